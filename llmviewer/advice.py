@@ -1,0 +1,101 @@
+"""One sentence a phase: what bounds it, and what would change that, worked out rather than recited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from .memory import activation_bytes, weight_bytes
+from .model import kv_cache_bytes
+from .precision import NAMED, Format, parse_scheme
+from .resource import MEMORY, matrix
+from .roofline import Estimate
+from .setting import Accounting, Attention, Setting
+from .units import seconds, si
+from .workload import Workload
+
+_WORTH: Final = 1.05  # a change that helps by less is not offered
+_BATCHES: Final = (16, 8, 4, 2)  # times the batch asked for: the largest that fits is offered
+
+
+def advise(setting: Setting, workload: Workload, phase: str) -> str:
+    """Such as "decode is memory-bound: ...; what would help: 4-bit weights (W4 g128) 6.14 ms (3x faster), ..."."""
+    estimate = setting.plan.estimate(workload)
+    time_s = float(estimate.time_s)
+    memory_s = sum(float(row.repeat * row.time_s) for row in estimate.operators if row.limiting == MEMORY)
+    bound = "memory" if 2 * memory_s > time_s else "compute"
+    if bound == "memory":
+        why, changes = _traffic(setting, estimate, memory_s / time_s), _fewer_bytes(setting, workload)
+    else:
+        why, changes = _units(setting, estimate), _lower_bits(setting)
+    times = [(name, float(changed.plan.time_s(workload))) for name, changed in changes]
+    offers = [f"{name} {seconds(s)} ({time_s / s:.2g}x faster)" for name, s in times if time_s / s >= _WORTH]
+    if bound == "memory":
+        offers.extend(_larger_batch(setting, workload, time_s))
+    nothing = "no technique known here makes it faster; a device with more bandwidth does"
+    if bound == "compute":
+        nothing = "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
+    return f"{phase} is {bound}-bound: {why}; " + (f"what would help: {', '.join(offers)}" if offers else nothing)
+
+
+def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
+    parts = {name: float(estimate.sum(f"{name}_bytes")) for name in ("weight", "activation", "kv")}
+    named = {"weight": "weights", "activation": "activations", "kv": "KV cache"}
+    moved = sum(parts.values())
+    first, *rest = sorted(parts, key=parts.__getitem__, reverse=True)
+    others = ", ".join(f"{parts[name] / moved:.0%} {named[name]}" for name in rest if parts[name] / moved >= 0.005)
+    what = f"{parts[first] / moved:.0%} {named[first]}" + (f", {others}" if others else "")
+    return (
+        f"{share:.0%} of its time waits for memory at {si(setting.hardware.bandwidth())}B/s, "
+        f"which moves {si(moved)}B ({what})"
+    )
+
+
+def _units(setting: Setting, estimate: Estimate) -> str:
+    busy: dict[str, float] = {}
+    for row in estimate.operators:
+        if row.limiting != MEMORY:
+            unit = row.limiting
+            text = f"{unit.dtype} {unit.unit} units ({si(setting.hardware.rates[unit])}OP/s)"
+            busy[text] = busy.get(text, 0.0) + float(row.repeat * row.time_s)
+    unit_text = max(busy, key=busy.__getitem__)
+    return f"{busy[unit_text] / float(estimate.time_s):.0%} of its time waits for the {unit_text}"
+
+
+def _fewer_bytes(setting: Setting, workload: Workload) -> Iterator[tuple[str, Setting]]:
+    """Changes that move fewer bytes: fusion, fewer bits per weight and per cached number."""
+    if setting.attention is Attention.EAGER:
+        yield "flash attention", replace(setting, attention=Attention.FLASH)
+    scheme = setting.quantization.scheme
+    if scheme.weight is None or scheme.weight.bits > 4:
+        yield "4-bit weights (W4 g128)", _with(setting, weight=parse_scheme("W4g128").weight)
+    if scheme.kv_cache is None:
+        yield "an 8-bit KV cache (KV8)", _with(setting, kv_cache=NAMED["int8"])
+
+
+def _lower_bits(setting: Setting) -> Iterator[tuple[str, Setting]]:
+    """Weights and activations in each type that this device multiplies natively."""
+    for fmt in (NAMED[name] for name in ("int8", "fp8_e4m3", "nvfp4", "int4")):
+        if matrix(fmt.compute) in setting.hardware.rates:
+            everything = {"kv_cache": fmt} if setting.accounting is Accounting.SURVEY else {}
+            yield f"{fmt} weights and activations", _with(setting, weight=fmt, activation=fmt, **everything)
+
+
+def _with(setting: Setting, **formats: Format) -> Setting:
+    scheme = replace(setting.quantization.scheme, **formats)
+    return replace(setting, quantization=replace(setting.quantization, scheme=scheme))
+
+
+def _larger_batch(setting: Setting, workload: Workload, time_s: float) -> Iterator[str]:
+    """More sequences that share one reading of the weights, as many as fit."""
+    (sequences,) = workload.groups
+    weights = weight_bytes(setting.graph)
+    for factor in _BATCHES:
+        many = Workload((replace(sequences, batch=factor * sequences.batch),))
+        cache = kv_cache_bytes(setting.graph, batch=factor * sequences.batch, context=sequences.kv_len)
+        if weights + cache + activation_bytes(setting.graph, many) <= setting.hardware.capacity:
+            gain = factor * time_s / float(setting.plan.time_s(many))
+            if gain >= _WORTH:
+                yield f"batch {factor * sequences.batch} ({gain:.2g}x the tokens per second)"
+            return

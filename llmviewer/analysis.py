@@ -1,0 +1,333 @@
+"""analyze(): a model on a device, operator by operator, for prefill and decode; memory; and the whole generation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from . import __version__
+from .advice import advise
+from .errors import InputError
+from .generation import generation
+from .hardware import Hardware
+from .memory import Memory, memory
+from .model import Model
+from .notes import notes
+from .roofline import Estimate, OperatorEstimate
+from .setting import Accounting, Attention, Setting
+from .workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION: Final = 1  # of to_dict(); rises when a key changes its meaning or goes
+_SUMS: Final = ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerCall:
+    """One launch of an operator."""
+
+    ops: float
+    bytes: float
+    weight_bytes: float
+    activation_bytes: float
+    kv_bytes: float
+    bound_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorResult:
+    """One operator of a phase. OPs, bytes and times are of all its `repeat` launches; `per_call` is of one.
+
+    attainable_ops_per_s  OPs over the bound; min(peak, intensity x bandwidth) where one unit does all the OPs
+    bound                 "memory" or "compute"; `limited_by` names the resource
+    compute_dtype         the type this device computes in, where `operand_dtype` is what the operands ask for
+    expected_time_s       what to expect of real kernels; None until a calibration exists
+    share                 part of the phase's bound
+    """
+
+    name: str
+    kind: str
+    block: str
+    repeat: int
+    ops: float
+    bytes: float
+    weight_bytes: float
+    activation_bytes: float
+    kv_bytes: float
+    conversion_ops: float
+    intensity: float
+    attainable_ops_per_s: float
+    bound: str
+    limited_by: str
+    compute_dtype: str
+    operand_dtype: str
+    bound_time_s: float
+    expected_time_s: float | None
+    share: float
+    per_call: PerCall
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """A phase as a whole. `bound` is what most of its time is bound by; `time_by_bound_s` has the parts. [s]"""
+
+    ops: float
+    bytes: float
+    weight_bytes: float
+    activation_bytes: float
+    kv_bytes: float
+    intensity: float
+    attainable_ops_per_s: float
+    bound: str
+    bound_time_s: float
+    expected_time_s: float | None
+    time_by_bound_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One forward pass: `batch` sequences of q_len new tokens that attend to kv_len."""
+
+    batch: int
+    q_len: int
+    kv_len: int
+    operators: tuple[OperatorResult, ...]
+    total: Total
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    prefill: Phase
+    decode: Phase
+
+    def __iter__(self) -> Iterator[tuple[str, Phase]]:
+        return iter((("prefill", self.prefill), ("decode", self.decode)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationResult:
+    """Lower bounds. tpot_s, the mean over the decode steps, is None where one token is generated: no step is taken."""
+
+    ttft_s: float
+    tpot_s: float | None
+    latency_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What was asked."""
+
+    batch: int
+    prompt: int
+    gen: int
+    kv_len: int
+    quant: str
+    attention: Attention
+    accounting: Accounting
+    hardware_set: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """All that analyze() finds, as plain numbers in OPs, bytes and seconds."""
+
+    model: Model
+    hardware: Hardware
+    inputs: Inputs
+    phases: Phases
+    memory: Memory
+    generation: GenerationResult
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/json.md has its keys. Whole numbers are ints, what is unknown is None."""
+        model, hardware = self.model, self.hardware
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "model": describe_model(model),
+            "hardware": describe_hardware(hardware),
+            "inputs": asdict(self.inputs),
+            "phases": {name: asdict(phase) for name, phase in self.phases},
+            "memory": {
+                **asdict(self.memory),
+                "total_bytes": self.memory.total_bytes,
+                "fits": self.memory.fits,
+            },
+            "generation": asdict(self.generation),
+            "notes": list(self.notes),
+        }
+        return {key: _plain(value) for key, value in document.items()}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per phase and operator, the fields of OperatorResult as columns."""
+        import pandas as pd
+
+        names = [f.name for f in fields(OperatorResult) if f.name != "per_call"]
+        return pd.DataFrame(
+            {"phase": phase_name, **{name: getattr(op, name) for name in names}}
+            for phase_name, phase in self.phases
+            for op in phase.operators
+        )
+
+
+def analyze(
+    model: str | Model,
+    hardware: str | Hardware,
+    *,
+    batch: int = 1,
+    prompt: int = 1024,
+    gen: int = 128,
+    kv_len: int | None = None,
+    quant: str | None = None,
+    attention: str | None = None,
+    accounting: str = "faithful",
+    hardware_set: Sequence[str] = (),
+) -> Analysis:
+    """The roofline of `model` on `hardware`.
+
+    model, hardware  names that ship, paths of files, or objects
+    prompt, gen      tokens read and tokens written, of each of `batch` sequences
+    kv_len           tokens that the decode step shown attends to, its own included; prompt + 1, the first step's, if None
+    quant            such as "W4A16g128", "W8A8KV8", "fp8" or "W4A16,down_proj=W8A16"; as published if None
+    attention        "flash" or "eager"; "flash" if None, but "eager" in the survey's accounting
+    hardware_set     what-ifs such as "memory.bandwidth=2x"
+
+    Raises InputError, one line of text, where something given cannot be used.
+    """
+    context = prompt + 1 if kv_len is None else kv_len
+    for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen), ("kv_len", context)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise InputError(f"{name} must be a whole number of at least 1; got {value!r}")
+    setting = Setting.of(
+        model, hardware, quant=quant, attention=attention, accounting=accounting, hardware_set=hardware_set
+    )
+    prefill = Workload.prefill(batch=batch, prompt=prompt)
+    decode = Workload.decode(batch=batch, kv_len=context)
+    whole = generation(setting.plan, batch=batch, prompt=prompt, gen=gen)
+    return Analysis(
+        model=setting.model,
+        hardware=setting.hardware,
+        inputs=Inputs(
+            batch=batch,
+            prompt=prompt,
+            gen=gen,
+            kv_len=context,
+            quant=str(setting.quantization),
+            attention=setting.attention,
+            accounting=setting.accounting,
+            hardware_set=tuple(setting.hardware.changes),
+        ),
+        phases=Phases(prefill=_phase(setting, prefill, "prefill"), decode=_phase(setting, decode, "decode")),
+        memory=memory(setting.graph, setting.hardware.capacity, batch=batch, prompt=prompt, gen=gen),
+        generation=GenerationResult(
+            ttft_s=float(whole.ttft_s),
+            tpot_s=None if gen == 1 else float(whole.tpot_s),
+            latency_s=float(whole.latency_s),
+            tokens_per_s=float(whole.tokens_per_s),
+        ),
+        notes=notes(setting, context=max(prompt + gen, context)),
+    )
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """The facts of a model that a list of models shows."""
+    return {
+        "name": model.name,
+        "title": model.title,
+        "model_type": model.model_type,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "layers": model.graph.layers,
+        "dtype": model.format.name,
+        "kv_bytes_per_token": _whole(model.kv_bytes_per_token),
+        "max_context": model.max_context or None,
+        "source": model.source,
+        "aliases": list(model.aliases),
+    }
+
+
+def describe_hardware(hardware: Hardware) -> dict[str, Any]:
+    """The rates that an analysis used, what-ifs included. [OP/s], [B/s], [B]"""
+    return {
+        "name": hardware.name,
+        "title": hardware.title,
+        "rates": {str(resource): rate for resource, rate in hardware.rates.items()},
+        "capacity_bytes": hardware.capacity,
+        "on_chip_bytes": hardware.on_chip_bytes if math.isfinite(hardware.on_chip_bytes) else None,
+    }
+
+
+def _phase(setting: Setting, workload: Workload, name: str) -> Phase:
+    (sequences,) = workload.groups
+    estimate = setting.plan.estimate(workload)
+    total = _total(estimate)
+    return Phase(
+        batch=int(sequences.batch),
+        q_len=int(sequences.q_len),
+        kv_len=int(sequences.kv_len),
+        operators=tuple(_operator(row, total.bound_time_s) for row in estimate.operators),
+        total=total,
+        advice=advise(setting, workload, name),
+    )
+
+
+def _operator(row: OperatorEstimate, phase_s: float) -> OperatorResult:
+    n = row.repeat
+    limiting = row.limiting
+    return OperatorResult(
+        name=row.operator.name,
+        kind=row.operator.kind,
+        block=row.block.name,
+        repeat=n,
+        **{field: float(n * getattr(row, field)) for field in (*_SUMS, "conversion_ops")},
+        intensity=float(row.intensity),
+        attainable_ops_per_s=float(row.attainable),
+        bound=limiting.bound,
+        limited_by=str(limiting),
+        compute_dtype=row.compute.dtype,
+        operand_dtype=row.wanted.dtype,
+        bound_time_s=float(n * row.time_s),
+        expected_time_s=None,
+        share=float(n * row.time_s / phase_s),
+        per_call=PerCall(**{f: float(getattr(row, f)) for f in _SUMS}, bound_time_s=float(row.time_s)),
+    )
+
+
+def _total(estimate: Estimate) -> Total:
+    by_bound: dict[str, float] = {}
+    for row in estimate.operators:
+        bound = row.limiting.bound
+        by_bound[bound] = by_bound.get(bound, 0.0) + float(row.repeat * row.time_s)
+    sums = {field: float(estimate.sum(field)) for field in _SUMS}
+    time_s = float(estimate.time_s)
+    return Total(
+        **sums,
+        intensity=sums["ops"] / sums["bytes"],
+        attainable_ops_per_s=sums["ops"] / time_s,
+        bound=max(by_bound, key=by_bound.__getitem__),
+        bound_time_s=time_s,
+        expected_time_s=None,
+        time_by_bound_s=by_bound,
+    )
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else value
+
+
+def _plain(value: Any) -> Any:
+    """`value` for JSON: whole floats as ints, so that counts read as counts."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return _whole(value) if isinstance(value, float) else value

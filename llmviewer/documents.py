@@ -1,0 +1,180 @@
+"""YAML and JSON files read strictly: what is wrong is said in one line that names the file and the key."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import InputError, suggest
+
+
+class _Loader(yaml.CSafeLoader):
+    """YAML 1.2 numbers and no dates, so that 1e12 is a number and 2022-10-01 is text; a key may stand only once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                mark = key_node.start_mark
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":timestamp", ":float", ":int", ":bool"))]
+    for first, found in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf)|\.(?:nan|NaN))$"),
+    list("-+0123456789."),
+)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises InputError where it is missing, a folder, not readable or not text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder; give a file") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not a text file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_yaml(path: Path) -> Section:
+    try:
+        data = yaml.load(read_text(path), Loader=_Loader)  # noqa: S506: the loader is a safe one
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise InputError(f"{path}{at}: is not YAML: {getattr(error, 'problem', None) or error}") from None
+    return _top(data, path, "a mapping of keys to values")
+
+
+def read_json(path: Path) -> Section:
+    try:
+        data = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}:{error.colno}: is not JSON: {error.msg}") from None
+    return _top(data, path, "a JSON object")
+
+
+def _top(data: object, path: Path, kind: str) -> Section:
+    if not isinstance(data, Mapping):
+        raise InputError(f"{path}: must hold {kind}; got {_shown(data)}")
+    return Section(data, str(path))
+
+
+class Section:
+    """A mapping of a file that knows where it stands, and which of its keys were asked for."""
+
+    def __init__(self, data: Mapping[str, Any], file: str, at: str = "") -> None:
+        self.data, self.file, self.at = data, file, at
+        self.asked: set[str] = set()
+
+    def get(self, key: str) -> Any:
+        """The value as it stands; None where the key is absent or null."""
+        self.asked.add(key)
+        return self.data.get(key)
+
+    def first(self, *keys: str) -> str:
+        """The first of several names of one thing that the mapping uses; the first of all if it uses none."""
+        return next((key for key in keys if self.data.get(key) is not None), keys[0])
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.data
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def error(self, key: str, problem: str) -> InputError:
+        return InputError(f"{self.file}: {self.at}{key}: {problem}")
+
+    def only(self, known: Iterable[str]) -> None:
+        """Raises InputError at the first key that is not among `known`."""
+        known = tuple(known)
+        for key in self.data:
+            if key not in known:
+                raise self.error(str(key), f"unknown key; {suggest(str(key), known)}")
+
+    def section(self, key: str) -> Section:
+        value = self._required(key)
+        if not isinstance(value, Mapping):
+            raise self.error(key, f"must be a mapping; got {_shown(value)}")
+        return Section(value, self.file, f"{self.at}{key}.")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        if default is not None and self.get(key) is None:
+            return default
+        value = self._required(key)
+        if not isinstance(value, str) or not value:
+            raise self.error(key, f"must be text; got {_shown(value)}")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts; none where the key is absent."""
+        value = self.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, f"must be a list of texts; got {_shown(value)}")
+        return tuple(value)
+
+    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`. null counts as absent, as config.json files use it."""
+        if default is not None and self.get(key) is None:
+            return default
+        value = self._required(key)
+        if isinstance(value, float) and math.isfinite(value) and value == int(value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.error(key, f"must be a whole number of at least {least}; got {_shown(value)}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        if default is not None and self.get(key) is None:
+            return default
+        value = self._required(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.error(key, f"must be a finite number; got {_shown(value)}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(key, f"must be true or false; got {_shown(value)}")
+        return value
+
+    def choice(self, key: str, known: Iterable[str], default: str | None = None) -> str:
+        value = self.text(key, default)
+        known = tuple(known)
+        if value not in known:
+            raise self.error(key, f"must be one of {', '.join(known)}; got {_shown(value)}")
+        return value
+
+    def _required(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise self.error(key, "is missing")
+        return value
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, default=str) if not isinstance(value, str) else repr(value)

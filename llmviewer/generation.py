@@ -1,0 +1,92 @@
+"""A whole answer: one prefill, which yields the first token, and a decode step for each further one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from math import inf
+
+import numpy as np
+
+from .forms import Num
+from .roofline import Plan
+from .workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """Lower bounds for `gen` tokens of each of `batch` sequences.
+
+    ttft_s        time to first token: the prefill [s]
+    tpot_s        time per output token: mean of the decode steps, nan where there is none [s]
+    latency_s     prefill and decode steps [s]
+    tokens_per_s  generated tokens of all sequences over the latency [1/s]
+    """
+
+    ttft_s: Num
+    tpot_s: Num
+    latency_s: Num
+    tokens_per_s: Num
+
+
+def generation(plan: Plan, *, batch: Num, prompt: Num, gen: Num) -> Generation:
+    """Step i attends to prompt + i tokens, its own included, for i = 1 .. gen - 1."""
+    ttft = plan.time_s(Workload.prefill(batch=batch, prompt=prompt))
+    steps = np.asarray(gen) - 1
+    decoding = decode_s(plan, batch=batch, first=prompt + 1, last=prompt + np.maximum(steps, 1))
+    decoding = np.where(steps > 0, decoding, 0.0)
+    latency = ttft + decoding
+    with np.errstate(invalid="ignore"):
+        tpot = decoding / steps
+    return Generation(ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=batch * gen / latency)
+
+
+def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num) -> Num:
+    """Time of one decode step at each kv_len from `first` to `last`, both included. [s]
+
+    Exact without a loop over steps: within a window, how long a resource is busy is linear in kv_len, so an operator's
+    time is the largest of a few lines, and its sum is taken between the points where they cross.
+    """
+    windows = sorted({f.arguments[-1] for f in plan.features if f.arguments and f.arguments[-1] < inf})
+    result: Num = 0.0
+    for window in (*windows, inf):
+        end = np.minimum(last, window)
+        result = result + _segment(plan, batch, first, end)
+        first = np.maximum(first, end + 1)
+    return result
+
+
+def _segment(plan: Plan, batch: Num, first: Num, last: Num) -> Num:
+    """decode_s where no feature bends; 0 where `last` is before `first`."""
+    present = np.less_equal(first, last)
+    last = np.maximum(first, last)
+    at_first = plan.values(Workload.decode(batch=batch, kv_len=first))
+    at_last = plan.values(Workload.decode(batch=batch, kv_len=last))
+    result: Num = 0.0
+    for forms, launches in plan.alike:
+        ends = [(form(at_first), form(at_last)) for form in forms]
+        result = result + launches * _sum_of_largest(ends, last - first)
+    return np.where(present, result, 0.0)
+
+
+def _sum_of_largest(ends: Sequence[tuple[Num, Num]], steps: Num) -> Num:
+    """Sum over 0 .. steps of the largest of several lines, each given by its values at 0 and at `steps`."""
+    crossings = []
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for (a0, a1), (b0, b1) in combinations(ends, 2):
+            before, after = np.subtract(a0, b0), np.subtract(a1, b1)
+            crosses = before * after < 0
+            crossings.append(np.where(crosses, np.floor(steps * before / (before - after)), 0))
+        edges = [np.full(np.shape(steps), -1), *np.sort(np.broadcast_arrays(*crossings, 0), axis=0), steps]
+        slope = 1 / np.maximum(steps, 1)
+
+        def largest(at: Num) -> Num:
+            return np.max(np.broadcast_arrays(*(a + (b - a) * (at * slope) for a, b in ends)), axis=0)
+
+        pieces = [
+            np.maximum(stop - start, 0) * (largest(start + 1) + largest(stop)) / 2 for start, stop in pairwise(edges)
+        ]
+    return sum(pieces, start=0.0)
+
+

@@ -1,0 +1,88 @@
+"""A network as operators in launch order, layers folded: blocks that repeat, joined by tensor names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TypeAlias
+
+from .operators.base import Operator, Role, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Operators that run one after another, `repeat` times over.
+
+    input   name by which they read what the pass before them left; "" where they start from token ids
+    output  name of the tensor that they leave for the next repetition or the next block
+    start   index of the first repetition among the layers of the model; None where the block is no layer
+    kept    tensors that stay in memory until the block ends, read again or not
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    input: str
+    output: str
+    repeat: int = 1
+    start: int | None = None
+    kept: tuple[str, ...] = ()
+
+    def map(self, f: Callable[[Operator], Operator]) -> Block:
+        return replace(self, operators=tuple(map(f, self.operators)))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Blocks in launch order. An operator reads its `inputs` and writes its `outputs`; names are unique in a block."""
+
+    blocks: tuple[Block, ...]
+
+    def __iter__(self) -> Iterator[tuple[Block, Operator]]:
+        return ((block, op) for block in self.blocks for op in block.operators)
+
+    def map(self, f: Callable[[Operator], Operator]) -> Graph:
+        return Graph(tuple(block.map(f) for block in self.blocks))
+
+    def map_blocks(self, f: Callable[[Block], Block]) -> Graph:
+        return Graph(tuple(map(f, self.blocks)))
+
+    def then(self, *transforms: Transform) -> Graph:
+        return reduce(lambda graph, transform: transform(graph), transforms, self)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that were learned, shared ones once."""
+        return sum(b.repeat * sum(w.numel for w in op.weights if not w.tied) for b, op in self)
+
+    @property
+    def layers(self) -> int:
+        """How many layers the model has: repetitions of the blocks that count as such."""
+        return sum(block.repeat for block in self.blocks if block.start is not None)
+
+    def check(self) -> Graph:
+        """Itself, if it can be run as it stands.
+
+        Raises RuntimeError where a tensor is read before it is written, or written in one format and read in another:
+        a mistake in an architecture or a transform.
+        """
+        for block in self.blocks:
+            known: dict[str, Tensor] = {}
+            for op in block.operators:
+                for t in op.inputs:
+                    written = known.setdefault(t.name, t) if t.name == block.input or t.role is Role.KV_CACHE else None
+                    written = written or known.get(t.name)
+                    if written is None:
+                        raise RuntimeError(f"{block.name}.{op.name} reads {t.name}, which nothing before it writes")
+                    if written.format != t.format:
+                        raise RuntimeError(
+                            f"{block.name}.{op.name} reads {t.name} as {t.format}; it was written as {written.format}"
+                        )
+                for t in op.outputs:
+                    known[t.name] = t
+            if block.output not in known:
+                raise RuntimeError(f"{block.name} leaves {block.output}, which nothing in it writes")
+        return self
+
+
+Transform: TypeAlias = Callable[[Graph], Graph]

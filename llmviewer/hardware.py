@@ -1,0 +1,87 @@
+"""A machine: how fast it supplies each resource, and how much it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from .errors import InputError
+from .precision import WIDER
+from .resource import Resource, Unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a number was published."""
+
+    title: str
+    year: int
+    version: str = ""
+    page: str = ""
+    url: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.title, self.version, self.page, str(self.year))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One number of a hardware file, as it is written there."""
+
+    key: str  # such as "memory.bandwidth"
+    text: str
+    value: float | str  # in SI units
+    source: str  # a key of Hardware.sources
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """One device.
+
+    rates          what it supplies [OP/s, dense, or B/s]
+    capacity       of its main memory, as much of it as programs can use where that is known [B]
+    on_chip_bytes  registers, shared memory and caches together; inf where none is known, so that no bound rests on it
+    facts          every number of its file, for those who want to see where they come from
+    """
+
+    name: str
+    title: str
+    rates: Mapping[Resource, float]
+    capacity: float
+    on_chip_bytes: float = inf
+    vendor: str = ""
+    kind: str = ""
+    architecture: str = ""
+    released: int = 0
+    status: str = ""
+    aliases: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = field(default=(), repr=False)
+    sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    changes: tuple[str, ...] = ()  # what a what-if altered, as KEY=VALUE
+
+    def supply(self, wanted: Resource) -> Resource:
+        """The unit and data type of this machine that does work asked for in `wanted`.
+
+        The very unit where there is one; else the fastest among the types that hold the operands' values, on matrix
+        units or on vector units.
+
+        Raises InputError, naming what there is, where nothing does.
+        """
+        if wanted in self.rates:
+            return wanted
+        dtypes = (wanted.dtype, *WIDER.get(wanted.dtype, ()))
+        units = (Unit.MATRIX, Unit.VECTOR) if wanted.unit is Unit.MATRIX else (wanted.unit,)
+        able = [r for dtype in dtypes for unit in units if (r := Resource(unit, dtype)) in self.rates]
+        if not able:
+            raise InputError(
+                f"{self.name} has no unit for {wanted}; it has {', '.join(sorted(map(str, self.rates)))}. "
+                "Choose another precision with --quant or another device"
+            )
+        return max(able, key=self.rates.__getitem__)  # the first of equals: the narrowest type
+
+    def bandwidth(self) -> float:
+        """Of the main memory. [B/s]"""
+        return self.rates[Resource(Unit.MEMORY)]

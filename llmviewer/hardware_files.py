@@ -1,0 +1,177 @@
+"""hardware/*.yaml -> Hardware. Every number has a unit in its text and a source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, Final
+
+from ._layout import data_dir
+from .documents import Section, read_yaml
+from .errors import InputError, suggest
+from .hardware import Fact, Hardware, Source
+from .precision import WIDER
+from .resource import MEMORY, Resource, Unit
+from .units import parse
+
+_COUNT, _TEXT = "count", "text"  # values without a unit
+_RATES: Final = dict.fromkeys((*WIDER.keys() - {"table"}, "int1", "int32"), "OP/s")
+_CACHE: Final = {"capacity": "B", "bandwidth": "B/s"}
+SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "clock": {"base": "Hz", "boost": "Hz"},
+    "matrix": _RATES,
+    "sparse": _RATES,
+    "vector": _RATES,
+    "memory": {
+        "type": _TEXT, "capacity": "B", "usable": "B", "bandwidth": "B/s", "bus_width": _COUNT,
+    },
+    "registers": _CACHE,
+    "shared_memory": _CACHE,
+    "l2": _CACHE,
+    "l3": _CACHE,
+    "cores": {"count": _COUNT},
+    "link": {"type": _TEXT, "bandwidth": "B/s"},
+    "host": {"type": _TEXT, "bandwidth": "B/s"},
+    "power": {"tdp": "W"},
+}  # fmt: skip
+_REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
+_ON_CHIP: Final = ("registers", "shared_memory", "l2", "l3")
+_PLAIN: Final = (
+    "name", "title", "vendor", "kind", "architecture", "compute_capability", "released", "status", "aliases",
+    "sources", "notes",
+)  # fmt: skip
+_FACTOR: Final = re.compile(r"(?:x(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)x)")
+
+
+def hardware_names() -> tuple[str, ...]:
+    """The devices that ship."""
+    return tuple(sorted(path.stem for path in data_dir("hardware").glob("*.yaml")))
+
+
+def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:
+    """A device by its name, an alias of it, or the path of a YAML file.
+
+    changes  what-ifs such as "memory.bandwidth=2x" or "matrix.fp16=155 TOP/s", applied to the file's numbers
+
+    Raises InputError, with the nearest names, where there is none such, or where the file or a change is wrong.
+    """
+    return _read(_path(name), changes)
+
+
+def _path(name: str) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    folder = data_dir("hardware")
+    known = hardware_names()
+    if name.lower() in known:
+        return folder / f"{name.lower()}.yaml"
+    aliases = {alias.lower(): path for path in folder.glob("*.yaml") for alias in read_yaml(path).texts("aliases")}
+    if name.lower() in aliases:
+        return aliases[name.lower()]
+    raise InputError(f"no hardware {name!r}; {suggest(name, (*known, *aliases))}")
+
+
+def _read(path: Path, changes: Sequence[str]) -> Hardware:
+    file = read_yaml(path)
+    file.only((*_PLAIN, *SECTIONS))
+    if file.text("name") != path.stem:
+        raise file.error("name", f"must be the name of the file, {path.stem}; got {file.text('name')!r}")
+    sources = {key: _source(file.section("sources").section(key)) for key in file.section("sources")}
+    facts = {fact.key: fact for name in SECTIONS if name in file for fact in _facts(file.section(name), name, sources)}
+    for key in _REQUIRED:
+        if key not in facts:
+            raise file.error(key, "is missing")
+    for change in changes:
+        fact = _changed(change, facts, path.stem)
+        facts[fact.key] = fact
+        if fact.key == "memory.capacity":
+            facts.pop("memory.usable", None)
+    value = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
+    rates = {Resource(unit, key.split(".")[1]): rate for key, rate in value.items()
+             for unit in (Unit.MATRIX, Unit.VECTOR) if key.startswith(f"{unit}.")}  # fmt: skip
+    on_chip = [value[key] for level in _ON_CHIP if (key := f"{level}.capacity") in value]
+    return Hardware(
+        name=file.text("name"),
+        title=file.text("title"),
+        rates={**rates, MEMORY: value["memory.bandwidth"]},
+        capacity=value.get("memory.usable", value["memory.capacity"]),
+        on_chip_bytes=sum(on_chip) if on_chip else inf,
+        vendor=file.text("vendor"),
+        kind=file.choice("kind", ("gpu", "cpu", "accelerator")),
+        architecture=file.text("architecture"),
+        released=file.integer("released"),
+        status=file.choice("status", ("shipping", "discontinued", "announced")),
+        aliases=file.texts("aliases"),
+        facts=tuple(facts.values()),
+        sources=sources,
+        notes=file.texts("notes"),
+        changes=tuple(changes),
+    )
+
+
+def _source(section: Section) -> Source:
+    section.only(("title", "version", "page", "year", "url"))
+    return Source(
+        title=section.text("title"),
+        year=section.integer("year"),
+        **{key: section.text(key, "") for key in ("version", "page", "url")},
+    )
+
+
+def _facts(section: Section, name: str, sources: Mapping[str, Source]) -> list[Fact]:
+    units = SECTIONS[name]
+    section.only(("source", *units))
+    default = section.choice("source", sources)
+    return [_fact(section, key, f"{name}.{key}", units[key], default, sources) for key in section if key != "source"]
+
+
+def _fact(
+    section: Section, key: str, full_key: str, unit: str, source: str, sources: Mapping[str, Source]
+) -> Fact:
+    """A value as it stands, or as `{value, source, note}` where its source differs from that of its block."""
+    note = ""
+    written: Any = section.data[key]
+    if isinstance(written, Mapping):
+        own = section.section(key)
+        own.only(("value", "source", "note"))
+        source, note = own.choice("source", sources, source), own.text("note", "")
+        section, key = own, "value"
+    if unit == _TEXT:
+        return Fact(key=full_key, text=section.text(key), value=section.text(key), source=source, note=note)
+    if unit == _COUNT:
+        count = section.integer(key)
+        return Fact(key=full_key, text=str(count), value=float(count), source=source, note=note)
+    try:
+        value = parse(section.data.get(key), unit)
+    except ValueError as error:
+        raise section.error(key, str(error)) from None
+    return Fact(key=full_key, text=section.text(key), value=value, source=source, note=note)
+
+
+def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
+    """The fact that a what-if puts in place of another, or beside the others."""
+    key, equals, given = (part.strip() for part in change.partition("="))
+    where = f"--hardware-set {change}"
+    if not equals:
+        raise InputError(f"{where}: must be KEY=VALUE, such as memory.bandwidth=2x or 'matrix.fp16=155 TOP/s'")
+    units = {f"{section}.{k}": unit for section, keys in SECTIONS.items() for k, unit in keys.items()}
+    if key not in units or units[key] == _TEXT:
+        raise InputError(f"{where}: no number {key!r} in a hardware file; {suggest(key, units)}")
+    factor = _FACTOR.fullmatch(given)
+    if factor:
+        if key not in facts:
+            raise InputError(f"{where}: {name} has no {key} to multiply; give a quantity with its unit")
+        old = facts[key].value
+        assert isinstance(old, float)
+        value = old * float(factor[1] or factor[2])
+        if value <= 0:
+            raise InputError(f"{where}: a factor must be above 0")
+    else:
+        try:
+            value = parse(given, units[key]) if units[key] != _COUNT else float(int(given))
+        except ValueError as error:
+            hint = " or a factor such as 2x" if key in facts else ""
+            raise InputError(f"{where}: {str(error) if units[key] != _COUNT else 'must be a whole number'}{hint}") from None
+    return Fact(key=key, text=given, value=value, source="", note=f"what-if: --hardware-set {change}")

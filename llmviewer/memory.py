@@ -1,0 +1,130 @@
+"""What has to be in memory at once: weights, KV cache, and the activations that are alive at the worst moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from .forms import Feature, Form, Num, total
+from .graph import Block, Graph
+from .model import kv_cache_bytes
+from .operators.base import Role
+from .workload import Workload
+
+_MOST = 1 << 40  # where a search for the largest batch or context gives up: nothing holds it back
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes at the peak of a request, and what more would fit."""
+
+    weight_bytes: float
+    kv_cache_bytes: float
+    activation_bytes: float
+    capacity_bytes: float
+    max_batch: int | None  # sequences of this length; 0 where not one fits, None where nothing limits them
+    max_context: int | None  # prompt and generated tokens of this batch; likewise
+
+    @property
+    def total_bytes(self) -> float:
+        return self.weight_bytes + self.kv_cache_bytes + self.activation_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.capacity_bytes
+
+
+def weight_bytes(graph: Graph) -> float:
+    """All weights, shared ones once. [B]"""
+    return sum(block.repeat * sum(w.stored_bytes for w in op.weights) for block, op in graph)
+
+
+def live_bytes(block: Block) -> tuple[Form, ...]:
+    """Activations that are alive while each operator of a block runs: what it reads and writes, what a later one reads,
+    and what the block leaves. Every tensor has a place of its own. [B]
+    """
+    size: dict[str, Form] = {}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for index, op in enumerate(block.operators):
+        for t in (*op.inputs, *op.outputs):
+            if t.role is Role.ACTIVATION:
+                if t in op.outputs or t.name not in size:
+                    size[t.name] = t.nbytes
+                first.setdefault(t.name, index)
+                last[t.name] = index
+    end = len(block.operators) - 1
+    first.update(dict.fromkeys(first.keys() & {block.input}, 0))
+    last.update(dict.fromkeys(last.keys() & {block.output, *block.kept}, end))
+    return tuple(
+        total(form for name, form in size.items() if first[name] <= index <= last[name])
+        for index in range(len(block.operators))
+    )
+
+
+def peaks(graph: Graph) -> tuple[Form, ...]:
+    """The live sets that can be the largest: those that no other exceeds in every feature. [B]"""
+    forms = tuple({form: None for block in graph.blocks for form in live_bytes(block)})
+    return tuple(form for form in forms if not any(_within(form, other) for other in forms if other != form))
+
+
+def _within(form: Form, other: Form) -> bool:
+    most = dict(other.terms)
+    return all(c <= most.get(feature, 0) for feature, c in form.terms)
+
+
+def activation_bytes(graph: Graph, workload: Workload) -> Num:
+    """The most that live activations take in one pass of `workload`. [B]"""
+    forms = peaks(graph)
+    values: dict[Feature, Num] = {f: f.of(workload) for form in forms for f in form.features()}
+    return reduce(np.maximum, (form(values) for form in forms))
+
+
+def peak_bytes(graph: Graph, *, batch: Num, prompt: Num, gen: Num) -> tuple[Num, Num]:
+    """KV cache of prompt and generated tokens, and live activations of the worse of prefill and last decode step. [B]"""
+    context = prompt + gen
+    cache = kv_cache_bytes(graph, batch=batch, context=context)
+    prefill = activation_bytes(graph, Workload.prefill(batch=batch, prompt=prompt))
+    decode = activation_bytes(graph, Workload.decode(batch=batch, kv_len=context))
+    return cache, np.maximum(prefill, decode)
+
+
+def memory(graph: Graph, capacity: float, *, batch: int, prompt: int, gen: int) -> Memory:
+    """The peak of a request of `batch` sequences, and the largest batch and context within `capacity`. [B]"""
+    weights = weight_bytes(graph)
+    cache, activations = peak_bytes(graph, batch=batch, prompt=prompt, gen=gen)
+
+    def batch_fits(n: Num) -> Num:
+        return weights + sum(peak_bytes(graph, batch=n, prompt=prompt, gen=gen)) <= capacity
+
+    def prompt_fits(n: Num) -> Num:
+        return weights + sum(peak_bytes(graph, batch=batch, prompt=n, gen=gen)) <= capacity
+
+    longest = _largest(prompt_fits)
+    return Memory(
+        weight_bytes=weights,
+        kv_cache_bytes=float(cache),
+        activation_bytes=float(activations),
+        capacity_bytes=capacity,
+        max_batch=_largest(batch_fits),
+        max_context=longest + gen if longest else longest,
+    )
+
+
+def _largest(fits: Callable[[Num], Num], fan: int = 64) -> int | None:
+    """The largest whole number from 1 that `fits`, which holds up to some number and not above; 0 if none, None if all.
+
+    Looks at `fan` numbers at a time.
+    """
+    low, high = 0, _MOST
+    while high - low > 1:
+        step = max((high - low) // fan, 1)
+        tried = np.arange(low + step, high + 1, step, dtype=np.float64)
+        good = int(np.count_nonzero(fits(tried)))
+        if low + good * step >= high:
+            return None
+        low, high = low + good * step, min(low + (good + 1) * step, high)
+    return low

@@ -1,0 +1,56 @@
+"""A model: its graph, and the few facts about it that are not in the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from .forms import Num
+from .graph import Graph
+from .precision import Format
+from .workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A network as published, before any technique is applied.
+
+    format       what weights and activations are stored in
+    max_context  tokens that its positions are made for; 0 where it says nothing
+    notes        what a reader of the results should know, such as fields of its file that nothing read
+    """
+
+    name: str
+    title: str
+    model_type: str
+    graph: Graph
+    format: Format
+    max_context: int = 0
+    aliases: tuple[str, ...] = ()
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def parameters(self) -> int:
+        return self.graph.parameters
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Parameters that take part in one token: all of a dense model's."""
+        return self.graph.parameters
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """What the cache grows by with every token of one sequence, within any window. [B]"""
+        return float(kv_cache_bytes(self.graph, batch=1, context=1))
+
+
+def kv_cache_bytes(graph: Graph, *, batch: Num, context: Num) -> Num:
+    """The KV cache of `batch` sequences of `context` tokens; layers with a window keep its last tokens. [B]"""
+    workload = Workload.decode(batch=batch, kv_len=context)
+    total: Num = 0.0
+    for block, op in graph:
+        for tensor in op.state():
+            form = tensor.nbytes
+            total = total + block.repeat * form({feature: feature.of(workload) for feature in form.features()})
+    return total

@@ -1,0 +1,115 @@
+"""Scaled dot-product attention, as three launches and as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import ClassVar
+
+from ..forms import Form, kv_streams, pairs
+from ..precision import product
+from ..resource import Resource, matrix, vector
+from .base import Operator, Role, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """num_heads query heads that share num_kv_heads key and value heads; a query sees the last `window` keys."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: float = inf
+
+    @property
+    def q_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def pairs(self) -> Form:
+        """(head, query, key) triples that the causal mask leaves."""
+        return self.num_heads * pairs(self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Operator):
+    """What all forms share: grouped heads under a causal mask."""
+
+    heads: Heads
+
+    kind: str = "attention"
+
+    def _product(self, a: Tensor, b: Tensor) -> dict[Resource, Form]:
+        """One multiply-add per (query, key) pair, head and element of a head."""
+        return {matrix(product(a.format, b.format)): 2 * self.heads.head_dim * self.heads.pairs}
+
+    def dequantized(self) -> tuple[Form, ...]:
+        query = next(t for t in self.inputs if t.role is Role.ACTIVATION)
+        cached = (t for t in self.reads() if t.role is Role.KV_CACHE)
+        return tuple(t.elements for t in cached if t.format.compute != query.format.compute)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QK(Attention):
+    """scores[head, query, key] = q[head, query, :] . k[kv_head, key, :]"""
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return self._product(*self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax(Attention):
+    """probs[head, query, key] = softmax over keys of (scores + bias): maximum, subtract, exp, sum, divide."""
+
+    ops_per_pair: ClassVar[int] = 5
+
+    bias: bool = False  # a position bias such as ALiBi is added: one more OP a pair
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return {vector("fp32"): (self.ops_per_pair + self.bias) * self.heads.pairs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SV(Attention):
+    """out[query, head, :] = sum over keys of probs[head, query, key] * v[kv_head, key, :]"""
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return self._product(*self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashAttention(Attention):
+    """The three in one launch; scores stay on the chip (arXiv:2205.14135, arXiv:2307.08691).
+
+    on_chip_bytes holds the queries of a tile and their fp32 accumulators while keys and values stream past: K and V
+    are read once if all queries that share a KV head fit, and once per tile if not. inf reads them once.
+    """
+
+    bias: bool = False
+    on_chip_bytes: float = inf
+
+    @property
+    def tile(self) -> float:
+        """Queries of one sequence that are held on the chip at a time. [tokens]"""
+        query = self.inputs[0]
+        row = self.heads.q_width / self.heads.num_kv_heads * (query.format.stored_bits / 8 + 4)
+        return max(self.on_chip_bytes // row, 1) if self.on_chip_bytes < inf else inf
+
+    def reads(self) -> tuple[Tensor, ...]:
+        if self.tile == inf:
+            return self.inputs
+        rows = kv_streams(self.tile, self.heads.window)
+        return tuple(replace(t, rows=rows) if t.role is Role.KV_CACHE else t for t in self.inputs)
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        q, k, v = self.inputs
+        softmax = (Softmax.ops_per_pair + self.bias) * self.heads.pairs
+        amounts = {vector("fp32"): softmax}
+        for part in (self._product(q, k), self._product(q, v)):
+            for resource, ops in part.items():
+                amounts[resource] = amounts.get(resource, Form()) + ops
+        return amounts

@@ -1,0 +1,160 @@
+"""What every operator answers: how many OPs on which unit, and which tensors it moves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import prod
+from typing import Self
+
+from ..forms import ONE, TOKENS, Form, total
+from ..precision import Format
+from ..resource import MEMORY, Resource, vector
+
+
+class Role(StrEnum):
+    """Why a tensor is in memory: what its bytes are booked under."""
+
+    WEIGHT = "weight"
+    ACTIVATION = "activation"
+    KV_CACHE = "kv_cache"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """tensor[rows, width]: the rows that one launch reads or writes. Edges of the graph are tensor names."""
+
+    name: str
+    width: int
+    format: Format
+    rows: Form = TOKENS
+    role: Role = Role.ACTIVATION
+
+    @property
+    def elements(self) -> Form:
+        return self.width * self.rows
+
+    @property
+    def nbytes(self) -> Form:
+        """[B]"""
+        return self.elements * (self.format.stored_bits / 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """A parameter. `rows` says how many rows of it a pass reads; None is all of it, once.
+
+    `tied` marks a second use of a parameter that is stored elsewhere in the model: read, but not held twice.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    rows: Form | None = None
+    tied: bool = False
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def elements(self) -> Form:
+        """What one pass reads."""
+        return self.numel * ONE if self.rows is None else prod(self.shape[1:]) * self.rows
+
+    @property
+    def nbytes(self) -> Form:
+        """What one pass reads. [B]"""
+        return self.elements * (self.format.stored_bits / 8)
+
+    @property
+    def stored_bytes(self) -> float:
+        """What it takes in memory. [B]"""
+        return 0.0 if self.tied else self.numel * self.format.stored_bits / 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """How much of everything one launch takes, as forms over the workload."""
+
+    ops: Form  # the model's arithmetic on all units
+    conversion_ops: Form  # quantizing and de-quantizing on the vector units, fused into the launch
+    weight_bytes: Form
+    activation_bytes: Form
+    kv_bytes: Form
+    wanted: Resource  # the unit and data type of the arithmetic, of the matrix part where there is one
+    amounts: tuple[tuple[Resource, Form], ...]  # OPs per unit and data type wanted, bytes of memory
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        return (self.ops, self.conversion_ops, *(form for _, form in self.amounts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator(ABC):
+    """A kernel launch. It reads `inputs` and `weights` and writes `outputs`; what is inside stays on the chip."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    weights: tuple[Weight, ...] = ()
+
+    kind: str = ""
+
+    @abstractmethod
+    def arithmetic(self) -> dict[Resource, Form]:
+        """The model's OPs on each unit in each data type; a multiply-add counts as two."""
+
+    def reads(self) -> tuple[Tensor, ...]:
+        """What crosses the memory bus inwards, weights apart: `inputs`, but for parts that stay or are read again."""
+        return self.inputs
+
+    def writes(self) -> tuple[Tensor, ...]:
+        """What crosses the memory bus outwards: `outputs`, but for parts that stay where they are."""
+        return self.outputs
+
+    def state(self) -> tuple[Tensor, ...]:
+        """What stays in memory between passes on behalf of this operator: its KV cache."""
+        return tuple(t for t in self.inputs if t.role is Role.KV_CACHE)
+
+    def dequantized(self) -> tuple[Form, ...]:
+        """Elements that have to be converted before they can be used."""
+        return ()
+
+    def conversion(self) -> Form:
+        """Vector OPs of fused conversions.
+
+        De-quantizing subtracts a zero point and scales. Quantizing, of what is written in fewer bits than the 16 or 32
+        that every operator computes in, finds the largest, scales and rounds.
+        """
+        quantized = (t.elements for t in self.writes() if t.format.bits < 16)
+        return 2 * total(self.dequantized()) + 3 * total(quantized)
+
+    def work(self) -> Work:
+        moved = (*self.reads(), *self.writes())
+        arithmetic = self.arithmetic()
+        conversion = self.conversion()
+        weight_bytes = total(w.nbytes for w in self.weights)
+        activation_bytes = total(t.nbytes for t in moved if t.role is Role.ACTIVATION)
+        kv_bytes = total(t.nbytes for t in moved if t.role is Role.KV_CACHE)
+        amounts = dict(arithmetic)
+        if conversion:
+            amounts[vector("fp16")] = amounts.get(vector("fp16"), Form()) + conversion
+        amounts[MEMORY] = weight_bytes + activation_bytes + kv_bytes
+        return Work(
+            ops=total(arithmetic.values()),
+            conversion_ops=conversion,
+            weight_bytes=weight_bytes,
+            activation_bytes=activation_bytes,
+            kv_bytes=kv_bytes,
+            wanted=min(arithmetic),  # "matrix" sorts before "vector"
+            amounts=tuple(amounts.items()),
+        )
+
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return replace(self, inputs=tuple(map(change, self.inputs)), outputs=tuple(map(change, self.outputs)))
+
+    def with_weights(self, change: Callable[[Weight], Weight]) -> Self:
+        return replace(self, weights=tuple(map(change, self.weights)))

@@ -1,0 +1,88 @@
+"""Work of a few OPs per element on the vector units: norms, additions, activations, rotations, conversions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..forms import Form
+from ..resource import Resource, vector
+from .attention import Heads
+from .base import Operator, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elementwise(Operator):
+    """y[rows, width] from as many elements of each input."""
+
+    ops_per_element: float
+
+    kind: str = "elementwise"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return {vector("fp32"): self.ops_per_element * self.outputs[0].elements}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Elementwise):
+    """RMSNorm: square, sum, scale, weight. LayerNorm: mean, subtract, square, sum, scale, weight (, bias)."""
+
+    kind: str = "norm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add(Elementwise):
+    """The residual addition, or several in one: reads every operand and writes the sum."""
+
+    kind: str = "add"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activation(Elementwise):
+    """act(x), or act(gate) * up where the MLP is gated."""
+
+    kind: str = "activation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope(Operator):
+    """Rotary embedding of queries and keys; the rotated keys go to the KV cache (arXiv:2104.09864).
+
+    Two multiplications and an addition for each rotated element; angles are computed on the fly.
+    """
+
+    heads: Heads
+    rotary_dim: int  # elements of a head that are rotated; the others of a query stay where they are
+
+    kind: str = "rope"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        turned = (self.heads.num_heads + self.heads.num_kv_heads) * self.rotary_dim
+        return {vector("fp32"): 3 * turned * self.inputs[0].rows}
+
+    def reads(self) -> tuple[Tensor, ...]:
+        return (self._turned(self.inputs[0]), self.inputs[1])
+
+    def writes(self) -> tuple[Tensor, ...]:
+        return (self._turned(self.outputs[0]), self.outputs[1])
+
+    def _turned(self, query: Tensor) -> Tensor:
+        return replace(query, width=self.heads.num_heads * self.rotary_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantize(Operator):
+    """Converts an activation that other operators also read as it was. Where none does, its writer converts it."""
+
+    kind: str = "quantize"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return {vector("fp32"): Form()}
+
+
+ACTIVATION_OPS: Final = {  # OPs of one element
+    "relu": 1,
+    "silu": 4,  # negate, exp, add one, divide
+    "gelu": 5,  # 0.5 * x * (1 + erf(x / sqrt 2)): scale, erf, add, two products
+    "gelu_tanh": 9,  # 0.5 * x * (1 + tanh(c * (x + 0.044715 * x**3))): cube and scale 3, add, c, tanh, add, two products
+}

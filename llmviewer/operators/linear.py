@@ -1,0 +1,39 @@
+"""Matrix products with a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..forms import Form
+from ..precision import product
+from ..resource import Resource, matrix
+from .base import Operator, Weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Operator):
+    """y[rows, n] = x[rows, k] @ weight[n, k].T (+ bias[n]); outputs share the columns of y between them.
+
+    The bias is read but its addition, part of the epilogue, is not counted, as torch.utils.flop_counter has it.
+    """
+
+    kind: str = "linear"
+
+    @property
+    def weight(self) -> Weight:
+        return self.weights[0]
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        x = self.inputs[0]
+        return {matrix(product(x.format, self.weight.format)): 2 * self.weight.numel * x.rows}
+
+    def dequantized(self) -> tuple[Form, ...]:
+        same = self.weight.format.compute == self.inputs[0].format.compute
+        return () if same else (self.weight.elements,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LMHead(Linear):
+    """The Linear that turns hidden states into logits, at the positions where logits are wanted."""
+
+    kind: str = "lm_head"

@@ -1,0 +1,164 @@
+"""Number formats as they are stored, the types they are multiplied in, and the field's notation for both (W4A16g128)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from .errors import InputError
+
+
+@dataclass(frozen=True)
+class Format:
+    """How elements of a tensor are stored.
+
+    bits      of one element, may be fractional (1.58 for ternary weights)
+    compute   the type a matrix unit multiplies it in, where it has it: a key of WIDER
+    group     elements that share a scale (and a zero point); 0 where the shared numbers are too few to count
+    """
+
+    name: str
+    bits: float
+    compute: str
+    group: int = 0
+    scale_bits: float = 0
+    zero_bits: float = 0
+
+    @property
+    def stored_bits(self) -> float:
+        """Bits an element takes in memory, its part of scales and zero points included (arXiv:2404.14294, eq. 9)."""
+        return self.bits + (self.scale_bits + self.zero_bits) / self.group if self.group else self.bits
+
+    def __str__(self) -> str:
+        return f"{self.name} g{self.group}" if self.group and self.name not in NAMED else self.name
+
+
+# Types that hold every value of the key (fp16 and bf16 stand in for each other, as the field has it), narrowest first.
+WIDER: Final[dict[str, tuple[str, ...]]] = {
+    "int4": ("int8", "fp16", "bf16", "tf32", "fp32"),
+    "int8": ("fp16", "bf16", "tf32", "fp32"),
+    "fp4": ("fp6", "fp8", "fp16", "bf16", "tf32", "fp32"),
+    "fp6": ("fp8", "fp16", "bf16", "tf32", "fp32"),
+    "fp8": ("fp16", "bf16", "tf32", "fp32"),
+    "table": ("fp16", "bf16", "tf32", "fp32"),  # look-up codes: no unit multiplies them as they are
+    "fp16": ("bf16", "tf32", "fp32"),
+    "bf16": ("fp16", "tf32", "fp32"),
+    "tf32": ("fp32",),
+    "fp32": ("fp64",),
+    "fp64": (),
+}
+
+FP32 = Format("fp32", 32, "fp32")
+FP16 = Format("fp16", 16, "fp16")
+BF16 = Format("bf16", 16, "bf16")
+
+NAMED: Final[dict[str, Format]] = {
+    f.name: f
+    for f in (
+        Format("fp64", 64, "fp64"),
+        FP32,
+        FP16,
+        BF16,
+        Format("fp8_e4m3", 8, "fp8"),  # arXiv:2209.05433
+        Format("fp8_e5m2", 8, "fp8"),
+        Format("int8", 8, "int8"),
+        Format("int4", 4, "int4"),
+        Format("nf4", 4, "table", group=64, scale_bits=32),  # arXiv:2305.14314, section 3, without double quantization
+        Format("mxfp8", 8, "fp8", group=32, scale_bits=8),  # OCP Microscaling Formats v1.0, table 1
+        Format("mxfp6", 6, "fp6", group=32, scale_bits=8),
+        Format("mxfp4", 4, "fp4", group=32, scale_bits=8),
+        Format("nvfp4", 4, "fp4", group=16, scale_bits=8),  # one e4m3 scale per 16; NVIDIA Blackwell, 2024
+    )
+}
+_SYNONYMS: Final = {"fp8": "fp8_e4m3", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "half": "fp16"}
+_ALONE: Final = {  # a format named without W, A or KV: the use the field makes of it
+    "fp16": "WA", "bf16": "WA", "fp32": "WA", "fp8_e4m3": "WA", "fp8_e5m2": "WA", "int8": "WA", "int4": "W",
+    "nf4": "W", "mxfp8": "WA", "mxfp6": "W", "mxfp4": "W", "nvfp4": "WA",
+}  # fmt: skip
+
+
+def product(a: Format, b: Format) -> str:
+    """The type in which `a` and `b` are multiplied: their own where they share it, else the narrowest that holds both.
+
+    A low-bit unit is of use only if all operands have its type (arXiv:2402.16363, section 3.1.1): W8A16 is fp16 work.
+    """
+    if a.compute == b.compute and a.compute != "table":
+        return a.compute
+    for one, other in ((a, b), (b, a)):
+        if other.compute in WIDER[one.compute]:
+            return other.compute
+    return next(dtype for dtype in WIDER[a.compute] if dtype in WIDER[b.compute])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """What a quantization asks for. None keeps what the model has. `text` is how the user wrote it."""
+
+    text: str = "as published"
+    weight: Format | None = None
+    activation: Format | None = None
+    kv_cache: Format | None = None
+
+
+AS_PUBLISHED = Scheme()
+
+_NUMBER = r"\d+(?:\.\d+)?"
+_NAME = "|".join(sorted((*NAMED, *_SYNONYMS), key=len, reverse=True))
+_PART: Final = re.compile(rf"(kv|w|a)({_NUMBER}|{_NAME})(?:[-_]?g(\d+))?[-_/,]?", re.IGNORECASE)
+_TRAILING_GROUP: Final = re.compile(r"g(\d+)")
+_NOTATION: Final = (
+    "bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as W4A16g128, W8A8, "
+    f"W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of {', '.join(sorted(_ALONE))}"
+)
+
+
+def parse_scheme(text: str) -> Scheme:
+    """Read the field's notation. A group size follows what it belongs to, or ends the text for the weights.
+
+    Raises InputError with the notation where the text does not parse.
+    """
+    whole = text.strip().lower()
+    name = _SYNONYMS.get(whole, whole)
+    if name in _ALONE:
+        uses = _ALONE[name]
+        return Scheme(text=text, weight=NAMED[name], activation=NAMED[name] if "A" in uses else None)
+    found: dict[str, Format | None] = {}
+    position = 0
+    while position < len(whole):
+        match = _PART.match(whole, position)
+        if not match or match[1] in found:
+            raise InputError(f"quantization must be {_NOTATION}; got {text!r}")
+        group = int(match[3]) if match[3] else 0
+        if group and match[1] == "a" and found.get("w") and match.end() == len(whole):
+            found["w"] = _grouped(found["w"], group, text)  # W4A16g128: the group is the weights'
+            group = 0
+        found[match[1]] = _grouped(_format(match[2], text), group, text)
+        position = match.end()
+    if not found:
+        raise InputError(f"quantization must be {_NOTATION}; got {text!r}")
+    return Scheme(text=text, weight=found.get("w"), activation=found.get("a"), kv_cache=found.get("kv"))
+
+
+def _format(text: str, scheme: str) -> Format | None:
+    """A format by name or by bits: 16 is what the model has, others are integers."""
+    if not text[0].isdigit():
+        return NAMED[_SYNONYMS.get(text, text)]
+    bits = float(text)
+    if bits == 16:
+        return None
+    if bits == 32:
+        return FP32
+    if not 1 <= bits <= 8:
+        raise InputError(f"quantization {scheme!r}: bits must be 16, 32 or between 1 and 8; got {text}")
+    return Format(f"int{text}", bits, "int4" if bits <= 4 else "int8")
+
+
+def _grouped(fmt: Format | None, group: int, scheme: str) -> Format | None:
+    """`fmt` with a 16-bit scale, and for integers a zero point of their own width, per `group` elements."""
+    if not group:
+        return fmt
+    if fmt is None or fmt.group:
+        kept = fmt.name if fmt else "16 bits"
+        raise InputError(f"quantization {scheme!r}: a group size needs a quantized format without its own; got {kept}")
+    return replace(fmt, group=group, scale_bits=16, zero_bits=fmt.bits if fmt.name.startswith("int") else 0)

@@ -1,0 +1,40 @@
+"""What an operator uses up and a machine supplies at a rate."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Unit(StrEnum):
+    """The parts of a machine that can be kept busy."""
+
+    MATRIX = "matrix"  # OPs of matrix multiplication: tensor cores, AMX, systolic arrays
+    VECTOR = "vector"  # OPs of everything else
+    MEMORY = "memory"  # bytes between the device's main memory and the chip
+
+
+class Resource(NamedTuple):
+    """OPs on a unit in a data type, or bytes over a path."""
+
+    unit: Unit
+    dtype: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.unit} {self.dtype}".rstrip()
+
+    @property
+    def bound(self) -> str:
+        """The word for being limited by it: "memory" or "compute"."""
+        return "memory" if self.unit is Unit.MEMORY else "compute"
+
+
+MEMORY = Resource(Unit.MEMORY)
+
+
+def matrix(dtype: str) -> Resource:
+    return Resource(Unit.MATRIX, dtype)
+
+
+def vector(dtype: str) -> Resource:
+    return Resource(Unit.VECTOR, dtype)

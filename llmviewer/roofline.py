@@ -1,0 +1,171 @@
+"""The roofline: a launch takes at least as long as the resource it keeps busy longest (doi:10.1145/1498765.1498785)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .forms import Feature, Form, Num, total
+from .graph import Block, Graph
+from .hardware import Hardware
+from .operators.base import Operator, Work
+from .resource import Resource
+from .workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedOperator:
+    """An operator on a machine, before the workload is known."""
+
+    operator: Operator
+    block: Block
+    work: Work
+    busy_s: Mapping[Resource, Form]  # how long each resource of the machine is kept busy by one launch [s]
+    compute: Resource  # the unit and data type on this machine that does the most of the arithmetic
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorEstimate:
+    """One operator in one pass. Numbers or arrays over the workload; of one launch, `repeat` of which are run."""
+
+    operator: Operator
+    block: Block
+    ops: Num  # [OP]
+    conversion_ops: Num  # [OP]
+    weight_bytes: Num  # [B]
+    activation_bytes: Num  # [B]
+    kv_bytes: Num  # [B]
+    busy_s: Mapping[Resource, Num]  # how long each resource is kept busy [s]
+    wanted: Resource  # the unit and data type that the operands ask for
+    compute: Resource  # what does it on this machine
+
+    @property
+    def repeat(self) -> int:
+        return self.block.repeat
+
+    @property
+    def bytes(self) -> Num:
+        """All memory traffic. [B]"""
+        return self.weight_bytes + self.activation_bytes + self.kv_bytes
+
+    @cached_property
+    def time_s(self) -> Num:
+        """The bound: no kernel that does this work on this machine is faster. [s]"""
+        return reduce(np.maximum, self.busy_s.values())
+
+    @property
+    def intensity(self) -> Num:
+        """Arithmetic intensity. [OP/B]"""
+        return self.ops / self.bytes
+
+    @property
+    def attainable(self) -> Num:
+        """OPs over the bound; min(peak, intensity x bandwidth) where one unit does all the OPs. [OP/s]"""
+        return self.ops / self.time_s
+
+    @property
+    def limiting(self) -> Any:
+        """The Resource that sets the bound; an array of them where the workload is one."""
+        resources: npt.NDArray[Any] = np.empty(len(self.busy_s), dtype=object)
+        resources[:] = list(self.busy_s)
+        return resources[np.argmax(np.stack(np.broadcast_arrays(*self.busy_s.values())), axis=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Lower bounds of one pass, operator by operator."""
+
+    operators: tuple[OperatorEstimate, ...]
+
+    def sum(self, field: str) -> Num:
+        """An amount or `time_s` of all launches of all operators together."""
+        return sum((row.repeat * getattr(row, field) for row in self.operators), start=0.0)
+
+    @property
+    def time_s(self) -> Num:
+        """Launches follow each other; within one, everything overlaps. [s]"""
+        return self.sum("time_s")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph on a machine: all that can be worked out before the workload is known."""
+
+    operators: tuple[PlannedOperator, ...]
+
+    @cached_property
+    def features(self) -> frozenset[Feature]:
+        """What a workload has to be asked for."""
+        return frozenset(f for row in self.operators for form in row.work.forms for f in form.features())
+
+    def values(self, workload: Workload) -> dict[Feature, Num]:
+        return {feature: feature.of(workload) for feature in self.features}
+
+    def estimate(self, workload: Workload) -> Estimate:
+        values = self.values(workload)
+        return Estimate(operators=tuple(_estimate(row, values) for row in self.operators))
+
+    def sum(self, field: str) -> Form:
+        """`ops`, `weight_bytes`, `activation_bytes` or `kv_bytes` of all launches together."""
+        return total(row.block.repeat * getattr(row.work, field) for row in self.operators)
+
+    def time_s(self, workload: Workload) -> Num:
+        """Estimate.time_s without holding the operators, those that are alike taken together. [s]"""
+        values = self.values(workload)
+        result: Num = 0.0
+        for forms, launches in self.alike:
+            result = result + launches * reduce(np.maximum, (form(values) for form in forms))
+        return result
+
+    @cached_property
+    def alike(self) -> tuple[tuple[tuple[Form, ...], int], ...]:
+        """Distinct sets of busy times, and how many launches have each."""
+        launches: dict[tuple[Form, ...], int] = {}
+        for row in self.operators:
+            forms = tuple(row.busy_s.values())
+            launches[forms] = launches.get(forms, 0) + row.block.repeat
+        return tuple(launches.items())
+
+
+def plan(graph: Graph, hardware: Hardware) -> Plan:
+    """`graph` laid out on `hardware`.
+
+    Raises InputError where the hardware has no unit for the data type of an operator.
+    """
+    planned = []
+    for block, op in graph:
+        work = op.work()
+        busy: dict[Resource, Form] = {}
+        for wanted, form in work.amounts:
+            if form:
+                supplied = hardware.supply(wanted)
+                busy[supplied] = busy.get(supplied, Form()) + form / hardware.rates[supplied]
+        compute = hardware.supply(work.wanted)
+        planned.append(PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=compute))
+    return Plan(tuple(planned))
+
+
+def estimate(graph: Graph, workload: Workload, hardware: Hardware) -> Estimate:
+    """Every operator of `graph` in one pass of `workload` on `hardware`: the lower bound of its time, and why."""
+    return plan(graph, hardware).estimate(workload)
+
+
+def _estimate(row: PlannedOperator, values: Mapping[Feature, Num]) -> OperatorEstimate:
+    work = row.work
+    return OperatorEstimate(
+        operator=row.operator,
+        block=row.block,
+        ops=work.ops(values),
+        conversion_ops=work.conversion_ops(values),
+        weight_bytes=work.weight_bytes(values),
+        activation_bytes=work.activation_bytes(values),
+        kv_bytes=work.kv_bytes(values),
+        busy_s={resource: form(values) for resource, form in row.busy_s.items()},
+        wanted=work.wanted,
+        compute=row.compute,
+    )

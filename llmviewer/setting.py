@@ -1,0 +1,98 @@
+"""What is asked: a model on a device, for a workload, under techniques. The one place that puts graphs together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Self, TypeVar
+
+from .errors import InputError
+from .graph import Graph
+from .hardware import Hardware
+from .hardware_files import load_hardware
+from .model import Model
+from .model_files import load_model
+from .roofline import Plan, plan
+from .transforms.flash_attention import flash_attention
+from .transforms.quantize import Quantization, parse_quantization, quantize
+from .transforms.survey import survey
+
+_E = TypeVar("_E", bound=StrEnum)
+
+
+class Attention(StrEnum):
+    """eager: three launches, scores in memory; flash: one launch, scores on the chip."""
+
+    EAGER = "eager"
+    FLASH = "flash"
+
+
+class Accounting(StrEnum):
+    """faithful: what the model's kernels have to do; survey: as "LLM Inference Unveiled" counts (arXiv:2402.16363)."""
+
+    FAITHFUL = "faithful"
+    SURVEY = "survey"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A model on a device under techniques; workloads are given to what it makes."""
+
+    model: Model
+    hardware: Hardware
+    quantization: Quantization
+    attention: Attention
+    accounting: Accounting
+
+    @classmethod
+    def of(
+        cls,
+        model: str | Model,
+        hardware: str | Hardware,
+        *,
+        quant: str | None = None,
+        attention: str | None = None,
+        accounting: str = "faithful",
+        hardware_set: Sequence[str] = (),
+    ) -> Setting:
+        """From what a user writes. Attention is flash, but eager in the survey's accounting, unless said otherwise.
+
+        Raises InputError where something is not known or does not parse.
+        """
+        counted = _member(Accounting, "accounting", accounting)
+        usual = Attention.EAGER if counted is Accounting.SURVEY else Attention.FLASH
+        device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
+        if hardware_set and not isinstance(hardware, str):
+            raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
+        return cls(
+            model=load_model(model) if isinstance(model, str) else model,
+            hardware=device,
+            quantization=parse_quantization(quant) if quant else Quantization(),
+            attention=_member(Attention, "attention", attention) if attention else usual,
+            accounting=counted,
+        )
+
+    @cached_property
+    def graph(self) -> Graph:
+        flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
+        if self.accounting is Accounting.SURVEY:
+            if self.quantization.overrides:
+                raise InputError("accounting survey has one precision for all operators; drop the overrides of --quant")
+            return self.model.graph.then(*flash, survey(self.quantization.scheme))
+        return self.model.graph.then(quantize(self.quantization), *flash)
+
+    @cached_property
+    def plan(self) -> Plan:
+        return plan(self.graph, self.hardware)
+
+    def with_quant(self, quant: str) -> Self:
+        return replace(self, quantization=parse_quantization(quant))
+
+
+def _member(kind: type[_E], name: str, value: str) -> _E:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InputError(f"{name} must be one of {', '.join(kind)}; got {value!r}") from None

@@ -1,0 +1,32 @@
+"""FlashAttention: scores, softmax and the weighted sum in one launch (arXiv:2205.14135, arXiv:2307.08691)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..graph import Block, Graph, Transform
+from ..operators.attention import QK, SV, FlashAttention, Softmax
+from ..operators.base import Operator
+
+
+def flash_attention(on_chip_bytes: float) -> Transform:
+    """Fuses every QK, Softmax, SV that follow each other; `on_chip_bytes` sizes the tiles. [B]"""
+
+    def one(block: Block) -> Block:
+        operators: list[Operator] = []
+        for op in block.operators:
+            operators.append(op)
+            match operators[-3:]:
+                case [QK() as qk, Softmax() as softmax, SV() as sv]:
+                    fused = FlashAttention(
+                        name="attention",
+                        inputs=(*qk.inputs, sv.inputs[1]),
+                        outputs=sv.outputs,
+                        heads=qk.heads,
+                        bias=softmax.bias,
+                        on_chip_bytes=on_chip_bytes,
+                    )
+                    operators[-3:] = [fused]
+        return replace(block, operators=tuple(operators))
+
+    return lambda graph: graph.map_blocks(one)

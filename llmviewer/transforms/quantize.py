@@ -1,0 +1,185 @@
+"""Quantization as a change of formats: of weights, of the operands of matrix products, and of the KV cache.
+
+Activations are quantized by whoever writes them where only quantized products read them, and by a launch of its own
+where something else does too. What is neither an operand nor cached keeps the model's format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Final
+
+from ..errors import InputError, suggest
+from ..graph import Block, Graph, Transform
+from ..operators.base import Operator, Role, Tensor, Weight
+from ..operators.elementwise import Quantize
+from ..operators.linear import Linear, LMHead
+from ..precision import AS_PUBLISHED, Format, Scheme, parse_scheme
+
+_LAYERS: Final = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(.+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override:
+    """`scheme` for the operators that `pattern` (as in file names, * and ?) matches, in layers first to last."""
+
+    text: str
+    pattern: str
+    scheme: Scheme
+    first: int = 0
+    last: int | None = None
+
+    def covers(self, block: Block) -> bool:
+        """Whether the layers of `block` are among its own. Blocks are cut so that it is all of them or none."""
+        if self.last is None:
+            return True
+        return block.start is not None and self.first <= block.start <= self.last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """A scheme for the network, and others for parts of it; of those that match, the last one holds.
+
+    The scheme goes to every Linear but the prediction head, which keeps its format unless an override names it.
+    """
+
+    scheme: Scheme = AS_PUBLISHED
+    overrides: tuple[Override, ...] = field(default=())
+
+    def __str__(self) -> str:
+        return ", ".join((self.scheme.text, *(o.text for o in self.overrides)))
+
+    def of(self, block: Block, op: Operator) -> Scheme:
+        """What holds for the weight and the operands of `op`."""
+        scheme = AS_PUBLISHED if isinstance(op, LMHead) else self.scheme
+        for override in self.overrides:
+            if override.covers(block) and fnmatchcase(op.name, override.pattern):
+                if not (isinstance(op, LMHead) and override.pattern == "*"):
+                    scheme = override.scheme
+        return scheme
+
+    def kv_cache(self, block: Block) -> Format | None:
+        """What the cache of a block is kept in: that of the scheme, or of an override of all of its operators."""
+        whole = [o.scheme for o in self.overrides if o.pattern == "*" and o.covers(block)]
+        return (whole[-1] if whole else self.scheme).kv_cache
+
+
+def parse_quantization(text: str) -> Quantization:
+    """Read "SCHEME", or "SCHEME,PATTERN=SCHEME,...", such as "W4A16g128,down_proj=W8A16,layers.0-3=W16A16".
+
+    Raises InputError where a part does not parse.
+    """
+    first, *rest = (part.strip() for part in text.split(","))
+    if "=" in first:
+        first, rest = "W16A16", [first, *rest]
+    return Quantization(scheme=parse_scheme(first), overrides=tuple(map(_override, rest)))
+
+
+def _override(text: str) -> Override:
+    pattern, equals, notation = (part.strip() for part in text.partition("="))
+    if not equals or not pattern:
+        raise InputError(f"quantization {text!r}: must be OPERATORS=SCHEME, such as down_proj=W8A16 or layers.0-3=W8A8")
+    scheme = parse_scheme(notation)
+    layers = _LAYERS.fullmatch(pattern)
+    if layers:
+        first = int(layers[1])
+        last = int(layers[2]) if layers[2] else first
+        override = Override(text=text, pattern=layers[3] or "*", scheme=scheme, first=first, last=last)
+    else:
+        override = Override(text=text, pattern=pattern, scheme=scheme)
+    if scheme.kv_cache and override.pattern != "*":
+        raise InputError(f"quantization {text!r}: KV belongs to whole layers, such as layers.0-3=KV8")
+    return override
+
+
+def quantize(quantization: Quantization) -> Transform:
+    """The graph with the formats that `quantization` asks for.
+
+    Raises InputError where an override matches nothing.
+    """
+
+    def transform(graph: Graph) -> Graph:
+        cut = Graph(tuple(piece for block in graph.blocks for piece in _cut(block, quantization.overrides)))
+        for override in quantization.overrides:
+            _must_match(override, cut)
+        return cut.map_blocks(lambda block: _quantized(block, quantization))
+
+    return transform
+
+
+def _must_match(override: Override, graph: Graph) -> None:
+    linear = [(block, op) for block, op in graph if isinstance(op, Linear)]
+    if not any(override.covers(block) and fnmatchcase(op.name, override.pattern) for block, op in linear):
+        names = {op.name for _, op in linear}
+        raise InputError(
+            f"quantization {override.text!r} matches no matrix product; the model has layers 0 to {graph.layers - 1} "
+            f"and {suggest(override.pattern, names)}"
+        )
+
+
+def _cut(block: Block, overrides: Sequence[Override]) -> Iterator[Block]:
+    """`block` in pieces whose layers an override covers all or none of."""
+    if block.start is None:
+        yield block
+        return
+    end = block.start + block.repeat
+    edges = {edge for o in overrides if o.last is not None for edge in (o.first, o.last + 1)}
+    marks = [block.start, *sorted(edge for edge in edges if block.start < edge < end), end]
+    for start, stop in zip(marks, marks[1:], strict=False):
+        name = block.name if len(marks) == 2 else f"{block.name}.{start}-{stop - 1}"
+        yield replace(block, name=name, start=start, repeat=stop - start)
+
+
+def _quantized(block: Block, quantization: Quantization) -> Block:
+    schemes = {op.name: quantization.of(block, op) for op in block.operators if isinstance(op, Linear)}
+    kv_cache = quantization.kv_cache(block)
+    operators = tuple(_with_weight(op, schemes[op.name].weight) if op.name in schemes else op for op in block.operators)
+    if kv_cache:
+        operators = tuple(
+            op.with_tensors(lambda t: replace(t, format=kv_cache) if t.role is Role.KV_CACHE else t)
+            for op in operators
+        )
+    wanted = {name: scheme.activation for name, scheme in schemes.items() if scheme.activation}
+    return replace(block, operators=tuple(_with_operands(block, operators, wanted)))
+
+
+def _with_weight(op: Operator, fmt: Format | None) -> Operator:
+    """`op` with the matrix of its product in `fmt`; its bias stays as it is. A tied matrix is then held twice."""
+    if fmt is None:
+        return op
+
+    def change(weight: Weight) -> Weight:
+        return replace(weight, format=fmt, tied=False) if weight == op.weights[0] else weight
+
+    return op.with_weights(change)
+
+
+def _with_operands(block: Block, operators: tuple[Operator, ...], wanted: dict[str, Format]) -> Iterator[Operator]:
+    """`operators` with the first input of each that `wanted` names in the format it gives."""
+    formats: dict[str, set[Format | None]] = {block.output: {None}}
+    for op in operators:
+        for t in op.inputs:
+            formats.setdefault(t.name, set()).add(wanted.get(op.name) if t == op.inputs[0] else None)
+    written = {t.name for op in operators for t in op.outputs}
+    at_writer = {
+        name: next(iter(asked)) for name, asked in formats.items() if len(asked) == 1 and name in written
+    }  # fmt: skip
+
+    def fused(t: Tensor) -> Tensor:
+        fmt = at_writer.get(t.name)
+        return replace(t, format=fmt) if fmt and t.role is Role.ACTIVATION else t
+
+    converted: set[str] = set()
+    for op in operators:
+        fmt = wanted.get(op.name)
+        if fmt and not at_writer.get(op.inputs[0].name):
+            x = op.inputs[0]
+            low = replace(x, name=f"{x.name}.{fmt.name}", format=fmt)
+            if low.name not in converted:
+                converted.add(low.name)
+                yield Quantize(name=f"{x.name}_quantize", inputs=(x,), outputs=(low,))
+            op = replace(op, inputs=(low, *op.inputs[1:]))  # noqa: PLW2901
+        yield op.with_tensors(fused)

@@ -1,0 +1,68 @@
+"""Quantities as text <-> SI floats. The only file that knows prefixes; inside, all numbers are OPs, bytes, seconds."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+_PREFIX: Final = {
+    "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,
+}  # fmt: skip
+_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) (Ki|Mi|Gi|Ti|k|M|G|T|P|E|)(OP/s|B/s|B|Hz|W|s)")
+_EXAMPLE: Final = {"OP/s": "155 TOP/s", "B/s": "1.5 TB/s", "B": "80 GB", "Hz": "1800 MHz", "W": "300 W", "s": "2 s"}
+_STEPS: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def parse(text: object, unit: str) -> float:
+    """Read a positive quantity, such as "3.35 TB/s" where `unit` is "B/s", as 3.35e12.
+
+    >>> parse("3.35 TB/s", "B/s")
+    3350000000000.0
+    >>> parse("80 GiB", "B")
+    85899345920.0
+    """
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
+    value = float(match[1]) * _PREFIX[match[2]] if match else 0.0
+    if not match or match[3] != unit or not 0 < value < math.inf:
+        must = f"must be a positive number, a space and a unit in {unit}, such as '{_EXAMPLE[unit]}'"
+        raise ValueError(f"{must}; got {text!r}")
+    return value
+
+
+def si(value: float, digits: int = 3) -> str:
+    """`value` with a decimal prefix and `digits` significant digits; follow it with the unit.
+
+    >>> si(154.8e12), si(67108864), si(999.7), si(0)
+    ('155 T', '67.1 M', '1.00 k', '0 ')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} "
+    for step, prefix in (*_STEPS, (1.0, "")):
+        shown = _significant(value / step, digits)
+        if abs(float(shown)) >= 1:
+            return f"{shown} {prefix}"
+    return f"{_significant(value, digits)} "
+
+
+def seconds(value: float | None, digits: int = 3) -> str:
+    """A duration a person can read.
+
+    >>> seconds(0.01829), seconds(2.13e-8), seconds(75.3), seconds(None)
+    ('18.3 ms', '21.3 ns', '75.3 s', '-')
+    """
+    if value is None or math.isnan(value):
+        return "-"
+    for step, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if value >= step * (1 - 0.5 * 10.0**-digits):
+            return f"{_significant(value / step, digits)} {unit}"
+    return f"{_significant(value / 1e-9, digits)} ns" if value else "0 s"
+
+
+def _significant(value: float, digits: int) -> str:
+    """Fixed-point text of `value` with `digits` significant digits, none of its integer digits dropped."""
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
+    return f"{value:.{max(digits - 1 - magnitude, 0)}f}"

@@ -1,0 +1,188 @@
+"""Count the matrix-product FLOPs and parameters of shipped models with an independent counter; write flops.json.
+
+For each model of `MODELS` the `config` of `models/NAME.yaml` is built by transformers on the meta device (shapes only,
+no weights) and run twice per workload under `torch.utils.flop_counter.FlopCounterMode`: a prefill that fills a cache,
+then one decode step that reads it. The numbers come from the executed aten operators, so they share no formula with
+the package; tests compare its operator graph with the committed JSON and need neither torch nor transformers.
+
+Counted, a multiply-accumulate being 2 FLOPs: mm, addmm, bmm and baddbmm, that is the linear layers and the two
+attention products. The head runs at every position of a prefill, and causal attention is the full product of all
+queries with all keys (no halving). Not counted: softmax, norms, activations, rotary and ALiBi positions, biases,
+residuals, masks, embedding look-ups, and all memory traffic. Mistral's window of 4096 keys is not reached here.
+
+Cached elements are those of the library's cache object. For falcon-40b they are 16 times the model's: transformers
+repeats the 8 key-value heads to all 128 query heads before it caches them.
+
+    python tests/oracle/make_flops.py           rewrite flops.json
+    python tests/oracle/make_flops.py --check   exit 1 with one line for each difference from flops.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, PreTrainedModel
+
+HERE = Path(__file__).resolve().parent
+MODEL_FILES = HERE.parent.parent / "models"
+ORACLE = HERE / "flops.json"
+
+MODELS = (
+    "llama-2-7b",
+    "llama-2-13b",
+    "llama-2-70b",
+    "llama-3-8b",
+    "llama-3.2-1b",
+    "llama-3.1-405b",
+    "mistral-7b-v0.1",
+    "qwen2-7b",
+    "qwen2.5-0.5b",
+    "opt-125m",
+    "opt-350m",
+    "opt-6.7b",
+    "gpt-j-6b",
+    "gpt2",
+    "gpt2-xl",
+    "bloom-560m",
+    "bloom-7b1",
+    "falcon-rw-1b",
+    "falcon-7b",
+    "falcon-40b",
+)
+WORKLOADS = ((2, 64), (1, 512))  # batch, prompt length
+ATTENTION = "eager"
+CONVENTIONS = {
+    "flops": "2 per multiply-accumulate of mm, addmm, bmm, baddbmm; nothing else is counted",
+    "prefill": "head at every position; attention over all query-key pairs, no causal halving",
+    "kv_len": "keys that one query attends to, the new ones included",
+    "by_module": "FLOPs of a module's own operators, children excluded; layers folded to *; zeros left out",
+    "parameters": "unique parameters, tied weights once; buffers excluded",
+    "cache_elements": "key and value elements the library caches for one token of one sequence, all layers; "
+    "falcon-40b repeats its 8 key-value heads to all 128 query heads first",
+}
+
+
+def build(name: str) -> PreTrainedModel:
+    """The model of models/NAME.yaml on the meta device."""
+    spec = yaml.safe_load((MODEL_FILES / f"{name}.yaml").read_text(encoding="utf-8"))
+    config = AutoConfig.for_model(**spec["config"])
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval()
+
+
+def own_flops(counter: FlopCounterMode) -> dict[str, int]:
+    """FLOPs by module path without those of child modules, layer indices folded to `*`.
+
+    The counter reports every module with all that ran inside it; a module's own share is what its direct children
+    leave over.
+    """
+    inclusive = {path: sum(ops.values()) for path, ops in counter.get_flop_counts().items() if path != "Global"}
+    own = Counter(inclusive)
+    for path, flops in inclusive.items():
+        parent, dot, _ = path.rpartition(".")
+        while dot and parent not in inclusive:  # containers such as a ModuleList are never called
+            parent, dot, _ = parent.rpartition(".")
+        if dot:
+            own[parent] -= flops
+    folded: Counter[str] = Counter()
+    for path, flops in own.items():
+        _, _, below_root = path.partition(".")
+        folded[re.sub(r"(?<=\.)\d+(?=\.|$)", "*", below_root) or "."] += flops
+    return {path: flops for path, flops in sorted(folded.items()) if flops}
+
+
+def run(
+    model: PreTrainedModel, batch: int, length: int, cache: Cache | None, kv_len: int
+) -> tuple[dict[str, Any], Cache]:
+    """One forward pass over `length` new tokens: its case and the cache it leaves."""
+    tokens = torch.zeros((batch, length), dtype=torch.long, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
+    by_module = own_flops(counter)
+    total = counter.get_total_flops()
+    if sum(by_module.values()) != total:
+        raise AssertionError(f"modules sum to {sum(by_module.values())}, the counter says {total}")
+    case = {
+        "phase": "prefill" if cache is None else "decode",
+        "batch": batch,
+        "q_len": length,
+        "kv_len": kv_len,
+        "flops": total,
+        "by_module": by_module,
+    }
+    return case, output.past_key_values
+
+
+def count(name: str) -> dict[str, Any]:
+    """Parameters, cache elements per token and the cases of one model."""
+    model = build(name)
+    cases = []
+    per_token = set()
+    for batch, length in WORKLOADS:
+        case, cache = run(model, batch, length, None, length)
+        cases.append(case)
+        cached = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+        per_token.add(cached / (batch * length))
+        case, _ = run(model, batch, 1, cache, length + 1)
+        cases.append(case)
+    if len(per_token) != 1:
+        raise AssertionError(f"{name}: the cache does not grow with the tokens: {sorted(per_token)} elements each")
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "cache_elements": int(per_token.pop()),
+        "cases": cases,
+    }
+
+
+def make() -> dict[str, Any]:
+    """The whole content of flops.json."""
+    meta = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "attn": ATTENTION,
+        "conventions": CONVENTIONS,
+    }
+    return {"meta": meta, "models": {name: count(name) for name in MODELS}}
+
+
+def differences(stored: Any, found: Any, path: str = "") -> Iterator[str]:
+    """One line for each leaf that is not the same on both sides."""
+    if isinstance(stored, dict) and isinstance(found, dict):
+        for key in sorted(stored.keys() | found.keys()):
+            yield from differences(stored.get(key), found.get(key), f"{path}/{key}")
+    elif isinstance(stored, list) and isinstance(found, list) and len(stored) == len(found):
+        for index, (left, right) in enumerate(zip(stored, found, strict=True)):
+            yield from differences(left, right, f"{path}/{index}")
+    elif stored != found:
+        yield f"{path.lstrip('/')}: stored {stored}, found {found}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make or check tests/oracle/flops.json.")
+    parser.add_argument("--check", action="store_true", help="compare with the stored file instead of writing it")
+    check = parser.parse_args().check
+    transformers.logging.set_verbosity_error()
+    found = make()
+    if not check:
+        ORACLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print(f"{ORACLE.name}: {len(found['models'])} models written")
+        return 0
+    stored = json.loads(ORACLE.read_text(encoding="utf-8"))
+    lines = list(differences(stored["models"], found["models"]))  # versions may differ, numbers may not
+    print("\n".join(lines) or f"{ORACLE.name}: {len(found['models'])} models, no difference")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,9 +1,70 @@
-"""A roofline analyzer for LLM inference: where the time goes, what bounds it, what would change it, and by how much."""
+"""A roofline analyzer for LLM inference: where the time goes, what bounds it, what would change it, and by how much.
+
+>>> import llmviewer
+>>> result = llmviewer.analyze("llama-2-7b", "rtx-a6000", prompt=2048)
+>>> result.phases.decode.total.bound
+'memory'
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ._layout import IN_CHECKOUT as _IN_CHECKOUT
 from ._layout import ROOT as _ROOT
+
+if TYPE_CHECKING:
+    from .analysis import Analysis, analyze
+    from .errors import InputError
+    from .grid import Sweep, sweep
+    from .hardware import Hardware
+    from .hardware_files import hardware_names, load_hardware
+    from .model import Model
+    from .model_files import load_model, model_names
 
 if _IN_CHECKOUT:  # reports/ lies beside this folder, not inside it
     __path__.append(str(_ROOT))
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "Analysis": "analysis",
+    "analyze": "analysis",
+    "Hardware": "hardware",
+    "hardware_names": "hardware_files",
+    "load_hardware": "hardware_files",
+    "InputError": "errors",
+    "Model": "model",
+    "load_model": "model_files",
+    "model_names": "model_files",
+    "Sweep": "grid",
+    "sweep": "grid",
+}
+__all__ = [
+    "Analysis",
+    "Hardware",
+    "InputError",
+    "Model",
+    "Sweep",
+    "__version__",
+    "analyze",
+    "hardware_names",
+    "load_hardware",
+    "load_model",
+    "model_names",
+    "sweep",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the interface, imported when they are first asked for, so that `import llmviewer` costs nothing."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'llmviewer' has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

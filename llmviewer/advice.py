@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from .memory import activation_bytes, weight_bytes
-from .model import kv_cache_bytes
-from .precision import NAMED, Format, parse_scheme
+from .precision import NAMED, Scheme, parse_scheme
 from .resource import MEMORY, matrix
 from .roofline import Estimate
 from .setting import Accounting, Attention, Setting
@@ -19,20 +17,23 @@ _WORTH: Final = 1.05  # a change that helps by less is not offered
 _BATCHES: Final = (16, 8, 4, 2)  # times the batch asked for: the largest that fits is offered
 
 
-def advise(setting: Setting, workload: Workload, phase: str) -> str:
-    """Such as "decode is memory-bound: ...; what would help: 4-bit weights (W4 g128) 6.14 ms (3x faster), ..."."""
+def advise(setting: Setting, workload: Workload, phase: str, *, max_batch: int | None) -> str:
+    """Such as "decode is memory-bound: ...; what would help: 4-bit weights (W4 g128) 6.14 ms (3x faster), ...".
+
+    max_batch  the largest that fits, None where nothing limits it
+    """
     estimate = setting.plan.estimate(workload)
     time_s = float(estimate.time_s)
     memory_s = sum(float(row.repeat * row.time_s) for row in estimate.operators if row.limiting == MEMORY)
     bound = "memory" if 2 * memory_s > time_s else "compute"
     if bound == "memory":
-        why, changes = _traffic(setting, estimate, memory_s / time_s), _fewer_bytes(setting, workload)
+        why, changes = _traffic(setting, estimate, memory_s / time_s), _fewer_bytes(setting)
     else:
         why, changes = _units(setting, estimate), _lower_bits(setting)
     times = [(name, float(changed.plan.time_s(workload))) for name, changed in changes]
     offers = [f"{name} {seconds(s)} ({time_s / s:.2g}x faster)" for name, s in times if time_s / s >= _WORTH]
     if bound == "memory":
-        offers.extend(_larger_batch(setting, workload, time_s))
+        offers.extend(_larger_batch(setting, workload, time_s, max_batch))
     nothing = "no technique known here makes it faster; a device with more bandwidth does"
     if bound == "compute":
         nothing = "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
@@ -63,39 +64,38 @@ def _units(setting: Setting, estimate: Estimate) -> str:
     return f"{busy[unit_text] / float(estimate.time_s):.0%} of its time waits for the {unit_text}"
 
 
-def _fewer_bytes(setting: Setting, workload: Workload) -> Iterator[tuple[str, Setting]]:
+def _fewer_bytes(setting: Setting) -> Iterator[tuple[str, Setting]]:
     """Changes that move fewer bytes: fusion, fewer bits per weight and per cached number."""
     if setting.attention is Attention.EAGER:
         yield "flash attention", replace(setting, attention=Attention.FLASH)
     scheme = setting.quantization.scheme
     if scheme.weight is None or scheme.weight.bits > 4:
-        yield "4-bit weights (W4 g128)", _with(setting, weight=parse_scheme("W4g128").weight)
+        yield "4-bit weights (W4 g128)", _with(setting, replace(scheme, weight=parse_scheme("W4g128").weight))
     if scheme.kv_cache is None:
-        yield "an 8-bit KV cache (KV8)", _with(setting, kv_cache=NAMED["int8"])
+        yield "an 8-bit KV cache (KV8)", _with(setting, replace(scheme, kv_cache=NAMED["int8"]))
 
 
 def _lower_bits(setting: Setting) -> Iterator[tuple[str, Setting]]:
     """Weights and activations in each type that this device multiplies natively."""
     for fmt in (NAMED[name] for name in ("int8", "fp8_e4m3", "nvfp4", "int4")):
         if matrix(fmt.compute) in setting.hardware.rates:
-            everything = {"kv_cache": fmt} if setting.accounting is Accounting.SURVEY else {}
-            yield f"{fmt} weights and activations", _with(setting, weight=fmt, activation=fmt, **everything)
+            scheme = replace(setting.quantization.scheme, weight=fmt, activation=fmt)
+            if setting.accounting is Accounting.SURVEY:  # where the cache counts among the operands
+                scheme = replace(scheme, kv_cache=fmt)
+            yield f"{fmt} weights and activations", _with(setting, scheme)
 
 
-def _with(setting: Setting, **formats: Format) -> Setting:
-    scheme = replace(setting.quantization.scheme, **formats)
+def _with(setting: Setting, scheme: Scheme) -> Setting:
     return replace(setting, quantization=replace(setting.quantization, scheme=scheme))
 
 
-def _larger_batch(setting: Setting, workload: Workload, time_s: float) -> Iterator[str]:
+def _larger_batch(setting: Setting, workload: Workload, time_s: float, max_batch: int | None) -> Iterator[str]:
     """More sequences that share one reading of the weights, as many as fit."""
     (sequences,) = workload.groups
-    weights = weight_bytes(setting.graph)
-    for factor in _BATCHES:
-        many = Workload((replace(sequences, batch=factor * sequences.batch),))
-        cache = kv_cache_bytes(setting.graph, batch=factor * sequences.batch, context=sequences.kv_len)
-        if weights + cache + activation_bytes(setting.graph, many) <= setting.hardware.capacity:
-            gain = factor * time_s / float(setting.plan.time_s(many))
-            if gain >= _WORTH:
-                yield f"batch {factor * sequences.batch} ({gain:.2g}x the tokens per second)"
-            return
+    batches = [factor * int(sequences.batch) for factor in _BATCHES]
+    for batch in (b for b in batches if max_batch is None or b <= max_batch):
+        many = Workload((replace(sequences, batch=batch),))
+        gain = batch / sequences.batch * time_s / float(setting.plan.time_s(many))
+        if gain >= _WORTH:
+            yield f"batch {batch} ({gain:.2g}x the tokens per second)"
+        return

@@ -104,6 +104,8 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
+    """Both phases; iterates over (name, phase)."""
+
     prefill: Phase
     decode: Phase
 
@@ -196,7 +198,7 @@ def analyze(
 
     model, hardware  names that ship, paths of files, or objects
     prompt, gen      tokens read and tokens written, of each of `batch` sequences
-    kv_len           tokens that the decode step shown attends to, its own included; prompt + 1, the first step's, if None
+    kv_len           tokens that the decode step shown attends to, its own included; those of the first step if None
     quant            such as "W4A16g128", "W8A8KV8", "fp8" or "W4A16,down_proj=W8A16"; as published if None
     attention        "flash" or "eager"; "flash" if None, but "eager" in the survey's accounting
     hardware_set     what-ifs such as "memory.bandwidth=2x"
@@ -212,6 +214,7 @@ def analyze(
     )
     prefill = Workload.prefill(batch=batch, prompt=prompt)
     decode = Workload.decode(batch=batch, kv_len=context)
+    footprint = memory(setting.footprint, setting.hardware.capacity, batch=batch, prompt=prompt, gen=gen)
     whole = generation(setting.plan, batch=batch, prompt=prompt, gen=gen)
     return Analysis(
         model=setting.model,
@@ -226,8 +229,11 @@ def analyze(
             accounting=setting.accounting,
             hardware_set=tuple(setting.hardware.changes),
         ),
-        phases=Phases(prefill=_phase(setting, prefill, "prefill"), decode=_phase(setting, decode, "decode")),
-        memory=memory(setting.graph, setting.hardware.capacity, batch=batch, prompt=prompt, gen=gen),
+        phases=Phases(
+            prefill=_phase(setting, prefill, "prefill", footprint.max_batch),
+            decode=_phase(setting, decode, "decode", footprint.max_batch),
+        ),
+        memory=footprint,
         generation=GenerationResult(
             ttft_s=float(whole.ttft_s),
             tpot_s=None if gen == 1 else float(whole.tpot_s),
@@ -266,7 +272,7 @@ def describe_hardware(hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def _phase(setting: Setting, workload: Workload, name: str) -> Phase:
+def _phase(setting: Setting, workload: Workload, name: str, max_batch: int | None) -> Phase:
     (sequences,) = workload.groups
     estimate = setting.plan.estimate(workload)
     total = _total(estimate)
@@ -276,7 +282,7 @@ def _phase(setting: Setting, workload: Workload, name: str) -> Phase:
         kv_len=int(sequences.kv_len),
         operators=tuple(_operator(row, total.bound_time_s) for row in estimate.operators),
         total=total,
-        advice=advise(setting, workload, name),
+        advice=advise(setting, workload, name, max_batch=max_batch),
     )
 
 

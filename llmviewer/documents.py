@@ -17,7 +17,7 @@ from .errors import InputError, suggest
 class _Loader(yaml.CSafeLoader):
     """YAML 1.2 numbers and no dates, so that 1e12 is a number and 2022-10-01 is text; a key may stand only once."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT002
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
@@ -60,7 +60,7 @@ def read_text(path: Path) -> str:
 
 def read_yaml(path: Path) -> Section:
     try:
-        data = yaml.load(read_text(path), Loader=_Loader)  # noqa: S506: the loader is a safe one
+        data = yaml.load(read_text(path), Loader=_Loader)  # noqa: S506
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""

@@ -1,7 +1,7 @@
 """Counts as sums of coefficients times features of the workload: what makes a sweep one call and a formula readable.
 
 An operator's OPs and bytes do not depend on the workload; the workload only says what the features (tokens, attended
-pairs, cached tokens, ...) amount to. So an operator states a `Form` once, and every phase, batch and length evaluates it.
+pairs, cached tokens, ...) amount to. So an operator states a `Form` once; phases, batches and lengths evaluate it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Form:
 
     def __call__(self, values: Mapping[Feature, Num]) -> Num:
         """The amount, from the `values` of its features. The order of summation is fixed, so an entry of an array
-        equals the number that the same workload gives alone, to the last bit."""
+        equals the number that the same workload gives alone, to the last bit.
+        """
         total: Num = 0.0
         for feature, c in self.terms:
             total = total + c * values[feature]
@@ -83,6 +84,11 @@ def total(forms: Iterable[Form]) -> Form:
         for feature, c in form.terms:
             terms[feature] = terms.get(feature, 0) + c
     return Form.of(terms)
+
+
+def evaluate(form: Form, workload: object) -> Num:
+    """What `form` amounts to in `workload`."""
+    return form({feature: feature.of(workload) for feature in form.features()})
 
 
 def _one(name: str, *arguments: float) -> Form:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations, pairwise
 from math import inf
 
@@ -82,11 +83,9 @@ def _sum_of_largest(ends: Sequence[tuple[Num, Num]], steps: Num) -> Num:
         slope = 1 / np.maximum(steps, 1)
 
         def largest(at: Num) -> Num:
-            return np.max(np.broadcast_arrays(*(a + (b - a) * (at * slope) for a, b in ends)), axis=0)
+            return reduce(np.maximum, (a + (b - a) * (at * slope) for a, b in ends))
 
         pieces = [
             np.maximum(stop - start, 0) * (largest(start + 1) + largest(stop)) / 2 for start, stop in pairwise(edges)
         ]
     return sum(pieces, start=0.0)
-
-

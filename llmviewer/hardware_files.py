@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ._layout import data_dir
 from .documents import Section, read_yaml
@@ -121,33 +121,31 @@ def _source(section: Section) -> Source:
 
 
 def _facts(section: Section, name: str, sources: Mapping[str, Source]) -> list[Fact]:
-    units = SECTIONS[name]
-    section.only(("source", *units))
-    default = section.choice("source", sources)
-    return [_fact(section, key, f"{name}.{key}", units[key], default, sources) for key in section if key != "source"]
+    section.only(("source", *SECTIONS[name]))
+    source = section.choice("source", sources)
+    return [_fact(section, f"{name}.{key}", source, sources) for key in section if key != "source"]
 
 
-def _fact(
-    section: Section, key: str, full_key: str, unit: str, source: str, sources: Mapping[str, Source]
-) -> Fact:
+def _fact(section: Section, full_key: str, source: str, sources: Mapping[str, Source]) -> Fact:
     """A value as it stands, or as `{value, source, note}` where its source differs from that of its block."""
-    note = ""
-    written: Any = section.data[key]
-    if isinstance(written, Mapping):
-        own = section.section(key)
-        own.only(("value", "source", "note"))
-        source, note = own.choice("source", sources, source), own.text("note", "")
-        section, key = own, "value"
-    if unit == _TEXT:
-        return Fact(key=full_key, text=section.text(key), value=section.text(key), source=source, note=note)
+    block, key = full_key.split(".")
+    unit, note = SECTIONS[block][key], ""
+    if isinstance(section.data[key], Mapping):
+        section = section.section(key)
+        section.only(("value", "source", "note"))
+        source, note, key = section.choice("source", sources, source), section.text("note", ""), "value"
+    value: float | str
     if unit == _COUNT:
-        count = section.integer(key)
-        return Fact(key=full_key, text=str(count), value=float(count), source=source, note=note)
-    try:
-        value = parse(section.data.get(key), unit)
-    except ValueError as error:
-        raise section.error(key, str(error)) from None
-    return Fact(key=full_key, text=section.text(key), value=value, source=source, note=note)
+        value, text = float(section.integer(key)), str(section.integer(key))
+    elif unit == _TEXT:
+        value = text = section.text(key)
+    else:
+        text = str(section.get(key))
+        try:
+            value = parse(section.get(key), unit)
+        except ValueError as error:
+            raise section.error(key, str(error)) from None
+    return Fact(key=full_key, text=text, value=value, source=source, note=note)
 
 
 def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
@@ -173,5 +171,7 @@ def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
             value = parse(given, units[key]) if units[key] != _COUNT else float(int(given))
         except ValueError as error:
             hint = " or a factor such as 2x" if key in facts else ""
-            raise InputError(f"{where}: {str(error) if units[key] != _COUNT else 'must be a whole number'}{hint}") from None
+            raise InputError(
+                f"{where}: {str(error) if units[key] != _COUNT else 'must be a whole number'}{hint}"
+            ) from None
     return Fact(key=key, text=given, value=value, source="", note=f"what-if: --hardware-set {change}")

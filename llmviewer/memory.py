@@ -8,9 +8,9 @@ from functools import reduce
 
 import numpy as np
 
-from .forms import Feature, Form, Num, total
+from .forms import Form, Num, evaluate, total
 from .graph import Block, Graph
-from .model import kv_cache_bytes
+from .model import kv_cache
 from .operators.base import Role
 from .workload import Workload
 
@@ -78,40 +78,51 @@ def _within(form: Form, other: Form) -> bool:
 
 def activation_bytes(graph: Graph, workload: Workload) -> Num:
     """The most that live activations take in one pass of `workload`. [B]"""
-    forms = peaks(graph)
-    values: dict[Feature, Num] = {f: f.of(workload) for form in forms for f in form.features()}
-    return reduce(np.maximum, (form(values) for form in forms))
+    return _largest_of(peaks(graph), workload)
 
 
-def peak_bytes(graph: Graph, *, batch: Num, prompt: Num, gen: Num) -> tuple[Num, Num]:
-    """KV cache of prompt and generated tokens, and live activations of the worse of prefill and last decode step. [B]"""
-    context = prompt + gen
-    cache = kv_cache_bytes(graph, batch=batch, context=context)
-    prefill = activation_bytes(graph, Workload.prefill(batch=batch, prompt=prompt))
-    decode = activation_bytes(graph, Workload.decode(batch=batch, kv_len=context))
-    return cache, np.maximum(prefill, decode)
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What a graph needs in memory, before the workload is known. [B]"""
+
+    weight_bytes: float
+    kv_cache: Form
+    live: tuple[Form, ...]  # the live sets that can be the largest
+
+    @classmethod
+    def of(cls, graph: Graph) -> Footprint:
+        return cls(weight_bytes=weight_bytes(graph), kv_cache=kv_cache(graph), live=peaks(graph))
+
+    def cache_bytes(self, *, batch: Num, context: Num) -> Num:
+        """The KV cache of `batch` sequences of `context` tokens."""
+        return evaluate(self.kv_cache, Workload.decode(batch=batch, kv_len=context))
+
+    def activation_bytes(self, *, batch: Num, prompt: Num, gen: Num) -> Num:
+        """Live activations in the worse of the prefill and the last decode step."""
+        prefill = _largest_of(self.live, Workload.prefill(batch=batch, prompt=prompt))
+        return np.maximum(prefill, _largest_of(self.live, Workload.decode(batch=batch, kv_len=prompt + gen)))
+
+    def total_bytes(self, *, batch: Num, prompt: Num, gen: Num) -> Num:
+        """Weights, cache of prompt and generated tokens, and live activations."""
+        cache = self.cache_bytes(batch=batch, context=prompt + gen)
+        return self.weight_bytes + cache + self.activation_bytes(batch=batch, prompt=prompt, gen=gen)
 
 
-def memory(graph: Graph, capacity: float, *, batch: int, prompt: int, gen: int) -> Memory:
+def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, gen: int) -> Memory:
     """The peak of a request of `batch` sequences, and the largest batch and context within `capacity`. [B]"""
-    weights = weight_bytes(graph)
-    cache, activations = peak_bytes(graph, batch=batch, prompt=prompt, gen=gen)
-
-    def batch_fits(n: Num) -> Num:
-        return weights + sum(peak_bytes(graph, batch=n, prompt=prompt, gen=gen)) <= capacity
-
-    def prompt_fits(n: Num) -> Num:
-        return weights + sum(peak_bytes(graph, batch=batch, prompt=n, gen=gen)) <= capacity
-
-    longest = _largest(prompt_fits)
+    longest = _largest(lambda n: footprint.total_bytes(batch=batch, prompt=n, gen=gen) <= capacity)
     return Memory(
-        weight_bytes=weights,
-        kv_cache_bytes=float(cache),
-        activation_bytes=float(activations),
+        weight_bytes=footprint.weight_bytes,
+        kv_cache_bytes=float(footprint.cache_bytes(batch=batch, context=prompt + gen)),
+        activation_bytes=float(footprint.activation_bytes(batch=batch, prompt=prompt, gen=gen)),
         capacity_bytes=capacity,
-        max_batch=_largest(batch_fits),
+        max_batch=_largest(lambda n: footprint.total_bytes(batch=n, prompt=prompt, gen=gen) <= capacity),
         max_context=longest + gen if longest else longest,
     )
+
+
+def _largest_of(forms: tuple[Form, ...], workload: Workload) -> Num:
+    return reduce(np.maximum, (evaluate(form, workload) for form in forms))
 
 
 def _largest(fits: Callable[[Num], Num], fan: int = 64) -> int | None:

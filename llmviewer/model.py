@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from .forms import Num
+from .forms import Form, Num, evaluate, total
 from .graph import Graph
 from .precision import Format
 from .workload import Workload
@@ -45,12 +45,11 @@ class Model:
         return float(kv_cache_bytes(self.graph, batch=1, context=1))
 
 
+def kv_cache(graph: Graph) -> Form:
+    """The KV cache of a decode step's sequences; layers with a window keep its last tokens. [B]"""
+    return total(block.repeat * tensor.nbytes for block, op in graph for tensor in op.state())
+
+
 def kv_cache_bytes(graph: Graph, *, batch: Num, context: Num) -> Num:
-    """The KV cache of `batch` sequences of `context` tokens; layers with a window keep its last tokens. [B]"""
-    workload = Workload.decode(batch=batch, kv_len=context)
-    total: Num = 0.0
-    for block, op in graph:
-        for tensor in op.state():
-            form = tensor.nbytes
-            total = total + block.repeat * form({feature: feature.of(workload) for feature in form.features()})
-    return total
+    """The KV cache of `batch` sequences of `context` tokens. [B]"""
+    return evaluate(kv_cache(graph), Workload.decode(batch=batch, kv_len=context))

@@ -14,20 +14,21 @@ from .precision import BF16, FP16, FP32, Format
 
 _DTYPES: Final = {"float16": FP16, "bfloat16": BF16, "float32": FP32}
 _CONTEXT: Final = ("max_position_embeddings", "n_positions", "seq_length")
-_COSTLESS: Final = frozenset(  # fields of config.json that change what is computed, not how much of it
-    """
+# Fields of config.json that change what is computed, not how much of it.
+_COSTLESS_FIELDS: Final = """
     _name_or_path architectures auto_map transformers_version use_cache torch_dtype dtype model_type pretraining_tp
-    bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id task_specific_params gradient_checkpointing
-    initializer_range attention_dropout attn_pdrop dropout embd_pdrop resid_pdrop hidden_dropout activation_dropout
-    layerdrop summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class
+    task_specific_params gradient_checkpointing keys_to_ignore_at_inference is_decoder
+    initializer_range init_std attention_dropout attn_pdrop dropout embd_pdrop resid_pdrop hidden_dropout
+    activation_dropout layerdrop bias_dropout_fusion
+    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
     rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon layer_norm_elementwise_affine
     rope_theta rope_scaling rope_parameters rotary scale_attn_weights scale_attn_by_inverse_layer_idx
-    reorder_and_upcast_attn attention_softmax_in_fp32 masked_softmax_fusion slow_but_exact n_ctx n_inner prefix
-    apply_residual_connection_post_layernorm unk_token_id skip_bias_add skip_bias_add_qkv offset_alibi seq_length
-    max_position_embeddings n_positions tokenizer_class is_decoder init_std keys_to_ignore_at_inference
-    sliding_window max_window_layers use_sliding_window bias_dropout_fusion num_hidden_layers_original
-    """.split()  # noqa: SIM905: a block of words reads better than a list of a hundred literals
-)
+    reorder_and_upcast_attn attention_softmax_in_fp32 masked_softmax_fusion slow_but_exact offset_alibi
+    apply_residual_connection_post_layernorm skip_bias_add skip_bias_add_qkv n_ctx prefix
+    max_position_embeddings n_positions seq_length sliding_window max_window_layers use_sliding_window
+"""
+_COSTLESS: Final = frozenset(_COSTLESS_FIELDS.split())
 
 
 def model_names() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Number formats as they are stored, the types they are multiplied in, and the field's notation for both (W4A16g128)."""
+"""Number formats as they are stored, the types they are multiplied in, and the notation for both (W4A16g128)."""
 
 from __future__ import annotations
 

@@ -110,17 +110,26 @@ class Plan:
         values = self.values(workload)
         return Estimate(operators=tuple(_estimate(row, values) for row in self.operators))
 
-    def sum(self, field: str) -> Form:
-        """`ops`, `weight_bytes`, `activation_bytes` or `kv_bytes` of all launches together."""
-        return total(row.block.repeat * getattr(row.work, field) for row in self.operators)
+    @cached_property
+    def ops(self) -> Form:
+        """The model's arithmetic in one pass. [OP]"""
+        return total(row.block.repeat * row.work.ops for row in self.operators)
 
-    def time_s(self, workload: Workload) -> Num:
-        """Estimate.time_s without holding the operators, those that are alike taken together. [s]"""
-        values = self.values(workload)
+    @cached_property
+    def bytes(self) -> Form:
+        """All memory traffic of one pass. [B]"""
+        return total(row.block.repeat * row.work.nbytes for row in self.operators)
+
+    def seconds(self, values: Mapping[Feature, Num]) -> Num:
+        """Estimate.time_s without holding the operators: those that are alike are worked out once. [s]"""
         result: Num = 0.0
         for forms, launches in self.alike:
             result = result + launches * reduce(np.maximum, (form(values) for form in forms))
         return result
+
+    def time_s(self, workload: Workload) -> Num:
+        """The bound of one pass. [s]"""
+        return self.seconds(self.values(workload))
 
     @cached_property
     def alike(self) -> tuple[tuple[tuple[Form, ...], int], ...]:

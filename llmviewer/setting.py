@@ -12,6 +12,7 @@ from .errors import InputError
 from .graph import Graph
 from .hardware import Hardware
 from .hardware_files import load_hardware
+from .memory import Footprint
 from .model import Model
 from .model_files import load_model
 from .roofline import Plan, plan
@@ -87,8 +88,17 @@ class Setting:
     def plan(self) -> Plan:
         return plan(self.graph, self.hardware)
 
-    def with_quant(self, quant: str) -> Self:
-        return replace(self, quantization=parse_quantization(quant))
+    @cached_property
+    def footprint(self) -> Footprint:
+        return Footprint.of(self.graph)
+
+    def having(self, *, quant: str | None = None, attention: str | None = None) -> Self:
+        """The same with another precision or attention, where one is given, as a user writes it."""
+        return replace(
+            self,
+            quantization=parse_quantization(quant) if quant else self.quantization,
+            attention=_member(Attention, "attention", attention) if attention else self.attention,
+        )
 
 
 def _member(kind: type[_E], name: str, value: str) -> _E:

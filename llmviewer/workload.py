@@ -38,7 +38,7 @@ class Sequences:
                 "kv_len must be >= q_len, as new tokens attend to themselves; "
                 f"got q_len={self.q_len}, kv_len={self.kv_len}"
             )
-        if not np.all((0 <= np.asarray(self.logits)) & np.less_equal(self.logits, self.q_len)):
+        if not np.all((np.asarray(self.logits) >= 0) & np.less_equal(self.logits, self.q_len)):
             raise InputError(f"logits must be between 0 and q_len={self.q_len}; got {self.logits}")
 
     def kv_tokens(self, window: float) -> Num:
@@ -56,9 +56,10 @@ class Sequences:
         rest = self.q_len - full * tile
         most = window - 1 + tile  # keys that a full tile sees once the window is full
         growing = np.clip(np.floor((most - past) / tile), 0, full)  # full tiles that see every key before them
-        keys = growing * past + tile * growing * (growing + 1) / 2
+        keys: Num = growing * past + tile * growing * (growing + 1) / 2
         keys = keys + np.where(full > growing, (full - growing) * np.minimum(most, self.kv_len), 0)
-        return keys + np.where(rest > 0, np.minimum(self.kv_len, window - 1 + rest), 0)
+        keys = keys + np.where(rest > 0, np.minimum(self.kv_len, window - 1 + rest), 0)
+        return keys
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def builder(config: Section) -> Builder:
     model_type = config.text("model_type")
     if model_type not in _BUILDERS:
         raise InputError(
-            f"{config.file}: {config.at}model_type: no architecture for {model_type!r}; {suggest(model_type, _BUILDERS)}"
+            f"{config.file}: {config.at}model_type: no architecture for {model_type!r}; "
+            f"{suggest(model_type, _BUILDERS)}"
         )
     return _BUILDERS[model_type]

@@ -11,7 +11,6 @@ from ..precision import Format
 from . import architecture
 from .blocks import HIDDEN, Parts, activation
 
-
 _MISTRAL_WINDOW = 4096  # where config.json says nothing, as transformers.MistralConfig has it; null is no window
 
 

@@ -60,7 +60,7 @@ def _layer(config: Section, parts: Parts, x: Tensor) -> Block:
     operators: list[Operator] = []
 
     def sublayer(name: str, x: Tensor, run: tuple[Operator, ...], norm: Operator) -> Tensor:
-        """x + run(norm(x)), or norm(x + run(x))."""
+        """X + run(norm(x)), or norm(x + run(x))."""
         operators.extend((norm, *run) if before else run)
         add = parts.add(f"{name}_add", x, run[-1].outputs[0])
         operators.append(add)

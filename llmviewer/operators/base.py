@@ -88,6 +88,11 @@ class Work:
     amounts: tuple[tuple[Resource, Form], ...]  # OPs per unit and data type wanted, bytes of memory
 
     @property
+    def nbytes(self) -> Form:
+        """[B]"""
+        return self.weight_bytes + self.activation_bytes + self.kv_bytes
+
+    @property
     def forms(self) -> tuple[Form, ...]:
         return (self.ops, self.conversion_ops, *(form for _, form in self.amounts))
 

@@ -84,5 +84,5 @@ ACTIVATION_OPS: Final = {  # OPs of one element
     "relu": 1,
     "silu": 4,  # negate, exp, add one, divide
     "gelu": 5,  # 0.5 * x * (1 + erf(x / sqrt 2)): scale, erf, add, two products
-    "gelu_tanh": 9,  # 0.5 * x * (1 + tanh(c * (x + 0.044715 * x**3))): cube and scale 3, add, c, tanh, add, two products
+    "gelu_tanh": 9,  # 0.5 * x * (1 + tanh(c * (x + a * x**3))): cube and scale 3, add, c, tanh, add, two products
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..graph import Block, Graph, Transform
+from ..graph import Block, Transform
 from ..operators.attention import QK, SV, FlashAttention, Softmax
 from ..operators.base import Operator
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Final
 
 from ..errors import InputError, suggest
@@ -56,9 +57,9 @@ class Quantization:
         """What holds for the weight and the operands of `op`."""
         scheme = AS_PUBLISHED if isinstance(op, LMHead) else self.scheme
         for override in self.overrides:
-            if override.covers(block) and fnmatchcase(op.name, override.pattern):
-                if not (isinstance(op, LMHead) and override.pattern == "*"):
-                    scheme = override.scheme
+            named = fnmatchcase(op.name, override.pattern) and not (isinstance(op, LMHead) and override.pattern == "*")
+            if named and override.covers(block):
+                scheme = override.scheme
         return scheme
 
     def kv_cache(self, block: Block) -> Format | None:
@@ -128,7 +129,7 @@ def _cut(block: Block, overrides: Sequence[Override]) -> Iterator[Block]:
     end = block.start + block.repeat
     edges = {edge for o in overrides if o.last is not None for edge in (o.first, o.last + 1)}
     marks = [block.start, *sorted(edge for edge in edges if block.start < edge < end), end]
-    for start, stop in zip(marks, marks[1:], strict=False):
+    for start, stop in pairwise(marks):
         name = block.name if len(marks) == 2 else f"{block.name}.{start}-{stop - 1}"
         yield replace(block, name=name, start=start, repeat=stop - start)
 
@@ -139,8 +140,7 @@ def _quantized(block: Block, quantization: Quantization) -> Block:
     operators = tuple(_with_weight(op, schemes[op.name].weight) if op.name in schemes else op for op in block.operators)
     if kv_cache:
         operators = tuple(
-            op.with_tensors(lambda t: replace(t, format=kv_cache) if t.role is Role.KV_CACHE else t)
-            for op in operators
+            op.with_tensors(lambda t: replace(t, format=kv_cache) if t.role is Role.KV_CACHE else t) for op in operators
         )
     wanted = {name: scheme.activation for name, scheme in schemes.items() if scheme.activation}
     return replace(block, operators=tuple(_with_operands(block, operators, wanted)))

@@ -70,7 +70,9 @@ def _surveyed(block: Block, formats: _Formats) -> Block:
     operators = tuple(new for op in _without_rope(block) if (new := _counted(op, formats, block)))
     if block.start is None:
         heads = [op for op in operators if op.kind == "lm_head"]
-        return replace(block, operators=tuple(replace(op, inputs=(_renamed(op.inputs[0], block.input),)) for op in heads))
+        return replace(
+            block, operators=tuple(replace(op, inputs=(_renamed(op.inputs[0], block.input),)) for op in heads)
+        )
 
     kept = tuple(t.name for op in operators for t in op.outputs if t.role is Role.ACTIVATION)
     operators = tuple(  # a layer's input is the output of the one before: one tensor, held once

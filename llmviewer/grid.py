@@ -1,0 +1,214 @@
+"""sweep(): the same questions over a grid of settings, as arrays. Nothing is looped over but the techniques."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InputError, suggest
+from .forms import Num
+from .generation import generation
+from .hardware import Hardware
+from .model import Model
+from .setting import Setting
+from .workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NUMBERS: Final = ("batch", "prompt", "gen", "kv_len")  # axes along which arrays run
+TECHNIQUES: Final = ("quant", "attention")  # axes with a graph for each value
+_CHUNK: Final = 16_384  # points whose arrays stay in a core's cache together
+_RANGE: Final = re.compile(r"(\d+)\.\.(\d+)(?:([*+])(\d+))?")
+
+Column = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """One row per point; the last axis given runs fastest. Times are lower bounds. [s], [B], [OP]
+
+    batch, prompt, kv_len, gen, quant, attention    the point; kv_len is that of the decode step
+    ttft_s, prefill_ops, prefill_bytes              the prefill
+    decode_step_s, decode_ops, decode_bytes         one decode step of the whole batch
+    decode_tokens_per_s                             batch over decode_step_s
+    tpot_s, latency_s, tokens_per_s                 the whole generation, where `gen` is given
+    weight_bytes, kv_cache_bytes, activation_bytes, total_bytes, fits
+    """
+
+    model: str
+    hardware: str
+    columns: Mapping[str, Column]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def to_frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(dict(self.columns))
+
+
+def sweep(
+    model: str | Model,
+    hardware: str | Hardware,
+    over: Mapping[str, Sequence[int] | Sequence[str]],
+    *,
+    batch: int = 1,
+    prompt: int = 1024,
+    gen: int | None = None,
+    kv_len: int | None = None,
+    quant: str | None = None,
+    attention: str | None = None,
+    accounting: str = "faithful",
+    hardware_set: Sequence[str] = (),
+    progress: Callable[[int, int], object] = lambda done, points: None,
+) -> Sweep:
+    """Every combination of the values in `over`, whose keys are among NUMBERS and TECHNIQUES.
+
+    The other arguments are as those of analyze(), for what `over` does not name. Without `gen` no generation is
+    summed up and memory is for the prompt and one token. kv_len follows the prompt where it is not given.
+    progress  is told of points done, and of how many there are, as they come
+
+    Raises InputError where an axis is unknown, empty or holds a number below 1.
+    """
+    for axis, values in over.items():
+        _check_axis(axis, values)
+    base = Setting.of(
+        model, hardware, quant=quant, attention=attention, accounting=accounting, hardware_set=hardware_set
+    )
+    numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len}
+    for name, value in numbers.items():
+        if value is not None:
+            _check_axis(name, [value])
+    shape = tuple(len(values) for values in over.values())
+    points = prod(shape)
+    columns: dict[str, Column] = {}
+    done = 0
+    for chosen, rows in _techniques(over, shape):
+        setting = base.having(**chosen)
+        for start in range(0, len(rows), _CHUNK):
+            chunk = rows[start : start + _CHUNK]
+            for name, column in _points(setting, _numbers(over, shape, chunk, numbers)).items():
+                if name not in columns:
+                    columns[name] = np.empty(points, dtype=_dtype(name, column))
+                columns[name][chunk] = column
+            done += len(chunk)
+            progress(done, points)
+    return Sweep(model=base.model.name, hardware=base.hardware.name, columns=columns)
+
+
+def parse_axis(text: str) -> tuple[str, list[int] | list[str]]:
+    """Read "batch=1..256", "batch=1..256*2", "prompt=128..4096+128", "prompt=128,512" or "quant=W16A16,W4A16g128".
+
+    Raises InputError where the text is none of these.
+    """
+    name, equals, given = (part.strip() for part in text.partition("="))
+    where = f"--over {text}"
+    if not equals or name not in (*NUMBERS, *TECHNIQUES):
+        must = f"must be AXIS=VALUES, with an axis of {', '.join((*NUMBERS, *TECHNIQUES))}"
+        raise InputError(f"{where}: {must}, such as batch=1..256 or prompt=128,512,2048")
+    parts = [part.strip() for part in given.split(",")]
+    if name in TECHNIQUES:
+        return name, parts
+    try:
+        return name, [value for part in parts for value in _values(part)]
+    except ValueError:
+        must = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) or 128..4096+128 (in steps)"
+        raise InputError(f"{where}: {must}; got {given!r}") from None
+
+
+def _values(part: str) -> Sequence[int]:
+    match = _RANGE.fullmatch(part)
+    if not match:
+        return [int(part)]
+    first, last, step = int(match[1]), int(match[2]), int(match[4] or 1)
+    if last < first or (match[3] == "*" and (step < 2 or first < 1)) or step < 1:
+        raise ValueError(part)
+    if match[3] != "*":
+        return range(first, last + 1, step)
+    values = [first]
+    while values[-1] * step <= last:
+        values.append(values[-1] * step)
+    return values
+
+
+def _check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
+    if name not in (*NUMBERS, *TECHNIQUES):
+        raise InputError(f"no axis {name!r} to sweep over; {suggest(name, (*NUMBERS, *TECHNIQUES))}")
+    if not len(values):
+        raise InputError(f"{name}: nothing to sweep over")
+    if name in NUMBERS:
+        bad = [v for v in values if isinstance(v, bool) or not isinstance(v, int | np.integer) or v < 1]
+        if bad:
+            raise InputError(f"{name} must be a whole number of at least 1; got {bad[0]!r}")
+
+
+def _dtype(name: str, column: Num | str) -> npt.DTypeLike:
+    if isinstance(column, str):
+        return object
+    return np.int64 if name in NUMBERS else np.asarray(column).dtype
+
+
+def _techniques(over: Mapping[str, Sequence[Any]], shape: tuple[int, ...]) -> Iterator[tuple[dict[str, str], Column]]:
+    """Each combination of techniques, and the rows of the grid that have it."""
+    grid = np.arange(prod(shape)).reshape(shape)
+    names = [name for name in over if name in TECHNIQUES]
+    for index in product(*(range(len(over[name])) for name in names)):
+        places = dict(zip(names, index, strict=True))
+        rows = grid[tuple(places.get(name, slice(None)) for name in over)]
+        yield {name: over[name][place] for name, place in places.items()}, rows.ravel()
+
+
+def _numbers(
+    over: Mapping[str, Sequence[Any]], shape: tuple[int, ...], rows: Column, fixed: Mapping[str, int | None]
+) -> dict[str, Num | None]:
+    """The numbers of some rows of the grid: arrays for the axes, and what is fixed as it is."""
+    places = np.unravel_index(rows, shape) if shape else ()
+    axes = {
+        name: np.asarray(values, dtype=np.float64)[place]
+        for (name, values), place in zip(over.items(), places, strict=True)
+        if name in NUMBERS
+    }
+    return {**fixed, **axes}
+
+
+def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
+    """All columns for the numbers `at`, under one setting."""
+    batch, prompt, gen, kv_len = (at[name] for name in NUMBERS)
+    assert batch is not None
+    assert prompt is not None
+    context = prompt + 1 if kv_len is None else kv_len
+    plan = setting.plan
+    columns: dict[str, Num | str] = {
+        "quant": str(setting.quantization),
+        "attention": str(setting.attention),
+        "batch": batch,
+        "prompt": prompt,
+        "kv_len": context,
+    }
+    prefill, decode = Workload.prefill(batch=batch, prompt=prompt), Workload.decode(batch=batch, kv_len=context)
+    values = plan.values(prefill)
+    columns |= {"ttft_s": plan.seconds(values), "prefill_ops": plan.ops(values), "prefill_bytes": plan.bytes(values)}
+    values = plan.values(decode)
+    step = plan.seconds(values)
+    columns |= {"decode_step_s": step, "decode_ops": plan.ops(values), "decode_bytes": plan.bytes(values)}
+    columns |= {"decode_tokens_per_s": batch / step}
+    if gen is not None:
+        whole = generation(plan, batch=batch, prompt=prompt, gen=gen)
+        columns |= {"gen": gen, "tpot_s": whole.tpot_s, "latency_s": whole.latency_s}
+        columns |= {"tokens_per_s": whole.tokens_per_s}
+    tokens = 1 if gen is None else gen
+    weights = setting.footprint.weight_bytes
+    cache = setting.footprint.cache_bytes(batch=batch, context=prompt + tokens)
+    activations = setting.footprint.activation_bytes(batch=batch, prompt=prompt, gen=tokens)
+    total = weights + cache + activations
+    columns |= {"weight_bytes": weights, "kv_cache_bytes": cache, "activation_bytes": activations}
+    return columns | {"total_bytes": total, "fits": total <= setting.hardware.capacity}

@@ -1,0 +1,29 @@
+"""The report of an analysis for programs: JSON and CSV, in SI units and full precision."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import fields
+
+from llmviewer.analysis import Analysis, OperatorResult
+
+
+def render_json(analysis: Analysis) -> str:
+    return json.dumps(analysis.to_dict(), indent=2, allow_nan=False) + "\n"
+
+
+def render_csv(analysis: Analysis) -> str:
+    """One row per phase and operator, as Analysis.to_frame() has them."""
+    names = [f.name for f in fields(OperatorResult) if f.name != "per_call"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["phase", *names])
+    for phase_name, phase in analysis.phases:
+        writer.writerows([phase_name, *(_cell(getattr(op, name)) for name in names)] for op in phase.operators)
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,80 @@
+"""The operator table of a phase as texts: what the screen, Markdown and HTML have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from llmviewer.analysis import Analysis, OperatorResult, PerCall, Phase, Total
+from llmviewer.setting import Accounting
+from llmviewer.units import seconds, si
+
+COLUMNS: Final = (
+    "operator", "x", "OPs", "weights", "activ.", "KV", "OP/B", "OP/s", "bound", "in", "time", "share",
+)  # fmt: skip
+LEGEND: Final = (
+    "OPs and bytes moved (weights, activations, KV cache), arithmetic intensity, attainable performance, "
+    "what bounds it, the type it is computed in, and the least time it takes"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of texts, in the order of COLUMNS."""
+
+    cells: tuple[str, ...]
+    bound: str
+
+
+def rows(phase: Phase, *, per_call: bool) -> list[Row]:
+    """A line for each operator, of all its launches or of one, and one for the whole."""
+    lines = [_operator(op, op.per_call if per_call else op) for op in phase.operators]
+    return [*lines, _total(phase.total)]
+
+
+def shows_calls(analysis: Analysis, per_call: bool | None) -> bool:
+    """Whether OPs and bytes are those of one launch: as asked, else as the paper's table where its accounting is."""
+    return analysis.inputs.accounting is Accounting.SURVEY if per_call is None else per_call
+
+
+def _operator(op: OperatorResult, amounts: OperatorResult | PerCall) -> Row:
+    cells = (
+        op.name,
+        str(op.repeat),
+        *_amounts(amounts),
+        number(op.intensity),
+        _short(op.attainable_ops_per_s),
+        op.bound,
+        op.compute_dtype,
+        seconds(op.bound_time_s),
+        f"{op.share:.1%}",
+    )
+    return Row(cells=cells, bound=op.bound)
+
+
+def _total(total: Total) -> Row:
+    cells = (
+        "total",
+        "",
+        *_amounts(total),
+        number(total.intensity),
+        _short(total.attainable_ops_per_s),
+        total.bound,
+        "",
+        seconds(total.bound_time_s),
+        "100%",
+    )
+    return Row(cells=cells, bound=total.bound)
+
+
+def _amounts(of: OperatorResult | PerCall | Total) -> tuple[str, ...]:
+    return tuple(_short(value) for value in (of.ops, of.weight_bytes, of.activation_bytes, of.kv_bytes))
+
+
+def number(value: float) -> str:
+    """Three significant digits, no exponent below a million."""
+    return f"{value:.0f}" if 100 <= value < 1e6 else f"{value:.3g}"
+
+
+def _short(value: float) -> str:
+    return si(value).replace(" ", "") if value else "-"

@@ -1,0 +1,123 @@
+"""The report of an analysis on a terminal, 80 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Final
+
+import click
+
+from llmviewer.analysis import Analysis, Phase
+from llmviewer.precision import AS_PUBLISHED
+from llmviewer.units import seconds, si
+
+from .columns import columns
+from .table import COLUMNS, rows, shows_calls
+
+WIDTH: Final = 80  # of the operator tables; lines of words may be longer where the terminal is
+_COLOR: Final = {"memory": "red", "compute": "green"}
+_LEFT: Final = tuple(COLUMNS.index(name) for name in ("operator", "bound", "in"))
+
+
+def render(analysis: Analysis, *, width: int = WIDTH, per_call: bool | None = None) -> str:
+    """The whole report with its colours. `width` is that of the lines of words. [columns]"""
+    width = max(width, WIDTH)
+    calls = shows_calls(analysis, per_call)
+    parts = [click.style(_wrapped(headline(analysis), width), bold=True), _summary(analysis, width)]
+    for name, phase in analysis.phases:
+        parts += ["", click.style(_wrapped(phase_line(name, phase, per_call=calls), width), bold=True)]
+        parts += [_table(phase, per_call=calls).rstrip("\n"), _wrapped(sentence(phase.advice), width)]
+    if analysis.notes:
+        parts += ["", *(_wrapped(f"Note: {note}.", width) for note in analysis.notes)]
+    return "\n".join(parts) + "\n"
+
+
+def headline(analysis: Analysis) -> str:
+    """What was asked, in one line."""
+    asked = analysis.inputs
+    return (
+        f"{analysis.model.title} on {analysis.hardware.title}: batch {asked.batch}, prompt {asked.prompt}, "
+        f"{asked.gen} generated, {precision(analysis)}, {asked.attention} attention"
+    )
+
+
+def precision(analysis: Analysis) -> str:
+    """The scheme asked for, and what the model is published in."""
+    quant, fmt = analysis.inputs.quant, analysis.model.format.name
+    return f"{fmt} {quant}" if quant == AS_PUBLISHED.text else f"{quant} ({fmt} model)"
+
+
+def memory_line(analysis: Analysis) -> str:
+    """The verdict, its parts, and what more would fit."""
+    memory = analysis.memory
+    spare = memory.capacity_bytes - memory.total_bytes
+    verdict = f"fits, {si(spare)}B to spare" if memory.fits else f"does not fit, {si(-spare)}B too much"
+    parts = (
+        f"weights {si(memory.weight_bytes)}B, KV cache {si(memory.kv_cache_bytes)}B, "
+        f"live activations {si(memory.activation_bytes)}B"
+    )
+    return f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B: {verdict}; {parts}"
+
+
+def largest_line(analysis: Analysis) -> str:
+    """How far batch and context can grow."""
+    memory, asked = analysis.memory, analysis.inputs
+    length = f"{asked.prompt + asked.gen} tokens"
+    batch = f"batch {memory.max_batch} at {length}" if memory.max_batch else f"not one sequence of {length}"
+    context = f"{memory.max_context} tokens at batch {asked.batch}"
+    return f"{batch}; {context if memory.max_context else f'no context at batch {asked.batch}'}"
+
+
+def phase_line(name: str, phase: Phase, *, per_call: bool) -> str:
+    """What a phase is."""
+    tokens = phase.batch * phase.q_len
+    amounts = "OPs and bytes of one launch" if per_call else "OPs and bytes of all launches"
+    return (
+        f"{name.capitalize()}: {tokens} token{'s'[: tokens > 1]} at a context of {phase.kv_len}, at least "
+        f"{seconds(phase.total.bound_time_s)} ({amounts})"
+    )
+
+
+def sentence(text: str) -> str:
+    """`text` with a capital and a full stop."""
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def summary(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    """The headline numbers, as (label, value)."""
+    whole = analysis.generation
+    return (
+        ("time to first token", seconds(whole.ttft_s)),
+        ("time per output token", seconds(whole.tpot_s)),
+        ("generation", f"{seconds(whole.latency_s)}, {whole.tokens_per_s:.4g} tokens/s"),
+        ("memory", memory_line(analysis)),
+        ("largest that fits", largest_line(analysis)),
+        ("these times", "lower bounds: no kernel is faster; what to expect of real ones awaits a calibration"),
+    )
+
+
+def _summary(analysis: Analysis, width: int) -> str:
+    lines = summary(analysis)
+    margin = max(len(label) for label, _ in lines) + 2
+    texts = []
+    for label, value in lines:
+        text = textwrap.fill(value, width - margin).replace("\n", "\n" + margin * " ")
+        alarm = label == "memory" and not analysis.memory.fits
+        texts.append(label.ljust(margin) + (click.style(text, fg="red") if alarm else text))
+    return "\n".join(texts)
+
+
+def _table(phase: Phase, *, per_call: bool) -> str:
+    lines = rows(phase, per_call=per_call)
+
+    def style(line: int, column: int, text: str) -> str:
+        if line == 0:
+            return click.style(text, dim=True)
+        color = _COLOR[lines[line - 1].bound] if COLUMNS[column] == "bound" else None
+        return click.style(text, fg=color, bold=line == len(lines)) if color or line == len(lines) else text
+
+    return columns([COLUMNS, *(line.cells for line in lines)], left=_LEFT, gap=" ", style=style)
+
+
+def _wrapped(text: str, width: int) -> str:
+    return textwrap.fill(text, width)

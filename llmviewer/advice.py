@@ -71,7 +71,7 @@ def _fewer_bytes(setting: Setting) -> Iterator[tuple[str, Setting]]:
     scheme = setting.quantization.scheme
     if scheme.weight is None or scheme.weight.bits > 4:
         yield "4-bit weights (W4 g128)", _with(setting, replace(scheme, weight=parse_scheme("W4g128").weight))
-    if scheme.kv_cache is None:
+    if scheme.kv_cache is None or scheme.kv_cache.bits > 8:
         yield "an 8-bit KV cache (KV8)", _with(setting, replace(scheme, kv_cache=NAMED["int8"]))
 
 

@@ -272,6 +272,18 @@ def describe_hardware(hardware: Hardware) -> dict[str, Any]:
     }
 
 
+def hardware_facts(hardware: Hardware) -> dict[str, Any]:
+    """describe_hardware() and every number of the device's file, each with its source. SI units."""
+    sources = {key: asdict(source) for key, source in hardware.sources.items()}
+    facts = [
+        {"key": f.key, "value": f.value, "text": f.text, "source": sources.get(f.source), "note": f.note}
+        for f in hardware.facts
+    ]
+    about = ("vendor", "kind", "architecture", "released", "status", "aliases", "notes")
+    document = {**describe_hardware(hardware), **{key: getattr(hardware, key) for key in about}, "facts": facts}
+    return {key: _plain(value) for key, value in document.items()}
+
+
 def _phase(setting: Setting, workload: Workload, name: str, max_batch: int | None) -> Phase:
     (sequences,) = workload.groups
     estimate = setting.plan.estimate(workload)

@@ -166,12 +166,12 @@ def hardware(name: str | None, form: str, output: Path | None) -> None:
     """The devices that ship, or every number of one with its source (a NAME, or the path of a YAML file)."""
     import json
 
-    from .analysis import describe_hardware
+    from .analysis import hardware_facts
     from .hardware_files import hardware_names, load_hardware
 
     if form == "json":
         names = hardware_names()
-        facts = describe_hardware(load_hardware(name)) if name else [describe_hardware(load_hardware(n)) for n in names]
+        facts = hardware_facts(load_hardware(name)) if name else [hardware_facts(load_hardware(n)) for n in names]
         _emit(json.dumps(facts, indent=2) + "\n", output)
         return
     from .reports.catalogue import hardware_card, hardware_list

@@ -52,6 +52,7 @@ WIDER: Final[dict[str, tuple[str, ...]]] = {
 FP32 = Format("fp32", 32, "fp32")
 FP16 = Format("fp16", 16, "fp16")
 BF16 = Format("bf16", 16, "bf16")
+HALF = Format("16 bits", 16, "fp16")  # the 16-bit format that a model has, fp16 where it has none
 
 NAMED: Final[dict[str, Format]] = {
     f.name: f
@@ -78,6 +79,13 @@ _ALONE: Final = {  # a format named without W, A or KV: the use the field makes 
 }  # fmt: skip
 
 
+def resolved(fmt: Format, own: Format) -> Format:
+    """`fmt` as it is, or where it is HALF the 16-bit format that stands for beside a model's `own`."""
+    if fmt != HALF:
+        return fmt
+    return own if own.bits == HALF.bits else FP16
+
+
 def product(a: Format, b: Format) -> str:
     """The type in which `a` and `b` are multiplied: their own where they share it, else the narrowest that holds both.
 
@@ -93,7 +101,10 @@ def product(a: Format, b: Format) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """What a quantization asks for. None keeps what the model has. `text` is how the user wrote it."""
+    """What a quantization asks for. None keeps what the model has. `text` is how the user wrote it.
+
+    Fewer than 16 bits are for the operands of matrix products and for the cache; 16 and more are for everything.
+    """
 
     text: str = "as published"
     weight: Format | None = None
@@ -123,14 +134,14 @@ def parse_scheme(text: str) -> Scheme:
     if name in _ALONE:
         uses = _ALONE[name]
         return Scheme(text=text, weight=NAMED[name], activation=NAMED[name] if "A" in uses else None)
-    found: dict[str, Format | None] = {}
+    found: dict[str, Format] = {}
     position = 0
     while position < len(whole):
         match = _PART.match(whole, position)
         if not match or match[1] in found:
             raise InputError(f"quantization must be {_NOTATION}; got {text!r}")
         group = int(match[3]) if match[3] else 0
-        if group and match[1] == "a" and found.get("w") and match.end() == len(whole):
+        if group and match[1] == "a" and "w" in found and match.end() == len(whole):
             found["w"] = _grouped(found["w"], group, text)  # W4A16g128: the group is the weights'
             group = 0
         found[match[1]] = _grouped(_format(match[2], text), group, text)
@@ -140,13 +151,13 @@ def parse_scheme(text: str) -> Scheme:
     return Scheme(text=text, weight=found.get("w"), activation=found.get("a"), kv_cache=found.get("kv"))
 
 
-def _format(text: str, scheme: str) -> Format | None:
-    """A format by name or by bits: 16 is what the model has, others are integers."""
+def _format(text: str, scheme: str) -> Format:
+    """A format by name or by bits: 16 is the model's own, others are integers."""
     if not text[0].isdigit():
         return NAMED[_SYNONYMS.get(text, text)]
     bits = float(text)
-    if bits == 16:
-        return None
+    if bits == HALF.bits:
+        return HALF
     if bits == 32:
         return FP32
     if not 1 <= bits <= 8:
@@ -154,11 +165,12 @@ def _format(text: str, scheme: str) -> Format | None:
     return Format(f"int{text}", bits, "int4" if bits <= 4 else "int8")
 
 
-def _grouped(fmt: Format | None, group: int, scheme: str) -> Format | None:
+def _grouped(fmt: Format, group: int, scheme: str) -> Format:
     """`fmt` with a 16-bit scale, and for integers a zero point of their own width, per `group` elements."""
     if not group:
         return fmt
-    if fmt is None or fmt.group:
-        kept = fmt.name if fmt else "16 bits"
-        raise InputError(f"quantization {scheme!r}: a group size needs a quantized format without its own; got {kept}")
+    if fmt.bits >= HALF.bits or fmt.group:
+        raise InputError(
+            f"quantization {scheme!r}: a group size needs a low-bit format without its own; got {fmt.name}"
+        )
     return replace(fmt, group=group, scale_bits=16, zero_bits=fmt.bits if fmt.name.startswith("int") else 0)

@@ -58,8 +58,8 @@ class Sequences:
         growing = np.clip(np.floor((most - past) / tile), 0, full)  # full tiles that see every key before them
         keys: Num = growing * past + tile * growing * (growing + 1) / 2
         keys = keys + np.where(full > growing, (full - growing) * np.minimum(most, self.kv_len), 0)
-        keys = keys + np.where(rest > 0, np.minimum(self.kv_len, window - 1 + rest), 0)
-        return keys
+        last: Num = np.where(rest > 0, np.minimum(self.kv_len, window - 1 + rest), 0)
+        return keys + last
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ _DTYPES: Final = ("fp16", "fp8", "int8", "int4")
 
 def model_list(models: Sequence[Model]) -> str:
     lines = [
-        (m.name, f"{si(m.parameters)}".strip(), str(m.graph.layers), m.format.name,
+        (m.name, f"{m.parameters:,}", str(m.graph.layers), m.format.name,
          f"{si(m.kv_bytes_per_token)}B", str(m.max_context or "-"), m.source.split()[0])
         for m in models
     ]  # fmt: skip

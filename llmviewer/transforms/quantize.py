@@ -18,7 +18,8 @@ from ..graph import Block, Graph, Transform
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.elementwise import Quantize
 from ..operators.linear import Linear, LMHead
-from ..precision import AS_PUBLISHED, Format, Scheme, parse_scheme
+from ..precision import AS_PUBLISHED, HALF, Format, Scheme, parse_scheme, resolved
+from .cast import cast
 
 _LAYERS: Final = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(.+))?")
 
@@ -44,7 +45,8 @@ class Override:
 class Quantization:
     """A scheme for the network, and others for parts of it; of those that match, the last one holds.
 
-    The scheme goes to every Linear but the prediction head, which keeps its format unless an override names it.
+    The scheme goes to every Linear but the prediction head, which keeps its format unless an override names it; where
+    it asks for 16 bits or more, that goes to the whole network.
     """
 
     scheme: Scheme = AS_PUBLISHED
@@ -102,7 +104,12 @@ def quantize(quantization: Quantization) -> Transform:
     Raises InputError where an override matches nothing.
     """
 
+    scheme = quantization.scheme
+    activation = _wide(scheme.activation)  # what is not quantized is computed in it, weights too
+    in_wide = cast(weight=_wide(scheme.weight) or activation, activation=activation)
+
     def transform(graph: Graph) -> Graph:
+        graph = in_wide(graph)
         cut = Graph(tuple(piece for block in graph.blocks for piece in _cut(block, quantization.overrides)))
         for override in quantization.overrides:
             _must_match(override, cut)
@@ -140,10 +147,19 @@ def _quantized(block: Block, quantization: Quantization) -> Block:
     operators = tuple(_with_weight(op, schemes[op.name].weight) if op.name in schemes else op for op in block.operators)
     if kv_cache:
         operators = tuple(
-            op.with_tensors(lambda t: replace(t, format=kv_cache) if t.role is Role.KV_CACHE else t) for op in operators
+            op.with_tensors(lambda t: _in(kv_cache, t) if t.role is Role.KV_CACHE else t) for op in operators
         )
-    wanted = {name: scheme.activation for name, scheme in schemes.items() if scheme.activation}
+    wanted = {name: fmt for name, scheme in schemes.items() if (fmt := scheme.activation) and not _wide(fmt)}
     return replace(block, operators=tuple(_with_operands(block, operators, wanted)))
+
+
+def _wide(fmt: Format | None) -> Format | None:
+    """`fmt` if networks are computed in it, and None if it is a quantization."""
+    return fmt if fmt and fmt.bits >= HALF.bits else None
+
+
+def _in(fmt: Format, t: Tensor) -> Tensor:
+    return replace(t, format=resolved(fmt, t.format))
 
 
 def _with_weight(op: Operator, fmt: Format | None) -> Operator:
@@ -152,7 +168,10 @@ def _with_weight(op: Operator, fmt: Format | None) -> Operator:
         return op
 
     def change(weight: Weight) -> Weight:
-        return replace(weight, format=fmt, tied=False) if weight == op.weights[0] else weight
+        new = resolved(fmt, weight.format)
+        if weight != op.weights[0] or new == weight.format:
+            return weight
+        return replace(weight, format=new, tied=False)
 
     return op.with_weights(change)
 

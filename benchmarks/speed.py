@@ -1,0 +1,87 @@
+"""How fast llmviewer is, as ratios measured in one run: `python benchmarks/speed.py [--check]`.
+
+start     `llmviewer --help` and a whole `llmviewer analyze`, against `python -c "import numpy"`, processes taken in
+          turn and the fastest of each kind compared, since noise only adds
+analysis  one analyze() in a warm process
+sweep     a million (batch, prompt, precision) points of LLaMA-2-7b: prefill, decode step and memory of each
+
+--check exits with 1 where a limit is missed. The peak memory is that of the whole process.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import llmviewer
+
+START_LIMITS = {"start": 2.5, "analyze": 3.5}  # times importing numpy
+SWEEP_LIMIT_S = 1.0
+MEMORY_LIMIT = 2e9  # B
+_MODEL, _DEVICE = "llama-2-7b", "rtx-a6000"
+
+
+def main() -> int:
+    ratios = start_up()
+    points, sweep_s = million_points()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"start     --help {ratios['start']:.2f}x, analyze {ratios['analyze']:.2f}x of importing numpy")
+    print(f"analysis  {fastest(lambda: llmviewer.analyze(_MODEL, _DEVICE, prompt=2048), times=20) * 1e3:.1f} ms")
+    rate = points / sweep_s / 1e6
+    print(f"sweep     {points} points in {sweep_s:.2f} s on one core, {rate:.1f} M/s; {peak / 1e9:.2f} GB")
+    missed = [
+        f"{name} takes {ratio:.2f}x of importing numpy, above {START_LIMITS[name]}x"
+        for name, ratio in ratios.items()
+        if ratio > START_LIMITS[name]
+    ]
+    if sweep_s > SWEEP_LIMIT_S:
+        missed.append(f"a million points take {sweep_s:.2f} s, above {SWEEP_LIMIT_S} s")
+    if peak > MEMORY_LIMIT:
+        missed.append(f"the sweep takes {peak / 1e9:.2f} GB, above {MEMORY_LIMIT / 1e9} GB")
+    for line in missed:
+        print(f"MISSED    {line}")
+    return 1 if missed and "--check" in sys.argv else 0
+
+
+def start_up(rounds: int = 15) -> dict[str, float]:
+    """Fastest whole processes, over the fastest that imports numpy."""
+    llm = [sys.executable, "-m", "llmviewer"]
+    commands = {
+        "numpy": [sys.executable, "-c", "import numpy"],
+        "start": [*llm, "--help"],
+        "analyze": [*llm, "analyze", _MODEL, _DEVICE, "--prompt", "2048"],
+    }
+    best = dict.fromkeys(commands, float("inf"))
+    for _ in range(rounds):
+        for name, command in commands.items():
+            start = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            best[name] = min(best[name], time.perf_counter() - start)
+    return {name: seconds / best["numpy"] for name, seconds in best.items() if name != "numpy"}
+
+
+def million_points() -> tuple[int, float]:
+    over = {
+        "quant": ["W16A16", "W8A16", "W4A16g128", "W8A8", "W8A8KV8"],
+        "batch": list(range(1, 201)),
+        "prompt": list(range(10, 10_001, 10)),
+    }
+    points = len(llmviewer.sweep(_MODEL, _DEVICE, over))
+    return points, fastest(lambda: llmviewer.sweep(_MODEL, _DEVICE, over), times=3)
+
+
+def fastest(call: Callable[[], object], *, times: int) -> float:
+    """[s]"""
+    best = float("inf")
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

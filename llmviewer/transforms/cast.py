@@ -1,0 +1,24 @@
+"""The whole network in another floating-point format: fp32 weights served in 16 bits, bf16 ones in fp16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..graph import Transform
+from ..operators.base import Operator, Tensor, Weight
+from ..precision import Format, resolved
+
+
+def cast(*, weight: Format | None = None, activation: Format | None = None) -> Transform:
+    """All weights, and all activations with the KV cache, in the formats given; None leaves them as they are."""
+
+    def stored(w: Weight) -> Weight:
+        return replace(w, format=resolved(weight, w.format)) if weight else w
+
+    def moved(t: Tensor) -> Tensor:
+        return replace(t, format=resolved(activation, t.format)) if activation else t
+
+    def one(op: Operator) -> Operator:
+        return op.with_weights(stored).with_tensors(moved)
+
+    return lambda graph: graph.map(one)

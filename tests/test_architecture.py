@@ -1,0 +1,84 @@
+"""Imports point one way, and heavy ones stay where they are used."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# From the bottom up: a module imports from lines above its own, or from its own.
+LAYERS = (
+    ("_layout", "errors"),
+    ("units", "resource", "forms"),
+    ("precision", "workload", "documents"),
+    ("operators",),
+    ("graph", "hardware"),
+    ("transforms", "architectures"),
+    ("roofline", "model"),
+    ("memory", "generation", "hardware_files", "model_files"),
+    ("setting",),
+    ("advice", "notes"),
+    ("analysis", "grid"),
+    ("export",),
+    ("reports",),
+    ("cli",),
+    ("__main__",),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+HEAVY = {"torch", "triton", "dash", "plotly", "pandas", "pyarrow", "kaleido"}
+FILES = [path for top in ("llmviewer", "reports") for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+def place(path):
+    """The name in LAYERS that a file belongs to."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return "reports" if parts[0] == "reports" else parts[1]
+
+
+def imported(path):
+    """(dotted name inside llmviewer or of another package, line, whether at the top of the module) of each import."""
+    package = ("llmviewer", *path.relative_to(ROOT).parts[:-1])
+    package = package[1:] if package[1:2] == ("llmviewer",) else package
+    tree = ast.parse(path.read_text())
+    top = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno, id(node) in top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            name = ".".join(filter(None, (base, node.module)))
+            whole = name == "llmviewer"
+            for alias in node.names:
+                yield (f"{name}.{alias.name}" if whole else name, node.lineno, id(node) in top)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_down(path):
+    if path.name == "__init__.py" and path.parent.name == "llmviewer":
+        return  # the interface: names of all layers, imported when asked for
+    own = place(path)
+    for name, line, _ in imported(path):
+        parts = name.split(".")
+        if parts[0] == "llmviewer" and parts[1:] and parts[1] != "__version__":
+            assert RANK[parts[1]] <= RANK[own], f"{path.name}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_heavy_packages_are_imported_where_they_are_used(path):
+    if path.parent.name == "reports" and path.name == "figures.py":
+        return  # only ever imported by what draws
+    checks = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.If)]
+    typing_only = {n.lineno for check in checks for n in ast.walk(check) if isinstance(n, ast.Import | ast.ImportFrom)}
+    for name, line, at_top in imported(path):
+        assert not (at_top and line not in typing_only and name.split(".")[0] in HEAVY), f"{path.name}:{line} {name}"
+
+
+def test_every_module_has_a_layer():
+    assert {place(path) for path in FILES} - {"__init__"} == RANK.keys()
+
+
+def test_nothing_prints_but_the_command_line():
+    for path in FILES:
+        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"], path

@@ -1,0 +1,200 @@
+"""The command line as a user meets it: what it prints, where it writes, and one line for every mistake."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from llmviewer.cli import main
+
+
+def run(capsys, *arguments):
+    """(exit code, stdout, stderr)"""
+    code = main(arguments)
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_analyze_prints_one_screen_with_both_phases_memory_and_advice(capsys):
+    code, out, err = run(capsys, "analyze", "llama-2-7b", "rtx-a6000", "--prompt", "2048")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 66
+    assert lines[0].startswith("Llama 2 7B on NVIDIA RTX A6000: batch 1, prompt 2048, 128 generated")
+    for text in ("time to first token", "Prefill: 2048 tokens", "Decode: 1 token", "Prefill is compute-bound",
+                 "Decode is memory-bound", "weights 13.5", "largest that fits", "lower bounds"):  # fmt: skip
+        assert text in out
+
+
+def test_analyze_json_has_the_keys_of_the_contract(capsys):
+    code, out, _ = run(capsys, "analyze", "llama-2-7b", "rtx-a6000", "--format", "json")
+    document = json.loads(out)
+    assert code == 0
+    for phase in ("prefill", "decode"):
+        operators = document["phases"][phase]["operators"]
+        for op in operators:
+            assert {
+                "name", "kind", "repeat", "ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes", "intensity",
+                "attainable_ops_per_s", "bound", "compute_dtype", "bound_time_s", "expected_time_s", "per_call",
+            } <= op.keys()  # fmt: skip
+            assert op["expected_time_s"] is None
+            assert op["bytes"] == op["weight_bytes"] + op["activation_bytes"] + op["kv_bytes"]
+            assert op["ops"] == op["repeat"] * op["per_call"]["ops"]
+        total = document["phases"][phase]["total"]
+        for key in ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes"):
+            assert total[key] == sum(op[key] for op in operators)
+        assert total["bound_time_s"] == pytest.approx(sum(op["bound_time_s"] for op in operators), rel=1e-12)
+    assert document["memory"].keys() >= {
+        "weight_bytes", "kv_cache_bytes", "activation_bytes", "total_bytes", "capacity_bytes", "fits", "max_batch",
+        "max_context",
+    }  # fmt: skip
+    assert document["generation"].keys() == {"ttft_s", "tpot_s", "latency_s", "tokens_per_s"}
+    assert document["inputs"]["batch"] == 1
+    assert document["llmviewer_version"]
+
+
+def test_survey_accounting_prints_the_paper_s_table_per_launch(capsys):
+    _, out, _ = run(
+        capsys, "analyze", "llama-2-7b", "rtx-a6000", "--prompt", "2048", "--kv-len", "2048", "--batch", "1",
+        "--accounting", "survey",
+    )  # fmt: skip
+    table = [line.split() for line in out.splitlines()]
+    q_proj = next(cells for cells in table if cells[:1] == ["q_proj"])
+    assert q_proj[:9] == ["q_proj", "32", "68.7G", "33.6M", "33.6M", "-", "1024", "155T", "compute"]
+
+
+def test_csv_has_a_row_per_phase_and_operator(capsys):
+    _, out, _ = run(capsys, "analyze", "gpt2", "t4", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["name"] for row in rows if row["phase"] == "decode"] == [
+        "embed_tokens", "attn_norm", "qkv_proj", "attention", "o_proj", "attn_add", "mlp_norm", "up_proj", "mlp_act",
+        "down_proj", "mlp_add", "final_norm", "lm_head",
+    ]  # fmt: skip
+
+
+def test_the_format_follows_the_name_of_the_output_file(capsys, tmp_path):
+    for suffix, begin in ((".json", "{"), (".csv", "phase,"), (".md", "# Llama"), (".html", "<!"), (".txt", "Llama")):
+        path = tmp_path / f"report{suffix}"
+        assert run(capsys, "analyze", "llama-2-7b", "rtx-a6000", "-o", str(path))[0] == 0
+        assert path.read_text().lower().startswith(begin.lower())
+
+
+def test_models_lists_all_as_objects_and_shows_one(capsys):
+    _, out, _ = run(capsys, "models", "--format", "json")
+    by_name = {model["name"]: model for model in json.loads(out)}
+    assert by_name["llama-2-7b"]["parameters"] == by_name["llama-2-7b"]["active_parameters"] == 6738415616
+    assert by_name["llama-3-8b"]["kv_bytes_per_token"] == 131072  # 2 x 8 heads x 128 x 32 layers x 2 B
+    _, out, _ = run(capsys, "models", "llama-2-7b", "--format", "json")
+    assert json.loads(out) == by_name["llama-2-7b"]
+    _, out, _ = run(capsys, "models", "llama-2-7b")
+    assert "6,738,415,616" in out
+
+
+def test_hardware_shows_every_number_with_its_source(capsys):
+    _, out, _ = run(capsys, "hardware", "h100-sxm", "--format", "json")
+    device = json.loads(out)
+    assert device["name"] == "h100-sxm"
+    facts = {fact["key"]: fact for fact in device["facts"]}
+    assert facts["matrix.fp16"]["value"] == 989.4e12
+    assert all(fact["source"]["title"] for fact in facts.values())
+    _, out, _ = run(capsys, "hardware", "h100-sxm")
+    assert "matrix.fp16" in out
+    assert "Sources" in out
+    _, out, _ = run(capsys, "hardware", "--format", "json")
+    assert [d["name"] for d in json.loads(out)] == sorted(d["name"] for d in json.loads(out))
+
+
+def test_double_the_bandwidth_halves_a_memory_bound_step(capsys):
+    def step(*more):
+        _, out, _ = run(capsys, "analyze", "llama-2-7b", "rtx-a6000", "--format", "json", *more)
+        return json.loads(out)["phases"]["decode"]["total"]["bound_time_s"]
+
+    assert step("--hardware-set", "memory.bandwidth=2x") == pytest.approx(step() / 2, rel=1e-12)
+
+
+def test_sweep_writes_points_to_stdout_csv_and_parquet(capsys, tmp_path):
+    import pyarrow.parquet as pq
+
+    question = ("sweep", "llama-2-7b", "rtx-a6000", "--over", "batch=1..4*2", "--over", "prompt=128,512")
+    _, out, _ = run(capsys, *question)
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [(row["batch"], row["prompt"]) for row in rows] == [
+        ("1", "128"), ("1", "512"), ("2", "128"), ("2", "512"), ("4", "128"), ("4", "512"),
+    ]  # fmt: skip
+    for name in ("points.csv", "points.parquet"):
+        assert run(capsys, *question, "-o", str(tmp_path / name))[0] == 0
+    assert pq.read_table(tmp_path / "points.parquet").num_rows == 6
+    assert (tmp_path / "points.csv").read_text() == out
+
+
+@pytest.mark.parametrize("figure", ["roofline", "dtypes", "memory", "decode-time", "prefill-time"])
+def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
+    path = tmp_path / "figure.html"
+    assert run(capsys, "plot", figure, "llama-2-7b", "rtx-a6000", "-o", str(path))[0] == 0
+    page = path.read_text()
+    assert "Plotly.newPlot" in page
+    assert 'src="http' not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["analyze", "llama-2-7", "rtx-a6000"], "no model 'llama-2-7'; did you mean llama-2-7b or llama-7b"),
+        (["analyze", "llama-2-7b", "a600"], "no hardware 'a600'; did you mean a6000"),
+        (["analyze", "llama-2-7b", "rtx-a6000", "--prompt", "0"], "prompt must be a whole number of at least 1; got 0"),
+        (["analyze", "llama-2-7b", "rtx-a6000", "--prompt", "x"], "Invalid value for '--prompt': 'x' is not a valid"),
+        (["analyze", "llama-2-7b"], "Missing argument 'HARDWARE'"),
+        (["analyse", "llama-2-7b"], "No such command 'analyse'"),
+        (["analyze", "llama-2-7b", "rtx-a6000", "--quant", "W4X"], "quantization must be bits or formats of W"),
+        (["analyze", "llama-2-7b", "rtx-a6000", "--attention", "x"], "attention must be one of eager, flash; got 'x'"),
+        (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batch"], "--over batch: must be AXIS=VALUES"),
+        (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batch=4..1"], "--over batch=4..1: must be whole numbers"),
+        (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batch=0,1"], "batch must be a whole number of at least 1"),
+        (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batch=1", "-o", "x.xls"], "x.xls: must end in .csv or .parquet"),
+        (["plot", "roofline", "llama-2-7b", "rtx-a6000", "-o", "x.gif"], "x.gif: must end in .html"),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(capsys, arguments, line):
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith(f"llmviewer: {line}")
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(capsys, tmp_path):
+    missing = tmp_path / "no" / "report.json"
+    code, _, err = run(capsys, "analyze", "llama-2-7b", "rtx-a6000", "-o", str(missing))
+    assert (code, err) == (2, f"llmviewer: {missing}: cannot be written: No such file or directory\n")
+    code, _, err = run(capsys, "analyze", "llama-2-7b", "rtx-a6000", "-o", str(tmp_path))
+    assert (code, err) == (2, f"llmviewer: {tmp_path}: is a folder; give a file to write to\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = f"{sys.executable} -m llmviewer sweep llama-2-7b rtx-a6000 --over batch=1..50000 | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith('"quant"')
+
+
+def test_the_command_line_loads_nothing_heavy():
+    code = (
+        "import sys, llmviewer.cli\n"
+        "llmviewer.cli.main(['--version'])\n"
+        "print([m for m in ('torch', 'triton', 'pandas', 'plotly', 'dash', 'numpy', 'pyarrow') if m in sys.modules])\n"
+        "llmviewer.cli.main(['analyze', 'gpt2', 't4', '--format', 'json'])\n"
+        "print([m for m in ('torch', 'triton', 'pandas', 'plotly', 'dash', 'pyarrow') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[1] == "[]"
+    assert lines[-1] == "[]"

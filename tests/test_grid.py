@@ -1,0 +1,75 @@
+"""sweep(): the grid in order, every column equal to what analyze() says of the point alone."""
+
+import pytest
+
+import llmviewer
+from llmviewer.errors import InputError
+from llmviewer.grid import parse_axis
+
+
+def test_every_point_equals_its_own_analysis():
+    result = llmviewer.sweep(
+        "llama-3-8b", "h100-sxm", {"quant": ["W16A16", "W4A16g128"], "batch": [1, 7], "prompt": [100, 3000]}, gen=32
+    )
+    frame = result.to_frame()
+    assert len(frame) == len(result) == 8
+    for row in frame.itertuples():
+        one = llmviewer.analyze(
+            "llama-3-8b", "h100-sxm", quant=row.quant, batch=row.batch, prompt=row.prompt, gen=32
+        )
+        assert row.ttft_s == one.generation.ttft_s
+        assert row.tpot_s == one.generation.tpot_s
+        assert row.latency_s == one.generation.latency_s
+        assert row.tokens_per_s == one.generation.tokens_per_s
+        assert row.decode_step_s == pytest.approx(one.phases.decode.total.bound_time_s, rel=1e-12)
+        assert row.prefill_ops == one.phases.prefill.total.ops
+        assert row.decode_bytes == pytest.approx(one.phases.decode.total.bytes, rel=1e-12)
+        assert row.total_bytes == one.memory.total_bytes
+        assert row.fits == one.memory.fits
+
+
+def test_the_last_axis_runs_fastest_and_techniques_may_stand_anywhere():
+    result = llmviewer.sweep("gpt2", "t4", {"batch": [1, 2], "quant": ["W16A16", "W8A8"], "prompt": [5, 6]})
+    points = list(zip(*(result.columns[name].tolist() for name in ("batch", "quant", "prompt")), strict=True))
+    assert points == [
+        (1, "W16A16", 5), (1, "W16A16", 6), (1, "W8A8", 5), (1, "W8A8", 6),
+        (2, "W16A16", 5), (2, "W16A16", 6), (2, "W8A8", 5), (2, "W8A8", 6),
+    ]  # fmt: skip
+
+
+def test_a_grid_larger_than_a_chunk_is_filled_and_reported_on():
+    told = []
+    result = llmviewer.sweep(
+        "gpt2", "t4", {"batch": list(range(1, 301)), "prompt": list(range(1, 101))},
+        progress=lambda done, points: told.append((done, points)),
+    )  # fmt: skip
+    assert told == [(16384, 30000), (30000, 30000)]
+    alone = llmviewer.sweep("gpt2", "t4", {"prompt": [100]}, batch=300)
+    assert result.columns["ttft_s"][-1] == alone.columns["ttft_s"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("batch=1..4", [1, 2, 3, 4]),
+        ("batch=1..20*4", [1, 4, 16]),
+        ("prompt=128..512+128", [128, 256, 384, 512]),
+        ("kv_len=1,2..3,10", [1, 2, 3, 10]),
+        ("quant=W16A16, W4A16g128", ["W16A16", "W4A16g128"]),
+    ],
+)
+def test_axes_are_read_as_written(text, values):
+    assert parse_axis(text) == (text.split("=")[0], values)
+
+
+@pytest.mark.parametrize("text", ["batch", "depth=1", "batch=a", "batch=5..1", "batch=1..8*1", "batch=0..8*2", "batch="])
+def test_an_axis_that_does_not_parse_says_what_it_must_be(text):
+    with pytest.raises(InputError, match=r"^--over .*must be"):
+        parse_axis(text)
+
+
+def test_an_unknown_or_empty_axis_is_refused():
+    with pytest.raises(InputError, match=r"^no axis 'bacth' to sweep over; did you mean batch\?$"):
+        llmviewer.sweep("gpt2", "t4", {"bacth": [1]})
+    with pytest.raises(InputError, match=r"^batch: nothing to sweep over$"):
+        llmviewer.sweep("gpt2", "t4", {"batch": []})

@@ -1,0 +1,60 @@
+"""What ships: every folder with code or data, one top-level name, an interface that is what it says."""
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import llmviewer
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+def test_every_folder_with_files_is_packaged():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    homes = {declared["package-dir"].get(name, name.replace(".", "/")) for name in declared["packages"]}
+    code = {path.parent for top in ("llmviewer", "reports") for path in (ROOT / top).rglob("*.py")}
+    assert homes == {str(path.relative_to(ROOT)) for path in code} | {"hardware", "models"}
+
+
+def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"llmviewer"}
+    for kind in ("hardware", "models"):
+        shipped = {Path(name).name for name in names if name.startswith(f"llmviewer/data/{kind}/")}
+        assert shipped - {"__init__.py"} == {path.name for path in (ROOT / kind).glob("*.yaml")}
+    assert "llmviewer/reports/templates/analysis.html.j2" in names
+    assert "llmviewer/py.typed" in names
+    subprocess.run([sys.executable, "-m", "check_wheel_contents", str(wheel)], check=True, capture_output=True)
+
+
+def test_the_installed_wheel_runs_outside_the_checkout(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    command = [sys.executable, "-P", "-m", "llmviewer", "analyze", "gpt2", "t4", "-o", "report.html"]
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": ""}
+    subprocess.run(command, check=True, cwd=tmp_path, env=environment)
+    assert (tmp_path / "report.html").stat().st_size > 100_000
+
+
+def test_the_interface_is_what_it_says():
+    for name in llmviewer.__all__:
+        assert getattr(llmviewer, name) is not None
+    assert dir(llmviewer) == sorted(llmviewer.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = llmviewer.nothing
+
+
+def test_versions_agree():
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == llmviewer.__version__
+    assert f"## {llmviewer.__version__}" in (ROOT / "CHANGELOG.md").read_text()

@@ -40,8 +40,8 @@ INK: Final = "rgb(42, 46, 51)"
 GRID: Final = "rgb(222, 226, 230)"
 PAPER: Final = "rgb(254, 254, 254)"
 
-_LINES: Final = ((BLUE, "solid"), (VERMILLION, "dash"), (GREEN, "dashdot"), (PURPLE, "dot"), (ORANGE, "longdash"),
-                 (SKY, "longdashdot"))  # fmt: skip
+_LINES: Final = ((BLUE, "solid"), (VERMILLION, "dash"), (GREEN, "dashdot"), (PURPLE, "dot"), (ORANGE, "6px,3px"),
+                 (SKY, "9px,3px,2px,3px"))  # fmt: skip
 _SYMBOL: Final = {
     "linear": "circle", "lm_head": "hexagon2", "attention": "diamond", "norm": "triangle-up", "add": "cross",
     "activation": "square", "rope": "star", "embedding": "triangle-down", "quantize": "x",
@@ -112,7 +112,7 @@ def roofline(analysis: Analysis, phase: PhaseName = "prefill") -> go.Figure:
     _labels(figure, points)
     bottom = min([p.attainable for p in points] + [low * device.bandwidth()])
     top = max(device.rates[unit] for unit in (main, *others))
-    _window(figure, x=(low, high), y=(bottom / 1.5, 8 * top))
+    _window(figure, x=(low, high), y=(bottom / 4, 12 * top))
     return figure
 
 
@@ -135,11 +135,11 @@ def roofline_dtypes(hardware: Hardware) -> go.Figure:
     )  # fmt: skip
     for (rate, units), (color, dash) in zip(roofs.items(), _cycle(len(roofs)), strict=True):
         at = rate / bandwidth
-        name = f"{_dtypes(units)}: {si(rate)}OP/s from {si(at)}OP/B"
+        name = f"{_dtypes(units)}: {si(rate)}OP/s"
         figure.add_scatter(
             x=[at, high], y=[rate, rate], name=name, mode="lines+markers", showlegend=True,
             line={"color": color, "dash": dash, "width": 2.5}, marker={"size": [9, 0], "color": color},
-            hovertemplate=f"{name}<extra></extra>",
+            hovertemplate=f"{name} from {si(at)}OP/B<extra></extra>",
         )  # fmt: skip
         _note(figure, at, rate, f"{si(at)}", ax=-4, ay=-12, arrow=False, xanchor="right")
     _window(figure, x=(low, high), y=(low * bandwidth, 3 * max(roofs)))
@@ -251,7 +251,7 @@ def time_bars(analysis: Analysis) -> go.Figure:
                 hovertemplate="%{hovertext}<extra></extra>",
             )  # fmt: skip
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 9, "mode": "hide"})
-    figure.update_xaxes(title_text="share of the phase's time", tickformat=".0%", range=[0, 1], showgrid=False)
+    figure.update_xaxes(title_text="share of the phase's time", tickformat=".0%", range=[0, 1.001], dtick=0.2, showgrid=False)
     figure.update_yaxes(categoryorder="array", categoryarray=list(labels.values())[::-1], showline=False, ticks="")
     return figure
 
@@ -264,8 +264,9 @@ def memory_bar(analysis: Analysis) -> go.Figure:
         f"Memory of {analysis.model.name} on {analysis.hardware.name}",
         f"{si(memory.total_bytes)}B of {si(capacity)}B: "
         + (f"fits, {si(spare)}B free" if spare >= 0 else f"does not fit, {si(-spare)}B too much (hatched)"),
-        height=270,
+        height=280,
     )
+    figure.update_layout(margin={"t": 100})
     sizes = (memory.weight_bytes, memory.kv_cache_bytes, memory.activation_bytes)
     start = 0.0
     for (name, color), size in zip(PART_COLOR.items(), sizes, strict=True):
@@ -441,10 +442,13 @@ def _roof(figure: go.Figure, device: Hardware, unit: Resource, *, low: float, hi
 def _lower_roof(figure: go.Figure, device: Hardware, unit: Resource, *, high: float, dash: str) -> None:
     """The peak of another unit, from where it leaves the slope that all units share."""
     rate = device.rates[unit]
+    start = rate / device.bandwidth()
+    text = f"{unit.dtype} {unit.unit} {si(rate)}OP/s"
     figure.add_scatter(
-        x=[rate / device.bandwidth(), high], y=[rate, rate], mode="lines", hoverinfo="skip",
-        name=f"{unit.dtype} {unit.unit} {si(rate)}OP/s", line={"color": INK, "width": 1.2, "dash": dash},
+        x=[start, high], y=[rate, rate], mode="lines", showlegend=False, line={"color": INK, "width": 1.2, "dash": dash},
+        hovertemplate=f"{text}<extra></extra>",
     )  # fmt: skip
+    _note(figure, start, rate, text, ax=-8, ay=0, arrow=False, xanchor="right", font={"size": 11})
 
 
 def _turning_point(figure: go.Figure, device: Hardware, unit: Resource) -> None:
@@ -587,7 +591,7 @@ def _part(figure: go.Figure, name: str, color: str, size: float, *, shown: tuple
         if length:
             figure.add_bar(
                 orientation="h", y=[""], x=[length], name=text, legendgroup=name, showlegend=length == max(shown),
-                marker={"color": color, "pattern": {"shape": pattern, "fgcolor": PAPER, "size": 7, "solidity": 0.25}},
+                marker={"color": color, "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}},
                 text=[text if length == max(shown) else ""], textposition="inside", insidetextanchor="middle",
                 textangle=0, textfont={"color": INK if name == "free" else "white", "weight": 600},
                 hovertemplate=f"{text}<extra></extra>",

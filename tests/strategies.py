@@ -21,7 +21,7 @@ device = cache(load_hardware)
 
 QUANTS = (
     "W16A16", "W8", "W4g128", "W8A8", "W4A8", "W4A4", "KV8", "W4KV4", "W8A8KV8", "fp8", "nf4", "mxfp4", "nvfp4",
-    "W1.58A8", "W8A8,k_proj=W16A16", "W8A8,layers.0=W16A16", "W4A16g128,lm_head=W8A8", "W8A8,down_proj=fp8",
+    "W1.58A8", "W8A8,up_proj=W16A16", "W8A8,layers.0=W16A16,up_proj=fp8", "W4A16g128,lm_head=W8A8", "W8A8,down_proj=fp8",
 )  # fmt: skip
 
 

@@ -103,7 +103,6 @@ def quantize(quantization: Quantization) -> Transform:
 
     Raises InputError where an override matches nothing.
     """
-
     scheme = quantization.scheme
     activation = _wide(scheme.activation)  # what is not quantized is computed in it, weights too
     in_wide = cast(weight=_wide(scheme.weight) or activation, activation=activation)

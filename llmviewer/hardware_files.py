@@ -70,7 +70,7 @@ def _path(name: str) -> Path:
     aliases = {alias.lower(): path for path in folder.glob("*.yaml") for alias in read_yaml(path).texts("aliases")}
     if name.lower() in aliases:
         return aliases[name.lower()]
-    raise InputError(f"no hardware {name!r}; {suggest(name, (*known, *aliases))}")
+    raise InputError(f"no hardware {name!r}: {suggest(name, (*known, *aliases))} `llmviewer hardware` lists all")
 
 
 def _read(path: Path, changes: Sequence[str]) -> Hardware:
@@ -158,20 +158,25 @@ def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
     if key not in units or units[key] == _TEXT:
         raise InputError(f"{where}: no number {key!r} in a hardware file; {suggest(key, units)}")
     factor = _FACTOR.fullmatch(given)
-    if factor:
-        if key not in facts:
-            raise InputError(f"{where}: {name} has no {key} to multiply; give a quantity with its unit")
-        old = facts[key].value
-        assert isinstance(old, float)
-        value = old * float(factor[1] or factor[2])
-        if value <= 0:
-            raise InputError(f"{where}: a factor must be above 0")
-    else:
-        try:
-            value = parse(given, units[key]) if units[key] != _COUNT else float(int(given))
-        except ValueError as error:
-            hint = " or a factor such as 2x" if key in facts else ""
-            raise InputError(
-                f"{where}: {str(error) if units[key] != _COUNT else 'must be a whole number'}{hint}"
-            ) from None
+    if factor and key not in facts:
+        raise InputError(f"{where}: {name} has no {key} to multiply; give a quantity with its unit")
+    try:
+        value = _times(facts[key], float(factor[1] or factor[2])) if factor else _quantity(given, units[key])
+    except ValueError as error:
+        hint = "; a factor such as 2x works too" if key in facts and not factor else ""
+        raise InputError(f"{where}: {error}{hint}") from None
     return Fact(key=key, text=given, value=value, source="", note=f"what-if: --hardware-set {change}")
+
+
+def _times(fact: Fact, factor: float) -> float:
+    if factor <= 0 or isinstance(fact.value, str):
+        raise ValueError("a factor must be above 0")
+    return fact.value * factor
+
+
+def _quantity(text: str, unit: str) -> float:
+    if unit != _COUNT:
+        return parse(text, unit)
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"must be a whole number of at least 1; got {text!r}")
+    return float(text)

@@ -45,7 +45,7 @@ def load_model(name: str) -> Model:
     if name.endswith((".yaml", ".yml")):
         return _from_yaml(path)
     if name.endswith(".json"):
-        return _from_config(read_json(path), name=path.resolve().parent.name)
+        return _from_config(read_json(path), name=path.resolve().parent.name if path.stem == "config" else path.stem)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"{name}: is a folder without a config.json; give a folder with one, or the file")
@@ -56,7 +56,8 @@ def load_model(name: str) -> Model:
     aliases = {alias.lower(): path for path in folder.glob("*.yaml") for alias in read_yaml(path).texts("aliases")}
     if wanted in aliases:
         return _from_yaml(aliases[wanted])
-    raise InputError(f"no model {name!r}; {suggest(name, (*known, *aliases))}. A path of a config.json works too")
+    hint = "`llmviewer models` lists all, and the path of a config.json works too"
+    raise InputError(f"no model {name!r}: {suggest(name, (*known, *aliases))} {hint}")
 
 
 def _from_yaml(path: Path) -> Model:

@@ -125,7 +125,7 @@ _NOTATION: Final = (
 
 
 def parse_scheme(text: str) -> Scheme:
-    """Read the field's notation. A group size follows what it belongs to, or ends the text for the weights.
+    """Read the field's notation. A group size follows what it belongs to, or the activations for the weights.
 
     Raises InputError with the notation where the text does not parse.
     """
@@ -141,7 +141,7 @@ def parse_scheme(text: str) -> Scheme:
         if not match or match[1] in found:
             raise InputError(f"quantization must be {_NOTATION}; got {text!r}")
         group = int(match[3]) if match[3] else 0
-        if group and match[1] == "a" and "w" in found and match.end() == len(whole):
+        if group and match[1] == "a" and "w" in found and not found["w"].group:
             found["w"] = _grouped(found["w"], group, text)  # W4A16g128: the group is the weights'
             group = 0
         found[match[1]] = _grouped(_format(match[2], text), group, text)

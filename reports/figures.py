@@ -1,11 +1,11 @@
-"""Figures as functions: those of "LLM Inference Unveiled" (arXiv:2402.16363), and where time and memory of a setting go.
+"""Figures as functions: those of "LLM Inference Unveiled" (arXiv:2402.16363), and where time and memory go.
 
 They know of no file, page or command, so a report and a dashboard show the same pictures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isclose, log10, sqrt
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -18,7 +18,6 @@ from llmviewer.forms import Num
 from llmviewer.hardware import Hardware
 from llmviewer.memory import activation_bytes
 from llmviewer.model import Model
-from llmviewer.model_files import load_model
 from llmviewer.resource import Resource, Unit, matrix, vector
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
@@ -50,12 +49,13 @@ _ALIKE: Final = 0.02  # points that differ by less fall together [of their value
 _LABELS: Final = 4  # points of a roofline that are named in the picture
 _LABELLED: Final = 0.01  # share of time from which on a point is worth a name
 _OTHER: Final = 0.01  # share of time below which operators of a phase are put together
+_HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}
 _TOP, _BOTTOM = 76, 92  # margins [px]
 _SPACE: Final = "\N{NO-BREAK SPACE}"
 
 _AXIS: Final[dict[str, Any]] = {
     "gridcolor": GRID, "linecolor": INK, "tickcolor": INK, "ticks": "outside", "showline": True, "zeroline": False,
-    "automargin": True, "exponentformat": "SI",
+    "automargin": True, "exponentformat": "SI", "title": {"font": {"size": 13}},
 }  # fmt: skip
 _TEMPLATE: Final = go.layout.Template(
     layout={
@@ -63,7 +63,7 @@ _TEMPLATE: Final = go.layout.Template(
         "title": {"x": 0.01, "xanchor": "left", "font": {"size": 16}, "subtitle": {"font": {"size": 12, "color": INK}}},
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
-        "margin": {"l": 60, "r": 16, "t": _TOP, "b": _BOTTOM},
+        "margin": {"l": 60, "r": 20, "t": _TOP, "b": _BOTTOM},
         "legend": {"orientation": "h", "x": 0, "yanchor": "top", "font": {"size": 12}, "traceorder": "normal"},
         "hoverlabel": {"bgcolor": "white", "font": {"color": "black", "size": 12}, "align": "left"},
         "xaxis": _AXIS,
@@ -81,7 +81,9 @@ class Case(NamedTuple):
 
 
 CASES: Final = tuple(
-    Case(batch, length, phase) for phase in ("prefill", "decode") for batch, length in ((1, 1024), (1, 4096), (16, 1024))
+    Case(batch, length, phase)
+    for phase in ("prefill", "decode")
+    for batch, length in ((1, 1024), (1, 4096), (16, 1024))
 )
 _ANY_DEVICE: Final = Hardware(name="any", title="any device", rates={}, capacity=inf)
 
@@ -93,7 +95,7 @@ def roofline(analysis: Analysis, phase: PhaseName = "prefill") -> go.Figure:
     points = _points(shown)
     turning = device.rates[main] / device.bandwidth()
     reach = [turning, *(p.intensity for p in points)]
-    low, high = min(reach) / 3, max(4 * max(reach), 25 * turning)
+    low, high = min(reach) / 3, max(4 * max(reach), 40 * turning)
     without = [op.name for op in shown.operators if not op.ops]
     left_out = f"; not shown: {_joined(without)} (no OPs)" if without else ""
     figure = _figure(
@@ -160,18 +162,18 @@ def memory_bars(
 
     With `hardware`, bars that exceed its memory are marked.
     """
-    model = load_model(model) if isinstance(model, str) else model
-    base, *settings = (
-        Setting.of(model, hardware or _ANY_DEVICE, quant=quant, accounting=accounting) for quant in ("W16A16", *quants)
-    )
+    settings = _settings(model, hardware or _ANY_DEVICE, ("W16A16", *quants), accounting)
+    base = settings["W16A16"]
     wanted = [Case(*case) for case in cases]
     whole = {case: sum(_parts(base, case).values()) for case in wanted}
-    bars = [(case, quant, _parts(s, case)) for case in wanted for quant, s in zip(quants, settings, strict=True)]
+    bars = [(case, quant, _parts(settings[quant], case)) for case in wanted for quant in quants]
     x = [
-        [f"{case.phase}<br>{case.batch} × {case.length}" for case, _, _ in bars],
+        [f"{case.phase}<br>{case.batch} ×<br>{case.length}" for case, _, _ in bars],
         [quant for _, quant, _ in bars],
     ]
-    figure = _figure(f"Memory of {model.name} by precision", f"{accounting} accounting; below: phase, batch × tokens")
+    figure = _figure(
+        f"Memory of {base.model.name} by precision", f"{accounting} accounting; below: phase, batch × tokens"
+    )
     figure.update_layout(barmode="stack", bargap=0.15, height=500, margin={"t": 120, "b": 120})
     figure.update_layout(legend={"y": 1.01, "yanchor": "bottom"})
     for name, color in PART_COLOR.items():
@@ -185,10 +187,11 @@ def memory_bars(
     heights = [sum(parts.values()) / whole[case] if sum(parts.values()) > capacity else None for case, _, parts in bars]
     if any(heights):
         figure.add_scatter(
-            x=x, y=[h and h + 0.03 for h in heights], mode="markers", name=f"more than {si(capacity)}B",
+            x=x, y=[h and h + 0.03 for h in heights], mode="markers", name=f"over {si(capacity)}B",
             marker={"symbol": "x", "color": VERMILLION, "size": 8}, hoverinfo="skip",
         )  # fmt: skip
-    figure.update_yaxes(title_text="memory relative to W16A16", range=[0, 1.08], tickformat=".0%")
+    tallest = max(sum(parts.values()) / whole[case] for case, _, parts in bars)
+    figure.update_yaxes(title_text="memory relative to W16A16", range=[0, 0.08 + max(1, tallest)], tickformat=".0%")
     figure.update_xaxes(tickfont={"size": 11}, tickangle=-90, dividercolor=GRID)
     return figure
 
@@ -203,10 +206,10 @@ def decode_time(
     accounting: str = "faithful",
 ) -> go.Figure:
     """The time of a decode step against the batch, by precision (figure 7)."""
-    settings = [Setting.of(model, hardware, quant=quant, accounting=accounting) for quant in quants]
+    settings = _settings(model, hardware, quants, accounting)
     workload = Workload.decode(batch=np.asarray(batches), kv_len=kv_len)
     figure = _time_figure("Time of a decode step", settings, f"lower bounds; every sequence attends to {kv_len} tokens")
-    _time_lines(figure, settings, quants, batches, workload, "batch %{x}")
+    _time_lines(figure, settings, batches, workload, at="batch %{x}")
     figure.update_xaxes(title_text="batch [sequences]")
     return figure
 
@@ -221,10 +224,10 @@ def prefill_time(
     accounting: str = "faithful",
 ) -> go.Figure:
     """The time of a prefill against the length of the prompt, by precision (figure 8)."""
-    settings = [Setting.of(model, hardware, quant=quant, accounting=accounting) for quant in quants]
+    settings = _settings(model, hardware, quants, accounting)
     workload = Workload.prefill(batch=batch, prompt=np.asarray(lengths))
     figure = _time_figure("Prefill time", settings, f"lower bounds; batch {batch}")
-    _time_lines(figure, settings, quants, lengths, workload, "%{x} tokens")
+    _time_lines(figure, settings, lengths, workload, at="%{x} tokens")
     powers = [2**i for i in range(31) if min(lengths) <= 2**i <= max(lengths)]
     figure.update_xaxes(title_text="prompt [tokens]", type="log", tickvals=powers, ticktext=list(map(str, powers)))
     figure.update_xaxes(range=[log10(0.99 * min(lengths)), log10(1.01 * max(lengths))])
@@ -251,7 +254,14 @@ def time_bars(analysis: Analysis) -> go.Figure:
                 hovertemplate="%{hovertext}<extra></extra>",
             )  # fmt: skip
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 9, "mode": "hide"})
-    figure.update_xaxes(title_text="share of the phase's time", tickformat=".0%", range=[0, 1.001], dtick=0.2, showgrid=False)
+    figure.update_xaxes(
+        title_text="share of the phase's time",
+        tickformat=".0%",
+        range=[0, 1.001],
+        dtick=0.2,
+        showgrid=False,
+        ticklabeloverflow="allow",
+    )
     figure.update_yaxes(categoryorder="array", categoryarray=list(labels.values())[::-1], showline=False, ticks="")
     return figure
 
@@ -264,9 +274,10 @@ def memory_bar(analysis: Analysis) -> go.Figure:
         f"Memory of {analysis.model.name} on {analysis.hardware.name}",
         f"{si(memory.total_bytes)}B of {si(capacity)}B: "
         + (f"fits, {si(spare)}B free" if spare >= 0 else f"does not fit, {si(-spare)}B too much (hatched)"),
-        height=280,
+        height=310,
     )
-    figure.update_layout(margin={"t": 100})
+    figure.update_layout(margin={"t": 100, "b": 130})
+    _legend_below(figure, plot=310 - 100 - 130)
     sizes = (memory.weight_bytes, memory.kv_cache_bytes, memory.activation_bytes)
     start = 0.0
     for (name, color), size in zip(PART_COLOR.items(), sizes, strict=True):
@@ -319,7 +330,7 @@ class _Point:
         return f"{_joined(op.name for op in self.operators)} {self.share:.0%}".replace(" ", _SPACE)
 
     def sum(self, field: str) -> float:
-        return sum(getattr(op, field) for op in self.operators)
+        return float(sum(getattr(op, field) for op in self.operators))
 
     def alike(self, op: OperatorResult) -> bool:
         one = self.operators[0]
@@ -391,8 +402,13 @@ def _figure(title: str, subtitle: str = "", *, height: int = 420) -> go.Figure:
     figure = go.Figure(
         layout={"template": _TEMPLATE, "height": height, "title": {"text": title, "subtitle": {"text": subtitle}}}
     )
-    figure.update_layout(legend_y=-64 / (height - _TOP - _BOTTOM))  # below the title of the axis, 64 pixels high with it
+    _legend_below(figure, plot=height - _TOP - _BOTTOM)
     return figure
+
+
+def _legend_below(figure: go.Figure, *, plot: int) -> None:
+    """Below the title of the x axis, which ends 64 pixels below a `plot` as high as this. [px]"""
+    figure.update_layout(legend_y=-64 / plot)
 
 
 def _log_axes(figure: go.Figure, *, x: str, y: str) -> None:
@@ -426,7 +442,7 @@ def _zones(figure: go.Figure, device: Hardware, unit: Resource, *, low: float, h
         )  # fmt: skip
         figure.add_annotation(
             x=log10(turning), y=1, yref="y domain", yanchor="top", xanchor=anchor, showarrow=False,
-            text=f"<b>{_SPACE}{bound}-bound{_SPACE}</b>", font={"color": BOUND_COLOR[bound], "size": 12},
+            text=f"<b>{bound}-bound</b>", font={"color": BOUND_COLOR[bound], "size": 11},
         )  # fmt: skip
 
 
@@ -445,8 +461,8 @@ def _lower_roof(figure: go.Figure, device: Hardware, unit: Resource, *, high: fl
     start = rate / device.bandwidth()
     text = f"{unit.dtype} {unit.unit} {si(rate)}OP/s"
     figure.add_scatter(
-        x=[start, high], y=[rate, rate], mode="lines", showlegend=False, line={"color": INK, "width": 1.2, "dash": dash},
-        hovertemplate=f"{text}<extra></extra>",
+        x=[start, high], y=[rate, rate], mode="lines", showlegend=False,
+        line={"color": INK, "width": 1.2, "dash": dash}, hovertemplate=f"{text}<extra></extra>",
     )  # fmt: skip
     _note(figure, start, rate, text, ax=-8, ay=0, arrow=False, xanchor="right", font={"size": 11})
 
@@ -474,8 +490,9 @@ def _markers(figure: go.Figure, kind: str, points: Sequence[_Point], phase: str)
         },
     )  # fmt: skip
     figure.add_scatter(
-        x=[None], y=[None], mode="markers", name=kind, legendgroup=kind, marker={"symbol": symbol, "size": 9, "color": INK}
-    )
+        x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
+        marker={"symbol": symbol, "size": 9, "color": INK},
+    )  # fmt: skip
 
 
 def _diameter(share: float) -> float:
@@ -493,10 +510,10 @@ def _labels(figure: go.Figure, points: Sequence[_Point]) -> None:
             for other in placed
             for p, o in ((point.intensity, other.intensity),)
         )
-        side, anchor = (1, "left") if point.bound == "memory" else (-1, "right")
+        side, down, anchor = (1, 34, "left") if point.bound == "memory" else (-1, 46, "right")
         placed.append(point)
         _note(
-            figure, point.intensity, point.attainable, point.label, ax=30 * side, ay=34 + 22 * near, xanchor=anchor,
+            figure, point.intensity, point.attainable, point.label, ax=22 * side, ay=down + 22 * near, xanchor=anchor,
             standoff=_diameter(point.share) / 2, bgcolor=PAPER, borderpad=1, font={"size": 11},
         )  # fmt: skip
 
@@ -530,8 +547,16 @@ def _parts(setting: Setting, case: Case) -> dict[str, float]:
     return dict(zip(PART_COLOR, map(float, sizes), strict=True))
 
 
-def _time_figure(what: str, settings: Sequence[Setting], subtitle: str) -> go.Figure:
-    one = settings[0]
+def _settings(
+    model: str | Model, hardware: str | Hardware, quants: Sequence[str], accounting: str
+) -> dict[str, Setting]:
+    """One for each precision, under its name."""
+    one = Setting.of(model, hardware, accounting=accounting)
+    return {quant: one.having(quant=quant) for quant in quants}
+
+
+def _time_figure(what: str, settings: Mapping[str, Setting], subtitle: str) -> go.Figure:
+    one = next(iter(settings.values()))
     figure = _figure(
         f"{what} of {one.model.name} on {one.hardware.name}", f"{subtitle}; {one.accounting} accounting", height=440
     )
@@ -540,9 +565,9 @@ def _time_figure(what: str, settings: Sequence[Setting], subtitle: str) -> go.Fi
 
 
 def _time_lines(
-    figure: go.Figure, settings: Sequence[Setting], quants: Sequence[str], x: Sequence[int], workload: Workload, at: str
+    figure: go.Figure, settings: Mapping[str, Setting], x: Sequence[int], workload: Workload, *, at: str
 ) -> None:
-    for setting, quant, (color, dash) in zip(settings, quants, _cycle(len(quants)), strict=True):
+    for (quant, setting), (color, dash) in zip(settings.items(), _cycle(len(settings)), strict=True):
         time_s = np.broadcast_to(setting.plan.time_s(workload), len(x))
         figure.add_scatter(
             x=list(x), y=1e3 * time_s, mode="lines", name=quant, line={"color": color, "dash": dash, "width": 2.2},
@@ -591,7 +616,7 @@ def _part(figure: go.Figure, name: str, color: str, size: float, *, shown: tuple
         if length:
             figure.add_bar(
                 orientation="h", y=[""], x=[length], name=text, legendgroup=name, showlegend=length == max(shown),
-                marker={"color": color, "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}},
+                marker={"color": color, "pattern": {"shape": pattern, **_HATCHING}},
                 text=[text if length == max(shown) else ""], textposition="inside", insidetextanchor="middle",
                 textangle=0, textfont={"color": INK if name == "free" else "white", "weight": 600},
                 hovertemplate=f"{text}<extra></extra>",

@@ -144,8 +144,8 @@ def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["analyze", "llama-2-7", "rtx-a6000"], "no model 'llama-2-7'; did you mean llama-2-7b or llama-7b"),
-        (["analyze", "llama-2-7b", "a600"], "no hardware 'a600'; did you mean a6000"),
+        (["analyze", "llama-2-7", "rtx-a6000"], "no model 'llama-2-7': did you mean llama-2-7b or llama-7b"),
+        (["analyze", "llama-2-7b", "a600"], "no hardware 'a600': did you mean a6000"),
         (["analyze", "llama-2-7b", "rtx-a6000", "--prompt", "0"], "prompt must be a whole number of at least 1; got 0"),
         (["analyze", "llama-2-7b", "rtx-a6000", "--prompt", "x"], "Invalid value for '--prompt': 'x' is not a valid"),
         (["analyze", "llama-2-7b"], "Missing argument 'HARDWARE'"),

@@ -1,0 +1,1 @@
+"""Analyses as text, tables, pictures and pages."""

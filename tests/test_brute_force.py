@@ -1,0 +1,212 @@
+"""Closed forms against counting: every query, every step, every tensor, every batch one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmviewer.forms import Form, evaluate
+from llmviewer.generation import decode_s, generation
+from llmviewer.graph import Block, Graph
+from llmviewer.hardware import Hardware
+from llmviewer.hardware_files import load_hardware
+from llmviewer.memory import Footprint, _largest, activation_bytes, live_bytes, memory
+from llmviewer.model_files import load_model
+from llmviewer.operators.base import Role, Tensor
+from llmviewer.operators.elementwise import Add
+from llmviewer.precision import FP16, FP32
+from llmviewer.roofline import plan
+from llmviewer.transforms.flash_attention import flash_attention
+from llmviewer.transforms.quantize import parse_quantization, quantize
+from llmviewer.workload import Workload
+
+from .strategies import balanced_devices, graphs, sequences, workloads
+
+windows = st.one_of(st.just(inf), st.integers(1, 130).map(float))
+
+
+def _seen(s, window):
+    """For each new token of one sequence, the positions of the keys that it attends to."""
+    past = s.kv_len - s.q_len
+    return [[key for key in range(past + i + 1) if past + i - key < window] for i in range(s.q_len)]
+
+
+@given(sequences(), windows)
+def test_pairs_are_the_keys_that_each_query_sees(s, window):
+    assert s.pairs(window) == sum(len(keys) for keys in _seen(s, window))
+
+
+@given(sequences(), windows)
+def test_kv_tokens_are_the_keys_that_any_query_sees(s, window):
+    assert s.kv_tokens(window) == len({key for keys in _seen(s, window) for key in keys})
+
+
+@given(sequences(), windows, st.integers(1, 70).map(float))
+def test_kv_streams_are_the_keys_that_each_tile_of_queries_sees(s, window, tile):
+    seen = _seen(s, window)
+    tiles = [seen[i : i + int(tile)] for i in range(0, s.q_len, int(tile))]
+    assert s.kv_streams(tile, window) == sum(len({key for keys in rows for key in keys}) for rows in tiles)
+
+
+@given(workloads(), windows, st.integers(1, 70).map(float))
+def test_a_pass_has_what_its_sequences_have(w, window, tile):
+    one_by_one = [s for s in w.groups for _ in range(s.batch)]
+    assert w.sequences() == len(one_by_one)
+    assert w.tokens() == sum(s.q_len for s in one_by_one)
+    assert w.logits() == sum(s.logits for s in one_by_one)
+    assert w.pairs(window) == sum(s.pairs(window) for s in one_by_one)
+    assert w.kv_tokens(window) == sum(s.kv_tokens(window) for s in one_by_one)
+    assert w.kv_streams(tile, window) == sum(s.kv_streams(tile, window) for s in one_by_one)
+    assert w.cells(window) == sum(s.q_len * s.kv_tokens(window) for s in one_by_one)
+    assert w.one() == 1
+
+
+@given(workloads(), windows)
+def test_a_mask_leaves_at_least_one_key_a_query_and_at_most_the_whole_matrix(w, window):
+    assert w.tokens() <= w.pairs(window) <= w.cells(window)
+
+
+def _steps(laid_out, batch, first, last):
+    return sum(laid_out.time_s(Workload.decode(batch=batch, kv_len=n)) for n in range(first, last + 1))
+
+
+@given(graphs(), balanced_devices(), st.integers(1, 300), st.integers(1, 90), st.integers(0, 90))
+def test_the_time_of_decoding_is_the_sum_over_its_steps(graph, hardware, batch, first, more):
+    laid_out = plan(graph.then(flash_attention(hardware.on_chip_bytes)), hardware)
+    found = decode_s(laid_out, batch=batch, first=first, last=first + more)
+    # 1e-12: each step is a point on a line that the closed form draws between its ends
+    assert found == pytest.approx(_steps(laid_out, batch, first, first + more), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "quant", "first", "last"),
+    [
+        ("llama-2-7b", 1, "W16A16", 1, 400),
+        ("llama-3-8b", 256, "W8A8", 1, 400),  # compute-bound linears
+        ("mistral-7b-v0.1", 64, "W4A16g128", 4000, 4200),  # the window of 4096 fills on the way
+        ("falcon-7b", 512, "KV8", 1, 500),  # multi-query attention turns from one bound to another
+        ("qwen2.5-0.5b", 333, "W4KV4", 17, 400),
+    ],
+)
+@pytest.mark.parametrize("device", ["h100-sxm", "t4", "i9-13900k"])
+def test_the_time_of_decoding_shipped_models_is_the_sum_over_its_steps(model, batch, quant, first, last, device):
+    hardware = load_hardware(device)
+    graph = load_model(model).graph.then(
+        quantize(parse_quantization(quant)), flash_attention(hardware.on_chip_bytes)
+    )
+    laid_out = plan(graph, hardware)
+    found = decode_s(laid_out, batch=batch, first=first, last=last)
+    assert found == pytest.approx(_steps(laid_out, batch, first, last), rel=1e-12)
+
+
+@given(graphs(), balanced_devices(), st.integers(1, 30), st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90)), min_size=1, max_size=4))
+def test_generations_side_by_side_equal_each_alone(graph, hardware, batch, lengths):
+    laid_out = plan(graph.then(flash_attention(inf)), hardware)
+    prompt, gen = (np.array(column) for column in zip(*lengths, strict=True))
+    together = generation(laid_out, batch=batch, prompt=prompt, gen=gen)
+    for index, (n, m) in enumerate(lengths):
+        alone = _steps(laid_out, batch, n + 1, n + m - 1)
+        assert together.ttft_s[index] == laid_out.time_s(Workload.prefill(batch=batch, prompt=n))
+        assert together.latency_s[index] == pytest.approx(together.ttft_s[index] + alone, rel=1e-12)
+        assert np.isnan(together.tpot_s[index]) == (m == 1)
+
+
+@st.composite
+def blocks(draw) -> Block:
+    """Additions of earlier tensors, each with a result of its own width; the last is what the block leaves."""
+    tensors = [Tensor(name="in", width=draw(st.integers(1, 9)), format=FP16)]
+    operators = []
+    for index in range(draw(st.integers(1, 7))):
+        read = draw(st.lists(st.sampled_from(tensors), min_size=1, max_size=3, unique=True))
+        role = draw(st.sampled_from((Role.ACTIVATION, Role.ACTIVATION, Role.KV_CACHE)))
+        made = (
+            Tensor(name=f"t{index}", width=draw(st.integers(1, 9)), format=draw(st.sampled_from((FP16, FP32)))),
+            Tensor(name=f"c{index}", width=draw(st.integers(1, 9)), format=FP16, role=role),
+        )
+        operators.append(Add(name=f"op{index}", inputs=tuple(read), outputs=made, ops_per_element=1))
+        tensors.extend(made)
+    kept = tuple(t.name for t in draw(st.lists(st.sampled_from(tensors), max_size=2, unique=True)))
+    return Block(name="b", operators=tuple(operators), input="in", output=made[0].name, kept=kept)
+
+
+@given(blocks(), st.integers(1, 5))
+def test_live_bytes_are_those_of_an_allocator_that_frees_at_the_last_use(block, tokens):
+    w = Workload.chunk(batch=1, chunk=tokens, past=0)
+    uses = Counter(t.name for op in block.operators for t in op.inputs)
+    stay = {block.output, *block.kept}
+    held, most = {}, []
+    if "in" in uses:  # what no operator reads was freed by the block before
+        held["in"] = next(t for op in block.operators for t in op.inputs if t.name == "in").width * 2 * tokens
+    for op in block.operators:
+        held |= {t.name: t.width * int(t.format.bits) // 8 * tokens for t in op.outputs if t.role is Role.ACTIVATION}
+        most.append(sum(held.values()))
+        for t in op.inputs:
+            uses[t.name] -= 1
+        for t in (*op.inputs, *op.outputs):
+            if uses[t.name] == 0 and t.name not in stay:
+                held.pop(t.name, None)
+    assert [evaluate(form, w) for form in live_bytes(block)] == most
+    assert activation_bytes(Graph((block,)), w) == max(most)
+
+
+@given(st.integers(0, 5000), st.integers(2, 70))
+def test_the_largest_that_fits_is_found_wherever_it_is(edge, fan):
+    assert _largest(lambda n: n <= edge, fan) == edge
+
+
+@pytest.mark.parametrize("edge", [0, 1, 63, 64, 65, 2**20, 2**31 + 7, 2**40 - 1])
+def test_the_largest_that_fits_is_found_at_the_ends(edge):
+    assert _largest(lambda n: n <= edge) == edge
+
+
+def test_where_all_fit_there_is_no_largest():
+    assert _largest(lambda n: n < inf) is None
+
+
+@given(graphs(), st.integers(1, 4), st.integers(1, 30), st.integers(1, 10), st.integers(0, 400_000))
+def test_the_largest_batch_and_context_equal_a_linear_search(graph, batch, prompt, gen, spare):
+    footprint = Footprint.of(graph)
+    capacity = footprint.weight_bytes + spare
+    found = memory(footprint, capacity, batch=batch, prompt=prompt, gen=gen)
+
+    def fits(**given):
+        return footprint.total_bytes(gen=gen, **given) <= capacity
+
+    n = 0
+    while n < 400 and fits(batch=n + 1, prompt=prompt):
+        n += 1
+    if n < 400:
+        assert found.max_batch == n
+    n = 0
+    while n < 400 and fits(batch=batch, prompt=n + 1):
+        n += 1
+    if n < 400:
+        assert found.max_context == (n + gen if n else 0)
+
+
+def test_the_largest_batch_of_llama_2_7b_on_a_t4_with_4_bit_weights():
+    graph = load_model("llama-2-7b").graph.then(quantize(parse_quantization("W4")), flash_attention(inf))
+    capacity = 15360 * 2**20
+    weights = 2 * 2 * 32000 * 4096 + 32 * (4 * 4096**2 + 3 * 4096 * 11008) // 2 + 2 * 65 * 4096
+    one = 1026 * 524288 + 1024 * 2 * (3 * 11008 + 4096)  # cache of 1024 + 2 tokens; gate, up, their product, residual
+    found = memory(Footprint.of(graph), capacity, batch=1, prompt=1024, gen=2)
+    assert found.weight_bytes == weights
+    assert found.kv_cache_bytes + found.activation_bytes == one
+    assert found.max_batch == (capacity - weights) // one
+
+
+def test_forms_evaluate_as_written():
+    form: Form = 3 * Tensor(name="x", width=5, format=FP16).nbytes
+    assert evaluate(form, Workload.decode(batch=7, kv_len=2)) == 3 * 5 * 2 * 7
+
+
+@given(graphs(), balanced_devices())
+def test_no_step_of_a_generation_is_free(graph: Graph, hardware: Hardware):
+    laid_out = plan(graph.then(flash_attention(inf)), hardware)
+    two, three = (generation(laid_out, batch=1, prompt=5, gen=gen) for gen in (2, 3))
+    assert three.latency_s > two.latency_s

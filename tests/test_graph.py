@@ -1,0 +1,134 @@
+"""Graphs: what check() finds, and that all that ships passes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from llmviewer.architectures.blocks import Parts
+from llmviewer.graph import Block, Graph
+from llmviewer.model_files import load_model, model_names
+from llmviewer.operators.attention import QK, SV, FlashAttention, Softmax
+from llmviewer.precision import FP16, NAMED
+from llmviewer.setting import Setting
+from llmviewer.transforms.flash_attention import flash_attention
+
+PARTS = Parts(format=FP16)
+X = PARTS.tensor("x", 8)
+NORM = PARTS.rms_norm("norm", X)
+UP = PARTS.linear("up_proj", NORM.outputs[0], PARTS.tensor("up_proj", 12))
+
+
+def _block(*operators, **kwargs):
+    return Graph((Block(name="layer", operators=operators, **{"input": "x", "output": "up_proj", **kwargs}),))
+
+
+def test_a_graph_that_can_run_is_returned():
+    graph = _block(NORM, UP)
+    assert graph.check() is graph
+
+
+@pytest.mark.parametrize(
+    ("graph", "error"),
+    [
+        (_block(UP, NORM), "layer.up_proj reads norm, which nothing before it writes"),
+        (_block(UP), "layer.up_proj reads norm, which nothing before it writes"),
+        (_block(NORM, UP, input="y"), "layer.norm reads x, which nothing before it writes"),
+        (_block(NORM, UP, output="down_proj"), "layer leaves down_proj, which nothing in it writes"),
+        (
+            _block(NORM, UP.with_tensors(lambda t: replace(t, format=NAMED["int8"]) if t.name == "norm" else t)),
+            "layer.up_proj reads norm as int8; it was written as fp16",
+        ),
+        (
+            _block(NORM.with_tensors(lambda t: replace(t, format=NAMED["int8"]) if t.name == "norm" else t), UP),
+            "layer.up_proj reads norm as fp16; it was written as int8",
+        ),
+    ],
+)
+def test_a_tensor_that_is_not_there_or_not_in_its_format_is_found(graph, error):
+    with pytest.raises(RuntimeError) as caught:
+        graph.check()
+    assert str(caught.value) == error
+
+
+def test_a_cache_written_in_one_format_and_read_in_another_is_found():
+    heads = load_model("llama-2-7b").graph.blocks[1]
+    qk = next(op for op in heads.operators if isinstance(op, QK))
+    wrong = qk.with_tensors(lambda t: replace(t, format=NAMED["int8"]) if t.name == "k_cache" else t)
+    graph = Graph((replace(heads, operators=tuple(wrong if op is qk else op for op in heads.operators)),))
+    with pytest.raises(RuntimeError, match=r"^layer\.qk_matmul reads k_cache as int8; it was written as fp16$"):
+        graph.check()
+
+
+@pytest.mark.parametrize("quant", [None, "W4A16g128", "W8A8KV8", "fp8,lm_head=fp8", "W4A4,layers.1-3=W8A16,o_proj=W2"])
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+@pytest.mark.parametrize("name", model_names())
+def test_every_model_can_run_under_every_technique_and_names_are_unique_in_a_block(name, attention, quant):
+    model = load_model(name)
+    graph = Setting.of(model, "h100-sxm", quant=quant, attention=attention).graph.check()
+    for block in graph.blocks:
+        names = Counter(op.name for op in block.operators)
+        assert max(names.values()) == 1
+    assert len({block.name for block in graph.blocks}) == len(graph.blocks)
+    assert graph.layers == model.graph.layers
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_blocks_hand_on_a_stream_of_one_width(name):
+    """What a block leaves is as wide as what the next one reads."""
+    blocks = load_model(name).graph.blocks
+    for before, after in zip(blocks, blocks[1:], strict=False):
+        left = {t.name: t.width for op in before.operators for t in op.outputs}[before.output]
+        read = {t.name: t.width for op in after.operators for t in op.inputs}[after.input]
+        assert left == read
+    for block in blocks:
+        if block.repeat > 1:
+            widths = {t.name: t.width for op in block.operators for t in (*op.inputs, *op.outputs)}
+            assert widths[block.input] == widths[block.output]
+
+
+def test_tensors_are_as_wide_where_they_are_read_as_where_they_were_written():
+    for name in model_names():
+        for block in load_model(name).graph.blocks:
+            written = {t.name: t.width for op in block.operators for t in op.outputs}
+            for op in block.operators:
+                for t in op.inputs:
+                    assert written.get(t.name, t.width) == t.width
+
+
+def test_inner_widths_of_matrices_fit_their_inputs_and_outputs():
+    for name in model_names():
+        for _, op in load_model(name).graph:
+            if op.kind in ("linear", "lm_head"):
+                rows, columns = op.weights[0].shape
+                assert op.inputs[0].width == columns
+                assert sum(t.width for t in op.outputs) == rows
+
+
+def test_flash_attention_takes_the_place_of_three_launches():
+    graph = load_model("bloom-560m").graph
+    fused = graph.then(flash_attention(1e6))
+    assert [op.name for op in fused.blocks[1].operators if op.kind == "attention"] == ["attention"]
+    (attention,) = (op for _, op in fused if isinstance(op, FlashAttention))
+    qk, softmax, sv = (op for _, op in graph if isinstance(op, QK | Softmax | SV))
+    assert attention.inputs == (*qk.inputs, sv.inputs[1])
+    assert attention.outputs == sv.outputs
+    assert attention.bias is softmax.bias is True
+    assert fused.then(flash_attention(1e6)) == fused
+
+
+def test_parameters_and_layers_are_counted_with_repeats():
+    graph = load_model("llama-2-7b").graph
+    assert graph.layers == 32
+    assert graph.parameters == 6738415616
+    assert Graph(graph.blocks[:1]).parameters == 32000 * 4096
+    assert Graph(graph.blocks[:1]).layers == 0
+
+
+def test_transforms_are_applied_from_left_to_right():
+    def rename(name):
+        return lambda graph: graph.map_blocks(lambda block: replace(block, name=block.name + name))
+
+    assert _block(NORM, UP).then(rename("a"), rename("b")).blocks[0].name == "layerab"

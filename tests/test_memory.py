@@ -1,0 +1,164 @@
+"""Footprints by hand: weights, cache, live activations, and what fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmviewer.analysis import analyze
+from llmviewer.forms import evaluate
+from llmviewer.hardware_files import load_hardware
+from llmviewer.memory import live_bytes, weight_bytes
+from llmviewer.model_files import load_model
+from llmviewer.setting import Setting
+from llmviewer.workload import Workload
+
+LLAMA_2_7B = 6738415616
+MATRICES = 32 * (4 * 4096**2 + 3 * 4096 * 11008)  # what a scheme without overrides quantizes
+
+
+@pytest.mark.parametrize(
+    ("quant", "nbytes"),
+    [
+        (None, 2 * LLAMA_2_7B),
+        ("W8", 2 * (LLAMA_2_7B - MATRICES) + MATRICES),
+        ("W4", 2 * (LLAMA_2_7B - MATRICES) + MATRICES / 2),
+        ("W4g128", 2 * (LLAMA_2_7B - MATRICES) + MATRICES * 4.15625 / 8),
+        ("W4A16,lm_head=W4", 2 * (LLAMA_2_7B - MATRICES - 32000 * 4096) + (MATRICES + 32000 * 4096) / 2),
+        ("KV8", 2 * LLAMA_2_7B),
+    ],
+)
+def test_weights_of_llama_2_7b(quant, nbytes):
+    assert weight_bytes(Setting.of("llama-2-7b", "a100-sxm-80gb", quant=quant).graph) == nbytes
+
+
+def test_a_tied_head_is_held_once():
+    assert weight_bytes(load_model("gpt2").graph) == 4 * 124439808  # fp32
+
+
+@pytest.mark.parametrize(
+    ("model", "quant", "nbytes"),
+    [
+        ("llama-2-7b", None, 3 * 1000 * 524288),
+        ("llama-2-7b", "KV8", 3 * 1000 * 262144),
+        ("llama-2-7b", "KV4g64", 3 * 1000 * 2 * 32 * 4096 * (4 + 20 / 64) / 8),
+        ("llama-3-8b", None, 3 * 1000 * 131072),
+        ("llama-2-7b", "layers.0-15=KV8", 3 * 1000 * 524288 * 3 / 4),
+    ],
+)
+def test_cache_of_prompt_and_generated_tokens(model, quant, nbytes):
+    """3 sequences of 900 tokens and 100 more."""
+    assert analyze(model, "a100-sxm-80gb", batch=3, prompt=900, gen=100, quant=quant).memory.kv_cache_bytes == nbytes
+
+
+def test_a_window_keeps_its_last_tokens():
+    model = load_model("mistral-7b-v0.1")  # a window of 4096
+    result = analyze(model, "a100-sxm-80gb", batch=2, prompt=10_000, gen=1)
+    assert result.memory.kv_cache_bytes == 2 * 4096 * 131072
+    assert analyze(model, "a100-sxm-80gb", prompt=100, gen=28).memory.kv_cache_bytes == 128 * 131072
+
+
+def _layer(model, **kwargs):
+    graph = Setting.of(model, "a100-sxm-80gb", **kwargs).graph
+    (block,) = (b for b in graph.blocks if b.start is not None)
+    return block
+
+
+def test_live_activations_of_a_layer_of_llama_2_7b():
+    """In numbers a token: the residual is 4096 wide, the MLP 11008. The residual stays until it is added to."""
+    block = _layer("llama-2-7b")
+    w = Workload.prefill(batch=1, prompt=7)
+    found = {op.name: evaluate(form, w) / (7 * 2) for op, form in zip(block.operators, live_bytes(block), strict=True)}
+    assert found == {
+        "attn_norm": 2 * 4096,  # residual, normed
+        "q_proj": 3 * 4096,  # residual, normed, q
+        "k_proj": 4 * 4096,  # residual, normed, q, k
+        "v_proj": 4 * 4096,  # residual, normed, q, k; v is in the cache
+        "rope": 4 * 4096,  # residual, q, k, rotated q; rotated k is in the cache
+        "attention": 3 * 4096,  # residual, rotated q, attention
+        "o_proj": 3 * 4096,  # residual, attention, o
+        "attn_add": 3 * 4096,  # residual, o, their sum
+        "mlp_norm": 2 * 4096,  # sum, normed
+        "gate_proj": 2 * 4096 + 11008,
+        "up_proj": 2 * 4096 + 2 * 11008,
+        "mlp_act": 4096 + 3 * 11008,  # sum, gate, up, product
+        "down_proj": 2 * 4096 + 11008,
+        "mlp_add": 3 * 4096,
+    }
+
+
+def test_live_activations_with_scores_in_memory():
+    block = _layer("llama-2-7b", attention="eager")
+    w = Workload.prefill(batch=2, prompt=100)
+    found = {op.name: evaluate(form, w) / 2 for op, form in zip(block.operators, live_bytes(block), strict=True)}
+    assert found["qk_matmul"] == 200 * 2 * 4096 + 2 * 32 * 100 * 100  # residual, q; scores
+    assert found["softmax"] == 200 * 4096 + 2 * 2 * 32 * 100 * 100  # residual; scores, probabilities
+    assert found["sv_matmul"] == 200 * 2 * 4096 + 2 * 32 * 100 * 100
+
+
+def test_the_residual_of_parallel_attention_and_mlp_stays_until_both_are_added():
+    block = _layer("gpt-j-6b")
+    w = Workload.decode(batch=1, kv_len=9)
+    size = load_model("gpt-j-6b").format.bits / 8
+    found = {op.name: evaluate(form, w) / size for op, form in zip(block.operators, live_bytes(block), strict=True)}
+    assert found["up_proj"] == 3 * 4096 + 16384  # residual, normed, o; the MLP's own
+    assert found["mlp_act"] == 2 * 4096 + 2 * 16384  # residual, o
+    assert found["mlp_add"] == 4 * 4096  # residual, o, down, their sum
+
+
+def test_the_peak_of_a_long_prefill_is_in_the_mlp_and_of_a_short_one_in_the_logits():
+    long = analyze("llama-2-7b", "a100-sxm-80gb", prompt=1000, gen=1).memory
+    assert long.activation_bytes == 1000 * 2 * (4096 + 3 * 11008)
+    vocabulary = analyze("llama-3-8b", "a100-sxm-80gb", prompt=1, gen=1).memory
+    assert vocabulary.activation_bytes == 2 * (4096 + 128256)  # normed, logits of one token
+
+
+def test_totals_and_what_fits():
+    found = analyze("llama-2-7b", "rtx-4090", batch=4, prompt=1000, gen=24).memory
+    total = 2 * LLAMA_2_7B + 4 * 1024 * 524288 + 4 * 1000 * 2 * (4096 + 3 * 11008)
+    assert found.total_bytes == total
+    assert found.capacity_bytes == 24564 * 2**20
+    assert found.fits
+    spare = 24564 * 2**20 - 2 * LLAMA_2_7B
+    assert found.max_batch == spare // (1024 * 524288 + 1000 * 2 * (4096 + 3 * 11008))
+    tokens = (spare - 4 * 24 * 524288) // (4 * (524288 + 2 * (4096 + 3 * 11008)))
+    assert found.max_context == tokens + 24
+
+
+def test_what_fits_exactly_fits():
+    device = load_hardware("a100-sxm-80gb")
+    need = analyze("llama-2-7b", device, prompt=100, gen=10).memory.total_bytes
+    exact, short = (
+        analyze("llama-2-7b", replace(device, capacity=c), prompt=100, gen=10).memory for c in (need, need - 1)
+    )
+    assert (exact.fits, exact.max_batch, exact.max_context) == (True, 1, 110)
+    assert (short.fits, short.max_batch, short.max_context) == (False, 0, 109)
+
+
+def test_a_device_that_is_too_small_holds_nothing():
+    found = analyze("llama-2-70b", "rtx-4090").memory
+    assert (found.fits, found.max_batch, found.max_context) == (False, 0, 0)
+
+
+def test_a_window_sets_no_limit_to_the_cache_but_the_prompt_is_still_read_at_once():
+    found = analyze("mistral-7b-v0.1", "a100-sxm-80gb", prompt=100, gen=10).memory
+    spare = 80 * 2**30 - found.weight_bytes - 4096 * 131072
+    assert found.max_context == spare // (2 * (4096 + 3 * 14336)) + 10
+
+
+def test_activations_of_a_prompt_include_the_keys_and_values_that_its_window_will_drop():
+    """Attention is a launch of its own, so all keys and values of a layer are in memory before it."""
+    found = analyze("mistral-7b-v0.1", "a100-sxm-80gb", prompt=50_000, gen=1).memory
+    cached = 4096 * 131072
+    of_one_layer = (50_000 - 4096) * 131072 / 32
+    # when attention runs: residual, rotated queries, its output; keys and values that the other layers will not hold
+    at_attention = cached + of_one_layer + 50_000 * 2 * 3 * 4096
+    assert found.kv_cache_bytes + found.activation_bytes >= at_attention
+
+
+def test_memory_is_that_of_the_longest_context_shown():
+    """A decode step that attends to 100000 tokens needs their cache."""
+    found = analyze("llama-2-7b", "a100-sxm-80gb", prompt=1, gen=1, kv_len=100_000)
+    assert found.phases.decode.kv_len == 100_000
+    assert found.memory.kv_cache_bytes >= 100_000 * 524288

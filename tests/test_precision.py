@@ -1,0 +1,383 @@
+"""Notation, stored bits, the type that operands are multiplied in, and what quantization does to a graph."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmviewer.errors import InputError
+from llmviewer.forms import evaluate
+from llmviewer.hardware_files import load_hardware
+from llmviewer.model_files import load_model
+from llmviewer.operators.linear import Linear
+from llmviewer.precision import BF16, FP16, FP32, HALF, NAMED, WIDER, Format, parse_scheme, product
+from llmviewer.resource import matrix
+from llmviewer.setting import Setting
+from llmviewer.transforms.flash_attention import flash_attention
+from llmviewer.transforms.quantize import parse_quantization, quantize
+from llmviewer.workload import Workload
+
+INT8, FP8 = NAMED["int8"], NAMED["fp8_e4m3"]
+INT4_G128 = Format("int4", 4, "int4", group=128, scale_bits=16, zero_bits=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "weight", "activation", "kv_cache"),
+    [
+        ("W4A16g128", INT4_G128, HALF, None),
+        ("w4a16", NAMED["int4"], HALF, None),
+        ("W4g128", INT4_G128, None, None),
+        ("W4-g128", INT4_G128, None, None),
+        ("W4A16_g128", INT4_G128, HALF, None),
+        ("W4g128A16", INT4_G128, HALF, None),
+        ("W8A8", INT8, INT8, None),
+        (" W8A8 ", INT8, INT8, None),
+        ("A8W8", INT8, INT8, None),
+        ("W4A8", NAMED["int4"], INT8, None),
+        ("W4KV4", NAMED["int4"], None, NAMED["int4"]),
+        ("KV8", None, None, INT8),
+        ("KVfp8", None, None, FP8),
+        ("W8A8KV8", INT8, INT8, INT8),
+        ("W8A8-KVfp8_e5m2", INT8, INT8, NAMED["fp8_e5m2"]),
+        ("W4KV8g64", NAMED["int4"], None, Format("int8", 8, "int8", group=64, scale_bits=16, zero_bits=8)),
+        ("W1.58A8", Format("int1.58", 1.58, "int4"), INT8, None),
+        ("W3g128", Format("int3", 3, "int4", group=128, scale_bits=16, zero_bits=3), None, None),
+        ("W6", Format("int6", 6, "int8"), None, None),
+        ("Wnf4A16", NAMED["nf4"], HALF, None),
+        ("Wfp8A8", FP8, INT8, None),  # A8 is int8 whatever W is
+        ("Wfp8Afp8", FP8, FP8, None),
+        ("Wmxfp4Afp8", NAMED["mxfp4"], FP8, None),
+        ("W16A16", HALF, HALF, None),
+        ("W4A16g128KV8", INT4_G128, HALF, INT8),
+        ("W8A8KV16", INT8, INT8, HALF),
+        ("W32A32", FP32, FP32, None),
+        ("fp16", FP16, FP16, None),
+        ("bfloat16", BF16, BF16, None),
+        ("fp8", FP8, FP8, None),
+        ("FP8_E5M2", NAMED["fp8_e5m2"], NAMED["fp8_e5m2"], None),
+        ("int8", INT8, INT8, None),
+        ("int4", NAMED["int4"], None, None),
+        ("nf4", NAMED["nf4"], None, None),
+        ("mxfp4", NAMED["mxfp4"], None, None),
+        ("nvfp4", NAMED["nvfp4"], NAMED["nvfp4"], None),
+    ],
+)
+def test_notation_of_the_field(text, weight, activation, kv_cache):
+    scheme = parse_scheme(text)
+    assert (scheme.text, scheme.weight, scheme.activation, scheme.kv_cache) == (text, weight, activation, kv_cache)
+
+
+@given(st.text(st.sampled_from("wakvKW0123456789.gfpint_- "), max_size=12))
+def test_any_text_is_a_scheme_or_one_line_of_error(text):
+    try:
+        scheme = parse_scheme(text)
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        for fmt in (scheme.weight, scheme.activation, scheme.kv_cache):
+            assert fmt is None or 1 <= fmt.bits <= fmt.stored_bits
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("fp64", 64),
+        ("fp32", 32),
+        ("fp16", 16),
+        ("bf16", 16),
+        ("fp8_e4m3", 8),
+        ("fp8_e5m2", 8),
+        ("int8", 8),
+        ("int4", 4),
+        ("nf4", 4.5),  # 4 + 32 / 64
+        ("mxfp8", 8.25),  # 8 + 8 / 32
+        ("mxfp6", 6.25),
+        ("mxfp4", 4.25),
+        ("nvfp4", 4.5),  # 4 + 8 / 16
+    ],
+)
+def test_stored_bits_of_named_formats(name, bits):
+    assert NAMED[name].stored_bits == bits
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [("W4g128", 4.15625), ("W4g32", 4.625), ("W8g128", 8.1875), ("Wfp8g128", 8.125), ("W2g64", 2.28125), ("W3", 3)],
+)
+def test_stored_bits_of_groups(text, bits):
+    """A 16-bit scale, and for integers a zero point of their own width."""
+    assert parse_scheme(text).weight.stored_bits == bits
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "dtype"),
+    [
+        ("fp16", "fp16", "fp16"),
+        ("bf16", "bf16", "bf16"),
+        ("int8", "int8", "int8"),
+        ("int4", "int4", "int4"),
+        ("fp8_e4m3", "fp8_e5m2", "fp8"),
+        ("nvfp4", "mxfp4", "fp4"),
+        ("fp16", "int8", "fp16"),  # W8A16: a low-bit unit needs all operands in its type
+        ("bf16", "int4", "bf16"),
+        ("bf16", "nf4", "bf16"),
+        ("fp32", "int8", "fp32"),
+        ("int8", "int4", "int8"),
+        ("fp8_e4m3", "mxfp4", "fp8"),
+        ("fp8_e4m3", "int8", "fp16"),  # neither holds the other
+        ("int8", "nf4", "fp16"),  # a look-up code is multiplied as what it stands for
+        ("nf4", "nf4", "fp16"),
+        ("fp8_e4m3", "int4", "fp8"),  # e4m3 holds every whole number up to 16
+    ],
+)
+def test_operands_are_multiplied_in_the_narrowest_type_that_holds_both(a, b, dtype):
+    assert product(NAMED[a], NAMED[b]) == dtype
+    assert product(NAMED[b], NAMED[a]) == dtype
+
+
+@given(st.sampled_from(sorted(NAMED)), st.sampled_from(sorted(NAMED)))
+def test_the_order_of_operands_does_not_matter(a, b):
+    assert product(NAMED[a], NAMED[b]) == product(NAMED[b], NAMED[a])
+
+
+def test_what_is_wider_holds_whatever_the_narrower_holds():
+    for wide in WIDER.values():
+        for dtype in wide:
+            assert set(WIDER[dtype]) - {"fp64"} <= {*wide, "fp16", "bf16"}  # these two stand in for each other
+
+
+def _dtypes(device, quant, operator="up_proj", model="llama-3-8b"):
+    """The type that the operands ask for and the one that the device computes in."""
+    rows = Setting.of(model, device, quant=quant).plan.operators
+    (row,) = (row for row in rows if row.operator.name == operator)
+    return row.work.wanted, row.compute
+
+
+@pytest.mark.parametrize(
+    ("device", "quant", "wanted", "compute"),
+    [
+        ("h100-sxm", "W16A16", "bf16", "bf16"),
+        ("h100-sxm", "W8A16", "bf16", "bf16"),
+        ("h100-sxm", "fp8", "fp8", "fp8"),
+        ("h100-sxm", "W4A4", "int4", "int8"),  # no int4 units
+        ("h100-sxm", "nvfp4", "fp4", "fp8"),
+        ("a100-sxm-80gb", "W4A4", "int4", "int4"),
+        ("a100-sxm-80gb", "W4A8", "int8", "int8"),
+        ("a100-sxm-80gb", "fp8", "fp8", "fp16"),  # no fp8 units: 312 TOP/s in fp16
+        ("v100-sxm2-32gb", "W16A16", "bf16", "fp16"),  # no bf16 units
+        ("v100-sxm2-32gb", "W8A8", "int8", "fp16"),  # 125 TOP/s of matrix units, 62 of DP4A
+        ("t4", "W8A8", "int8", "int8"),
+        ("h100-sxm", "W4Afp8", "fp8", "fp8"),  # as W4A8 kernels on Hopper do
+    ],
+)
+def test_a_device_without_a_type_computes_in_its_fastest_that_holds_it(device, quant, wanted, compute):
+    assert _dtypes(device, quant) == (matrix(wanted), matrix(compute))
+
+
+def test_a_processor_without_matrix_units_computes_on_its_vector_units():
+    _, compute = _dtypes("i9-13900k", "W16A16")
+    assert str(compute) == "vector fp32"
+    _, compute = _dtypes("i9-13900k", "W8A8")
+    assert str(compute) == "vector int8"
+
+
+def _formats(quant, model="llama-2-7b", device="a100-sxm-80gb"):
+    """Per block and matrix product: bits of weights, of inputs."""
+    graph = Setting.of(model, device, quant=quant).graph.check()
+    return {
+        (block.name, op.name): (op.weight.format.bits, op.inputs[0].format.bits)
+        for block, op in graph
+        if isinstance(op, Linear)
+    }
+
+
+def test_a_scheme_goes_to_every_matrix_product_but_the_head():
+    formats = _formats("W4A8")
+    assert formats.pop(("head", "lm_head")) == (16, 16)
+    assert set(formats.values()) == {(4, 8)}
+    assert {name for _, name in formats} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    }  # fmt: skip
+
+
+def test_an_override_holds_for_the_operators_it_names():
+    formats = _formats("W4A16,down_proj=W8A8,lm_head=W8,*_proj=W2,o_proj=W3")
+    assert formats["layer", "down_proj"] == (2, 16)  # of those that match, the last one holds
+    assert formats["layer", "o_proj"] == (3, 16)
+    assert formats["head", "lm_head"] == (8, 16)
+    assert _formats("W4,[qkv]_proj=W8")["layer", "v_proj"] == (8, 16)
+
+
+def test_an_override_alone_leaves_the_rest_as_published():
+    formats = _formats("down_proj=W8")
+    assert formats.pop(("layer", "down_proj")) == (8, 16)
+    assert set(formats.values()) == {(16, 16)}
+    formats = _formats("down_proj=W8", model="gpt2")  # published in fp32
+    assert formats.pop(("layer", "down_proj")) == (8, 32)
+    assert set(formats.values()) == {(32, 32)}
+
+
+def test_an_override_of_layers_cuts_the_model_there():
+    formats = _formats("W4,layers.0-3=W8A8,layers.31.down_proj=W16A16")
+    assert formats["layer.0-3", "up_proj"] == (8, 8)
+    assert formats["layer.4-30", "down_proj"] == (4, 16)
+    assert formats["layer.31-31", "up_proj"] == (4, 16)
+    assert formats["layer.31-31", "down_proj"] == (16, 16)
+    graph = Setting.of("llama-2-7b", "a100-sxm-80gb", quant="W4,layers.0-3=W8A8").graph
+    assert [(b.name, b.start, b.repeat) for b in graph.blocks] == [
+        ("embedding", None, 1), ("layer.0-3", 0, 4), ("layer.4-31", 4, 28), ("head", None, 1),
+    ]  # fmt: skip
+    assert graph.layers == 32
+
+
+@pytest.mark.parametrize(
+    ("quant", "error"),
+    [
+        (
+            "W4,q_porj=W8",
+            "quantization 'q_porj=W8' matches no matrix product; the model has layers 0 to 31 and did you mean q_proj "
+            "or v_proj or o_proj?",
+        ),
+        (
+            "W4,layers.32=W8",
+            "quantization 'layers.32=W8' matches no matrix product; the model has layers 0 to 31 and "
+            "there is down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj",
+        ),
+        (
+            "W4,softmax=W8",
+            "quantization 'softmax=W8' matches no matrix product; the model has layers 0 to 31 and "
+            "there is down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj",
+        ),
+    ],
+)
+def test_an_override_that_matches_nothing_is_an_error(quant, error):
+    with pytest.raises(InputError) as caught:
+        _ = Setting.of("llama-2-7b", "a100-sxm-80gb", quant=quant).graph
+    assert str(caught.value) == error
+
+
+def _kv_bits(quant):
+    graph = Setting.of("llama-2-7b", "a100-sxm-80gb", quant=quant, attention="eager").graph.check()
+    return {b.name: {t.format.bits for t in op.state()} for b, op in graph if op.name == "qk_matmul"}
+
+
+def test_the_cache_of_layers_can_be_overridden():
+    assert _kv_bits("KV8") == {"layer": {8}}
+    assert _kv_bits("KV8,layers.0-3=KV4") == {"layer.0-3": {4}, "layer.4-31": {8}}
+    assert _kv_bits("layers.0-3=KV4") == {"layer.0-3": {4}, "layer.4-31": {16}}
+
+
+def test_an_override_that_says_nothing_of_the_cache_leaves_it_alone():
+    assert _kv_bits("W4KV4,layers.0-3=W8A16") == {"layer.0-3": {4}, "layer.4-31": {4}}
+
+
+def test_a_cache_of_single_operators_is_an_error():
+    with pytest.raises(InputError) as caught:
+        parse_quantization("W4,v_proj=KV8")
+    assert str(caught.value) == "quantization 'v_proj=KV8': KV belongs to whole layers, such as layers.0-3=KV8"
+
+
+def _launches(model, quant):
+    graph = Setting.of(model, "a100-sxm-80gb", quant=quant).graph.check()
+    return [f"{b.name}.{op.name}" for b, op in graph if op.kind == "quantize"]
+
+
+def test_activations_are_quantized_by_their_writer_where_only_quantized_products_read_them():
+    assert _launches("llama-2-7b", "W8A8") == []
+    assert _launches("gpt-j-6b", "W8A8") == []  # one norm feeds q, k, v and the MLP: all of them want int8
+    assert _launches("falcon-7b", "W8A8") == []
+    graph = Setting.of("llama-2-7b", "a100-sxm-80gb", quant="W8A8").graph
+    written = {op.name: op.outputs[0].format.bits for _, op in graph}
+    assert {name for name, bits in written.items() if bits == 8} == {"attn_norm", "attention", "mlp_norm", "mlp_act"}
+
+
+def test_an_activation_that_others_read_as_it_was_gets_a_launch_of_its_own():
+    assert _launches("gpt-j-6b", "W8A8,up_proj=W16A16") == ["layer.attn_norm_quantize"]  # the norm they share
+    assert _launches("llama-2-7b", "W8A8,k_proj=W16A16") == ["layer.attn_norm_quantize"]
+    assert _launches("opt-350m", "W8A8")[-2:] == [  # norms after the additions: residual and products read them
+        "layer.attn_norm_quantize",
+        "head.hidden_quantize",
+    ]
+
+
+def test_an_override_of_the_head_is_fused_into_the_last_norm():
+    assert _launches("llama-2-7b", "lm_head=W8A8") == []
+    graph = Setting.of("llama-2-7b", "a100-sxm-80gb", quant="lm_head=W8A8").graph
+    (norm,) = (op for _, op in graph if op.name == "final_norm")
+    assert norm.outputs[0].format == INT8
+    # conversions of 5 tokens of 4096: largest, scale, round
+    assert evaluate(norm.work().conversion_ops, Workload.prefill(batch=1, prompt=5)) == 3 * 5 * 4096
+
+
+def test_a_launch_of_its_own_reads_sixteen_bits_and_writes_eight():
+    graph = Setting.of("falcon-7b", "a100-sxm-80gb", quant="W8A8,up_proj=W16A16").graph  # one norm for all
+    (op,) = (op for _, op in graph if op.kind == "quantize")
+    w = Workload.prefill(batch=1, prompt=10)
+    assert evaluate(op.work().activation_bytes, w) == 10 * 4544 * (2 + 1)
+    assert evaluate(op.work().conversion_ops, w) == 10 * 4544 * 3
+    assert not op.work().ops
+
+
+@pytest.mark.parametrize("quant", ["W8A8,k_proj=fp8,v_proj=W16A16", "A8g128W8,k_proj=W8A8"])
+def test_two_formats_of_one_activation_get_a_launch_and_a_name_each(quant):
+    graph = Setting.of("llama-2-7b", "h100-sxm", quant=quant).graph.check()
+    for block in graph.blocks:
+        names = [op.name for op in block.operators]
+        assert len(names) == len(set(names))
+
+
+def test_what_is_no_operand_and_not_cached_keeps_the_models_format():
+    graph = load_model("llama-2-7b").graph.then(quantize(parse_quantization("W4A4KV4")))
+    low = {t.name for _, op in graph for t in op.outputs if t.format.bits < 16}
+    assert low == {"attn_norm", "k_cache", "v_cache", "attention", "mlp_norm", "mlp_act"}
+
+
+def test_biases_and_norms_keep_the_models_format():
+    graph = load_model("opt-125m").graph.then(quantize(parse_quantization("W4")))
+    bits = {w.name: w.format.bits for _, op in graph for w in op.weights}
+    assert bits["up_proj.weight"] == 4
+    assert bits["up_proj.bias"] == bits["attn_norm.weight"] == bits["embed_tokens.weight"] == 16
+
+
+def test_a_tied_head_that_is_quantized_is_held_beside_the_embedding():
+    plain, quantized = (
+        Setting.of("llama-3.2-1b", "a100-sxm-80gb", quant=quant).footprint.weight_bytes
+        for quant in ("W16", "lm_head=W8")
+    )
+    assert quantized - plain == 128256 * 2048 * 1
+
+
+def test_sixteen_bits_are_sixteen_bits_for_a_model_published_in_fp32():
+    setting = Setting.of("gpt2", "a100-sxm-80gb", quant="W16A16")
+    assert setting.footprint.weight_bytes == 2 * 124439808
+    assert {t.format for _, op in setting.graph for t in (*op.inputs, *op.outputs)} == {FP16}
+    assert Setting.of("gpt2", "a100-sxm-80gb").footprint.weight_bytes == 4 * 124439808
+    assert Setting.of("llama-3-8b", "a100-sxm-80gb", quant="W16A16").graph == load_model("llama-3-8b").graph.then(
+        flash_attention(load_hardware("a100-sxm-80gb").on_chip_bytes)
+    )
+
+
+def test_an_fp32_model_with_low_bit_weights_and_16_bit_activations_computes_in_16_bits():
+    formats = _formats("W4A16", model="gpt2")
+    assert formats["layer", "up_proj"] == (4, 16)
+    assert formats["head", "lm_head"] == (16, 16)
+    assert _dtypes("a100-sxm-80gb", "W4A16", model="gpt2")[0] == matrix("fp16")
+
+
+@pytest.mark.parametrize(
+    ("quant", "conversion_ops"),
+    [
+        ("W4", 2 * 4096 * 11008),  # every weight: subtract the zero point, scale
+        ("W8A16", 2 * 4096 * 11008),
+        ("W8A8", 0),
+        ("W4A8", 2 * 4096 * 11008),
+        ("fp8", 0),
+        ("W16A16", 0),
+    ],
+)
+def test_dequantization_of_weights_is_counted_once_a_launch(quant, conversion_ops):
+    graph = Setting.of("llama-2-7b", load_hardware("h100-sxm").name, quant=quant).graph
+    (op,) = (op for _, op in graph if op.name == "up_proj")
+    for w in (Workload.decode(batch=1, kv_len=9), Workload.prefill(batch=4, prompt=100)):
+        assert evaluate(op.work().conversion_ops, w) == conversion_ops

@@ -1,0 +1,167 @@
+"""Numbers printed in "LLM Inference Unveiled" (arXiv:2402.16363), and of the public tool that made its figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmviewer.analysis import analyze
+from llmviewer.forms import evaluate
+from llmviewer.memory import activation_bytes, weight_bytes
+from llmviewer.model import kv_cache
+from llmviewer.resource import MEMORY
+from llmviewer.setting import Setting
+from llmviewer.workload import Workload
+
+# LLaMA-2-7b in fp16, batch 1, 2048 tokens, on an RTX A6000 of 155 TOP/s and 768 GB/s:
+# phase, operator, OPs, bytes, OP/B, attainable [TOP/s], bound, time [us]
+TABLE_1 = [
+    ("prefill", "q_proj", 68_719_476_736, 67_108_864, 1024.0, 155.0, "compute", 443.351),
+    ("prefill", "k_proj", 68_719_476_736, 67_108_864, 1024.0, 155.0, "compute", 443.351),
+    ("prefill", "v_proj", 68_719_476_736, 67_108_864, 1024.0, 155.0, "compute", 443.351),
+    ("prefill", "o_proj", 68_719_476_736, 67_108_864, 1024.0, 155.0, "compute", 443.351),
+    ("prefill", "gate_proj", 184_683_593_728, 152_043_520, 1214.6759, 155.0, "compute", 1191.507),
+    ("prefill", "up_proj", 184_683_593_728, 152_043_520, 1214.6759, 155.0, "compute", 1191.507),
+    ("prefill", "down_proj", 184_683_593_728, 152_043_520, 1214.6759, 155.0, "compute", 1191.507),
+    ("prefill", "qk_matmul", 34_359_738_368, 301_989_888, 113.7778, 87.3813, "memory", 393.216),
+    ("prefill", "sv_matmul", 34_359_738_368, 301_989_888, 113.7778, 87.3813, "memory", 393.216),
+    ("prefill", "softmax", 671_088_640, 536_870_912, 1.25, 0.96, "memory", 699.051),
+    ("prefill", "attn_norm", 58_720_256, 33_554_432, 1.75, 1.344, "memory", 43.691),
+    ("prefill", "attn_add", 8_388_608, 33_554_432, 0.25, 0.192, "memory", 43.691),
+    ("decode", "q_proj", 33_554_432, 33_570_816, 0.9995, 0.7676, "memory", 43.712),
+    ("decode", "k_proj", 33_554_432, 33_570_816, 0.9995, 0.7676, "memory", 43.712),
+    ("decode", "v_proj", 33_554_432, 33_570_816, 0.9995, 0.7676, "memory", 43.712),
+    ("decode", "o_proj", 33_554_432, 33_570_816, 0.9995, 0.7676, "memory", 43.712),
+    ("decode", "gate_proj", 90_177_536, 90_207_744, 0.9997, 0.7677, "memory", 117.458),
+    ("decode", "up_proj", 90_177_536, 90_207_744, 0.9997, 0.7677, "memory", 117.458),
+    ("decode", "down_proj", 90_177_536, 90_207_744, 0.9997, 0.7677, "memory", 117.458),
+    ("decode", "qk_matmul", 16_777_216, 16_916_480, 0.9918, 0.7617, "memory", 22.027),
+    ("decode", "sv_matmul", 16_777_216, 16_916_480, 0.9918, 0.7617, "memory", 22.027),
+    ("decode", "softmax", 327_680, 262_144, 1.25, 0.96, "memory", 0.341),
+    ("decode", "attn_norm", 28_672, 16_384, 1.75, 1.344, "memory", 0.021),
+    ("decode", "attn_add", 4_096, 16_384, 0.25, 0.192, "memory", 0.021),
+]
+TOOL = ("matrix.fp16=154.8385 TOP/s",)  # half of 309.677, as the public tool has it
+
+
+@pytest.fixture(scope="module")
+def table_1():
+    result = analyze(
+        "llama-2-7b", "rtx-a6000", prompt=2048, kv_len=2048, accounting="survey",
+        hardware_set=("matrix.fp16=155 TOP/s",),
+    )  # fmt: skip
+    return {(phase, op.name): op for phase, found in result.phases for op in found.operators}
+
+
+@pytest.mark.parametrize(("phase", "name", "ops", "nbytes", "intensity", "attainable", "bound", "time_us"), TABLE_1)
+def test_table_1_of_the_paper(table_1, phase, name, ops, nbytes, intensity, attainable, bound, time_us):
+    op = table_1[phase, name]
+    assert (op.per_call.ops, op.per_call.bytes, op.bound) == (ops, nbytes, bound)
+    assert round(op.intensity, 4) == intensity
+    assert round(op.attainable_ops_per_s / 1e12, 4) == attainable
+    assert round(op.per_call.bound_time_s * 1e6, 3) == time_us
+    assert op.repeat == 32
+
+
+def test_both_norms_and_both_additions_are_alike(table_1):
+    for phase in ("prefill", "decode"):
+        for name in ("norm", "add"):
+            assert table_1[phase, f"attn_{name}"].per_call == table_1[phase, f"mlp_{name}"].per_call
+
+
+def test_most_of_prefill_is_compute_bound_and_all_of_decode_memory_bound():
+    assert [row[6] for row in TABLE_1 if row[0] == "prefill"].count("compute") == 7
+    assert {row[6] for row in TABLE_1 if row[0] == "decode"} == {"memory"}
+
+
+def test_totals_of_the_public_tool():
+    result = analyze("llama-2-7b", "rtx-a6000", prompt=2048, kv_len=2048, accounting="survey", hardware_set=TOOL)
+    assert round(result.phases.prefill.total.bound_time_s * 1e3, 6) == 226.878591
+    assert round(result.phases.decode.total.bound_time_s * 1e3, 6) == 18.636915
+
+
+def _plan(quant):
+    setting = Setting.of("llama-2-13b", "rtx-a6000", quant=quant, accounting="survey", hardware_set=TOOL)
+    return setting.plan
+
+
+@pytest.mark.parametrize(
+    ("quant", "times_ms"),
+    [
+        ("W16", (34.59, 42.48, 51.49, 69.51, 87.54, 104.43)),
+        ("W8", (17.86, 25.75, 34.76, 52.78, 70.80, 87.70)),
+        ("W4", (9.49, 17.38, 26.39, 44.41, 62.44, 80.76)),
+        ("W2", (5.31, 13.20, 22.21, 41.02, 61.50, 80.72)),
+        ("W1", (3.22, 11.10, 20.51, 41.00, 61.50, 80.72)),
+    ],
+)
+def test_figure_7_decode_time_by_batch(quant, times_ms):
+    step = Workload.decode(batch=np.array([1, 8, 16, 32, 48, 63]), kv_len=1024)
+    assert tuple(np.round(_plan(quant).time_s(step) * 1e3, 2)) == times_ms
+
+
+@pytest.mark.parametrize(
+    ("quant", "times_ms"),
+    [
+        ("W16", (33.76, 34.07, 34.70, 36.07, 45.52, 92.80, 193.71)),
+        ("W8", (17.03, 17.33, 17.97, 22.49, 45.31, 92.59, 193.49)),
+        ("W4", (8.66, 8.97, 11.18, 22.38, 45.20, 92.48, 193.39)),
+        ("W2", (4.48, 5.57, 11.12, 22.33, 45.15, 92.43, 193.33)),
+        ("W1", (2.78, 5.54, 11.10, 22.30, 45.12, 92.40, 193.31)),
+    ],
+)
+def test_figure_8_prefill_time_by_length(quant, times_ms):
+    prompts = Workload.prefill(batch=1, prompt=np.array([16, 32, 64, 128, 256, 512, 1023]))
+    assert tuple(np.round(_plan(quant).time_s(prompts) * 1e3, 2)) == times_ms
+
+
+@pytest.mark.parametrize(
+    ("quant", "q_proj", "gate_proj"),
+    [("W16", 219, 214), ("W8", 110, 107), ("W4", 55, 54), ("W2", 28, 27), ("W1", 14, 14)],
+)
+def test_the_batch_at_which_weights_become_compute_bound(quant, q_proj, gate_proj):
+    batches = np.arange(1, 300)
+    rows = _plan(quant).estimate(Workload.decode(batch=batches, kv_len=1024)).operators
+    memory_bound = {row.operator.name: [limit == MEMORY for limit in row.limiting] for row in rows}
+    for name, first in (("q_proj", q_proj), ("gate_proj", gate_proj)):
+        assert memory_bound[name] == [True] * (first - 1) + [False] * (299 - first + 1)
+
+
+@pytest.mark.parametrize(
+    ("stage", "batch", "n", "total_gb", "split", "w4", "w4kv4", "w4a4kv4"),
+    [
+        ("decode", 1, 1024, 26.21, (0.968, 0.032, 0.000), 0.274, 0.250, 0.250),
+        ("decode", 1, 4096, 28.73, (0.883, 0.117, 0.000), 0.338, 0.250, 0.250),
+        ("decode", 16, 1024, 38.80, (0.654, 0.346, 0.000), 0.510, 0.250, 0.250),
+        ("prefill", 1, 1024, 26.53, (0.956, 0.032, 0.012), 0.283, 0.259, 0.250),
+        ("prefill", 1, 4096, 32.02, (0.793, 0.105, 0.103), 0.406, 0.327, 0.250),
+        ("prefill", 16, 1024, 43.90, (0.578, 0.306, 0.116), 0.566, 0.337, 0.250),
+    ],
+)
+def test_figure_6_memory_relative_to_fp16(stage, batch, n, total_gb, split, w4, w4kv4, w4a4kv4):
+    w = Workload.decode(batch=batch, kv_len=n) if stage == "decode" else Workload.prefill(batch=batch, prompt=n)
+
+    def parts(quant):
+        graph = Setting.of("llama-2-13b", "rtx-a6000", quant=quant, accounting="survey").graph
+        cache = evaluate(kv_cache(graph), Workload.decode(batch=batch, kv_len=n))
+        return weight_bytes(graph), cache, activation_bytes(graph, w)
+
+    fp16 = parts("W16")
+    assert round(sum(fp16) / 1e9, 2) == total_gb
+    assert tuple(round(part / sum(fp16), 3) for part in fp16) == split
+    for quant, share in (("W4", w4), ("W4KV4", w4kv4), ("W4A4KV4", w4a4kv4)):
+        assert round(sum(parts(quant)) / sum(fp16), 3) == share
+
+
+@pytest.mark.parametrize(
+    ("quant", "dtype"),
+    [("W8A8", "fp16"), ("W8A8KV8", "int8"), ("W4A8KV8", "int8"), ("W8A16KV8", "fp16"), ("W4", "fp16")],
+)
+def test_the_low_bit_peak_needs_weights_activations_and_cache_in_few_bits(quant, dtype):
+    result = analyze("llama-2-7b", "rtx-a6000", quant=quant, accounting="survey")
+    assert {op.compute_dtype for _, phase in result.phases for op in phase.operators} == {dtype}
+
+
+def test_overrides_have_no_place_in_the_surveys_accounting():
+    with pytest.raises(ValueError, match=r"^accounting survey has one precision for all operators; drop the overrides"):
+        analyze("llama-2-7b", "rtx-a6000", quant="W4,down_proj=W8", accounting="survey")

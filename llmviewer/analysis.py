@@ -7,18 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from . import __version__
 from .advice import advise
-from .errors import InputError
 from .generation import generation
 from .hardware import Hardware
 from .memory import Memory, memory
 from .model import Model
 from .notes import notes
 from .roofline import Estimate, OperatorEstimate
-from .setting import Accounting, Attention, Setting
+from .setting import Accounting, Attention, Setting, whole
 from .workload import Workload
 
 if TYPE_CHECKING:
@@ -46,7 +43,7 @@ class OperatorResult:
 
     attainable_ops_per_s  OPs over the bound; min(peak, intensity x bandwidth) where one unit does all the OPs
     bound                 "memory" or "compute"; `limited_by` names the resource
-    compute_dtype         the type this device computes in, where `operand_dtype` is what the operands ask for
+    compute_dtype         the type this device computes in, on its `compute_unit`; operands ask for `operand_dtype`
     expected_time_s       what to expect of real kernels; None until a calibration exists
     share                 part of the phase's bound
     """
@@ -65,6 +62,7 @@ class OperatorResult:
     attainable_ops_per_s: float
     bound: str
     limited_by: str
+    compute_unit: str
     compute_dtype: str
     operand_dtype: str
     bound_time_s: float
@@ -205,17 +203,16 @@ def analyze(
 
     Raises InputError, one line of text, where something given cannot be used.
     """
-    context = prompt + 1 if kv_len is None else kv_len
-    for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen), ("kv_len", context)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise InputError(f"{name} must be a whole number of at least 1; got {value!r}")
+    batch, prompt, gen = (whole(n, v) for n, v in (("batch", batch), ("prompt", prompt), ("gen", gen)))
+    context = prompt + 1 if kv_len is None else whole("kv_len", kv_len)
     setting = Setting.of(
         model, hardware, quant=quant, attention=attention, accounting=accounting, hardware_set=hardware_set
     )
     prefill = Workload.prefill(batch=batch, prompt=prompt)
     decode = Workload.decode(batch=batch, kv_len=context)
-    footprint = memory(setting.footprint, setting.hardware.capacity, batch=batch, prompt=prompt, gen=gen)
-    whole = generation(setting.plan, batch=batch, prompt=prompt, gen=gen)
+    longest = max(gen, context - prompt)  # the step shown has to fit too
+    footprint = memory(setting.footprint, setting.hardware.capacity, batch=batch, prompt=prompt, gen=longest)
+    answer = generation(setting.plan, batch=batch, prompt=prompt, gen=gen)
     return Analysis(
         model=setting.model,
         hardware=setting.hardware,
@@ -235,10 +232,10 @@ def analyze(
         ),
         memory=footprint,
         generation=GenerationResult(
-            ttft_s=float(whole.ttft_s),
-            tpot_s=None if gen == 1 else float(whole.tpot_s),
-            latency_s=float(whole.latency_s),
-            tokens_per_s=float(whole.tokens_per_s),
+            ttft_s=float(answer.ttft_s),
+            tpot_s=None if gen == 1 else float(answer.tpot_s),
+            latency_s=float(answer.latency_s),
+            tokens_per_s=float(answer.tokens_per_s),
         ),
         notes=notes(setting, context=max(prompt + gen, context)),
     )
@@ -311,6 +308,7 @@ def _operator(row: OperatorEstimate, phase_s: float) -> OperatorResult:
         attainable_ops_per_s=float(row.attainable),
         bound=limiting.bound,
         limited_by=str(limiting),
+        compute_unit=str(row.compute.unit),
         compute_dtype=row.compute.dtype,
         operand_dtype=row.wanted.dtype,
         bound_time_s=float(n * row.time_s),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from .errors import InputError, suggest
+
+LARGEST = 2**53  # whole numbers up to here are exact as floats
 
 
 class _Loader(yaml.CSafeLoader):
@@ -21,6 +23,8 @@ class _Loader(yaml.CSafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
             if key in seen:
                 mark = key_node.start_mark
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", mark)
@@ -61,10 +65,13 @@ def read_text(path: Path) -> str:
 def read_yaml(path: Path) -> Section:
     try:
         data = yaml.load(read_text(path), Loader=_Loader)  # noqa: S506
+    except RecursionError:
+        raise InputError(f"{path}: is not YAML that can be read: nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise InputError(f"{path}{at}: is not YAML: {getattr(error, 'problem', None) or error}") from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise InputError(f"{path}{at}: is not YAML: {problem}") from None
     return _top(data, path, "a mapping of keys to values")
 
 
@@ -73,6 +80,8 @@ def read_json(path: Path) -> Section:
         data = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}:{error.colno}: is not JSON: {error.msg}") from None
+    except RecursionError:
+        raise InputError(f"{path}: is not JSON that can be read: nested too deeply") from None
     return _top(data, path, "a JSON object")
 
 
@@ -144,6 +153,8 @@ class Section:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.error(key, f"must be a whole number of at least {least}; got {_shown(value)}")
+        if value > LARGEST:
+            raise self.error(key, f"must be at most {LARGEST}, the largest that is counted exactly")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -11,15 +11,19 @@ class InputError(ValueError):
 
 
 _FEW = 20  # names that can all be told
+_MANY = 6  # names that begin alike
 
 
 def suggest(given: str, known: Iterable[str]) -> str:
-    """The clause that names the nearest of `known`; all of them where none is near and they are few."""
-    names = sorted(known)
-    close = get_close_matches(given.lower(), names, n=3, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
+    """The clause that names the nearest of `known`: those that begin with `given`, else those spelt like it.
+
+    All of them where none is near and they are few.
+    """
+    names, wanted = sorted(known), given.lower()
+    begin = sorted((name for name in names if wanted and name.startswith(wanted)), key=len)
+    near = begin[:_MANY] or get_close_matches(wanted, names, n=3, cutoff=0.6)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
     if len(names) <= _FEW:
         return f"there is {', '.join(names)}"
-    nearest = get_close_matches(given.lower(), names, n=3, cutoff=0)
-    return f"of {len(names)} names the nearest are {', '.join(nearest)};"
+    return f"of {len(names)} names the nearest are {', '.join(get_close_matches(wanted, names, n=3, cutoff=0))}"

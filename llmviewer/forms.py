@@ -99,6 +99,7 @@ ONE = _one("one")
 SEQUENCES = _one("sequences")
 TOKENS = _one("tokens")
 LOGITS = _one("logits")
+WANTED = _one("wanted")
 
 
 def pairs(window: float = np.inf) -> Form:
@@ -116,6 +117,13 @@ def kv_tokens(window: float = np.inf) -> Form:
     return _one("kv_tokens", window)
 
 
-def kv_streams(tile: float, window: float = np.inf) -> Form:
-    """Cached positions read when queries are taken `tile` tokens at a time and each tile reads the keys it needs."""
-    return _one("kv_streams", tile, window)
+def kv_streams(tile: float, resident: float, window: float = np.inf) -> Form:
+    """Cached positions read when queries are taken `tile` tokens at a time and each tile reads the keys it needs;
+    once where there are no more than `resident` of them, which can stay while the queries pass.
+    """
+    return _one("kv_streams", tile, resident, window)
+
+
+def table_rows(rows: int) -> Form:
+    """Rows of a table of `rows` read to look up one for every token."""
+    return _one("table_rows", rows)

@@ -17,7 +17,7 @@ from .forms import Num
 from .generation import generation
 from .hardware import Hardware
 from .model import Model
-from .setting import Setting
+from .setting import Setting, whole
 from .workload import Workload
 
 if TYPE_CHECKING:
@@ -146,9 +146,8 @@ def _check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
     if not len(values):
         raise InputError(f"{name}: nothing to sweep over")
     if name in NUMBERS:
-        bad = [v for v in values if isinstance(v, bool) or not isinstance(v, int | np.integer) or v < 1]
-        if bad:
-            raise InputError(f"{name} must be a whole number of at least 1; got {bad[0]!r}")
+        for value in values:
+            whole(name, value)
 
 
 def _dtype(name: str, column: Num | str) -> npt.DTypeLike:
@@ -205,7 +204,7 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
         whole = generation(plan, batch=batch, prompt=prompt, gen=gen)
         columns |= {"gen": gen, "tpot_s": whole.tpot_s, "latency_s": whole.latency_s}
         columns |= {"tokens_per_s": whole.tokens_per_s}
-    tokens = 1 if gen is None else gen
+    tokens = np.maximum(1 if gen is None else gen, context - prompt)  # the step shown has to fit too
     weights = setting.footprint.weight_bytes
     cache = setting.footprint.cache_bytes(batch=batch, context=prompt + tokens)
     activations = setting.footprint.activation_bytes(batch=batch, prompt=prompt, gen=tokens)

@@ -65,8 +65,8 @@ class Hardware:
     def supply(self, wanted: Resource) -> Resource:
         """The unit and data type of this machine that does work asked for in `wanted`.
 
-        The very unit where there is one; else the fastest among the types that hold the operands' values, on matrix
-        units or on vector units.
+        The very unit where there is one; else the fastest type that holds the operands' values, on matrix units if
+        they have one, on vector units if not.
 
         Raises InputError, naming what there is, where nothing does.
         """
@@ -74,13 +74,14 @@ class Hardware:
             return wanted
         dtypes = (wanted.dtype, *WIDER.get(wanted.dtype, ()))
         units = (Unit.MATRIX, Unit.VECTOR) if wanted.unit is Unit.MATRIX else (wanted.unit,)
-        able = [r for dtype in dtypes for unit in units if (r := Resource(unit, dtype)) in self.rates]
-        if not able:
-            raise InputError(
-                f"{self.name} has no unit for {wanted}; it has {', '.join(sorted(map(str, self.rates)))}. "
-                "Choose another precision with --quant or another device"
-            )
-        return max(able, key=self.rates.__getitem__)  # the first of equals: the narrowest type
+        for unit in units:
+            able = [r for dtype in dtypes if (r := Resource(unit, dtype)) in self.rates]
+            if able:
+                return max(able, key=self.rates.__getitem__)  # the first of equals: the narrowest type
+        raise InputError(
+            f"{self.name} has no unit for {wanted}; it has {', '.join(sorted(map(str, self.rates)))}. "
+            "Choose another precision with --quant or another device"
+        )
 
     def bandwidth(self) -> float:
         """Of the main memory. [B/s]"""

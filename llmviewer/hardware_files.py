@@ -42,6 +42,7 @@ _PLAIN: Final = (
     "name", "title", "vendor", "kind", "architecture", "compute_capability", "released", "status", "aliases",
     "sources", "notes",
 )  # fmt: skip
+_FACTORS: Final = (1e-9, 1e9)
 _FACTOR: Final = re.compile(r"(?:x(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)x)")
 
 
@@ -70,7 +71,7 @@ def _path(name: str) -> Path:
     aliases = {alias.lower(): path for path in folder.glob("*.yaml") for alias in read_yaml(path).texts("aliases")}
     if name.lower() in aliases:
         return aliases[name.lower()]
-    raise InputError(f"no hardware {name!r}: {suggest(name, (*known, *aliases))} `llmviewer hardware` lists all")
+    raise InputError(f"no hardware {name!r}: {suggest(name, (*known, *aliases))} (`llmviewer hardware` lists all)")
 
 
 def _read(path: Path, changes: Sequence[str]) -> Hardware:
@@ -155,7 +156,8 @@ def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
     if not equals:
         raise InputError(f"{where}: must be KEY=VALUE, such as memory.bandwidth=2x or 'matrix.fp16=155 TOP/s'")
     units = {f"{section}.{k}": unit for section, keys in SECTIONS.items() for k, unit in keys.items()}
-    if key not in units or units[key] == _TEXT:
+    units = {k: unit for k, unit in units.items() if unit != _TEXT}
+    if key not in units:
         raise InputError(f"{where}: no number {key!r} in a hardware file; {suggest(key, units)}")
     factor = _FACTOR.fullmatch(given)
     if factor and key not in facts:
@@ -169,8 +171,8 @@ def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
 
 
 def _times(fact: Fact, factor: float) -> float:
-    if factor <= 0 or isinstance(fact.value, str):
-        raise ValueError("a factor must be above 0")
+    if isinstance(fact.value, str) or not _FACTORS[0] <= factor <= _FACTORS[1]:
+        raise ValueError(f"a factor must be between {_FACTORS[0]:g} and {_FACTORS[1]:g}; got {factor:g}")
     return fact.value * factor
 
 

@@ -41,23 +41,22 @@ def load_model(name: str) -> Model:
 
     Raises InputError, with the nearest names, where there is none such, or where the file is wrong.
     """
-    path = Path(name)
+    path, folder, known, wanted = Path(name), data_dir("models"), model_names(), name.lower()
+    if wanted in known:
+        return _from_yaml(folder / f"{wanted}.yaml")
     if name.endswith((".yaml", ".yml")):
         return _from_yaml(path)
     if name.endswith(".json"):
         return _from_config(read_json(path), name=path.resolve().parent.name if path.stem == "config" else path.stem)
-    if path.is_dir():
+    if name and path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"{name}: is a folder without a config.json; give a folder with one, or the file")
         return _from_config(read_json(path / "config.json"), name=path.resolve().name)
-    folder, known, wanted = data_dir("models"), model_names(), name.lower()
-    if wanted in known:
-        return _from_yaml(folder / f"{wanted}.yaml")
     aliases = {alias.lower(): path for path in folder.glob("*.yaml") for alias in read_yaml(path).texts("aliases")}
     if wanted in aliases:
         return _from_yaml(aliases[wanted])
-    hint = "`llmviewer models` lists all, and the path of a config.json works too"
-    raise InputError(f"no model {name!r}: {suggest(name, (*known, *aliases))} {hint}")
+    hint = "`llmviewer models` lists all; the path of a config.json works too"
+    raise InputError(f"no model {name!r}: {suggest(name, (*known, *aliases))} ({hint})")
 
 
 def _from_yaml(path: Path) -> Model:

@@ -31,20 +31,21 @@ class Format:
         return self.bits + (self.scale_bits + self.zero_bits) / self.group if self.group else self.bits
 
     def __str__(self) -> str:
-        return f"{self.name} g{self.group}" if self.group and self.name not in NAMED else self.name
+        own = NAMED[self.name].group if self.name in NAMED else 0
+        return f"{self.name} g{self.group}" if self.group != own else self.name
 
 
 # Types that hold every value of the key (fp16 and bf16 stand in for each other, as the field has it), narrowest first.
 WIDER: Final[dict[str, tuple[str, ...]]] = {
-    "int4": ("int8", "fp16", "bf16", "tf32", "fp32"),
-    "int8": ("fp16", "bf16", "tf32", "fp32"),
-    "fp4": ("fp6", "fp8", "fp16", "bf16", "tf32", "fp32"),
-    "fp6": ("fp8", "fp16", "bf16", "tf32", "fp32"),
-    "fp8": ("fp16", "bf16", "tf32", "fp32"),
-    "table": ("fp16", "bf16", "tf32", "fp32"),  # look-up codes: no unit multiplies them as they are
-    "fp16": ("bf16", "tf32", "fp32"),
-    "bf16": ("fp16", "tf32", "fp32"),
-    "tf32": ("fp32",),
+    "int4": ("int8", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64"),
+    "int8": ("fp16", "bf16", "tf32", "fp32", "fp64"),
+    "fp4": ("fp6", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64"),
+    "fp6": ("fp8", "fp16", "bf16", "tf32", "fp32", "fp64"),
+    "fp8": ("fp16", "bf16", "tf32", "fp32", "fp64"),
+    "table": ("fp16", "bf16", "tf32", "fp32", "fp64"),  # look-up codes: no unit multiplies them as they are
+    "fp16": ("bf16", "tf32", "fp32", "fp64"),
+    "bf16": ("fp16", "tf32", "fp32", "fp64"),
+    "tf32": ("fp32", "fp64"),
     "fp32": ("fp64",),
     "fp64": (),
 }
@@ -91,12 +92,10 @@ def product(a: Format, b: Format) -> str:
 
     A low-bit unit is of use only if all operands have its type (arXiv:2402.16363, section 3.1.1): W8A16 is fp16 work.
     """
-    if a.compute == b.compute and a.compute != "table":
-        return a.compute
-    for one, other in ((a, b), (b, a)):
-        if other.compute in WIDER[one.compute]:
-            return other.compute
-    return next(dtype for dtype in WIDER[a.compute] if dtype in WIDER[b.compute])
+    holds = [{f.compute, *WIDER[f.compute]} - {"table"} for f in (a, b)]
+    common = holds[0] & holds[1]
+    own = common & {a.compute, b.compute}
+    return min(own or common, key=tuple(WIDER).index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +109,15 @@ class Scheme:
     weight: Format | None = None
     activation: Format | None = None
     kv_cache: Format | None = None
+
+    def over(self, other: Scheme) -> Scheme:
+        """What this scheme says, and where it says nothing what `other` does."""
+        return Scheme(
+            text=self.text,
+            weight=self.weight or other.weight,
+            activation=self.activation or other.activation,
+            kv_cache=self.kv_cache or other.kv_cache,
+        )
 
 
 AS_PUBLISHED = Scheme()

@@ -61,12 +61,12 @@ class OperatorEstimate:
     @property
     def intensity(self) -> Num:
         """Arithmetic intensity. [OP/B]"""
-        return self.ops / self.bytes
+        return _ratio(self.ops, self.bytes)
 
     @property
     def attainable(self) -> Num:
         """OPs over the bound; min(peak, intensity x bandwidth) where one unit does all the OPs. [OP/s]"""
-        return self.ops / self.time_s
+        return _ratio(self.ops, self.time_s)
 
     @property
     def limiting(self) -> Any:
@@ -162,6 +162,12 @@ def plan(graph: Graph, hardware: Hardware) -> Plan:
 def estimate(graph: Graph, workload: Workload, hardware: Hardware) -> Estimate:
     """Every operator of `graph` in one pass of `workload` on `hardware`: the lower bound of its time, and why."""
     return plan(graph, hardware).estimate(workload)
+
+
+def _ratio(amount: Num, per: Num) -> Num:
+    """0 where there is nothing of either, as in a prediction head when no logits are wanted."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(np.greater(per, 0), np.divide(amount, per), 0.0)[()]
 
 
 def _estimate(row: PlannedOperator, values: Mapping[Feature, Num]) -> OperatorEstimate:

@@ -8,6 +8,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Self, TypeVar
 
+import numpy as np
+
+from .documents import LARGEST
 from .errors import InputError
 from .graph import Graph
 from .hardware import Hardware
@@ -99,6 +102,18 @@ class Setting:
             quantization=parse_quantization(quant) if quant else self.quantization,
             attention=_member(Attention, "attention", attention) if attention else self.attention,
         )
+
+
+def whole(name: str, value: object) -> int:
+    """`value` as an int.
+
+    Raises InputError where it is no whole number from 1 to 2**53, up to which floats are exact.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InputError(f"{name} must be a whole number of at least 1; got {value!r}")
+    if value > LARGEST:
+        raise InputError(f"{name} must be at most {LARGEST}, the largest that is counted exactly")
+    return int(value)
 
 
 def _member(kind: type[_E], name: str, value: str) -> _E:

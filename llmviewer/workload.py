@@ -30,6 +30,10 @@ class Sequences:
     logits: Num = 1
 
     def __post_init__(self) -> None:
+        for name in ("batch", "q_len", "kv_len", "logits"):  # whole numbers of few bits would overflow
+            value = getattr(self, name)
+            if isinstance(value, np.ndarray | np.generic):
+                object.__setattr__(self, name, np.asarray(value, dtype=np.float64)[()])
         for field in ("batch", "q_len"):
             if not np.all(np.greater_equal(getattr(self, field), 1)):
                 raise InputError(f"{field} must be at least 1; got {_least(getattr(self, field))}")
@@ -50,7 +54,11 @@ class Sequences:
         growing = np.clip(most - past, 0, self.q_len)  # queries that still see every key before them
         return growing * past + growing * (growing + 1) / 2 + (self.q_len - growing) * most
 
-    def kv_streams(self, tile: float, window: float) -> Num:
+    def kv_streams(self, tile: float, resident: float, window: float) -> Num:
+        held = self.kv_tokens(window)
+        return np.where(np.less_equal(held, resident), held, self._kv_tiled(tile, window))
+
+    def _kv_tiled(self, tile: float, window: float) -> Num:
         past = self.kv_len - self.q_len
         full = np.floor_divide(self.q_len, tile)
         rest = self.q_len - full * tile
@@ -112,6 +120,14 @@ class Workload:
         """Positions whose logits are wanted."""
         return self._sum(lambda s: s.logits)
 
+    def wanted(self) -> Num:
+        """1 where any logits are wanted, else 0: whether the prediction head is run."""
+        return np.minimum(self.logits(), 1.0)
+
+    def table_rows(self, rows: float) -> Num:
+        """Rows of a table that are read to look up a row for every token: no more than it has."""
+        return np.minimum(self.tokens(), rows)
+
     def pairs(self, window: float) -> Num:
         """(query, key) pairs left by a causal mask of `window` keys."""
         return self._sum(lambda s: s.pairs(window))
@@ -124,9 +140,9 @@ class Workload:
         """Cached positions attended to."""
         return self._sum(lambda s: s.kv_tokens(window))
 
-    def kv_streams(self, tile: float, window: float) -> Num:
-        """Cached positions read when each tile of `tile` queries reads the keys it needs."""
-        return self._sum(lambda s: s.kv_streams(tile, window))
+    def kv_streams(self, tile: float, resident: float, window: float) -> Num:
+        """Cached positions read when each tile of queries reads the keys it needs, unless `resident` can stay."""
+        return self._sum(lambda s: s.kv_streams(tile, resident, window))
 
     def _sum(self, f: Callable[[Sequences], Num]) -> Num:
         return reduce(add, (s.batch * f(s) for s in self.groups))

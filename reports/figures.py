@@ -5,10 +5,11 @@ They know of no file, page or command, so a report and a dashboard show the same
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isclose, log10, sqrt
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -23,7 +24,7 @@ from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
 from llmviewer.workload import Workload
 
-PhaseName: TypeAlias = Literal["prefill", "decode"]
+from .table import number
 
 # The palette of Okabe and Ito (jfly.uni-koeln.de/color), which all common kinds of colour vision tell apart.
 BLUE: Final = "#0072B2"
@@ -47,6 +48,7 @@ _SYMBOL: Final = {
 }  # fmt: skip
 _ALIKE: Final = 0.02  # points that differ by less fall together [of their value]
 _LABELS: Final = 4  # points of a roofline that are named in the picture
+_WIDTH: Final = 24  # of the names of a point [characters]
 _LABELLED: Final = 0.01  # share of time from which on a point is worth a name
 _OTHER: Final = 0.01  # share of time below which operators of a phase are put together
 _HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}
@@ -60,7 +62,15 @@ _AXIS: Final[dict[str, Any]] = {
 _TEMPLATE: Final = go.layout.Template(
     layout={
         "font": {"family": "system-ui, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif", "size": 13, "color": INK},
-        "title": {"x": 0.01, "xanchor": "left", "font": {"size": 16}, "subtitle": {"font": {"size": 12, "color": INK}}},
+        "title": {
+            "x": 0.01,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 16},
+            "font": {"size": 16},
+            "subtitle": {"font": {"size": 12, "color": INK}},
+        },
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
         "margin": {"l": 60, "r": 20, "t": _TOP, "b": _BOTTOM},
@@ -88,14 +98,14 @@ CASES: Final = tuple(
 _ANY_DEVICE: Final = Hardware(name="any", title="any device", rates={}, capacity=inf)
 
 
-def roofline(analysis: Analysis, phase: PhaseName = "prefill") -> go.Figure:
+def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
     """The operators of a phase under the roof of the unit that most of its arithmetic asks for (figure 4)."""
     shown, device = getattr(analysis.phases, phase), analysis.hardware
     main, others = _units(shown, device)
     points = _points(shown)
     turning = device.rates[main] / device.bandwidth()
     reach = [turning, *(p.intensity for p in points)]
-    low, high = min(reach) / 3, max(4 * max(reach), 40 * turning)
+    low, high = min(reach) / 3, max(4 * max(reach), 70 * turning)
     without = [op.name for op in shown.operators if not op.ops]
     left_out = f"; not shown: {_joined(without)} (no OPs)" if without else ""
     figure = _figure(
@@ -114,7 +124,7 @@ def roofline(analysis: Analysis, phase: PhaseName = "prefill") -> go.Figure:
     _labels(figure, points)
     bottom = min([p.attainable for p in points] + [low * device.bandwidth()])
     top = max(device.rates[unit] for unit in (main, *others))
-    _window(figure, x=(low, high), y=(bottom / 4, 12 * top))
+    _window(figure, x=(low, high), y=(bottom / 10, 12 * top))
     return figure
 
 
@@ -141,9 +151,9 @@ def roofline_dtypes(hardware: Hardware) -> go.Figure:
         figure.add_scatter(
             x=[at, high], y=[rate, rate], name=name, mode="lines+markers", showlegend=True,
             line={"color": color, "dash": dash, "width": 2.5}, marker={"size": [9, 0], "color": color},
-            hovertemplate=f"{name} from {si(at)}OP/B<extra></extra>",
+            hovertemplate=f"{name} from {number(at)} OP/B<extra></extra>",
         )  # fmt: skip
-        _note(figure, at, rate, f"{si(at)}", ax=-4, ay=-12, arrow=False, xanchor="right")
+        _note(figure, at, rate, number(at), ax=-4, ay=-12, arrow=False, xanchor="right")
     _window(figure, x=(low, high), y=(low * bandwidth, 3 * max(roofs)))
     return figure
 
@@ -183,15 +193,15 @@ def memory_bars(
             hovertemplate=f"%{{customdata[0]}}: {name} %{{customdata[1]}}B of %{{customdata[2]}}B, "
             "%{y:.2%} of W16A16's<extra></extra>",
         )  # fmt: skip
-    capacity = base.hardware.capacity
-    heights = [sum(parts.values()) / whole[case] if sum(parts.values()) > capacity else None for case, _, parts in bars]
-    if any(heights):
+    heights = [sum(parts.values()) / whole[case] for case, _, parts in bars]
+    fits = [sum(parts.values()) <= base.hardware.capacity for _, _, parts in bars]
+    if not all(fits):
         figure.add_scatter(
-            x=x, y=[h and h + 0.03 for h in heights], mode="markers", name=f"over {si(capacity)}B",
-            marker={"symbol": "x", "color": VERMILLION, "size": 8}, hoverinfo="skip",
+            x=x, y=[None if good else height + 0.03 for height, good in zip(heights, fits, strict=True)],
+            mode="markers", name=f"over {si(base.hardware.capacity)}B", hoverinfo="skip",
+            marker={"symbol": "x", "color": VERMILLION, "size": 8},
         )  # fmt: skip
-    tallest = max(sum(parts.values()) / whole[case] for case, _, parts in bars)
-    figure.update_yaxes(title_text="memory relative to W16A16", range=[0, 0.08 + max(1, tallest)], tickformat=".0%")
+    figure.update_yaxes(title_text="memory relative to W16A16", range=[0, 0.08 + max(1, *heights)], tickformat=".0%")
     figure.update_xaxes(tickfont={"size": 11}, tickangle=-90, dividercolor=GRID)
     return figure
 
@@ -276,7 +286,7 @@ def memory_bar(analysis: Analysis) -> go.Figure:
         + (f"fits, {si(spare)}B free" if spare >= 0 else f"does not fit, {si(-spare)}B too much (hatched)"),
         height=310,
     )
-    figure.update_layout(margin={"t": 100, "b": 130})
+    figure.update_layout(margin={"t": 100, "b": 130, "l": 20})
     _legend_below(figure, plot=310 - 100 - 130)
     sizes = (memory.weight_bytes, memory.kv_cache_bytes, memory.activation_bytes)
     start = 0.0
@@ -327,7 +337,14 @@ class _Point:
 
     @property
     def label(self) -> str:
-        return f"{_joined(op.name for op in self.operators)} {self.share:.0%}".replace(" ", _SPACE)
+        """On as many lines as it takes to stay narrow."""
+        words = f"{_joined(op.name for op in self.operators)} {self.share:.0%}".replace(" ", _SPACE)
+        return "<br>".join(textwrap.wrap(words.replace("/", "/ "), _WIDTH)).replace("/ ", "/")
+
+    @property
+    def lines(self) -> int:
+        """Of the label."""
+        return 1 + self.label.count("<br>")
 
     def sum(self, field: str) -> float:
         return float(sum(getattr(op, field) for op in self.operators))
@@ -349,7 +366,7 @@ class _Point:
             (
                 f"<b>{',<br>'.join(lines)}</b> ({self.kind}{', together' if len(names) > 1 else ''})",
                 f"{si(self.sum('ops'))}OP, {si(self.sum('bytes'))}B: {parts}",
-                f"{si(self.intensity)}OP/B, attainable {si(self.attainable)}OP/s",
+                f"{number(self.intensity)} OP/B, attainable {si(self.attainable)}OP/s",
                 f"{self.bound}-bound, by {limits}",
                 f"{seconds(self.sum('bound_time_s'))}, {self.share:.1%} of {phase}",
             )
@@ -370,10 +387,10 @@ def _points(phase: Phase) -> list[_Point]:
 
 
 def _units(phase: Phase, device: Hardware) -> tuple[Resource, list[Resource]]:
-    """The unit that does the data type most OPs are in, and those of the other types."""
+    """The unit that does most of the OPs, and others that work and have another peak."""
     ops: dict[Resource, float] = {}
     for op in phase.operators:
-        unit = device.supply(matrix(op.operand_dtype))
+        unit = next(r for r in (matrix(op.compute_dtype), vector(op.compute_dtype)) if r in device.rates)
         ops[unit] = ops.get(unit, 0) + op.ops
     main, *others = sorted((unit for unit in ops if ops[unit]), key=ops.__getitem__, reverse=True)
     return main, [unit for unit in others if device.rates[unit] != device.rates[main]]
@@ -459,12 +476,12 @@ def _lower_roof(figure: go.Figure, device: Hardware, unit: Resource, *, high: fl
     """The peak of another unit, from where it leaves the slope that all units share."""
     rate = device.rates[unit]
     start = rate / device.bandwidth()
-    text = f"{unit.dtype} {unit.unit} {si(rate)}OP/s"
+    text = f"{unit.dtype} {unit.unit}<br>{si(rate)}OP/s"
     figure.add_scatter(
         x=[start, high], y=[rate, rate], mode="lines", showlegend=False,
         line={"color": INK, "width": 1.2, "dash": dash}, hovertemplate=f"{text}<extra></extra>",
     )  # fmt: skip
-    _note(figure, start, rate, text, ax=-8, ay=0, arrow=False, xanchor="right", font={"size": 11})
+    _note(figure, start, rate, text, ax=-8, ay=0, arrow=False, xanchor="right", align="right", font={"size": 11})
 
 
 def _turning_point(figure: go.Figure, device: Hardware, unit: Resource) -> None:
@@ -472,9 +489,9 @@ def _turning_point(figure: go.Figure, device: Hardware, unit: Resource) -> None:
     figure.add_scatter(
         x=[rate / bandwidth], y=[rate], mode="markers", showlegend=False, marker={"color": INK, "size": 8},
         hovertemplate=f"turning point of {unit.dtype} {unit.unit} units<br>{si(rate)}OP/s at {si(bandwidth)}B/s: "
-        f"{si(rate / bandwidth)}OP/B<extra></extra>",
+        f"{number(rate / bandwidth)} OP/B<extra></extra>",
     )  # fmt: skip
-    text = f"turning point {si(rate / bandwidth)}OP/B<br>{unit.dtype} {unit.unit} {si(rate)}OP/s"
+    text = f"turning point {number(rate / bandwidth)} OP/B<br>{unit.dtype} {unit.unit} {si(rate)}OP/s"
     _note(figure, rate / bandwidth, rate, text, ax=-24, ay=-24, xanchor="right", align="right", font={"size": 11})
 
 
@@ -505,17 +522,20 @@ def _labels(figure: go.Figure, points: Sequence[_Point]) -> None:
     named = [p for p in points[:_LABELS] if p.share >= _LABELLED]
     placed: list[_Point] = []
     for point in sorted(named, key=lambda p: p.intensity if p.bound == "compute" else 1 / p.intensity):
-        near = sum(
-            point.bound == other.bound and max(p / o, o / p) < 6
-            for other in placed
-            for p, o in ((point.intensity, other.intensity),)
-        )
+        above = [other for other in placed if point.bound == other.bound and _near(point, other)]
         side, down, anchor = (1, 34, "left") if point.bound == "memory" else (-1, 46, "right")
-        placed.append(point)
+        down += sum(9 + 13 * other.lines for other in above)
         _note(
-            figure, point.intensity, point.attainable, point.label, ax=22 * side, ay=down + 22 * near, xanchor=anchor,
-            standoff=_diameter(point.share) / 2, bgcolor=PAPER, borderpad=1, font={"size": 11},
+            figure, point.intensity, point.attainable, point.label, ax=22 * side, ay=down, xanchor=anchor,
+            yanchor="top", align=anchor, standoff=_diameter(point.share) / 2, bgcolor=PAPER, borderpad=1,
+            font={"size": 11},
         )  # fmt: skip
+        placed.append(point)
+
+
+def _near(one: _Point, other: _Point) -> bool:
+    """Whether the names of two points would meet."""
+    return 1 / 6 < one.intensity / other.intensity < 6
 
 
 def _arithmetic(device: Hardware) -> list[Resource]:

@@ -36,9 +36,12 @@ _HEADS: Final = {  # names and meanings of columns where there is room for them
     "time": ("time", "least time of all launches"),
     "share": ("share", "of the phase's time"),
 }
+_CLEAR: Final = "rgba(0,0,0,0)"
 _CONFIG: Final = {
-    "displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
-}  # fmt: skip
+    "displaylogo": False,
+    "responsive": True,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "toImage"],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +93,9 @@ def render(analysis: Analysis) -> str:
 
     return _template().render(
         analysis=analysis,
-        setting=headline(analysis).split(": ", 1)[1],
-        cards=_cards(analysis),
+        title=(title := f"{analysis.model.title} on {analysis.hardware.title}"),
+        setting=headline(analysis).removeprefix(f"{title}: "),
+        cards=_time_cards(analysis) + _memory_cards(analysis),
         sections=[_section(analysis, name, phase) for name, phase in analysis.phases],
         columns=[(*_HEADS.get(name, (name, "")), name not in _WORDS) for name in COLUMNS],
         legend=sentence(LEGEND),
@@ -123,11 +127,8 @@ def _template() -> jinja2.Template:
     return environment.get_template("analysis.html.j2")
 
 
-def _cards(analysis: Analysis) -> list[Card]:
-    asked, whole, memory = analysis.inputs, analysis.generation, analysis.memory
-    spare = memory.capacity_bytes - memory.total_bytes
-    verdict = f"{si(spare)}B free" if spare >= 0 else f"{si(-spare)}B too much"
-    length = asked.prompt + asked.gen
+def _time_cards(analysis: Analysis) -> list[Card]:
+    asked, whole = analysis.inputs, analysis.generation
     return [
         Card(
             label="time to first token", value=seconds(whole.ttft_s), about=f"prefill of {asked.batch} × {asked.prompt}"
@@ -139,6 +140,17 @@ def _cards(analysis: Analysis) -> list[Card]:
         ),
         Card(label="tokens per second", value=f"{whole.tokens_per_s:.4g}", about="generated, of all sequences"),
         Card(label="latency", value=seconds(whole.latency_s), about=f"until token {asked.gen}"),
+    ]
+
+
+def _memory_cards(analysis: Analysis) -> list[Card]:
+    asked, memory = analysis.inputs, analysis.memory
+    spare = memory.capacity_bytes - memory.total_bytes
+    verdict = f"{si(spare)}B free" if spare >= 0 else f"{si(-spare)}B too much"
+    positions = analysis.model.max_context
+    beyond = positions and (memory.max_context is None or memory.max_context > positions)
+    made_for = f"; the model is made for {positions:,}" if beyond else ""
+    return [
         Card(
             label="memory",
             value="fits" if memory.fits else "does not fit",
@@ -148,13 +160,13 @@ def _cards(analysis: Analysis) -> list[Card]:
         Card(
             label="largest batch",
             value=_largest(memory.max_batch),
-            about=f"sequences of {length} tokens",
+            about=f"sequences of {asked.prompt + asked.gen} tokens",
             alarm=memory.max_batch == 0,
         ),
         Card(
             label="longest context",
             value=_largest(memory.max_context),
-            about=f"tokens, at batch {asked.batch}",
+            about=f"tokens, at batch {asked.batch}{made_for}",
             alarm=memory.max_context == 0,
         ),
     ]
@@ -221,13 +233,16 @@ def _memory_rows(analysis: Analysis) -> list[tuple[str, str, str]]:
 
 def _picture(figure: go.Figure, name: str) -> Picture:
     """`figure` without its title and its paper, and so that a finger that drags across it scrolls the page."""
+    from . import figures
+
     title = figure.layout.title
     words = title.text, title.subtitle.text
     top = figure.layout.margin.t or figure.layout.template.layout.margin.t
     kept = 24 if any(note.yref == "paper" for note in figure.layout.annotations) else 8
     figure.update_layout(
         title=None, margin={"t": kept}, height=figure.layout.height - top + kept, dragmode=False,
-        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
+        paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR,
+        modebar={"bgcolor": _CLEAR, "color": "gray", "activecolor": figures.BLUE},
     )  # fmt: skip
     html = figure.to_html(
         include_plotlyjs=False, include_mathjax=False, full_html=False, div_id=name, config=_CONFIG

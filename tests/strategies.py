@@ -21,7 +21,8 @@ device = cache(load_hardware)
 
 QUANTS = (
     "W16A16", "W8", "W4g128", "W8A8", "W4A8", "W4A4", "KV8", "W4KV4", "W8A8KV8", "fp8", "nf4", "mxfp4", "nvfp4",
-    "W1.58A8", "W8A8,up_proj=W16A16", "W8A8,layers.0=W16A16,up_proj=fp8", "W4A16g128,lm_head=W8A8", "W8A8,down_proj=fp8",
+    "W1.58A8", "W8A8,up_proj=W16A16", "W8A8,layers.0=W16A16,up_proj=fp8", "W4A16g128,lm_head=W8A8",
+    "W8A8,down_proj=fp8",
 )  # fmt: skip
 
 
@@ -150,7 +151,8 @@ def balanced_devices(draw: st.DrawFn) -> Hardware:
 def sequences(draw: st.DrawFn, most: int = 60) -> Sequences:
     q_len = draw(st.integers(1, most))
     past = draw(st.integers(0, most))
-    return Sequences(batch=draw(st.integers(1, 5)), q_len=q_len, kv_len=past + q_len, logits=draw(st.integers(0, q_len)))
+    batch, logits = draw(st.integers(1, 5)), draw(st.integers(0, q_len))
+    return Sequences(batch=batch, q_len=q_len, kv_len=past + q_len, logits=logits)
 
 
 def workloads(most: int = 60) -> st.SearchStrategy[Workload]:

@@ -46,11 +46,13 @@ def test_kv_tokens_are_the_keys_that_any_query_sees(s, window):
     assert s.kv_tokens(window) == len({key for keys in _seen(s, window) for key in keys})
 
 
-@given(sequences(), windows, st.integers(1, 70).map(float))
-def test_kv_streams_are_the_keys_that_each_tile_of_queries_sees(s, window, tile):
+@given(sequences(), windows, st.integers(1, 70).map(float), st.integers(0, 130).map(float))
+def test_kv_streams_are_the_keys_that_each_tile_of_queries_sees_unless_all_can_stay(s, window, tile, resident):
     seen = _seen(s, window)
     tiles = [seen[i : i + int(tile)] for i in range(0, s.q_len, int(tile))]
-    assert s.kv_streams(tile, window) == sum(len({key for keys in rows for key in keys}) for rows in tiles)
+    tiled = sum(len({key for keys in rows for key in keys}) for rows in tiles)
+    once = len({key for keys in seen for key in keys})
+    assert s.kv_streams(tile, resident, window) == (once if once <= resident else tiled)
 
 
 @given(workloads(), windows, st.integers(1, 70).map(float))
@@ -61,7 +63,7 @@ def test_a_pass_has_what_its_sequences_have(w, window, tile):
     assert w.logits() == sum(s.logits for s in one_by_one)
     assert w.pairs(window) == sum(s.pairs(window) for s in one_by_one)
     assert w.kv_tokens(window) == sum(s.kv_tokens(window) for s in one_by_one)
-    assert w.kv_streams(tile, window) == sum(s.kv_streams(tile, window) for s in one_by_one)
+    assert w.kv_streams(tile, 9.0, window) == sum(s.kv_streams(tile, 9.0, window) for s in one_by_one)
     assert w.cells(window) == sum(s.q_len * s.kv_tokens(window) for s in one_by_one)
     assert w.one() == 1
 
@@ -96,15 +98,16 @@ def test_the_time_of_decoding_is_the_sum_over_its_steps(graph, hardware, batch, 
 @pytest.mark.parametrize("device", ["h100-sxm", "t4", "i9-13900k"])
 def test_the_time_of_decoding_shipped_models_is_the_sum_over_its_steps(model, batch, quant, first, last, device):
     hardware = load_hardware(device)
-    graph = load_model(model).graph.then(
-        quantize(parse_quantization(quant)), flash_attention(hardware.on_chip_bytes)
-    )
+    graph = load_model(model).graph.then(quantize(parse_quantization(quant)), flash_attention(hardware.on_chip_bytes))
     laid_out = plan(graph, hardware)
     found = decode_s(laid_out, batch=batch, first=first, last=last)
     assert found == pytest.approx(_steps(laid_out, batch, first, last), rel=1e-12)
 
 
-@given(graphs(), balanced_devices(), st.integers(1, 30), st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90)), min_size=1, max_size=4))
+lengths_and_gens = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90)), min_size=1, max_size=4)
+
+
+@given(graphs(), balanced_devices(), st.integers(1, 30), lengths_and_gens)
 def test_generations_side_by_side_equal_each_alone(graph, hardware, batch, lengths):
     laid_out = plan(graph.then(flash_attention(inf)), hardware)
     prompt, gen = (np.array(column) for column in zip(*lengths, strict=True))

@@ -144,7 +144,7 @@ def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["analyze", "llama-2-7", "rtx-a6000"], "no model 'llama-2-7': did you mean llama-2-7b or llama-7b"),
+        (["analyze", "llama-2-7", "rtx-a6000"], "no model 'llama-2-7': did you mean llama-2-7b or llama-2-70b?"),
         (["analyze", "llama-2-7b", "a600"], "no hardware 'a600': did you mean a6000"),
         (["analyze", "llama-2-7b", "rtx-a6000", "--prompt", "0"], "prompt must be a whole number of at least 1; got 0"),
         (["analyze", "llama-2-7b", "rtx-a6000", "--prompt", "x"], "Invalid value for '--prompt': 'x' is not a valid"),
@@ -155,7 +155,7 @@ def test_plot_writes_a_page_that_needs_no_network(capsys, tmp_path, figure):
         (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batch"], "--over batch: must be AXIS=VALUES"),
         (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batch=4..1"], "--over batch=4..1: must be whole numbers"),
         (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batch=0,1"], "batch must be a whole number of at least 1"),
-        (["sweep", "llama-2-7b", "rtx-a6000", "--over", "batch=1", "-o", "x.xls"], "x.xls: must end in .csv or .parquet"),
+        (["sweep", "gpt2", "rtx-a6000", "--over", "batch=1", "-o", "x.xls"], "x.xls: must end in .csv or .parquet"),
         (["plot", "roofline", "llama-2-7b", "rtx-a6000", "-o", "x.gif"], "x.gif: must end in .html"),
     ],
 )

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from llmviewer.architectures.blocks import Parts
 from llmviewer.forms import evaluate
 from llmviewer.graph import Block, Graph
+from llmviewer.hardware_files import load_hardware
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import FlashAttention, Heads
 from llmviewer.operators.base import Operator
 from llmviewer.operators.elementwise import Quantize
-from llmviewer.architectures.blocks import Parts
 from llmviewer.precision import FP16, FP32, NAMED, Format
 from llmviewer.roofline import estimate
-from llmviewer.hardware_files import load_hardware
 from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.transforms.quantize import parse_quantization, quantize
 from llmviewer.workload import Workload
@@ -24,6 +24,7 @@ from llmviewer.workload import Workload
 PREFILL = Workload.prefill(batch=2, prompt=3)  # 2*3   2*(1+2+3) = 12   2*3*3 = 18    2*3 = 6  2
 DECODE = Workload.decode(batch=2, kv_len=5)  # 2*1     2*5 = 10         2*1*5 = 10    2*5 = 10 2
 CHUNK = Workload.chunk(batch=1, chunk=2, past=3)  # 2  4+5 = 9          2*5 = 10      5        1
+LONG = Workload.prefill(batch=1, prompt=20)
 
 PARTS = Parts(format=FP16)
 X = PARTS.tensor("x", 8)
@@ -143,13 +144,15 @@ QUANTIZE = Quantize(name="quantize", inputs=(X,), outputs=(replace(X, name="x.in
         (_flash(float("inf")), CHUNK, (4 * 8 + 5) * 4 * 9, 0, 2 * 2 * 2 * 32, 2 * 5 * 2 * 16),
         (_flash(float("inf"), ALIBI), DECODE, (4 * 8 + 6) * 4 * 10, 0, 2 * 2 * 2 * 32, 2 * 10 * 2 * 16),
         (_flash(float("inf"), WINDOWED), CHUNK, (4 * 8 + 5) * 4 * 4, 0, 2 * 2 * 2 * 32, 2 * 3 * 2 * 16),
-        # room for 2 queries (200 // 96): a prompt of 3 takes two tiles, which see 2 and 3 keys
-        (_flash(200), PREFILL, (4 * 8 + 5) * 4 * 12, 0, 2 * 6 * 2 * 32, 2 * 2 * (2 + 3) * 2 * 16),
+        # room for 2 queries (200 // 96) or for 6 keys with values (200 // 32), which can stay while queries pass
+        (_flash(200), PREFILL, (4 * 8 + 5) * 4 * 12, 0, 2 * 6 * 2 * 32, 2 * 6 * 2 * 16),
         (_flash(200), DECODE, (4 * 8 + 5) * 4 * 10, 0, 2 * 2 * 2 * 32, 2 * 10 * 2 * 16),
         (_flash(200), CHUNK, (4 * 8 + 5) * 4 * 9, 0, 2 * 2 * 2 * 32, 2 * 5 * 2 * 16),
-        # room for 1: every query reads what it sees
-        (_flash(100), PREFILL, (4 * 8 + 5) * 4 * 12, 0, 2 * 6 * 2 * 32, 2 * 12 * 2 * 16),
-        (_flash(100), CHUNK, (4 * 8 + 5) * 4 * 9, 0, 2 * 2 * 2 * 32, 2 * 9 * 2 * 16),
+        # a prompt of 20 has ten tiles of 2, which see 2, 4, ... 20 keys: 110
+        (_flash(200), LONG, (4 * 8 + 5) * 4 * 210, 0, 2 * 20 * 2 * 32, 2 * 110 * 2 * 16),
+        # room for 1 query or 2 keys: every query reads what it sees
+        (_flash(70), PREFILL, (4 * 8 + 5) * 4 * 12, 0, 2 * 6 * 2 * 32, 2 * 12 * 2 * 16),
+        (_flash(70), CHUNK, (4 * 8 + 5) * 4 * 9, 0, 2 * 2 * 2 * 32, 2 * 9 * 2 * 16),
         # fp16 in, int8 out
         (QUANTIZE, PREFILL, 0, 0, 6 * 8 * (2 + 1), 0),
         (QUANTIZE, DECODE, 0, 0, 2 * 8 * (2 + 1), 0),
@@ -274,3 +277,11 @@ def test_ops_of_one_decode_step_of_llama_2_7b() -> None:
     rope = 32 * 3 * 2 * 4096
     result = estimate(load_model("llama-2-7b").graph, Workload.decode(batch=1, kv_len=7), load_hardware("h100-sxm"))
     assert result.sum("ops") == 2 * matrices + attention + norms + adds + activation + rope
+
+
+def test_keys_and_values_of_a_head_that_fit_on_the_chip_are_read_once_whatever_the_queries_take() -> None:
+    """131072 keys and values of 128 in fp16 are 67 MB; the queries of 8 heads that share them would be 805 MB."""
+    graph = load_model("llama-3-70b").graph.then(flash_attention(121_634_816))  # H100: registers, L1, L2
+    (attention,) = (op for _, op in graph if isinstance(op, FlashAttention))
+    w = Workload.prefill(batch=1, prompt=131072)
+    assert evaluate(attention.work().kv_bytes, w) == 131072 * 2 * 8 * 128 * 2

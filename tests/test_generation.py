@@ -17,8 +17,10 @@ def _plan(**kwargs):
 
 def test_the_first_token_comes_with_the_prefill():
     found = analyze("llama-2-7b", "a100-sxm-80gb", prompt=500, gen=1)
-    assert found.generation.ttft_s == found.generation.latency_s == float(
-        _plan().time_s(Workload.prefill(batch=1, prompt=500))
+    assert (
+        found.generation.ttft_s
+        == found.generation.latency_s
+        == float(_plan().time_s(Workload.prefill(batch=1, prompt=500)))
     )
 
 

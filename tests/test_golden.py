@@ -1,5 +1,6 @@
-"""Whole reports, as they were when somebody last looked at them. `python tests/test_golden.py` rewrites them; the diff is
-what to review. A failure lists the cells that moved, with their ratio.
+"""Whole reports, as they were when somebody last looked at them.
+
+`python tests/test_golden.py` rewrites them; the diff is what to review. A failure lists the cells that moved.
 """
 
 import csv

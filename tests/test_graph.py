@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -79,7 +80,7 @@ def test_every_model_can_run_under_every_technique_and_names_are_unique_in_a_blo
 def test_blocks_hand_on_a_stream_of_one_width(name):
     """What a block leaves is as wide as what the next one reads."""
     blocks = load_model(name).graph.blocks
-    for before, after in zip(blocks, blocks[1:], strict=False):
+    for before, after in itertools.pairwise(blocks):
         left = {t.name: t.width for op in before.operators for t in op.outputs}[before.output]
         read = {t.name: t.width for op in after.operators for t in op.inputs}[after.input]
         assert left == read

@@ -14,9 +14,7 @@ def test_every_point_equals_its_own_analysis():
     frame = result.to_frame()
     assert len(frame) == len(result) == 8
     for row in frame.itertuples():
-        one = llmviewer.analyze(
-            "llama-3-8b", "h100-sxm", quant=row.quant, batch=row.batch, prompt=row.prompt, gen=32
-        )
+        one = llmviewer.analyze("llama-3-8b", "h100-sxm", quant=row.quant, batch=row.batch, prompt=row.prompt, gen=32)
         assert row.ttft_s == one.generation.ttft_s
         assert row.tpot_s == one.generation.tpot_s
         assert row.latency_s == one.generation.latency_s
@@ -62,7 +60,9 @@ def test_axes_are_read_as_written(text, values):
     assert parse_axis(text) == (text.split("=")[0], values)
 
 
-@pytest.mark.parametrize("text", ["batch", "depth=1", "batch=a", "batch=5..1", "batch=1..8*1", "batch=0..8*2", "batch="])
+@pytest.mark.parametrize(
+    "text", ["batch", "depth=1", "batch=a", "batch=5..1", "batch=1..8*1", "batch=0..8*2", "batch="]
+)
 def test_an_axis_that_does_not_parse_says_what_it_must_be(text):
     with pytest.raises(InputError, match=r"^--over .*must be"):
         parse_axis(text)

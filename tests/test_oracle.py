@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from llmviewer._layout import data_dir
 from llmviewer.documents import read_yaml
 from llmviewer.forms import evaluate
 from llmviewer.model_files import load_model, model_names
 from llmviewer.operators.attention import QK, SV
 from llmviewer.operators.linear import Linear
 from llmviewer.workload import Workload
-from llmviewer._layout import data_dir
 
 ORACLE = Path(__file__).parent / "oracle"
 MODELS = json.loads((ORACLE / "flops.json").read_text(encoding="utf-8"))["models"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,12 +71,9 @@ def test_notation_of_the_field(text, weight, activation, kv_cache):
 
 
 @given(st.text(st.sampled_from("wakvKW0123456789.gfpint_- "), max_size=12))
-def test_any_text_is_a_scheme_or_one_line_of_error(text):
-    try:
+def test_any_text_is_a_scheme_or_an_error(text):
+    with suppress(InputError):
         scheme = parse_scheme(text)
-    except InputError as error:
-        assert "\n" not in str(error)
-    else:
         for fmt in (scheme.weight, scheme.activation, scheme.kv_cache):
             assert fmt is None or 1 <= fmt.bits <= fmt.stored_bits
 
@@ -108,6 +107,12 @@ def test_stored_bits_of_named_formats(name, bits):
 def test_stored_bits_of_groups(text, bits):
     """A 16-bit scale, and for integers a zero point of their own width."""
     assert parse_scheme(text).weight.stored_bits == bits
+
+
+def test_a_format_is_shown_with_its_group_unless_its_name_has_one():
+    assert str(INT4_G128) == "int4 g128"
+    assert str(parse_scheme("W3g64").weight) == "int3 g64"
+    assert (str(NAMED["nf4"]), str(NAMED["mxfp4"]), str(INT8), str(BF16)) == ("nf4", "mxfp4", "int8", "bf16")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +208,7 @@ def test_a_scheme_goes_to_every_matrix_product_but_the_head():
 
 def test_an_override_holds_for_the_operators_it_names():
     formats = _formats("W4A16,down_proj=W8A8,lm_head=W8,*_proj=W2,o_proj=W3")
-    assert formats["layer", "down_proj"] == (2, 16)  # of those that match, the last one holds
+    assert formats["layer", "down_proj"] == (2, 8)  # the last that speaks of weights, and of activations
     assert formats["layer", "o_proj"] == (3, 16)
     assert formats["head", "lm_head"] == (8, 16)
     assert _formats("W4,[qkv]_proj=W8")["layer", "v_proj"] == (8, 16)
@@ -236,18 +241,24 @@ def test_an_override_of_layers_cuts_the_model_there():
     [
         (
             "W4,q_porj=W8",
-            "quantization 'q_porj=W8' matches no matrix product; the model has layers 0 to 31 and did you mean q_proj "
-            "or v_proj or o_proj?",
+            (
+                "quantization 'q_porj=W8' matches no matrix product; the model has layers 0 to 31 and "
+                "did you mean q_proj or v_proj or o_proj?"
+            ),
         ),
         (
             "W4,layers.32=W8",
-            "quantization 'layers.32=W8' matches no matrix product; the model has layers 0 to 31 and "
-            "there is down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj",
+            (
+                "quantization 'layers.32=W8' matches no matrix product; the model has layers 0 to 31 and "
+                "there is down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+            ),
         ),
         (
             "W4,softmax=W8",
-            "quantization 'softmax=W8' matches no matrix product; the model has layers 0 to 31 and "
-            "there is down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj",
+            (
+                "quantization 'softmax=W8' matches no matrix product; the model has layers 0 to 31 and "
+                "there is down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+            ),
         ),
     ],
 )
@@ -293,11 +304,11 @@ def test_activations_are_quantized_by_their_writer_where_only_quantized_products
 
 
 def test_an_activation_that_others_read_as_it_was_gets_a_launch_of_its_own():
-    assert _launches("gpt-j-6b", "W8A8,up_proj=W16A16") == ["layer.attn_norm_quantize"]  # the norm they share
-    assert _launches("llama-2-7b", "W8A8,k_proj=W16A16") == ["layer.attn_norm_quantize"]
+    assert _launches("gpt-j-6b", "W8A8,up_proj=W16A16") == ["layer.attn_norm_to_int8"]  # the norm they share
+    assert _launches("llama-2-7b", "W8A8,k_proj=W16A16") == ["layer.attn_norm_to_int8"]
     assert _launches("opt-350m", "W8A8")[-2:] == [  # norms after the additions: residual and products read them
-        "layer.attn_norm_quantize",
-        "head.hidden_quantize",
+        "layer.attn_norm_to_int8",
+        "head.hidden_to_int8",
     ]
 
 

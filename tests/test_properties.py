@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from .strategies import QUANTS, balanced_devices, devices, graphs, workloads
 
 from llmviewer.analysis import analyze
 from llmviewer.forms import evaluate
@@ -26,6 +25,8 @@ from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.transforms.quantize import parse_quantization, quantize
 from llmviewer.transforms.survey import survey
 from llmviewer.workload import Sequences, Workload
+
+from .strategies import QUANTS, balanced_devices, devices, graphs, workloads
 
 A100 = load_hardware("a100-sxm-80gb")
 SUMS = ("ops", "weight_bytes", "activation_bytes", "kv_bytes")
@@ -167,7 +168,7 @@ def test_the_bound_is_the_largest_busy_time(
 ) -> None:
     for row in estimate(_graph(graph, quant, flash=flash), w, hardware).operators:
         assert row.time_s == max(row.busy_s.values()) == row.busy_s[row.limiting]
-        assert row.time_s > 0
+        assert row.time_s > 0 or (row.operator.kind == "lm_head" and not w.logits())
 
 
 @given(graphs(), quants, st.booleans(), balanced_devices(), workloads())
@@ -216,8 +217,10 @@ def test_a_mixed_batch_reads_weights_once_and_sums_everything_else(
         # 1e-14: bytes of 1.58-bit numbers are rounded
         assert both.activation_bytes == pytest.approx(first.activation_bytes + second.activation_bytes, rel=1e-14)
         assert both.kv_bytes == pytest.approx(first.kv_bytes + second.kv_bytes, rel=1e-14)
-        if both.operator.kind == "embedding":
-            assert both.weight_bytes == first.weight_bytes + second.weight_bytes
+        if both.operator.kind == "embedding":  # a row for every token, but no more than the table has
+            assert first.weight_bytes <= both.weight_bytes <= first.weight_bytes + second.weight_bytes
+        elif both.operator.kind == "lm_head":  # not read where no logits are wanted
+            assert both.weight_bytes == max(first.weight_bytes, second.weight_bytes)
         else:
             assert both.weight_bytes == first.weight_bytes == second.weight_bytes
 
@@ -227,8 +230,9 @@ def test_verifying_k_drafted_tokens_is_a_chunk_of_k_plus_1_with_as_many_logits(
     graph: Graph, quant: str, batch: int, draft: int, past: int
 ) -> None:
     cut = _graph(graph, quant, flash=True)
-    verify, chunk = Workload.verify(batch=batch, draft=draft, past=past), Workload.chunk(
-        batch=batch, chunk=draft + 1, past=past
+    verify, chunk = (
+        Workload.verify(batch=batch, draft=draft, past=past),
+        Workload.chunk(batch=batch, chunk=draft + 1, past=past),
     )
     for one, other in zip(estimate(cut, verify, A100).operators, estimate(cut, chunk, A100).operators, strict=True):
         if one.operator.kind == "lm_head":
@@ -275,7 +279,8 @@ def test_no_time_is_below_what_all_bytes_or_all_ops_alone_would_take(
 )
 @example("llama-2-7b", "flash", 1, 1024, 128)
 def test_an_analysis_adds_up(model: str, attention: str, batch: int, prompt: int, gen: int) -> None:
-    result = analyze(model, "a100-sxm-80gb", batch=batch, prompt=prompt, gen=gen, attention=attention, quant="W4A16g128")
+    asked = {"batch": batch, "prompt": prompt, "gen": gen, "attention": attention}
+    result = analyze(model, "a100-sxm-80gb", quant="W4A16g128", **asked)
     for _, phase in result.phases:
         total = phase.total
         for name in (*SUMS, "bytes"):
@@ -295,9 +300,7 @@ def test_an_analysis_adds_up(model: str, attention: str, batch: int, prompt: int
 @given(st.sampled_from(("llama-2-7b", "gpt-j-6b", "falcon-7b")), quants, st.integers(1, 4), lengths)
 def test_numbers_of_numpy_and_of_python_give_the_same(model: str, quant: str, batch: int, prompt: int) -> None:
     made = Setting.of(model, "a100-sxm-80gb", quant=quant).plan
-    w, same = (
-        Workload.prefill(batch=kind(batch), prompt=kind(prompt)) for kind in (int, np.int64)
-    )
+    w, same = (Workload.prefill(batch=kind(batch), prompt=kind(prompt)) for kind in (int, np.int64))
     assert made.time_s(w) == made.time_s(same)
 
 

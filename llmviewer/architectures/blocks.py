@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 from ..documents import Section
-from ..forms import LOGITS, TOKENS, cells, kv_tokens
+from ..forms import LOGITS, WANTED, cells, kv_tokens, table_rows
 from ..graph import Block
 from ..operators.attention import QK, SV, Heads, Softmax
 from ..operators.base import Operator, Role, Tensor, Weight
@@ -31,6 +32,21 @@ _ACTIVATIONS: Final = {  # Hugging Face names -> keys of ACTIVATION_OPS
 def activation(config: Section, key: str, default: str) -> str:
     """The activation function that a config names, as a key of ACTIVATION_OPS."""
     return _ACTIVATIONS[config.choice(key, _ACTIVATIONS, default)]
+
+
+def heads_of(config: Section, hidden: int, key: str, *, num_kv_heads: int | None = None, window: float = inf) -> Heads:
+    """The heads that a config describes: `key` says how many, head_dim how wide, or else they share `hidden`.
+
+    Raises InputError where they cannot be: a width that is no whole number, or KV heads that cannot be shared evenly.
+    """
+    num_heads = config.integer(key)
+    if config.get("head_dim") is None and hidden % num_heads:
+        raise config.error(key, f"must divide the hidden size {hidden} where there is no head_dim; got {num_heads}")
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    if num_heads % num_kv_heads:
+        raise config.error(key, f"must be a multiple of the {num_kv_heads} key-value heads; got {num_heads}")
+    head_dim = config.integer("head_dim", hidden // num_heads)
+    return Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, window=window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +146,14 @@ class Parts:
         return Block(name="embedding", operators=(op,), input="", output=out.name)
 
     def _table(self, name: str, rows: int, width: int) -> Weight:
-        return Weight(name=name, shape=(rows, width), format=self.format, rows=TOKENS)
+        return Weight(name=name, shape=(rows, width), format=self.format, rows=table_rows(rows))
 
     def head(self, x: Tensor, *before: Operator, vocab_size: int, tied: bool, bias: bool = False) -> Block:
         """What comes `before`, such as the last norm, over all tokens; then logits, where they are wanted."""
         hidden = replace(before[-1].outputs[0] if before else x, rows=LOGITS)
-        weights = [self.weight("lm_head.weight", vocab_size, hidden.width, tied=tied)]
+        weights = [
+            replace(self.weight("lm_head.weight", vocab_size, hidden.width, tied=tied), rows=vocab_size * WANTED)
+        ]
         if bias:
             weights.append(self.weight("lm_head.bias", vocab_size))
         logits = replace(self.tensor("logits", vocab_size), rows=LOGITS)

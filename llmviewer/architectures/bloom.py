@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Block, Graph
-from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
-from .blocks import HIDDEN, Parts
+from .blocks import HIDDEN, Parts, heads_of
 
 
 @architecture("bloom")
@@ -17,8 +16,7 @@ def build(config: Section, fmt: Format) -> Graph:
     parts = Parts(format=fmt)
     hidden = config.integer(config.first("hidden_size", "n_embed"))
     vocab = config.integer("vocab_size")
-    num_heads = config.integer(config.first("n_head", "num_attention_heads"))
-    heads = Heads(num_heads=num_heads, num_kv_heads=num_heads, head_dim=hidden // num_heads)
+    heads = heads_of(config, hidden, config.first("n_head", "num_attention_heads"))
     x = parts.tensor(HIDDEN, hidden)
     attn_norm = parts.layer_norm("attn_norm", x)
     attention = parts.attention(attn_norm.outputs[0], heads, fused_qkv=True, alibi=True, qkv_bias=True, o_bias=True)

@@ -8,7 +8,7 @@ from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from .blocks import HIDDEN, Parts, activation
+from .blocks import HIDDEN, Parts, activation, heads_of
 
 
 @architecture("falcon", "RefinedWeb", "RefinedWebModel")
@@ -30,11 +30,12 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _heads(config: Section, hidden: int) -> Heads:
-    num_heads = config.integer(config.first("num_attention_heads", "n_head"))
+    key = config.first("num_attention_heads", "n_head")
+    num_heads = config.integer(key)
     kv_heads = 1 if config.flag("multi_query", default=True) else num_heads
     if config.flag("new_decoder_architecture", default=False):
         kv_heads = config.integer(config.first("num_kv_heads", "n_head_kv"), num_heads)
-    return Heads(num_heads=num_heads, num_kv_heads=kv_heads, head_dim=hidden // num_heads)
+    return heads_of(config, hidden, key, num_kv_heads=kv_heads)
 
 
 def _layer(config: Section, parts: Parts, x: Tensor) -> tuple[Operator, ...]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ..documents import Section
 from ..graph import Block, Graph
-from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
-from .blocks import HIDDEN, Parts, activation
+from .blocks import HIDDEN, Parts, activation, heads_of
 
 
 @architecture("gpt2")
@@ -15,7 +14,7 @@ def build_gpt2(config: Section, fmt: Format) -> Graph:
     """Learned positions, one projection for q, k and v, biases everywhere, tied head."""
     parts = Parts(format=fmt)
     hidden, vocab = config.integer("n_embd"), config.integer("vocab_size")
-    heads = _heads(config)
+    heads = heads_of(config, hidden, "n_head")
     x = parts.tensor(HIDDEN, hidden)
     attn_norm = parts.layer_norm("attn_norm", x)
     attention = parts.attention(attn_norm.outputs[0], heads, fused_qkv=True, qkv_bias=True, o_bias=True)
@@ -47,10 +46,13 @@ def build_gptj(config: Section, fmt: Format) -> Graph:
     """Attention and MLP side by side under one norm; part of each head is rotated; the head has a bias."""
     parts = Parts(format=fmt)
     hidden, vocab = config.integer("n_embd"), config.integer("vocab_size")
-    heads = _heads(config)
+    heads = heads_of(config, hidden, "n_head")
     x = parts.tensor(HIDDEN, hidden)
     norm = parts.layer_norm("attn_norm", x)
-    attention = parts.attention(norm.outputs[0], heads, rotary_dim=config.integer("rotary_dim", heads.head_dim))
+    rotary_dim = config.integer("rotary_dim", heads.head_dim)
+    if rotary_dim > heads.head_dim:
+        raise config.error("rotary_dim", f"must be at most the {heads.head_dim} of a head; got {rotary_dim}")
+    attention = parts.attention(norm.outputs[0], heads, rotary_dim=rotary_dim)
     mlp = parts.mlp(
         norm.outputs[0],
         inner=config.integer("n_inner", 4 * hidden),
@@ -69,8 +71,3 @@ def build_gptj(config: Section, fmt: Format) -> Graph:
     tied = config.flag("tie_word_embeddings", default=False)
     head = parts.head(x, parts.layer_norm("final_norm", x), vocab_size=vocab, tied=tied, bias=True)
     return Graph((parts.embedding(vocab, hidden), layer, head))
-
-
-def _heads(config: Section) -> Heads:
-    n_head = config.integer("n_head")
-    return Heads(num_heads=n_head, num_kv_heads=n_head, head_dim=config.integer("n_embd") // n_head)

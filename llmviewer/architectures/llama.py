@@ -6,10 +6,9 @@ from math import inf
 
 from ..documents import Section
 from ..graph import Block, Graph
-from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
-from .blocks import HIDDEN, Parts, activation
+from .blocks import HIDDEN, Parts, activation, heads_of
 
 _MISTRAL_WINDOW = 4096  # where config.json says nothing, as transformers.MistralConfig has it; null is no window
 
@@ -29,13 +28,9 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _layer(config: Section, parts: Parts, *, name: str, start: int, repeat: int, window: float) -> Block:
-    hidden, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    heads = Heads(
-        num_heads=num_heads,
-        num_kv_heads=config.integer("num_key_value_heads", num_heads),
-        head_dim=config.integer("head_dim", hidden // num_heads),
-        window=window,
-    )
+    hidden = config.integer("hidden_size")
+    kv_heads = config.integer("num_key_value_heads", config.integer("num_attention_heads"))
+    heads = heads_of(config, hidden, "num_attention_heads", num_kv_heads=kv_heads, window=window)
     qwen = config.text("model_type") == "qwen2"  # biases on q, k and v, none on o
     bias = config.flag("attention_bias", default=False)
     x = parts.tensor(HIDDEN, hidden)

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Block, Graph
-from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
-from .blocks import HIDDEN, Parts, activation
+from .blocks import HIDDEN, Parts, activation, heads_of
 
 _POSITION_OFFSET = 2  # rows at the head of the position table that stand for padding
 
@@ -55,8 +54,8 @@ def _embedding(parts: Parts, vocab: int, narrow: int, hidden: int, positions: in
 
 def _layer(config: Section, parts: Parts, x: Tensor) -> Block:
     before = config.flag("do_layer_norm_before", default=True)
-    num_heads, bias = config.integer("num_attention_heads"), config.flag("enable_bias", default=True)
-    heads = Heads(num_heads=num_heads, num_kv_heads=num_heads, head_dim=x.width // num_heads)
+    bias = config.flag("enable_bias", default=True)
+    heads = heads_of(config, x.width, "num_attention_heads")
     operators: list[Operator] = []
 
     def sublayer(name: str, x: Tensor, run: tuple[Operator, ...], norm: Operator) -> Tensor:

@@ -85,8 +85,8 @@ class SV(Attention):
 class FlashAttention(Attention):
     """The three in one launch; scores stay on the chip (arXiv:2205.14135, arXiv:2307.08691).
 
-    on_chip_bytes holds the queries of a tile and their fp32 accumulators while keys and values stream past: K and V
-    are read once if all queries that share a KV head fit, and once per tile if not. inf reads them once.
+    on_chip_bytes holds the queries of a tile and their fp32 accumulators while keys and values stream past, or the
+    keys and values of a head while queries do: K and V are read once if either fits, and once per tile if not.
     """
 
     bias: bool = False
@@ -102,7 +102,9 @@ class FlashAttention(Attention):
     def reads(self) -> tuple[Tensor, ...]:
         if self.tile == inf:
             return self.inputs
-        rows = kv_streams(self.tile, self.heads.window)
+        kept = sum(t.width * t.format.stored_bits / 8 for t in self.inputs if t.role is Role.KV_CACHE)
+        resident = self.on_chip_bytes // (kept / self.heads.num_kv_heads)
+        rows = kv_streams(self.tile, resident, self.heads.window)
         return tuple(replace(t, rows=rows) if t.role is Role.KV_CACHE else t for t in self.inputs)
 
     def arithmetic(self) -> dict[Resource, Form]:

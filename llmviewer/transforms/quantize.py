@@ -43,7 +43,7 @@ class Override:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """A scheme for the network, and others for parts of it; of those that match, the last one holds.
+    """A scheme for the network, and others for parts of it; where several speak of one thing, the last one holds.
 
     The scheme goes to every Linear but the prediction head, which keeps its format unless an override names it; where
     it asks for 16 bits or more, that goes to the whole network.
@@ -61,13 +61,16 @@ class Quantization:
         for override in self.overrides:
             named = fnmatchcase(op.name, override.pattern) and not (isinstance(op, LMHead) and override.pattern == "*")
             if named and override.covers(block):
-                scheme = override.scheme
+                scheme = override.scheme.over(scheme)
         return scheme
 
     def kv_cache(self, block: Block) -> Format | None:
         """What the cache of a block is kept in: that of the scheme, or of an override of all of its operators."""
-        whole = [o.scheme for o in self.overrides if o.pattern == "*" and o.covers(block)]
-        return (whole[-1] if whole else self.scheme).kv_cache
+        scheme = self.scheme
+        for override in self.overrides:
+            if override.pattern == "*" and override.covers(block):
+                scheme = override.scheme.over(scheme)
+        return scheme.kv_cache
 
 
 def parse_quantization(text: str) -> Quantization:
@@ -77,7 +80,7 @@ def parse_quantization(text: str) -> Quantization:
     """
     first, *rest = (part.strip() for part in text.split(","))
     if "=" in first:
-        first, rest = "W16A16", [first, *rest]
+        return Quantization(overrides=tuple(map(_override, (first, *rest))))
     return Quantization(scheme=parse_scheme(first), overrides=tuple(map(_override, rest)))
 
 
@@ -195,9 +198,9 @@ def _with_operands(block: Block, operators: tuple[Operator, ...], wanted: dict[s
         fmt = wanted.get(op.name)
         if fmt and not at_writer.get(op.inputs[0].name):
             x = op.inputs[0]
-            low = replace(x, name=f"{x.name}.{fmt.name}", format=fmt)
+            low = replace(x, name=f"{x.name}_{fmt}".replace(" ", "_"), format=fmt)
             if low.name not in converted:
                 converted.add(low.name)
-                yield Quantize(name=f"{x.name}_quantize", inputs=(x,), outputs=(low,))
+                yield Quantize(name=f"{x.name}_to_{fmt}".replace(" ", "_"), inputs=(x,), outputs=(low,))
             op = replace(op, inputs=(low, *op.inputs[1:]))  # noqa: PLW2901
         yield op.with_tensors(fused)

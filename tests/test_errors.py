@@ -1,0 +1,376 @@
+"""The whole text of every error that a user can cause: where, what must hold, what was given, what to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmviewer.analysis import analyze
+from llmviewer.errors import InputError
+from llmviewer.hardware_files import load_hardware
+from llmviewer.model_files import load_model
+
+CHIP = """\
+name: chip
+title: Chip
+vendor: nobody
+kind: gpu
+architecture: none
+released: 2024
+status: shipping
+sources:
+  sheet: {title: Chip datasheet, year: 2024}
+vector: {source: sheet, fp32: 10 TOP/s}
+matrix: {source: sheet, fp16: 100 TOP/s}
+memory:
+  source: sheet
+  capacity: 16 GiB
+  bandwidth: 320 GB/s
+  bus_width: 256
+"""
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 10,
+}
+QUANTITY = "must be a positive number, a space and a unit in B/s, such as '1.5 TB/s'; got"
+WHOLE = "must be a whole number of at least 1; got"
+NOTATION = (
+    "quantization must be bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as "
+    "W4A16g128, W8A8, W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int4, "
+    "int8, mxfp4, mxfp6, mxfp8, nf4, nvfp4; got"
+)
+OVERRIDE = "must be OPERATORS=SCHEME, such as down_proj=W8A16 or layers.0-3=W8A8"
+
+
+@pytest.fixture
+def chip(tmp_path):
+    """Writes chip.yaml, with one text in place of another, and returns its path."""
+
+    def write(old="", new=""):
+        assert CHIP.count(old) >= 1
+        path = tmp_path / "chip.yaml"
+        path.write_text(CHIP.replace(old, new, 1) if old else CHIP, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes config.json with fields changed, those that are None left out, and returns its path."""
+
+    def write(**fields):
+        path = tmp_path / "config.json"
+        kept = {key: value for key, value in {**CONFIG, **fields}.items() if value is not None}
+        path.write_text(json.dumps(kept), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def _error(call, *args, **kwargs):
+    with pytest.raises(InputError) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_files_that_the_errors_are_made_from_load(chip, config):
+    assert load_hardware(chip()).bandwidth() == 320e9
+    assert load_model(config()).parameters == 2 * 10 * 8 + 2 * (4 * 8 * 8 + 3 * 8 * 16 + 2 * 8) + 8
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("llama-2-7", "llama-2-7b or llama-2-70b"),
+        ("lama-2-7b", "llama-2-7b or llama-2-70b or llama-1-7b"),
+        ("opt", "opt-13b or opt-30b or opt-66b or opt-1.3b or opt-125m or opt-2.7b"),
+        ("gpt2x", "gpt2 or gpt2-xl"),
+    ],
+)
+def test_an_unknown_model_is_told_its_nearest_names(name, nearest):
+    assert _error(load_model, name).startswith(f"no model {name!r}: did you mean {nearest}?")
+    assert "config.json" in _error(load_model, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("h10", "h100 or h100-sxm or h100-pcie or h100-sxm5 or h100-sxm-80gb or h100-pcie-80gb"),
+        ("rtx4090", "rtx-4090 or rtx-3090 or 4090"),
+        ("b200", "h200"),
+    ],
+)
+def test_an_unknown_device_is_told_its_nearest_names(name, nearest):
+    assert _error(load_hardware, name).startswith(f"no hardware {name!r}: did you mean {nearest}?")
+
+
+@pytest.mark.parametrize(("name", "one"), [("a100", "a100-80gb"), ("v100", "v100-sxm2-32gb"), ("nvidia a100", "a100")])
+def test_the_start_of_a_name_is_near_to_it(name, one):
+    assert one in _error(load_hardware, name)
+
+
+def test_a_name_that_is_near_to_none_is_told_where_the_names_are():
+    assert "llmviewer models" in _error(load_model, "qqqq")
+    assert "llmviewer hardware" in _error(load_hardware, "qqqq")
+
+
+def test_an_empty_name_is_no_folder():
+    assert _error(load_model, "").startswith("no model ''")
+
+
+def test_a_folder_of_the_name_of_a_model_does_not_hide_it(tmp_path, monkeypatch):
+    (tmp_path / "gpt2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_model("gpt2").parameters == 124439808
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("bandwidth:", "bandwith:", "memory.bandwith: unknown key; did you mean bandwidth?"),
+        ("memory:", "memmory:", "memmory: unknown key; did you mean memory or shared_memory?"),
+        ("fp32:", "fp33:", "vector.fp33: unknown key; did you mean fp32?"),
+        ("320 GB/s", "320 GB", f"memory.bandwidth: {QUANTITY} '320 GB'"),
+        ("320 GB/s", "320 TOP/s", f"memory.bandwidth: {QUANTITY} '320 TOP/s'"),
+        ("320 GB/s", "320GB/s", f"memory.bandwidth: {QUANTITY} '320GB/s'"),
+        ("320 GB/s", "320", f"memory.bandwidth: {QUANTITY} 320"),
+        ("320 GB/s", "-320 GB/s", f"memory.bandwidth: {QUANTITY} '-320 GB/s'"),
+        ("320 GB/s", "0 GB/s", f"memory.bandwidth: {QUANTITY} '0 GB/s'"),
+        ("320 GB/s", "nan GB/s", f"memory.bandwidth: {QUANTITY} 'nan GB/s'"),
+        ("320 GB/s", "1e999 GB/s", f"memory.bandwidth: {QUANTITY} '1e999 GB/s'"),
+        ("320 GB/s", ".nan", f"memory.bandwidth: {QUANTITY} nan"),
+        ("bus_width: 256", "bus_width: .nan", f"memory.bus_width: {WHOLE} NaN"),
+        ("bus_width: 256", "bus_width: 256.5", f"memory.bus_width: {WHOLE} 256.5"),
+        ("bus_width: 256", "bus_width: -256", f"memory.bus_width: {WHOLE} -256"),
+        ("released: 2024", "released: soon", f"released: {WHOLE} 'soon'"),
+        ("  bandwidth: 320 GB/s\n", "", "memory.bandwidth: is missing"),
+        ("vector: {source: sheet, fp32: 10 TOP/s}\n", "", "vector.fp32: is missing"),
+        ("vendor: nobody\n", "", "vendor: is missing"),
+        ("{source: sheet, fp32", "{source: shet, fp32", "vector.source: must be one of sheet; got 'shet'"),
+        ("{source: sheet, fp32", "{fp32", "vector.source: is missing"),
+        ("year: 2024", "year: later", f"sources.sheet.year: {WHOLE} 'later'"),
+        (", year: 2024", "", "sources.sheet.year: is missing"),
+        ("name: chip", "name: chop", "name: must be the name of the file, chip; got 'chop'"),
+        ("kind: gpu", "kind: gpus", "kind: must be one of gpu, cpu, accelerator; got 'gpus'"),
+        ("vendor: nobody", "aliases: chap", "aliases: must be a list of texts; got 'chap'"),
+    ],
+)
+def test_a_hardware_file_that_is_wrong(chip, old, new, error):
+    path = chip(old, new)
+    if "aliases" in new:
+        path = chip(old, f"{old}\n{new}")
+    assert _error(load_hardware, path) == f"{path}: {error}"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (CHIP.replace("  capacity:", "  capacity: 8 GiB\n  capacity:"), ":15:3: is not YAML: 'capacity' stands twice"),
+        (CHIP + "name: chip\n", ":17:1: is not YAML: 'name' stands twice"),
+        ("", ": must hold a mapping of keys to values; got null"),
+        ("- a\n", ': must hold a mapping of keys to values; got ["a"]'),
+        ("a: [1\n", ":2:1: is not YAML: did not find expected ',' or ']'"),
+        ("a:\n\tb: 1\n", ":2:1: is not YAML: found character that cannot start any token"),
+    ],
+)
+def test_a_file_that_is_no_mapping(tmp_path, text, error):
+    path = tmp_path / "chip.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert _error(load_hardware, str(path)) == f"{path}{error}"
+
+
+@pytest.mark.parametrize("content", [b"? [a]\n: b\n", b"a: \x07\n", b"\xff\xfe\x00"])
+def test_a_file_that_is_no_text_or_has_keys_that_are_no_names_is_an_error_of_one_line(tmp_path, content):
+    path = tmp_path / "chip.yaml"
+    path.write_bytes(content)
+    assert _error(load_hardware, str(path)).startswith(str(path))
+
+
+def test_a_file_that_is_not_there_or_a_folder(tmp_path):
+    for load, name in ((load_hardware, "no.yaml"), (load_model, "no.yaml"), (load_model, "no.json")):
+        assert _error(load, str(tmp_path / name)) == f"{tmp_path / name}: no such file"
+    folder = tmp_path / "folder.yaml"
+    folder.mkdir()
+    assert _error(load_hardware, str(folder)) == f"{folder}: is a folder; give a file"
+
+
+@pytest.mark.parametrize("field", ["batch", "prompt", "gen", "kv_len"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, 2.0, "1", True, float("nan")])
+def test_a_number_of_the_workload_must_be_whole_and_at_least_one(field, value):
+    error = f"{field} must be a whole number of at least 1; got {value!r}"
+    assert _error(analyze, "gpt2", "t4", **{field: value}) == error
+
+
+@pytest.mark.parametrize(
+    ("quant", "error"),
+    [
+        ("W", f"{NOTATION} 'W'"),
+        ("W4Q8", f"{NOTATION} 'W4Q8'"),
+        ("W4W8", f"{NOTATION} 'W4W8'"),
+        ("4bit", f"{NOTATION} '4bit'"),
+        ("Wfp7", f"{NOTATION} 'Wfp7'"),
+        ("W-4", f"{NOTATION} 'W-4'"),
+        ("W4A16g", f"{NOTATION} 'W4A16g'"),
+        ("W4A16 W8", f"{NOTATION} 'W4A16 W8'"),
+        ("down_proj=", f"{NOTATION} ''"),
+        ("W9A8", "quantization 'W9A8': bits must be 16, 32 or between 1 and 8; got 9"),
+        ("W0", "quantization 'W0': bits must be 16, 32 or between 1 and 8; got 0"),
+        ("W4,down_proj=W44", "quantization 'W44': bits must be 16, 32 or between 1 and 8; got 44"),
+        ("W16g128", "quantization 'W16g128': a group size needs a low-bit format without its own; got 16 bits"),
+        ("Wnf4g64", "quantization 'Wnf4g64': a group size needs a low-bit format without its own; got nf4"),
+        ("=W4", f"quantization '=W4': {OVERRIDE}"),
+        ("W4,down_proj", f"quantization 'down_proj': {OVERRIDE}"),
+        ("W4,,W8", f"quantization '': {OVERRIDE}"),
+        ("W4,o_proj=KV8", "quantization 'o_proj=KV8': KV belongs to whole layers, such as layers.0-3=KV8"),
+    ],
+)
+def test_a_quantization_that_does_not_parse(quant, error):
+    assert _error(analyze, "llama-2-7b", "t4", quant=quant) == error
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("memory.bandwidth", "must be KEY=VALUE, such as memory.bandwidth=2x or 'matrix.fp16=155 TOP/s'"),
+        ("", "must be KEY=VALUE, such as memory.bandwidth=2x or 'matrix.fp16=155 TOP/s'"),
+        (
+            "memory.bandwith=2x",
+            (
+                "no number 'memory.bandwith' in a hardware file; did you mean memory.bandwidth or "
+                "shared_memory.bandwidth or memory.bus_width?"
+            ),
+        ),
+        ("memory.bandwidth=2 GB", f"{QUANTITY} '2 GB'; a factor such as 2x works too"),
+        ("memory.bandwidth=2", f"{QUANTITY} '2'; a factor such as 2x works too"),
+        ("memory.bandwidth=", f"{QUANTITY} ''; a factor such as 2x works too"),
+        ("memory.bandwidth=-1x", f"{QUANTITY} '-1x'; a factor such as 2x works too"),
+        ("memory.bandwidth=nan GB/s", f"{QUANTITY} 'nan GB/s'; a factor such as 2x works too"),
+        ("memory.bandwidth=0x", "a factor must be between 1e-09 and 1e+09; got 0"),
+        ("memory.bandwidth=0.0x", "a factor must be between 1e-09 and 1e+09; got 0"),
+        ("matrix.fp8=2x", "t4 has no matrix.fp8 to multiply; give a quantity with its unit"),
+        ("memory.bus_width=1.5", f"{WHOLE} '1.5'; a factor such as 2x works too"),
+    ],
+)
+def test_a_what_if_that_cannot_be(change, error):
+    assert _error(analyze, "gpt2", "t4", hardware_set=(change,)) == f"--hardware-set {change}: {error}"
+
+
+def test_a_what_if_of_a_text_does_not_suggest_itself():
+    assert "did you mean memory.type" not in _error(analyze, "gpt2", "t4", hardware_set=("memory.type=HBM",))
+
+
+def test_a_what_if_ends_in_a_sentence():
+    assert not _error(analyze, "gpt2", "t4", hardware_set=("=2x",)).endswith(";")
+
+
+@pytest.mark.parametrize("factor", ["9" * 400, "0." + "0" * 320 + "1"])
+def test_a_factor_must_leave_a_rate_that_is_a_number(factor):
+    _error(analyze, "gpt2", "t4", hardware_set=(f"memory.bandwidth={factor}x",))
+
+
+def test_a_what_if_needs_a_device_by_name():
+    error = "hardware_set needs hardware given by name; change a Hardware with dataclasses.replace"
+    assert _error(analyze, "gpt2", load_hardware("t4"), hardware_set=("memory.bandwidth=2x",)) == error
+
+
+@pytest.mark.parametrize(
+    ("field", "error"),
+    [
+        ("attention", "attention must be one of eager, flash; got 'FLASH2'"),
+        ("accounting", "accounting must be one of faithful, survey; got 'FLASH2'"),
+    ],
+)
+def test_an_unknown_attention_or_accounting(field, error):
+    assert _error(analyze, "gpt2", "t4", **{field: "FLASH2"}) == error
+
+
+def test_a_device_without_a_unit_for_the_operands(chip):
+    path = chip("fp32: 10 TOP/s}\nmatrix: {source: sheet, fp16: 100 TOP/s}", "fp32: 10 TOP/s}\nmatrix: {source: sheet}")
+    assert analyze("gpt2", path).phases.decode.operators[2].compute_dtype == "fp32"
+    wide = _error(analyze, "gpt2", path, quant="Wfp64A16")
+    assert wide == (
+        "chip has no unit for matrix fp64; it has memory, vector fp32. "
+        "Choose another precision with --quant or another device"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"intermediate_size": None}, "intermediate_size: is missing"),
+        ({"model_type": None}, "model_type: is missing"),
+        ({"model_type": "lama"}, "model_type: no architecture for 'lama'; did you mean llama?"),
+        ({"model_type": 3}, "model_type: must be text; got 3"),
+        ({"hidden_size": "8"}, f"hidden_size: {WHOLE} '8'"),
+        ({"hidden_size": 8.5}, f"hidden_size: {WHOLE} 8.5"),
+        ({"hidden_size": -8}, f"hidden_size: {WHOLE} -8"),
+        ({"hidden_size": 0}, f"hidden_size: {WHOLE} 0"),
+        ({"hidden_size": True}, f"hidden_size: {WHOLE} true"),
+        ({"hidden_size": [8]}, f"hidden_size: {WHOLE} [8]"),
+        ({"hidden_size": float("nan")}, f"hidden_size: {WHOLE} NaN"),
+        ({"torch_dtype": "int8"}, "torch_dtype: must be one of float16, bfloat16, float32; got 'int8'"),
+        (
+            {"hidden_act": "mish"},
+            "hidden_act: must be one of relu, silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh; got 'mish'",
+        ),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be true or false; got 'yes'"),
+        ({"model_type": "mistral", "sliding_window": 0}, f"sliding_window: {WHOLE} 0"),
+    ],
+)
+def test_a_config_that_is_wrong(config, fields, error):
+    path = config(**fields)
+    assert _error(load_model, path) == f"{path}: {error}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_attention_heads": 3},  # 8 does not divide over 3 heads, and head_dim is not given
+        {"num_attention_heads": 16},  # heads of no size
+        {"num_attention_heads": 4, "num_key_value_heads": 3},  # 4 heads cannot share 3
+        {"num_key_value_heads": 8},  # more KV heads than heads
+        {"model_type": "gptj", "n_embd": 8, "n_layer": 1, "n_head": 2, "rotary_dim": 100},  # more than a head has
+    ],
+)
+def test_a_config_whose_heads_cannot_be_is_an_error(config, fields):
+    path = config(**fields)
+    assert _error(load_model, path).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{", ":1:2: is not JSON: Expecting property name enclosed in double quotes"),
+        ("", ":1:1: is not JSON: Expecting value"),
+        ("[]", ": must hold a JSON object; got []"),
+        ("null", ": must hold a JSON object; got null"),
+        ("{}", ": model_type: is missing"),
+    ],
+)
+def test_a_config_that_is_no_json_object(tmp_path, text, error):
+    path = tmp_path / "config.json"
+    path.write_text(text, encoding="utf-8")
+    assert _error(load_model, str(path)) == f"{path}{error}"
+
+
+def test_a_folder_without_a_config(tmp_path):
+    error = f"{tmp_path}: is a folder without a config.json; give a folder with one, or the file"
+    assert _error(load_model, str(tmp_path)) == error
+
+
+def test_a_field_that_nothing_reads_is_noted(config):
+    path = config(quantization_config={"bits": 4})
+    assert load_model(path).notes == (f"fields of {path} that nothing here reads: quantization_config",)
+
+
+def test_more_tokens_than_positions_are_noted():
+    found = analyze("gpt2", "t4", prompt=1000, gen=100)
+    assert "1100 tokens are more than the 1024 positions of gpt2" in found.notes
+    assert not [note for note in analyze("gpt2", "t4", prompt=1000, gen=24).notes if "positions" in note]

@@ -1,0 +1,247 @@
+"""The HTML report: one file that holds all it needs and says what the analysis found."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from plotly.offline import get_plotlyjs
+
+from llmviewer.analysis import analyze
+from llmviewer.reports.html import render
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return analyze("llama-2-7b", "rtx-a6000", prompt=2048)
+
+
+@pytest.fixture(scope="module")
+def page(analysis):
+    return render(analysis)
+
+
+class Tags(HTMLParser):
+    """All tags with their attributes, and the words between them, scripts and styles left out."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words, self.styles, self.inside = [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag in {"script", "style"}:
+            self.inside = tag
+
+    def handle_endtag(self, tag):
+        if tag == self.inside:
+            self.inside = ""
+
+    def handle_data(self, data):
+        if self.inside == "style":
+            self.styles.append(data)
+        elif not self.inside and data.strip():
+            self.words.append(" ".join(data.split()))
+
+
+def rows(page, part):
+    """Cells of each row of the operator tables, `part` being "tbody" or "tfoot"."""
+    tables = re.findall(r'<table class="operators">.*?</table>', page, re.DOTALL)
+    bodies = [re.search(rf"<{part}>(.*?)</{part}>", table, re.DOTALL)[1] for table in tables]
+    return [
+        [re.findall(r">([^<]*)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)]
+        for body in bodies
+    ]
+
+
+def test_nothing_is_fetched_from_elsewhere(page):
+    tags = Tags(page)
+    for tag, attributes in tags.tags:
+        for name, value in attributes.items():
+            if re.search(r"https?:|^//", value or ""):
+                assert (tag, name) == ("a", "href"), (tag, name, value)
+        assert tag not in {"iframe", "object", "embed", "base"}
+        assert "src" not in attributes
+    assert [attributes["href"] for tag, attributes in tags.tags if tag == "link"] == ["data:,"]
+    assert not re.search(r"url\(|@import", "".join(tags.styles))
+
+
+def test_plotly_is_there_once(page):
+    assert page.count(get_plotlyjs()) == 1
+
+
+def test_the_page_says_what_was_asked_and_what_came_out(page):
+    words = Tags(page).words
+    assert "Llama 2 7B on NVIDIA RTX A6000" in words
+    assert "batch 1, prompt 2048, 128 generated, fp16 as published, flash attention" in words
+    cards = {label: (words[words.index(label) + 1], words[words.index(label) + 2]) for label in (
+        "time to first token", "time per output token", "tokens per second", "latency", "memory", "largest batch",
+        "longest context",
+    )}  # fmt: skip
+    assert cards == {
+        "time to first token": ("194 ms", "prefill of 1 × 2048"),
+        "time per output token": ("18.7 ms", "mean of 127 decode steps"),
+        "tokens per second": ("49.91", "generated, of all sequences"),
+        "latency": ("2.56 s", "until token 128"),
+        "memory": ("fits", "14.8 GB of 51.5 GB, 36.8 GB free"),
+        "largest batch": ("29", "sequences of 2176 tokens"),
+        "longest context": ("63,588", "tokens, at batch 1; the model is made for 4,096"),
+    }
+
+
+def test_that_times_are_lower_bounds_is_said_once(page):
+    assert Tags(page).words.count("Every time on this page is a lower bound: no kernel is faster.") == 1
+    assert page.replace(get_plotlyjs(), "").count("no kernel is faster") == 1
+
+
+def test_each_phase_has_its_advice_and_its_roofline(analysis, page):
+    words = Tags(page).words
+    for name, phase in analysis.phases:
+        assert f"{phase.advice[0].upper()}{phase.advice[1:]}." in words
+        assert f"{phase.total.bound}-bound" in words
+        assert f"Roofline of {name}: llama-2-7b on rtx-a6000" in words
+        assert f'id="roofline-{name}"' in page
+
+
+def test_tables_have_all_operators_in_launch_order_and_the_total(analysis, page):
+    for (_, phase), table in zip(analysis.phases, rows(page, "tbody"), strict=True):
+        assert [row[0] for row in table] == [op.name for op in phase.operators]
+    prefill, decode = rows(page, "tbody")
+    assert prefill[2] == [
+        "q_proj", "32", "2.20T", "1.07G", "1.07G", "-", "1024", "155T", "compute", "fp16", "14.2 ms", "7.3%",
+    ]  # fmt: skip
+    assert decode[6] == [
+        "attention", "32", "1.08G", "-", "524k", "1.07G", "1.01", "775G", "memory", "fp16", "1.40 ms", "7.5%",
+    ]  # fmt: skip
+    assert [table[-1] for table in rows(page, "tfoot")] == [
+        ["total", "", "27.6T", "13.2G", "22.1G", "2.15G", "737", "142T", "compute", "", "194 ms", "100%"],
+        ["total", "", "14.3G", "13.2G", "10.9M", "1.07G", "1", "768G", "memory", "", "18.6 ms", "100%"],
+    ]
+
+
+def test_numbers_are_to_the_right_and_bounds_in_colour(page):
+    assert '<td data-key="memory" class="memory">memory</td>' in page
+    assert '<td data-key="compute" class="compute">compute</td>' in page
+    assert '<td data-key="32" class="number">32</td>' in page
+
+
+def test_memory_is_a_table_as_well(page):
+    words = Tags(page).words
+    at = words.index("KV cache of prompt and generated tokens")
+    assert words[at - 3 : at + 3] == ["weights", "13.5 GB", "26.2%", words[at], "1.14 GB", "2.2%"]
+
+
+def test_every_number_of_the_device_has_its_source(analysis, page):
+    tags = Tags(page)
+    for fact in analysis.hardware.facts:
+        at = tags.words.index(fact.key)
+        assert tags.words[at + 1] == fact.text
+        assert tags.words[at + 2].startswith(fact.source)
+    links = {attributes["href"] for tag, attributes in tags.tags if tag == "a"}
+    assert links == {source.url for source in analysis.hardware.sources.values() if source.url}
+
+
+def test_the_foot_has_the_version_and_the_inputs(page):
+    words = Tags(page).words
+    assert words[-2] == "Made by llmviewer 0.1.0 from these inputs"
+    assert json.loads(words[-1]) == {
+        "model": "llama-2-7b", "hardware": "rtx-a6000", "batch": 1, "prompt": 2048, "gen": 128, "kv_len": 2049,
+        "quant": "as published", "attention": "flash", "accounting": "faithful", "hardware_set": [],
+    }  # fmt: skip
+
+
+def test_a_model_that_does_not_fit_raises_the_alarm():
+    page = render(analyze("llama-3.1-70b", "h100-sxm"))
+    words = Tags(page).words
+    assert words[words.index("memory") + 1 : words.index("memory") + 3] == [
+        "does not fit",
+        "142 GB of 85.5 GB, 56.2 GB too much",
+    ]
+    assert words[words.index("largest batch") + 1] == words[words.index("longest context") + 1] == "none"
+    assert page.count('<dd class="alarm">') == 3
+
+
+def test_without_a_decode_step_there_is_no_time_per_output_token():
+    words = Tags(render(analyze("gpt2", "t4", gen=1))).words
+    at = words.index("time per output token")
+    assert words[at + 1 : at + 3] == ["-", "no decode step is taken"]
+
+
+def test_notes_are_on_the_page():
+    page = render(analyze("gpt2", "t4", hardware_set=["memory.bandwidth=2x"]))
+    assert "What-if: memory.bandwidth=2x instead of the device&#39;s own number." in page
+
+
+def test_names_cannot_bring_markup_or_scripts(analysis):
+    evil = "</script><script>alert(1)</script>"
+    model = replace(analysis.model, name=evil, title=evil)
+    page = render(replace(analysis, model=model, notes=(evil,)))
+    assert evil not in page
+    assert page.count("<script") == 6  # plotly.js, four figures, the sorting of tables
+
+
+def test_sources_link_to_web_pages_only(analysis):
+    sources = {key: replace(source, url="javascript:alert(1)") for key, source in analysis.hardware.sources.items()}
+    page = render(replace(analysis, hardware=replace(analysis.hardware, sources=sources)))
+    assert not [tag for tag, _ in Tags(page).tags if tag == "a"]
+
+
+def test_the_same_analysis_gives_the_same_page(analysis, page):
+    assert render(analysis) == page
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    chromium = shutil.which("chromium")
+    if not chromium:
+        pytest.skip("needs Chromium")
+    with playwright.sync_playwright() as driver:
+        program = driver.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
+        yield program
+        program.close()
+
+
+@pytest.fixture(scope="module")
+def file(page, tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_a_browser_shows_the_page_and_asks_for_nothing(browser, file, width, scheme):
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    tab = context.new_page()
+    asked, complaints = [], []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.goto(file.as_uri())
+    tab.wait_for_function("document.querySelectorAll('.js-plotly-plot .main-svg').length >= 4")
+    assert asked == [file.as_uri()]
+    assert complaints == []
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    ink = tab.evaluate("getComputedStyle(document.querySelector('#time-bars .xtick text')).fill")
+    assert ink == {"light": "rgb(42, 46, 51)", "dark": "rgb(228, 232, 236)"}[scheme]
+    context.close()
+
+
+def test_a_click_on_a_column_sorts_the_table_by_its_numbers(browser, file):
+    tab = browser.new_page()
+    tab.goto(file.as_uri())
+    table = tab.locator(".operators").first
+    first = table.locator("tbody th").first
+    table.get_by_role("button", name="weights [B]").click()
+    assert first.inner_text() == "gate_proj"  # 2.89 GB before 262 kB
+    table.get_by_role("button", name="time").click()
+    table.get_by_role("button", name="time").click()
+    assert first.inner_text() == "embed_tokens"  # 43.7 us before 1.40 ms
+    table.get_by_role("button", name="operator").click()
+    assert table.locator("tbody th").nth(1).inner_text() == "attn_norm"
+    tab.close()

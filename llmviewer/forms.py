@@ -124,6 +124,11 @@ def kv_streams(tile: float, resident: float, window: float = np.inf) -> Form:
     return _one("kv_streams", tile, resident, window)
 
 
+def distinct_experts(experts: int, chosen: int) -> Form:
+    """Experts that are reached when each token chooses some of them, all alike likely, on average."""
+    return _one("distinct_experts", experts, chosen)
+
+
 def table_rows(rows: int) -> Form:
     """Rows of a table of `rows` read to look up one for every token."""
     return _one("table_rows", rows)

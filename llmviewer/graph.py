@@ -1,4 +1,4 @@
-"""A network as operators in launch order, layers folded: blocks that repeat, joined by tensor names."""
+"""A network as operators in launch order, equal layers folded into blocks that repeat, joined by tensor names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .operators.base import Operator, Role, Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Operators that run one after another, `repeat` times over.
+    """Operators that run one after another, once for each of its layers.
 
     input   name by which they read what the pass before them left; "" where they start from token ids
     output  name of the tensor that they leave for the next repetition or the next block
-    start   index of the first repetition among the layers of the model; None where the block is no layer
+    layers  places of its layers among those of the model; empty where the block is no layer and runs once
     kept    tensors that stay in memory until the block ends, read again or not
     """
 
@@ -24,9 +24,13 @@ class Block:
     operators: tuple[Operator, ...]
     input: str
     output: str
-    repeat: int = 1
-    start: int | None = None
+    layers: tuple[int, ...] = ()
     kept: tuple[str, ...] = ()
+
+    @property
+    def repeat(self) -> int:
+        """How often it runs in a pass."""
+        return len(self.layers) or 1
 
     def map(self, f: Callable[[Operator], Operator]) -> Block:
         return replace(self, operators=tuple(map(f, self.operators)))
@@ -34,7 +38,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Graph:
-    """Blocks in launch order. An operator reads its `inputs` and writes its `outputs`; names are unique in a block."""
+    """Blocks, in the order of their first layers. Layers that are alike are one block wherever they stand, so
+    alternating kinds of layer are two blocks. Names of operators are unique in a block.
+    """
 
     blocks: tuple[Block, ...]
 
@@ -56,9 +62,14 @@ class Graph:
         return sum(b.repeat * sum(w.numel for w in op.weights if not w.tied) for b, op in self)
 
     @property
+    def active_parameters(self) -> float:
+        """Those that take part in one token."""
+        return sum(b.repeat * sum(w.active * w.numel for w in op.weights if not w.tied) for b, op in self)
+
+    @property
     def layers(self) -> int:
-        """How many layers the model has: repetitions of the blocks that count as such."""
-        return sum(block.repeat for block in self.blocks if block.start is not None)
+        """How many layers the model has."""
+        return sum(len(block.layers) for block in self.blocks)
 
     def check(self) -> Graph:
         """Itself, if it can be run as it stands.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from .forms import Form, Num, evaluate, total
 from .graph import Graph
 from .precision import Format
@@ -36,18 +38,20 @@ class Model:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that take part in one token: all of a dense model's."""
-        return self.graph.parameters
+        """Parameters that take part in one token: all of a dense model's, the chosen experts of a sparse one's."""
+        return round(self.graph.active_parameters)
 
     @property
     def kv_bytes_per_token(self) -> float:
         """What the cache grows by with every token of one sequence, within any window. [B]"""
-        return float(kv_cache_bytes(self.graph, batch=1, context=1))
+        cache = kv_cache_bytes(self.graph, batch=1, context=np.array([1.0, 2.0]))
+        return float(np.diff(np.broadcast_to(cache, 2))[0])
 
 
 def kv_cache(graph: Graph) -> Form:
     """The KV cache of a decode step's sequences; layers with a window keep its last tokens. [B]"""
-    return total(block.repeat * tensor.nbytes for block, op in graph for tensor in op.state())
+    held = {(block.name, t.name): (block.repeat, t) for block, op in graph for t in op.state()}
+    return total(repeat * tensor.nbytes for repeat, tensor in held.values())
 
 
 def kv_cache_bytes(graph: Graph, *, batch: Num, context: Num) -> Num:

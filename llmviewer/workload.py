@@ -128,6 +128,10 @@ class Workload:
         """Rows of a table that are read to look up a row for every token: no more than it has."""
         return np.minimum(self.tokens(), rows)
 
+    def distinct_experts(self, experts: float, chosen: float) -> Num:
+        """E (1 - (1 - k/E)^tokens): experts that at least one token reaches, where all are alike likely."""
+        return experts * (1 - (1 - chosen / experts) ** self.tokens())
+
     def pairs(self, window: float) -> Num:
         """(query, key) pairs left by a causal mask of `window` keys."""
         return self._sum(lambda s: s.pairs(window))

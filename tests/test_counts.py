@@ -191,7 +191,7 @@ def test_conversions_are_counted_apart_from_the_models_arithmetic(
     attention = PARTS.attention(norm.outputs[0], HEADS, rotary_dim=8)
     mlp = PARTS.mlp(norm.outputs[0], inner=12, act="silu", gated=True)
     add = PARTS.add("add", X, attention[-1].outputs[0], mlp[-1].outputs[0])
-    plain = Graph((Block(name="layer", operators=(norm, *attention, *mlp, add), input="x", output="add", start=0),))
+    plain = Graph((Block(name="layer", operators=(norm, *attention, *mlp, add), input="x", output="add", layers=(0,)),))
     before = {o.name: o for _, o in plain}[op].work()
     after = {o.name: o for _, o in plain.then(quantize(parse_quantization(quant)))}[op].work()
     assert evaluate(after.conversion_ops, w) == conversion_ops
@@ -213,7 +213,7 @@ def test_stored_bits_include_scales_and_zero_points(fmt: Format, bits: float) ->
 
 
 def test_grouped_weights_carry_their_scales_into_bytes() -> None:
-    up = Graph((Block(name="layer", operators=(LINEAR,), input="x", output="up_proj", start=0),))
+    up = Graph((Block(name="layer", operators=(LINEAR,), input="x", output="up_proj", layers=(0,)),))
     ((_, op),) = up.then(quantize(parse_quantization("W4A16g128")))
     assert evaluate(op.work().weight_bytes, DECODE) == 8 * 12 * 4.15625 / 8 + 2 * 12  # the bias stays fp16
 

@@ -14,7 +14,7 @@ from ..precision import Format
 
 Builder: TypeAlias = Callable[[Section, Format], Graph]
 
-_MODULES: Final = tuple(module.name for module in iter_modules(__path__) if module.name != "blocks")
+_MODULES: Final = tuple(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 _BUILDERS: dict[str, Builder] = {}
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from ..forms import Form, kv_streams, pairs
 from ..precision import product
 from ..resource import Resource, matrix, vector
-from .base import Operator, Role, Tensor
+from .base import Operator, Tensor
+
+_ACCUMULATOR: Final = 4  # bytes of an element of the output while it is summed up, in fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,13 @@ class Heads:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int = 0  # of a value, where it is not that of a key
     window: float = inf
+
+    @property
+    def out_dim(self) -> int:
+        """Elements that one head puts out."""
+        return self.value_dim or self.head_dim
 
     @property
     def q_width(self) -> int:
@@ -43,22 +51,21 @@ class Attention(Operator):
 
     kind: str = "attention"
 
-    def _product(self, a: Tensor, b: Tensor) -> dict[Resource, Form]:
-        """One multiply-add per (query, key) pair, head and element of a head."""
-        return {matrix(product(a.format, b.format)): 2 * self.heads.head_dim * self.heads.pairs}
+    def _product(self, b: Tensor, width: int) -> dict[Resource, Form]:
+        """One multiply-add per (query, key) pair, head and element of a key or value, `width` of them."""
+        return {matrix(product(self.inputs[0].format, b.format)): 2 * width * self.heads.pairs}
 
     def dequantized(self) -> tuple[Form, ...]:
-        query = next(t for t in self.inputs if t.role is Role.ACTIVATION)
-        cached = (t for t in self.reads() if t.role is Role.KV_CACHE)
-        return tuple(t.elements for t in cached if t.format.compute != query.format.compute)
+        wanted = self.inputs[0].format.compute
+        return tuple(t.elements for t in self.reads()[1:] if t.format.compute != wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QK(Attention):
-    """scores[head, query, key] = q[head, query, :] . k[kv_head, key, :]"""
+    """scores[head, query, key] = q[head, query, :] . k[kv_head, key, :]; keys may come in parts."""
 
     def arithmetic(self) -> dict[Resource, Form]:
-        return self._product(*self.inputs)
+        return self._product(self.inputs[1], self.heads.head_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +85,7 @@ class SV(Attention):
     """out[query, head, :] = sum over keys of probs[head, query, key] * v[kv_head, key, :]"""
 
     def arithmetic(self) -> dict[Resource, Form]:
-        return self._product(*self.inputs)
+        return self._product(self.inputs[1], self.heads.out_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,23 +102,24 @@ class FlashAttention(Attention):
     @property
     def tile(self) -> float:
         """Queries of one sequence that are held on the chip at a time. [tokens]"""
-        query = self.inputs[0]
-        row = self.heads.q_width / self.heads.num_kv_heads * (query.format.stored_bits / 8 + 4)
+        query, heads = self.inputs[0], self.heads
+        row = heads.head_dim * query.format.stored_bits / 8 + heads.out_dim * _ACCUMULATOR
+        row *= heads.num_heads / heads.num_kv_heads
         return max(self.on_chip_bytes // row, 1) if self.on_chip_bytes < inf else inf
 
     def reads(self) -> tuple[Tensor, ...]:
         if self.tile == inf:
             return self.inputs
-        kept = sum(t.width * t.format.stored_bits / 8 for t in self.inputs if t.role is Role.KV_CACHE)
+        query, *keys_and_values = self.inputs
+        kept = sum(t.width * t.format.stored_bits / 8 for t in keys_and_values)
         resident = self.on_chip_bytes // (kept / self.heads.num_kv_heads)
         rows = kv_streams(self.tile, resident, self.heads.window)
-        return tuple(replace(t, rows=rows) if t.role is Role.KV_CACHE else t for t in self.inputs)
+        return (query, *(replace(t, rows=rows) for t in keys_and_values))
 
     def arithmetic(self) -> dict[Resource, Form]:
-        q, k, v = self.inputs
-        softmax = (Softmax.ops_per_pair + self.bias) * self.heads.pairs
-        amounts = {vector("fp32"): softmax}
-        for part in (self._product(q, k), self._product(q, v)):
+        amounts = {vector("fp32"): (Softmax.ops_per_pair + self.bias) * self.heads.pairs}
+        key, value = self.inputs[1], self.inputs[-1]
+        for part in (self._product(key, self.heads.head_dim), self._product(value, self.heads.out_dim)):
             for resource, ops in part.items():
                 amounts[resource] = amounts.get(resource, Form()) + ops
         return amounts

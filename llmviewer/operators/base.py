@@ -54,6 +54,7 @@ class Weight:
     format: Format
     rows: Form | None = None
     tied: bool = False
+    active: float = 1.0  # the part of it that one token uses
 
     @property
     def numel(self) -> int:

@@ -82,7 +82,44 @@ class Quantize(Operator):
 
 ACTIVATION_OPS: Final = {  # OPs of one element
     "relu": 1,
+    "relu2": 2,  # max(x, 0) squared
     "silu": 4,  # negate, exp, add one, divide
     "gelu": 5,  # 0.5 * x * (1 + erf(x / sqrt 2)): scale, erf, add, two products
     "gelu_tanh": 9,  # 0.5 * x * (1 + tanh(c * (x + a * x**3))): cube and scale 3, add, c, tanh, add, two products
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route(Operator):
+    """The `chosen` best experts of each token and their weights: softmax over all logits, and a comparison for each
+    logit and place (arXiv:2101.03961).
+    """
+
+    chosen: int
+
+    kind: str = "route"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return {vector("fp32"): (5 + self.chosen) * self.inputs[0].elements}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Permute(Operator):
+    """Copies of each token's row, gathered by the expert they go to."""
+
+    kind: str = "permute"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return {vector("fp32"): Form()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combine(Operator):
+    """The results of a token's experts, scaled and summed, with a shared expert's where there is one."""
+
+    chosen: int
+
+    kind: str = "combine"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return {vector("fp32"): 2 * self.chosen * self.outputs[0].elements}

@@ -18,6 +18,7 @@ class Linear(Operator):
     """
 
     kind: str = "linear"
+    left_as_published: bool = False  # quantization schemes leave it alone unless they name it
 
     @property
     def weight(self) -> Weight:
@@ -37,3 +38,27 @@ class LMHead(Linear):
     """The Linear that turns hidden states into logits, at the positions where logits are wanted."""
 
     kind: str = "lm_head"
+    left_as_published: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Router(Linear):
+    """The Linear whose outputs say which experts a token goes to."""
+
+    kind: str = "router"
+    left_as_published: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsLinear(Linear):
+    """y[row, n] = x[row, k] @ weight[expert of the row, n, k].T, for rows gathered by expert.
+
+    A pass reads the experts that its tokens reach: see `expert_weight`.
+    """
+
+    kind: str = "experts"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        x = self.inputs[0]
+        one = self.weight.numel // self.weight.shape[0]
+        return {matrix(product(x.format, self.weight.format)): 2 * one * x.rows}

@@ -18,9 +18,10 @@ def flash_attention(on_chip_bytes: float) -> Transform:
             operators.append(op)
             match operators[-3:]:
                 case [QK() as qk, Softmax() as softmax, SV() as sv]:
+                    read = (*qk.inputs, *sv.inputs[1:])  # what serves as key and as value is read once
                     fused = FlashAttention(
                         name="attention",
-                        inputs=(*qk.inputs, sv.inputs[1]),
+                        inputs=tuple(dict.fromkeys(read)),
                         outputs=sv.outputs,
                         heads=qk.heads,
                         bias=softmax.bias,

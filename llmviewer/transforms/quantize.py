@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import pairwise
 from typing import Final
 
 from ..errors import InputError, suggest
 from ..graph import Block, Graph, Transform
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.elementwise import Quantize
-from ..operators.linear import Linear, LMHead
+from ..operators.linear import Linear
 from ..precision import AS_PUBLISHED, HALF, Format, Scheme, parse_scheme, resolved
 from .cast import cast
 
@@ -38,14 +37,14 @@ class Override:
         """Whether the layers of `block` are among its own. Blocks are cut so that it is all of them or none."""
         if self.last is None:
             return True
-        return block.start is not None and self.first <= block.start <= self.last
+        return bool(block.layers) and self.first <= block.layers[0] <= self.last
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
     """A scheme for the network, and others for parts of it; where several speak of one thing, the last one holds.
 
-    The scheme goes to every Linear but the prediction head, which keeps its format unless an override names it; where
+    The scheme goes to every Linear but heads and routers, which keep their format unless an override names them; where
     it asks for 16 bits or more, that goes to the whole network.
     """
 
@@ -57,9 +56,10 @@ class Quantization:
 
     def of(self, block: Block, op: Operator) -> Scheme:
         """What holds for the weight and the operands of `op`."""
-        scheme = AS_PUBLISHED if isinstance(op, LMHead) else self.scheme
+        left = isinstance(op, Linear) and op.left_as_published
+        scheme = AS_PUBLISHED if left else self.scheme
         for override in self.overrides:
-            named = fnmatchcase(op.name, override.pattern) and not (isinstance(op, LMHead) and override.pattern == "*")
+            named = fnmatchcase(op.name, override.pattern) and not (left and override.pattern == "*")
             if named and override.covers(block):
                 scheme = override.scheme.over(scheme)
         return scheme
@@ -132,15 +132,17 @@ def _must_match(override: Override, graph: Graph) -> None:
 
 def _cut(block: Block, overrides: Sequence[Override]) -> Iterator[Block]:
     """`block` in pieces whose layers an override covers all or none of."""
-    if block.start is None:
+    ranges = [range(o.first, o.last + 1) for o in overrides if o.last is not None]
+    pieces: dict[tuple[bool, ...], list[int]] = {}
+    for layer in block.layers:
+        pieces.setdefault(tuple(layer in r for r in ranges), []).append(layer)
+    if len(pieces) < 2:
         yield block
         return
-    end = block.start + block.repeat
-    edges = {edge for o in overrides if o.last is not None for edge in (o.first, o.last + 1)}
-    marks = [block.start, *sorted(edge for edge in edges if block.start < edge < end), end]
-    for start, stop in pairwise(marks):
-        name = block.name if len(marks) == 2 else f"{block.name}.{start}-{stop - 1}"
-        yield replace(block, name=name, start=start, repeat=stop - start)
+    for layers in pieces.values():
+        contiguous = layers == list(range(layers[0], layers[-1] + 1))
+        places = f"{layers[0]}-{layers[-1]}" if contiguous else ",".join(map(str, layers))
+        yield replace(block, name=f"{block.name}.{places}", layers=tuple(layers))
 
 
 def _quantized(block: Block, quantization: Quantization) -> Block:

@@ -68,7 +68,7 @@ class _Formats:
 
 def _surveyed(block: Block, formats: _Formats) -> Block:
     operators = tuple(new for op in _without_rope(block) if (new := _counted(op, formats, block)))
-    if block.start is None:
+    if not block.layers:
         heads = [op for op in operators if op.kind == "lm_head"]
         return replace(
             block, operators=tuple(replace(op, inputs=(_renamed(op.inputs[0], block.input),)) for op in heads)

@@ -1,0 +1,153 @@
+"""Mixers: how tokens look at each other. Each leaves its result in "o_proj"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..forms import cells, kv_tokens
+from ..operators.attention import QK, SV, Heads, Softmax
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Rope
+from ._parts import NormKind, Parts, result
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfAttention:
+    """Grouped-query attention with a KV cache, scores in memory.
+
+    Keys and values go straight to the cache from the projection that makes them, or from the rotation.
+
+    rotary_dim   elements of each head that are rotated; 0 where positions are not rotations
+    alibi        positions are biases on the scores
+    fused_qkv    one projection makes queries, keys and values
+    qk_norm      norm of queries and keys before the rotation: of each head, or of all heads together
+    sinks        a learned logit for every head, which takes part in the softmax
+    """
+
+    heads: Heads
+    rotary_dim: int = 0
+    alibi: bool = False
+    fused_qkv: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: NormKind | None = None
+    qk_norm_whole: bool = False
+    sinks: bool = False
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        heads = self.heads
+        straight = not self.rotary_dim and not self.qk_norm  # keys need nothing before they are cached
+        q = parts.tensor("q_proj", heads.q_width)
+        k = parts.cached("k_cache", heads.kv_width) if straight else parts.tensor("k_proj", heads.kv_width)
+        v = parts.cached("v_cache", heads.num_kv_heads * heads.out_dim)
+        named = (("qkv_proj", (q, k, v)),) if self.fused_qkv else (("q_proj", (q,)), ("k_proj", (k,)), ("v_proj", (v,)))
+        projections = [parts.linear(name, x, *outputs, bias=self.qkv_bias) for name, outputs in named]
+        prepared = self._prepared(parts, q, k)
+        q = prepared[-1].outputs[0] if self.rotary_dim else prepared[0].outputs[0] if prepared else q
+        scored = self._scores(parts, q)
+        o_proj = parts.project("o_proj", result(scored), x.width, bias=self.o_bias)
+        return (*projections, *prepared, *scored, o_proj)
+
+    def _prepared(self, parts: Parts, q: Tensor, k: Tensor) -> tuple[Operator, ...]:
+        """Norms and rotation between projections and scores; the last of them puts the keys into the cache."""
+        heads, cached = self.heads, parts.cached("k_cache", self.heads.kv_width)
+        norms: tuple[Operator, ...] = ()
+        if self.qk_norm:
+            groups = (1, 1) if self.qk_norm_whole else (heads.num_heads, heads.num_kv_heads)
+            q_norm = parts.norm("q_norm", q, shared=groups[0], kind=self.qk_norm)
+            k_norm = parts.norm("k_norm", k, shared=groups[1], kind=self.qk_norm)
+            if not self.rotary_dim:
+                k_norm = replace(k_norm, outputs=(cached,))
+            norms = (q_norm, k_norm)
+            q, k = q_norm.outputs[0], k_norm.outputs[0]
+        if not self.rotary_dim:
+            return norms
+        rotated = (parts.tensor("q_rope", heads.q_width), cached)
+        rope = Rope(name="rope", inputs=(q, k), outputs=rotated, heads=heads, rotary_dim=self.rotary_dim)
+        return (*norms, rope)
+
+    def _scores(self, parts: Parts, q: Tensor) -> tuple[Operator, ...]:
+        heads = self.heads
+        k = parts.cache("k_cache", heads.kv_width, heads.window)
+        v = parts.cache("v_cache", heads.num_kv_heads * heads.out_dim, heads.window)
+        sinks = (parts.weight("sinks", heads.num_heads),) if self.sinks else ()
+        qk, softmax, sv = scored(parts, heads, q, (k,), v, bias=self.alibi)
+        return (qk, replace(softmax, weights=sinks), sv)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values are expanded from a cached latent (arXiv:2405.04434, section 2.1).
+
+    The naive form, in which every pass expands all that it attends to. transforms.absorb gives the other.
+
+    q_rank            width of the queries' own latent; 0 where they are projected directly
+    kv_rank           width of the latent of keys and values
+    nope_dim          elements of a head without position, made from the latent
+    rope_dim          elements that are rotated; one key for all heads
+    value_dim         elements of a value
+    """
+
+    num_heads: int
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    bias: bool = False
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=self.nope_dim + self.rope_dim,
+            value_dim=self.value_dim,
+        )
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        heads = self.heads
+        queries = self._queries(parts, x)
+        latent = parts.cached("latent_cache", self.kv_rank)
+        k_rope = parts.tensor("k_rope", self.rope_dim)
+        down = parts.linear("kv_a_proj", x, parts.tensor("kv_a_proj", self.kv_rank), k_rope, bias=self.bias)
+        kv_norm = replace(parts.norm("kv_a_norm", down.outputs[0], kind=NormKind.RMS), outputs=(latent,))
+        rotated = (parts.tensor("q_rope", heads.q_width), parts.cached("rope_cache", self.rope_dim))
+        rope = Rope(
+            name="rope",
+            inputs=(result(queries), k_rope),
+            outputs=rotated,
+            heads=replace(heads, num_kv_heads=1),
+            rotary_dim=self.rope_dim,
+        )
+        k, v = (
+            replace(parts.tensor(name, width), rows=kv_tokens())
+            for name, width in (("k_nope", self.num_heads * self.nope_dim), ("v", self.num_heads * self.value_dim))
+        )
+        up = parts.linear("kv_b_proj", parts.cache("latent_cache", self.kv_rank), k, v)
+        attended = scored(parts, heads, rotated[0], (k, parts.cache("rope_cache", self.rope_dim)), v)
+        o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
+        return (*queries, down, kv_norm, rope, up, *attended, o_proj)
+
+    def _queries(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        if not self.q_rank:
+            return (parts.project("q_proj", x, self.heads.q_width),)
+        down = parts.project("q_a_proj", x, self.q_rank, bias=self.bias)
+        norm = parts.norm("q_a_norm", down.outputs[0], kind=NormKind.RMS)
+        return (down, norm, parts.project("q_b_proj", norm.outputs[0], self.heads.q_width))
+
+
+def scored(
+    parts: Parts, heads: Heads, q: Tensor, keys: tuple[Tensor, ...], v: Tensor, *, bias: bool = False
+) -> tuple[QK, Softmax, SV]:
+    """Scores, softmax and weighted sum, as three launches; leaves "attention"."""
+    scores, probs = (
+        Tensor(name=name, width=heads.num_heads, rows=cells(heads.window), format=parts.format)
+        for name in ("scores", "probs")
+    )
+    out = parts.tensor("attention", heads.num_heads * heads.out_dim)
+    return (
+        QK(name="qk_matmul", inputs=(q, *keys), outputs=(scores,), heads=heads),
+        Softmax(name="softmax", inputs=(scores,), outputs=(probs,), heads=heads, bias=bias),
+        SV(name="sv_matmul", inputs=(probs, v), outputs=(out,), heads=heads),
+    )

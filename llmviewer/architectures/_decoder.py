@@ -1,0 +1,144 @@
+"""A decoder from its layers: what most architectures are, said in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol
+
+from ..forms import LOGITS, WANTED
+from ..graph import Block, Graph
+from ..operators.base import Operator, Tensor
+from ..operators.linear import LMHead
+from ..precision import Format
+from ._parts import HIDDEN, NormKind, Parts, result, with_rows
+
+
+class Mixer(Protocol):
+    """How tokens look at each other."""
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]: ...
+
+
+class FeedForward(Protocol):
+    """What happens to each token by itself."""
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]: ...
+
+
+class Residual(StrEnum):
+    """Where norms and additions stand; n is a norm, m the mixer, f the feed-forward network."""
+
+    PRE = "pre"  # a = x + m(n(x)); a + f(n(a))
+    POST = "post"  # a = n(x + m(x)); n(a + f(a))
+    INNER = "inner"  # a = x + n(m(x)); a + n(f(a))
+    SANDWICH = "sandwich"  # a = x + n(m(n(x))); a + n(f(n(a)))
+    PARALLEL = "parallel"  # x + m(n(x)) + f(n(x)), one norm for both
+    PARALLEL_TWO = "parallel_two"  # x + m(n(x)) + f(n(x)), a norm for each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer. Layers that are equal are folded into one block of the graph, named `name`."""
+
+    mixer: Mixer
+    feed_forward: FeedForward
+    residual: Residual = Residual.PRE
+    name: str = "layer"
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        if self.residual in (Residual.PARALLEL, Residual.PARALLEL_TWO):
+            return self._parallel(parts, x)
+        mixed = self._branch(parts, x, self.mixer, "attn")
+        return (*mixed, *self._branch(parts, result(mixed), self.feed_forward, "mlp"))
+
+    def _branch(self, parts: Parts, x: Tensor, run: Mixer | FeedForward, name: str) -> tuple[Operator, ...]:
+        """X and what `run` makes of it, added; leaves "`name`_add", or "`name`_norm" where that comes last."""
+        before = self.residual in (Residual.PRE, Residual.SANDWICH)
+        first = (parts.norm(f"{name}_norm", x),) if before else ()
+        made = run.operators(parts, first[0].outputs[0] if first else x)
+        if self.residual in (Residual.INNER, Residual.SANDWICH):
+            after = f"{name}_post_norm" if before else f"{name}_norm"
+            made = (*made, parts.norm(after, result(made)))
+        add = parts.add(f"{name}_add", x, result(made))
+        last = (parts.norm(f"{name}_norm", add.outputs[0]),) if self.residual is Residual.POST else ()
+        return (*first, *made, add, *last)
+
+    def _parallel(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        attn_norm = parts.norm("attn_norm", x)
+        mixed = self.mixer.operators(parts, attn_norm.outputs[0])
+        second = (parts.norm("mlp_norm", x),) if self.residual is Residual.PARALLEL_TWO else ()
+        made = self.feed_forward.operators(parts, (*second, attn_norm)[0].outputs[0])
+        return (attn_norm, *mixed, *second, *made, parts.add("mlp_add", x, result(mixed), result(made)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """Embedding, layers in order, last norm and prediction head.
+
+    positions     rows of a table of learned positions; 0 where there is none
+    embed_width   of the embeddings, where they are projected to `hidden` and back (OPT-350m)
+    embed_norm    a norm follows the embedding
+    final_norm    a norm precedes the head
+    tied          the head's matrix is the embedding's
+    """
+
+    vocab: int
+    hidden: int
+    layers: Sequence[Layer]
+    norm: NormKind = NormKind.RMS
+    tied: bool = False
+    head_bias: bool = False
+    positions: int = 0
+    embed_width: int = 0
+    embed_norm: bool = False
+    final_norm: bool = True
+
+    def graph(self, fmt: Format) -> Graph:
+        parts = Parts(format=fmt, norm_kind=self.norm)
+        return Graph((self._embedding(parts), *self._blocks(parts), self._head(parts)))
+
+    def _blocks(self, parts: Parts) -> list[Block]:
+        places: dict[Layer, list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            places.setdefault(layer, []).append(index)
+        x = parts.tensor(HIDDEN, self.hidden)
+        blocks = []
+        for layer, indices in places.items():
+            operators = layer.operators(parts, x)
+            output = result(operators).name
+            blocks.append(
+                Block(name=layer.name, operators=operators, input=HIDDEN, output=output, layers=tuple(indices))
+            )
+        return blocks
+
+    def _embedding(self, parts: Parts) -> Block:
+        width = self.embed_width or self.hidden
+        tables = {"embed_tokens.weight": self.vocab}
+        positions = {"embed_positions.weight": self.positions} if self.positions else {}
+        operators: tuple[Operator, ...] = (parts.embed("embed_tokens", tables | positions, width),)
+        if width != self.hidden:  # positions are as wide as the layers
+            operators = (parts.embed("embed_tokens", tables, width),)
+            operators = (*operators, parts.project("project_in", result(operators), self.hidden))
+            if positions:
+                places = parts.embed("embed_positions", positions, self.hidden)
+                operators = (*operators, places, parts.add("position_add", result(operators), places.outputs[0]))
+        if self.embed_norm:
+            operators = (*operators, parts.norm("embed_norm", result(operators)))
+        return Block(name="embedding", operators=operators, input="", output=result(operators).name)
+
+    def _head(self, parts: Parts) -> Block:
+        """The last norm over all tokens; logits where they are wanted."""
+        x = parts.tensor(HIDDEN, self.hidden)
+        before: tuple[Operator, ...] = (parts.norm("final_norm", x),) if self.final_norm else ()
+        width = self.embed_width or self.hidden
+        if width != self.hidden:
+            before = (*before, parts.project("project_out", result(before) if before else x, width))
+        hidden = with_rows(result(before) if before else x, LOGITS)
+        matrix = parts.weight("lm_head.weight", self.vocab, width, tied=self.tied)
+        bias = (parts.weight("lm_head.bias", self.vocab),) if self.head_bias else ()
+        logits = with_rows(parts.tensor("logits", self.vocab), LOGITS)
+        weights = (replace(matrix, rows=self.vocab * WANTED), *bias)
+        head = LMHead(name="lm_head", inputs=(hidden,), outputs=(logits,), weights=weights)
+        return Block(name="head", operators=(*before, head), input=HIDDEN, output="logits")

@@ -1,0 +1,95 @@
+"""Feed-forward networks: one for all tokens, or experts that tokens choose from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..forms import TOKENS, distinct_experts
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Combine, Permute, Route
+from ..operators.linear import ExpertsLinear, Linear, Router
+from ._parts import Parts, result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mlp:
+    """down(act(gate(x)) * up(x)), or down(act(up(x))); leaves "down_proj".
+
+    fused  one projection makes gate and up
+    """
+
+    inner: int
+    act: str
+    gated: bool = False
+    bias: bool = False
+    fused: bool = False
+
+    def operators(self, parts: Parts, x: Tensor, prefix: str = "", act_name: str = "mlp_act") -> tuple[Operator, ...]:
+        up, gate = parts.tensor(f"{prefix}up_proj", self.inner), parts.tensor(f"{prefix}gate_proj", self.inner)
+        first: tuple[Linear, ...] = (parts.linear(f"{prefix}up_proj", x, up, bias=self.bias),)
+        if self.gated and self.fused:
+            first = (parts.linear(f"{prefix}gate_up_proj", x, gate, up, bias=self.bias),)
+        elif self.gated:
+            first = (parts.linear(f"{prefix}gate_proj", x, gate, bias=self.bias), *first)
+        mid = parts.activate(act_name, self.act, *((gate, up) if self.gated else (up,)))
+        down = parts.project(f"{prefix}down_proj", mid.outputs[0], x.width, bias=self.bias)
+        return (*first, mid, down)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of `experts` gated MLPs of which each token takes `chosen`; leaves "combine" (arXiv:2101.03961).
+
+    shared       an MLP that every token takes besides; its result is added in
+    shared_gate  the shared MLP's result is scaled by a sigmoid of x
+    router_bias  of the router's logits (or a correction that is learned apart from it)
+    """
+
+    experts: int
+    chosen: int
+    inner: int
+    act: str = "silu"
+    gated: bool = True
+    bias: bool = False
+    router_bias: bool = False
+    shared: Mlp | None = None
+    shared_gate: bool = False
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        router = parts.project("router", x, self.experts, bias=self.router_bias, kind=Router)
+        weights = parts.tensor("route", self.chosen)
+        route = Route(name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen)
+        copies = replace(parts.tensor("permute", x.width), rows=self.chosen * TOKENS)
+        permute = Permute(name="permute", inputs=(x, weights), outputs=(copies,))
+        experts = self._experts(parts, copies)
+        shared = self._shared(parts, x)
+        summed = (result(experts), weights, *(op.outputs[0] for op in shared[-1:]))
+        gate = tuple(op.outputs[0] for op in shared if op.name == "shared_gate")
+        out = parts.tensor("combine", x.width)
+        combine = Combine(name="combine", inputs=(*summed, *gate), outputs=(out,), chosen=self.chosen)
+        return (router, route, permute, *experts, *shared, combine)
+
+    def _experts(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        def project(name: str, x: Tensor, width: int) -> Linear:
+            made = ((f"{name}.weight", (width, x.width)), *(((f"{name}.bias", (width,)),) if self.bias else ()))
+            held = tuple(
+                replace(
+                    parts.weight(weight, self.experts, *shape),
+                    rows=distinct_experts(self.experts, self.chosen),
+                    active=self.chosen / self.experts,
+                )
+                for weight, shape in made
+            )
+            out = replace(parts.tensor(name, width), rows=x.rows)
+            return ExpertsLinear(name=name, inputs=(x,), outputs=(out,), weights=held)
+
+        up = project("expert_up_proj", x, self.inner)
+        first = (project("expert_gate_proj", x, self.inner), up) if self.gated else (up,)
+        mid = parts.activate("expert_act", self.act, *(op.outputs[0] for op in first))
+        return (*first, mid, project("expert_down_proj", mid.outputs[0], x.width))
+
+    def _shared(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        if not self.shared:
+            return ()
+        gate = (parts.project("shared_gate", x, 1, kind=Router),) if self.shared_gate else ()
+        return (*gate, *self.shared.operators(parts, x, prefix="shared_", act_name="shared_act"))

@@ -1,0 +1,138 @@
+"""Operators made in a model's own format, and what architectures read alike from their configs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import inf
+from typing import Final
+
+from ..documents import Section
+from ..forms import Form, kv_tokens, table_rows
+from ..operators.attention import Heads
+from ..operators.base import Operator, Role, Tensor, Weight
+from ..operators.elementwise import ACTIVATION_OPS, Activation, Add, Norm
+from ..operators.embedding import Embedding
+from ..operators.linear import Linear
+from ..precision import Format
+
+HIDDEN = "hidden"  # what a block reads of the one before it
+
+_ACTIVATIONS: Final = {  # Hugging Face names -> keys of ACTIVATION_OPS
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+}
+
+
+def activation(config: Section, key: str, default: str) -> str:
+    """The activation function that a config names, as a key of ACTIVATION_OPS."""
+    return _ACTIVATIONS[config.choice(key, _ACTIVATIONS, default)]
+
+
+def heads_of(config: Section, hidden: int, key: str, *, num_kv_heads: int | None = None, window: float = inf) -> Heads:
+    """The heads that a config describes: `key` says how many, head_dim how wide, or else they share `hidden`.
+
+    Raises InputError where they cannot be: a width that is no whole number, or KV heads that cannot be shared evenly.
+    """
+    num_heads = config.integer(key)
+    if config.get("head_dim") is None and hidden % num_heads:
+        raise config.error(key, f"must divide the hidden size {hidden} where there is no head_dim; got {num_heads}")
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    if num_heads % num_kv_heads:
+        raise config.error(key, f"must be a multiple of the {num_kv_heads} key-value heads; got {num_heads}")
+    head_dim = config.integer("head_dim", hidden // num_heads)
+    return Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, window=window)
+
+
+class NormKind(StrEnum):
+    """How a norm is computed and what it has learned."""
+
+    RMS = "rms"  # a weight
+    LAYER = "layer"  # a weight and a bias
+    LAYER_NO_BIAS = "layer_no_bias"  # a weight
+    PLAIN = "plain"  # nothing
+
+
+_NORM_OPS: Final = {  # OPs of an element: see operators.elementwise.Norm
+    NormKind.RMS: 4,
+    NormKind.LAYER: 7,
+    NormKind.LAYER_NO_BIAS: 6,
+    NormKind.PLAIN: 5,
+}
+_NORM_WEIGHTS: Final = {
+    NormKind.RMS: ("weight",),
+    NormKind.LAYER: ("weight", "bias"),
+    NormKind.LAYER_NO_BIAS: ("weight",),
+    NormKind.PLAIN: (),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Makes tensors, weights and operators in the model's format."""
+
+    format: Format
+    norm_kind: NormKind = NormKind.RMS
+
+    def tensor(self, name: str, width: int) -> Tensor:
+        return Tensor(name=name, width=width, format=self.format)
+
+    def cached(self, name: str, width: int) -> Tensor:
+        """What a launch appends to the KV cache."""
+        return Tensor(name=name, width=width, format=self.format, role=Role.KV_CACHE)
+
+    def cache(self, name: str, width: int, window: float = inf) -> Tensor:
+        """What attention reads of the KV cache."""
+        return replace(self.cached(name, width), rows=kv_tokens(window))
+
+    def weight(self, name: str, *shape: int, tied: bool = False) -> Weight:
+        return Weight(name=name, shape=shape, format=self.format, tied=tied)
+
+    def linear(self, name: str, x: Tensor, *outputs: Tensor, bias: bool = False, kind: type[Linear] = Linear) -> Linear:
+        width = sum(t.width for t in outputs)
+        weights = [self.weight(f"{name}.weight", width, x.width)]
+        if bias:
+            weights.append(self.weight(f"{name}.bias", width))
+        return kind(name=name, inputs=(x,), outputs=outputs, weights=tuple(weights))
+
+    def project(self, name: str, x: Tensor, width: int, *, bias: bool = False, kind: type[Linear] = Linear) -> Linear:
+        """A Linear with one output of its own name."""
+        return self.linear(name, x, self.tensor(name, width), bias=bias, kind=kind)
+
+    def norm(self, name: str, x: Tensor, *, shared: int = 1, kind: NormKind | None = None) -> Norm:
+        """The norm of every `width / shared` elements of x, with what it has learned shared by all such groups."""
+        kind = kind or self.norm_kind
+        weights = tuple(self.weight(f"{name}.{part}", x.width // shared) for part in _NORM_WEIGHTS[kind])
+        out = replace(x, name=name, role=Role.ACTIVATION)
+        return Norm(name=name, inputs=(x,), outputs=(out,), weights=weights, ops_per_element=_NORM_OPS[kind])
+
+    def add(self, name: str, *operands: Tensor) -> Add:
+        out = self.tensor(name, operands[0].width)
+        return Add(name=name, inputs=operands, outputs=(out,), ops_per_element=len(operands) - 1)
+
+    def activate(self, name: str, act: str, *inputs: Tensor) -> Activation:
+        """act(x), or act(gate) * up of two inputs."""
+        ops = ACTIVATION_OPS[act] + len(inputs) - 1
+        out = replace(inputs[0], name=name)
+        return Activation(name=name, inputs=inputs, outputs=(out,), ops_per_element=ops)
+
+    def embed(self, name: str, tables: dict[str, int], width: int) -> Operator:
+        """The sum of a row of each table; `tables` says how many rows each has."""
+        weights = tuple(replace(self.weight(t, rows, width), rows=table_rows(rows)) for t, rows in tables.items())
+        return Embedding(name=name, inputs=(), outputs=(self.tensor(name, width),), weights=weights)
+
+
+def result(operators: tuple[Operator, ...]) -> Tensor:
+    """What a run of operators leaves: the first output of its last one."""
+    return operators[-1].outputs[0]
+
+
+def with_rows(tensor: Tensor, rows: Form) -> Tensor:
+    return replace(tensor, rows=rows)

@@ -1,0 +1,76 @@
+"""What all figures have in common: colours, style, and the frame that they are drawn in."""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+from typing import Any, Final
+
+import plotly.graph_objects as go
+
+# The palette of Okabe and Ito (jfly.uni-koeln.de/color), which all common kinds of colour vision tell apart.
+BLUE: Final = "#0072B2"
+SKY: Final = "#56B4E9"
+GREEN: Final = "#009E73"
+ORANGE: Final = "#E69F00"
+VERMILLION: Final = "#D55E00"
+PURPLE: Final = "#CC79A7"
+BOUND_COLOR: Final = {"memory": VERMILLION, "compute": GREEN}
+PART_COLOR: Final = {"weights": BLUE, "KV cache": ORANGE, "activations": PURPLE}
+# Written as browsers write them, so that a style sheet can find them and put colours of a dark page in their place.
+INK: Final = "rgb(42, 46, 51)"
+GRID: Final = "rgb(222, 226, 230)"
+PAPER: Final = "rgb(254, 254, 254)"
+
+# The text of a piece of a horizontal bar.
+INSIDE: Final = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+
+_LINES: Final = (
+    {"color": BLUE, "dash": "solid"}, {"color": VERMILLION, "dash": "dash"}, {"color": GREEN, "dash": "dashdot"},
+    {"color": PURPLE, "dash": "dot"}, {"color": ORANGE, "dash": "6px,3px"}, {"color": SKY, "dash": "9px,3px,2px,3px"},
+)  # fmt: skip
+_TOP, _BOTTOM = 76, 92  # margins [px]
+_AXIS: Final[dict[str, Any]] = {
+    "gridcolor": GRID, "linecolor": INK, "tickcolor": INK, "ticks": "outside", "showline": True, "zeroline": False,
+    "automargin": True, "exponentformat": "SI", "title": {"font": {"size": 13}},
+}  # fmt: skip
+_TEMPLATE: Final = go.layout.Template(
+    layout={
+        "font": {"family": "system-ui, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif", "size": 13, "color": INK},
+        "title": {
+            "x": 0.01,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 16},
+            "font": {"size": 16},
+            "subtitle": {"font": {"size": 12, "color": INK}},
+        },
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "margin": {"l": 60, "r": 20, "t": _TOP, "b": _BOTTOM},
+        "legend": {"orientation": "h", "x": 0, "yanchor": "top", "font": {"size": 12}, "traceorder": "normal"},
+        "hoverlabel": {"bgcolor": "white", "font": {"color": "black", "size": 12}, "align": "left"},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+    }
+)
+
+
+def frame(title: str, subtitle: str, *, height: int = 420, top: int = _TOP, bottom: int = _BOTTOM) -> go.Figure:
+    """Nothing yet, in the style that all figures have, the legend below. [px]"""
+    figure = go.Figure(
+        layout={
+            "template": _TEMPLATE,
+            "height": height,
+            "margin": {"t": top, "b": bottom},
+            "title": {"text": title, "subtitle": {"text": subtitle}},
+            # From the upper edge of the plot; the title of the x axis ends 64 pixels below the lower one.
+            "legend": {"y": -64 / (height - top - bottom)},
+        }
+    )
+    return figure  # noqa: RET504
+
+
+def lines(count: int) -> list[dict[str, str]]:
+    """Colours and dashes of `count` lines, told apart by either while they are few."""
+    return list(islice(cycle(_LINES), count))

@@ -1,0 +1,193 @@
+"""What figures show of an analysis, before anything is drawn: roofs, points with their labels, pieces of bars."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isclose
+from typing import Final, NamedTuple, Self
+
+from llmviewer.analysis import OperatorResult, Phase
+from llmviewer.hardware import Hardware
+from llmviewer.memory import Memory
+from llmviewer.resource import Resource, Unit
+from llmviewer.units import seconds, si
+
+from .table import number
+
+OTHER: Final = 0.01  # share of time below which operators of a phase are put together
+_ALIKE: Final = 0.02  # points that differ by less fall together [of their value]
+_WIDTH: Final = 24  # of the names of a point [characters]
+_SPACE: Final = "\N{NO-BREAK SPACE}"
+
+
+class Roof(NamedTuple):
+    """What a unit attains at most: min(rate, intensity x bandwidth). [OP/s, B/s]"""
+
+    unit: Resource
+    rate: float
+    bandwidth: float
+
+    @classmethod
+    def of(cls, device: Hardware, unit: Resource) -> Self:
+        return cls(unit, device.rates[unit], device.bandwidth())
+
+    @property
+    def turning(self) -> float:
+        """The intensity from which on arithmetic bounds. [OP/B]"""
+        return self.rate / self.bandwidth
+
+    @property
+    def name(self) -> str:
+        return f"{self.unit.dtype} {self.unit.unit}"
+
+
+def roofs(phase: Phase, device: Hardware) -> list[Roof]:
+    """That of the unit which does most of the OPs, then those of others that work and have another peak."""
+    ops: dict[Resource, float] = {}
+    for op in phase.operators:
+        unit = Resource(Unit(op.compute_unit), op.compute_dtype)
+        ops[unit] = ops.get(unit, 0) + op.ops
+    ranked = sorted((unit for unit in ops if ops[unit]), key=ops.__getitem__, reverse=True)
+    main, *others = (Roof.of(device, unit) for unit in ranked)
+    return [main, *(roof for roof in others if roof.rate != main.rate)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Operators of one kind that fall together on a roofline."""
+
+    operators: tuple[OperatorResult, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.operators[0].kind
+
+    @property
+    def bound(self) -> str:
+        return self.operators[0].bound
+
+    @property
+    def share(self) -> float:
+        return self.sum("share")
+
+    @property
+    def intensity(self) -> float:
+        """Of all together. [OP/B]"""
+        return self.sum("ops") / self.sum("bytes")
+
+    @property
+    def attainable(self) -> float:
+        """Of all together. [OP/s]"""
+        return self.sum("ops") / self.sum("bound_time_s")
+
+    @property
+    def label(self) -> str:
+        """On as many lines as it takes to stay narrow."""
+        words = f"{joined(op.name for op in self.operators)} {self.share:.0%}".replace(" ", _SPACE)
+        return "<br>".join(textwrap.wrap(words.replace("/", "/ "), _WIDTH)).replace("/ ", "/")
+
+    @property
+    def lines(self) -> int:
+        """Of the label."""
+        return 1 + self.label.count("<br>")
+
+    def sum(self, field: str) -> float:
+        return float(sum(getattr(op, field) for op in self.operators))
+
+    def alike(self, op: OperatorResult) -> bool:
+        one = self.operators[0]
+        return (op.kind, op.bound) == (one.kind, one.bound) and all(
+            isclose(a, b, rel_tol=_ALIKE)
+            for a, b in ((op.intensity, one.intensity), (op.attainable_ops_per_s, one.attainable_ops_per_s))
+        )
+
+    def hover(self, phase: str) -> str:
+        names = [f"{op.name} × {op.repeat}" for op in self.operators]
+        lines = [", ".join(names[i : i + 3]) for i in range(0, len(names), 3)]
+        moved = (("weights", "weight_bytes"), ("activations", "activation_bytes"), ("KV cache", "kv_bytes"))
+        parts = ", ".join(f"{name} {si(self.sum(field))}B" for name, field in moved if self.sum(field))
+        limits = ", ".join(dict.fromkeys(op.limited_by for op in self.operators))
+        return "<br>".join(
+            (
+                f"<b>{',<br>'.join(lines)}</b> ({self.kind}{', together' if len(names) > 1 else ''})",
+                f"{si(self.sum('ops'))}OP, {si(self.sum('bytes'))}B: {parts}",
+                f"{number(self.intensity)} OP/B, attainable {si(self.attainable)}OP/s",
+                f"{self.bound}-bound, by {limits}",
+                f"{seconds(self.sum('bound_time_s'))}, {self.share:.1%} of {phase}",
+            )
+        )
+
+
+def points(phase: Phase) -> list[Point]:
+    """The operators that have OPs, those that fall together as one, largest share of time first."""
+    found: list[Point] = []
+    for op in phase.operators:
+        if op.ops:
+            home = next((i for i, point in enumerate(found) if point.alike(op)), None)
+            if home is None:
+                found.append(Point(operators=(op,)))
+            else:
+                found[home] = Point(operators=(*found[home].operators, op))
+    return sorted(found, key=lambda point: point.share, reverse=True)
+
+
+def about(phase: Phase) -> str:
+    """What a phase runs, how long, and which of its operators are no points."""
+    tokens = f"{phase.q_len} token{'s'[: phase.q_len > 1]}"
+    without = joined(op.name for op in phase.operators if not op.ops)
+    left_out = f"; not shown: {without} (no OPs)" if without else ""
+    time = seconds(phase.total.bound_time_s)
+    return f"batch {phase.batch}, {tokens} at a context of {phase.kv_len}, {time} at least{left_out}"
+
+
+def joined(names: Iterable[str]) -> str:
+    """Names, those with the same last word together.
+
+    >>> joined(["q_proj", "k_proj", "attention"])
+    'q/k_proj, attention'
+    """
+    heads: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        head, line, tail = name.rpartition("_")
+        heads.setdefault(line + tail, []).append(head)
+    return ", ".join("/".join(own) + tail for tail, own in heads.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A part of a phase's bar, `share` long from `start`."""
+
+    row: str
+    bound: str
+    start: float
+    share: float
+    text: str
+    hover: str
+
+
+def pieces(phase: Phase, row: str) -> list[Piece]:
+    """The operators of a phase as parts of its bar, those of the bound that takes most time first."""
+    by_bound = phase.total.time_by_bound_s
+    ranked = sorted(phase.operators, key=lambda op: (-by_bound[op.bound], op.share < OTHER, -op.share))
+    groups: dict[tuple[str, str], list[OperatorResult]] = {}
+    for op in ranked:
+        groups.setdefault((op.bound, "other" if op.share < OTHER else f"{op.name} {op.block}"), []).append(op)
+    found: list[Piece] = []
+    start = 0.0
+    for (bound, key), ops in groups.items():
+        name = "other" if key == "other" else ops[0].name
+        share, time_s = sum(op.share for op in ops), sum(op.bound_time_s for op in ops)
+        hover = f"<b>{name}</b>: {seconds(time_s)}, {share:.1%}, {bound}-bound"
+        if name == "other":
+            hover += "".join(f"<br>{op.name} {seconds(op.bound_time_s)}" for op in ops)
+        found.append(Piece(row=row, bound=bound, start=start, share=share, text=f"{name}<br>{share:.0%}", hover=hover))
+        start += share
+    return found
+
+
+def spare(memory: Memory) -> tuple[float, str]:
+    """How much of the memory of the device is left or lacking, and the word for which of the two. [B]"""
+    left = memory.capacity_bytes - memory.total_bytes
+    return abs(left), "free" if memory.fits else "too much"

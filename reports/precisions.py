@@ -1,0 +1,196 @@
+"""Figures that compare precisions: the memory of requests, the time of decode steps and of prefills."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf, log10
+from typing import Final, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from llmviewer.hardware import Hardware
+from llmviewer.memory import activation_bytes
+from llmviewer.model import Model
+from llmviewer.precision import parse_quantization
+from llmviewer.setting import Setting
+from llmviewer.units import seconds, si
+from llmviewer.workload import Workload
+
+from .drawing import GRID, PART_COLOR, VERMILLION, frame, lines
+
+
+class Case(NamedTuple):
+    """A request whose memory is shown: sequences, tokens of each, and the pass that runs."""
+
+    batch: int
+    length: int
+    phase: str
+
+
+CASES: Final = tuple(
+    Case(batch, length, phase)
+    for phase in ("prefill", "decode")
+    for batch, length in ((1, 1024), (1, 4096), (16, 1024))
+)
+_BASE: Final = "W16A16"  # what others are compared with
+_OF_MEMORY: Final = (_BASE, "W4A16", "W4KV4", "W4A4KV4")
+_OF_TIME: Final = (_BASE, "W8A16", "W4A16", "W2A16", "W1A16")
+_ANY_DEVICE: Final = Hardware(name="any", title="any device", rates={}, capacity=inf)
+
+
+class _Bar(NamedTuple):
+    """What a case takes in a precision: parts under the names of PART_COLOR, and all that it takes in _BASE. [B]"""
+
+    case: Case
+    quant: str
+    parts: Mapping[str, float]
+    whole: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def height(self) -> float:
+        return self.total / self.whole
+
+
+def memory_bars(
+    model: str | Model,
+    hardware: str | Hardware | None = None,
+    *,
+    quants: Sequence[str] | None = None,
+    cases: Sequence[tuple[int, int, str]] = CASES,
+    attention: str | None = None,
+    accounting: str = "faithful",
+) -> go.Figure:
+    """Weights, KV cache and live activations by precision, as parts of what W16A16 needs in the same case (figure 6).
+
+    quants  those of the paper if not given
+    cases   (batch, tokens, phase) of each group of bars
+
+    With `hardware`, bars that exceed its memory are marked.
+    """
+    one = Setting.of(model, hardware or _ANY_DEVICE, attention=attention, accounting=accounting)
+    bars = _bars(one, _OF_MEMORY if quants is None else quants, [Case(*case) for case in cases])
+    x = [[f"{case.phase}<br>{case.batch} ×<br>{case.length}" for case, *_ in bars], [bar.quant for bar in bars]]
+    figure = frame(
+        f"Memory of {one.model.name} by precision", f"{accounting} accounting; below: phase, batch × tokens",
+        height=500, top=120, bottom=120,
+    )  # fmt: skip
+    figure.update_layout(barmode="stack", bargap=0.15, legend={"y": 1.01, "yanchor": "bottom"})
+    for name, color in PART_COLOR.items():
+        figure.add_bar(
+            x=x, y=[bar.parts[name] / bar.whole for bar in bars], name=name, marker={"color": color},
+            customdata=[[bar.quant, si(bar.parts[name]), si(bar.total)] for bar in bars],
+            hovertemplate=f"%{{customdata[0]}}: {name} %{{customdata[1]}}B of %{{customdata[2]}}B, "
+            f"%{{y:.2%}} of {_BASE}'s<extra></extra>",
+        )  # fmt: skip
+    _crosses(figure, x, bars, one.hardware.capacity)
+    top = 0.08 + max(1, *(bar.height for bar in bars))
+    figure.update_yaxes(title_text=f"memory relative to {_BASE}", range=[0, top], tickformat=".0%")
+    figure.update_xaxes(tickfont={"size": 11}, tickangle=-90, dividercolor=GRID)
+    return figure
+
+
+def decode_time(
+    model: str | Model,
+    hardware: str | Hardware,
+    *,
+    quants: Sequence[str] | None = None,
+    batches: Sequence[int] = range(1, 65),
+    kv_len: int = 1024,
+    attention: str | None = None,
+    accounting: str = "faithful",
+) -> go.Figure:
+    """The time of a decode step against the batch, by precision, those of the paper if not given (figure 7)."""
+    one = Setting.of(model, hardware, attention=attention, accounting=accounting)
+    workload = Workload.decode(batch=np.asarray(batches), kv_len=kv_len)
+    figure = _time_frame("Time of a decode step", one, f"every sequence attends to {kv_len} tokens")
+    _curves(figure, _settings(one, quants), batches, workload, at="batch %{x}")
+    figure.update_xaxes(title_text="batch [sequences]")
+    return figure
+
+
+def prefill_time(
+    model: str | Model,
+    hardware: str | Hardware,
+    *,
+    quants: Sequence[str] | None = None,
+    lengths: Sequence[int] = range(16, 1025),
+    batch: int = 1,
+    attention: str | None = None,
+    accounting: str = "faithful",
+) -> go.Figure:
+    """The time of a prefill against the prompt's length, by precision, those of the paper if not given (figure 8)."""
+    one = Setting.of(model, hardware, attention=attention, accounting=accounting)
+    workload = Workload.prefill(batch=batch, prompt=np.asarray(lengths))
+    figure = _time_frame("Prefill time", one, f"batch {batch}")
+    _curves(figure, _settings(one, quants), lengths, workload, at="%{x} tokens")
+    shortest, longest = min(lengths), max(lengths)
+    powers = [2**i for i in range(31) if shortest <= 2**i <= longest]
+    figure.update_xaxes(
+        title_text="prompt [tokens]", type="log", tickvals=powers, ticktext=list(map(str, powers)),
+        range=[log10(0.99 * shortest), log10(1.01 * longest)],
+    )  # fmt: skip
+    return figure
+
+
+def _settings(one: Setting, quants: Sequence[str] | None = None) -> dict[str, Setting]:
+    """A setting in each precision, under its name; those that the paper compares times of where none are given."""
+    wanted = _OF_TIME if quants is None else quants
+    return {quant: replace(one, quantization=parse_quantization(quant)) for quant in wanted}
+
+
+def _bars(one: Setting, quants: Sequence[str], cases: Sequence[Case]) -> list[_Bar]:
+    settings = _settings(one, (_BASE, *quants))
+    whole = {case: sum(_parts(settings[_BASE], case).values()) for case in cases}
+    return [_Bar(case, quant, _parts(settings[quant], case), whole[case]) for case in cases for quant in quants]
+
+
+def _parts(setting: Setting, case: Case) -> dict[str, float]:
+    """What is in memory, under the names of PART_COLOR. [B]"""
+    batch, length = case.batch, case.length
+    if case.phase == "prefill":
+        workload = Workload.prefill(batch=batch, prompt=length)
+    else:
+        workload = Workload.decode(batch=batch, kv_len=length)
+    footprint = setting.footprint
+    sizes = (
+        footprint.weight_bytes,
+        footprint.cache_bytes(batch=batch, context=length),
+        activation_bytes(setting.graph, workload),
+    )
+    return dict(zip(PART_COLOR, map(float, sizes), strict=True))
+
+
+def _crosses(figure: go.Figure, x: Sequence[Sequence[str]], bars: Sequence[_Bar], capacity: float) -> None:
+    """Above the bars that exceed a memory, if there are any."""
+    heights = [bar.height + 0.03 if bar.total > capacity else None for bar in bars]
+    if any(heights):
+        figure.add_scatter(
+            x=x, y=heights, mode="markers", name=f"over {si(capacity)}B", hoverinfo="skip",
+            marker={"symbol": "x", "color": VERMILLION, "size": 8},
+        )  # fmt: skip
+
+
+def _time_frame(what: str, one: Setting, about: str) -> go.Figure:
+    figure = frame(
+        f"{what} of {one.model.name} on {one.hardware.name}", f"lower bounds; {about}; {one.accounting} accounting",
+        height=440,
+    )  # fmt: skip
+    figure.update_yaxes(title_text="time [ms]", rangemode="tozero")
+    return figure
+
+
+def _curves(
+    figure: go.Figure, settings: Mapping[str, Setting], x: Sequence[int], workload: Workload, *, at: str
+) -> None:
+    for (quant, setting), line in zip(settings.items(), lines(len(settings)), strict=True):
+        time_s = np.broadcast_to(setting.plan.time_s(workload), len(x))
+        figure.add_scatter(
+            x=list(x), y=1e3 * time_s, mode="lines", name=quant, line={**line, "width": 2.2},
+            customdata=[seconds(t) for t in time_s], hovertemplate=f"{quant}, {at}: %{{customdata}}<extra></extra>",
+        )  # fmt: skip

@@ -1,0 +1,200 @@
+"""Rooflines: of the operators of a phase, and of all data types of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import ceil, log10, sqrt
+from typing import Any, Final
+
+import plotly.graph_objects as go
+
+from llmviewer.analysis import Analysis
+from llmviewer.hardware import Hardware
+from llmviewer.resource import Resource, Unit, vector
+from llmviewer.units import si
+
+from .drawing import BOUND_COLOR, INK, PAPER, frame, lines
+from .marks import Point, Roof, about, points, roofs
+from .table import number
+
+_SYMBOL: Final = {
+    "linear": "circle", "lm_head": "hexagon2", "attention": "diamond", "norm": "triangle-up", "add": "cross",
+    "activation": "square", "rope": "star", "embedding": "triangle-down", "quantize": "x",
+}  # fmt: skip
+_LABELS: Final = 4  # points that are named in the picture
+_LABELLED: Final = 0.01  # share of time from which on a point is worth a name
+
+
+def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
+    """The operators of a phase under the roof of the unit that most of its arithmetic asks for (figure 4)."""
+    shown = getattr(analysis.phases, phase)
+    main, *others = roofs(shown, analysis.hardware)
+    found = points(shown)
+    reach = [main.turning, *(p.intensity for p in found)]
+    low, high = min(reach) / 3, max(4 * max(reach), 70 * main.turning)
+    figure = _log_log(f"Roofline of {phase}: {analysis.model.name} on {analysis.hardware.name}", about(shown))
+    _zones(figure, main, low=low, high=high)
+    _ink(figure, x=[low, main.turning, high], y=[low * main.bandwidth, main.rate, main.rate])
+    for kind in dict.fromkeys(p.kind for p in found):
+        _markers(figure, kind, [p for p in found if p.kind == kind], phase)
+    for roof, dash in zip(others, ("dash", "dot", "dashdot"), strict=False):
+        _lower_roof(figure, roof, high=high, dash=dash)
+    _turning_point(figure, main)
+    _labels(figure, found)
+    bottom = min([p.attainable for p in found] + [low * main.bandwidth])
+    _window(figure, x=(low, high), y=(bottom / 10, 12 * max(roof.rate for roof in (main, *others))))
+    return figure
+
+
+def roofline_dtypes(hardware: Hardware) -> go.Figure:
+    """The roofs of a device in each of its data types (figure 5)."""
+    ranked = sorted((Roof.of(hardware, unit) for unit in _arithmetic(hardware)), key=_rate, reverse=True)
+    top, bandwidth = ranked[0], hardware.bandwidth()
+    low, high = ranked[-1].turning / 30, top.turning * 25
+    figure = _log_log(
+        f"Rooflines of {hardware.title}", f"dense rates, memory at {si(bandwidth)}B/s; numbers: turning points [OP/B]"
+    )
+    _ink(figure, x=[low, top.turning], y=[low * bandwidth, top.rate])
+    groups = [list(same) for _, same in groupby(ranked, key=_rate)]
+    for same, line in zip(groups, lines(len(groups)), strict=True):
+        at, rate = same[0].turning, same[0].rate
+        name = f"{_dtypes(same)}: {si(rate)}OP/s"
+        figure.add_scatter(
+            x=[at, high], y=[rate, rate], name=name, mode="lines+markers", showlegend=True,
+            line={**line, "width": 2.5}, marker={"size": [9, 0], "color": line["color"]},
+            hovertemplate=f"{name} from {number(at)} OP/B<extra></extra>",
+        )  # fmt: skip
+        _note(figure, at, rate, number(at), ax=-4, ay=-12, arrow=False, xanchor="right")
+    _window(figure, x=(low, high), y=(low * bandwidth, 3 * top.rate))
+    return figure
+
+
+def _rate(roof: Roof) -> float:
+    return roof.rate
+
+
+def _arithmetic(device: Hardware) -> list[Resource]:
+    """Its matrix units and vector fp32; all of its vector units where it has no other."""
+    units = [unit for unit in device.rates if unit.unit is Unit.MATRIX]
+    if units:
+        return units + [unit for unit in device.rates if unit == vector("fp32")]
+    return [unit for unit in device.rates if unit.unit is Unit.VECTOR]
+
+
+def _dtypes(same: Sequence[Roof]) -> str:
+    return ", ".join(unit.dtype if unit.unit is Unit.MATRIX else str(unit) for unit, *_ in same)
+
+
+def _log_log(title: str, subtitle: str) -> go.Figure:
+    """The frame of a roofline."""
+    figure = frame(title, subtitle, height=480)
+    figure.update_xaxes(title_text="arithmetic intensity [OP/B]", type="log", dtick=1)
+    figure.update_yaxes(title_text="performance [OP/s]", type="log", dtick=1)
+    return figure
+
+
+def _window(figure: go.Figure, *, x: tuple[float, float], y: tuple[float, float]) -> None:
+    """What of log-log axes is shown, with a tick a decade."""
+    figure.update_xaxes(range=list(map(log10, x)))
+    decades = [10.0**e for e in range(ceil(log10(y[0])), ceil(log10(y[1])))]
+    figure.update_yaxes(range=list(map(log10, y)), tickvals=decades, ticktext=[si(d, 1).strip() for d in decades])
+
+
+def _note(
+    figure: go.Figure, x: float, y: float, text: str, *, ax: float, ay: float, arrow: bool = True, **more: Any
+) -> None:
+    """Text at a point of log-log axes, moved by `ax` to the right and `ay` down. [px]"""
+    position = {"ax": ax, "ay": ay, "showarrow": True} if arrow else {"showarrow": False, "xshift": ax, "yshift": -ay}
+    figure.add_annotation(
+        x=log10(x), y=log10(y), text=text, arrowhead=0, arrowwidth=1, arrowcolor=INK, **position, **more
+    )  # fmt: skip
+
+
+def _zones(figure: go.Figure, roof: Roof, *, low: float, high: float) -> None:
+    """Where memory bounds, and where arithmetic does."""
+    for bound, start, end, anchor in (
+        ("memory", low, roof.turning, "right"), ("compute", roof.turning, high, "left"),
+    ):  # fmt: skip
+        figure.add_vrect(
+            x0=start, x1=end, fillcolor=BOUND_COLOR[bound], opacity=0.1, line_width=0, layer="below"
+        )  # fmt: skip
+        figure.add_annotation(
+            x=log10(roof.turning), y=1, yref="y domain", yanchor="top", xanchor=anchor, showarrow=False,
+            text=f"<b>{bound}-bound</b>", font={"color": BOUND_COLOR[bound], "size": 11},
+        )  # fmt: skip
+
+
+def _ink(figure: go.Figure, *, x: Sequence[float], y: Sequence[float]) -> None:
+    """The thick line of what a device attains at most."""
+    figure.add_scatter(
+        x=x, y=y, mode="lines", hoverinfo="skip", showlegend=False, line={"color": INK, "width": 2.5}
+    )  # fmt: skip
+
+
+def _lower_roof(figure: go.Figure, roof: Roof, *, high: float, dash: str) -> None:
+    """The peak of another unit, from where it leaves the slope that all units share."""
+    text = f"{roof.name}<br>{si(roof.rate)}OP/s"
+    figure.add_scatter(
+        x=[roof.turning, high], y=[roof.rate, roof.rate], mode="lines", showlegend=False,
+        line={"color": INK, "width": 1.2, "dash": dash}, hovertemplate=f"{text}<extra></extra>",
+    )  # fmt: skip
+    _note(
+        figure, roof.turning, roof.rate, text, ax=-8, ay=0, arrow=False, xanchor="right", align="right",
+        font={"size": 11},
+    )  # fmt: skip
+
+
+def _turning_point(figure: go.Figure, roof: Roof) -> None:
+    figure.add_scatter(
+        x=[roof.turning], y=[roof.rate], mode="markers", showlegend=False, marker={"color": INK, "size": 8},
+        hovertemplate=f"turning point of {roof.name} units<br>{si(roof.rate)}OP/s at {si(roof.bandwidth)}B/s: "
+        f"{number(roof.turning)} OP/B<extra></extra>",
+    )  # fmt: skip
+    text = f"turning point {number(roof.turning)} OP/B<br>{roof.name} {si(roof.rate)}OP/s"
+    _note(
+        figure, roof.turning, roof.rate, text, ax=-24, ay=-24, xanchor="right", align="right", font={"size": 11}
+    )  # fmt: skip
+
+
+def _markers(figure: go.Figure, kind: str, own: Sequence[Point], phase: str) -> None:
+    """Points of one shape, and that shape in the legend without the colour of any bound."""
+    symbol = _SYMBOL.get(kind, "circle-open")
+    figure.add_scatter(
+        x=[p.intensity for p in own], y=[p.attainable for p in own], mode="markers", legendgroup=kind,
+        showlegend=False, hovertext=[p.hover(phase) for p in own], hovertemplate="%{hovertext}<extra></extra>",
+        marker={
+            "symbol": symbol, "size": [_diameter(p.share) for p in own], "opacity": 0.85,
+            "color": [BOUND_COLOR[p.bound] for p in own], "line": {"color": PAPER, "width": 1},
+        },
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
+        marker={"symbol": symbol, "size": 9, "color": INK},
+    )  # fmt: skip
+
+
+def _diameter(share: float) -> float:
+    """Area grows with the share of time. [px]"""
+    return 8 + 26 * sqrt(share)
+
+
+def _labels(figure: go.Figure, found: Sequence[Point]) -> None:
+    """Names of the largest points below the roof, one under another where points are close."""
+    named = [p for p in found[:_LABELS] if p.share >= _LABELLED]
+    placed: list[Point] = []
+    for point in sorted(named, key=lambda p: p.intensity if p.bound == "compute" else 1 / p.intensity):
+        above = [other for other in placed if point.bound == other.bound and _near(point, other)]
+        side, down, anchor = (1, 34, "left") if point.bound == "memory" else (-1, 46, "right")
+        down += sum(9 + 13 * other.lines for other in above)
+        _note(
+            figure, point.intensity, point.attainable, point.label, ax=22 * side, ay=down, xanchor=anchor,
+            yanchor="top", align=anchor, standoff=_diameter(point.share) / 2, bgcolor=PAPER, borderpad=1,
+            font={"size": 11},
+        )  # fmt: skip
+        placed.append(point)
+
+
+def _near(one: Point, other: Point) -> bool:
+    """Whether the names of two points would meet."""
+    return 1 / 6 < one.intensity / other.intensity < 6

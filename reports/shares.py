@@ -1,0 +1,96 @@
+"""Where the time of an analysis goes, and where its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import plotly.graph_objects as go
+
+from llmviewer.analysis import Analysis
+from llmviewer.units import seconds, si
+
+from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, frame
+from .marks import OTHER, Piece, pieces, spare
+
+_HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}
+
+
+def time_bars(analysis: Analysis) -> go.Figure:
+    """How the time of each phase is divided among its operators, in the colours of their bounds."""
+    figure = frame(
+        f"Where the time goes: {analysis.model.name} on {analysis.hardware.name}",
+        f"operators below {OTHER:.0%} are taken together as other",
+        height=300,
+    )
+    rows = {name: f"{name}<br>{seconds(phase.total.bound_time_s)}" for name, phase in analysis.phases}
+    found = [piece for name, phase in analysis.phases for piece in pieces(phase, rows[name])]
+    for bound in BOUND_COLOR:
+        own = [piece for piece in found if piece.bound == bound]
+        if own:
+            _pieces(figure, bound, own)
+    figure.update_layout(barmode="overlay", uniformtext={"minsize": 9, "mode": "hide"})
+    figure.update_xaxes(
+        title_text="share of the phase's time", tickformat=".0%", range=[0, 1.001], dtick=0.2, showgrid=False,
+        ticklabeloverflow="allow",
+    )  # fmt: skip
+    figure.update_yaxes(categoryorder="array", categoryarray=list(rows.values())[::-1], showline=False, ticks="")
+    return figure
+
+
+def memory_bar(analysis: Analysis) -> go.Figure:
+    """What a request takes of the device's memory, and what is left or lacking."""
+    memory = analysis.memory
+    capacity, (rest, word) = memory.capacity_bytes, spare(memory)
+    verdict = f"fits, {si(rest)}B {word}" if memory.fits else f"does not fit, {si(rest)}B {word} (hatched)"
+    figure = frame(
+        f"Memory of {analysis.model.name} on {analysis.hardware.name}",
+        f"{si(memory.total_bytes)}B of {si(capacity)}B: {verdict}",
+        height=310, top=100, bottom=130,
+    )  # fmt: skip
+    sizes = (memory.weight_bytes, memory.kv_cache_bytes, memory.activation_bytes)
+    start = 0.0
+    for (name, color), size in zip(PART_COLOR.items(), sizes, strict=True):
+        within = min(size, max(capacity - start, 0.0))
+        _part(figure, name, color, within=within, beyond=size - within)
+        start += size
+    if memory.fits:
+        _part(figure, word, GRID, within=rest, beyond=0.0)
+    _limit(figure, capacity)
+    figure.update_layout(barmode="stack", uniformtext={"minsize": 10, "mode": "hide"}, margin={"l": 20})
+    figure.update_xaxes(title_text="memory [B]", showgrid=False, range=[0, 1.02 * max(capacity, memory.total_bytes)])
+    figure.update_yaxes(showline=False, ticks="")
+    return figure
+
+
+def _pieces(figure: go.Figure, bound: str, own: Sequence[Piece]) -> None:
+    """The pieces of one bound."""
+    figure.add_bar(
+        orientation="h", y=[p.row for p in own], x=[p.share for p in own], base=[p.start for p in own],
+        name=f"{bound}-bound", marker={"color": BOUND_COLOR[bound], "line": {"color": PAPER, "width": 1.5}}, width=0.62,
+        text=[p.text for p in own], textfont={"color": "white", "weight": 600}, **INSIDE,
+        hovertext=[p.hover for p in own], hovertemplate="%{hovertext}<extra></extra>",
+    )  # fmt: skip
+
+
+def _part(figure: go.Figure, name: str, color: str, *, within: float, beyond: float) -> None:
+    """A part of the memory: as much as is within the device's, and hatched what is beyond. [B]"""
+    text = f"{name} {si(within + beyond)}B"
+    for length, pattern in ((within, ""), (beyond, "/")):
+        if length:
+            longer = length == max(within, beyond)
+            figure.add_bar(
+                orientation="h", y=[""], x=[length], name=text, legendgroup=name, showlegend=longer,
+                marker={"color": color, "pattern": {"shape": pattern, **_HATCHING}},
+                text=[text if longer else ""], textfont={"color": INK if color == GRID else "white", "weight": 600},
+                **INSIDE, hovertemplate=f"{text}<extra></extra>",
+            )  # fmt: skip
+
+
+def _limit(figure: go.Figure, capacity: float) -> None:
+    """Where the memory of the device ends."""
+    figure.add_shape(type="line", x0=capacity, x1=capacity, y0=0, y1=1, yref="paper", line={"color": INK, "width": 2})
+    figure.add_annotation(
+        x=capacity, y=1, yref="paper", yanchor="bottom", xanchor="right", showarrow=False, font={"size": 12},
+        text=f"memory of the device {si(capacity)}B",
+    )  # fmt: skip

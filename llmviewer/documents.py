@@ -103,6 +103,10 @@ class Section:
         self.asked.add(key)
         return self.data.get(key)
 
+    def costless(self, *keys: str) -> None:
+        """Says that these keys are known to change nothing that is counted."""
+        self.asked.update(keys)
+
     def first(self, *keys: str) -> str:
         """The first of several names of one thing that the mapping uses; the first of all if it uses none."""
         return next((key for key in keys if self.data.get(key) is not None), keys[0])

@@ -47,7 +47,7 @@ _TEMPLATE: Final = go.layout.Template(
         },
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
-        "margin": {"l": 60, "r": 20, "t": _TOP, "b": _BOTTOM},
+        "margin": {"l": 60, "r": 20},
         "legend": {"orientation": "h", "x": 0, "yanchor": "top", "font": {"size": 12}, "traceorder": "normal"},
         "hoverlabel": {"bgcolor": "white", "font": {"color": "black", "size": 12}, "align": "left"},
         "xaxis": _AXIS,
@@ -58,7 +58,7 @@ _TEMPLATE: Final = go.layout.Template(
 
 def frame(title: str, subtitle: str, *, height: int = 420, top: int = _TOP, bottom: int = _BOTTOM) -> go.Figure:
     """Nothing yet, in the style that all figures have, the legend below. [px]"""
-    figure = go.Figure(
+    return go.Figure(
         layout={
             "template": _TEMPLATE,
             "height": height,
@@ -68,7 +68,6 @@ def frame(title: str, subtitle: str, *, height: int = 420, top: int = _TOP, bott
             "legend": {"y": -64 / (height - top - bottom)},
         }
     )
-    return figure  # noqa: RET504
 
 
 def lines(count: int) -> list[dict[str, str]]:

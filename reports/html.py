@@ -16,6 +16,7 @@ from llmviewer import __version__
 from llmviewer.analysis import Analysis, Phase
 from llmviewer.units import seconds, si
 
+from .marks import spare
 from .table import COLUMNS, LEGEND, rows, shows_calls
 from .text import headline, phase_line, sentence
 
@@ -39,9 +40,11 @@ _HEADS: Final = {  # names and meanings of columns where there is room for them
 _CLEAR: Final = "rgba(0,0,0,0)"
 _CONFIG: Final = {
     "displaylogo": False,
+    "displayModeBar": "hover",
     "responsive": True,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "toImage"],
 }
+_MODE_BAR, _NOTE = 30, 18  # heights of what stands above a plot: the mode bar, and words there [px]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,7 @@ def render(analysis: Analysis) -> str:
     """The whole page. It holds plotly.js, so it is some five megabytes long."""
     from plotly.offline import get_plotlyjs
 
-    from . import figures
+    from . import drawing, figures
 
     return _template().render(
         analysis=analysis,
@@ -109,9 +112,9 @@ def render(analysis: Analysis) -> str:
         inputs=json.dumps(_inputs(analysis), indent=2),
         version=__version__,
         plotly_js=Markup(get_plotlyjs()),  # noqa: S704 - a library's own text
-        ink=figures.INK,
-        grid=figures.GRID,
-        paper=figures.PAPER,
+        ink=drawing.INK,
+        grid=drawing.GRID,
+        paper=drawing.PAPER,
     )
 
 
@@ -145,8 +148,7 @@ def _time_cards(analysis: Analysis) -> list[Card]:
 
 def _memory_cards(analysis: Analysis) -> list[Card]:
     asked, memory = analysis.inputs, analysis.memory
-    spare = memory.capacity_bytes - memory.total_bytes
-    verdict = f"{si(spare)}B free" if spare >= 0 else f"{si(-spare)}B too much"
+    rest, word = spare(memory)
     positions = analysis.model.max_context
     beyond = positions and (memory.max_context is None or memory.max_context > positions)
     made_for = f"; the model is made for {positions:,}" if beyond else ""
@@ -154,7 +156,7 @@ def _memory_cards(analysis: Analysis) -> list[Card]:
         Card(
             label="memory",
             value="fits" if memory.fits else "does not fit",
-            about=f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B, {verdict}",
+            about=f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B, {si(rest)}B {word}",
             alarm=not memory.fits,
         ),
         Card(
@@ -219,30 +221,29 @@ def _cells(texts: Sequence[str], keys: Sequence[float | str], bound: str) -> tup
 def _memory_rows(analysis: Analysis) -> list[tuple[str, str, str]]:
     """(what, bytes, share of the memory)"""
     memory = analysis.memory
-    spare = memory.capacity_bytes - memory.total_bytes
+    rest, word = spare(memory)
     sizes = (
         ("weights", memory.weight_bytes),
         ("KV cache of prompt and generated tokens", memory.kv_cache_bytes),
         ("live activations, at most", memory.activation_bytes),
         ("in all", memory.total_bytes),
         ("memory of the device", memory.capacity_bytes),
-        ("free" if spare >= 0 else "too much", abs(spare)),
+        (word, rest),
     )
     return [(name, f"{si(size)}B", f"{size / memory.capacity_bytes:.1%}") for name, size in sizes]
 
 
 def _picture(figure: go.Figure, name: str) -> Picture:
     """`figure` without its title and its paper, and so that a finger that drags across it scrolls the page."""
-    from . import figures
+    from .drawing import BLUE
 
-    title = figure.layout.title
+    title, top = figure.layout.title, figure.layout.margin.t
     words = title.text, title.subtitle.text
-    top = figure.layout.margin.t or figure.layout.template.layout.margin.t
-    kept = 24 if any(note.yref == "paper" for note in figure.layout.annotations) else 8
+    kept = _MODE_BAR + (_NOTE if any(note.yref == "paper" for note in figure.layout.annotations) else 0)
     figure.update_layout(
         title=None, margin={"t": kept}, height=figure.layout.height - top + kept, dragmode=False,
         paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR,
-        modebar={"bgcolor": _CLEAR, "color": "gray", "activecolor": figures.BLUE},
+        modebar={"bgcolor": _CLEAR, "color": "gray", "activecolor": BLUE},
     )  # fmt: skip
     html = figure.to_html(
         include_plotlyjs=False, include_mathjax=False, full_html=False, div_id=name, config=_CONFIG

@@ -43,15 +43,32 @@ def draw(
             hardware_set=hardware_set,
         )  # fmt: skip
         return figures.roofline(found, phase)
-    setting = Setting.of(model, hardware, attention=attention, accounting=accounting, hardware_set=hardware_set)
+    one = Setting.of(model, hardware, attention=attention, accounting=accounting, hardware_set=hardware_set)
     if figure == "dtypes":
-        return figures.roofline_dtypes(setting.hardware)
-    quants = {"quants": tuple(part.strip() for part in quant.split(";"))} if quant else {}
+        return figures.roofline_dtypes(one.hardware)
+    quants = _listed(quant) if quant else None
     if figure == "memory":
-        return figures.memory_bars(setting.model, setting.hardware, accounting=accounting, **quants)
+        return figures.memory_bars(
+            one.model, one.hardware, quants=quants, attention=attention, accounting=accounting
+        )  # fmt: skip
     if figure == "decode-time":
-        return figures.decode_time(setting.model, setting.hardware, kv_len=prompt, accounting=accounting, **quants)
-    return figures.prefill_time(setting.model, setting.hardware, batch=batch, accounting=accounting, **quants)
+        return figures.decode_time(
+            one.model, one.hardware, quants=quants, kv_len=prompt, attention=attention, accounting=accounting
+        )
+    return figures.prefill_time(
+        one.model, one.hardware, quants=quants, batch=batch, attention=attention, accounting=accounting
+    )
+
+
+def _listed(quants: str) -> list[str]:
+    """The precisions of a list.
+
+    Raises InputError where one is empty.
+    """
+    found = [part.strip() for part in quants.split(";")]
+    if not all(found):
+        raise InputError(f"--quant must be precisions with a semicolon between any two, W16A16;W4A16; got {quants!r}")
+    return found
 
 
 def write(figure: go.Figure, path: Path) -> None:

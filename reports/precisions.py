@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import inf, log10
 from typing import Final, NamedTuple
 
@@ -13,7 +12,6 @@ import plotly.graph_objects as go
 from llmviewer.hardware import Hardware
 from llmviewer.memory import activation_bytes
 from llmviewer.model import Model
-from llmviewer.precision import parse_quantization
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
 from llmviewer.workload import Workload
@@ -108,8 +106,9 @@ def decode_time(
     """The time of a decode step against the batch, by precision, those of the paper if not given (figure 7)."""
     one = Setting.of(model, hardware, attention=attention, accounting=accounting)
     workload = Workload.decode(batch=np.asarray(batches), kv_len=kv_len)
+    settings = _settings(one, _OF_TIME if quants is None else quants)
     figure = _time_frame("Time of a decode step", one, f"every sequence attends to {kv_len} tokens")
-    _curves(figure, _settings(one, quants), batches, workload, at="batch %{x}")
+    _curves(figure, settings, batches, workload, at="batch %{x}")
     figure.update_xaxes(title_text="batch [sequences]")
     return figure
 
@@ -127,8 +126,9 @@ def prefill_time(
     """The time of a prefill against the prompt's length, by precision, those of the paper if not given (figure 8)."""
     one = Setting.of(model, hardware, attention=attention, accounting=accounting)
     workload = Workload.prefill(batch=batch, prompt=np.asarray(lengths))
+    settings = _settings(one, _OF_TIME if quants is None else quants)
     figure = _time_frame("Prefill time", one, f"batch {batch}")
-    _curves(figure, _settings(one, quants), lengths, workload, at="%{x} tokens")
+    _curves(figure, settings, lengths, workload, at="%{x} tokens")
     shortest, longest = min(lengths), max(lengths)
     powers = [2**i for i in range(31) if shortest <= 2**i <= longest]
     figure.update_xaxes(
@@ -138,10 +138,9 @@ def prefill_time(
     return figure
 
 
-def _settings(one: Setting, quants: Sequence[str] | None = None) -> dict[str, Setting]:
-    """A setting in each precision, under its name; those that the paper compares times of where none are given."""
-    wanted = _OF_TIME if quants is None else quants
-    return {quant: replace(one, quantization=parse_quantization(quant)) for quant in wanted}
+def _settings(one: Setting, quants: Sequence[str]) -> dict[str, Setting]:
+    """A setting in each precision, under its name."""
+    return {quant: one.having(quant=quant) for quant in quants}
 
 
 def _bars(one: Setting, quants: Sequence[str], cases: Sequence[Case]) -> list[_Bar]:

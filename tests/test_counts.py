@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from llmviewer.architectures.blocks import Parts
+from llmviewer.architectures._attention import SelfAttention
+from llmviewer.architectures._decoder import Decoder, Layer
+from llmviewer.architectures._feed_forward import Mlp
+from llmviewer.architectures._parts import NormKind, Parts
 from llmviewer.forms import evaluate
 from llmviewer.graph import Block, Graph
 from llmviewer.hardware_files import load_hardware
@@ -29,16 +32,26 @@ LONG = Workload.prefill(batch=1, prompt=20)
 PARTS = Parts(format=FP16)
 X = PARTS.tensor("x", 8)
 HEADS = Heads(num_heads=4, num_kv_heads=2, head_dim=8)  # queries 4*8 = 32 wide, keys and values 2*8 = 16
-ATTENTION = {op.name: op for op in PARTS.attention(X, HEADS, rotary_dim=8)}
-PARTLY_ROTATED = {op.name: op for op in PARTS.attention(X, HEADS, rotary_dim=4)}
-ALIBI = {op.name: op for op in PARTS.attention(X, HEADS, alibi=True)}
-FUSED_QKV = {op.name: op for op in PARTS.attention(X, HEADS, fused_qkv=True, qkv_bias=True)}
-WINDOWED = {op.name: op for op in PARTS.attention(X, replace(HEADS, window=2))}
-GATED = {op.name: op for op in PARTS.mlp(X, inner=12, act="silu", gated=True)}
+
+
+def _attention(heads: Heads = HEADS, **kind: bool | int) -> dict[str, Operator]:
+    return {op.name: op for op in SelfAttention(heads=heads, **kind).operators(PARTS, X)}
+
+
+def _mlp(act: str, **kind: bool) -> dict[str, Operator]:
+    return {op.name: op for op in Mlp(inner=12, act=act, **kind).operators(PARTS, X)}
+
+
+ATTENTION = _attention(rotary_dim=8)
+PARTLY_ROTATED = _attention(rotary_dim=4)
+ALIBI = _attention(alibi=True)
+FUSED_QKV = _attention(fused_qkv=True, qkv_bias=True)
+WINDOWED = _attention(replace(HEADS, window=2))
+GATED = _mlp("silu", gated=True)
 
 
 def _plain(act: str) -> Operator:
-    return {op.name: op for op in PARTS.mlp(X, inner=12, act=act, bias=True)}["mlp_act"]
+    return _mlp(act, bias=True)["mlp_act"]
 
 
 def _flash(on_chip_bytes: float, parts: dict[str, Operator] = ATTENTION) -> FlashAttention:
@@ -58,11 +71,12 @@ def _counted(op: Operator, w: Workload) -> tuple[float, float, float, float]:
 
 
 LINEAR = PARTS.linear("up_proj", X, PARTS.tensor("up_proj", 12), bias=True)
-LM_HEAD = PARTS.head(X, vocab_size=10, tied=True).operators[-1]
-RMS_NORM, LAYER_NORM = PARTS.rms_norm("norm", X), PARTS.layer_norm("norm", X)
+LAYER = Layer(mixer=SelfAttention(heads=HEADS), feed_forward=Mlp(inner=12, act="relu"))
+LM_HEAD = Decoder(vocab=10, hidden=8, layers=[LAYER], tied=True).graph(FP16).blocks[-1].operators[-1]
+RMS_NORM, LAYER_NORM = PARTS.norm("norm", X), PARTS.norm("norm", X, kind=NormKind.LAYER)
 ADD, ADD_THREE = PARTS.add("add", X, PARTS.tensor("y", 8)), PARTS.add("add", X, *(PARTS.tensor(n, 8) for n in "yz"))
-EMBEDDING = PARTS.embedding(10, 8).operators[0]
-POSITIONS = PARTS.embedding(10, 8, positions=20).operators[0]
+EMBEDDING = PARTS.embed("embed_tokens", {"tokens": 10}, 8)
+POSITIONS = PARTS.embed("embed_tokens", {"tokens": 10, "positions": 20}, 8)
 QUANTIZE = Quantize(name="quantize", inputs=(X,), outputs=(replace(X, name="x.int8", format=NAMED["int8"]),))
 
 
@@ -187,9 +201,9 @@ def test_operator_counts_equal_arithmetic_by_hand(
 def test_conversions_are_counted_apart_from_the_models_arithmetic(
     op: str, quant: str, w: Workload, conversion_ops: float
 ) -> None:
-    norm = PARTS.rms_norm("norm", X)
-    attention = PARTS.attention(norm.outputs[0], HEADS, rotary_dim=8)
-    mlp = PARTS.mlp(norm.outputs[0], inner=12, act="silu", gated=True)
+    norm = PARTS.norm("norm", X)
+    attention = SelfAttention(heads=HEADS, rotary_dim=8).operators(PARTS, norm.outputs[0])
+    mlp = Mlp(inner=12, act="silu", gated=True).operators(PARTS, norm.outputs[0])
     add = PARTS.add("add", X, attention[-1].outputs[0], mlp[-1].outputs[0])
     plain = Graph((Block(name="layer", operators=(norm, *attention, *mlp, add), input="x", output="add", layers=(0,)),))
     before = {o.name: o for _, o in plain}[op].work()

@@ -318,7 +318,8 @@ def test_a_device_without_a_unit_for_the_operands(chip):
         ({"torch_dtype": "int8"}, "torch_dtype: must be one of float16, bfloat16, float32; got 'int8'"),
         (
             {"hidden_act": "mish"},
-            "hidden_act: must be one of relu, silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh; got 'mish'",
+            "hidden_act: must be one of relu, relu2, silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, gelu_tanh; "
+            "got 'mish'",
         ),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be true or false; got 'yes'"),
         ({"model_type": "mistral", "sliding_window": 0}, f"sliding_window: {WHOLE} 0"),

@@ -1,12 +1,16 @@
 """Figures as data: what is drawn where, and the paper's figures 6 to 8 to the digits of its tool."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from llmviewer.analysis import analyze
+from llmviewer.errors import InputError
 from llmviewer.hardware_files import load_hardware
-from llmviewer.reports import figures
+from llmviewer.reports import drawing, figures
+from llmviewer.reports.plot import draw
+from llmviewer.resource import matrix
 
 # The ancestor's table has 309.677 TOP/s in int8 for the RTX A6000, and half of that in fp16.
 PAPER_A6000 = load_hardware("rtx-a6000", ["matrix.fp16=154.8385 TOP/s"])
@@ -156,6 +160,50 @@ def test_times_are_drawn_from_batch_1_to_64_and_from_16_to_1024_tokens():
     assert prefill.layout.xaxis.ticktext == ("16", "32", "64", "128", "256", "512", "1024")
 
 
+def test_attention_is_that_asked_for_in_figures_that_compare_precisions():
+    cases = ((1, 1024, "prefill"),)
+    for figure, own in (
+        (figures.memory_bars, {"cases": cases}), (figures.decode_time, {}), (figures.prefill_time, {}),
+    ):  # fmt: skip
+        usual, flash, eager = (
+            figure("gpt2", "t4", attention=attention, **own).data[-1].y for attention in (None, "flash", "eager")
+        )
+        assert list(usual) == list(flash)
+        assert all(more > less for more, less in zip(eager, flash, strict=True)), figure.__name__
+
+
+ASKED = {
+    "model": "gpt2", "hardware": "t4", "attention": None, "accounting": "faithful", "hardware_set": (), "batch": 1,
+    "prompt": 1024, "phase": "prefill",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["memory", "decode-time", "prefill-time"])
+def test_plot_compares_the_precisions_that_semicolons_separate(name):
+    wanted = ["W8A8", "W4A16g128,down_proj=W8A16"]
+    figure = draw(name, quant="W8A8; W4A16g128,down_proj=W8A16", **ASKED)
+    assert (list(figure.data[0].x[1][:2]) if name == "memory" else [trace.name for trace in figure.data]) == wanted
+
+
+def test_plot_draws_the_roofline_of_one_precision():
+    figure = draw("roofline", quant="W8A8", **ASKED)
+    assert any(text.endswith("int8 matrix 130 TOP/s") for text in texts(figure))
+
+
+def test_plot_says_how_a_list_of_precisions_is_written():
+    for quant in ("W8A8;", ";W8A8", "W8A8;;W4A16"):
+        with pytest.raises(InputError) as raised:
+            draw("memory", quant=quant, **ASKED)
+        assert str(raised.value) == (
+            f"--quant must be precisions with a semicolon between any two, W16A16;W4A16; got {quant!r}"
+        )
+
+
+def test_plot_hands_attention_on():
+    for name in ("roofline", "memory", "decode-time", "prefill-time"):
+        assert draw(name, quant=None, **{**ASKED, "attention": "eager"}) != draw(name, quant=None, **ASKED), name
+
+
 def test_the_roof_bends_where_peak_and_bandwidth_meet(fits):
     figure = figures.roofline(fits, "prefill")
     roof = figure.data[0]
@@ -164,8 +212,8 @@ def test_the_roof_bends_where_peak_and_bandwidth_meet(fits):
     assert roof.y[0] / roof.x[0] == pytest.approx(768e9)
     assert "turning point 202 OP/B<br>fp16 matrix 155 TOP/s" in texts(figure)
     memory, compute = figure.layout.shapes
-    assert (memory.fillcolor, memory.x1) == (figures.VERMILLION, 201.5625)
-    assert (compute.fillcolor, compute.x0) == (figures.GREEN, 201.5625)
+    assert (memory.fillcolor, memory.x1) == (drawing.VERMILLION, 201.5625)
+    assert (compute.fillcolor, compute.x0) == (drawing.GREEN, 201.5625)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -184,7 +232,7 @@ def test_operators_without_ops_are_left_out_and_named(fits):
 
 def test_points_lie_on_the_roof_and_have_the_colour_of_their_bound(fits):
     for intensity, performance, color, _, hover in points(figures.roofline(fits, "prefill")):
-        if color == figures.VERMILLION:
+        if color == drawing.VERMILLION:
             assert "memory-bound" in hover
             assert performance == pytest.approx(intensity * 768e9)
         else:
@@ -221,6 +269,12 @@ def test_other_units_that_work_have_a_thin_roof():
 def test_the_thin_roof_of_norms_and_additions_is_that_of_vector_units():
     notes = texts(figures.roofline(analyze("llama-3-8b", "h100-sxm"), "prefill"))
     assert "fp32 vector<br>66.9 TOP/s" in notes  # as fast as its fp64 matrix units
+
+
+def test_a_roof_is_that_of_the_unit_that_works_where_both_have_the_data_type():
+    h100 = load_hardware("h100-sxm")
+    both = replace(h100, rates={**h100.rates, matrix("fp32"): 163.4e12})
+    assert "fp32 vector<br>66.9 TOP/s" in texts(figures.roofline(analyze("llama-3-8b", both), "prefill"))
 
 
 def test_a_device_without_matrix_units_has_the_roof_of_its_vector_units():

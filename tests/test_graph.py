@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmviewer.architectures.blocks import Parts
+from llmviewer.architectures._parts import Parts
 from llmviewer.graph import Block, Graph
 from llmviewer.model_files import load_model, model_names
 from llmviewer.operators.attention import QK, SV, FlashAttention, Softmax
@@ -18,7 +18,7 @@ from llmviewer.transforms.flash_attention import flash_attention
 
 PARTS = Parts(format=FP16)
 X = PARTS.tensor("x", 8)
-NORM = PARTS.rms_norm("norm", X)
+NORM = PARTS.norm("norm", X)
 UP = PARTS.linear("up_proj", NORM.outputs[0], PARTS.tensor("up_proj", 12))
 
 

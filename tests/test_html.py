@@ -245,3 +245,28 @@ def test_a_click_on_a_column_sorts_the_table_by_its_numbers(browser, file):
     table.get_by_role("button", name="operator").click()
     assert table.locator("tbody th").nth(1).inner_text() == "attn_norm"
     tab.close()
+
+
+MODE_BAR = """picture => {
+  const bar = picture.querySelector(".modebar"), box = bar.getBoundingClientRect();
+  let opacity = 1;
+  for (let part = bar.querySelector(".modebar-group"); part !== picture; part = part.parentElement)
+    opacity *= getComputedStyle(part).opacity;
+  const below = [picture.querySelector(".bglayer, .nsewdrag"), ...picture.querySelectorAll(".annotation")];
+  return {opacity, covered: below.some(part => part.getBoundingClientRect().top < box.bottom)};
+}"""
+
+
+@pytest.mark.parametrize("touch", [False, True])
+def test_the_mode_bar_shows_on_a_figure_that_is_pointed_at_and_covers_nothing_of_it(browser, file, touch):
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, has_touch=touch, is_mobile=touch)
+    tab = context.new_page()
+    tab.goto(file.as_uri())
+    for name in ("roofline-prefill", "roofline-decode", "time-bars", "memory-bar"):
+        picture = tab.locator(f".picture:has(#{name})")
+        picture.locator(".modebar-group").first.wait_for(state="attached")
+        assert picture.evaluate(MODE_BAR) == {"opacity": 0, "covered": False}
+        picture.tap() if touch else picture.hover()
+        tab.wait_for_timeout(500)  # the bar fades in
+        assert picture.evaluate(MODE_BAR) == {"opacity": 1, "covered": False}
+    context.close()

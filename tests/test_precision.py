@@ -230,8 +230,8 @@ def test_an_override_of_layers_cuts_the_model_there():
     assert formats["layer.31-31", "up_proj"] == (4, 16)
     assert formats["layer.31-31", "down_proj"] == (16, 16)
     graph = Setting.of("llama-2-7b", "a100-sxm-80gb", quant="W4,layers.0-3=W8A8").graph
-    assert [(b.name, b.start, b.repeat) for b in graph.blocks] == [
-        ("embedding", None, 1), ("layer.0-3", 0, 4), ("layer.4-31", 4, 28), ("head", None, 1),
+    assert [(b.name, b.layers, b.repeat) for b in graph.blocks] == [
+        ("embedding", (), 1), ("layer.0-3", (0, 1, 2, 3), 4), ("layer.4-31", tuple(range(4, 32)), 28), ("head", (), 1),
     ]  # fmt: skip
     assert graph.layers == 32
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from .precision import NAMED, Scheme, parse_scheme
 from .resource import MEMORY, matrix
-from .roofline import Estimate
+from .roofline import Estimate, Plan
 from .setting import Accounting, Attention, Setting
 from .units import seconds, si
 from .workload import Workload
@@ -22,7 +22,7 @@ def advise(setting: Setting, workload: Workload, phase: str, *, max_batch: int |
 
     max_batch  the largest that fits, None where nothing limits it
     """
-    estimate = setting.plan.estimate(workload)
+    estimate = setting.plan_of(phase).estimate(workload)
     time_s = float(estimate.time_s)
     memory_s = sum(float(row.repeat * row.time_s) for row in estimate.operators if row.limiting == MEMORY)
     bound = "memory" if 2 * memory_s > time_s else "compute"
@@ -30,10 +30,10 @@ def advise(setting: Setting, workload: Workload, phase: str, *, max_batch: int |
         why, changes = _traffic(setting, estimate, memory_s / time_s), _fewer_bytes(setting)
     else:
         why, changes = _units(setting, estimate), _lower_bits(setting)
-    times = [(name, float(changed.plan.time_s(workload))) for name, changed in changes]
+    times = [(name, float(changed.plan_of(phase).time_s(workload))) for name, changed in changes]
     offers = [f"{name} {seconds(s)} ({time_s / s:.2g}x faster)" for name, s in times if time_s / s >= _WORTH]
     if bound == "memory":
-        offers.extend(_larger_batch(setting, workload, time_s, max_batch))
+        offers.extend(_larger_batch(setting.plan_of(phase), workload, time_s, max_batch))
     nothing = "no technique known here makes it faster; a device with more bandwidth does"
     if bound == "compute":
         nothing = "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
@@ -89,13 +89,13 @@ def _with(setting: Setting, scheme: Scheme) -> Setting:
     return replace(setting, quantization=replace(setting.quantization, scheme=scheme))
 
 
-def _larger_batch(setting: Setting, workload: Workload, time_s: float, max_batch: int | None) -> Iterator[str]:
+def _larger_batch(plan: Plan, workload: Workload, time_s: float, max_batch: int | None) -> Iterator[str]:
     """More sequences that share one reading of the weights, as many as fit."""
     (sequences,) = workload.groups
     batches = [factor * int(sequences.batch) for factor in _BATCHES]
     for batch in (b for b in batches if max_batch is None or b <= max_batch):
         many = Workload((replace(sequences, batch=batch),))
-        gain = batch / sequences.batch * time_s / float(setting.plan.time_s(many))
+        gain = batch / sequences.batch * time_s / float(plan.time_s(many))
         if gain >= _WORTH:
             yield f"batch {batch} ({gain:.2g}x the tokens per second)"
         return

@@ -15,7 +15,7 @@ from .memory import Memory, memory
 from .model import Model
 from .notes import notes
 from .roofline import Estimate, OperatorEstimate
-from .setting import Accounting, Attention, Setting, whole
+from .setting import Accounting, Attention, Mla, Setting, whole
 from .workload import Workload
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class Inputs:
     quant: str
     attention: Attention
     accounting: Accounting
+    mla: Mla
     hardware_set: tuple[str, ...]
 
 
@@ -190,6 +191,7 @@ def analyze(
     quant: str | None = None,
     attention: str | None = None,
     accounting: str = "faithful",
+    mla: str = "auto",
     hardware_set: Sequence[str] = (),
 ) -> Analysis:
     """The roofline of `model` on `hardware`.
@@ -199,6 +201,7 @@ def analyze(
     kv_len           tokens that the decode step shown attends to, its own included; those of the first step if None
     quant            such as "W4A16g128", "W8A8KV8", "fp8" or "W4A16,down_proj=W8A16"; as published if None
     attention        "flash" or "eager"; "flash" if None, but "eager" in the survey's accounting
+    mla              "naive" or "absorbed" latent attention; naive in the prefill and absorbed in decode if "auto"
     hardware_set     what-ifs such as "memory.bandwidth=2x"
 
     Raises InputError, one line of text, where something given cannot be used.
@@ -206,13 +209,19 @@ def analyze(
     batch, prompt, gen = (whole(n, v) for n, v in (("batch", batch), ("prompt", prompt), ("gen", gen)))
     context = prompt + 1 if kv_len is None else whole("kv_len", kv_len)
     setting = Setting.of(
-        model, hardware, quant=quant, attention=attention, accounting=accounting, hardware_set=hardware_set
+        model,
+        hardware,
+        quant=quant,
+        attention=attention,
+        accounting=accounting,
+        mla=mla,
+        hardware_set=hardware_set,
     )
     prefill = Workload.prefill(batch=batch, prompt=prompt)
     decode = Workload.decode(batch=batch, kv_len=context)
     longest = max(gen, context - prompt)  # the step shown has to fit too
     footprint = memory(setting.footprint, setting.hardware.capacity, batch=batch, prompt=prompt, gen=longest)
-    answer = generation(setting.plan, batch=batch, prompt=prompt, gen=gen)
+    answer = generation(setting.plan, setting.decode_plan, batch=batch, prompt=prompt, gen=gen)
     return Analysis(
         model=setting.model,
         hardware=setting.hardware,
@@ -224,11 +233,12 @@ def analyze(
             quant=str(setting.quantization),
             attention=setting.attention,
             accounting=setting.accounting,
+            mla=setting.mla,
             hardware_set=tuple(setting.hardware.changes),
         ),
         phases=Phases(
-            prefill=_phase(setting, prefill, "prefill", footprint.max_batch),
-            decode=_phase(setting, decode, "decode", footprint.max_batch),
+            prefill=_phase(setting, "prefill", prefill, footprint.max_batch),
+            decode=_phase(setting, "decode", decode, footprint.max_batch),
         ),
         memory=footprint,
         generation=GenerationResult(
@@ -250,6 +260,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
         "layers": model.graph.layers,
+        "attention": model.attention,
         "dtype": model.format.name,
         "kv_bytes_per_token": _whole(model.kv_bytes_per_token),
         "max_context": model.max_context or None,
@@ -281,9 +292,9 @@ def hardware_facts(hardware: Hardware) -> dict[str, Any]:
     return {key: _plain(value) for key, value in document.items()}
 
 
-def _phase(setting: Setting, workload: Workload, name: str, max_batch: int | None) -> Phase:
+def _phase(setting: Setting, name: str, workload: Workload, max_batch: int | None) -> Phase:
     (sequences,) = workload.groups
-    estimate = setting.plan.estimate(workload)
+    estimate = setting.plan_of(name).estimate(workload)
     total = _total(estimate)
     return Phase(
         batch=int(sequences.batch),

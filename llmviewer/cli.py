@@ -73,6 +73,14 @@ def _setting(command: _F) -> _F:
             help='What kernels have to do, or the conventions of the paper "LLM Inference Unveiled".',
         ),
         click.option(
+            "--mla",
+            metavar="auto|naive|absorbed",
+            default="auto",
+            show_default=True,
+            help="Latent attention (DeepSeek): expand the cache, or bring the queries to it. Auto: naive in the "
+            "prefill, absorbed in decode.",
+        ),
+        click.option(
             "--hardware-set",
             metavar="KEY=VALUE",
             multiple=True,
@@ -140,15 +148,30 @@ def _rendered(analysis: Analysis, form: str, *, per_call: bool | None, to_file: 
 
 @cli.command()
 @click.argument("name", required=False)
-@click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
+@click.option("--graph", is_flag=True, help="The operators of NAME with their tensors and weights.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("text", "json", "dot", "mermaid")),
+    default="text",
+    show_default=True,
+    help="dot and mermaid draw the graph.",
+)
 @_output(what="the list")
-def models(name: str | None, form: str, output: Path | None) -> None:
-    """The models that ship, or the facts of one (a NAME, or the path of a config.json)."""
+def models(name: str | None, form: str, output: Path | None, *, graph: bool) -> None:
+    """The models that ship, or the facts or the graph of one (a NAME, or the path of a config.json)."""
     import json
 
     from .analysis import describe_model
     from .model_files import load_model, model_names
 
+    if graph or form in ("dot", "mermaid"):
+        if not name:
+            raise InputError("a graph is that of one model: give its name, such as `llmviewer models gpt2 --graph`")
+        from .reports.graph import render
+
+        _emit(render(load_model(name), form), output)
+        return
     if form == "json":
         facts = describe_model(load_model(name)) if name else [describe_model(load_model(n)) for n in model_names()]
         _emit(json.dumps(facts, indent=2) + "\n", output)

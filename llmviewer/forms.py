@@ -24,9 +24,8 @@ class Feature:
     arguments: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        if not self.arguments:
-            return self.name
-        return f"{self.name}({', '.join(f'{a:g}' for a in self.arguments)})"
+        arguments = [f"{a:g}" for a in self.arguments if a < np.inf]  # a window that is none goes without saying
+        return f"{self.name}({', '.join(arguments)})" if arguments else self.name
 
     def of(self, workload: object) -> Num:
         method: Callable[..., Num] = getattr(workload, self.name)

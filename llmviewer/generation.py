@@ -31,11 +31,14 @@ class Generation:
     tokens_per_s: Num
 
 
-def generation(plan: Plan, *, batch: Num, prompt: Num, gen: Num) -> Generation:
-    """Step i attends to prompt + i tokens, its own included, for i = 1 .. gen - 1."""
+def generation(plan: Plan, decode_plan: Plan | None = None, *, batch: Num, prompt: Num, gen: Num) -> Generation:
+    """Step i attends to prompt + i tokens, its own included, for i = 1 .. gen - 1.
+
+    decode_plan  what decode steps run, where that is not `plan`
+    """
     ttft = plan.time_s(Workload.prefill(batch=batch, prompt=prompt))
     steps = np.asarray(gen) - 1
-    decoding = decode_s(plan, batch=batch, first=prompt + 1, last=prompt + np.maximum(steps, 1))
+    decoding = decode_s(decode_plan or plan, batch=batch, first=prompt + 1, last=prompt + np.maximum(steps, 1))
     decoding = np.where(steps > 0, decoding, 0.0)
     latency = ttft + decoding
     with np.errstate(invalid="ignore"):

@@ -68,6 +68,7 @@ def sweep(
     quant: str | None = None,
     attention: str | None = None,
     accounting: str = "faithful",
+    mla: str = "auto",
     hardware_set: Sequence[str] = (),
     progress: Callable[[int, int], object] = lambda done, points: None,
 ) -> Sweep:
@@ -82,7 +83,13 @@ def sweep(
     for axis, values in over.items():
         _check_axis(axis, values)
     base = Setting.of(
-        model, hardware, quant=quant, attention=attention, accounting=accounting, hardware_set=hardware_set
+        model,
+        hardware,
+        quant=quant,
+        attention=attention,
+        accounting=accounting,
+        mla=mla,
+        hardware_set=hardware_set,
     )
     numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len}
     for name, value in numbers.items():
@@ -185,7 +192,7 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
     assert batch is not None
     assert prompt is not None
     context = prompt + 1 if kv_len is None else kv_len
-    plan = setting.plan
+    plan, decode_plan = setting.plan, setting.decode_plan
     columns: dict[str, Num | str] = {
         "quant": str(setting.quantization),
         "attention": str(setting.attention),
@@ -196,12 +203,13 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
     prefill, decode = Workload.prefill(batch=batch, prompt=prompt), Workload.decode(batch=batch, kv_len=context)
     values = plan.values(prefill)
     columns |= {"ttft_s": plan.seconds(values), "prefill_ops": plan.ops(values), "prefill_bytes": plan.bytes(values)}
-    values = plan.values(decode)
-    step = plan.seconds(values)
-    columns |= {"decode_step_s": step, "decode_ops": plan.ops(values), "decode_bytes": plan.bytes(values)}
+    values = decode_plan.values(decode)
+    step = decode_plan.seconds(values)
+    columns |= {"decode_step_s": step, "decode_ops": decode_plan.ops(values)}
+    columns |= {"decode_bytes": decode_plan.bytes(values)}
     columns |= {"decode_tokens_per_s": batch / step}
     if gen is not None:
-        whole = generation(plan, batch=batch, prompt=prompt, gen=gen)
+        whole = generation(plan, decode_plan, batch=batch, prompt=prompt, gen=gen)
         columns |= {"gen": gen, "tpot_s": whole.tpot_s, "latency_s": whole.latency_s}
         columns |= {"tokens_per_s": whole.tokens_per_s}
     tokens = np.maximum(1 if gen is None else gen, context - prompt)  # the step shown has to fit too

@@ -87,11 +87,15 @@ class Footprint:
 
     weight_bytes: float
     kv_cache: Form
-    live: tuple[Form, ...]  # the live sets that can be the largest
+    live: tuple[Form, ...]  # the live sets that can be the largest in a prefill
+    decode_live: tuple[Form, ...]  # and in a decode step
 
     @classmethod
-    def of(cls, graph: Graph) -> Footprint:
-        return cls(weight_bytes=weight_bytes(graph), kv_cache=kv_cache(graph), live=peaks(graph))
+    def of(cls, graph: Graph, decode_graph: Graph | None = None) -> Footprint:
+        """`decode_graph` is what decode steps run, where that is not `graph`."""
+        live = peaks(graph)
+        decode_live = live if decode_graph is None or decode_graph is graph else peaks(decode_graph)
+        return cls(weight_bytes=weight_bytes(graph), kv_cache=kv_cache(graph), live=live, decode_live=decode_live)
 
     def cache_bytes(self, *, batch: Num, context: Num) -> Num:
         """The KV cache of `batch` sequences of `context` tokens."""
@@ -100,7 +104,7 @@ class Footprint:
     def activation_bytes(self, *, batch: Num, prompt: Num, gen: Num) -> Num:
         """Live activations in the worse of the prefill and the last decode step."""
         prefill = _largest_of(self.live, Workload.prefill(batch=batch, prompt=prompt))
-        return np.maximum(prefill, _largest_of(self.live, Workload.decode(batch=batch, kv_len=prompt + gen)))
+        return np.maximum(prefill, _largest_of(self.decode_live, Workload.decode(batch=batch, kv_len=prompt + gen)))
 
     def total_bytes(self, *, batch: Num, prompt: Num, gen: Num) -> Num:
         """Weights, cache of prompt and generated tokens, and live activations."""

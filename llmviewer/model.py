@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
 from .forms import Form, Num, evaluate, total
 from .graph import Graph
+from .operators.attention import QK
+from .operators.linear import LatentExpansion
 from .precision import Format
 from .workload import Workload
 
@@ -40,6 +43,17 @@ class Model:
     def active_parameters(self) -> int:
         """Parameters that take part in one token: all of a dense model's, the chosen experts of a sparse one's."""
         return round(self.graph.active_parameters)
+
+    @cached_property
+    def attention(self) -> str:
+        """Its kinds of attention: MHA, GQA, MQA or MLA, with a window where some layers have one."""
+        kinds: dict[str, None] = {}
+        for block in self.graph.blocks:
+            latent = any(isinstance(op, LatentExpansion) for op in block.operators)
+            for heads in (op.heads for op in block.operators if isinstance(op, QK)):
+                window = f" {heads.window:g}" if heads.window < inf else ""
+                kinds[("MLA" if latent else heads.kind) + window] = None
+        return ", ".join(kinds) or "none"
 
     @property
     def kv_bytes_per_token(self) -> float:

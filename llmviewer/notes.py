@@ -39,7 +39,7 @@ def _substitutions(setting: Setting) -> list[str]:
     """Types that this device has no matrix unit for, and what stands in for them."""
     found: dict[str, None] = {}
     hardware = setting.hardware
-    for row in setting.plan.operators:
+    for row in (*setting.plan.operators, *setting.decode_plan.operators):
         wanted, compute = row.work.wanted, row.compute
         if wanted.unit is Unit.MATRIX and wanted != compute:
             found[

@@ -18,7 +18,9 @@ from .hardware_files import load_hardware
 from .memory import Footprint
 from .model import Model
 from .model_files import load_model
+from .operators.linear import LatentExpansion
 from .roofline import Plan, plan
+from .transforms.absorb import absorb
 from .transforms.flash_attention import flash_attention
 from .transforms.quantize import Quantization, parse_quantization, quantize
 from .transforms.survey import survey
@@ -31,6 +33,16 @@ class Attention(StrEnum):
 
     EAGER = "eager"
     FLASH = "flash"
+
+
+class Mla(StrEnum):
+    """How latent attention is computed. naive: expand the cache; absorbed: bring the queries to it; auto: naive in a
+    prefill, absorbed in a decode step, as serving engines do.
+    """
+
+    AUTO = "auto"
+    NAIVE = "naive"
+    ABSORBED = "absorbed"
 
 
 class Accounting(StrEnum):
@@ -49,6 +61,7 @@ class Setting:
     quantization: Quantization
     attention: Attention
     accounting: Accounting
+    mla: Mla = Mla.AUTO
 
     @classmethod
     def of(
@@ -59,6 +72,7 @@ class Setting:
         quant: str | None = None,
         attention: str | None = None,
         accounting: str = "faithful",
+        mla: str = "auto",
         hardware_set: Sequence[str] = (),
     ) -> Setting:
         """From what a user writes. Attention is flash, but eager in the survey's accounting, unless said otherwise.
@@ -76,24 +90,48 @@ class Setting:
             quantization=parse_quantization(quant) if quant else Quantization(),
             attention=_member(Attention, "attention", attention) if attention else usual,
             accounting=counted,
+            mla=_member(Mla, "mla", mla),
         )
 
     @cached_property
     def graph(self) -> Graph:
+        """What a prefill runs."""
+        return self._lowered(absorbed=self.mla is Mla.ABSORBED)
+
+    @cached_property
+    def decode_graph(self) -> Graph:
+        """What a decode step runs: the same graph, but for latent attention."""
+        if self.mla is not Mla.AUTO or not any(isinstance(op, LatentExpansion) for _, op in self.model.graph):
+            return self.graph
+        return self._lowered(absorbed=True)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """A prefill, laid out on the device."""
+        return plan(self.graph, self.hardware)
+
+    @cached_property
+    def decode_plan(self) -> Plan:
+        """A decode step, laid out on the device."""
+        return self.plan if self.decode_graph is self.graph else plan(self.decode_graph, self.hardware)
+
+    def plan_of(self, phase: str) -> Plan:
+        """The plan of "prefill" or "decode"."""
+        return self.decode_plan if phase == "decode" else self.plan
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        return Footprint.of(self.graph, self.decode_graph)
+
+    def _lowered(self, *, absorbed: bool) -> Graph:
+        """The model's graph under the techniques asked for."""
+        latent = (absorb,) if absorbed else ()
         flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
         if self.accounting is Accounting.SURVEY:
             if self.quantization.overrides:
                 raise InputError("accounting survey has one precision for all operators; drop the overrides of --quant")
-            return self.model.graph.then(*flash, survey(self.quantization.scheme))
-        return self.model.graph.then(quantize(self.quantization), *flash)
-
-    @cached_property
-    def plan(self) -> Plan:
-        return plan(self.graph, self.hardware)
-
-    @cached_property
-    def footprint(self) -> Footprint:
-        return Footprint.of(self.graph)
+            return self.model.graph.then(*latent, *flash, survey(self.quantization.scheme))
+        return self.model.graph.then(quantize(self.quantization), *latent, *flash)
 
     def having(self, *, quant: str | None = None, attention: str | None = None) -> Self:
         """The same with another precision or attention, where one is given, as a user writes it."""

@@ -17,12 +17,17 @@ _DTYPES: Final = ("fp16", "fp8", "int8", "int4")
 
 def model_list(models: Sequence[Model]) -> str:
     lines = [
-        (m.name, f"{m.parameters:,}", str(m.graph.layers), m.format.name,
+        (m.name, f"{m.parameters:,}", _active(m), str(m.graph.layers), m.format.name, m.attention,
          f"{si(m.kv_bytes_per_token)}B", str(m.max_context or "-"), m.source.split()[0])
         for m in models
     ]  # fmt: skip
-    head = ("model", "parameters", "layers", "dtype", "KV per token", "context", "published as")
-    return columns([head, *lines], left=(0, 3, 6))
+    head = ("model", "parameters", "active", "layers", "dtype", "attention", "KV/token", "context", "published as")
+    return columns([head, *lines], left=(0, 4, 5, 8))
+
+
+def _active(model: Model) -> str:
+    """Active parameters where not all are."""
+    return f"{model.active_parameters:,}" if model.active_parameters != model.parameters else "-"
 
 
 def model_card(model: Model) -> str:
@@ -33,6 +38,8 @@ def model_card(model: Model) -> str:
         ("also known as", ", ".join(model.aliases) or "-"),
         ("architecture", model.model_type),
         ("parameters", f"{model.parameters:,}"),
+        ("active for a token", f"{model.active_parameters:,}"),
+        ("attention", model.attention),
         ("layers", str(model.graph.layers)),
         ("dtype", model.format.name),
         ("weights", f"{si(model.parameters * model.format.stored_bits / 8)}B"),

@@ -24,5 +24,5 @@ def columns(
             for j, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         cells[-1] = cells[-1].rstrip()
-        text += gap.join(style(i, j, cell) for j, cell in enumerate(cells)) + "\n"
+        text += gap.join(style(i, j, cell) for j, cell in enumerate(cells)).rstrip() + "\n"
     return text

@@ -12,6 +12,7 @@ from llmviewer.units import seconds, si
 COLUMNS: Final = (
     "operator", "x", "OPs", "weights", "activ.", "KV", "OP/B", "OP/s", "bound", "in", "time", "share",
 )  # fmt: skip
+_PLAIN: Final = 3  # blocks of a model whose layers are all alike: embedding, layer, head
 LEGEND: Final = (
     "OPs and bytes moved (weights, activations, KV cache), arithmetic intensity, attainable performance, "
     "what bounds it, the type it is computed in, and the least time it takes"
@@ -27,8 +28,17 @@ class Row:
 
 
 def rows(phase: Phase, *, per_call: bool) -> list[Row]:
-    """A line for each operator, of all its launches or of one, and one for the whole."""
-    lines = [_operator(op, op.per_call if per_call else op) for op in phase.operators]
+    """A line for each operator, of all its launches or of one, and one for the whole.
+
+    Where there are several kinds of layer, a line before each names it.
+    """
+    blocks = dict.fromkeys(op.block for op in phase.operators)
+    lines = []
+    for block in blocks:
+        operators = [op for op in phase.operators if op.block == block]
+        if len(blocks) > _PLAIN:
+            lines.append(Row(cells=(f"{block}:", *[""] * (len(COLUMNS) - 1)), bound=""))
+        lines.extend(_operator(op, op.per_call if per_call else op) for op in operators)
     return [*lines, _total(phase.total)]
 
 

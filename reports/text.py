@@ -113,7 +113,7 @@ def _table(phase: Phase, *, per_call: bool) -> str:
     def style(line: int, column: int, text: str) -> str:
         if line == 0:
             return click.style(text, dim=True)
-        color = _COLOR[lines[line - 1].bound] if COLUMNS[column] == "bound" else None
+        color = _COLOR.get(lines[line - 1].bound) if COLUMNS[column] == "bound" else None
         return click.style(text, fg=color, bold=line == len(lines)) if color or line == len(lines) else text
 
     return columns([COLUMNS, *(line.cells for line in lines)], left=_LEFT, gap=" ", style=style)

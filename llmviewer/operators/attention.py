@@ -30,6 +30,13 @@ class Heads:
         return self.value_dim or self.head_dim
 
     @property
+    def kind(self) -> str:
+        """MHA, GQA or MQA: each query head has its own keys, shares them with some others, or with all."""
+        if self.num_kv_heads == self.num_heads:
+            return "MHA"
+        return "MQA" if self.num_kv_heads == 1 else "GQA"
+
+    @property
     def q_width(self) -> int:
         return self.num_heads * self.head_dim
 

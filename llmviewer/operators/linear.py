@@ -42,6 +42,11 @@ class LMHead(Linear):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentExpansion(Linear):
+    """Keys and values of all that is attended to, from the cached latent; outputs are keys, then values."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Router(Linear):
     """The Linear whose outputs say which experts a token goes to."""
 

@@ -1,0 +1,60 @@
+"""Absorbed latent attention: queries go to the space of the cached latent, instead of the cache to that of the heads.
+
+q . (W_k c) = (W_k^T q) . c, so that one key of the latent's width serves all heads and is its own value
+(arXiv:2405.04434, section 2.1.2). It costs more OPs a pair and none to expand the cache: right for decoding, wrong for
+a prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..forms import TOKENS
+from ..graph import Block, Graph
+from ..operators.attention import QK, SV, Heads, Softmax
+from ..operators.base import Operator, Tensor, Weight
+from ..operators.linear import LatentExpansion, Linear
+
+
+def absorb(graph: Graph) -> Graph:
+    """The graph with every expansion of a cached latent absorbed into queries and results; others are as they were."""
+    return graph.map_blocks(_absorbed)
+
+
+def _absorbed(block: Block) -> Block:
+    operators: list[Operator] = []
+    for op in block.operators:
+        operators.append(op)
+        match operators[-4:]:
+            case [LatentExpansion() as expand, QK() as qk, Softmax() as softmax, SV() as sv]:
+                operators[-4:] = _in_latent_space(expand, qk, softmax, sv)
+    return replace(block, operators=tuple(operators))
+
+
+def _in_latent_space(expand: Linear, qk: QK, softmax: Softmax, sv: SV) -> tuple[Operator, ...]:
+    latent, (keys, values) = expand.inputs[0], expand.outputs
+    query, *positions = (t for t in qk.inputs if t != keys)
+    count, rank = qk.heads.num_heads, latent.width
+    heads = Heads(
+        num_heads=count,
+        num_kv_heads=1,
+        head_dim=rank + sum(t.width for t in positions),
+        value_dim=rank,
+        window=qk.heads.window,
+    )
+    absorbed = replace(query, name="q_latent", width=heads.q_width)  # beside it, its rotated part
+    summed = replace(sv.outputs[0], name="latent", width=count * rank, format=query.format)
+    return (
+        _per_head("q_absorb", expand, replace(query, width=keys.width), absorbed, keys.width),
+        replace(qk, inputs=(absorbed, latent, *positions), heads=heads),
+        replace(softmax, heads=heads),
+        replace(sv, inputs=(sv.inputs[0], latent), outputs=(summed,), heads=heads),
+        _per_head("v_expand", expand, summed, sv.outputs[0], values.width),
+    )
+
+
+def _per_head(name: str, expand: Linear, x: Tensor, out: Tensor, width: int) -> Linear:
+    """The product of every head with its part of the expansion's matrix, `width` of its rows."""
+    rank = expand.inputs[0].width
+    part: Weight = replace(expand.weight, name=f"{name}.weight", shape=(width, rank))
+    return Linear(name=name, inputs=(replace(x, rows=TOKENS),), outputs=(out,), weights=(part,))

@@ -1,0 +1,136 @@
+"""The operator graph of a model: tensors with their shapes, and which operator reads what another wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from llmviewer.forms import Form
+from llmviewer.graph import Block, Graph
+from llmviewer.model import Model
+from llmviewer.operators.base import Operator, Tensor, Weight
+
+from .columns import columns
+
+
+def render(model: Model, form: str) -> str:
+    """The graph as "text", "json", "dot" (Graphviz) or "mermaid"."""
+    return {"text": _text, "json": _json, "dot": _dot, "mermaid": _mermaid}[form](model)
+
+
+def edges(graph: Graph) -> Iterator[tuple[tuple[Block, Operator], tuple[Block, Operator], Tensor]]:
+    """(writer, reader, tensor as it is read) of every dependency, and of the one from each block to the next."""
+    left: tuple[Block, Operator] | None = None  # what wrote the output of the block before
+    for block in graph.blocks:
+        writers = {block.input: left} if left else {}
+        for op in block.operators:
+            for t in op.inputs:
+                writer = writers.get(t.name)
+                if writer:
+                    yield writer, (block, op), t
+            writers.update((t.name, (block, op)) for t in op.outputs)
+        left = writers[block.output]
+
+
+def shape(tensor: Tensor) -> str:
+    """Such as "[tokens, 4096] bf16"."""
+    return f"[{_rows(tensor.rows)}, {tensor.width}] {tensor.format}"
+
+
+def _rows(form: Form) -> str:
+    return " + ".join(str(f) if c == 1 else f"{c:g} {f}" for f, c in form.terms)
+
+
+def _weight(weight: Weight) -> str:
+    return f"{weight.name} {list(weight.shape)}{' tied' if weight.tied else ''}"
+
+
+def _title(block: Block) -> str:
+    if not block.layers:
+        return block.name
+    first, last = block.layers[0], block.layers[-1]
+    contiguous = len(block.layers) == last - first + 1
+    places = f"layers {first} to {last}" if contiguous else f"layers {', '.join(map(str, block.layers))}"
+    return f"{block.name} x {block.repeat} ({places})"
+
+
+def _text(model: Model) -> str:
+    parts = [f"{model.title}: {model.parameters:,} parameters in {model.format}"]
+    for block in model.graph.blocks:
+        lines = [("operator", "kind", "reads", "writes", "weights")]
+        for op in block.operators:
+            reads = ", ".join(f"{t.name} {shape(t)}" for t in op.inputs) or "token ids"
+            writes = ", ".join(f"{t.name} {shape(t)}" for t in op.outputs)
+            lines.append((op.name, op.kind, reads, writes, ", ".join(map(_weight, op.weights))))
+        parts += ["", _title(block), columns(lines, left=range(5)).rstrip("\n")]
+    return "\n".join(parts) + "\n"
+
+
+def _json(model: Model) -> str:
+    document = {
+        "name": model.name,
+        "parameters": model.parameters,
+        "blocks": [_block(block) for block in model.graph.blocks],
+        "edges": [
+            {"from": f"{a.name}.{writer.name}", "to": f"{b.name}.{reader.name}", "tensor": t.name}
+            for (a, writer), (b, reader), t in edges(model.graph)
+        ],
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _block(block: Block) -> dict[str, Any]:
+    return {
+        "name": block.name,
+        "repeat": block.repeat,
+        "layers": list(block.layers),
+        "input": block.input,
+        "output": block.output,
+        "operators": [_operator(op) for op in block.operators],
+    }
+
+
+def _operator(op: Operator) -> dict[str, Any]:
+    work = op.work()
+    return {
+        "name": op.name,
+        "kind": op.kind,
+        "inputs": [_tensor(t) for t in op.inputs],
+        "outputs": [_tensor(t) for t in op.outputs],
+        "weights": [
+            {"name": w.name, "shape": list(w.shape), "format": str(w.format), "tied": w.tied} for w in op.weights
+        ],
+        "ops": str(work.ops),
+        "bytes": str(work.nbytes),
+    }
+
+
+def _tensor(t: Tensor) -> dict[str, Any]:
+    return {"name": t.name, "shape": [_rows(t.rows), t.width], "format": str(t.format), "role": str(t.role)}
+
+
+def _identity(block: Block, op: Operator) -> str:
+    return "".join(c if c.isalnum() else "_" for c in f"{block.name}_{op.name}")
+
+
+def _dot(model: Model) -> str:
+    lines = [f'digraph "{model.name}" {{', "  node [shape=box, fontname=Helvetica];"]
+    for index, block in enumerate(model.graph.blocks):
+        lines += [f"  subgraph cluster_{index} {{", f'    label="{_title(block)}";']
+        lines += [f'    {_identity(block, op)} [label="{op.name}\\n{op.kind}"];' for op in block.operators]
+        lines.append("  }")
+    for (a, writer), (b, reader), t in edges(model.graph):
+        lines.append(f'  {_identity(a, writer)} -> {_identity(b, reader)} [label="{shape(t)}"];')
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _mermaid(model: Model) -> str:
+    lines = ["flowchart TD"]
+    for block in model.graph.blocks:
+        lines.append(f'  subgraph {_identity(block, block.operators[0])}_block["{_title(block)}"]')
+        lines += [f'    {_identity(block, op)}["{op.name}"]' for op in block.operators]
+        lines.append("  end")
+    for (a, writer), (b, reader), t in edges(model.graph):
+        lines.append(f'  {_identity(a, writer)} -->|"{shape(t)}"| {_identity(b, reader)}')
+    return "\n".join(lines) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,19 @@ class Section:
     def __init__(self, data: Mapping[str, Any], file: str, at: str = "") -> None:
         self.data, self.file, self.at = data, file, at
         self.asked: set[str] = set()
+        self._opened: dict[str, Section] = {}
 
     def get(self, key: str) -> Any:
         """The value as it stands; None where the key is absent or null."""
         self.asked.add(key)
         return self.data.get(key)
+
+    def unread(self, known: Collection[str] = ()) -> list[str]:
+        """Keys with a value that nobody asked for and that are not `known`, of the sections opened too."""
+        own = [
+            f"{self.at}{k}" for k, v in self.data.items() if v is not None and k not in self.asked and k not in known
+        ]
+        return sorted((*own, *(key for section in self._opened.values() for key in section.unread(known))))
 
     def costless(self, *keys: str) -> None:
         """Says that these keys are known to change nothing that is counted."""
@@ -131,7 +139,7 @@ class Section:
         value = self._required(key)
         if not isinstance(value, Mapping):
             raise self.error(key, f"must be a mapping; got {_shown(value)}")
-        return Section(value, self.file, f"{self.at}{key}.")
+        return self._opened.setdefault(key, Section(value, self.file, f"{self.at}{key}."))
 
     def text(self, key: str, default: str | None = None) -> str:
         if default is not None and self.get(key) is None:

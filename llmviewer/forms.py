@@ -123,6 +123,11 @@ def kv_streams(tile: float, resident: float, window: float = np.inf) -> Form:
     return _one("kv_streams", tile, resident, window)
 
 
+def chunk_pairs(chunk: int) -> Form:
+    """(query, key) pairs within chunks of that many new tokens."""
+    return _one("chunk_pairs", chunk)
+
+
 def distinct_experts(experts: int, chosen: int) -> Form:
     """Experts that are reached when each token chooses some of them, all alike likely, on average."""
     return _one("distinct_experts", experts, chosen)

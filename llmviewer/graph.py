@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeAlias
 
-from .operators.base import Operator, Role, Tensor
+from .operators.base import KEPT, Operator, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Graph:
             known: dict[str, Tensor] = {}
             for op in block.operators:
                 for t in op.inputs:
-                    written = known.setdefault(t.name, t) if t.name == block.input or t.role is Role.KV_CACHE else None
+                    written = known.setdefault(t.name, t) if t.name == block.input or t.role in KEPT else None
                     written = written or known.get(t.name)
                     if written is None:
                         raise RuntimeError(f"{block.name}.{op.name} reads {t.name}, which nothing before it writes")

@@ -11,8 +11,10 @@ import numpy as np
 from .forms import Form, Num, evaluate, total
 from .graph import Graph
 from .operators.attention import QK
+from .operators.base import Role
 from .operators.linear import LatentExpansion
 from .precision import Format
+from .transforms.quantize import AS_IT_IS, Quantization
 from .workload import Workload
 
 
@@ -20,7 +22,8 @@ from .workload import Workload
 class Model:
     """A network as published, before any technique is applied.
 
-    format       what weights and activations are stored in
+    format       what weights and activations are stored in, or were before they were quantized
+    quantization what was quantized when it was published; an analysis that asks for no other uses it
     max_context  tokens that its positions are made for; 0 where it says nothing
     notes        what a reader of the results should know, such as fields of its file that nothing read
     """
@@ -34,6 +37,7 @@ class Model:
     aliases: tuple[str, ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()
+    quantization: Quantization = AS_IT_IS
 
     @cached_property
     def parameters(self) -> int:
@@ -46,14 +50,16 @@ class Model:
 
     @cached_property
     def attention(self) -> str:
-        """Its kinds of attention: MHA, GQA, MQA or MLA, with a window where some layers have one."""
+        """Its kinds of attention: MHA, GQA, MQA or MLA, with their windows, and state where some layers keep one."""
         kinds: dict[str, None] = {}
         for block in self.graph.blocks:
             latent = any(isinstance(op, LatentExpansion) for op in block.operators)
             for heads in (op.heads for op in block.operators if isinstance(op, QK)):
                 window = f" {heads.window:g}" if heads.window < inf else ""
                 kinds[("MLA" if latent else heads.kind) + window] = None
-        return ", ".join(kinds) or "none"
+        if any(t.role is Role.STATE for _, op in self.graph for t in op.inputs):
+            kinds["state"] = None
+        return ", ".join(kinds)
 
     @property
     def kv_bytes_per_token(self) -> float:

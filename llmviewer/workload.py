@@ -54,6 +54,11 @@ class Sequences:
         growing = np.clip(most - past, 0, self.q_len)  # queries that still see every key before them
         return growing * past + growing * (growing + 1) / 2 + (self.q_len - growing) * most
 
+    def chunk_pairs(self, chunk: float) -> Num:
+        full = np.floor_divide(self.q_len, chunk)
+        rest = self.q_len - full * chunk
+        return full * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
+
     def kv_streams(self, tile: float, resident: float, window: float) -> Num:
         held = self.kv_tokens(window)
         return np.where(np.less_equal(held, resident), held, self._kv_tiled(tile, window))
@@ -127,6 +132,10 @@ class Workload:
     def table_rows(self, rows: float) -> Num:
         """Rows of a table that are read to look up a row for every token: no more than it has."""
         return np.minimum(self.tokens(), rows)
+
+    def chunk_pairs(self, chunk: float) -> Num:
+        """Pairs of a new token and one not after it in the same chunk; chunks begin where the pass does."""
+        return self._sum(lambda s: s.chunk_pairs(chunk))
 
     def distinct_experts(self, experts: float, chosen: float) -> Num:
         """E (1 - (1 - k/E)^tokens): experts that at least one token reaches, where all are alike likely."""

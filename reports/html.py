@@ -41,7 +41,9 @@ _CLEAR: Final = "rgba(0,0,0,0)"
 _CONFIG: Final = {
     "displaylogo": False,
     "displayModeBar": "hover",
+    "doubleClick": "reset",  # which a tap can count as: it must not change what is shown
     "responsive": True,
+    "showSendToCloud": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "toImage"],
 }
 _MODE_BAR, _NOTE = 30, 18  # heights of what stands above a plot: the mode bar, and words there [px]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _IMAGES: Final = (".png", ".svg", ".pdf")
+_CONFIG: Final = {"displaylogo": False, "showSendToCloud": False}
 _SIZE: Final = {"width": 1000, "height": 640, "scale": 2}
 
 
@@ -28,6 +29,7 @@ def draw(
     quant: str | None,
     attention: str | None,
     accounting: str,
+    mla: str,
     hardware_set: Sequence[str],
     batch: int,
     prompt: int,
@@ -40,23 +42,23 @@ def draw(
     if figure == "roofline":
         found = analyze(
             model, hardware, batch=batch, prompt=prompt, quant=quant, attention=attention, accounting=accounting,
-            hardware_set=hardware_set,
+            mla=mla, hardware_set=hardware_set,
         )  # fmt: skip
         return figures.roofline(found, phase)
-    one = Setting.of(model, hardware, attention=attention, accounting=accounting, hardware_set=hardware_set)
+    one = Setting.of(model, hardware, attention=attention, accounting=accounting, mla=mla, hardware_set=hardware_set)
     if figure == "dtypes":
         return figures.roofline_dtypes(one.hardware)
     quants = _listed(quant) if quant else None
     if figure == "memory":
         return figures.memory_bars(
-            one.model, one.hardware, quants=quants, attention=attention, accounting=accounting
-        )  # fmt: skip
+            one.model, one.hardware, quants=quants, attention=attention, accounting=accounting, mla=mla
+        )
     if figure == "decode-time":
         return figures.decode_time(
-            one.model, one.hardware, quants=quants, kv_len=prompt, attention=attention, accounting=accounting
+            one.model, one.hardware, quants=quants, kv_len=prompt, attention=attention, accounting=accounting, mla=mla
         )
     return figures.prefill_time(
-        one.model, one.hardware, quants=quants, batch=batch, attention=attention, accounting=accounting
+        one.model, one.hardware, quants=quants, batch=batch, attention=attention, accounting=accounting, mla=mla
     )
 
 
@@ -77,7 +79,7 @@ def write(figure: go.Figure, path: Path) -> None:
     Raises InputError for other endings, and where an image cannot be made, saying what is missing.
     """
     if path.suffix == ".html":
-        export.write_text(path, figure.to_html(include_plotlyjs=True, full_html=True))
+        export.write_text(path, figure.to_html(include_plotlyjs=True, full_html=True, config=_CONFIG))
         return
     if path.suffix not in _IMAGES:
         raise InputError(f"{path}: must end in .html, {', '.join(_IMAGES)}")

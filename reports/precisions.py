@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from llmviewer.hardware import Hardware
 from llmviewer.memory import activation_bytes
 from llmviewer.model import Model
+from llmviewer.roofline import Plan
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
 from llmviewer.workload import Workload
@@ -63,6 +64,7 @@ def memory_bars(
     cases: Sequence[tuple[int, int, str]] = CASES,
     attention: str | None = None,
     accounting: str = "faithful",
+    mla: str = "auto",
 ) -> go.Figure:
     """Weights, KV cache and live activations by precision, as parts of what W16A16 needs in the same case (figure 6).
 
@@ -71,7 +73,7 @@ def memory_bars(
 
     With `hardware`, bars that exceed its memory are marked.
     """
-    one = Setting.of(model, hardware or _ANY_DEVICE, attention=attention, accounting=accounting)
+    one = Setting.of(model, hardware or _ANY_DEVICE, attention=attention, accounting=accounting, mla=mla)
     bars = _bars(one, _OF_MEMORY if quants is None else quants, [Case(*case) for case in cases])
     x = [[f"{case.phase}<br>{case.batch} ×<br>{case.length}" for case, *_ in bars], [bar.quant for bar in bars]]
     figure = frame(
@@ -102,13 +104,14 @@ def decode_time(
     kv_len: int = 1024,
     attention: str | None = None,
     accounting: str = "faithful",
+    mla: str = "auto",
 ) -> go.Figure:
     """The time of a decode step against the batch, by precision, those of the paper if not given (figure 7)."""
-    one = Setting.of(model, hardware, attention=attention, accounting=accounting)
+    one = Setting.of(model, hardware, attention=attention, accounting=accounting, mla=mla)
     workload = Workload.decode(batch=np.asarray(batches), kv_len=kv_len)
-    settings = _settings(one, _OF_TIME if quants is None else quants)
+    plans = _plans(one, quants, "decode")
     figure = _time_frame("Time of a decode step", one, f"every sequence attends to {kv_len} tokens")
-    _curves(figure, settings, batches, workload, at="batch %{x}")
+    _curves(figure, plans, batches, workload, at="batch %{x}")
     figure.update_xaxes(title_text="batch [sequences]")
     return figure
 
@@ -122,13 +125,14 @@ def prefill_time(
     batch: int = 1,
     attention: str | None = None,
     accounting: str = "faithful",
+    mla: str = "auto",
 ) -> go.Figure:
     """The time of a prefill against the prompt's length, by precision, those of the paper if not given (figure 8)."""
-    one = Setting.of(model, hardware, attention=attention, accounting=accounting)
+    one = Setting.of(model, hardware, attention=attention, accounting=accounting, mla=mla)
     workload = Workload.prefill(batch=batch, prompt=np.asarray(lengths))
-    settings = _settings(one, _OF_TIME if quants is None else quants)
+    plans = _plans(one, quants, "prefill")
     figure = _time_frame("Prefill time", one, f"batch {batch}")
-    _curves(figure, settings, lengths, workload, at="%{x} tokens")
+    _curves(figure, plans, lengths, workload, at="%{x} tokens")
     shortest, longest = min(lengths), max(lengths)
     powers = [2**i for i in range(31) if shortest <= 2**i <= longest]
     figure.update_xaxes(
@@ -143,6 +147,12 @@ def _settings(one: Setting, quants: Sequence[str]) -> dict[str, Setting]:
     return {quant: one.having(quant=quant) for quant in quants}
 
 
+def _plans(one: Setting, quants: Sequence[str] | None, phase: str) -> dict[str, Plan]:
+    """Those of a phase, likewise."""
+    settings = _settings(one, _OF_TIME if quants is None else quants)
+    return {quant: setting.plan_of(phase) for quant, setting in settings.items()}
+
+
 def _bars(one: Setting, quants: Sequence[str], cases: Sequence[Case]) -> list[_Bar]:
     settings = _settings(one, (_BASE, *quants))
     whole = {case: sum(_parts(settings[_BASE], case).values()) for case in cases}
@@ -153,14 +163,14 @@ def _parts(setting: Setting, case: Case) -> dict[str, float]:
     """What is in memory, under the names of PART_COLOR. [B]"""
     batch, length = case.batch, case.length
     if case.phase == "prefill":
-        workload = Workload.prefill(batch=batch, prompt=length)
+        graph, workload = setting.graph, Workload.prefill(batch=batch, prompt=length)
     else:
-        workload = Workload.decode(batch=batch, kv_len=length)
+        graph, workload = setting.decode_graph, Workload.decode(batch=batch, kv_len=length)
     footprint = setting.footprint
     sizes = (
         footprint.weight_bytes,
         footprint.cache_bytes(batch=batch, context=length),
-        activation_bytes(setting.graph, workload),
+        activation_bytes(graph, workload),
     )
     return dict(zip(PART_COLOR, map(float, sizes), strict=True))
 
@@ -184,11 +194,9 @@ def _time_frame(what: str, one: Setting, about: str) -> go.Figure:
     return figure
 
 
-def _curves(
-    figure: go.Figure, settings: Mapping[str, Setting], x: Sequence[int], workload: Workload, *, at: str
-) -> None:
-    for (quant, setting), line in zip(settings.items(), lines(len(settings)), strict=True):
-        time_s = np.broadcast_to(setting.plan.time_s(workload), len(x))
+def _curves(figure: go.Figure, plans: Mapping[str, Plan], x: Sequence[int], workload: Workload, *, at: str) -> None:
+    for (quant, plan), line in zip(plans.items(), lines(len(plans)), strict=True):
+        time_s = np.broadcast_to(plan.time_s(workload), len(x))
         figure.add_scatter(
             x=list(x), y=1e3 * time_s, mode="lines", name=quant, line={**line, "width": 2.2},
             customdata=[seconds(t) for t in time_s], hovertemplate=f"{quant}, {at}: %{{customdata}}<extra></extra>",

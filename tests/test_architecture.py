@@ -15,6 +15,10 @@ LAYERS = (
     ("operators",),
     ("graph", "hardware"),
     ("transforms", "architectures"),
+    ("module_names", "hub"),
+    ("stored_formats",),
+    ("quantization_methods",),
+    ("quantization_config",),
     ("roofline", "model"),
     ("memory", "generation", "hardware_files", "model_files"),
     ("setting",),
@@ -27,7 +31,7 @@ LAYERS = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 DRAWING = {ROOT / "reports" / f"{name}.py" for name in ("drawing", "precisions", "rooflines", "shares")}
-HEAVY = {"torch", "triton", "dash", "plotly", "pandas", "pyarrow", "kaleido"}
+HEAVY = {"torch", "triton", "dash", "plotly", "pandas", "pyarrow", "kaleido", "huggingface_hub"}
 FILES = [path for top in ("llmviewer", "reports") for path in sorted((ROOT / top).rglob("*.py"))]
 
 

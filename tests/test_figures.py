@@ -9,7 +9,7 @@ from llmviewer.analysis import analyze
 from llmviewer.errors import InputError
 from llmviewer.hardware_files import load_hardware
 from llmviewer.reports import drawing, figures
-from llmviewer.reports.plot import draw
+from llmviewer.reports.plot import draw, write
 from llmviewer.resource import matrix
 
 # The ancestor's table has 309.677 TOP/s in int8 for the RTX A6000, and half of that in fp16.
@@ -173,8 +173,8 @@ def test_attention_is_that_asked_for_in_figures_that_compare_precisions():
 
 
 ASKED = {
-    "model": "gpt2", "hardware": "t4", "attention": None, "accounting": "faithful", "hardware_set": (), "batch": 1,
-    "prompt": 1024, "phase": "prefill",
+    "model": "gpt2", "hardware": "t4", "attention": None, "accounting": "faithful", "mla": "auto", "hardware_set": (),
+    "batch": 1, "prompt": 1024, "phase": "prefill",
 }  # fmt: skip
 
 
@@ -197,6 +197,11 @@ def test_plot_says_how_a_list_of_precisions_is_written():
         assert str(raised.value) == (
             f"--quant must be precisions with a semicolon between any two, W16A16;W4A16; got {quant!r}"
         )
+
+
+def test_a_figure_has_no_button_that_sends_it_to_a_server(tmp_path):
+    write(draw("dtypes", quant=None, **ASKED), tmp_path / "dtypes.html")
+    assert '"showSendToCloud": false' in (tmp_path / "dtypes.html").read_text()
 
 
 def test_plot_hands_attention_on():

@@ -69,6 +69,10 @@ def test_nothing_is_fetched_from_elsewhere(page):
     assert not re.search(r"url\(|@import", "".join(tags.styles))
 
 
+def test_no_figure_has_a_button_that_sends_it_to_a_server(page):
+    assert page.count('"showSendToCloud": false') == 4
+
+
 def test_plotly_is_there_once(page):
     assert page.count(get_plotlyjs()) == 1
 
@@ -149,7 +153,8 @@ def test_the_foot_has_the_version_and_the_inputs(page):
     assert words[-2] == "Made by llmviewer 0.1.0 from these inputs"
     assert json.loads(words[-1]) == {
         "model": "llama-2-7b", "hardware": "rtx-a6000", "batch": 1, "prompt": 2048, "gen": 128, "kv_len": 2049,
-        "quant": "as published", "attention": "flash", "accounting": "faithful", "hardware_set": [],
+        "quant": "as published", "attention": "flash", "accounting": "faithful", "mla": "auto",
+        "hardware_set": [],
     }  # fmt: skip
 
 
@@ -256,6 +261,11 @@ MODE_BAR = """picture => {
   return {opacity, covered: below.some(part => part.getBoundingClientRect().top < box.bottom)};
 }"""
 
+RANGES = """picture => {
+  const {xaxis, yaxis} = picture.querySelector(".js-plotly-plot").layout;
+  return [...xaxis.range, ...yaxis.range];
+}"""
+
 
 @pytest.mark.parametrize("touch", [False, True])
 def test_the_mode_bar_shows_on_a_figure_that_is_pointed_at_and_covers_nothing_of_it(browser, file, touch):
@@ -266,7 +276,9 @@ def test_the_mode_bar_shows_on_a_figure_that_is_pointed_at_and_covers_nothing_of
         picture = tab.locator(f".picture:has(#{name})")
         picture.locator(".modebar-group").first.wait_for(state="attached")
         assert picture.evaluate(MODE_BAR) == {"opacity": 0, "covered": False}
+        ranges = picture.evaluate(RANGES)
         picture.tap() if touch else picture.hover()
         tab.wait_for_timeout(500)  # the bar fades in
         assert picture.evaluate(MODE_BAR) == {"opacity": 1, "covered": False}
+        assert picture.evaluate(RANGES) == ranges
     context.close()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from ..forms import cells, kv_tokens
 from ..operators.attention import QK, SV, Heads, Softmax
 from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Rope
+from ..operators.elementwise import Elementwise, Rope
+from ..operators.linear import LatentExpansion
 from ._parts import NormKind, Parts, result
 
 
@@ -22,6 +23,7 @@ class SelfAttention:
     fused_qkv    one projection makes queries, keys and values
     qk_norm      norm of queries and keys before the rotation: of each head, or of all heads together
     sinks        a learned logit for every head, which takes part in the softmax
+    gated        the result is scaled by a sigmoid of as many numbers, made by the queries' projection
     """
 
     heads: Heads
@@ -33,6 +35,7 @@ class SelfAttention:
     qk_norm: NormKind | None = None
     qk_norm_whole: bool = False
     sinks: bool = False
+    gated: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
@@ -40,11 +43,17 @@ class SelfAttention:
         q = parts.tensor("q_proj", heads.q_width)
         k = parts.cached("k_cache", heads.kv_width) if straight else parts.tensor("k_proj", heads.kv_width)
         v = parts.cached("v_cache", heads.num_kv_heads * heads.out_dim)
-        named = (("qkv_proj", (q, k, v)),) if self.fused_qkv else (("q_proj", (q,)), ("k_proj", (k,)), ("v_proj", (v,)))
+        gate = (parts.tensor("attn_gate", heads.num_heads * heads.out_dim),) if self.gated else ()
+        named = (("q_proj", (q, *gate)), ("k_proj", (k,)), ("v_proj", (v,)))
+        named = (("qkv_proj", (q, k, v, *gate)),) if self.fused_qkv else named
         projections = [parts.linear(name, x, *outputs, bias=self.qkv_bias) for name, outputs in named]
         prepared = self._prepared(parts, q, k)
         q = prepared[-1].outputs[0] if self.rotary_dim else prepared[0].outputs[0] if prepared else q
         scored = self._scores(parts, q)
+        if gate:  # sigmoid, four OPs, and a product
+            out = parts.tensor("gated_attention", gate[0].width)
+            inputs = (result(scored), gate[0])
+            scored = (*scored, Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=5))
         o_proj = parts.project("o_proj", result(scored), x.width, bias=self.o_bias)
         return (*projections, *prepared, *scored, o_proj)
 
@@ -124,7 +133,7 @@ class LatentAttention:
             replace(parts.tensor(name, width), rows=kv_tokens())
             for name, width in (("k_nope", self.num_heads * self.nope_dim), ("v", self.num_heads * self.value_dim))
         )
-        up = parts.linear("kv_b_proj", parts.cache("latent_cache", self.kv_rank), k, v)
+        up = parts.linear("kv_b_proj", parts.cache("latent_cache", self.kv_rank), k, v, kind=LatentExpansion)
         attended = scored(parts, heads, rotated[0], (k, parts.cache("rope_cache", self.rope_dim)), v)
         o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
         return (*queries, down, kv_norm, rope, up, *attended, o_proj)

@@ -40,18 +40,24 @@ class Residual(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer. Layers that are equal are folded into one block of the graph, named `name`."""
+    """One layer; some have a mixer alone, or a feed-forward network alone.
 
-    mixer: Mixer
-    feed_forward: FeedForward
+    Layers that are equal are folded into one block of the graph, named `name`.
+    """
+
+    mixer: Mixer | None
+    feed_forward: FeedForward | None
     residual: Residual = Residual.PRE
     name: str = "layer"
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        if self.residual in (Residual.PARALLEL, Residual.PARALLEL_TWO):
-            return self._parallel(parts, x)
-        mixed = self._branch(parts, x, self.mixer, "attn")
-        return (*mixed, *self._branch(parts, result(mixed), self.feed_forward, "mlp"))
+        if self.mixer and self.feed_forward and self.residual in (Residual.PARALLEL, Residual.PARALLEL_TWO):
+            return self._parallel(parts, x, self.mixer, self.feed_forward)
+        made: tuple[Operator, ...] = ()
+        for name, run in (("attn", self.mixer), ("mlp", self.feed_forward)):
+            if run:
+                made = (*made, *self._branch(parts, result(made) if made else x, run, name))
+        return made
 
     def _branch(self, parts: Parts, x: Tensor, run: Mixer | FeedForward, name: str) -> tuple[Operator, ...]:
         """X and what `run` makes of it, added; leaves "`name`_add", or "`name`_norm" where that comes last."""
@@ -65,11 +71,11 @@ class Layer:
         last = (parts.norm(f"{name}_norm", add.outputs[0]),) if self.residual is Residual.POST else ()
         return (*first, *made, add, *last)
 
-    def _parallel(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+    def _parallel(self, parts: Parts, x: Tensor, mixer: Mixer, feed_forward: FeedForward) -> tuple[Operator, ...]:
         attn_norm = parts.norm("attn_norm", x)
-        mixed = self.mixer.operators(parts, attn_norm.outputs[0])
+        mixed = mixer.operators(parts, attn_norm.outputs[0])
         second = (parts.norm("mlp_norm", x),) if self.residual is Residual.PARALLEL_TWO else ()
-        made = self.feed_forward.operators(parts, (*second, attn_norm)[0].outputs[0])
+        made = feed_forward.operators(parts, (*second, attn_norm)[0].outputs[0])
         return (attn_norm, *mixed, *second, *made, parts.add("mlp_add", x, result(mixed), result(made)))
 
 

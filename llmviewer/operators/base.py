@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
-from typing import Self
+from typing import Final, Self
 
 from ..forms import ONE, TOKENS, Form, total
 from ..precision import Format
@@ -20,6 +20,10 @@ class Role(StrEnum):
     WEIGHT = "weight"
     ACTIVATION = "activation"
     KV_CACHE = "kv_cache"
+    STATE = "state"  # of fixed size for each sequence, booked with the KV cache; precision schemes leave it alone
+
+
+KEPT: Final = (Role.KV_CACHE, Role.STATE)  # what stays between passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +126,8 @@ class Operator(ABC):
         return self.outputs
 
     def state(self) -> tuple[Tensor, ...]:
-        """What stays in memory between passes on behalf of this operator: its KV cache."""
-        return tuple(t for t in self.inputs if t.role is Role.KV_CACHE)
+        """What stays in memory between passes on behalf of this operator: its KV cache or its state."""
+        return tuple(t for t in self.inputs if t.role in KEPT)
 
     def dequantized(self) -> tuple[Form, ...]:
         """Elements that have to be converted before they can be used."""
@@ -144,7 +148,7 @@ class Operator(ABC):
         conversion = self.conversion()
         weight_bytes = total(w.nbytes for w in self.weights)
         activation_bytes = total(t.nbytes for t in moved if t.role is Role.ACTIVATION)
-        kv_bytes = total(t.nbytes for t in moved if t.role is Role.KV_CACHE)
+        kv_bytes = total(t.nbytes for t in moved if t.role in KEPT)
         amounts = dict(arithmetic)
         if conversion:
             amounts[vector("fp16")] = amounts.get(vector("fp16"), Form()) + conversion

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..graph import Transform
-from ..operators.base import Operator, Tensor, Weight
+from ..operators.base import Operator, Role, Tensor, Weight
 from ..precision import Format, resolved
 
 
@@ -16,7 +16,8 @@ def cast(*, weight: Format | None = None, activation: Format | None = None) -> T
         return replace(w, format=resolved(weight, w.format)) if weight else w
 
     def moved(t: Tensor) -> Tensor:
-        return replace(t, format=resolved(activation, t.format)) if activation else t
+        kept = activation is None or t.role is Role.STATE
+        return t if kept else replace(t, format=resolved(activation, t.format))
 
     def one(op: Operator) -> Operator:
         return op.with_weights(stored).with_tensors(moved)

@@ -7,7 +7,7 @@ where something else does too. What is neither an operand nor cached keeps the m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Final
@@ -25,19 +25,29 @@ _LAYERS: Final = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(.+))?")
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """`scheme` for the operators that `pattern` (as in file names, * and ?) matches, in layers first to last."""
+    """`scheme` for the operators that `pattern` (as in file names, * and ?) matches, in layers first to last.
+
+    layers  those layers instead, where they are no run
+    """
 
     text: str
     pattern: str
     scheme: Scheme
     first: int = 0
     last: int | None = None
+    layers: tuple[int, ...] = ()
+
+    @property
+    def places(self) -> Collection[int] | None:
+        """Its layers; None where it is for all of the model."""
+        if self.layers:
+            return frozenset(self.layers)
+        return None if self.last is None else range(self.first, self.last + 1)
 
     def covers(self, block: Block) -> bool:
         """Whether the layers of `block` are among its own. Blocks are cut so that it is all of them or none."""
-        if self.last is None:
-            return True
-        return bool(block.layers) and self.first <= block.layers[0] <= self.last
+        places = self.places
+        return places is None or bool(block.layers and block.layers[0] in places)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +56,31 @@ class Quantization:
 
     The scheme goes to every Linear but heads and routers, which keep their format unless an override names them; where
     it asks for 16 bits or more, that goes to the whole network.
+
+    text  what it is called, where that is not what a user wrote
     """
 
     scheme: Scheme = AS_PUBLISHED
     overrides: tuple[Override, ...] = field(default=())
+    text: str = ""
 
     def __str__(self) -> str:
-        return ", ".join((self.scheme.text, *(o.text for o in self.overrides)))
+        return self.text or ", ".join((self.scheme.text, *(o.text for o in self.overrides)))
+
+    def over(self, published: Quantization) -> Quantization:
+        """Itself where it says what all weights or operands are; else what it says, over what is published."""
+        if self.scheme.weight or self.scheme.activation or published == AS_IT_IS:
+            return self
+        texts = (
+            str(published),
+            *([self.scheme.text] if self.scheme.kv_cache else []),
+            *(o.text for o in self.overrides),
+        )
+        return Quantization(
+            scheme=self.scheme.over(published.scheme),
+            overrides=(*published.overrides, *self.overrides),
+            text=", ".join(texts),
+        )
 
     def of(self, block: Block, op: Operator) -> Scheme:
         """What holds for the weight and the operands of `op`."""
@@ -71,6 +99,9 @@ class Quantization:
             if override.pattern == "*" and override.covers(block):
                 scheme = override.scheme.over(scheme)
         return scheme.kv_cache
+
+
+AS_IT_IS: Final = Quantization()
 
 
 def parse_quantization(text: str) -> Quantization:
@@ -132,7 +163,7 @@ def _must_match(override: Override, graph: Graph) -> None:
 
 def _cut(block: Block, overrides: Sequence[Override]) -> Iterator[Block]:
     """`block` in pieces whose layers an override covers all or none of."""
-    ranges = [range(o.first, o.last + 1) for o in overrides if o.last is not None]
+    ranges = [places for o in overrides if (places := o.places) is not None]
     pieces: dict[tuple[bool, ...], list[int]] = {}
     for layer in block.layers:
         pieces.setdefault(tuple(layer in r for r in ranges), []).append(layer)
@@ -153,7 +184,12 @@ def _quantized(block: Block, quantization: Quantization) -> Block:
         operators = tuple(
             op.with_tensors(lambda t: _in(kv_cache, t) if t.role is Role.KV_CACHE else t) for op in operators
         )
-    wanted = {name: fmt for name, scheme in schemes.items() if (fmt := scheme.activation) and not _wide(fmt)}
+    cached = {op.name for op in operators if op.inputs and op.inputs[0].role is Role.KV_CACHE}  # in their own format
+    wanted = {
+        name: fmt
+        for name, scheme in schemes.items()
+        if (fmt := scheme.activation) and not _wide(fmt) and name not in cached
+    }
     return replace(block, operators=tuple(_with_operands(block, operators, wanted)))
 
 

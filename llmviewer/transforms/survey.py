@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..forms import LOGITS, ONE, TOKENS, Form, cells
+from ..forms import LOGITS, ONE, Form, cells
 from ..graph import Block, Graph, Transform
 from ..operators.attention import QK, SV, FlashAttention, Softmax
 from ..operators.base import Operator, Role, Tensor, Weight
-from ..operators.elementwise import Activation, Add, Norm, Rope
-from ..operators.linear import Linear, LMHead
+from ..operators.elementwise import Activation, Add, Norm, Quantize, Rope
+from ..operators.embedding import Embedding
+from ..operators.linear import ExpertsLinear, Linear, LMHead
 from ..precision import FP16, Format, Scheme, product
 from ..resource import Resource, matrix
 
@@ -100,8 +101,8 @@ def _without_rope(block: Block) -> Iterator[Operator]:
     return (op.with_tensors(rename) for op in block.operators if not isinstance(op, Rope))
 
 
-def _counted(op: Operator, formats: _Formats, block: Block) -> Surveyed | None:
-    """`op` by the conventions above; None for what they leave out."""
+def _counted(op: Operator, formats: _Formats, block: Block) -> Operator | None:
+    """`op` by the conventions above, as it is where they say nothing of its kind; None for what they leave out."""
     hidden = block.operators[0].inputs[0].width if block.operators[0].inputs else 0
     inputs, outputs = (tuple(map(formats.tensor, ts)) for ts in (op.reads(), op.outputs))
     weights: tuple[Weight, ...] = ()
@@ -110,24 +111,31 @@ def _counted(op: Operator, formats: _Formats, block: Block) -> Surveyed | None:
             ops = op.weight.numel * LOGITS
             inputs, outputs = (tuple(replace(t, rows=ONE) for t in ts) for ts in (inputs, outputs))
             weights = (replace(op.weight, format=formats.weight, tied=True),)
+        case Embedding() | Rope() | Quantize():
+            return None
+        case ExpertsLinear():
+            return op
         case Linear():
-            ops = 2 * op.weight.numel * TOKENS
+            ops = 2 * op.weight.numel * op.inputs[0].rows
             weights = (replace(op.weight, format=formats.weight),)
-        case QK() | SV():
+        case QK():
             ops = 2 * op.heads.q_width * cells(op.heads.window)
+        case SV():
+            ops = 2 * op.heads.num_heads * op.heads.out_dim * cells(op.heads.window)
         case Softmax():
             ops = 5 * op.heads.num_heads * cells(op.heads.window)
         case FlashAttention():
-            ops = (4 * op.heads.q_width + 5 * op.heads.num_heads) * cells(op.heads.window)
+            widths = 2 * op.heads.head_dim + 2 * op.heads.out_dim
+            ops = op.heads.num_heads * (widths + 5) * cells(op.heads.window)
         case Norm():
             ops = 7 * outputs[0].elements
         case Add():
             ops, inputs = outputs[0].elements, inputs[:1]
         case Activation():
-            ops = 2 * hidden * TOKENS
+            ops = 2 * hidden * outputs[0].rows
             inputs, outputs = (tuple(replace(t, width=hidden) for t in ts) for ts in (inputs, outputs))
         case _:
-            return None
+            return op
     return Surveyed(
         name=op.name, kind=op.kind, inputs=inputs, outputs=outputs, weights=weights, ops=ops, dtype=formats.dtype
     )

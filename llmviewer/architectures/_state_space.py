@@ -1,0 +1,158 @@
+"""Mixers with a state of fixed size instead of a KV cache. Each leaves its result in "out_proj"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..forms import SEQUENCES
+from ..operators.base import Operator, Role, Tensor
+from ..operators.elementwise import Elementwise
+from ..operators.state_space import CausalConv, Scan
+from ..precision import FP32
+from ._parts import NormKind, Parts, result
+
+
+def kept(name: str, width: int, parts: Parts | None = None) -> Tensor:
+    """A state of every sequence: in fp32, or in the model's format where `parts` are given."""
+    return Tensor(name=name, width=width, format=parts.format if parts else FP32, rows=SEQUENCES, role=Role.STATE)
+
+
+def convolved(parts: Parts, x: Tensor, taps: int, *, bias: bool) -> CausalConv:
+    """Each channel's filter over the last `taps` tokens; leaves "conv"."""
+    weights = [parts.weight("conv.weight", x.width, taps)]
+    if bias:
+        weights.append(parts.weight("conv.bias", x.width))
+    state = kept("conv_state", x.width * (taps - 1), parts)
+    out = replace(x, name="conv")
+    return CausalConv(name="conv", inputs=(x, state), outputs=(out, state), weights=tuple(weights), taps=taps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba:
+    """Selective state spaces, token by token on the vector units (arXiv:2312.00752).
+
+    OPs of a token, channel and element of state: step times decay, exp, times h; step times x times B, added; C times
+    h, added: 8; and for each channel softplus of the step, D x added and the gate: 12.
+    """
+
+    inner: int
+    state: int
+    taps: int
+    step_rank: int
+    conv_bias: bool = True
+    bias: bool = False
+    norms: bool = False  # RMSNorm of step, B and C (Jamba)
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        gate = parts.tensor("gate", self.inner)
+        in_proj = parts.linear("in_proj", x, parts.tensor("in_proj", self.inner), gate, bias=self.bias)
+        conv = convolved(parts, in_proj.outputs[0], self.taps, bias=self.conv_bias)
+        parted = (parts.tensor(name, width) for name, width in (("step_in", self.step_rank), ("bc", 2 * self.state)))
+        x_proj = parts.linear("x_proj", conv.outputs[0], *parted)
+        norms = tuple(parts.norm(f"{t.name}_norm", t, kind=NormKind.RMS) for t in x_proj.outputs) if self.norms else ()
+        step_in, bc = (op.outputs[0] for op in norms) if norms else x_proj.outputs
+        dt_proj = parts.project("dt_proj", step_in, self.inner, bias=True)
+        state = kept("ssm_state", self.inner * self.state)
+        weights = (parts.weight("A_log", self.inner, self.state), parts.weight("D", self.inner))
+        scan = Scan(
+            name="scan",
+            inputs=(conv.outputs[0], dt_proj.outputs[0], bc, gate, state),
+            outputs=(parts.tensor("scan", self.inner), state),
+            weights=weights,
+            token_ops=self.inner * (8 * self.state + 12),
+        )
+        out_proj = parts.project("out_proj", scan.outputs[0], x.width, bias=self.bias)
+        return (in_proj, conv, x_proj, *norms, dt_proj, scan, out_proj)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2:
+    """State spaces with a scalar decay for each head, in chunks (arXiv:2405.21060, section 6).
+
+    OPs of a pair within a chunk: B . C for each group, and its weight times x for each head; of a token: its part in
+    the chunk's state, and the state's part in its result.
+
+    groups     of heads that share B and C
+    """
+
+    inner: int
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    taps: int
+    chunk: int
+    conv_bias: bool = True
+    bias: bool = False
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        shared = 2 * self.groups * self.state
+        gate, xbc, step = (
+            parts.tensor(name, width)
+            for name, width in (("gate", self.inner), ("xbc", self.inner + shared), ("step", self.heads))
+        )
+        in_proj = parts.linear("in_proj", x, gate, xbc, step, bias=self.bias)
+        conv = convolved(parts, xbc, self.taps, bias=self.conv_bias)
+        state = kept("ssm_state", self.heads * self.head_dim * self.state)
+        out = parts.tensor("scan", self.inner)
+        scan = Scan(
+            name="scan",
+            inputs=(conv.outputs[0], step, state),
+            outputs=(out, state),
+            weights=tuple(parts.weight(name, self.heads) for name in ("A_log", "D", "dt_bias")),
+            pair_ops=2 * self.groups * self.state + 2 * self.heads * self.head_dim,
+            token_ops=4 * self.heads * self.head_dim * self.state,
+            chunk=self.chunk,
+        )
+        norm = gated_norm(parts, out, gate, weights=self.inner)
+        return (in_proj, conv, scan, norm, parts.project("out_proj", result((norm,)), x.width, bias=self.bias))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaNet:
+    """Linear attention with a gated delta rule, in chunks (arXiv:2412.06464, section 3).
+
+    OPs of a pair within a chunk and value head: K K^T, Q K^T and W of the keys' width, U and the result of the values'
+    (the triangular inverse, of a chunk's width a pair, is left out); of a token: W S, Q S and K^T U.
+
+    fused  how the projections are cut: queries, keys, values and gate in one, step and decay in another
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    chunk: int = 64
+    fused: bool = True
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        qkv, gate = parts.tensor("qkv", 2 * keys + values), parts.tensor("gate", values)
+        steps = tuple(parts.tensor(name, self.value_heads) for name in ("beta", "decay"))
+        if self.fused:
+            projections = [parts.linear("qkvz_proj", x, qkv, gate), parts.linear("ba_proj", x, *steps)]
+        else:
+            named = (("qkv_proj", qkv), ("z_proj", gate), ("b_proj", steps[0]), ("a_proj", steps[1]))
+            projections = [parts.linear(name, x, out) for name, out in named]
+        conv = convolved(parts, qkv, self.taps, bias=False)
+        state = kept("delta_state", self.value_heads * self.key_dim * self.value_dim)
+        out = parts.tensor("scan", values)
+        scan = Scan(
+            name="scan",
+            inputs=(conv.outputs[0], *steps, state),
+            outputs=(out, state),
+            weights=tuple(parts.weight(name, self.value_heads) for name in ("A_log", "dt_bias")),
+            pair_ops=self.value_heads * (6 * self.key_dim + 4 * self.value_dim),
+            token_ops=self.value_heads * 6 * self.key_dim * self.value_dim,
+            chunk=self.chunk,
+        )
+        norm = gated_norm(parts, out, gate, weights=self.value_dim)
+        return (*projections, conv, scan, norm, parts.project("out_proj", result((norm,)), x.width))
+
+
+def gated_norm(parts: Parts, x: Tensor, gate: Tensor, *, weights: int) -> Elementwise:
+    """RMSNorm of x, and SiLU of the gate times it: 4 + 4 + 1 OPs an element."""
+    held = (parts.weight("gated_norm.weight", weights),)
+    out = replace(x, name="gated_norm")
+    return Elementwise(name="gated_norm", inputs=(x, gate), outputs=(out,), weights=held, ops_per_element=9)

@@ -1,0 +1,74 @@
+"""Jamba: Mamba in most layers, attention in some; experts in some, an MLP in the others (arXiv:2403.19887)."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Decoder, FeedForward, Layer, Mixer
+from ._feed_forward import Experts, Mlp
+from ._parts import activation, heads_of
+from ._state_space import Mamba
+
+
+@architecture("jamba")
+def build(config: Section, fmt: Format) -> Graph:
+    hidden = config.integer("hidden_size")
+    mixers: dict[bool, tuple[str, Mixer]] = {
+        True: ("attention", _attention(config, hidden)),
+        False: ("mamba", _mamba(config, hidden)),
+    }
+    networks: dict[bool, tuple[str, FeedForward]] = {True: ("moe", _experts(config)), False: ("mlp", _mlp(config))}
+    layers = []
+    for i in range(config.integer("num_hidden_layers")):
+        mixed, mixer = mixers[_at(config, "attn_layer", i, 8, 4)]
+        fed, network = networks[_at(config, "expert_layer", i, 2, 1)]
+        layers.append(Layer(mixer=mixer, feed_forward=network, name=f"{mixed}_{fed}"))
+    config.costless("use_mamba_kernels", "num_logits_to_keep", "output_router_logits", "router_aux_loss_coef")
+    return Decoder(
+        vocab=config.integer("vocab_size"),
+        hidden=hidden,
+        layers=layers,
+        tied=config.flag("tie_word_embeddings", default=False),
+    ).graph(fmt)
+
+
+def _at(config: Section, key: str, index: int, period: int, offset: int) -> bool:
+    """Whether layer `index` is one of those that come every so often."""
+    return index % config.integer(f"{key}_period", period) == config.integer(f"{key}_offset", offset, least=0)
+
+
+def _attention(config: Section, hidden: int) -> SelfAttention:
+    kv_heads = config.integer("num_key_value_heads", 8)
+    return SelfAttention(heads=heads_of(config, hidden, "num_attention_heads", num_kv_heads=kv_heads))
+
+
+def _mamba(config: Section, hidden: int) -> Mamba:
+    auto = config.get("mamba_dt_rank") in (None, "auto")
+    return Mamba(
+        inner=config.integer("mamba_expand", 2) * hidden,
+        state=config.integer("mamba_d_state", 16),
+        taps=config.integer("mamba_d_conv", 4),
+        step_rank=ceil(hidden / 16) if auto else config.integer("mamba_dt_rank"),
+        conv_bias=config.flag("mamba_conv_bias", default=True),
+        bias=config.flag("mamba_proj_bias", default=False),
+        norms=True,
+    )
+
+
+def _mlp(config: Section) -> Mlp:
+    return Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "silu"), gated=True)
+
+
+def _experts(config: Section) -> Experts:
+    mlp = _mlp(config)
+    return Experts(
+        experts=config.integer("num_experts", 16),
+        chosen=config.integer("num_experts_per_tok", 2),
+        inner=mlp.inner,
+        act=mlp.act,
+    )

@@ -1,0 +1,98 @@
+"""Nemotron-H and Nemotron 3: each layer is one of Mamba-2, attention, an MLP or experts (arXiv:2504.03624)."""
+
+from __future__ import annotations
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.attention import Heads
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Decoder, Layer
+from ._feed_forward import Experts, Mlp
+from ._parts import activation
+from ._state_space import Mamba2
+
+
+@architecture("nemotron_h")
+def build(config: Section, fmt: Format) -> Graph:
+    kinds = {"M": _mamba, "*": _attention, "-": _mlp, "E": _experts}
+    pattern = config.text("hybrid_override_pattern")
+    if set(pattern) - kinds.keys():
+        raise config.error("hybrid_override_pattern", f"must be made of {' '.join(kinds)}; got {pattern!r}")
+    if len(pattern) != config.integer("num_hidden_layers", len(pattern)):
+        raise config.error("num_hidden_layers", f"must be the {len(pattern)} of hybrid_override_pattern")
+    layers = {kind: kinds[kind](config) for kind in dict.fromkeys(pattern)}
+    _costless(config)
+    return Decoder(
+        vocab=config.integer("vocab_size"),
+        hidden=config.integer("hidden_size"),
+        layers=[layers[kind] for kind in pattern],
+        tied=config.flag("tie_word_embeddings", default=False),
+    ).graph(fmt)
+
+
+def _mamba(config: Section) -> Layer:
+    heads, head_dim = config.integer("mamba_num_heads"), config.integer("mamba_head_dim")
+    mixer = Mamba2(
+        inner=heads * head_dim,
+        heads=heads,
+        head_dim=head_dim,
+        state=config.integer("ssm_state_size"),
+        groups=config.integer("n_groups"),
+        taps=config.integer("conv_kernel", 4),
+        chunk=config.integer("chunk_size", 128),
+        conv_bias=config.flag("use_conv_bias", default=True),
+        bias=config.flag("mamba_proj_bias", default=False),
+    )
+    return Layer(mixer=mixer, feed_forward=None, name="mamba")
+
+
+def _attention(config: Section) -> Layer:
+    key = config.first("head_dim", "attention_head_dim")
+    heads = Heads(
+        num_heads=config.integer("num_attention_heads"),
+        num_kv_heads=config.integer("num_key_value_heads"),
+        head_dim=config.integer(key, 128),
+    )
+    if heads.num_heads % heads.num_kv_heads:
+        raise config.error("num_attention_heads", f"must be a multiple of the {heads.num_kv_heads} key-value heads")
+    bias = config.flag("attention_bias", default=False)
+    return Layer(mixer=SelfAttention(heads=heads, qkv_bias=bias, o_bias=bias), feed_forward=None, name="attention")
+
+
+def _mlp(config: Section) -> Layer:
+    return Layer(mixer=None, feed_forward=_feed_forward(config, config.integer("intermediate_size")), name="mlp")
+
+
+def _experts(config: Section) -> Layer:
+    if config.get("moe_latent_size"):
+        raise config.error("moe_latent_size", "experts in a latent space (Nemotron 3 Super) are not known yet")
+    mlp = _feed_forward(config, config.integer("moe_intermediate_size"))
+    shared_inner = config.integer("moe_shared_expert_intermediate_size", mlp.inner)
+    shared = config.integer("n_shared_experts", 1, least=0) * shared_inner
+    experts = Experts(
+        experts=config.integer("n_routed_experts"),
+        chosen=config.integer("num_experts_per_tok"),
+        inner=mlp.inner,
+        act=mlp.act,
+        gated=False,
+        bias=mlp.bias,
+        shared=_feed_forward(config, shared) if shared else None,
+    )
+    return Layer(mixer=None, feed_forward=experts, name="moe")
+
+
+def _feed_forward(config: Section, inner: int) -> Mlp:
+    act = activation(config, "mlp_hidden_act", "relu2")
+    return Mlp(inner=inner, act=act, bias=config.flag("mlp_bias", default=False))
+
+
+def _costless(config: Section) -> None:
+    config.costless(
+        "expand", "mamba_hidden_act", "mamba_ssm_cache_dtype", "use_mamba_kernels", "residual_in_fp32", "norm_eps",
+        "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min", "time_step_limit",
+        "time_step_rank", "num_logits_to_keep", "partial_rotary_factor", "n_group", "topk_group", "norm_topk_prob",
+        "routed_scaling_factor", "use_bias",
+        "intermediate_size", "moe_intermediate_size", "head_dim", "attention_head_dim",
+    )  # fmt: skip

@@ -1,0 +1,113 @@
+"""Qwen3-Next and Qwen3.5: gated delta rule in most layers, gated attention in every fourth; experts or an MLP.
+
+A model of several modalities is its text part here, as its tokens go through it.
+"""
+
+from __future__ import annotations
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Decoder, Layer, Mixer
+from ._feed_forward import Experts, Mlp
+from ._parts import NormKind, activation, heads_of
+from ._state_space import GatedDeltaNet
+
+_HEAD_DIM = 256
+
+
+@architecture("qwen3_next")
+def build_next(config: Section, fmt: Format) -> Graph:
+    return _build(config, fmt, fused=True)
+
+
+@architecture("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+def build(config: Section, fmt: Format) -> Graph:
+    return _build(config, fmt, fused=False)
+
+
+def _build(config: Section, fmt: Format, *, fused: bool) -> Graph:
+    if "text_config" in config:
+        config.costless(
+            "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"
+        )
+        return _build(config.section("text_config"), fmt, fused=fused)
+    kinds: dict[str, Mixer] = {"linear_attention": _delta(config, fused=fused), "full_attention": _attention(config)}
+    layers = [
+        Layer(mixer=kinds[kind], feed_forward=_experts(config) or _mlp(config), name=kind.split("_")[0])
+        for kind in _layer_types(config)
+    ]
+    config.costless(
+        "norm_topk_prob", "router_aux_loss_coef", "output_router_logits", "partial_rotary_factor", "mamba_ssm_dtype",
+        "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mrope_section", "attn_output_gate", "mlp_only_layers",
+    )  # fmt: skip
+    return Decoder(
+        vocab=config.integer("vocab_size"),
+        hidden=config.integer("hidden_size"),
+        layers=layers,
+        tied=config.flag("tie_word_embeddings", default=False),
+    ).graph(fmt)
+
+
+def _layer_types(config: Section) -> list[str]:
+    """The kind of each layer: as listed, or full attention at every so manieth."""
+    listed, layers = config.get("layer_types"), config.integer("num_hidden_layers")
+    interval = config.integer("full_attention_interval", 4)
+    if listed is None:
+        return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
+    known = {"linear_attention", "full_attention"}
+    if not isinstance(listed, list) or len(listed) != layers or not set(listed) <= known:
+        raise config.error("layer_types", f"must be a list of {layers} kinds among {', '.join(sorted(known))}")
+    return listed
+
+
+def _delta(config: Section, *, fused: bool) -> GatedDeltaNet:
+    return GatedDeltaNet(
+        key_heads=config.integer("linear_num_key_heads"),
+        value_heads=config.integer("linear_num_value_heads"),
+        key_dim=config.integer("linear_key_head_dim"),
+        value_dim=config.integer("linear_value_head_dim"),
+        taps=config.integer("linear_conv_kernel_dim", 4),
+        fused=fused,
+    )
+
+
+def _attention(config: Section) -> SelfAttention:
+    kv_heads = config.integer("num_key_value_heads", config.integer("num_attention_heads"))
+    hidden = config.integer("hidden_size")
+    heads = heads_of(config, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=_HEAD_DIM)
+    part = config.number("partial_rotary_factor", 0.25)
+    bias = config.flag("attention_bias", default=False)
+    return SelfAttention(
+        heads=heads,
+        rotary_dim=int(part * heads.head_dim),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=NormKind.RMS,
+        gated=True,
+    )
+
+
+def _mlp(config: Section) -> Mlp:
+    return Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "silu"), gated=True)
+
+
+def _experts(config: Section) -> Experts | None:
+    """The experts of all layers; None for a dense model."""
+    if config.get("num_experts") in (None, 0):
+        return None
+    if config.get("mlp_only_layers") or config.integer("decoder_sparse_step", 1) != 1:
+        raise config.error("mlp_only_layers", "layers without experts are not known for this architecture")
+    config.costless("intermediate_size")
+    act = activation(config, "hidden_act", "silu")
+    shared = config.integer("shared_expert_intermediate_size", 512)
+    return Experts(
+        experts=config.integer("num_experts"),
+        chosen=config.integer("num_experts_per_tok"),
+        inner=config.integer("moe_intermediate_size"),
+        act=act,
+        shared=Mlp(inner=shared, act=act, gated=True),
+        shared_gate=True,
+    )

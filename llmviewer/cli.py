@@ -254,7 +254,7 @@ def plot(figure: str, output: Path | None, **question: Any) -> None:
 
     roofline: the operators under the roof, memory-bound and compute-bound zones (Figure 4); dtypes: the roofs of all
     data types (5); memory: weights, cache and activations by precision (6); decode-time against batch (7);
-    prefill-time against prompt length (8).
+    prefill-time against prompt length (8). The last three compare the precisions of --quant, separated by semicolons.
     """
     from .reports.plot import draw, write
 

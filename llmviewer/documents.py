@@ -13,6 +13,8 @@ import yaml
 
 from .errors import InputError, suggest
 
+_REPEATED = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "repeat")  # say how much is built
+_MOST_REPEATED = 10_000
 LARGEST = 2**53  # whole numbers up to here are exact as floats
 
 
@@ -141,6 +143,13 @@ class Section:
             raise self.error(key, f"must be a mapping; got {_shown(value)}")
         return self._opened.setdefault(key, Section(value, self.file, f"{self.at}{key}."))
 
+    def sections(self, key: str) -> list[Section]:
+        """The mappings of a list, at least one."""
+        value = self._required(key)
+        if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
+            raise self.error(key, f"must be a list of mappings; got {_shown(value)}")
+        return [Section(item, self.file, f"{self.at}{key}[{i}].") for i, item in enumerate(value)]
+
     def text(self, key: str, default: str | None = None) -> str:
         if default is not None and self.get(key) is None:
             return default
@@ -165,6 +174,8 @@ class Section:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.error(key, f"must be a whole number of at least {least}; got {_shown(value)}")
+        if key in _REPEATED and value > _MOST_REPEATED:
+            raise self.error(key, f"must be at most {_MOST_REPEATED}; got {value}")
         if value > LARGEST:
             raise self.error(key, f"must be at most {LARGEST}, the largest that is counted exactly")
         return value

@@ -70,7 +70,7 @@ class Model:
 
 def kv_cache(graph: Graph) -> Form:
     """The KV cache of a decode step's sequences; layers with a window keep its last tokens. [B]"""
-    held = {(block.name, t.name): (block.repeat, t) for block, op in graph for t in op.state()}
+    held = {(id(block), t.name): (block.repeat, t) for block, op in graph for t in op.state()}
     return total(repeat * tensor.nbytes for repeat, tensor in held.values())
 
 

@@ -1,19 +1,29 @@
-"""models/*.yaml and Hugging Face config.json files -> Model."""
+"""models/*.yaml and Hugging Face config.json files, here or on the hub -> Model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ._layout import data_dir
 from .architectures import builder
 from .documents import Section, read_json, read_yaml
 from .errors import InputError, suggest
+from .hub import NotOnHubError, fetch, is_repository
 from .model import Model
 from .precision import BF16, FP16, FP32, Format
+from .quantization_config import quantization_section, read_stored
+from .safetensors_files import folder_of, is_checkpoint
+from .stored_formats import Stored, quantization_of
+
+if TYPE_CHECKING:
+    from .checkpoints import Checkpoint
 
 _DTYPES: Final = {"float16": FP16, "bfloat16": BF16, "float32": FP32}
-_CONTEXT: Final = ("max_position_embeddings", "n_positions", "seq_length")
+_MODELOPT: Final = "hf_quant_config.json"  # where modelopt says what config.json does not
+_CONTEXT: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "model_max_length")
 # Fields of config.json that change what is computed, not how much of it.
 _COSTLESS_FIELDS: Final = """
     _name_or_path architectures auto_map transformers_version use_cache torch_dtype dtype model_type pretraining_tp
@@ -26,7 +36,8 @@ _COSTLESS_FIELDS: Final = """
     rope_theta rope_scaling rope_parameters rotary scale_attn_weights scale_attn_by_inverse_layer_idx
     reorder_and_upcast_attn attention_softmax_in_fp32 masked_softmax_fusion slow_but_exact offset_alibi
     apply_residual_connection_post_layernorm skip_bias_add skip_bias_add_qkv n_ctx prefix
-    max_position_embeddings n_positions seq_length sliding_window max_window_layers use_sliding_window
+    max_position_embeddings n_positions seq_length max_seq_len model_max_length
+    is_llama_config rope_interleaved sliding_window max_window_layers use_sliding_window
 """
 _COSTLESS: Final = frozenset(_COSTLESS_FIELDS.split())
 
@@ -37,26 +48,118 @@ def model_names() -> tuple[str, ...]:
 
 
 def load_model(name: str) -> Model:
-    """A model by its name or an alias of it, the path of a YAML file or config.json, or a folder with a config.json.
+    """A model by its name or an alias of it, the path of a YAML file or config.json, a GGUF or safetensors file, a
+    folder with a config.json, or org/name or org/name@revision on the Hugging Face hub.
 
     Raises InputError, with the nearest names, where there is none such, or where the file is wrong.
     """
-    path, folder, known, wanted = Path(name), data_dir("models"), model_names(), name.lower()
+    folder, known, wanted = data_dir("models"), model_names(), name.lower()
     if wanted in known:
         return _from_yaml(folder / f"{wanted}.yaml")
-    if name.endswith((".yaml", ".yml")):
-        return _from_yaml(path)
-    if name.endswith(".json"):
-        return _from_config(read_json(path), name=path.resolve().parent.name if path.stem == "config" else path.stem)
-    if name and path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError(f"{name}: is a folder without a config.json; give a folder with one, or the file")
-        return _from_config(read_json(path / "config.json"), name=path.resolve().name)
+    if local := _from_path(name):
+        return local
     aliases = {alias.lower(): path for path in folder.glob("*.yaml") for alias in read_yaml(path).texts("aliases")}
     if wanted in aliases:
         return _from_yaml(aliases[wanted])
+    nearest = suggest(name, (*known, *aliases))
+    if is_repository(name):
+        return _from_hub(name, f"of those that ship, {nearest}")
     hint = "`llmviewer models` lists all; the path of a config.json works too"
-    raise InputError(f"no model {name!r}: {suggest(name, (*known, *aliases))} ({hint})")
+    raise InputError(f"no model {name!r}: {nearest} ({hint})")
+
+
+def _from_path(name: str) -> Model | None:
+    """The model of a file or a folder; None where `name` is neither."""
+    readers: dict[str, Callable[[Path], Model]] = {
+        ".yaml": _from_yaml,
+        ".yml": _from_yaml,
+        ".json": _from_json,
+        ".gguf": _from_gguf,
+        ".safetensors": lambda path: _from_folder(folder_of(path)),
+    }
+    for ending, read in readers.items():
+        if name.endswith(ending):
+            return read(Path(name))
+    if not name or not Path(name).is_dir():
+        return None
+    if not (Path(name) / "config.json").is_file():
+        raise InputError(f"{name}: is a folder without a config.json; give a folder with one, or the file")
+    return _from_folder(Path(name))
+
+
+def _from_json(path: Path) -> Model:
+    name = path.resolve().parent.name if path.stem == "config" else path.stem
+    return _from_config(read_json(path), name=name, beside=_beside(path.parent))
+
+
+def _beside(folder: Path) -> Section | None:
+    path = folder / _MODELOPT
+    return read_json(path) if path.is_file() else None
+
+
+def _from_folder(folder: Path) -> Model:
+    """The model of a config.json, and where a checkpoint lies beside it, what that holds."""
+    model = _from_json(folder / "config.json")
+    if not is_checkpoint(folder):
+        return model
+    config = read_json(folder / "config.json")
+    from .safetensors_files import read_folder
+    from .safetensors_modules import safetensors_checkpoint
+
+    quantized = quantization_section(config, _beside(folder))
+    stored = read_stored(quantized, config) if quantized else Stored()
+    tensors = read_folder(folder)
+    return _with_checkpoint(
+        model, safetensors_checkpoint(tensors, model.graph, own=model.format, schemes=stored, file=str(folder))
+    )
+
+
+def _from_gguf(path: Path) -> Model:
+    from .checkpoints import gguf_checkpoint
+    from .gguf_files import gguf_config, read_gguf
+
+    file = read_gguf(path)
+    config = gguf_config(file)
+    named = file.metadata.get("general.name")
+    title = " ".join(named.split()) if isinstance(named, str) and named.isprintable() else ""
+    plain = _from_config(config, name=path.stem.lower(), title=title)
+    checkpoint = gguf_checkpoint(file.tensors, plain.graph, own=_format(config), file=str(path))
+    return _with_checkpoint(plain, checkpoint)
+
+
+def _with_checkpoint(model: Model, checkpoint: Checkpoint) -> Model:
+    graph = checkpoint.applied(model.graph).check()
+    quantization = quantization_of(checkpoint, graph, model.format)
+    return replace(model, graph=graph, quantization=quantization, notes=(*model.notes, *checkpoint.notes))
+
+
+def _from_hub(name: str, nearest: str) -> Model:
+    try:
+        path = fetch(name, "config.json")
+    except NotOnHubError as error:
+        raise InputError(f"{error}, or it is private and HF_TOKEN may not read it; {nearest}") from None
+    if path is None:
+        raise InputError(f"{name}: has no config.json on the hub, which a model for transformers has; {nearest}")
+    config = _fetched(path, f"{name} config.json")
+    beside: Section | None = None
+    notes: tuple[str, ...] = ()
+    if quantization_section(config) is None:
+        try:
+            path = fetch(name, _MODELOPT)
+        except InputError as error:
+            path, notes = None, (f"whether it is quantized is not known: {error}",)
+        beside = _fetched(path, f"{name} {_MODELOPT}") if path else None
+    short = name.partition("@")[0].rpartition("/")[2].lower()
+    model = _from_config(config, name=short, title=name, beside=beside)
+    return replace(model, notes=(*model.notes, *notes))
+
+
+def _fetched(path: Path, where: str) -> Section:
+    """A file of the hub, named as it is there and not as the cache has it."""
+    try:
+        return Section(read_json(path).data, where)
+    except InputError as error:
+        raise InputError(str(error).replace(str(path), where)) from None
 
 
 def _from_yaml(path: Path) -> Model:
@@ -77,11 +180,19 @@ def _from_yaml(path: Path) -> Model:
 
 
 def _from_config(
-    config: Section, *, name: str, title: str = "", aliases: tuple[str, ...] = (), source: str = ""
+    config: Section,
+    *,
+    name: str,
+    title: str = "",
+    aliases: tuple[str, ...] = (),
+    source: str = "",
+    beside: Section | None = None,
 ) -> Model:
     fmt = _format(config)
     graph = builder(config)(config, fmt).check()
-    unread = sorted(key for key in config if key not in config.asked | _COSTLESS and config.data[key] is not None)
+    quantized = quantization_section(config, beside)
+    stored = read_stored(quantized, config) if quantized else Stored()
+    unread = config.unread(_COSTLESS | {"quantization_config"})  # which read_stored tells what it does not know of
     notes = (f"fields of {config.file} that nothing here reads: {', '.join(unread)}",) if unread else ()
     return Model(
         name=name,
@@ -89,14 +200,22 @@ def _from_config(
         model_type=config.text("model_type"),
         graph=graph,
         format=fmt,
-        max_context=config.integer(config.first(*_CONTEXT), 0) if any(key in config for key in _CONTEXT) else 0,
+        max_context=_text(config).integer(_text(config).first(*_CONTEXT), 0),
         aliases=aliases,
         source=source or config.file,
-        notes=notes,
+        notes=(*notes, *stored.notes),
+        quantization=quantization_of(stored, graph, fmt),
     )
 
 
 def _format(config: Section) -> Format:
     """What the checkpoint is stored in; 16-bit floats where the config does not say, as the field serves models."""
-    key = config.first("torch_dtype", "dtype")
-    return _DTYPES[config.choice(key, _DTYPES, "float16")]
+    places = [section for section in (config, _text(config)) if section.get(section.first("torch_dtype", "dtype"))]
+    if not places:
+        return FP16
+    return _DTYPES[places[0].choice(places[0].first("torch_dtype", "dtype"), _DTYPES)]
+
+
+def _text(config: Section) -> Section:
+    """The part of a config that describes the decoder: of a model of several modalities, its text_config."""
+    return config.section("text_config") if config.get("text_config") is not None else config

@@ -84,10 +84,11 @@ class Setting:
         device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
         if hardware_set and not isinstance(hardware, str):
             raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
+        loaded = load_model(model) if isinstance(model, str) else model
         return cls(
-            model=load_model(model) if isinstance(model, str) else model,
+            model=loaded,
             hardware=device,
-            quantization=parse_quantization(quant) if quant else Quantization(),
+            quantization=parse_quantization(quant).over(loaded.quantization) if quant else loaded.quantization,
             attention=_member(Attention, "attention", attention) if attention else usual,
             accounting=counted,
             mla=_member(Mla, "mla", mla),
@@ -128,6 +129,11 @@ class Setting:
         latent = (absorb,) if absorbed else ()
         flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
         if self.accounting is Accounting.SURVEY:
+            if self.quantization.overrides and self.quantization == self.model.quantization:
+                raise InputError(
+                    f"accounting survey has one precision for all operators, and {self.model.name} is published in "
+                    "several; give one with --quant, such as W16A16"
+                )
             if self.quantization.overrides:
                 raise InputError("accounting survey has one precision for all operators; drop the overrides of --quant")
             return self.model.graph.then(*latent, *flash, survey(self.quantization.scheme))
@@ -137,7 +143,7 @@ class Setting:
         """The same with another precision or attention, where one is given, as a user writes it."""
         return replace(
             self,
-            quantization=parse_quantization(quant) if quant else self.quantization,
+            quantization=parse_quantization(quant).over(self.model.quantization) if quant else self.quantization,
             attention=_member(Attention, "attention", attention) if attention else self.attention,
         )
 

@@ -63,7 +63,7 @@ def test_a_cache_written_in_one_format_and_read_in_another_is_found():
         graph.check()
 
 
-@pytest.mark.parametrize("quant", [None, "W4A16g128", "W8A8KV8", "fp8,lm_head=fp8", "W4A4,layers.1-3=W8A16,o_proj=W2"])
+@pytest.mark.parametrize("quant", [None, "W4A16g128", "W8A8KV8", "fp8,lm_head=fp8", "W4A4,layers.1-3=W8A16,*_proj=W2"])
 @pytest.mark.parametrize("attention", ["flash", "eager"])
 @pytest.mark.parametrize("name", model_names())
 def test_every_model_can_run_under_every_technique_and_names_are_unique_in_a_block(name, attention, quant):

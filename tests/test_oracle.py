@@ -1,8 +1,9 @@
 """OPs and parameters against torch's flop counter on Hugging Face models (oracle/flops.json, made by make_flops.py).
 
 Two conventions differ. The counter takes attention over all query-key cells, where a causal mask leaves pairs: the two
-are the same for one query, and in a prefill our products are scaled by cells / pairs. It runs the head at every
-position of a prefill, where one position of each sequence is wanted: our head is scaled by tokens / logits.
+are the same for one query, and in a prefill our products are scaled by cells / pairs, where there is a window too. It
+runs the head at every position of a prefill, where one position of each sequence is wanted: our head is scaled by
+tokens / logits. Experts are counted by the rows that are routed to them, which is what we count.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from llmviewer.documents import read_yaml
 from llmviewer.forms import evaluate
 from llmviewer.model_files import load_model, model_names
 from llmviewer.operators.attention import QK, SV
-from llmviewer.operators.linear import Linear
+from llmviewer.operators.linear import ExpertsLinear, Linear
 from llmviewer.workload import Workload
 
 ORACLE = Path(__file__).parent / "oracle"
@@ -36,11 +38,14 @@ OPERATOR = {  # last part of a module's path in transformers -> name of the oper
     "v_proj": "v_proj",
     "c_attn": "qkv_proj",
     "query_key_value": "qkv_proj",
+    "qkv_proj": "qkv_proj",
+    "Wqkv": "qkv_proj",
     "o_proj": "o_proj",
     "out_proj": "o_proj",
     "dense": "o_proj",
     "attn.c_proj": "o_proj",
     "gate_proj": "gate_proj",
+    "gate_up_proj": "gate_up_proj",
     "up_proj": "up_proj",
     "fc1": "up_proj",
     "fc_in": "up_proj",
@@ -54,8 +59,18 @@ OPERATOR = {  # last part of a module's path in transformers -> name of the oper
     "project_in": "project_in",
     "project_out": "project_out",
     "lm_head": "lm_head",
+    "gate": "router",
+    "router": "router",
+    "wg": "router",
+    "experts": "experts",
+    "shared_expert_gate": "shared_gate",
+    "q_a_proj": "q_a_proj",
+    "q_b_proj": "q_b_proj",
+    "kv_a_proj_with_mqa": "kv_a_proj",
+    "kv_b_proj": "kv_b_proj",
 }
-ATTENTION = ("self_attn", "attn", "self_attention")
+SHARED = ("shared_expert", "shared_experts", "shared_mlp")  # modules: MLPs that all tokens take beside experts
+ATTENTION = ("self_attn", "attn", "self_attention", "attention")
 
 
 def _workload(case):
@@ -65,6 +80,8 @@ def _workload(case):
 
 def _operator(path):
     last = path.split(".")[-1]
+    if any(part in SHARED for part in path.split(".")):
+        return f"shared_{last}"
     return "attention" if last in ATTENTION else OPERATOR.get(last) or OPERATOR[".".join(path.split(".")[-2:])]
 
 
@@ -73,17 +90,24 @@ def _counted_by_torch(case):
     return {_operator(path): ops for path, ops in case["by_module"].items()}
 
 
+def _whole(w, window):
+    """Cells that torch counts for each pair that a mask leaves: in a prefill all keys, in a decode step the window."""
+    cells = w.cells(float("inf") if w.tokens() > w.sequences() else window)
+    return Fraction(int(cells), int(w.pairs(window)))
+
+
 def _counted_by_us(name, w):
-    """OPs by operator in the counter's conventions."""
-    whole = Fraction(int(w.cells(float("inf"))), int(w.pairs(float("inf"))))
+    """OPs by operator in the counter's conventions, those of all kinds of layer together."""
     everywhere = Fraction(int(w.tokens()), int(w.logits()))
-    counted = {"attention": Fraction(0)}
+    counted = Counter({"attention": Fraction(0)})
     for block, op in load_model(name).graph:
         ops = block.repeat * Fraction(evaluate(op.work().ops, w))
         if isinstance(op, QK | SV):
-            counted["attention"] += ops * whole
+            counted["attention"] += ops * _whole(w, op.heads.window)
+        elif isinstance(op, ExpertsLinear):
+            counted["experts"] += ops
         elif isinstance(op, Linear):
-            counted[op.name] = ops * (everywhere if op.name == "lm_head" else 1)
+            counted[op.name] += ops * (everywhere if op.name == "lm_head" else 1)
     return counted
 
 

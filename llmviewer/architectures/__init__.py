@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Final, TypeAlias
 
@@ -38,12 +39,29 @@ def builder(config: Section) -> Builder:
 
     Raises InputError, naming the nearest model types there are, where nothing does.
     """
-    for module in _MODULES:
-        import_module(f"{__name__}.{module}")
     model_type = config.text("model_type")
+    _load(module for module in _MODULES if _mentions(module, model_type))
+    if model_type not in _BUILDERS:
+        _load(_MODULES)
     if model_type not in _BUILDERS:
         raise InputError(
             f"{config.file}: {config.at}model_type: no architecture for {model_type!r}; "
             f"{suggest(model_type, _BUILDERS)}"
         )
     return _BUILDERS[model_type]
+
+
+def model_types() -> tuple[str, ...]:
+    """All that can be built."""
+    _load(_MODULES)
+    return tuple(sorted(_BUILDERS))
+
+
+def _mentions(module: str, model_type: str) -> bool:
+    """Whether a module may be the one: to import them all takes longer than the analysis."""
+    return f'"{model_type}"' in (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+
+
+def _load(modules: Iterable[str]) -> None:
+    for module in modules:
+        import_module(f"{__name__}.{module}")

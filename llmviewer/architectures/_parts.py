@@ -36,18 +36,27 @@ def activation(config: Section, key: str, default: str) -> str:
     return _ACTIVATIONS[config.choice(key, _ACTIVATIONS, default)]
 
 
-def heads_of(config: Section, hidden: int, key: str, *, num_kv_heads: int | None = None, window: float = inf) -> Heads:
-    """The heads that a config describes: `key` says how many, head_dim how wide, or else they share `hidden`.
+def heads_of(
+    config: Section,
+    hidden: int,
+    key: str,
+    *,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    window: float = inf,
+) -> Heads:
+    """The heads that a config describes: `key` says how many, and head_dim how wide; without it they are as wide as
+    `head_dim`, the class's, or else share `hidden`.
 
     Raises InputError where they cannot be: a width that is no whole number, or KV heads that cannot be shared evenly.
     """
     num_heads = config.integer(key)
-    if config.get("head_dim") is None and hidden % num_heads:
+    if config.get("head_dim") is None and head_dim is None and hidden % num_heads:
         raise config.error(key, f"must divide the hidden size {hidden} where there is no head_dim; got {num_heads}")
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     if num_heads % num_kv_heads:
         raise config.error(key, f"must be a multiple of the {num_kv_heads} key-value heads; got {num_heads}")
-    head_dim = config.integer("head_dim", hidden // num_heads)
+    head_dim = config.integer("head_dim", head_dim or hidden // num_heads)
     return Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, window=window)
 
 

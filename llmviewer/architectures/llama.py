@@ -18,15 +18,16 @@ _MISTRAL_WINDOW = 4096  # where config.json says nothing, as transformers.Mistra
 
 @architecture("llama", "mistral", "qwen2")
 def build(config: Section, fmt: Format) -> Graph:
+    windows = _windows(config)
     return Decoder(
         vocab=config.integer("vocab_size"),
         hidden=config.integer("hidden_size"),
-        layers=[_layer(config, window) for window in _windows(config)],
+        layers=[_layer(config, window, uniform=len(set(windows)) == 1) for window in windows],
         tied=config.flag("tie_word_embeddings", default=False),
     ).graph(fmt)
 
 
-def _layer(config: Section, window: float) -> Layer:
+def _layer(config: Section, window: float, *, uniform: bool) -> Layer:
     kv_heads = config.integer("num_key_value_heads", config.integer("num_attention_heads"))
     heads = heads_of(config, config.integer("hidden_size"), "num_attention_heads", num_kv_heads=kv_heads, window=window)
     qwen = config.text("model_type") == "qwen2"  # biases on q, k and v, none on o
@@ -38,7 +39,7 @@ def _layer(config: Section, window: float) -> Layer:
         bias=config.flag("mlp_bias", default=False),
     )
     attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias or qwen, o_bias=bias)
-    return Layer(mixer=attention, feed_forward=mlp, name="layer")
+    return Layer(mixer=attention, feed_forward=mlp, name="layer" if uniform else "local" if window < inf else "global")
 
 
 def _windows(config: Section) -> list[float]:

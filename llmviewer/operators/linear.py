@@ -58,7 +58,7 @@ class Router(Linear):
 class ExpertsLinear(Linear):
     """y[row, n] = x[row, k] @ weight[expert of the row, n, k].T, for rows gathered by expert.
 
-    A pass reads the experts that its tokens reach: see `expert_weight`.
+    A pass reads the experts that its tokens reach: the weight says how many, on average.
     """
 
     kind: str = "experts"

@@ -23,6 +23,7 @@ def flash_attention(on_chip_bytes: float) -> Transform:
                         name="attention",
                         inputs=tuple(dict.fromkeys(read)),
                         outputs=sv.outputs,
+                        weights=softmax.weights,
                         heads=qk.heads,
                         bias=softmax.bias,
                         on_chip_bytes=on_chip_bytes,

@@ -163,7 +163,7 @@ def _must_match(override: Override, graph: Graph) -> None:
 
 def _cut(block: Block, overrides: Sequence[Override]) -> Iterator[Block]:
     """`block` in pieces whose layers an override covers all or none of."""
-    ranges = [places for o in overrides if (places := o.places) is not None]
+    ranges = [own for o in overrides if (own := o.places) is not None]
     pieces: dict[tuple[bool, ...], list[int]] = {}
     for layer in block.layers:
         pieces.setdefault(tuple(layer in r for r in ranges), []).append(layer)

@@ -6,9 +6,11 @@ then one decode step that reads it. The numbers come from the executed aten oper
 the package; tests compare its operator graph with the committed JSON and need neither torch nor transformers.
 
 Counted, a multiply-accumulate being 2 FLOPs: mm, addmm, bmm and baddbmm, that is the linear layers and the two
-attention products. The head runs at every position of a prefill, and causal attention is the full product of all
-queries with all keys (no halving). Not counted: softmax, norms, activations, rotary and ALiBi positions, biases,
-residuals, masks, embedding look-ups, and all memory traffic. Mistral's window of 4096 keys is not reached here.
+attention products, and _grouped_mm, the experts, over the rows routed to them. The head runs at every position of a
+prefill, and causal attention is the full product of all queries with all keys (no halving). Not counted: softmax,
+norms, activations, rotary and ALiBi positions, biases, residuals, masks, embedding look-ups, and all memory traffic.
+Of all windows only that of gpt-oss-20b, 128 keys, is reached here: a decode step takes no more keys, a prefill is the
+full product all the same.
 
 Cached elements are those of the library's cache object. For falcon-40b they are 16 times the model's: transformers
 repeats the 8 key-value heads to all 128 query heads before it caches them.
@@ -59,11 +61,52 @@ MODELS = (
     "falcon-rw-1b",
     "falcon-7b",
     "falcon-40b",
+    "qwen3-0.6b",
+    "gemma-2b",
+    "gemma-2-2b",
+    "gemma-3-4b",
+    "phi-2",
+    "phi-3-mini-4k",
+    "pythia-160m",
+    "mpt-7b",
+    "santacoder",
+    "starcoder2-3b",
+    "stablelm-2-1.6b",
+    "stablelm-2-12b",
+    "command-r-plus",
+    "command-r7b",
+    "olmo-1b",
+    "olmo-2-7b",
+    "olmo-3-7b",
+    "granite-3.1-2b",
+    "glm-4-9b",
+    "glm-4-9b-0414",
+    "smollm3-3b",
+    "minitron-4b",
+    "codegen-350m",
+    "exaone-4.0-32b",
+    "seed-oss-36b",
+    "ernie-4.5-0.3b",
+    "mixtral-8x7b",
+    "qwen1.5-moe-a2.7b",
+    "qwen3-30b-a3b",
+    "phi-3.5-moe",
+    "olmoe-1b-7b",
+    "minimax-m2.5",
+    "granite-3.1-1b-a400m",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "glm-4.7-flash",
+    "glm-4.5-air",
+    "dots.llm1",
+    "gpt-oss-20b",
+    "ernie-4.5-21b-a3b",
+    "hunyuan-a13b",
 )
 WORKLOADS = ((2, 64), (1, 512))  # batch, prompt length
 ATTENTION = "eager"
 CONVENTIONS = {
-    "flops": "2 per multiply-accumulate of mm, addmm, bmm, baddbmm; nothing else is counted",
+    "flops": "2 per multiply-accumulate of mm, addmm, bmm, baddbmm, _grouped_mm; nothing else is counted",
     "prefill": "head at every position; attention over all query-key pairs, no causal halving",
     "kv_len": "keys that one query attends to, the new ones included",
     "by_module": "FLOPs of a module's own operators, children excluded; layers folded to *; zeros left out",
@@ -74,11 +117,17 @@ CONVENTIONS = {
 
 
 def build(name: str) -> PreTrainedModel:
-    """The model of models/NAME.yaml on the meta device."""
+    """The model of models/NAME.yaml on the meta device, before it is quantized."""
     spec = yaml.safe_load((MODEL_FILES / f"{name}.yaml").read_text(encoding="utf-8"))
-    config = AutoConfig.for_model(**spec["config"])
+    fields = {key: value for key, value in spec["config"].items() if key != "quantization_config"}
+    config = AutoConfig.for_model(**fields)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval()
+
+
+def grouped_mm_flops(rows: list[int], weights: list[int], *_: Any, **__: Any) -> int:
+    """Of rows[n, k] @ weights[experts, k, m], where every row goes to one expert."""
+    return 2 * rows[0] * rows[1] * weights[2]
 
 
 def own_flops(counter: FlopCounterMode) -> dict[str, int]:
@@ -107,7 +156,8 @@ def run(
 ) -> tuple[dict[str, Any], Cache]:
     """One forward pass over `length` new tokens: its case and the cache it leaves."""
     tokens = torch.zeros((batch, length), dtype=torch.long, device="meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    experts = {torch.ops.aten._grouped_mm: grouped_mm_flops}
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=experts) as counter:
         output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
     by_module = own_flops(counter)
     total = counter.get_total_flops()
@@ -132,8 +182,8 @@ def count(name: str) -> dict[str, Any]:
     for batch, length in WORKLOADS:
         case, cache = run(model, batch, length, None, length)
         cases.append(case)
-        cached = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-        per_token.add(cached / (batch * length))
+        cached = sum(t.numel() / t.shape[-2] for layer in cache.layers for t in (layer.keys, layer.values))
+        per_token.add(cached / batch)  # layers with a window keep fewer tokens than the prompt has
         case, _ = run(model, batch, 1, cache, length + 1)
         cases.append(case)
     if len(per_token) != 1:

@@ -1,0 +1,82 @@
+"""What many configs say in fields of the same names, read once. Defaults are those of the classes in transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+from ..documents import Section
+from ..operators.attention import Heads
+from ._decoder import Decoder, Layer
+from ._feed_forward import Mlp
+from ._parts import NormKind, activation, heads_of
+
+_SLIDING: Final = "sliding_attention"
+_LAYER_TYPES: Final = (_SLIDING, "full_attention")
+
+
+def decoder(config: Section, layers: Sequence[Layer], *, norm: NormKind = NormKind.RMS, tied: bool = False) -> Decoder:
+    """A Decoder with the vocabulary and width of the config; `tied` is what its class has where it does not say."""
+    return Decoder(
+        vocab=config.integer("vocab_size"),
+        hidden=config.integer("hidden_size"),
+        layers=layers,
+        norm=norm,
+        tied=config.flag("tie_word_embeddings", default=tied),
+    )
+
+
+def grouped_heads(config: Section, *, kv_heads: int = 0, head_dim: int = 0, window: float = inf) -> Heads:
+    """Heads by the usual names; `kv_heads` and `head_dim` are what the class has, 0 where it takes them from others."""
+    kv_heads = config.integer("num_key_value_heads", kv_heads or config.integer("num_attention_heads"))
+    hidden = config.integer("hidden_size")
+    return heads_of(
+        config, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=head_dim or None, window=window
+    )
+
+
+def gated_mlp(config: Section, *, key: str = "hidden_act", act: str = "silu", fused: bool = False) -> Mlp:
+    bias = config.flag("mlp_bias", default=False)
+    inner = config.integer("intermediate_size")
+    return Mlp(inner=inner, act=activation(config, key, act), gated=True, bias=bias, fused=fused)
+
+
+def rotary_dim(config: Section, head_dim: int, *, key: str = "partial_rotary_factor", default: float = 1.0) -> int:
+    """Elements of each head that are rotated, from their share: newer files have that in rope_parameters."""
+    nested = config.get("rope_parameters") is not None and config.get(key) is None
+    section, name = (config.section("rope_parameters"), "partial_rotary_factor") if nested else (config, key)
+    share = section.number(name, default)
+    if not 0 <= share <= 1:
+        raise section.error(name, f"must be a share from 0 to 1; got {share:g}")
+    return int(head_dim * share)
+
+
+def sliding_window(config: Section, default: float = inf) -> float:
+    """How many keys a layer with a window sees; null says all."""
+    if config.get("sliding_window") is None:
+        return inf if "sliding_window" in config else default
+    return config.integer("sliding_window")
+
+
+def sliding_layers(config: Section, *, pattern: int) -> list[bool]:
+    """Whether each layer has a window: by layer_types, or all but the last of every `pattern` layers."""
+    layers = config.integer("num_hidden_layers")
+    if config.get("layer_types") is None:
+        pattern = config.integer("sliding_window_pattern", pattern)
+        return [(index + 1) % pattern != 0 for index in range(layers)]
+    kinds = config.texts("layer_types")
+    unknown = [kind for kind in kinds if kind not in _LAYER_TYPES]
+    if len(kinds) != layers or unknown:
+        given = f"{len(kinds)} of them" if not unknown else repr(unknown[0])
+        raise config.error("layer_types", f"must be {layers} of {' and '.join(_LAYER_TYPES)}; got {given}")
+    config.costless("sliding_window_pattern")
+    return [kind == _SLIDING for kind in kinds]
+
+
+def alternating(local: Layer, other: Layer, sliding: Sequence[bool]) -> list[Layer]:
+    """Layers of two kinds in their order, named after what they attend to; "layer" where all are of one kind."""
+    if len(set(sliding)) == 2:
+        local, other = replace(local, name="local"), replace(other, name="global")
+    return [local if slides else other for slides in sliding]

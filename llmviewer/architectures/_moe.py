@@ -1,0 +1,148 @@
+"""What configs of mixtures of experts say alike: grouped-query attention, experts, and which layers have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from ..documents import Section
+from ._attention import SelfAttention
+from ._decoder import Layer
+from ._feed_forward import Experts, Mlp
+from ._fields import grouped_heads, rotary_dim
+from ._parts import NormKind, activation
+
+# How scores become weights, how training balanced them, and heads of multi-token prediction, which are no part of a
+# pass: none of it changes what is counted.
+_COSTLESS_FIELDS: Final = """
+    output_router_logits router_aux_loss_coef router_jitter_noise input_jitter_noise norm_topk_prob aux_loss_alpha
+    seq_aux routed_scaling_factor n_group topk_group topk_method scoring_func ep_size num_nextn_predict_layers
+    num_mtp_layers num_mtp_modules mtp_transformer_layers use_mtp use_routing_bias original_max_position_embeddings
+"""
+
+_MEDIA_FIELDS: Final = """
+    image_token_id video_token_id vision_start_token_id vision_end_token_id media_placeholder_token_id ignore_index
+    boi_token_index eoi_token_index image_token_index use_unified_vision_chunk video_placeholder
+"""
+_GENERATION_FIELDS: Final = """
+    add_cross_attention chunk_size_feed_forward diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    id2label is_encoder_decoder label2id length_penalty max_length min_length no_repeat_ngram_size num_beam_groups
+    num_beams num_return_sequences output_attentions output_hidden_states output_scores pruned_heads
+    remove_invalid_values repetition_penalty return_dict return_dict_in_generate temperature tf_legacy_loss
+    tie_encoder_decoder top_k top_p torchscript typical_p use_bfloat16
+"""
+
+
+def costless(config: Section, *more: str) -> None:
+    """Names the fields of routers that change nothing that is counted, and those that an architecture adds."""
+    config.costless(*_COSTLESS_FIELDS.split(), *more)
+
+
+def language_model(config: Section) -> Section:
+    """The text_config of a model that sees, whose tower for pictures is left out; fields of generation are costless."""
+    config.costless(*_MEDIA_FIELDS.split())
+    text = config.section("text_config")
+    text.costless(*_GENERATION_FIELDS.split())
+    return text
+
+
+def attention(
+    config: Section,
+    *,
+    window: float = inf,
+    rotary_part: float = 1.0,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    qk_norm: NormKind | None = None,
+    qk_norm_whole: bool = False,
+) -> SelfAttention:
+    """Grouped queries whose heads are rotated, or `rotary_part` of each where the config does not say how much."""
+    heads = grouped_heads(config, window=window)
+    return SelfAttention(
+        heads=heads,
+        rotary_dim=rotary_dim(config, heads.head_dim, default=rotary_part),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        qk_norm=qk_norm,
+        qk_norm_whole=qk_norm_whole,
+    )
+
+
+def experts(config: Section, count: str, chosen: str, *, inner: int, shared: int = 0) -> Experts:
+    """Gated experts, as many as field `count` says, of which each token takes as many as `chosen` says.
+
+    shared  width of an MLP that every token takes besides; 0 where there is none
+    """
+    act = activation(config, "hidden_act", "silu")
+    return Experts(
+        experts=config.integer(count),
+        chosen=at_most(config, chosen, count, config.integer(chosen)),
+        inner=inner,
+        act=act,
+        shared=Mlp(inner=shared, act=act, gated=True) if shared else None,
+    )
+
+
+def at_most(config: Section, chosen: str, count: str, number: int) -> int:
+    """The `number` of experts that field `chosen` asks for.
+
+    Raises InputError where there are not so many.
+    """
+    there_are = config.integer(count)
+    if number > there_are:
+        raise config.error(chosen, f"must be at most the {there_are} experts of {count}; got {number}")
+    return number
+
+
+def dense(config: Section, key: str = "intermediate_size") -> Mlp:
+    """The MLP of layers without experts."""
+    return Mlp(inner=config.integer(key), act=activation(config, "hidden_act", "silu"), gated=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """Layers with an MLP and layers with experts behind the same attention."""
+
+    mixer: SelfAttention
+    moe: Experts
+    dense: Mlp | None = None
+
+    def layers(self, sparse: Iterable[bool]) -> list[Layer]:
+        """A layer for each entry: with experts where it is true."""
+        moe = Layer(mixer=self.mixer, feed_forward=self.moe, name="moe")
+        return [moe if has_experts else self._dense() for has_experts in sparse]
+
+    def _dense(self) -> Layer:
+        if self.dense is None:
+            raise RuntimeError("a dense layer of a model that has none")
+        return Layer(mixer=self.mixer, feed_forward=self.dense, name="dense")
+
+
+def first_dense(config: Section, default: int) -> list[bool]:
+    """Whether each layer has experts: all but the first first_k_dense_replace.
+
+    Raises InputError where moe_layer_freq asks for gaps among them, which no published model has.
+    """
+    layers = config.integer("num_hidden_layers")
+    if config.integer("moe_layer_freq", 1) != 1:
+        raise config.error("moe_layer_freq", f"must be 1; got {config.integer('moe_layer_freq')}")
+    first = config.integer("first_k_dense_replace", default, least=0)
+    return [index >= first for index in range(layers)]
+
+
+def integers(config: Section, key: str) -> tuple[int, ...]:
+    """A list of whole numbers; none where the key is absent."""
+    value = config.get(key)
+    value = [] if value is None else value
+    if not isinstance(value, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in value):
+        raise config.error(key, f"must be a list of whole numbers; got {value!r}")
+    return tuple(value)
+
+
+def for_each_layer(config: Section, key: str, found: Sequence[object]) -> None:
+    """Raises InputError unless `found`, the list of field `key`, has an entry for each layer."""
+    layers = config.integer("num_hidden_layers")
+    if len(found) != layers:
+        raise config.error(key, f"must have an entry for each of the {layers} layers; got {len(found)}")

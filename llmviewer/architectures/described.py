@@ -1,0 +1,118 @@
+"""An architecture that is described in its file, layer by layer, with the parts that all others are made of.
+
+    model_type: described
+    vocab_size: 32000
+    hidden_size: 4096
+    norm: rms
+    layers:
+      - repeat: 30
+        name: local
+        mixer: {kind: attention, num_heads: 32, num_kv_heads: 8, head_dim: 128, rotary_dim: 128, window: 4096}
+        feed_forward: {kind: experts, experts: 64, chosen: 4, inner: 1408, shared: {inner: 2816, gated: true}}
+
+Keys are the fields of the parts' classes; those of Heads stand among those of the attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from math import inf
+from typing import Any, Final, TypeVar
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.attention import Heads
+from ..operators.elementwise import ACTIVATION_OPS
+from ..precision import Format
+from . import architecture
+from ._attention import LatentAttention, SelfAttention
+from ._decoder import Decoder, FeedForward, Layer, Mixer, Residual
+from ._feed_forward import Experts, Mlp
+from ._parts import NormKind
+from ._state_space import GatedDeltaNet, Mamba, Mamba2
+
+_MIXERS: Final[Mapping[str, type[Any]]] = {
+    "attention": SelfAttention,
+    "latent_attention": LatentAttention,
+    "mamba": Mamba,
+    "mamba2": Mamba2,
+    "gated_delta_net": GatedDeltaNet,
+}
+_FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts}
+_T = TypeVar("_T")
+
+
+@architecture("described")
+def build(config: Section, fmt: Format) -> Graph:
+    layers = [layer for section in config.sections("layers") for layer in _layers(section)]
+    return Decoder(
+        vocab=config.integer("vocab_size"),
+        hidden=config.integer("hidden_size"),
+        layers=layers,
+        norm=NormKind(config.choice("norm", NormKind, NormKind.RMS)),
+        tied=config.flag("tie_word_embeddings", default=False),
+        head_bias=config.flag("head_bias", default=False),
+        positions=config.integer("positions", 0, least=0),
+        embed_norm=config.flag("embed_norm", default=False),
+        final_norm=config.flag("final_norm", default=True),
+    ).graph(fmt)
+
+
+def _layers(section: Section) -> list[Layer]:
+    section.only(("repeat", "name", "mixer", "feed_forward", "residual"))
+    mixer: Mixer | None = _part(section, "mixer", _MIXERS)
+    network: FeedForward | None = _part(section, "feed_forward", _FEED_FORWARD)
+    if not mixer and not network:
+        raise section.error("mixer", "a layer needs a mixer or a feed_forward")
+    residual = Residual(section.choice("residual", Residual, Residual.PRE))
+    layer = Layer(mixer=mixer, feed_forward=network, residual=residual, name=section.text("name", "layer"))
+    return [layer] * section.integer("repeat", 1)
+
+
+def _part(section: Section, key: str, kinds: Mapping[str, type[Any]]) -> Any:
+    """The part under `key` of the kind that it names; None where there is none."""
+    if section.get(key) is None:
+        return None
+    described = section.section(key)
+    return _made(kinds[described.choice("kind", kinds)], described, besides=("kind",))
+
+
+def _made(kind: type[_T], section: Section, besides: tuple[str, ...] = ()) -> _T:
+    """A part from a mapping with its fields as keys."""
+    found = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    nested = [f.name for f in fields(Heads)] if "heads" in found and found["heads"].type == "Heads" else []
+    section.only((*found.keys() - ({"heads"} if nested else set()), *nested, *besides))
+    values = {name: _value(section, f) for name, f in found.items() if not (nested and name == "heads")}
+    if nested:
+        values["heads"] = _heads(section)
+    return kind(**values)
+
+
+def _value(section: Section, field: Field[Any]) -> Any:
+    default = None if field.default is MISSING else field.default
+    if field.type == "bool":
+        return section.flag(field.name, default=bool(default))
+    if field.type == "int":
+        return section.integer(field.name, default, least=0)
+    if field.name == "act":
+        return section.choice("act", ACTIVATION_OPS, default)
+    if field.type == "Mlp | None":
+        return _made(Mlp, section.section(field.name)) if section.get(field.name) is not None else None
+    if field.type == "NormKind | None":
+        return NormKind(section.choice(field.name, NormKind)) if section.get(field.name) is not None else None
+    raise TypeError(f"{field.name}: a field of type {field.type} cannot be described yet")
+
+
+def _heads(section: Section) -> Heads:
+    num_heads = section.integer("num_heads")
+    num_kv_heads = section.integer("num_kv_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise section.error("num_heads", f"must be a multiple of the {num_kv_heads} key-value heads; got {num_heads}")
+    return Heads(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=section.integer("head_dim"),
+        value_dim=section.integer("value_dim", 0, least=0),
+        window=float(section.integer("window")) if section.get("window") is not None else inf,
+    )

@@ -1,0 +1,38 @@
+"""ERNIE 4.5: dense layers first, experts in a range of layers, two shared experts or none.
+
+The correction bias of the router is a parameter, so the router has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._fields import decoder
+from ._moe import Kinds, attention, costless, dense, experts
+
+
+@architecture("ernie4_5_moe")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config, "moe_norm_min", "moe_capacity", "moe_gate", "moe_gate_act", "moe_use_aux_free")
+    bias = config.flag("use_bias", default=False)
+    if bias:
+        raise config.error("use_bias", "must be false; biases of ERNIE 4.5 are not modelled")
+    inner = config.integer("moe_intermediate_size")
+    shared = config.integer("moe_num_shared_experts", 2, least=0) * inner
+    moe = replace(experts(config, "moe_num_experts", "moe_k", inner=inner, shared=shared), router_bias=True)
+    kinds = Kinds(mixer=attention(config), moe=moe, dense=dense(config))
+    return decoder(config, kinds.layers(_sparse(config)), tied=True).graph(fmt)
+
+
+def _sparse(config: Section) -> list[bool]:
+    """Whether each layer has experts. The last that may is moe_layer_end_index; -1 is the last of all."""
+    layers = config.integer("num_hidden_layers")
+    step = config.integer("moe_layer_interval", 1)
+    first = config.integer("moe_layer_start_index", 1, least=0)
+    last = config.integer("moe_layer_end_index", -1, least=-1)
+    last = layers - 1 if last == -1 else last
+    return [first <= index <= last and (index + 1) % step == 0 for index in range(layers)]

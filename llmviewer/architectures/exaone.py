@@ -1,0 +1,55 @@
+"""EXAONE: LLaMA's layers under other names (3, 3.5); norms after attention and MLP and of each head (4).
+
+Of the larger EXAONE 4, three layers in four have a window and positions; the fourth sees all and has no positions
+(arXiv:2412.04862, arXiv:2507.11407).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer, Residual
+from ._feed_forward import Mlp
+from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._parts import NormKind, activation
+
+_WINDOW = 4096
+
+
+@architecture("exaone")
+def build_exaone(config: Section, fmt: Format) -> Graph:
+    heads = grouped_heads(config)
+    act = activation(config, "activation_function", "silu")
+    mlp = Mlp(inner=config.integer("intermediate_size"), act=act, gated=True)
+    layer = Layer(mixer=SelfAttention(heads=heads, rotary_dim=heads.head_dim), feed_forward=mlp)
+    config.costless("embed_dropout")
+    return decoder(config, [layer] * config.integer(config.first("num_layers", "num_hidden_layers"))).graph(fmt)
+
+
+@architecture("exaone4")
+def build_exaone4(config: Section, fmt: Format) -> Graph:
+    heads, window = grouped_heads(config), sliding_window(config, _WINDOW)
+    attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qk_norm=NormKind.RMS)
+    layer = Layer(mixer=attention, feed_forward=gated_mlp(config), residual=Residual.INNER)
+    layers = [layer] * config.integer("num_hidden_layers")
+    if config.get("sliding_window") is not None or "sliding_window" not in config:
+        local = replace(layer, mixer=replace(attention, heads=replace(heads, window=window)))
+        unrotated = replace(layer, mixer=replace(attention, rotary_dim=0))
+        layers = alternating(local, unrotated, _sliding(config))
+    config.costless("layer_types", "sliding_window_pattern")
+    return decoder(config, layers).graph(fmt)
+
+
+def _sliding(config: Section) -> list[bool]:
+    """The pattern may be a word such as LLLG, a letter for each layer in turn."""
+    pattern = config.get("sliding_window_pattern")
+    if config.get("layer_types") is not None or not isinstance(pattern, str):
+        return sliding_layers(config, pattern=4)
+    if not pattern or set(pattern) - set("LG"):
+        raise config.error("sliding_window_pattern", f"must be a whole number or letters L and G; got {pattern!r}")
+    return [pattern[index % len(pattern)] == "L" for index in range(config.integer("num_hidden_layers"))]

@@ -1,0 +1,86 @@
+"""Gemma 1 to 3: RMSNorm with 1 + weight, a gated GeLU MLP, tied embeddings, wide heads (arXiv:2403.08295).
+
+Gemma 2 alternates layers with a window and without, and has norms after attention and MLP too (arXiv:2408.00118).
+Gemma 3 has five layers with a window for one without, and norms of queries and keys (arXiv:2503.19786).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.attention import Heads
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer, Residual
+from ._feed_forward import Mlp
+from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._parts import NormKind, activation
+
+_HEAD_DIM = 256
+_ACT = "gelu_pytorch_tanh"
+_WINDOW = 4096
+_TEXT = {  # what a text_config may leave out, as transformers.Gemma3TextConfig has it
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+_COSTLESS = (
+    "hidden_act",
+    "cache_implementation",
+    "query_pre_attn_scalar",
+    "rope_local_base_freq",
+    "final_logit_softcapping",
+    "attn_logit_softcapping",
+    "use_bidirectional_attention",
+)
+
+
+@architecture("gemma")
+def build_gemma(config: Section, fmt: Format) -> Graph:
+    key = config.first("hidden_activation", "hidden_act")
+    meant = config.get(key) == "gelu"  # the first files say "gelu" and mean the form with tanh
+    act = "gelu_tanh" if meant else activation(config, key, _ACT)
+    attention = _attention(config, grouped_heads(config, head_dim=_HEAD_DIM))
+    layer = Layer(mixer=attention, feed_forward=Mlp(inner=config.integer("intermediate_size"), act=act, gated=True))
+    config.costless("hidden_activation", *_COSTLESS)
+    return decoder(config, [layer] * config.integer("num_hidden_layers"), tied=True).graph(fmt)
+
+
+@architecture("gemma2")
+def build_gemma2(config: Section, fmt: Format) -> Graph:
+    heads = grouped_heads(config, head_dim=_HEAD_DIM)
+    return _alternating(config, fmt, heads, pattern=2)
+
+
+@architecture("gemma3_text")
+def build_gemma3(config: Section, fmt: Format) -> Graph:
+    heads = grouped_heads(config, head_dim=_HEAD_DIM)
+    return _alternating(config, fmt, heads, pattern=6, qk_norm=NormKind.RMS)
+
+
+@architecture("gemma3")
+def build_gemma3_text_of(config: Section, fmt: Format) -> Graph:
+    """The decoder of a Gemma 3 that also sees: without the tower that turns pictures into tokens."""
+    text = config.section("text_config")
+    config.costless("boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image")
+    return build_gemma3(Section({**_TEXT, **text.data}, text.file, text.at), fmt)
+
+
+def _alternating(config: Section, fmt: Format, heads: Heads, *, pattern: int, qk_norm: NormKind | None = None) -> Graph:
+    mlp = gated_mlp(config, key="hidden_activation", act=_ACT)
+    other = Layer(mixer=_attention(config, heads, qk_norm), feed_forward=mlp, residual=Residual.SANDWICH)
+    windowed = replace(heads, window=sliding_window(config, _WINDOW))
+    local = replace(other, mixer=_attention(config, windowed, qk_norm))
+    config.costless(*_COSTLESS)
+    return decoder(config, alternating(local, other, sliding_layers(config, pattern=pattern)), tied=True).graph(fmt)
+
+
+def _attention(config: Section, heads: Heads, qk_norm: NormKind | None = None) -> SelfAttention:
+    bias = config.flag("attention_bias", default=False)
+    return SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm)

@@ -1,0 +1,74 @@
+"""GLM-4 and ChatGLM2/3: LLaMA's layers, half of each head rotated, few KV heads, biases on q, k and v.
+
+arXiv:2406.12793. GLM-4-0414 has norms after attention and MLP too. chatglm is the same network under its own field
+names, with one projection for q, k and v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Decoder, Layer, Residual
+from ._feed_forward import Mlp
+from ._fields import decoder, gated_mlp, grouped_heads, rotary_dim
+from ._parts import NormKind, heads_of
+
+_KV_HEADS, _HEAD_DIM = 2, 128
+
+
+@architecture("glm")
+def build_glm(config: Section, fmt: Format) -> Graph:
+    return decoder(config, [_layer(config)] * config.integer("num_hidden_layers")).graph(fmt)
+
+
+@architecture("glm4")
+def build_glm4(config: Section, fmt: Format) -> Graph:
+    layer = replace(_layer(config), residual=Residual.SANDWICH)
+    return decoder(config, [layer] * config.integer("num_hidden_layers")).graph(fmt)
+
+
+def _layer(config: Section) -> Layer:
+    heads = grouped_heads(config, kv_heads=_KV_HEADS, head_dim=_HEAD_DIM)
+    attention = SelfAttention(
+        heads=heads,
+        rotary_dim=rotary_dim(config, heads.head_dim, default=0.5),
+        qkv_bias=config.flag("attention_bias", default=True),
+    )
+    return Layer(mixer=attention, feed_forward=gated_mlp(config, fused=True))
+
+
+@architecture("chatglm")
+def build_chatglm(config: Section, fmt: Format) -> Graph:
+    """ChatGLM2 and later. The first ChatGLM, which has no ffn_hidden_size, is another network."""
+    hidden = config.integer("hidden_size")
+    shared = config.flag("multi_query_attention", default=False)
+    kv_heads = config.integer("multi_query_group_num", 1) if shared else None
+    head_dim = config.integer("kv_channels", _HEAD_DIM)
+    heads = heads_of(config, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=head_dim)
+    bias = config.flag("add_bias_linear", default=False)
+    attention = SelfAttention(
+        heads=heads,
+        rotary_dim=head_dim // 2,
+        fused_qkv=True,
+        qkv_bias=bias or config.flag("add_qkv_bias", default=False),
+        o_bias=bias,
+    )
+    mlp = Mlp(inner=config.integer("ffn_hidden_size"), act="silu", gated=True, bias=bias, fused=True)
+    config.costless("multi_query_group_num", "original_rope", "rope_ratio", "layernorm_epsilon", "pre_seq_len")
+    config.costless(
+        "apply_query_key_layer_scaling", "fp32_residual_connection", "prefix_projection", "quantization_bit"
+    )
+    config.costless("interleaved_qkv", "classifier_dropout", "vocab_size", "use_flash_attn")
+    return Decoder(
+        vocab=config.integer("padded_vocab_size"),
+        hidden=hidden,
+        layers=[Layer(mixer=attention, feed_forward=mlp)] * config.integer("num_layers"),
+        norm=NormKind.RMS if config.flag("rmsnorm", default=True) else NormKind.LAYER,
+        tied=config.flag("tie_word_embeddings", default=False),
+        final_norm=config.flag("post_layer_norm", default=True),
+    ).graph(fmt)

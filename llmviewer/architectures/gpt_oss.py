@@ -1,0 +1,31 @@
+"""gpt-oss: every second layer sees 128 tokens, each head has a sink, and everything has biases (arXiv:2508.10925).
+
+The clamped gate, x sigmoid(1.702 x), counts as SiLU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._decoder import Layer
+from ._fields import alternating, decoder, sliding_layers
+from ._moe import attention, costless, experts
+
+
+@architecture("gpt_oss")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config, "experts_per_token", "initial_context_length", "swiglu_limit", "swiglu_alpha")
+    local, everywhere = _layer(config, config.integer("sliding_window", 128)), _layer(config, inf)
+    return decoder(config, alternating(local, everywhere, sliding_layers(config, pattern=2))).graph(fmt)
+
+
+def _layer(config: Section, window: float) -> Layer:
+    bias = config.flag("attention_bias", default=True)
+    mixer = replace(attention(config, window=window, qkv_bias=bias, o_bias=bias), sinks=True)
+    moe = experts(config, "num_local_experts", "num_experts_per_tok", inner=config.integer("intermediate_size"))
+    return Layer(mixer=mixer, feed_forward=replace(moe, bias=True, router_bias=True), name="moe")

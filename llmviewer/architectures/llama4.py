@@ -1,0 +1,90 @@
+"""Llama 4, the text part: a shared expert beside each routed one, experts in every layer or every second one.
+
+Three layers of four rotate queries and keys and attend within chunks of attention_chunk_size tokens; the fourth knows
+no positions and attends to all. Chunks are not modelled: attention is taken over all tokens, which is exact for
+contexts of at most one chunk. That field is left unread, so that results say so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Norm
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer
+from ._feed_forward import Experts, Mlp
+from ._fields import decoder, grouped_heads
+from ._moe import costless, dense, experts, for_each_layer, integers, language_model
+from ._parts import NormKind, Parts
+
+_CHUNK = "attention_chunk_size"
+
+
+@architecture("llama4")
+def build(config: Section, fmt: Format) -> Graph:
+    """The language model of the pair; the tower that makes tokens of pictures is left out."""
+    return build_text(language_model(config), fmt)
+
+
+@architecture("llama4_text")
+def build_text(config: Section, fmt: Format) -> Graph:
+    if _CHUNK not in config:
+        raise config.error(_CHUNK, "is missing; null is attention to all tokens")
+    costless(config, "attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor")
+    inner = config.integer("intermediate_size")
+    moe = experts(config, "num_local_experts", "num_experts_per_tok", inner=inner, shared=inner)
+    plain = dense(config, "intermediate_size_mlp")
+    mixers = {True: _mixer(config, rotated=True), False: _mixer(config, rotated=False)}
+    layers = [
+        _layer(mixers[rotated], moe if sparse else plain, "local" if rotated else "global")
+        for rotated, sparse in zip(_rotated(config), _sparse(config), strict=True)
+    ]
+    return decoder(config, layers).graph(fmt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NormedAttention:
+    """Attention with queries and keys of unit length: square, sum, scale, and no weights."""
+
+    attention: SelfAttention
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        made = self.attention.operators(parts, x)
+        return tuple(replace(op, ops_per_element=3) if isinstance(op, Norm) else op for op in made)
+
+
+def _mixer(config: Section, *, rotated: bool) -> SelfAttention | _NormedAttention:
+    own, bias = grouped_heads(config), config.flag("attention_bias", default=False)
+    plain = SelfAttention(heads=own, rotary_dim=own.head_dim if rotated else 0, qkv_bias=bias, o_bias=bias)
+    if rotated and config.flag("use_qk_norm", default=True):
+        return _NormedAttention(attention=replace(plain, qk_norm=NormKind.PLAIN))
+    return plain
+
+
+def _layer(mixer: SelfAttention | _NormedAttention, feed_forward: Experts | Mlp, reach: str) -> Layer:
+    kind = "moe" if isinstance(feed_forward, Experts) else "dense"
+    return Layer(mixer=mixer, feed_forward=feed_forward, name=f"{reach}_{kind}")
+
+
+def _rotated(config: Section) -> list[bool]:
+    """Whether each layer rotates its queries and keys."""
+    layers, step = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
+    said = integers(config, "no_rope_layers")  # 1 where a layer rotates, despite the name
+    if not said:
+        return [(index + 1) % step != 0 for index in range(layers)]
+    for_each_layer(config, "no_rope_layers", said)
+    return [bool(n) for n in said]
+
+
+def _sparse(config: Section) -> list[bool]:
+    """Whether each layer has experts."""
+    layers, step = config.integer("num_hidden_layers"), config.integer("interleave_moe_layer_step", 1)
+    if config.get("moe_layers") is None:
+        return [(index + 1) % step == 0 for index in range(layers)]
+    said = integers(config, "moe_layers")
+    return [index in said for index in range(layers)]

@@ -1,0 +1,127 @@
+"""Networks that are LLaMA's but for biases, fused projections, positions or constants; each says what differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer
+from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+
+_HEAD_DIM = 128
+_BAICHUAN_7B = 4096  # width of the Baichuan models with rotary positions; the others have ALiBi
+_MINISTRAL_WINDOW = 4096
+
+
+@architecture("granite")
+def build_granite(config: Section, fmt: Format) -> Graph:
+    """Embeddings, scores, branches and logits are scaled by constants (arXiv:2405.04324)."""
+    bias = config.flag("attention_bias", default=False)
+    config.costless("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    return _build(config, fmt, SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias))
+
+
+@architecture("minicpm")
+def build_minicpm(config: Section, fmt: Format) -> Graph:
+    """Embeddings, branches and logits are scaled by constants; the head is tied (arXiv:2404.06395)."""
+    if config.get("num_experts") is not None:
+        raise config.error("num_experts", "no architecture for a MiniCPM with experts")
+    bias = config.flag("attention_bias", default=False)
+    config.costless("scale_emb", "dim_model_base", "scale_depth", "max_length")
+    return _build(config, fmt, SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias), tied=True)
+
+
+@architecture("mimo")
+def build_mimo(config: Section, fmt: Format) -> Graph:
+    """Biases on q, k and v. The layers that predict further tokens are left out: plain decoding does not run them."""
+    if config.flag("use_sliding_window", default=False):
+        raise config.error("use_sliding_window", "must be false: no published model of this architecture has a window")
+    bias = config.flag("attention_bias", default=True)
+    config.costless("num_nextn_predict_layers", "use_mrope")
+    return _build(config, fmt, SelfAttention(heads=grouped_heads(config), qkv_bias=bias))
+
+
+@architecture("internlm")
+def build_internlm(config: Section, fmt: Format) -> Graph:
+    bias = config.flag("bias", default=True)
+    return _build(config, fmt, SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias))
+
+
+@architecture("internlm2")
+def build_internlm2(config: Section, fmt: Format) -> Graph:
+    """One projection for q, k and v (arXiv:2403.17297)."""
+    bias = config.flag("bias", default=True)
+    config.costless("attn_implementation")
+    attention = SelfAttention(heads=grouped_heads(config), fused_qkv=True, qkv_bias=bias, o_bias=bias)
+    return _build(config, fmt, attention)
+
+
+@architecture("baichuan")
+def build_baichuan(config: Section, fmt: Format) -> Graph:
+    """One projection for q, k and v; the 7B rotates, the 13B has ALiBi (arXiv:2309.10305)."""
+    alibi = config.integer("hidden_size") != _BAICHUAN_7B
+    config.costless("model_max_length", "_from_model_config", "gradient_checkpointing", "z_loss_weight")
+    return _build(config, fmt, SelfAttention(heads=grouped_heads(config), fused_qkv=True, alibi=alibi))
+
+
+@architecture("seed_oss")
+def build_seed_oss(config: Section, fmt: Format) -> Graph:
+    heads = grouped_heads(config, head_dim=_HEAD_DIM)
+    qkv_bias = config.flag("attention_bias", default=True)
+    config.costless("residual_dropout")
+    o_bias = config.flag("attention_out_bias", default=False)
+    return _build(config, fmt, SelfAttention(heads=heads, qkv_bias=qkv_bias, o_bias=o_bias))
+
+
+@architecture("ernie4_5")
+def build_ernie(config: Section, fmt: Format) -> Graph:
+    """The dense models of ERNIE 4.5, of which use_bias says all biases."""
+    bias = config.flag("use_bias", default=False)
+    heads = grouped_heads(config, head_dim=_HEAD_DIM)
+    return _build(config, fmt, SelfAttention(heads=heads, qkv_bias=bias, o_bias=bias), mlp_bias=bias, tied=True)
+
+
+@architecture("helium")
+def build_helium(config: Section, fmt: Format) -> Graph:
+    bias = config.flag("attention_bias", default=False)
+    return _build(config, fmt, SelfAttention(heads=grouped_heads(config, head_dim=_HEAD_DIM), qkv_bias=bias))
+
+
+@architecture("ministral3")
+def build_ministral3(config: Section, fmt: Format) -> Graph:
+    heads = grouped_heads(config, head_dim=_HEAD_DIM, window=sliding_window(config))
+    return _build(config, fmt, SelfAttention(heads=heads))
+
+
+@architecture("ministral")
+def build_ministral(config: Section, fmt: Format) -> Graph:
+    """A window in all layers, or in those that layer_types says."""
+    attention = SelfAttention(heads=grouped_heads(config))
+    window = sliding_window(config, _MINISTRAL_WINDOW)
+    windowed = replace(attention, heads=replace(attention.heads, window=window))
+    if config.get("layer_types") is None or window == inf:
+        return _build(config, fmt, windowed)
+    layers = alternating(_layer(config, windowed), _layer(config, attention), sliding_layers(config, pattern=1))
+    return decoder(config, layers).graph(fmt)
+
+
+def _build(
+    config: Section, fmt: Format, attention: SelfAttention, *, tied: bool = False, mlp_bias: bool = False
+) -> Graph:
+    layer = _layer(config, attention, mlp_bias=mlp_bias)
+    return decoder(config, [layer] * config.integer("num_hidden_layers"), tied=tied).graph(fmt)
+
+
+def _layer(config: Section, attention: SelfAttention, *, mlp_bias: bool = False) -> Layer:
+    """Rotates all of each head, unless positions are biases on the scores."""
+    rotary_dim = 0 if attention.alibi else attention.heads.head_dim
+    mlp = gated_mlp(config)
+    return Layer(
+        mixer=replace(attention, rotary_dim=rotary_dim),
+        feed_forward=replace(mlp, bias=True) if mlp_bias else mlp,
+    )

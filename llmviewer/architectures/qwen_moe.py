@@ -1,0 +1,77 @@
+"""Qwen's mixtures: Qwen1.5-MoE and Qwen2 with a gated shared expert, Qwen3 with norms of each query and key head
+(arXiv:2407.10671, arXiv:2505.09388).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._decoder import Layer
+from ._fields import decoder
+from ._moe import Kinds, attention, costless, dense, experts, integers, language_model
+from ._parts import NormKind
+
+
+@architecture("qwen2_moe")
+def build_qwen2_moe(config: Section, fmt: Format) -> Graph:
+    """Every second layer below max_window_layers has the window, where there is one, as transformers has it."""
+    costless(config)
+    shared = config.integer("shared_expert_intermediate_size")
+    moe = experts(
+        config, "num_experts", "num_experts_per_tok", inner=config.integer("moe_intermediate_size"), shared=shared
+    )
+    moe = replace(moe, shared_gate=True)
+    bias = config.flag("qkv_bias", default=True)
+    sparse = _sparse(config)
+    layers: list[Layer] = []
+    for index, window in enumerate(_windows(config)):
+        kinds = Kinds(mixer=attention(config, window=window, qkv_bias=bias), moe=moe, dense=dense(config))
+        (layer,) = kinds.layers(sparse[index : index + 1])
+        layers.append(replace(layer, name=f"local_{layer.name}") if window < inf else layer)
+    return decoder(config, layers).graph(fmt)
+
+
+@architecture("qwen3_moe", "qwen3_vl_moe_text")
+def build_qwen3_moe(config: Section, fmt: Format) -> Graph:
+    return _qwen3_moe(config, fmt)
+
+
+def _qwen3_moe(config: Section, fmt: Format, *, tied: bool = False) -> Graph:
+    costless(config)
+    for absent in ("shared_expert_intermediate_size", "qkv_bias"):  # some configs say what they do not have
+        if config.get(absent):
+            raise config.error(absent, "must be absent, 0 or false: qwen3_moe has no such thing")
+    if not config.flag("use_qk_norm", default=True):
+        raise config.error("use_qk_norm", "must be true: qwen3_moe always has the norms")
+    bias = config.flag("attention_bias", default=False)
+    window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window", default=False) else inf
+    mixer = attention(config, window=window, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS)
+    moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("moe_intermediate_size"))
+    layers = Kinds(mixer=mixer, moe=moe, dense=dense(config)).layers(_sparse(config))
+    return decoder(config, layers, tied=tied).graph(fmt)
+
+
+@architecture("qwen3_vl_moe")
+def build_qwen3_vl_moe(config: Section, fmt: Format) -> Graph:
+    """The language model of the pair; the tower that makes tokens of pictures is left out."""
+    return _qwen3_moe(language_model(config), fmt, tied=config.flag("tie_word_embeddings", default=False))
+
+
+def _sparse(config: Section) -> list[bool]:
+    """Whether each layer has experts."""
+    step, plain = config.integer("decoder_sparse_step", 1), integers(config, "mlp_only_layers")
+    layers = config.integer("num_hidden_layers")
+    return [index not in plain and (index + 1) % step == 0 for index in range(layers)]
+
+
+def _windows(config: Section) -> list[float]:
+    layers = config.integer("num_hidden_layers")
+    if not config.flag("use_sliding_window", default=False):
+        return [inf] * layers
+    window, end = config.integer("sliding_window", 4096), config.integer("max_window_layers", 28, least=0)
+    return [window if index % 2 == 0 and index < end else inf for index in range(layers)]

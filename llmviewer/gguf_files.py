@@ -1,0 +1,219 @@
+"""GGUF files by their headers: metadata, and name, shape and type of every tensor; the numbers are not read.
+
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from .documents import LARGEST, Section
+from .errors import InputError, suggest
+from .precision import BF16, FP16, FP32, NAMED, Format
+
+_BLOCKS: Final = {  # type: (name, elements of a block, its bytes), as in ggml's type traits
+    0: ("f32", 1, 4), 1: ("f16", 1, 2), 2: ("q4_0", 32, 18), 3: ("q4_1", 32, 20), 6: ("q5_0", 32, 22),
+    7: ("q5_1", 32, 24), 8: ("q8_0", 32, 34), 9: ("q8_1", 32, 36), 10: ("q2_k", 256, 84), 11: ("q3_k", 256, 110),
+    12: ("q4_k", 256, 144), 13: ("q5_k", 256, 176), 14: ("q6_k", 256, 210), 15: ("q8_k", 256, 292),
+    16: ("iq2_xxs", 256, 66), 17: ("iq2_xs", 256, 74), 18: ("iq3_xxs", 256, 98), 19: ("iq1_s", 256, 50),
+    20: ("iq4_nl", 32, 18), 21: ("iq3_s", 256, 110), 22: ("iq2_s", 256, 82), 23: ("iq4_xs", 256, 136),
+    24: ("i8", 1, 1), 25: ("i16", 1, 2), 26: ("i32", 1, 4), 27: ("i64", 1, 8), 28: ("f64", 1, 8),
+    29: ("iq1_m", 256, 56), 30: ("bf16", 1, 2), 34: ("tq1_0", 256, 54), 35: ("tq2_0", 256, 66),
+    39: ("mxfp4", 32, 17), 40: ("nvfp4", 64, 36), 41: ("q1_0", 128, 18),
+}  # fmt: skip
+_WIDE: Final = {"f32": FP32, "f16": FP16, "bf16": BF16, "f64": NAMED["fp64"]}
+_SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+_VERSIONS: Final = (2, 3)
+_DIMENSIONS: Final = 4
+_KEPT: Final = 4096  # entries of an array that is kept: lists of layers, not vocabularies
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor of a checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gguf:
+    """The header of a file."""
+
+    metadata: Section
+    tensors: Mapping[str, StoredTensor]
+
+
+def read_gguf(path: Path) -> Gguf:
+    """The header of the file at `path`.
+
+    Raises InputError where it is none, is cut off, or says what cannot be.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(data, str(path)).header()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder; give a file") from None
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: is no GGUF file: it is empty") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def tensor_format(kind: int) -> Format | None:
+    """The format of a tensor type, block scales included; None where there is no such type.
+
+    Its codes are taken to be looked up and multiplied in 16 bits.
+    """
+    if kind not in _BLOCKS:
+        return None
+    name, elements, nbytes = _BLOCKS[kind]
+    if name in _WIDE or name in NAMED:
+        return _WIDE.get(name) or NAMED[name]
+    return Format(name, 8 * nbytes / elements, "table")
+
+
+class _Reader:
+    """Reads front to back, and never past the end."""
+
+    def __init__(self, data: mmap.mmap, file: str) -> None:
+        self.data, self.file, self.at = data, file, 0
+
+    def header(self) -> Gguf:
+        if self.data[:4] != b"GGUF":
+            raise InputError(f"{self.file}: is no GGUF file: it begins with {self.data[:4]!r}")
+        self.at = 4
+        version = self.number("I")
+        if version not in _VERSIONS:
+            said = "is big-endian" if version & 0xFFFF == 0 else f"is of version {version}"
+            raise InputError(f"{self.file}: {said}; GGUF of versions 2 and 3, little-endian, is read here")
+        tensors, pairs = self.count("tensors", 24), self.count("metadata entries", 13)
+        metadata: dict[str, Any] = {}
+        for _ in range(pairs):
+            key = self.text()
+            metadata[key] = self.value(self.number("I"))
+        found = (self.tensor() for _ in range(tensors))
+        return Gguf(metadata=Section(metadata, self.file), tensors={t.name: t for t in found})
+
+    def take(self, size: int) -> int:
+        """Where the next `size` bytes begin."""
+        start, self.at = self.at, self.at + size
+        if self.at > len(self.data):
+            raise InputError(f"{self.file}: is cut off within its header: {len(self.data)} bytes are not all of it")
+        return start
+
+    def number(self, code: str) -> Any:
+        return struct.unpack_from(f"<{code}", self.data, self.take(struct.calcsize(f"<{code}")))[0]
+
+    def count(self, what: str, least: int) -> int:
+        """A number of things that take `least` bytes each or more."""
+        number: int = self.number("Q")
+        if number * least > len(self.data):
+            raise InputError(f"{self.file}: has {len(self.data)} bytes, too few for the {number} {what} it says it has")
+        return number
+
+    def text(self) -> str:
+        size = self.count("bytes of a text", 1)
+        start = self.take(size)
+        return self.data[start : start + size].decode("utf-8", errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind == _TEXT:
+            return self.text()
+        if kind != _ARRAY:
+            raise InputError(f"{self.file}: has metadata of type {kind}, which GGUF does not have")
+        inner = self.number("I")
+        if inner == _TEXT:
+            for _ in range(self.count("texts", 8)):
+                self.take(self.count("bytes of a text", 1))
+            return "texts"
+        if inner not in _SCALARS:
+            raise InputError(f"{self.file}: has an array of type {inner}, which is not read here")
+        size = struct.calcsize(f"<{_SCALARS[inner]}")
+        entries = self.count("entries of an array", size)
+        start = self.take(entries * size)
+        return list(struct.unpack_from(f"<{entries}{_SCALARS[inner]}", self.data, start)) if entries < _KEPT else "many"
+
+    def tensor(self) -> StoredTensor:
+        name = self.text()
+        dimensions = self.number("I")
+        if not 1 <= dimensions <= _DIMENSIONS:
+            raise InputError(f"{self.file}: tensor {name!r} has {dimensions} dimensions; there are 1 to {_DIMENSIONS}")
+        shape = tuple(self.number("q") for _ in range(dimensions))
+        if min(shape) < 1 or prod(shape) > LARGEST:
+            raise InputError(f"{self.file}: tensor {name!r} has the shape {list(shape)}, which cannot be")
+        kind = self.number("I")
+        self.number("Q")
+        fmt = tensor_format(kind)
+        if fmt is None:
+            raise InputError(f"{self.file}: tensor {name!r} is of type {kind}, which is not known here")
+        block = _BLOCKS[kind][1]
+        if shape[0] % block:
+            raise InputError(
+                f"{self.file}: tensor {name!r} has rows of {shape[0]}, no multiple of the {block} of {fmt}"
+            )
+        return StoredTensor(name=name, shape=shape, format=fmt)
+
+
+_FIELDS: Final = {  # metadata, after the architecture's name: field of config.json
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "context_length": "max_position_embeddings",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_TYPES: Final = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
+
+
+def gguf_config(file: Gguf) -> Section:
+    """What config.json would say of the model in a file.
+
+    Raises InputError where the architecture is none that is read here, or a number is missing.
+    """
+    metadata, tensors = file.metadata, file.tensors
+    if metadata.integer("split.count", 1, least=0) > 1:
+        raise metadata.error("split.count", "is a part of several; merge them first, with llama-gguf-split --merge")
+    name = metadata.text("general.architecture")
+    if name not in _TYPES:
+        raise metadata.error("general.architecture", f"{name!r} is not read here; {suggest(name, _TYPES)}")
+    if "token_embd.weight" not in tensors:
+        raise InputError(f"{metadata.file}: has no tensor token_embd.weight, whose shape says the vocabulary")
+    experts = metadata.integer(f"{name}.expert_count", 0, least=0)
+    config: dict[str, Any] = {
+        "model_type": "mixtral" if name == "llama" and experts else _TYPES[name],
+        "vocab_size": tensors["token_embd.weight"].shape[-1],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "torch_dtype": "bfloat16" if any(t.format == BF16 for t in tensors.values()) else "float16",
+    }
+    if experts:
+        config |= {"num_experts": experts} if name == "qwen3moe" else {"num_local_experts": experts}
+    if "blk.0.attn_q.bias" in tensors and name == "llama":
+        config["attention_bias"] = True
+    for key, field in _FIELDS.items():
+        if f"{name}.{key}" in metadata:
+            config[field] = metadata.integer(f"{name}.{key}")
+    if name in ("llama", "qwen2", "qwen3"):  # which have no such fields where there are no experts
+        config = {k: v for k, v in config.items() if k != "moe_intermediate_size" and (experts or "experts" not in k)}
+    return Section(config, metadata.file)

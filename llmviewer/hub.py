@@ -1,0 +1,133 @@
+"""Files of models on the Hugging Face hub, through huggingface_hub, which is imported when one is asked for.
+
+It honours HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, and keeps what it fetched. Only data is fetched: code of a
+repository is neither downloaded nor run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from .errors import InputError
+
+_NAME: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:@([\w./-]+))?")
+_ERROR: Final = 40  # of the standard library's logging
+
+
+class NotOnHubError(InputError):
+    """The hub has no such repository, or not for this user."""
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name may be one of the hub: org/name or org/name@revision."""
+    return _NAME.fullmatch(name) is not None
+
+
+def fetch(name: str, file: str) -> Path | None:
+    """The path of a file of a repository, fetched unless it is in the cache; None where the repository has none such.
+
+    Raises InputError where it cannot be had.
+    """
+    match = _NAME.fullmatch(name)
+    assert match
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise InputError(
+            f"{name}: models of the Hugging Face hub need the package huggingface_hub; "
+            "pip install 'llmviewer[hub]', or give the path of a config.json"
+        ) from None
+    with _quiet():
+        try:
+            _ask(match[1], match[2], file)
+        except Exception as error:  # noqa: BLE001  # its own, and those of the HTTP library that it uses
+            return _instead(error, name, file)
+        try:
+            return Path(huggingface_hub.hf_hub_download(match[1], file, revision=match[2]))
+        except Exception as error:  # noqa: BLE001
+            said = " ".join(str(getattr(error, "strerror", None) or error or type(error).__name__).split())
+            raise InputError(f"{name}: {file} cannot be fetched: {said}") from None
+
+
+def _ask(repository: str, revision: str | None, file: str) -> None:
+    """Asks once whether a file is there. hf_hub_download() would ask for half a minute before it says that it is not
+    to be had.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+
+    get_hf_file_metadata(hf_hub_url(repository, file, revision=revision), timeout=constants.HF_HUB_ETAG_TIMEOUT)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without progress bars, which a file of some kilobytes does not need, and without logs of what is told anyway."""
+    from huggingface_hub.utils import logging
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    shown, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    if shown:
+        disable_progress_bars()
+    logging.set_verbosity(_ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            enable_progress_bars()
+
+
+def _instead(error: Exception, name: str, file: str) -> Path | None:
+    """What the cache has of a file that the hub does not give.
+
+    Raises InputError where that is nothing.
+    """
+    from huggingface_hub import errors, try_to_load_from_cache
+
+    repository, _, revision = name.partition("@")
+    if isinstance(error, errors.EntryNotFoundError):
+        return None
+    try:
+        cached = try_to_load_from_cache(repository, file, revision=revision or None)
+    except errors.HFValidationError:
+        raise _refused(error, name) from None
+    refusals = (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
+    if cached is None and isinstance(error, refusals):
+        raise _refused(error, name) from None
+    if cached is None:
+        raise InputError(_unreached(error, name, file)) from None
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _refused(error: Exception, name: str) -> InputError:
+    from huggingface_hub import constants, errors
+
+    repository, _, revision = name.partition("@")
+    if isinstance(error, errors.GatedRepoError):
+        where = f"{constants.ENDPOINT}/{repository}"
+        return InputError(f"{name}: is gated; accept its conditions at {where} and set HF_TOKEN")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return InputError(f"{name}: {repository} has no revision {revision!r} on the hub")
+    return NotOnHubError(f"no model {name!r} at {constants.ENDPOINT}")
+
+
+def _unreached(error: Exception, name: str, file: str) -> str:
+    """Why a file is neither here nor could be had: asked not to, an answer that is no file, or no answer."""
+    from huggingface_hub import constants, errors
+
+    where, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return f"{name}: its {file} is not in the cache {cache}, and HF_HUB_OFFLINE is set; unset it"
+    if isinstance(error, errors.HfHubHTTPError):
+        hint = "; set HF_TOKEN to a token that may read it" if error.response.status_code in (401, 403) else ""
+        answer = error.response  # of httpx, or of requests in huggingface_hub before 1.0
+        phrase = getattr(answer, "reason_phrase", "") or getattr(answer, "reason", "")
+        said = f"{error.response.status_code} {phrase}".strip()
+        return f"{name}: {where} answers {said!r} for {file}{hint}"
+    return (
+        f"{name}: cannot reach {where}, and its {file} is not in the cache {cache}; "
+        "give the path of a config.json, or the name of a model that ships"
+    )

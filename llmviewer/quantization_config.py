@@ -1,0 +1,67 @@
+"""quantization_config of a config.json, and modelopt's hf_quant_config.json: what each module is stored in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from .documents import Section
+from .errors import InputError
+from .quantization_methods import READERS
+from .stored_formats import Stored
+
+# Fields that change nothing that is counted: how the quantization was found, and how kernels lay it out.
+_COSTLESS_FIELDS: Final = """
+    quant_method quantization_status format version global_compression_ratio producer checkpoint_format pack_dtype
+    desc_act act_group_aware static_groups true_sequential damp_percent damp_auto_increment meta dataset
+    model_seqlen block_name_to_quantize cache_block_outputs tokenizer max_input_length use_cuda_fp16 use_exllama
+    exllama_config disable_exllama backend do_fuse modules_to_fuse fuse_max_seq_len is_marlin_format
+    model_file_base_name model_name_or_path batch_size pad_token_id mse offload_to_disk
+    iters nsamples seqlen lr minmax_lr enable_quanted_input autoround_version packing_format low_gpu_mem_usage
+    scale_fmt weight_per_tensor act_per_tensor activation_scale_ub
+    bnb_4bit_compute_dtype bnb_4bit_quant_storage llm_int8_enable_fp32_cpu_offload llm_int8_threshold
+    llm_int8_has_fp16_weight moe_quant_algo pre_quant_scale
+"""
+_COSTLESS: Final = frozenset(_COSTLESS_FIELDS.split())
+
+
+def quantization_section(config: Section, beside: Section | None = None) -> Section | None:
+    """Where a config describes its quantization: of the model, of its text part, or in hf_quant_config.json."""
+    if config.get("quantization_config") is not None:
+        return config.section("quantization_config")
+    text = config.data.get("text_config")
+    if isinstance(text, Mapping) and text.get("quantization_config") is not None:
+        return Section(text, config.file, f"{config.at}text_config.").section("quantization_config")
+    return beside.section("quantization") if beside else None
+
+
+def read_stored(q: Section, config: Section) -> Stored:
+    """What `q` says; with a note in place of what is not known here.
+
+    Raises InputError where a value cannot be.
+    """
+    method = _method(q)
+    reader = READERS.get(method)
+    if reader is None:
+        known = ", ".join(sorted(READERS))
+        said = f"quant_method {method!r} is not known here ({known})" if method else "names no quant_method"
+        where = q.at.rstrip(".") or "quantization"
+        return Stored(notes=(f"{q.file}: {where} {said}: weights are counted as unquantized; give --quant",))
+    try:
+        stored = reader(q, config)
+    except re.error as error:
+        problem = f"{error.pattern!r} is not a regular expression: {error.msg}"
+        raise InputError(f"{q.file}: {q.at.rstrip('.')}: {problem}") from None
+    unread = sorted(str(key) for key in q if key not in q.asked | _COSTLESS and q.data[key] not in (None, [], {}))
+    fields = ", ".join(f"{q.at}{key}" for key in unread)
+    notes = (f"fields of {q.file} that nothing here reads: {fields}",) if unread else ()
+    return replace(stored, notes=(*stored.notes, *notes))
+
+
+def _method(q: Section) -> str:
+    if q.get("quant_method") is None:
+        return "modelopt" if q.get("quant_algo") is not None else ""
+    method = q.text("quant_method").lower()
+    return {"auto-gptq": "gptq", "modelopt_fp4": "modelopt", "nvfp4": "modelopt"}.get(method, method)

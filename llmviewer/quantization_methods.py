@@ -1,0 +1,282 @@
+"""The ways in which checkpoints are quantized, each with the fields that its quantization_config has.
+
+Routers and prediction heads stay as they are unless a config names them, as serving engines have it. Not counted: the
+index by which GPTQ orders columns (desc_act), scales of whole tensors, rows and channels, all too few to matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from .documents import Section
+from .module_names import ModuleNames
+from .precision import NAMED, Format, Scheme
+from .stored_formats import Rule, Stored
+
+_FP8: Final = NAMED["fp8_e4m3"]
+_NVFP4: Final = NAMED["nvfp4"]
+
+
+def scheme(weight: Format, activation: Format | None = None, text: str = "") -> Scheme:
+    """A scheme that says in words what it is."""
+    words = f"{weight} weights and activations" if activation == weight else f"{weight} weights"
+    if activation and activation != weight:
+        words += f", {activation} activations"
+    return Scheme(text=text or words, weight=weight, activation=activation)
+
+
+def integer(bits: float, *, group: int = 0, zero: bool = False, scale_bits: float = 16) -> Format:
+    """Integers with a 16-bit scale, and a zero point of their own width if they have one, per `group`."""
+    compute = "int4" if bits <= 4 else "int8"
+    if group <= 0:
+        return Format(f"int{bits:g}", bits, compute)
+    return Format(f"int{bits:g}", bits, compute, group=group, scale_bits=scale_bits, zero_bits=bits if zero else 0)
+
+
+def _names(q: Section, *keys: str) -> ModuleNames:
+    return ModuleNames.of(name for key in keys for name in q.texts(key))
+
+
+def _excluding(q: Section, *rules: Rule, keys: Iterable[str]) -> tuple[Rule, ...]:
+    names = _names(q, *keys)
+    return (*rules, Rule(None, names)) if names != ModuleNames() else rules
+
+
+def _bits(q: Section, *keys: str) -> int:
+    key = q.first(*keys)
+    bits = q.integer(key)
+    if bits > 8:
+        raise q.error(key, f"must be at most 8; got {bits}")
+    return bits
+
+
+def _group(q: Section, *keys: str) -> int:
+    """Elements that share a scale; 0 for a whole column, which config files write as -1."""
+    return max(q.integer(q.first(*keys), 0, least=-1), 0)
+
+
+def _gptq(q: Section, _: Section) -> Stored:
+    bits, group = _bits(q, "bits"), _group(q, "group_size")
+    sym = q.flag("sym", default=True)
+    whole = _gptq_scheme(bits, group, sym=sym)
+    rules = [Rule(whole)]
+    if q.get("modules_in_block_to_quantize"):
+        rules = [Rule(whole, ModuleNames.of(_flat(q, "modules_in_block_to_quantize")))]
+    if q.flag("lm_head", default=False):
+        rules.append(Rule(whole, ModuleNames.of(("lm_head",))))
+    for pattern, part in _parts(q, "dynamic"):
+        own = _gptq_scheme(
+            part.integer("bits", bits), _group(part, "group_size") or group, sym=part.flag("sym", default=sym)
+        )
+        names = ModuleNames.of((f"re:{pattern.removeprefix('-:').removeprefix('+:')}",))
+        rules.append(Rule(None if pattern.startswith("-:") else own, names))
+    return Stored(rules=_excluding(q, *rules, keys=("modules_to_not_convert",)))
+
+
+def _gptq_scheme(bits: int, group: int, *, sym: bool) -> Scheme:
+    fmt = integer(bits, group=group, zero=not sym)
+    return scheme(fmt, text=f"GPTQ {fmt} weights")
+
+
+def _flat(q: Section, key: str) -> list[str]:
+    """The texts of a list, or of the lists in it."""
+    value = q.get(key)
+    lists = value if isinstance(value, list) and all(isinstance(item, list) for item in value) else [value]
+    names = [name for part in lists if isinstance(part, list) for name in part]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise q.error(key, f"must be lists of texts; got {value!r}")
+    return names
+
+
+def _parts(q: Section, key: str) -> Iterator[tuple[str, Section]]:
+    """What a mapping says of each of its keys; nothing where it is absent."""
+    if q.get(key):
+        section = q.section(key)
+        yield from ((name, section.section(name)) for name in section)
+
+
+def _awq(q: Section, _: Section) -> Stored:
+    zero = q.flag("zero_point", default=True)
+    fmt = integer(_bits(q, "bits", "w_bit"), group=_group(q, "group_size", "q_group_size"), zero=zero)
+    return Stored(
+        rules=_excluding(q, Rule(scheme(fmt, text=f"AWQ {fmt} weights")), keys=("modules_to_not_convert",)),
+    )
+
+
+def _auto_round(q: Section, _: Section) -> Stored:
+    fmt = integer(_bits(q, "bits"), group=_group(q, "group_size"), zero=not q.flag("sym", default=True))
+    rules = [Rule(scheme(fmt, text=f"AutoRound {fmt} weights"))]
+    for name, part in _parts(q, "extra_config"):
+        bits = part.integer("bits", int(fmt.bits))
+        own = scheme(integer(bits, group=fmt.group, zero=fmt.zero_bits > 0))
+        rules.append(Rule(None if bits >= 16 else own, ModuleNames.of((name,))))
+    return Stored(rules=_excluding(q, *rules, keys=("modules_to_not_convert",)))
+
+
+def _fp8(q: Section, config: Section) -> Stored:
+    base = NAMED["fp8_e5m2"] if "e5m2" in q.text("fmt", "e4m3") else _FP8
+    block = q.get("weight_block_size")
+    q.choice("activation_scheme", ("dynamic", "static"), "dynamic")
+    whole = scheme(base, base, "fp8 per tensor")
+    if block is not None:
+        rows, columns = _block(q, "weight_block_size", block)
+        whole = _blocks(base, rows, columns)
+    rules = [Rule(whole)]
+    if config.get("expert_dtype") == "fp4":  # DeepSeek-V4
+        names = ModuleNames.of(("experts",))
+        rules.append(Rule(scheme(NAMED["mxfp4"], whole.activation), names))
+    excluded = _excluding(q, *rules, keys=("modules_to_not_convert", "ignored_layers"))
+    if q.get("quantized_layers") is None:
+        return Stored(rules=excluded, kv_cache=_kv_cache(q))
+    q.costless("config_groups", "ignore", "quant_algo", "group_size")  # they speak of what quantized_layers lists
+    return Stored(rules=(*excluded, *_listed(q)), kv_cache=_kv_cache(q))
+
+
+def _blocks(base: Format, rows: int, columns: int, *, activations: bool = True) -> Scheme:
+    """An fp32 scale per block of weights, and per as many activations of a token as a block has columns."""
+    weight = replace(base, group=rows * columns, scale_bits=32)
+    activation = replace(base, group=columns, scale_bits=32) if activations else None
+    return scheme(weight, activation, f"fp8 blocks of {rows}x{columns}")
+
+
+def _block(q: Section, key: str, value: Any) -> tuple[int, int]:
+    good = isinstance(value, list) and len(value) == 2 and all(type(n) is int and n > 0 for n in value)
+    if not good:
+        raise q.error(key, f"must be two whole numbers, rows and columns; got {value!r}")
+    return value[0], value[1]
+
+
+def _fbgemm(q: Section, _: Section) -> Stored:
+    rule = Rule(scheme(_FP8, _FP8, "fp8 per channel"))
+    return Stored(rules=_excluding(q, rule, keys=("modules_to_not_convert",)))
+
+
+def _mxfp4(q: Section, _: Section) -> Stored:
+    """Experts alone, as gpt-oss has it: what is not excluded is an expert."""
+    rule = Rule(scheme(NAMED["mxfp4"]))
+    return Stored(rules=_excluding(q, rule, keys=("modules_to_not_convert",)))
+
+
+def _bitsandbytes(q: Section, _: Section) -> Stored:
+    """A scale per 64 weights; quantized twice it is 8 bits, with one of 32 bits per 256 of them (arXiv:2305.14314)."""
+    q.costless("_load_in_4bit", "_load_in_8bit")
+    if q.flag("load_in_8bit", default=False):
+        rule = Rule(scheme(NAMED["int8"], NAMED["int8"], "LLM.int8() weights and activations"))
+    elif q.flag("load_in_4bit", default=False):
+        kind = q.choice("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")
+        twice = q.flag("bnb_4bit_use_double_quant", default=False)
+        fmt = Format(kind, 4, "table", group=64, scale_bits=8 + 32 / 256 if twice else 32)
+        text = f"bitsandbytes {kind} weights" + (", quantized twice" if twice else "")
+        rule = Rule(scheme(fmt, text=text))
+    else:
+        return Stored(
+            notes=(f"{q.file}: {q.at}load_in_4bit: neither it nor load_in_8bit is true: nothing is quantized",)
+        )
+    return Stored(rules=_excluding(q, rule, keys=("llm_int8_skip_modules",)))
+
+
+_ALGORITHMS: Final[Mapping[str, Callable[[int], Scheme]]] = {  # modelopt's names; they take the group size
+    "FP8": lambda _: scheme(_FP8, _FP8, "fp8 per tensor"),
+    "FP8_PER_CHANNEL_PER_TOKEN": lambda _: scheme(_FP8, _FP8, "fp8 per channel and token"),
+    "FP8_PB_WO": lambda _: _blocks(_FP8, 128, 128, activations=False),
+    "FP8_PB_REAL": lambda _: _blocks(_FP8, 128, 128),
+    "MXFP8": lambda _: scheme(NAMED["mxfp8"], NAMED["mxfp8"]),
+    "NVFP4": lambda _: scheme(_NVFP4, _NVFP4),
+    "NVFP4_AWQ": lambda _: scheme(_NVFP4, _NVFP4),
+    "W4A16_NVFP4": lambda _: scheme(_NVFP4),
+    "W4A8_NVFP4_FP8": lambda _: scheme(_NVFP4, _FP8),
+    "W4A8_MXFP4_FP8": lambda _: scheme(NAMED["mxfp4"], _FP8),
+    "W4A16_AWQ": lambda group: scheme(integer(4, group=group or 128)),
+    "W4A8_AWQ": lambda group: scheme(integer(4, group=group or 128), _FP8),
+    "W8A16": lambda _: scheme(NAMED["int8"]),
+    "INT8_SQ": lambda _: scheme(NAMED["int8"], NAMED["int8"]),
+    "W8A8_SQ_PER_CHANNEL": lambda _: scheme(NAMED["int8"], NAMED["int8"]),
+}
+
+
+def _modelopt(q: Section, _: Section) -> Stored:
+    algorithm = q.text("quant_algo", "NONE").upper()
+    q.costless("config_groups", "quantized_layers")  # the same once more, where there is one algorithm
+    kv_cache = _kv_cache(q)
+    if algorithm == "MIXED_PRECISION":
+        q.costless("ignore", "exclude_modules")  # what is not listed is not quantized
+        return Stored(rules=_listed(q), kv_cache=kv_cache)
+    if algorithm not in _ALGORITHMS:
+        said = f"{q.at}quant_algo {algorithm!r} is not known here ({', '.join(sorted(_ALGORITHMS))})"
+        return Stored(notes=(f"{q.file}: {said}: weights are counted as unquantized; give --quant",), kv_cache=kv_cache)
+    rule = Rule(_ALGORITHMS[algorithm](_group(q, "group_size")))
+    return Stored(rules=_excluding(q, rule, keys=("ignore", "exclude_modules")), kv_cache=kv_cache)
+
+
+def _listed(q: Section) -> tuple[Rule, ...]:
+    """The rules of quantized_layers: modules, each with its algorithm."""
+    modules: dict[tuple[str, int], list[str]] = {}
+    for name, layer in _parts(q, "quantized_layers"):
+        algorithm = layer.choice("quant_algo", _ALGORITHMS)
+        modules.setdefault((algorithm, _group(layer, "group_size")), []).append(name)
+    return tuple(Rule(_ALGORITHMS[name](group), ModuleNames.of(found)) for (name, group), found in modules.items())
+
+
+def _kv_cache(q: Section) -> Format | None:
+    """What the cache is kept in: a name such as "FP8", or bits and a type."""
+    value = q.get(q.first("kv_cache_scheme", "kv_cache_quant_algo"))
+    q.costless("kv_cache_scheme", "kv_cache_quant_algo")
+    if isinstance(value, Mapping):
+        return _tensor(Section(value, q.file, f"{q.at}kv_cache_scheme."))
+    names = {"fp8": _FP8, "int8": NAMED["int8"], "nvfp4": _NVFP4}
+    return names.get(str(value).lower())
+
+
+def _tensor(part: Section) -> Format | None:
+    """A format of compressed-tensors; None where no such format is known."""
+    bits, group = part.integer("num_bits", 8), _group(part, "group_size")
+    if part.choice("type", ("int", "float"), "int") == "int":
+        return integer(bits, group=group, zero=not part.flag("symmetric", default=True)) if bits <= 8 else None
+    if bits == 4:
+        return NAMED["mxfp4"] if group == 32 else _NVFP4
+    if bits != 8:
+        return None
+    block = part.get("block_structure")
+    if part.get("strategy") == "block" and block is not None:
+        rows, columns = _block(part, "block_structure", block)
+        return replace(_FP8, group=rows * columns, scale_bits=32)
+    return replace(_FP8, group=group, scale_bits=32) if group else _FP8
+
+
+def _compressed(q: Section, _: Section) -> Stored:
+    rules: list[Rule] = []
+    notes: list[str] = []
+    for _name, group in _parts(q, "config_groups"):
+        if group.get("weights") is None:
+            continue
+        weight = _tensor(group.section("weights"))
+        activation = _tensor(group.section("input_activations")) if group.get("input_activations") else None
+        if weight is None:
+            notes.append(f"{q.file}: {group.at}weights: no such format is known here: counted as unquantized")
+            continue
+        targets = group.texts("targets") or ("Linear",)
+        modules = [t for t in targets if not t.endswith("Linear")]
+        if len(modules) < len(targets):
+            rules.append(Rule(scheme(weight, activation)))
+        if modules:
+            rules.append(Rule(scheme(weight, activation), ModuleNames.of(modules)))
+    return Stored(
+        rules=_excluding(q, *rules, keys=("ignore",)),
+        kv_cache=_kv_cache(q) if q.get("kv_cache_scheme") is not None else None,
+        notes=tuple(notes),
+    )
+
+
+READERS: Final[Mapping[str, Callable[[Section, Section], Stored]]] = {
+    "auto-round": _auto_round,
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed,
+    "fbgemm_fp8": _fbgemm,
+    "fp8": _fp8,
+    "gptq": _gptq,
+    "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
+}

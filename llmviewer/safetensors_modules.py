@@ -1,0 +1,117 @@
+"""The modules of a safetensors checkpoint, brought to the matrices of a graph.
+
+Matrices are told by their modules' names. Norms and tables, which no method here quantizes, are counted but not told
+apart: families differ in what they call them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from .checkpoints import Checkpoint, Place, disagreement
+from .gguf_files import StoredTensor
+from .graph import Graph
+from .module_names import placed, tails
+from .operators.linear import Linear
+from .precision import Format
+from .stored_formats import Stored
+
+_LEAF: Final = re.compile(  # what follows the name of a module
+    r"(?P<module>.+?)(?:\.(?P<leaf>weight|bias|qweight|qzeros|scales|g_idx|scale|SCB|weight_\w+|weight\.[\w.]+"
+    r"|input_\w+|[kqv]_scale)|_(?P<packed>blocks|scales|bias))?"
+)
+_TABLE: Final = re.compile(r"(?:embed|wte|wpe|pos_emb|tok_emb)")
+_FLOATS: Final = frozenset(("fp64", "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "e8m0"))
+
+_Key: TypeAlias = tuple[int | None, str]  # layer and module
+
+
+@dataclass
+class _Module:
+    """The tensors of a matrix: itself, scales, zero points."""
+
+    names: list[str] = field(default_factory=list)
+    bits: float = 0
+    numel: int = 0  # of the matrix; 0 where several elements are packed into one
+    format: Format | None = None  # of the matrix
+    claims: dict[Place, int] = field(default_factory=dict)  # weights of the graph that are in it, with their sizes
+
+    def add(self, tensor: StoredTensor, leaf: str) -> None:
+        self.names.append(tensor.name)
+        self.bits += tensor.numel * tensor.format.stored_bits
+        if leaf in ("weight", ""):
+            self.format = tensor.format
+            self.numel += tensor.numel if tensor.format.name in _FLOATS else 0
+
+
+def safetensors_checkpoint(
+    tensors: Mapping[str, StoredTensor], graph: Graph, *, own: Format, schemes: Stored, file: str
+) -> Checkpoint:
+    """The bits that each matrix takes, scales and zero points included; a note where the parameters are others."""
+    modules, others = _modules(tensors)
+    missing = _claim(modules, graph)
+    bits: dict[Place, float] = {}
+    sizes: dict[Place, int] = {}
+    formats: dict[Place, Format | None] = {}
+    for module in modules.values():
+        whole = sum(module.claims.values())
+        for place, numel in module.claims.items():
+            bits[place] = bits.get(place, 0.0) + module.bits * numel / whole
+            sizes[place], formats[place] = numel, module.format
+    held = {place: _format(formats[place], bits[place] / sizes[place], own) for place in bits}
+    left = [name for module in modules.values() if not module.claims for name in module.names]
+    extra = [name for name in (*others, *left) if _foreign(tensors[name])]
+    matrices = sum(m.numel or sum(m.claims.values()) for m in modules.values() if m.claims)
+    stored = matrices + sum(tensors[name].numel for name in (*others, *left))
+    return Checkpoint(
+        own=own, held=held, schemes=schemes, notes=disagreement(file, stored, graph, missing=missing, extra=extra)
+    )
+
+
+def _foreign(tensor: StoredTensor) -> bool:
+    """Whether a tensor that is of no matrix is no table and no norm either."""
+    plain = len(tensor.shape) < 2 and tensor.name.endswith((".weight", ".bias"))
+    return not plain and not _TABLE.search(tensor.name)
+
+
+def _modules(tensors: Mapping[str, StoredTensor]) -> tuple[dict[_Key, _Module], list[str]]:
+    """Modules by layer and name, and the tensors that are biases."""
+    modules: dict[_Key, _Module] = {}
+    biases: list[str] = []
+    for name, tensor in tensors.items():
+        layer, tail = placed(name)
+        match = _LEAF.fullmatch(tail)
+        assert match
+        leaf = match["leaf"] or match["packed"] or ""
+        if leaf == "bias":
+            biases.append(name)
+        else:
+            modules.setdefault((layer, match["module"]), _Module()).add(tensor, leaf)
+    return modules, biases
+
+
+def _claim(modules: Mapping[_Key, _Module], graph: Graph) -> list[str]:
+    """Tells modules which weights of the graph they hold; the weights that none holds."""
+    missing = []
+    for block, op in graph:
+        if not isinstance(op, Linear) or op.weight.tied:
+            continue
+        for layer in block.layers or (None,):
+            mine = [modules[layer, tail] for tail in tails(op.name) if (layer, tail) in modules]
+            for module in mine:
+                module.claims[op.weight.name, layer] = op.weight.numel
+            if not mine:
+                missing.append(op.weight.name if layer is None else f"{op.weight.name} of layer {layer}")
+    return missing
+
+
+def _format(fmt: Format | None, bits: float, own: Format) -> Format:
+    """The format of a matrix that takes `bits` an element in all."""
+    if fmt and fmt.bits >= own.bits and fmt.name in _FLOATS:
+        return fmt
+    if fmt and fmt.name in (*_FLOATS, "int8"):
+        return Format(fmt.name, bits, fmt.compute)
+    return Format("packed", bits, "table")

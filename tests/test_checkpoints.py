@@ -1,0 +1,478 @@
+"""Checkpoints by their headers, written byte by byte: what they hold becomes formats and memory, or one clear line."""
+
+from __future__ import annotations
+
+import json
+import struct
+from math import prod
+
+import pytest
+
+from llmviewer.errors import InputError
+from llmviewer.gguf_files import tensor_format
+from llmviewer.memory import weight_bytes
+from llmviewer.model_files import load_model
+from llmviewer.operators.linear import Linear
+from llmviewer.setting import Setting
+
+HIDDEN, KV, INNER, VOCAB, LAYERS = 256, 128, 512, 1000, 4
+F32, F16, Q4_K, Q6_K = 0, 1, 12, 14
+BITS = {F32: 32, F16: 16, Q4_K: 4.5, Q6_K: 6.5625}
+METADATA = {
+    "general.architecture": "llama",
+    "general.name": "Tiny",
+    "general.quantized_by": ["nobody", "someone"],
+    "llama.block_count": LAYERS,
+    "llama.embedding_length": HIDDEN,
+    "llama.feed_forward_length": INNER,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.context_length": 2048,
+    "tokenizer.ggml.tokens": ["token"] * VOCAB,
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.ggml.scores": [0.0] * VOCAB,
+}
+CONFIG = {
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+}
+MATRICES = {  # module: rows, columns
+    "self_attn.q_proj": (HIDDEN, HIDDEN),
+    "self_attn.k_proj": (KV, HIDDEN),
+    "self_attn.v_proj": (KV, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HIDDEN),
+    "mlp.gate_proj": (INNER, HIDDEN),
+    "mlp.up_proj": (INNER, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INNER),
+}
+SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I32": 4, "U8": 1, "I8": 1}
+
+
+def _text(text):
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def _value(value):
+    if isinstance(value, list):
+        kind = _value(value[0])[:4]
+        return struct.pack("<I", 9) + kind + struct.pack("<Q", len(value)) + b"".join(_value(v)[4:] for v in value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _text(value)
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
+
+
+def _mixed():
+    """The tensors of a K-quant: values, and what comes down, in six bits in some layers."""
+    tensors = {
+        "token_embd.weight": ((HIDDEN, VOCAB), Q4_K),
+        "output_norm.weight": ((HIDDEN,), F32),
+        "output.weight": ((HIDDEN, VOCAB), Q6_K),
+        "rope_freqs.weight": ((32,), F32),
+    }
+    for i in range(LAYERS):
+        parts = {
+            "attn_norm": ((HIDDEN,), F32),
+            "ffn_norm": ((HIDDEN,), F32),
+            "attn_q": ((HIDDEN, HIDDEN), Q4_K),
+            "attn_k": ((HIDDEN, KV), Q4_K),
+            "attn_v": ((HIDDEN, KV), Q6_K if i % 2 else Q4_K),
+            "attn_output": ((HIDDEN, HIDDEN), Q4_K),
+            "ffn_gate": ((HIDDEN, INNER), Q4_K),
+            "ffn_up": ((HIDDEN, INNER), Q4_K),
+            "ffn_down": ((INNER, HIDDEN), Q6_K if i == 0 else Q4_K),
+        }
+        tensors |= {f"blk.{i}.{name}.weight": part for name, part in parts.items()}
+    return tensors
+
+
+def _header(metadata, tensors, version=3):
+    out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
+    out += b"".join(_text(key) + _value(value) for key, value in metadata.items())
+    for name, (shape, kind) in tensors.items():
+        out += _text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<q", n) for n in shape)
+        out += struct.pack("<IQ", kind, 0)
+    return out
+
+
+@pytest.fixture
+def gguf(tmp_path):
+    """Writes a GGUF file, or the bytes given, and returns its path."""
+
+    def write(data=None, *, metadata=None, tensors=None, version=3):
+        path = tmp_path / "tiny.gguf"
+        kept = {key: value for key, value in {**METADATA, **(metadata or {})}.items() if value is not None}
+        header = _header(kept, _mixed() if tensors is None else tensors, version)
+        path.write_bytes(header if data is None else data)
+        return str(path)
+
+    return write
+
+
+def _graph(model, quant=None):
+    return Setting.of(model, "h100-sxm", quant=quant).graph
+
+
+def _formats(model):
+    """{operator: {format of its matrix: layers}}"""
+    found = {}
+    for block, op in _graph(model):
+        if isinstance(op, Linear):
+            layers = found.setdefault(op.name, {}).setdefault(str(op.weight.format), [])
+            layers.extend(block.layers or (None,))
+    return {name: {fmt: sorted(layers, key=str) for fmt, layers in of.items()} for name, of in found.items()}
+
+
+def _error(path):
+    with pytest.raises(InputError) as caught:
+        load_model(str(path))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_gguf_file_is_a_model_in_the_memory_of_its_tensors(gguf, version):
+    model = load_model(gguf(version=version))
+    held = {name: part for name, part in _mixed().items() if name != "rope_freqs.weight"}
+    assert weight_bytes(_graph(model)) == sum(prod(shape) * BITS[kind] / 8 for shape, kind in held.values())
+    assert model.parameters == sum(prod(shape) for shape, _ in held.values())
+    assert (model.title, model.max_context, model.notes) == ("Tiny", 2048, ())
+    assert str(model.quantization) == (
+        "published: q4_k weights; q6_k weights: v_proj of 2 layers, down_proj of 1 layer"
+    )  # fmt: skip
+
+
+def test_types_of_gguf_tensors_are_per_layer(gguf):
+    formats = _formats(load_model(gguf()))
+    assert formats["v_proj"] == {"q4_k": [0, 2], "q6_k": [1, 3]}
+    assert formats["down_proj"] == {"q4_k": [1, 2, 3], "q6_k": [0]}
+    assert formats["q_proj"] == {"q4_k": [0, 1, 2, 3]}
+    assert formats["lm_head"] == {"q6_k": [None]}
+
+
+def test_a_gguf_file_without_a_head_ties_it_to_the_embedding(gguf):
+    tensors = {name: part for name, part in _mixed().items() if name != "output.weight"}
+    model = load_model(gguf(tensors=tensors))
+    held = {name: part for name, part in tensors.items() if name != "rope_freqs.weight"}
+    assert weight_bytes(_graph(model)) == sum(prod(shape) * BITS[kind] / 8 for shape, kind in held.values())
+    assert _formats(model)["lm_head"] == {"q4_k": [None]}
+
+
+def test_a_precision_that_is_asked_for_replaces_that_of_the_file(gguf):
+    model = load_model(gguf())
+    assert _formats(model)["q_proj"] == {"q4_k": [0, 1, 2, 3]}
+    assert weight_bytes(_graph(model, "W16A16")) == 2 * model.parameters
+
+
+def test_parameters_that_are_not_the_graphs_are_noted(gguf):
+    tensors = _mixed()
+    tensors["blk.0.extra.weight"] = tensors.pop("blk.1.attn_k.weight")
+    tensors["blk.2.attn_k.weight"] = ((HIDDEN, 2 * KV), Q4_K)
+    path = gguf(tensors=tensors)
+    model = load_model(path)
+    (note,) = model.notes
+    assert note == (
+        f"{path} holds {model.parameters + HIDDEN * KV} parameters, +{HIDDEN * KV} to the {model.parameters} counted; "
+        "not counted: blk.0.extra.weight; not in it: blk.1.attn_k.weight; of another size: blk.2.attn_k.weight"
+    )
+
+
+def test_a_gguf_file_of_experts(gguf):
+    tensors = {name: part for name, part in _mixed().items() if ".ffn_" not in name or "norm" in name}
+    for i in range(LAYERS):
+        tensors |= {f"blk.{i}.ffn_{p}_exps.weight": ((HIDDEN, INNER, 8), Q4_K) for p in ("gate", "up")}
+        tensors |= {
+            f"blk.{i}.ffn_down_exps.weight": ((INNER, HIDDEN, 8), Q6_K),
+            f"blk.{i}.ffn_gate_inp.weight": ((HIDDEN, 8), F32),
+        }
+    model = load_model(gguf(tensors=tensors, metadata={"llama.expert_count": 8, "llama.expert_used_count": 2}))
+    assert (model.model_type, model.notes) == ("mixtral", ())
+    held = {name: part for name, part in tensors.items() if name != "rope_freqs.weight"}
+    assert weight_bytes(_graph(model)) == sum(prod(shape) * BITS[kind] / 8 for shape, kind in held.values())
+    assert _formats(model)["router"] == {"fp32": [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "bits"),
+    [
+        (0, "fp32", 32), (1, "fp16", 16), (2, "q4_0", 4.5), (3, "q4_1", 5), (6, "q5_0", 5.5), (7, "q5_1", 6),
+        (8, "q8_0", 8.5), (10, "q2_k", 2.625), (11, "q3_k", 3.4375), (12, "q4_k", 4.5), (13, "q5_k", 5.5),
+        (14, "q6_k", 6.5625), (16, "iq2_xxs", 2.0625), (17, "iq2_xs", 2.3125), (18, "iq3_xxs", 3.0625),
+        (19, "iq1_s", 1.5625), (20, "iq4_nl", 4.5), (21, "iq3_s", 3.4375), (22, "iq2_s", 2.5625), (23, "iq4_xs", 4.25),
+        (29, "iq1_m", 1.75), (30, "bf16", 16), (34, "tq1_0", 1.6875), (35, "tq2_0", 2.0625), (39, "mxfp4", 4.25),
+        (40, "nvfp4", 4.5),
+    ],
+)  # fmt: skip
+def test_bits_of_ggml_types_with_their_scales(kind, name, bits):
+    fmt = tensor_format(kind)
+    assert (str(fmt), fmt.stored_bits) == (name, bits)
+
+
+def test_every_cut_of_a_header_is_one_line(gguf):
+    whole = _header({**METADATA, "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.scores": [0.0]}, _mixed())
+    for size in (*range(120), *range(120, len(whole), 37), len(whole) - 1):
+        error = _error(gguf(whole[:size]))
+        assert "tiny.gguf: " in error
+        assert any(word in error for word in ("cut off", "too few for", "is no GGUF file"))
+    load_model(gguf(whole))
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", "is no GGUF file: it is empty"),
+        (b"PK\x03\x04....", r"is no GGUF file: it begins with b'PK\x03\x04'"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0),
+         "is of version 1; GGUF of versions 2 and 3, little-endian, is read here"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0),
+         "is big-endian; GGUF of versions 2 and 3, little-endian, is read here"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**62, 0),
+         "has 24 bytes, too few for the 4611686018427387904 tensors it says it has"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**62),
+         "has 24 bytes, too few for the 4611686018427387904 metadata entries it says it has"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**63),
+         "has 32 bytes, too few for the 9223372036854775808 bytes of a text it says it has"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + _text("key") + struct.pack("<I", 77),
+         "has metadata of type 77, which GGUF does not have"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + _text("key") + struct.pack("<IIQ", 9, 9, 1),
+         "has an array of type 9, which is not read here"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + _text("key") + struct.pack("<IIQ", 9, 4, 2**40),
+         "has 51 bytes, too few for the 1099511627776 entries of an array it says it has"),
+    ],
+)  # fmt: skip
+def test_bytes_that_are_no_gguf_file(gguf, data, error):
+    path = gguf(data)
+    assert _error(path) == f"{path}: {error}"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "error"),
+    [
+        (((HIDDEN, VOCAB), 99), "tensor 'token_embd.weight' is of type 99, which is not known here"),
+        (((HIDDEN, -1), Q4_K), "tensor 'token_embd.weight' has the shape [256, -1], which cannot be"),
+        (((2**40, 2**40), Q4_K),
+         "tensor 'token_embd.weight' has the shape [1099511627776, 1099511627776], which cannot be"),
+        (((100, 10), Q4_K), "tensor 'token_embd.weight' has rows of 100, no multiple of the 256 of q4_k"),
+        (((), Q4_K), "tensor 'token_embd.weight' has 0 dimensions; there are 1 to 4"),
+        (((1,) * 5, F32), "tensor 'token_embd.weight' has 5 dimensions; there are 1 to 4"),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_cannot_be(gguf, tensor, error):
+    path = gguf(tensors={**_mixed(), "token_embd.weight": tensor})
+    assert _error(path) == f"{path}: {error}"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"),
+    [
+        ({"general.architecture": None}, "general.architecture: is missing"),
+        ({"general.architecture": "rwkv7"}, "general.architecture: 'rwkv7' is not read here; "),
+        ({"llama.block_count": None}, "num_hidden_layers: is missing"),
+        ({"llama.block_count": 0}, "llama.block_count: must be a whole number of at least 1; got 0"),
+        ({"llama.attention.head_count_kv": [2, 4]},
+         "llama.attention.head_count_kv: must be a whole number of at least 1; got [2, 4]"),
+        ({"split.count": 3}, "split.count: is a part of several; merge them first, with llama-gguf-split --merge"),
+    ],
+)  # fmt: skip
+def test_metadata_that_no_model_has(gguf, metadata, error):
+    path = gguf(metadata=metadata)
+    assert _error(path).startswith(f"{path}: {error}")
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    assert _error(tmp_path / "no.gguf") == f"{tmp_path}/no.gguf: no such file"
+    assert _error(tmp_path / "no.safetensors") == f"{tmp_path}/no.safetensors: no such file"
+
+
+def _plain(dtype="BF16"):
+    """The tensors of a checkpoint as trained."""
+    tensors = {name: ("BF16", [VOCAB, HIDDEN]) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    tensors["model.norm.weight"] = ("BF16", [HIDDEN])
+    for i in range(LAYERS):
+        tensors |= {f"model.layers.{i}.{name}.weight": (dtype, list(shape)) for name, shape in MATRICES.items()}
+        norms = ("input_layernorm", "post_attention_layernorm")
+        tensors |= {f"model.layers.{i}.{name}.weight": ("BF16", [HIDDEN]) for name in norms}
+    return tensors
+
+
+def _matrices(change):
+    """Those tensors with what `change` makes of every matrix of a layer, rows and columns given."""
+    tensors = {name: part for name, part in _plain().items() if "_proj." not in name}
+    for i in range(LAYERS):
+        for name, (rows, columns) in MATRICES.items():
+            made = change(rows, columns)
+            tensors |= {f"model.layers.{i}.{name}.{leaf}": part for leaf, part in made.items()}
+    return tensors
+
+
+def _nbytes(tensors):
+    return sum(prod(shape) * SIZES[dtype] for dtype, shape in tensors.values())
+
+
+def _safetensors(path, tensors):
+    entries = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        end = at + prod(shape) * SIZES.get(dtype, 1)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    header = json.dumps(entries).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Writes config.json and model.safetensors, and returns their folder."""
+
+    def write(tensors, *, quantization=None, config=None):
+        fields = {**CONFIG, **(config or {}), **({"quantization_config": quantization} if quantization else {})}
+        (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+        _safetensors(tmp_path / "model.safetensors", tensors)
+        return str(tmp_path)
+
+    return write
+
+
+def test_a_folder_with_a_checkpoint_agrees_with_its_config(checkpoint):
+    folder = checkpoint(_plain())
+    model = load_model(folder)
+    assert weight_bytes(_graph(model)) == _nbytes(_plain()) == 2 * model.parameters
+    assert (str(model.quantization), model.notes) == ("as published", ())
+    assert load_model(f"{folder}/model.safetensors") == model
+
+
+def test_a_checkpoint_of_many_files(checkpoint, tmp_path):
+    folder = checkpoint(_plain())
+    names = list(_plain())
+    parts = {"model-00001-of-00002.safetensors": names[:9], "model-00002-of-00002.safetensors": names[9:]}
+    (tmp_path / "model.safetensors").unlink()
+    for file, held in parts.items():
+        _safetensors(tmp_path / file, {name: _plain()[name] for name in held})
+    index = {"metadata": {"total_size": 1}, "weight_map": {name: file for file, held in parts.items() for name in held}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert load_model(folder).notes == ()
+    error = f"{folder}/model-00001-of-00002.safetensors: is a part of a checkpoint; give its folder"
+    assert _error(f"{folder}/model-00001-of-00002.safetensors") == error
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    assert _error(folder) == (
+        f"{folder}/model.safetensors.index.json: weight_map: names model-00002-of-00002.safetensors, which is not "
+        "beside it; fetch it, or give the config.json"
+    )
+    assert load_model(f"{folder}/config.json").notes == ()
+    index["weight_map"]["lm_head.weight"] = "../../secret"
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert _error(folder).endswith("weight_map: must name files beside it; got '../../secret'")
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "change", "fmt"),
+    [
+        (FP8, lambda rows, columns: {"weight": ("F8_E4M3", [rows, columns]),
+                                     "weight_scale_inv": ("F32", [rows // 128, columns // 128])}, "fp8_e4m3 g16384"),
+        (GPTQ, lambda rows, columns: {"qweight": ("I32", [columns // 8, rows]), "g_idx": ("I32", [columns]),
+                                      "qzeros": ("I32", [columns // 128, rows // 8]),
+                                      "scales": ("F16", [columns // 128, rows])}, "int4 g128"),
+        (BNB, lambda rows, columns: {"weight": ("U8", [rows * columns // 2, 1]),
+                                     "weight.absmax": ("F32", [rows * columns // 64]),
+                                     "weight.quant_map": ("F32", [16]),
+                                     "weight.quant_state.bitsandbytes__nf4": ("U8", [80])}, "nf4"),
+        ({"quant_method": "novel"}, lambda rows, columns: {"qweight": ("I32", [columns // 8, rows])}, "packed"),
+        ({"quant_method": "novel"}, lambda rows, columns: {"weight": ("F8_E4M3", [rows, columns])}, "fp8_e4m3"),
+    ],
+)  # fmt: skip
+def test_memory_is_that_of_the_tensors(checkpoint, quantization, change, fmt):
+    tensors = _matrices(change)
+    model = load_model(checkpoint(tensors, quantization=quantization))
+    assert weight_bytes(_graph(model)) == pytest.approx(_nbytes(tensors), rel=2e-5)
+    assert not [note for note in model.notes if "holds" in note]
+    formats = _formats(model)
+    assert formats["q_proj"] == {fmt: [0, 1, 2, 3]}
+    assert formats["lm_head"] == {"bf16": [None]}
+
+
+def test_a_matrix_that_the_file_has_in_full_is_in_full_whatever_the_config_says(checkpoint):
+    def change(rows, columns):
+        return {"weight": ("BF16", [rows, columns])}
+
+    tensors = _matrices(change)
+    model = load_model(checkpoint(tensors, quantization=FP8))
+    assert weight_bytes(_graph(model)) == _nbytes(tensors)
+
+
+def test_modules_that_are_fused_in_the_file_are_shared_out(checkpoint):
+    tensors = {name: part for name, part in _plain().items() if not any(f"{p}_proj" in name for p in ("gate", "up"))}
+    for i in range(LAYERS):
+        tensors[f"model.layers.{i}.mlp.gate_up_proj.weight"] = ("BF16", [2 * INNER, HIDDEN])
+    model = load_model(checkpoint(tensors))
+    assert model.notes == ()
+    assert weight_bytes(_graph(model)) == _nbytes(tensors)
+
+
+def test_tensors_that_are_not_the_graphs_are_noted(checkpoint):
+    tensors = _plain()
+    del tensors["model.layers.2.self_attn.k_proj.weight"]
+    tensors["model.visual.proj.weight"] = ("BF16", [10, 10])
+    folder = checkpoint(tensors)
+    model = load_model(folder)
+    stored = model.parameters + 100 - HIDDEN * KV
+    (note,) = model.notes
+    assert note == (
+        f"{folder} holds {stored} parameters, {100 - HIDDEN * KV} to the {model.parameters} counted; not counted: "
+        "model.visual.proj.weight; not in it: k_proj.weight of layer 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", "is no safetensors file, or is cut off: says that its header has 0 bytes and has 0"),
+        (b"1234", "is no safetensors file, or is cut off: says that its header has 875770417 bytes and has 0"),
+        ((2**62).to_bytes(8, "little") + b"{}",
+         "is no safetensors file, or is cut off: says that its header has 4611686018427387904 bytes and has 2"),
+        ((2).to_bytes(8, "little") + b"{]", "is no safetensors file: its header is not JSON"),
+        ((3).to_bytes(8, "little") + b"\xff\xfe{", "is no safetensors file: its header is not JSON"),
+        ((60_000).to_bytes(8, "little") + b"[" * 60_000, "is no safetensors file: its header is not JSON"),
+        ((2).to_bytes(8, "little") + b"[]", "is no safetensors file: its header is no JSON object"),
+    ],
+)  # fmt: skip
+def test_bytes_that_are_no_safetensors_file(checkpoint, tmp_path, data, error):
+    folder = checkpoint({})
+    (tmp_path / "model.safetensors").write_bytes(data)
+    assert _error(folder) == f"{folder}/model.safetensors: {error}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [
+        ([], "x: must be a mapping; got []"),
+        ({"shape": [1]}, "x.dtype: is missing"),
+        ({"dtype": "F7", "shape": [1]}, "x.dtype: must be one of F64, F32, F16, BF16, "),
+        ({"dtype": "F32"}, "x.shape: must be a list of whole numbers of at least 0; got null"),
+        ({"dtype": "F32", "shape": [-1]}, "x.shape: must be a list of whole numbers of at least 0; got [-1]"),
+        ({"dtype": "F32", "shape": [2**40, 2**40]}, "x.shape: must be a list of whole numbers of at least 0; got ["),
+    ],
+)  # fmt: skip
+def test_an_entry_that_cannot_be(checkpoint, tmp_path, entry, error):
+    folder = checkpoint({})
+    header = json.dumps({"x": entry}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert _error(folder).startswith(f"{folder}/model.safetensors: {error}")
+
+
+def test_a_checkpoint_without_a_config(tmp_path):
+    _safetensors(tmp_path / "model.safetensors", _plain())
+    error = f"{tmp_path}/model.safetensors: has no config.json beside it, which says what model it is"
+    assert _error(tmp_path / "model.safetensors") == error

@@ -1,0 +1,391 @@
+"""Mixtures of experts and latent attention: hand counts, active parameters of the papers, caches, and bad configs.
+
+OPs of every matrix product and parameters are held against transformers in test_oracle.py.
+"""
+
+from __future__ import annotations
+
+import json
+from math import floor, inf
+
+import pytest
+
+from llmviewer._layout import data_dir
+from llmviewer.architectures import builder
+from llmviewer.architectures._attention import LatentAttention
+from llmviewer.architectures._feed_forward import Experts, Mlp
+from llmviewer.architectures._parts import Parts
+from llmviewer.documents import Section, read_yaml
+from llmviewer.errors import InputError
+from llmviewer.forms import evaluate
+from llmviewer.memory import live_bytes, weight_bytes
+from llmviewer.model import kv_cache_bytes
+from llmviewer.model_files import load_model, model_names
+from llmviewer.operators.linear import ExpertsLinear
+from llmviewer.precision import FP16
+from llmviewer.setting import Setting
+from llmviewer.transforms.flash_attention import flash_attention
+from llmviewer.transforms.quantize import parse_quantization, quantize
+from llmviewer.workload import Workload
+
+MODEL_TYPES = (
+    "mixtral", "phimoe", "olmoe", "minimax_m2", "granitemoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "dbrx",
+    "grok-1", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "glm4_moe", "dots1", "gpt_oss", "llama4_text",
+    "ernie4_5_moe", "hunyuan_v1_moe",
+)  # fmt: skip
+MODELS = [name for name in model_names() if load_model(name).model_type in MODEL_TYPES]
+
+SCOUT = {  # the text_config of meta-llama/Llama-4-Scout-17B-16E-Instruct; does not ship, as chunks are not modelled
+    "model_type": "llama4_text",
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "max_position_embeddings": 10485760,
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "use_qk_norm": True,
+    "vocab_size": 202048,
+}
+MAVERICK = SCOUT | {"interleave_moe_layer_step": 2, "num_local_experts": 128, "use_qk_norm": False}
+UNSAID = {key: value for key, value in SCOUT.items() if key != "attention_chunk_size"}
+UNSHIPPED = {"llama-4-scout": SCOUT, "llama-4-maverick": MAVERICK, "llama-4-unsaid": UNSAID}
+
+PARTS = Parts(format=FP16)
+X = PARTS.tensor("x", 8)
+PREFILL = Workload.prefill(batch=1, prompt=3)  # 3 tokens
+DECODE = Workload.decode(batch=1, kv_len=5)  # 1 token
+BATCH = Workload.decode(batch=2, kv_len=5)  # 2 tokens
+# 8 wide, 4 experts of which each token takes 2, each of three 8 x 6 matrices; a shared one 10 wide with a gate.
+MIXTURE = Experts(experts=4, chosen=2, inner=6, shared=Mlp(inner=10, act="silu", gated=True), shared_gate=True)
+OPERATORS = {op.name: op for op in MIXTURE.operators(PARTS, X)}
+REACHED = {1: 2, 2: 3, 3: 3.5}  # of 4 experts, by tokens: 4 (1 - 1/2^t)
+
+
+def _counted(op, w):
+    work = op.work()
+    return tuple(evaluate(form, w) for form in (work.ops, work.weight_bytes, work.activation_bytes, work.kv_bytes))
+
+
+@pytest.mark.parametrize(("w", "t"), [(PREFILL, 3), (DECODE, 1), (BATCH, 2)])
+def test_every_operator_of_a_mixture_by_hand(w, t):
+    reached = REACHED[t]
+    by_hand = {
+        # [t, 8] @ [8, 4]; fp16 is 2 B
+        "router": (2 * t * 8 * 4, 2 * 8 * 4, 2 * t * (8 + 4)),
+        # softmax of 4 logits, and a comparison of each for either place; 2 weights out
+        "route": ((5 + 2) * t * 4, 0, 2 * t * (4 + 2)),
+        # a row and its choice in, two rows out
+        "permute": (0, 0, 2 * t * (8 + 2 + 2 * 8)),
+        # [2 t, 8] @ [8, 6] with the matrices of the experts that are reached
+        "expert_gate_proj": (2 * 2 * t * 8 * 6, 2 * reached * 8 * 6, 2 * 2 * t * (8 + 6)),
+        "expert_up_proj": (2 * 2 * t * 8 * 6, 2 * reached * 8 * 6, 2 * 2 * t * (8 + 6)),
+        "expert_act": (5 * 2 * t * 6, 0, 2 * 2 * t * 3 * 6),
+        "expert_down_proj": (2 * 2 * t * 6 * 8, 2 * reached * 6 * 8, 2 * 2 * t * (6 + 8)),
+        "shared_gate": (2 * t * 8, 2 * 8, 2 * t * (8 + 1)),
+        "shared_gate_proj": (2 * t * 8 * 10, 2 * 8 * 10, 2 * t * (8 + 10)),
+        "shared_up_proj": (2 * t * 8 * 10, 2 * 8 * 10, 2 * t * (8 + 10)),
+        "shared_act": (5 * t * 10, 0, 2 * t * 3 * 10),
+        "shared_down_proj": (2 * t * 10 * 8, 2 * 10 * 8, 2 * t * (10 + 8)),
+        # two rows scaled and summed, with the shared one's; two weights and a gate in
+        "combine": (2 * 2 * t * 8, 0, 2 * t * (2 * 8 + 2 + 8 + 1 + 8)),
+    }
+    assert {name: _counted(op, w) for name, op in OPERATORS.items()} == {
+        name: (ops, weights, activations, 0) for name, (ops, weights, activations) in by_hand.items()
+    }
+
+
+def test_experts_without_gate_and_with_biases():
+    mixture = Experts(experts=4, chosen=2, inner=6, act="relu", gated=False, bias=True, router_bias=True)
+    operators = {op.name: op for op in mixture.operators(PARTS, X)}
+    assert "expert_gate_proj" not in operators
+    assert _counted(operators["router"], DECODE) == (2 * 8 * 4, 2 * (8 * 4 + 4), 2 * (8 + 4), 0)
+    assert _counted(operators["expert_up_proj"], BATCH) == (2 * 4 * 8 * 6, 2 * 3 * (8 * 6 + 6), 2 * 4 * (8 + 6), 0)
+    assert _counted(operators["expert_act"], BATCH) == (4 * 6, 0, 2 * 4 * 2 * 6, 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts"), [(1, 2.00), (2, 3.50), (4, 5.47), (8, 7.20), (16, 7.92), (32, 8.00), (10**6, 8.00)]
+)
+def test_mixtral_reads_the_experts_that_its_tokens_reach_and_holds_all(tokens, experts):
+    graph = load_model("mixtral-8x7b").graph
+    one = 2 * 4096 * 14336  # [B]
+    for w in (Workload.decode(batch=tokens, kv_len=100), Workload.prefill(batch=1, prompt=tokens)):
+        for _, op in graph:
+            if isinstance(op, ExpertsLinear):
+                assert evaluate(op.work().weight_bytes, w) / one == pytest.approx(experts, abs=0.005)
+    held = 32 * 3 * 8 * one
+    assert held < weight_bytes(graph) == 2 * 46_702_792_704 < held + 2 * 2e9
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_take_as_many_ops_as_their_active_weights_whatever_the_batch(name):
+    for w, tokens in ((Workload.prefill(batch=2, prompt=300), 600), (Workload.decode(batch=7, kv_len=99), 7)):
+        for block, op in load_model(name).graph:
+            if isinstance(op, ExpertsLinear):
+                active = op.weight.active * op.weight.numel
+                assert evaluate(op.work().ops, w) == pytest.approx(2 * tokens * active), (block.name, op.name)
+
+
+# Published figures, and what they leave out of our count, which has both the embedding and the head.
+@pytest.mark.parametrize(
+    ("name", "published", "without"),
+    [
+        ("mixtral-8x7b", "12.9", 0),  # arXiv:2401.04088
+        ("mixtral-8x22b", "39", 0),
+        ("qwen1.5-moe-a2.7b", "2.7", 0),
+        ("qwen2-57b-a14b", "14", 0),
+        ("qwen3-30b-a3b", "3.3", 0),
+        ("qwen3-235b-a22b", "22", 0),
+        ("qwen3-coder-480b-a35b", "35", 0),
+        ("dbrx", "36", 0),
+        ("phi-3.5-moe", "6.6", 0),
+        ("olmoe-1b-7b", "1.3", 0),
+        ("deepseek-v2", "21", 0),  # and 21 without the embedding
+        ("deepseek-v2-lite", "2.4", 1),
+        ("deepseek-v3", "37", 1),  # 37.6 with it
+        ("kimi-k2", "32", 1),
+        ("gpt-oss-20b", "3.61", 1),  # arXiv:2508.10925, table 1: the head is counted, the embedding is not
+        ("gpt-oss-120b", "5.13", 1),
+        ("glm-4.5", "32", 2),  # arXiv:2508.06471, table 1: neither embedding nor head
+        ("glm-4.5-air", "12", 2),
+        ("glm-4.7-flash", "3", 1),
+        ("dots.llm1", "14", 0),
+        ("minimax-m2", "10", 1),
+        ("ernie-4.5-21b-a3b", "3", 0),
+        ("ernie-4.5-300b-a47b", "47", 0),
+        ("hunyuan-a13b", "13", 0),
+        ("granite-3.1-3b-a800m", "0.8", 0),
+        ("granite-3.1-1b-a400m", "0.4", 0),
+    ],
+)
+def test_active_parameters_are_those_of_the_papers(name, published, without):
+    """To the digits that are published, which some round and some cut off."""
+    model = load_model(name)
+    (table,) = (op.weights[0] for _, op in model.graph if op.name == "embed_tokens")
+    billions = (model.active_parameters - without * table.numel) / 1e9
+    unit = 10 ** len(published.partition(".")[2])
+    assert float(published) in (round(billions * unit) / unit, floor(billions * unit) / unit)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mixture_has_fewer_active_parameters_than_parameters(name):
+    model = load_model(name)
+    assert 0.02 < model.active_parameters / model.parameters < 0.4
+
+
+def test_deepseek_v3_counts_no_layer_that_predicts_further_tokens():
+    model = load_model("deepseek-v3")
+    assert model.parameters == 671_026_404_352
+    assert [(block.name, block.repeat) for block in model.graph.blocks[1:-1]] == [("dense", 3), ("moe", 58)]
+
+
+def test_latent_attention_by_hand():
+    """8 wide, 2 heads of 4 + 2 and values of 3, latents of 5 for queries and 6 for keys and values."""
+    attention = LatentAttention(num_heads=2, q_rank=5, kv_rank=6, nope_dim=4, rope_dim=2, value_dim=3)
+    operators = {op.name: op for op in attention.operators(PARTS, X)}
+    by_hand = {  # one token that attends to 5: OPs, and bytes of weights, activations, cache
+        "q_a_proj": (2 * 8 * 5, 2 * 8 * 5, 2 * (8 + 5), 0),
+        "q_a_norm": (4 * 5, 2 * 5, 2 * 2 * 5, 0),
+        "q_b_proj": (2 * 5 * 12, 2 * 5 * 12, 2 * (5 + 12), 0),
+        "kv_a_proj": (2 * 8 * 8, 2 * 8 * 8, 2 * (8 + 6 + 2), 0),
+        "kv_a_norm": (4 * 6, 2 * 6, 2 * 6, 2 * 6),
+        "rope": (3 * (2 + 1) * 2, 0, 2 * (4 + 4 + 2), 2 * 2),  # two elements of each query, and the one key
+        "kv_b_proj": (2 * 5 * 6 * 14, 2 * 6 * 14, 2 * 5 * 14, 2 * 5 * 6),  # of all 5 cached tokens
+        "qk_matmul": (2 * 2 * 5 * 6, 0, 2 * (12 + 5 * 8 + 2 * 5), 2 * 5 * 2),
+        "softmax": (5 * 2 * 5, 0, 2 * 2 * 2 * 5, 0),
+        "sv_matmul": (2 * 2 * 5 * 3, 0, 2 * (2 * 5 + 5 * 6 + 6), 0),
+        "o_proj": (2 * 6 * 8, 2 * 6 * 8, 2 * (6 + 8), 0),
+    }
+    assert {name: _counted(op, DECODE) for name, op in operators.items()} == by_hand
+
+
+def test_queries_without_a_latent_are_projected_directly():
+    operators = LatentAttention(num_heads=2, q_rank=0, kv_rank=6, nope_dim=4, rope_dim=2, value_dim=3).operators(
+        PARTS, X
+    )
+    assert [op.name for op in operators][:2] == ["q_proj", "kv_a_proj"]
+
+
+def test_latents_are_all_that_deepseek_caches():
+    model = load_model("deepseek-v3")
+    assert model.kv_bytes_per_token == (512 + 64) * 61 * 2 == 70_272
+    assert kv_cache_bytes(model.graph, batch=3, context=10_000) == 3 * 10_000 * 70_272
+
+
+@pytest.mark.parametrize(("name", "layers"), [("gpt-oss-20b", 24), ("gpt-oss-120b", 36)])
+def test_half_of_gpt_oss_caches_128_tokens(name, layers):
+    graph, token = load_model(name).graph, 2 * 8 * 64 * 2  # keys and values of 8 heads of 64 in a layer [B]
+    for context in (1, 100, 128, 129, 131_072):
+        cached = kv_cache_bytes(graph, batch=1, context=context)
+        assert cached == layers / 2 * token * (context + min(context, 128))
+    assert [block.name for block in graph.blocks] == ["embedding", "local", "global", "head"]
+    assert [block.layers[:2] for block in graph.blocks[1:3]] == [(0, 2), (1, 3)]
+
+
+def test_a_decode_step_of_gpt_oss_attends_to_its_windows():
+    ops = {
+        (block.name, op.name): evaluate(op.work().ops, Workload.decode(batch=1, kv_len=10_000))
+        for block, op in load_model("gpt-oss-20b").graph
+    }
+    assert ops["local", "qk_matmul"] == 2 * 64 * 64 * 128
+    assert ops["global", "qk_matmul"] == 2 * 64 * 64 * 10_000
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("quant", ["W16A16", "W4A16g128", "W8A8KV8", "fp8", "mxfp4,router=W8A8"])
+@pytest.mark.parametrize("on_chip_bytes", [None, 1e7])
+def test_every_model_can_be_quantized_and_fused(name, quant, on_chip_bytes):
+    graph = load_model(name).graph.check()
+    fused = () if on_chip_bytes is None else (flash_attention(on_chip_bytes),)
+    changed = graph.then(quantize(parse_quantization(quant)), *fused).check()
+    matrices = [
+        sum(b.repeat * w.numel for b, op in g for w in op.weights if len(w.shape) > 1 and not w.tied)
+        for g in (graph, changed)
+    ]
+    assert matrices[0] == matrices[1]
+    experts = {op.weight.format for _, op in changed if isinstance(op, ExpertsLinear)}
+    assert len(experts) == 1
+    assert (experts.pop().bits < 16) == (quant != "W16A16")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_tensor_lives_until_it_is_read_last(name):
+    for block in load_model(name).graph.blocks:
+        for op, form in zip(block.operators, live_bytes(block), strict=True):
+            moved = [t for t in (*op.inputs, *op.outputs) if t.role == "activation"]
+            needed = {t.name: t for t in moved}.values()
+            for w in (PREFILL, BATCH):
+                assert evaluate(form, w) >= sum(evaluate(t.nbytes, w) for t in needed) * (1 - 1e-12)
+
+
+def _config(name, **changes):
+    config = UNSHIPPED.get(name) or dict(read_yaml(data_dir("models") / f"{name}.yaml").section("config").data)
+    return Section(config | changes, "config.json")
+
+
+def _built(config):
+    return builder(config)(config, FP16).check()
+
+
+def _blocks(name, **changes):
+    return [(block.name, block.layers) for block in _built(_config(name, **changes)).blocks[1:-1]]
+
+
+def test_layers_with_experts_are_where_the_config_says():
+    few = {"num_hidden_layers": 4}
+    assert _blocks("qwen3-30b-a3b", **few) == [("moe", (0, 1, 2, 3))]
+    assert _blocks("qwen3-30b-a3b", **few, decoder_sparse_step=2) == [("dense", (0, 2)), ("moe", (1, 3))]
+    assert _blocks("qwen1.5-moe-a2.7b", **few, mlp_only_layers=[0, 3]) == [("dense", (0, 3)), ("moe", (1, 2))]
+    assert _blocks("deepseek-v2-lite", **few) == [("dense", (0,)), ("moe", (1, 2, 3))]
+    assert _blocks("glm-4.7-flash", **few, mlp_layer_types=["dense", "sparse"] * 2)[1] == ("moe", (1, 3))
+    assert _blocks("ernie-4.5-21b-a3b", **few, moe_layer_end_index=-1)[1] == ("moe", (1, 2, 3))
+    assert _blocks("ernie-4.5-21b-a3b", **few, moe_layer_end_index=2, moe_layer_interval=2)[1] == ("moe", (1,))
+    assert _blocks("llama-4-maverick", **few) == [("local_dense", (0, 2)), ("local_moe", (1,)), ("global_moe", (3,))]
+    assert _blocks("llama-4-maverick", **few, moe_layers=[0], no_rope_layers=[0, 1, 1, 1]) == [
+        ("global_moe", (0,)),
+        ("local_dense", (1, 2, 3)),
+    ]
+    assert _blocks("gpt-oss-20b", **few, layer_types=None) == [("local", (0, 2)), ("global", (1, 3))]
+    alike = {"num_hidden_layers": 2, "moe_intermediate_size": 5, "num_shared_expert": 1}
+    assert _blocks("hunyuan-a13b", **alike, moe_topk=3) == [("moe", (0, 1))]
+    assert _blocks("hunyuan-a13b", **alike, moe_topk=[1, 2]) == [("moe", (0,)), ("moe", (1,))]
+
+
+def test_windows_of_qwen_are_those_of_every_second_layer():
+    changes = {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
+    assert _blocks("qwen1.5-moe-a2.7b", **changes) == [("local_moe", (0,)), ("moe", (1, 2, 3))]
+
+
+@pytest.mark.parametrize(("name", "nested"), [("kimi-k2.5", "kimi_k25"), ("llama-4-scout", "llama4")])
+def test_the_language_model_of_a_pair_is_the_one_that_ships(name, nested):
+    text = _config(name)
+    assert _built(Section({"model_type": nested, "text_config": text.data}, "config.json")) == _built(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("mixtral-8x7b", {"num_experts_per_tok": 9},
+         "num_experts_per_tok: must be at most the 8 experts of num_local_experts; got 9"),
+        ("mixtral-8x7b", {"num_local_experts": 0}, "num_local_experts: must be a whole number of at least 1; got 0"),
+        ("dbrx", {"ffn_config": {"moe_num_experts": 2, "moe_top_k": 4, "ffn_hidden_size": 8}},
+         "ffn_config.moe_top_k: must be at most the 2 experts of moe_num_experts; got 4"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": ["a"]}, "mlp_only_layers: must be a list of whole numbers; got ['a']"),
+        ("qwen3-30b-a3b", {"shared_expert_intermediate_size": 5},
+         "shared_expert_intermediate_size: must be absent, 0 or false: qwen3_moe has no such thing"),
+        ("qwen3-30b-a3b", {"use_qk_norm": False}, "use_qk_norm: must be true: qwen3_moe always has the norms"),
+        ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq: must be 1; got 2"),
+        ("deepseek-v2", {"mlp_bias": True}, "mlp_bias: must be false: biases of these MLPs are not modelled"),
+        ("deepseek-v3", {"kv_lora_rank": None}, "kv_lora_rank: is missing"),
+        ("glm-4.7-flash", {"mlp_layer_types": ["dense"]},
+         "mlp_layer_types: must have an entry for each of the 47 layers; got 1"),
+        ("glm-4.7-flash", {"num_hidden_layers": 1, "mlp_layer_types": ["x"]},
+         "mlp_layer_types: must be made of dense and sparse"),
+        ("gpt-oss-20b", {"layer_types": ["full_attention"]},
+         "layer_types: must be 24 of sliding_attention and full_attention; got 1 of them"),
+        ("minimax-m2", {"rotary_dim": 200}, "rotary_dim: must be at most the 128 of a head; got 200"),
+        ("minimax-m2", {"attn_type_list": [0, 1]},
+         "attn_type_list: must be ones, for softmax attention; linear attention is not modelled"),
+        ("minimax-m2", {"shared_intermediate_size": 8},
+         "shared_intermediate_size: must be 0: minimax_m2 has no shared expert"),
+        ("dots.llm1", {"sliding_window": 8, "max_window_layers": 2},
+         "sliding_window: must leave all layers without a window; others are not modelled"),
+        ("ernie-4.5-21b-a3b", {"use_bias": True}, "use_bias: must be false; biases of ERNIE 4.5 are not modelled"),
+        ("hunyuan-a13b", {"use_cla": True}, "use_cla: must be false; it is not modelled"),
+        ("hunyuan-a13b", {"moe_topk": [8]}, "moe_topk: must have an entry for each of the 32 layers; got 1"),
+        ("hunyuan-a13b", {"moe_topk": [0] * 32}, "moe_topk: must be at least 1 in every layer; got 0"),
+        ("hunyuan-a13b", {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped: must be 0: every layer has experts"),
+        ("llama-4-unsaid", {}, "attention_chunk_size: is missing; null is attention to all tokens"),
+        ("llama-4-scout", {"no_rope_layers": [1]},
+         "no_rope_layers: must have an entry for each of the 48 layers; got 1"),
+    ],
+)  # fmt: skip
+def test_what_a_config_cannot_say(name, changes, message):
+    with pytest.raises(InputError) as caught:
+        _built(_config(name, **changes))
+    assert str(caught.value) == f"config.json: {message}"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("llama-4-scout", 107_769_861_120), ("llama-4-maverick", 400_711_848_960)]
+)
+def test_llama_4_has_the_parameters_of_transformers_and_17_billion_active(name, parameters):
+    graph = _built(_config(name))
+    assert graph.parameters == parameters
+    assert round(graph.active_parameters / 1e9) == 17
+
+
+def test_norms_of_llama_4_are_of_rotated_heads_and_have_no_weights():
+    for block in _built(_config("llama-4-scout", num_hidden_layers=4)).blocks[1:-1]:
+        norms = [op for op in block.operators if op.name in ("q_norm", "k_norm")]
+        assert len(norms) == (2 if block.name == "local_moe" else 0)
+        assert [(op.weights, op.ops_per_element) for op in norms] == [((), 3)] * len(norms)
+    assert all(op.name != "q_norm" for _, op in _built(_config("llama-4-maverick")))
+
+
+def test_chunks_of_llama_4_are_reported_as_not_read(tmp_path):
+    """Attention over all tokens is exact for contexts of at most a chunk, and a note says that nothing reads it."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(SCOUT))
+    model = load_model(str(file))
+    assert model.notes == (f"fields of {file} that nothing here reads: attention_chunk_size",)
+    assert {op.heads.window for _, op in model.graph if op.name == "qk_matmul"} == {inf}
+    pair = Section({"model_type": "llama4", "text_config": SCOUT}, "config.json")
+    _built(pair)
+    assert "text_config.attention_chunk_size" in pair.unread()
+
+
+def test_flash_attention_keeps_the_sinks():
+    for attention in ("flash", "eager"):
+        assert Setting.of("gpt-oss-20b", "h100-sxm", attention=attention).graph.parameters == 20914757184

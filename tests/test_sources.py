@@ -1,0 +1,237 @@
+"""Where models come from besides names and files: the Hugging Face hub, tried against a server of its paths."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+pytest.importorskip("huggingface_hub")
+
+CONFIG = {
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 100,
+}
+FP8 = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_local"
+FILES = {  # (repository, revision, file): what it holds
+    ("org/plain", "main", "config.json"): json.dumps(CONFIG),
+    ("org/plain", "v2", "config.json"): json.dumps({**CONFIG, "num_hidden_layers": 3}),
+    ("org/private", "main", "config.json"): json.dumps(CONFIG),
+    ("org/quantized", "main", "config.json"): json.dumps(CONFIG),
+    ("org/quantized", "main", "hf_quant_config.json"): json.dumps(FP8),
+    ("org/broken", "main", "config.json"): "{",
+    ("org/unknown", "main", "config.json"): json.dumps({**CONFIG, "model_type": "quantum"}),
+    ("org/code", "main", "config.json"): json.dumps({**CONFIG, "auto_map": {"AutoConfig": "configuration_evil.Evil"}}),
+    ("org/code", "main", "configuration_evil.py"): "raise SystemExit('ran')",
+    ("org/weights", "main", "model.safetensors"): "",
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """/{repository}/resolve/{revision}/{file}, with the headers and errors of the hub."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_HEAD(self):
+        self._answer(with_body=False)
+
+    def do_GET(self):
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body):
+        Hub.asked.append(self.path)
+        parts = self.path.strip("/").split("/")
+        if len(parts) != 5 or parts[2] != "resolve":
+            return self._end(404, {}, b"", with_body=with_body)
+        repository, revision, file = "/".join(parts[:2]), parts[3], parts[4]
+        allowed = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        if repository == "org/gated":
+            said = "Access to model org/gated is restricted."
+            return self._end(
+                403 if allowed else 401,
+                {"X-Error-Code": "GatedRepo", "X-Error-Message": said},
+                b"",
+                with_body=with_body,
+            )
+        if repository == "org/down":
+            return self._end(500, {}, b"", with_body=with_body)
+        held = {key for key in FILES if key[0] == repository}
+        if not held or (repository == "org/private" and not allowed):
+            return self._end(401, {"X-Error-Code": "RepoNotFound"}, b"", with_body=with_body)
+        if revision not in {key[1] for key in held} | {COMMIT}:
+            return self._end(404, {"X-Error-Code": "RevisionNotFound"}, b"", with_body=with_body)
+        text = FILES.get((repository, "main" if revision == COMMIT else revision, file))
+        commit = {"X-Repo-Commit": COMMIT if revision != "v2" else COMMIT[::-1]}
+        if text is None:
+            return self._end(404, {"X-Error-Code": "EntryNotFound", **commit}, b"", with_body=with_body)
+        body = text.encode()
+        etag = {"ETag": f'"{hashlib.sha1(body).hexdigest()}"'}
+        return self._end(200, {**commit, **etag}, body, with_body=with_body)
+
+    def _end(self, status, headers, body, *, with_body):
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def models(endpoint, tmp_path):
+    """Runs `llmviewer models NAME` in a process of its own, as huggingface_hub reads its variables once."""
+
+    def run(name, **variables):
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
+        given = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1", **variables}
+        command = [sys.executable, "-m", "llmviewer", "models", name, "--format", "json"]
+        return subprocess.run(
+            command, env={**kept, **given}, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+        )
+
+    return run
+
+
+def _facts(done):
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def _error(done):
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("llmviewer: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr.removeprefix("llmviewer: ").rstrip("\n")
+
+
+def test_a_repository_is_a_model(models):
+    facts = _facts(models("org/plain"))
+    assert (facts["name"], facts["title"], facts["layers"]) == ("plain", "org/plain", 2)
+    assert facts["source"] == "org/plain config.json"
+
+
+def test_a_revision_of_a_repository(models):
+    assert _facts(models("org/plain@v2"))["layers"] == 3
+    assert _error(models("org/plain@v3")) == "org/plain@v3: org/plain has no revision 'v3' on the hub"
+
+
+def test_what_was_fetched_is_kept_and_serves_offline(models, endpoint):
+    _facts(models("org/plain"))
+    Hub.asked.clear()
+    assert _facts(models("org/plain", HF_HUB_OFFLINE="1"))["layers"] == 2
+    assert not Hub.asked
+    assert _facts(models("org/plain", HF_ENDPOINT="http://127.0.0.1:9"))["layers"] == 2
+
+
+def test_modelopts_file_is_fetched_where_the_config_says_nothing(models):
+    Hub.asked.clear()
+    _facts(models("org/quantized"))
+    assert "/org/quantized/resolve/main/hf_quant_config.json" in Hub.asked
+
+
+def test_a_token_opens_what_is_private(models, endpoint):
+    error = _error(models("org/private"))
+    assert error.startswith(f"no model 'org/private' at {endpoint}, or it is private and HF_TOKEN may not read it; ")
+    assert _facts(models("org/private", HF_TOKEN=TOKEN))["layers"] == 2
+
+
+def test_a_repository_that_is_not_there_is_told_what_ships(models, endpoint):
+    error = _error(models("org/llama-2-7b"))
+    said = f"no model 'org/llama-2-7b' at {endpoint}, or it is private and HF_TOKEN may not read it; "
+    assert error.startswith(f"{said}of those that ship, ")
+    assert "llama-2-7b" in error.removeprefix(said)
+
+
+@pytest.mark.parametrize("token", ["", TOKEN])
+def test_a_gated_repository(models, endpoint, token):
+    error = f"org/gated: is gated; accept its conditions at {endpoint}/org/gated and set HF_TOKEN"
+    assert _error(models("org/gated", HF_TOKEN=token)) == error
+
+
+def test_a_repository_without_a_config(models):
+    error = _error(models("org/weights"))
+    assert error.startswith("org/weights: has no config.json on the hub, which a model for transformers has; of those ")
+
+
+def test_offline_and_not_in_the_cache(models, tmp_path):
+    where = tmp_path / "hf" / "hub"
+    error = f"org/plain: its config.json is not in the cache {where}, and HF_HUB_OFFLINE is set; unset it"
+    assert _error(models("org/plain", HF_HUB_OFFLINE="1")) == error
+
+
+def test_no_network_and_not_in_the_cache(models, tmp_path):
+    where = tmp_path / "hf" / "hub"
+    error = _error(models("org/plain", HF_ENDPOINT="http://127.0.0.1:9"))
+    assert error == (
+        f"org/plain: cannot reach http://127.0.0.1:9, and its config.json is not in the cache {where}; "
+        "give the path of a config.json, or the name of a model that ships"
+    )
+
+
+def test_a_server_that_fails(models, endpoint):
+    error = f"org/down: {endpoint} answers '500 Internal Server Error' for config.json"
+    assert _error(models("org/down")) == error
+
+
+def test_a_config_that_is_not_json(models):
+    said = "org/broken config.json:1:2: is not JSON: Expecting property name enclosed in double quotes"
+    assert _error(models("org/broken")) == said
+
+
+def test_an_architecture_that_is_not_known(models):
+    error = _error(models("org/unknown"))
+    assert error.startswith("org/unknown config.json: model_type: no architecture for 'quantum'; ")
+
+
+def test_code_of_a_repository_is_neither_fetched_nor_run(models):
+    Hub.asked.clear()
+    assert _facts(models("org/code"))["layers"] == 2
+    assert {path.rpartition("/")[2] for path in Hub.asked} == {"config.json", "hf_quant_config.json"}
+
+
+def test_without_the_package_the_extra_is_named(models, tmp_path):
+    (tmp_path / "huggingface_hub.py").write_text("raise ImportError", encoding="utf-8")
+    assert _error(models("org/plain", PYTHONPATH=str(tmp_path))) == (
+        "org/plain: models of the Hugging Face hub need the package huggingface_hub; pip install 'llmviewer[hub]', "
+        "or give the path of a config.json"
+    )
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "./here", "org/", "/abs", "org/na me", "../up"])
+def test_what_is_no_name_of_the_hub_is_not_looked_up(models, name):
+    assert _error(models(name, HF_ENDPOINT="http://127.0.0.1:9")).startswith(f"no model {name!r}: ")
+
+
+def test_names_that_ship_do_not_import_the_hub(tmp_path):
+    code = "import sys; from llmviewer.analysis import analyze; analyze('gpt2', 't4')"
+    asked = f"{code}; print('huggingface_hub' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "False\n"

@@ -44,9 +44,10 @@ class SelfAttention:
         k = parts.cached("k_cache", heads.kv_width) if straight else parts.tensor("k_proj", heads.kv_width)
         v = parts.cached("v_cache", heads.num_kv_heads * heads.out_dim)
         gate = (parts.tensor("attn_gate", heads.num_heads * heads.out_dim),) if self.gated else ()
-        named = (("q_proj", (q, *gate)), ("k_proj", (k,)), ("v_proj", (v,)))
-        named = (("qkv_proj", (q, k, v, *gate)),) if self.fused_qkv else named
-        projections = [parts.linear(name, x, *outputs, bias=self.qkv_bias) for name, outputs in named]
+        named = {"q_proj": (q, *gate), "k_proj": (k,), "v_proj": (v,)}
+        if self.fused_qkv:
+            named = {"qkv_proj": (q, k, v, *gate)}
+        projections = [parts.linear(name, x, *outputs, bias=self.qkv_bias) for name, outputs in named.items()]
         prepared = self._prepared(parts, q, k)
         q = prepared[-1].outputs[0] if self.rotary_dim else prepared[0].outputs[0] if prepared else q
         scored = self._scores(parts, q)

@@ -16,8 +16,9 @@ def cast(*, weight: Format | None = None, activation: Format | None = None) -> T
         return replace(w, format=resolved(weight, w.format)) if weight else w
 
     def moved(t: Tensor) -> Tensor:
-        kept = activation is None or t.role is Role.STATE
-        return t if kept else replace(t, format=resolved(activation, t.format))
+        if activation is None or t.role is Role.STATE:
+            return t
+        return replace(t, format=resolved(activation, t.format))
 
     def one(op: Operator) -> Operator:
         return op.with_weights(stored).with_tensors(moved)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,8 @@ class Section:
         own = [
             f"{self.at}{k}" for k, v in self.data.items() if v is not None and k not in self.asked and k not in known
         ]
-        return sorted((*own, *(key for section in self._opened.values() for key in section.unread(known))))
+        inside = (section.unread(known) for key, section in self._opened.items() if key not in known)
+        return sorted((*own, *chain.from_iterable(inside)))
 
     def costless(self, *keys: str) -> None:
         """Says that these keys are known to change nothing that is counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .checkpoints import Checkpoint
 
 _DTYPES: Final = {"float16": FP16, "bfloat16": BF16, "float32": FP32}
+_CALLABLE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MODELOPT: Final = "hf_quant_config.json"  # where modelopt says what config.json does not
 _CONTEXT: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "model_max_length")
 # Fields of config.json that change what is computed, not how much of it.
@@ -49,7 +51,8 @@ def model_names() -> tuple[str, ...]:
 
 def load_model(name: str) -> Model:
     """A model by its name or an alias of it, the path of a YAML file or config.json, a GGUF or safetensors file, a
-    folder with a config.json, or org/name or org/name@revision on the Hugging Face hub.
+    folder with a config.json, org/name or org/name@revision on the Hugging Face hub, or package.module:callable, which
+    returns a torch.nn.Module.
 
     Raises InputError, with the nearest names, where there is none such, or where the file is wrong.
     """
@@ -58,6 +61,10 @@ def load_model(name: str) -> Model:
         return _from_yaml(folder / f"{wanted}.yaml")
     if local := _from_path(name):
         return local
+    if _CALLABLE.fullmatch(name):  # code of the user's, which only an explicit name runs
+        from .tracing import load_traced
+
+        return load_traced(name)
     aliases = {alias.lower(): path for path in folder.glob("*.yaml") for alias in read_yaml(path).texts("aliases")}
     if wanted in aliases:
         return _from_yaml(aliases[wanted])

@@ -21,6 +21,7 @@ LAYERS = (
     ("quantization_methods",),
     ("quantization_config",),
     ("roofline", "model"),
+    ("tracing",),
     ("memory", "generation", "hardware_files", "model_files"),
     ("setting",),
     ("advice", "notes"),

@@ -1,5 +1,6 @@
 """What ships: every folder with code or data, one top-level name, an interface that is what it says."""
 
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,8 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    folder, source = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("source") / "llmviewer"
+    left = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")  # what earlier builds left
+    shutil.copytree(ROOT, source, ignore=left)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
     subprocess.run(command, check=True, capture_output=True)
     return next(folder.glob("*.whl"))
 

@@ -69,7 +69,10 @@ def build_gemma3_text_of(config: Section, fmt: Format) -> Graph:
     """The decoder of a Gemma 3 that also sees: without the tower that turns pictures into tokens."""
     text = config.section("text_config")
     config.costless("boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image")
-    return build_gemma3(Section({**_TEXT, **text.data}, text.file, text.at), fmt)
+    whole = Section({**_TEXT, **text.data}, text.file, text.at)
+    graph = build_gemma3(whole, fmt)
+    text.costless(*whole.asked)  # asked of the text with what it leaves out
+    return graph
 
 
 def _alternating(config: Section, fmt: Format, heads: Heads, *, pattern: int, qk_norm: NormKind | None = None) -> Graph:

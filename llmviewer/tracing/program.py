@@ -1,0 +1,193 @@
+"""Aligned recordings -> launches: matmul-like calls, and what is fused between them, each in its layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import inf
+from typing import Any, Final
+
+from ..errors import InputError
+from ..forms import Form
+from .fitting import Shape, amount, fit
+from .recording import Call, Recording, Use, Value
+
+_INDEX: Final = re.compile(r"\.(\d+)(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Places of the calls that one kernel makes: a matmul-like one, or element-wise ones that are joined."""
+
+    calls: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Launches of one layer, or of what stands between layers. `layer` is its module's path, "" where it is none."""
+
+    layer: str
+    launches: tuple[Launch, ...]
+
+
+class Program:
+    """What all passes have in common, and the forms of what differs."""
+
+    def __init__(self, name: str, recordings: Sequence[Recording]) -> None:
+        self.name = name
+        self.recordings = recordings
+        self.calls = recordings[0].calls
+        self.values = recordings[0].values
+        self.logits = recordings[0].logits
+        self._aligned()
+        self.cached = {v for c in self.calls for v in self._appended(c)}  # values that are the cache after this pass
+        self.writer = {v: index for index, call in enumerate(self.calls) for v in call.made}
+        self.readers: dict[int, list[int]] = {}
+        for index, call in enumerate(self.calls):
+            for use in call.uses:
+                self.readers.setdefault(use.value, []).append(index)
+
+    def error(self, call: Call, problem: str) -> InputError:
+        return InputError(f"{self.name}: {call.where} {problem}")
+
+    def form(self, call: Call, what: str, count: Callable[[Recording], int]) -> Form:
+        """What `count` gives for all passes, as a form."""
+        counts = [count(recording) for recording in self.recordings]
+        form = fit(counts)
+        if form is None:
+            raise self.error(
+                call,
+                f"has {what} that are no sum of whole multiples of tokens, sequences, cached tokens and cells: "
+                f"{', '.join(map(str, counts[:4]))}, ...",
+            )
+        return form
+
+    def elements(self, value: int) -> Form:
+        call = self.calls[self.writer[value]]
+        return self.form(call, "results", lambda r: r.values[value].numel)
+
+    def ops(self, launch: Launch) -> Form:
+        return self.form(
+            self.calls[launch.calls[-1]], "OPs", lambda r: sum(r.calls[index].ops for index in launch.calls)
+        )
+
+    def said(self, index: int, shape: Shape) -> int:
+        """The OPs of a matmul-like call in a pass of `shape`."""
+        return amount(self.ops(Launch((index,))), shape)
+
+    def read(self, launch: Launch, value: int) -> Form:
+        """Elements of a value that a launch reads, each once."""
+        call = self.calls[launch.calls[0]]
+        return self.form(call, "operands", lambda r: _distinct(_uses(r, launch, value), r.values[value]))
+
+    def outside(self, launch: Launch) -> list[int]:
+        """Values that a launch reads and did not make; the cache it appends to stays where it is."""
+        own = {v for index in launch.calls for v in self.calls[index].made}
+        uses = [use.value for index in launch.calls for use in self.calls[index].uses]
+        return [v for v in dict.fromkeys(uses) if v not in own and self.values[v].source != "cache"]
+
+    def leaving(self, launch: Launch) -> list[int]:
+        """Values that a launch makes for others."""
+        own = set(launch.calls)
+        made = (v for index in launch.calls for v in self.calls[index].made)
+        kept = (v for v in made if v == self.logits or v in self.cached or set(self.readers.get(v, ())) - own)
+        return list(kept)
+
+    def segments(self, lists: set[str]) -> list[Segment]:
+        """The launches of each layer, a layer being an entry of one of the modules `lists`."""
+        keys = [_layer(call.path, lists) for call in self.calls]
+        runs = groupby(range(len(self.calls)), key=lambda index: keys[index])
+        return [Segment(layer, tuple(self._launches(list(places)))) for layer, places in runs]
+
+    def _aligned(self) -> None:
+        for recording in self.recordings[1:]:
+            for ours, theirs in zip(self.calls, recording.calls, strict=False):
+                if ours.wiring != theirs.wiring:
+                    raise self.error(theirs, f"is made for one shape where {ours.where} is for another")
+            if len(self.calls) != len(recording.calls):
+                raise InputError(
+                    f"{self.name}: makes {len(self.calls)} calls for one shape and {len(recording.calls)} for another; "
+                    "a trace needs the same calls for all (is there a loop over tokens?)"
+                )
+
+    def _appended(self, call: Call) -> tuple[int, ...]:
+        old = [use for use in call.uses if self.values[use.value].source == "cache"]
+        if not old:
+            return ()
+        if call.name != "cat" or len(call.uses) != 2:
+            raise self.error(call, "reads the cache that a pass finds; a trace knows caches that cat() appends to")
+        return call.made
+
+    def _launches(self, places: list[int]) -> Iterable[Launch]:
+        """A segment's launches in order: an element-wise call goes to the last place where it is not too late."""
+        due: dict[int, float] = {}
+        for index in reversed(places):
+            readers = (r for v in self.calls[index].made for r in self.readers.get(v, ()))
+            due[index] = index if self.calls[index].matmul else min((due[r] for r in readers if r in due), default=inf)
+        first: list[tuple[float, Launch]] = []
+        for place in sorted({due[index] for index in places}):
+            joined = [index for index in places if due[index] == place and not self.calls[index].matmul]
+            first += [(place, Launch(tuple(group))) for group in self._components(joined)]
+            if place < inf:
+                first.append((place, Launch((int(place),))))
+        return self._appends_first([launch for _, launch in first])
+
+    def _components(self, places: list[int]) -> list[list[int]]:
+        """Calls that hand each other values, together."""
+        groups: list[list[int]] = []
+        for index in places:
+            read = {use.value for use in self.calls[index].uses} - self.cached  # what is cached is read from memory
+            near = [g for g in groups if any(read & set(self.calls[i].made) for i in g)]
+            groups = [g for g in groups if g not in near] + [sorted([index, *(i for g in near for i in g)])]
+        return groups
+
+    def _appends_first(self, launches: list[Launch]) -> list[Launch]:
+        """What goes to the cache goes there as soon as it is made, so that attention is three launches in a row."""
+        done: list[Launch] = []
+        for launch in launches:
+            if not any(v in self.cached for v in self.leaving(launch)):
+                done.append(launch)
+                continue
+            needed = set(self.outside(launch))
+            after = [i for i, other in enumerate(done) if needed & set(self.leaving(other))]
+            place = max(after, default=-1) + 1
+            while place < len(done) and any(v in self.cached for v in self.leaving(done[place])):
+                place += 1
+            done.insert(place, launch)
+        return done
+
+
+def layer_lists(module: Any) -> set[str]:
+    """Paths of modules whose numbered children are layers: lists, and sequences of modules that have modules."""
+    found = set()
+    for path, part in module.named_modules():
+        children = dict(part.named_children())
+        if children and all(name.isdigit() for name in children):
+            deep = [child for child in children.values() if any(True for _ in child.children())]
+            if type(part).__name__ == "ModuleList" or len({type(c) for c in deep}) < len(deep):
+                found.add(path)
+    return found
+
+
+def _layer(path: str, lists: set[str]) -> str:
+    for match in _INDEX.finditer(f".{path}"):
+        if path[: max(match.start() - 1, 0)] in lists:
+            return path[: match.end() - 1]
+    return ""
+
+
+def _uses(recording: Recording, launch: Launch, value: int) -> set[Use]:
+    return {use for index in launch.calls for use in recording.calls[index].uses if use.value == value}
+
+
+def _distinct(uses: set[Use], value: Value) -> int:
+    """Elements that some parts of a value have together: parts of parts are none of their own."""
+    parts = {(use.low, use.high): use.elements for use in sorted(uses, key=lambda u: u.elements)}
+    whole = [
+        n
+        for (low, high), n in parts.items()
+        if not any(a <= low and high <= b and (a, b) != (low, high) for a, b in parts)
+    ]
+    return min(sum(whole), value.numel)

@@ -1,0 +1,284 @@
+"""One pass of a torch module on the meta device, as the aten calls it makes and the values that go between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from math import prod
+from typing import Any, Final
+
+from ..errors import InputError
+
+# Calls that lay out again what is there: a fused engine reads the original.
+_COPIES: Final = frozenset({"clone", "_unsafe_view", "contiguous", "_reshape_copy", "lift_fresh"})
+_MOVES: Final = frozenset(
+    {"cat", "stack", "_to_copy", "copy_", "index", "index_select", "gather", "constant_pad_nd", "roll"}
+)
+# OPs of an element where a call is more than one, as our own operators count them.
+_STEPS: Final = {
+    "native_layer_norm": 7, "_fused_rms_norm": 4, "_softmax": 5, "_safe_softmax": 5, "silu": 4, "sigmoid": 4, "gelu": 5,
+}  # fmt: skip
+_MADE: Final = (
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "new_",
+    "rand",
+    "arange",
+)  # allocations, whatever they are shaped like
+_DECIDES: Final = frozenset({"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim"})
+_COUNTED: Final = ("embedding", "_grouped_mm")  # matmul-like calls that torch's flop registry does not have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """A floating-point tensor that depends on parameters, the cache or what was made of them.
+
+    source  "call"; "cache" or the name of a parameter where it comes from outside
+    """
+
+    numel: int
+    dtype: str
+    source: str = "call"
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Use:
+    """The part of a value that a call reads: that many elements, each once, between two places of its memory."""
+
+    value: int
+    elements: int
+    low: int
+    high: int
+    last: int = 1  # the size of the last dimension as the call sees it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """ops  OPs of a matmul-like call; elements of the largest tensor of another, none where it only moves them"""
+
+    name: str
+    path: str
+    uses: tuple[Use, ...]
+    made: tuple[int, ...]
+    ops: int
+    matmul: bool
+
+    @property
+    def where(self) -> str:
+        return f"{self.path or 'the module itself'}: {self.name}"
+
+    @property
+    def wiring(self) -> tuple[object, ...]:
+        """What has to be the same whatever the shapes are."""
+        return (self.name, self.path, tuple(use.value for use in self.uses), self.made)
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """Calls whose results depend on tokens, in launch order. What depends on shapes alone (masks, angles, indices) is
+    left out: it is computed on the fly.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    logits: int = -1
+
+    @property
+    def products(self) -> list[tuple[str, str, int]]:
+        return [(c.path, c.name, c.ops) for c in self.calls if c.matmul]
+
+
+class Recorder:
+    """Turns dispatched calls into a Recording."""
+
+    def __init__(self, module: Any, cached: list[Any]) -> None:
+        self.recording = Recording()
+        self.now: tuple[str, str] | None = None  # the call that is being made
+        self._flops: dict[Any, Callable[..., int]] = import_module("torch.utils.flop_counter").flop_registry
+        self._tensor = import_module("torch").Tensor
+        self._flatten: Callable[[Any], tuple[list[Any], Any]] = import_module("torch.utils._pytree").tree_flatten
+        self._tracker = import_module("torch.utils.module_tracker").ModuleTracker()
+        self._seen: dict[
+            int, tuple[Use, bool]
+        ] = {}  # by id: what it shows of which value; whether it was laid out anew
+        self._cache: set[int] = set()  # values that are what the pass found in the cache and what it adds
+        self._alive: list[Any] = []  # ids stay theirs as long as tensors live
+        for name, parameter in module.named_parameters():
+            self._enter(parameter, name)
+        for tensor in cached:
+            self._enter(tensor, "cache")
+
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """What `forward` returns, its calls recorded."""
+        base = import_module("torch.utils._python_dispatch").TorchDispatchMode
+        mode = type(
+            "Mode",
+            (base,),
+            {"__torch_dispatch__": lambda _, f, types, args=(), kwargs=None: self._call(f, args, kwargs or {})},
+        )
+        with self._tracker, mode():
+            return forward()
+
+    def shown(self, tensor: Any) -> int:
+        """The value that a tensor shows; -1 for one that depends on shapes alone."""
+        known = self._seen.get(id(tensor))
+        return known[0].value if known else -1
+
+    def _enter(self, tensor: Any, source: str) -> int:
+        values = self.recording.values
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        values.append(Value(numel=tensor.numel(), dtype=dtype, source=source, shape=tuple(tensor.shape)))
+        self._show(tensor, Use(len(values) - 1, tensor.numel(), 0, tensor.numel()), anew=False)
+        return len(values) - 1
+
+    def _show(self, tensor: Any, use: Use, *, anew: bool) -> None:
+        self._seen[id(tensor)] = (use, anew)
+        self._alive.append(tensor)
+
+    def _tensors(self, tree: Any) -> list[Any]:
+        return [x for x in self._flatten(tree)[0] if isinstance(x, self._tensor)]
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        path = max(self._tracker.parents, key=len).partition(".")[2]
+        schema, packet = func._schema, func._overloadpacket  # noqa: SLF001  # public in all but name
+        name = schema.name.partition("::")[2]
+        self.now = (path, name)
+        out = func(*args, **kwargs)
+        self.now = None
+        ins, outs = self._tensors((args, kwargs)), self._tensors(out)
+        self._alive += ins
+        copies = name in _COPIES or (name == "_to_copy" and self._is_stored(ins))
+        if not schema.is_mutable and (copies or any(r.alias_info for r in schema.returns)):
+            self._look(ins[:1], outs, copied=copies)
+            return out
+        known = [x for x in ins if id(x) in self._seen]
+        if known and not name.startswith(_MADE) and any(map(_counts, outs)):
+            matmul = packet in self._flops or name in _COUNTED
+            largest = 0 if name in _MOVES else _STEPS.get(name, 1) * max(x.numel() for x in (*known, *outs))
+            ops = self._ops(packet, name, args, kwargs, out) if matmul else largest
+            uses = tuple(map(self._use, known))
+            made = tuple(self._made(x, mutated=schema.is_mutable) for x in outs if _counts(x))
+            self._grown(name, uses, made)
+            self.recording.calls.append(Call(name=name, path=path, uses=uses, made=made, ops=ops, matmul=matmul))
+        elif known and name.endswith("mm"):
+            raise InputError(f"{path}: {name} gives whole numbers, and a trace follows floating-point ones")
+        return out
+
+    def _grown(self, name: str, uses: tuple[Use, ...], made: tuple[int, ...]) -> None:
+        if name == "cat" and any(self.recording.values[use.value].source == "cache" for use in uses):
+            self._cache |= set(made)
+
+    def _is_stored(self, ins: list[Any]) -> bool:
+        """Whether a conversion is of the cache or of a parameter, and so made as that is read."""
+        value = self.shown(ins[0]) if ins else -1
+        return value in self._cache or (value >= 0 and self.recording.values[value].source != "call")
+
+    def _use(self, tensor: Any) -> Use:
+        use = self._seen[id(tensor)][0]
+        return Use(use.value, use.elements, use.low, use.high, tensor.shape[-1] if tensor.dim() else 1)
+
+    def _ops(self, packet: Any, name: str, args: Any, kwargs: Any, out: Any) -> int:
+        if name == "embedding":
+            return 0
+        if name == "_grouped_mm":  # each row by the matrix of its own expert
+            return int(2 * args[0].numel() * args[1].shape[-1])
+        return int(self._flops[packet](*args, **kwargs, out_val=out))
+
+    def _made(self, tensor: Any, *, mutated: bool) -> int:
+        old = self.shown(tensor)
+        if not mutated or old < 0:
+            return self._enter(tensor, "call")
+        whole = self.recording.values[old]
+        self.recording.values.append(Value(numel=whole.numel, dtype=whole.dtype, shape=whole.shape))
+        new = len(self.recording.values) - 1
+        for key, (use, anew) in self._seen.items():
+            if use.value == old:
+                self._seen[key] = (Use(new, use.elements, use.low, use.high), anew)
+        return new
+
+    def _look(self, ins: list[Any], outs: list[Any], *, copied: bool) -> None:
+        """Views of what is known: how much of it they show, and where."""
+        known = self._seen.get(id(ins[0])) if ins else None
+        if known is None:
+            return
+        use, anew = known
+        for out in outs:
+            there = [(n, s) for n, s in zip(out.shape, out.stride(), strict=True) if s]
+            low, high = out.storage_offset(), out.storage_offset() + 1 + sum((n - 1) * s for n, s in there)
+            if anew or copied:
+                low, high = use.low, use.high
+            elements = min(use.elements, prod(n for n, _ in there))
+            self._show(out, Use(use.value, elements, low, high), anew=anew or copied)
+
+
+def _counts(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def plain_attention() -> Any:
+    """A mode in which scaled_dot_product_attention is its three steps in its own format, masks apart."""
+    torch = import_module("torch")
+    base = import_module("torch.overrides").TorchFunctionMode
+
+    def attend(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+        shared = query.shape[-3] // key.shape[-3] if query.dim() > 3 else 1
+        if shared > 1:
+            key, value = (x.unsqueeze(2).expand(-1, -1, shared, -1, -1).flatten(1, 2) for x in (key, value))
+        return torch.matmul(torch.softmax(torch.matmul(query, key.transpose(-1, -2)), -1), value)
+
+    def dispatch(_: Any, func: Any, __: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    return type("Plain", (base,), {"__torch_function__": dispatch})()
+
+
+def tensors_in(thing: Any, depth: int = 6) -> Iterator[Any]:
+    """Tensors that an object holds, such as a cache of whatever class."""
+    if isinstance(thing, import_module("torch").Tensor):
+        yield thing
+        return
+    parts = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list | tuple) else ()
+    if not depth or isinstance(thing, type):
+        return
+    for part in (*parts, *(vars(thing).values() if hasattr(thing, "__dict__") else ())):
+        yield from tensors_in(part, depth - 1)
+
+
+def record(module: Any, forward: Callable[[], Any], *, name: str, cached: list[Any]) -> tuple[Recording, Any]:
+    """The calls of one forward pass, and what it returns.
+
+    Raises InputError, naming the call, where one cannot be made without data.
+    """
+    torch = import_module("torch")
+    recorder = Recorder(module, cached)
+    try:
+        with torch.no_grad(), torch.device("meta"), plain_attention():
+            out = recorder.run(forward)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    except Exception as error:  # noqa: BLE001  # whatever the module's own code raises
+        raise InputError(_failure(name, recorder.now, error)) from None
+    logits = getattr(out, "logits", None)
+    logits = next(tensors_in(out), None) if logits is None else logits
+    recorder.recording.logits = recorder.shown(logits)
+    return recorder.recording, out
+
+
+def _failure(name: str, now: tuple[str, str] | None, error: Exception) -> str:
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    if now is None:
+        return f"{name}: forward must run as forward(input_ids, past_key_values=..., use_cache=True); it raised {text}"
+    path, call = now
+    where = f"{path or 'the module itself'}: {call}"
+    if call in _DECIDES or "nonzero" in text or "data-dependent" in text:
+        return (
+            f"{name}: {where} needs the values of a tensor, and a trace has only shapes; "
+            "make what it decides a constant, or describe the model in a YAML file"
+        )
+    return f"{name}: {where} fails on meta tensors ({text})"

@@ -15,12 +15,12 @@ from .errors import InputError, suggest
 from .hub import NotOnHubError, fetch, is_repository
 from .model import Model
 from .precision import BF16, FP16, FP32, Format
-from .quantization_config import quantization_section, read_stored
-from .safetensors_files import folder_of, is_checkpoint
-from .stored_formats import Stored, quantization_of
+from .stored.formats import Stored, quantization_of
+from .stored.quantization_config import quantization_section, read_stored
+from .stored.safetensors_files import folder_of, is_checkpoint
 
 if TYPE_CHECKING:
-    from .checkpoints import Checkpoint
+    from .stored.checkpoints import Checkpoint
 
 _DTYPES: Final = {"float16": FP16, "bfloat16": BF16, "float32": FP32}
 _CALLABLE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -110,8 +110,8 @@ def _from_folder(folder: Path) -> Model:
     if not is_checkpoint(folder):
         return model
     config = read_json(folder / "config.json")
-    from .safetensors_files import read_folder
-    from .safetensors_modules import safetensors_checkpoint
+    from .stored.safetensors_files import read_folder
+    from .stored.safetensors_modules import safetensors_checkpoint
 
     quantized = quantization_section(config, _beside(folder))
     stored = read_stored(quantized, config) if quantized else Stored()
@@ -122,8 +122,8 @@ def _from_folder(folder: Path) -> Model:
 
 
 def _from_gguf(path: Path) -> Model:
-    from .checkpoints import gguf_checkpoint
-    from .gguf_files import gguf_config, read_gguf
+    from .stored.checkpoints import gguf_checkpoint
+    from .stored.gguf_files import gguf_config, read_gguf
 
     file = read_gguf(path)
     config = gguf_config(file)

@@ -9,11 +9,11 @@ from math import prod
 import pytest
 
 from llmviewer.errors import InputError
-from llmviewer.gguf_files import tensor_format
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.linear import Linear
 from llmviewer.setting import Setting
+from llmviewer.stored.gguf_files import tensor_format
 
 HIDDEN, KV, INNER, VOCAB, LAYERS = 256, 128, 512, 1000, 4
 F32, F16, Q4_K, Q6_K = 0, 1, 12, 14

@@ -10,10 +10,10 @@ from llmviewer.analysis import analyze
 from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
-from llmviewer.module_names import ModuleNames
 from llmviewer.operators.base import Role
 from llmviewer.operators.linear import Linear
 from llmviewer.setting import Setting
+from llmviewer.stored.module_names import ModuleNames
 
 HIDDEN, INNER, VOCAB, LAYERS = 1024, 2048, 1000, 4
 DENSE = {

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from .documents import Section
-from .errors import InputError
+from ..documents import Section
+from ..errors import InputError
+from .formats import Stored
 from .quantization_methods import READERS
-from .stored_formats import Stored
 
 # Fields that change nothing that is counted: how the quantization was found, and how kernels lay it out.
 _COSTLESS_FIELDS: Final = """

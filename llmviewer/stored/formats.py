@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .graph import Graph
+from ..graph import Graph
+from ..operators.linear import Linear
+from ..precision import AS_PUBLISHED, Format, Scheme
+from ..transforms.quantize import AS_IT_IS, Override, Quantization
 from .module_names import ModuleNames
-from .operators.linear import Linear
-from .precision import AS_PUBLISHED, Format, Scheme
-from .transforms.quantize import AS_IT_IS, Override, Quantization
 
 _FEW = 6  # operators that are told by name
 

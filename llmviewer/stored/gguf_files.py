@@ -13,9 +13,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from .documents import LARGEST, Section
-from .errors import InputError, suggest
-from .precision import BF16, FP16, FP32, NAMED, Format
+from ..documents import LARGEST, Section
+from ..errors import InputError, suggest
+from ..precision import BF16, FP16, FP32, NAMED, Format
 
 _BLOCKS: Final = {  # type: (name, elements of a block, its bytes), as in ggml's type traits
     0: ("f32", 1, 4), 1: ("f16", 1, 2), 2: ("q4_0", 32, 18), 3: ("q4_1", 32, 20), 6: ("q5_0", 32, 22),

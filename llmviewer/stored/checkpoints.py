@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ..graph import Block, Graph
+from ..operators.base import Operator, Weight
+from ..operators.linear import Linear
+from ..precision import Format, Scheme
+from .formats import Stored
 from .gguf_files import StoredTensor
-from .graph import Block, Graph
-from .operators.base import Operator, Weight
-from .operators.linear import Linear
-from .precision import Format, Scheme
-from .stored_formats import Stored
 
 _FEW: Final = 3  # names that are told
 _SAME: Final = 1e-3  # relative difference of bits that scales of whole tensors and the like make

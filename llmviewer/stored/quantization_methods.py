@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from .documents import Section
+from ..documents import Section
+from ..precision import NAMED, Format, Scheme
+from .formats import Rule, Stored
 from .module_names import ModuleNames
-from .precision import NAMED, Format, Scheme
-from .stored_formats import Rule, Stored
 
 _FP8: Final = NAMED["fp8_e4m3"]
 _NVFP4: Final = NAMED["nvfp4"]

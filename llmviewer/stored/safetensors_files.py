@@ -12,10 +12,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from .documents import LARGEST, Section, read_json
-from .errors import InputError
+from ..documents import LARGEST, Section, read_json
+from ..errors import InputError
+from ..precision import BF16, FP16, FP32, NAMED, Format
 from .gguf_files import StoredTensor
-from .precision import BF16, FP16, FP32, NAMED, Format
 
 _LONGEST: Final = 100_000_000  # bytes of a header, as the library has it
 _INDEX: Final = "model.safetensors.index.json"

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from ..graph import Graph
+from ..operators.linear import Linear
+from ..precision import Format
 from .checkpoints import Checkpoint, Place, disagreement
+from .formats import Stored
 from .gguf_files import StoredTensor
-from .graph import Graph
 from .module_names import placed, tails
-from .operators.linear import Linear
-from .precision import Format
-from .stored_formats import Stored
 
 _LEAF: Final = re.compile(  # what follows the name of a module
     r"(?P<module>.+?)(?:\.(?P<leaf>weight|bias|qweight|qzeros|scales|g_idx|scale|SCB|weight_\w+|weight\.[\w.]+"

@@ -12,12 +12,11 @@ from ._layout import data_dir
 from .architectures import builder
 from .documents import Section, read_json, read_yaml
 from .errors import InputError, suggest
+from .graph import Graph
 from .hub import NotOnHubError, fetch, is_repository
 from .model import Model
 from .precision import BF16, FP16, FP32, Format
-from .stored.formats import Stored, quantization_of
-from .stored.quantization_config import quantization_section, read_stored
-from .stored.safetensors_files import folder_of, is_checkpoint
+from .transforms.quantize import AS_IT_IS, Quantization
 
 if TYPE_CHECKING:
     from .stored.checkpoints import Checkpoint
@@ -82,7 +81,7 @@ def _from_path(name: str) -> Model | None:
         ".yml": _from_yaml,
         ".json": _from_json,
         ".gguf": _from_gguf,
-        ".safetensors": lambda path: _from_folder(folder_of(path)),
+        ".safetensors": _from_safetensors,
     }
     for ending, read in readers.items():
         if name.endswith(ending):
@@ -104,17 +103,25 @@ def _beside(folder: Path) -> Section | None:
     return read_json(path) if path.is_file() else None
 
 
+def _from_safetensors(path: Path) -> Model:
+    from .stored.safetensors_files import folder_of
+
+    return _from_folder(folder_of(path))
+
+
 def _from_folder(folder: Path) -> Model:
     """The model of a config.json, and where a checkpoint lies beside it, what that holds."""
+    from .stored.safetensors_files import is_checkpoint
+
     model = _from_json(folder / "config.json")
     if not is_checkpoint(folder):
         return model
     config = read_json(folder / "config.json")
+    from .stored.quantization_config import read_published
     from .stored.safetensors_files import read_folder
     from .stored.safetensors_modules import safetensors_checkpoint
 
-    quantized = quantization_section(config, _beside(folder))
-    stored = read_stored(quantized, config) if quantized else Stored()
+    stored = read_published(config, _beside(folder))
     tensors = read_folder(folder)
     return _with_checkpoint(
         model, safetensors_checkpoint(tensors, model.graph, own=model.format, schemes=stored, file=str(folder))
@@ -136,6 +143,8 @@ def _from_gguf(path: Path) -> Model:
 
 def _with_checkpoint(model: Model, checkpoint: Checkpoint) -> Model:
     graph = checkpoint.applied(model.graph).check()
+    from .stored.formats import quantization_of
+
     quantization = quantization_of(checkpoint, graph, model.format)
     return replace(model, graph=graph, quantization=quantization, notes=(*model.notes, *checkpoint.notes))
 
@@ -150,7 +159,7 @@ def _from_hub(name: str, nearest: str) -> Model:
     config = _fetched(path, f"{name} config.json")
     beside: Section | None = None
     notes: tuple[str, ...] = ()
-    if quantization_section(config) is None:
+    if not _says_quantization(config):
         try:
             path = fetch(name, _MODELOPT)
         except InputError as error:
@@ -197,9 +206,8 @@ def _from_config(
 ) -> Model:
     fmt = _format(config)
     graph = builder(config)(config, fmt).check()
-    quantized = quantization_section(config, beside)
-    stored = read_stored(quantized, config) if quantized else Stored()
-    unread = config.unread(_COSTLESS | {"quantization_config"})  # which read_stored tells what it does not know of
+    quantization, said = _published(config, beside, graph, fmt)
+    unread = config.unread(_COSTLESS | {"quantization_config"})  # of which _published says what is not known
     notes = (f"fields of {config.file} that nothing here reads: {', '.join(unread)}",) if unread else ()
     return Model(
         name=name,
@@ -210,9 +218,26 @@ def _from_config(
         max_context=_text(config).integer(_text(config).first(*_CONTEXT), 0),
         aliases=aliases,
         source=source or config.file,
-        notes=(*notes, *stored.notes),
-        quantization=quantization_of(stored, graph, fmt),
+        notes=(*notes, *said),
+        quantization=quantization,
     )
+
+
+def _says_quantization(config: Section) -> bool:
+    return any(section.get("quantization_config") is not None for section in (config, _text(config)))
+
+
+def _published(
+    config: Section, beside: Section | None, graph: Graph, fmt: Format
+) -> tuple[Quantization, tuple[str, ...]]:
+    """The quantization that a model was published in, and what is to be noted of it."""
+    if beside is None and not _says_quantization(config):
+        return AS_IT_IS, ()
+    from .stored.formats import quantization_of
+    from .stored.quantization_config import read_published
+
+    stored = read_published(config, beside)
+    return quantization_of(stored, graph, fmt), stored.notes
 
 
 def _format(config: Section) -> Format:

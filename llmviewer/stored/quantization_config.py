@@ -37,6 +37,12 @@ def quantization_section(config: Section, beside: Section | None = None) -> Sect
     return beside.section("quantization") if beside else None
 
 
+def read_published(config: Section, beside: Section | None = None) -> Stored:
+    """What a config, or what lies beside it, says of its quantization; nothing where they do not speak of it."""
+    quantized = quantization_section(config, beside)
+    return read_stored(quantized, config) if quantized else Stored()
+
+
 def read_stored(q: Section, config: Section) -> Stored:
     """What `q` says; with a note in place of what is not known here.
 

@@ -17,7 +17,7 @@ from llmviewer.analysis import Analysis, Phase
 from llmviewer.units import seconds, si
 
 from .marks import spare
-from .table import COLUMNS, LEGEND, rows, shows_calls
+from .table import COLUMNS, LEGEND, flat_rows, shows_calls
 from .text import headline, phase_line, sentence
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _section(analysis: Analysis, name: str, phase: Phase) -> Section:
     from . import figures
 
     calls = shows_calls(analysis, None)
-    *lines, total = rows(phase, per_call=calls)
+    *lines, total = flat_rows(phase, per_call=calls)
     keys = [_keys(phase, index, calls=calls) for index in range(len(lines))]
     return Section(
         name=name,

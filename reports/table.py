@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from llmviewer.analysis import Analysis, OperatorResult, PerCall, Phase, Total
@@ -25,6 +25,17 @@ class Row:
 
     cells: tuple[str, ...]
     bound: str
+
+
+def flat_rows(phase: Phase, *, per_call: bool) -> list[Row]:
+    """A line for each operator and one for the whole, to be sorted at will.
+
+    Where there are several kinds of layer, operators bear the name of theirs.
+    """
+    several = len({op.block for op in phase.operators}) > _PLAIN
+    named = (replace(op, name=f"{op.block}.{op.name}") if several else op for op in phase.operators)
+    lines = [_operator(op, op.per_call if per_call else op) for op in named]
+    return [*lines, _total(phase.total)]
 
 
 def rows(phase: Phase, *, per_call: bool) -> list[Row]:

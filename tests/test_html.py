@@ -282,3 +282,13 @@ def test_the_mode_bar_shows_on_a_figure_that_is_pointed_at_and_covers_nothing_of
         assert picture.evaluate(MODE_BAR) == {"opacity": 1, "covered": False}
         assert picture.evaluate(RANGES) == ranges
     context.close()
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "jamba-v0.1", "gpt-oss-20b", "mamba-2.8b"])
+def test_models_of_several_kinds_of_layer_name_the_kind_with_the_operator(name):
+    result = analyze(name, "h200-sxm")
+    page = render(result)
+    kinds = {op.block for op in result.phases.prefill.operators}
+    if len(kinds) > 3:
+        for op in result.phases.prefill.operators:
+            assert f">{op.block}.{op.name}</th>" in page

@@ -21,6 +21,8 @@ from .table import number
 _SYMBOL: Final = {
     "linear": "circle", "lm_head": "hexagon2", "attention": "diamond", "norm": "triangle-up", "add": "cross",
     "activation": "square", "rope": "star", "embedding": "triangle-down", "quantize": "x",
+    "experts": "octagon", "router": "triangle-right", "route": "triangle-left", "permute": "bowtie",
+    "combine": "hourglass", "conv": "pentagon", "scan": "diamond-wide", "elementwise": "diamond-tall",
 }  # fmt: skip
 _LABELS: Final = 4  # points that are named in the picture
 _LABELLED: Final = 0.01  # share of time from which on a point is worth a name

@@ -17,12 +17,12 @@ _WORTH: Final = 1.05  # a change that helps by less is not offered
 _BATCHES: Final = (16, 8, 4, 2)  # times the batch asked for: the largest that fits is offered
 
 
-def advise(setting: Setting, workload: Workload, phase: str, *, max_batch: int | None) -> str:
+def advise(setting: Setting, workload: Workload, phase: str, estimate: Estimate, *, max_batch: int | None) -> str:
     """Such as "decode is memory-bound: ...; what would help: 4-bit weights (W4 g128) 6.14 ms (3x faster), ...".
 
+    estimate   of `workload` in this phase
     max_batch  the largest that fits, None where nothing limits it
     """
-    estimate = setting.plan_of(phase).estimate(workload)
     time_s = float(estimate.time_s)
     memory_s = sum(float(row.repeat * row.time_s) for row in estimate.operators if row.limiting == MEMORY)
     bound = "memory" if 2 * memory_s > time_s else "compute"

@@ -302,7 +302,7 @@ def _phase(setting: Setting, name: str, workload: Workload, max_batch: int | Non
         kv_len=int(sequences.kv_len),
         operators=tuple(_operator(row, total.bound_time_s) for row in estimate.operators),
         total=total,
-        advice=advise(setting, workload, name, max_batch=max_batch),
+        advice=advise(setting, workload, name, estimate, max_batch=max_batch),
     )
 
 

@@ -112,8 +112,9 @@ def analyze(
 ) -> None:
     """The roofline of MODEL on HARDWARE: every operator of prefill and decode, memory, and the generation.
 
-    MODEL is a name of `llmviewer models`, a config.json, a folder with one, or a YAML file; HARDWARE is a name of
-    `llmviewer hardware` or a YAML file.
+    MODEL is a name of `llmviewer models`, a config.json or a folder with one, org/name on the Hugging Face hub, a
+    GGUF or safetensors file, a YAML file, or package.module:callable; HARDWARE is a name of `llmviewer hardware` or a
+    YAML file.
     """
     from .analysis import analyze as run
 

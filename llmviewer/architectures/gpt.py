@@ -1,4 +1,4 @@
-"""GPT-2 and GPT-J: LayerNorm, a GeLU MLP of two matrices; learned or rotary positions."""
+"""GPT-2, GPT-J and CodeGen: LayerNorm, a GeLU MLP of two matrices; learned or rotary positions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from ._attention import SelfAttention
 from ._decoder import Decoder, Layer, Residual
 from ._feed_forward import Mlp
 from ._parts import NormKind, activation, heads_of
+
+_CODEGEN_ROTARY_DIM = 64
 
 
 @architecture("gpt2")
@@ -30,12 +32,23 @@ def build_gpt2(config: Section, fmt: Format) -> Graph:
 @architecture("gptj")
 def build_gptj(config: Section, fmt: Format) -> Graph:
     """Attention and MLP side by side under one norm; part of each head is rotated; the head has a bias."""
+    return _side_by_side(config, fmt)
+
+
+@architecture("codegen")
+def build_codegen(config: Section, fmt: Format) -> Graph:
+    """GPT-J with one projection for q, k and v (arXiv:2203.13474)."""
+    return _side_by_side(config, fmt, rotary_dim=_CODEGEN_ROTARY_DIM, fused_qkv=True)
+
+
+def _side_by_side(config: Section, fmt: Format, *, rotary_dim: int = 0, fused_qkv: bool = False) -> Graph:
+    """`rotary_dim` is what the class has where the config does not say; 0 is all of a head."""
     hidden = config.integer("n_embd")
     heads = heads_of(config, hidden, "n_head")
-    rotary_dim = config.integer("rotary_dim", heads.head_dim)
+    rotary_dim = config.integer("rotary_dim", rotary_dim or heads.head_dim)
     if rotary_dim > heads.head_dim:
         raise config.error("rotary_dim", f"must be at most the {heads.head_dim} of a head; got {rotary_dim}")
-    attention = SelfAttention(heads=heads, rotary_dim=rotary_dim)
+    attention = SelfAttention(heads=heads, rotary_dim=rotary_dim, fused_qkv=fused_qkv)
     layer = Layer(mixer=attention, feed_forward=_mlp(config), residual=Residual.PARALLEL)
     return Decoder(
         vocab=config.integer("vocab_size"),

@@ -93,7 +93,7 @@ def _overrides(name: str, schemes: Mapping[int | None, Scheme], usual: Scheme, o
         inside = () if len(layers) == 1 else tuple(sorted(i for i in places if i is not None))
         where = f"{name} of layers {_ranges(inside)}" if inside else name
         full = Scheme(text=scheme.text, weight=scheme.weight, activation=scheme.activation or own)
-        yield Override(text=f"{where} in {scheme.text}", pattern=name, scheme=full, layers=inside)
+        yield Override(text=f"{where} in {scheme.text}", pattern=name, scheme=full, layers=frozenset(inside) or None)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

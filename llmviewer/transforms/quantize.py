@@ -7,7 +7,7 @@ where something else does too. What is neither an operand nor cached keeps the m
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Final
@@ -25,29 +25,19 @@ _LAYERS: Final = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(.+))?")
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """`scheme` for the operators that `pattern` (as in file names, * and ?) matches, in layers first to last.
+    """`scheme` for the operators that `pattern` (as in file names, * and ?) matches.
 
-    layers  those layers instead, where they are no run
+    layers  the layers that it is for; None where it is for all of the model
     """
 
     text: str
     pattern: str
     scheme: Scheme
-    first: int = 0
-    last: int | None = None
-    layers: tuple[int, ...] = ()
-
-    @property
-    def places(self) -> Collection[int] | None:
-        """Its layers; None where it is for all of the model."""
-        if self.layers:
-            return frozenset(self.layers)
-        return None if self.last is None else range(self.first, self.last + 1)
+    layers: range | frozenset[int] | None = None
 
     def covers(self, block: Block) -> bool:
         """Whether the layers of `block` are among its own. Blocks are cut so that it is all of them or none."""
-        places = self.places
-        return places is None or bool(block.layers and block.layers[0] in places)
+        return self.layers is None or bool(block.layers and block.layers[0] in self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +114,8 @@ def _override(text: str) -> Override:
     if layers:
         first = int(layers[1])
         last = int(layers[2]) if layers[2] else first
-        override = Override(text=text, pattern=layers[3] or "*", scheme=scheme, first=first, last=last)
+        run = range(first, last + 1)
+        override = Override(text=text, pattern=layers[3] or "*", scheme=scheme, layers=run)
     else:
         override = Override(text=text, pattern=pattern, scheme=scheme)
     if scheme.kv_cache and override.pattern != "*":
@@ -163,7 +154,7 @@ def _must_match(override: Override, graph: Graph) -> None:
 
 def _cut(block: Block, overrides: Sequence[Override]) -> Iterator[Block]:
     """`block` in pieces whose layers an override covers all or none of."""
-    ranges = [own for o in overrides if (own := o.places) is not None]
+    ranges = [o.layers for o in overrides if o.layers is not None]
     pieces: dict[tuple[bool, ...], list[int]] = {}
     for layer in block.layers:
         pieces.setdefault(tuple(layer in r for r in ranges), []).append(layer)
@@ -223,9 +214,7 @@ def _with_operands(block: Block, operators: tuple[Operator, ...], wanted: dict[s
         for t in op.inputs:
             formats.setdefault(t.name, set()).add(wanted.get(op.name) if t == op.inputs[0] else None)
     written = {t.name for op in operators for t in op.outputs}
-    at_writer = {
-        name: next(iter(asked)) for name, asked in formats.items() if len(asked) == 1 and name in written
-    }  # fmt: skip
+    at_writer = {name: next(iter(asked)) for name, asked in formats.items() if len(asked) == 1 and name in written}
 
     def fused(t: Tensor) -> Tensor:
         fmt = at_writer.get(t.name)

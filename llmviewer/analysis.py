@@ -218,7 +218,7 @@ def analyze(
         hardware_set=hardware_set,
     )
     prefill = Workload.prefill(batch=batch, prompt=prompt)
-    decode = Workload.decode(batch=batch, kv_len=context)
+    decode = Workload.decode(batch=batch, kv_len=context, prompt=prompt)
     longest = max(gen, context - prompt)  # the step shown has to fit too
     footprint = memory(setting.footprint, setting.hardware.capacity, batch=batch, prompt=prompt, gen=longest)
     answer = generation(setting.plan, setting.decode_plan, batch=batch, prompt=prompt, gen=gen)

@@ -7,8 +7,8 @@ pairs, cached tokens, ...) amount to. So an operator states a `Form` once; phase
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +17,52 @@ Num: TypeAlias = float | npt.NDArray[Any]  # a number, or an array of them: ever
 
 
 @dataclass(frozen=True, order=True)
+class Stream:
+    """The part of a pass that some blocks see: `name` is a method of Workload, `arguments` are what it takes."""
+
+    name: str = ""
+    arguments: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return _call(self.name, self.arguments)
+
+    def of(self, workload: object) -> object:
+        """The workload of that part."""
+        if not self.name:
+            return workload
+        method: Callable[..., object] = getattr(workload, self.name)
+        return method(*self.arguments)
+
+
+WHOLE: Final = Stream()  # all of the pass
+SOURCE: Final = Stream("source")  # what an encoder reads
+TARGET: Final = Stream("target")  # what the decoder beside it writes
+
+
+def images(patches: int) -> Stream:
+    """What a tower for pictures reads: `patches` of each."""
+    return Stream("images", (patches,))
+
+
+@dataclass(frozen=True, order=True)
 class Feature:
     """An amount that a workload has: `name` is a method of Workload, `arguments` are what it takes."""
 
     name: str
     arguments: tuple[float, ...] = ()
+    stream: Stream = WHOLE
 
     def __str__(self) -> str:
-        arguments = [f"{a:g}" for a in self.arguments if a < np.inf]  # a window that is none goes without saying
-        return f"{self.name}({', '.join(arguments)})" if arguments else self.name
+        return f"{self.stream} {_call(self.name, self.arguments)}".lstrip()
 
     def of(self, workload: object) -> Num:
-        method: Callable[..., Num] = getattr(workload, self.name)
+        method: Callable[..., Num] = getattr(self.stream.of(workload), self.name)
         return method(*self.arguments)
+
+
+def _call(name: str, arguments: tuple[float, ...]) -> str:
+    texts = [f"{a:g}" for a in arguments if a < np.inf]  # a window that is none goes without saying
+    return f"{name}({', '.join(texts)})" if texts else name
 
 
 @dataclass(frozen=True)
@@ -62,6 +95,12 @@ class Form:
     def __str__(self) -> str:
         """Such as "33554432 tokens + 8 pairs(4096)"."""
         return " + ".join(f"{c:.12g} {feature}" for feature, c in self.terms) or "0"
+
+    def on(self, stream: Stream) -> Form:
+        """The same amounts of a part of the pass; those that are of a part already stay."""
+        if stream == WHOLE:
+            return self
+        return Form.of({replace(f, stream=stream) if f.stream == WHOLE else f: c for f, c in self.terms})
 
     def features(self) -> frozenset[Feature]:
         return frozenset(feature for feature, _ in self.terms)
@@ -123,6 +162,49 @@ def kv_streams(tile: float, resident: float, window: float = np.inf) -> Form:
     return _one("kv_streams", tile, resident, window)
 
 
+PERIODIC: Final = ("chunked_pairs", "chunked_kv")  # what starts anew at every multiple of its argument
+
+
+def chunked_pairs(chunk: int) -> Form:
+    """(query, key) pairs left by a causal mask that hides what is before the query's own chunk of positions."""
+    return _one("chunked_pairs", chunk)
+
+
+def chunked_kv(chunk: int) -> Form:
+    """Cached positions that such a mask lets a pass attend to."""
+    return _one("chunked_kv", chunk)
+
+
+def chosen_kv(chosen: int) -> Form:
+    """Cached positions read where every query attends to `chosen` of those before it, or to all if there are fewer."""
+    return _one("chosen_kv", chosen)
+
+
+def all_pairs() -> Form:
+    """(token, token) pairs of whole sequences, in which each sees those before and after it."""
+    return _one("cells", np.inf)
+
+
+def near_pairs(reach: int) -> Form:
+    """(token, token) pairs no further apart than `reach`, in which each sees those before and after it."""
+    return _one("near_pairs", reach)
+
+
+def cross_pairs() -> Form:
+    """(new token of a decoder, token of its encoder) pairs."""
+    return _one("cross_pairs")
+
+
+def source_kv() -> Form:
+    """Tokens of the encoder, which cross-attention attends to where there is a token to decode."""
+    return _one("source_kv")
+
+
+def source_tokens() -> Form:
+    """Tokens of the encoder whose keys and values stay."""
+    return _one("source_tokens")
+
+
 def chunk_pairs(chunk: int) -> Form:
     """(query, key) pairs within chunks of that many new tokens."""
     return _one("chunk_pairs", chunk)
@@ -136,3 +218,8 @@ def distinct_experts(experts: int, chosen: int) -> Form:
 def table_rows(rows: int) -> Form:
     """Rows of a table of `rows` read to look up one for every token."""
     return _one("table_rows", rows)
+
+
+def fft() -> Form:
+    """N log2 n of Fourier transforms over the new tokens of each sequence, of n points, two for each token."""
+    return _one("fft")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations, pairwise
@@ -10,7 +10,7 @@ from math import inf
 
 import numpy as np
 
-from .forms import Num
+from .forms import PERIODIC, TARGET, WHOLE, Feature, Num
 from .roofline import Plan
 from .workload import Workload
 
@@ -38,7 +38,9 @@ def generation(plan: Plan, decode_plan: Plan | None = None, *, batch: Num, promp
     """
     ttft = plan.time_s(Workload.prefill(batch=batch, prompt=prompt))
     steps = np.asarray(gen) - 1
-    decoding = decode_s(decode_plan or plan, batch=batch, first=prompt + 1, last=prompt + np.maximum(steps, 1))
+    decoding = decode_s(
+        decode_plan or plan, batch=batch, first=prompt + 1, last=prompt + np.maximum(steps, 1), prompt=prompt
+    )
     decoding = np.where(steps > 0, decoding, 0.0)
     latency = ttft + decoding
     with np.errstate(invalid="ignore"):
@@ -46,27 +48,43 @@ def generation(plan: Plan, decode_plan: Plan | None = None, *, batch: Num, promp
     return Generation(ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=batch * gen / latency)
 
 
-def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num) -> Num:
+def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0) -> Num:
     """Time of one decode step at each kv_len from `first` to `last`, both included. [s]
 
-    Exact without a loop over steps: within a window, how long a resource is busy is linear in kv_len, so an operator's
-    time is the largest of a few lines, and its sum is taken between the points where they cross.
+    Exact without a loop over steps: between lengths where a mask changes what it hides, how long a resource is busy is
+    linear in kv_len, so an operator's time is the largest of a few lines, and its sum is taken between the points where
+    they cross.
+
+    prompt  tokens of it that an encoder has read, where the model has one
     """
-    windows = sorted({f.arguments[-1] for f in plan.features if f.arguments and f.arguments[-1] < inf})
+    bends, periods = _bends(plan.features, prompt)
     result: Num = 0.0
-    for window in (*windows, inf):
-        end = np.minimum(last, window)
-        result = result + _segment(plan, batch, first, end)
-        first = np.maximum(first, end + 1)
+    while np.any(np.less_equal(first, last)):
+        end = last
+        for bend in bends:
+            end = np.where(np.less_equal(first, bend), np.minimum(end, bend), end)
+        for period in periods:
+            end = np.minimum(end, np.ceil(first / period) * period)
+        result = result + _segment(plan, first, end, batch=batch, prompt=prompt)
+        first = end + 1
     return result
 
 
-def _segment(plan: Plan, batch: Num, first: Num, last: Num) -> Num:
+def _bends(features: Iterable[Feature], prompt: Num) -> tuple[list[Num], list[float]]:
+    """The lengths after which features grow otherwise than before, and those whose multiples are such lengths."""
+    limits = {(f.stream, f.arguments[-1], f.name) for f in features if f.arguments and f.arguments[-1] < inf}
+    shift = {WHOLE: 0, TARGET: prompt - 1}  # a decoder counts from the end of its encoder's input
+    bends = [limit + shift[stream] for stream, limit, name in limits if stream in shift and name not in PERIODIC]
+    periods = {limit for stream, limit, name in limits if stream == WHOLE and name in PERIODIC}
+    return bends, sorted(periods)
+
+
+def _segment(plan: Plan, first: Num, last: Num, *, batch: Num, prompt: Num) -> Num:
     """decode_s where no feature bends; 0 where `last` is before `first`."""
     present = np.less_equal(first, last)
     last = np.maximum(first, last)
-    at_first = plan.values(Workload.decode(batch=batch, kv_len=first))
-    at_last = plan.values(Workload.decode(batch=batch, kv_len=last))
+    at_first = plan.values(Workload.decode(batch=batch, kv_len=first, prompt=prompt))
+    at_last = plan.values(Workload.decode(batch=batch, kv_len=last, prompt=prompt))
     result: Num = 0.0
     for forms, launches in plan.alike:
         ends = [(form(at_first), form(at_last)) for form in forms]

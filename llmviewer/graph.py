@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeAlias
 
+from .forms import TARGET, WHOLE, Stream
 from .operators.base import KEPT, Operator, Tensor
 
 
@@ -18,6 +19,8 @@ class Block:
     output  name of the tensor that they leave for the next repetition or the next block
     layers  places of its layers among those of the model; empty where the block is no layer and runs once
     kept    tensors that stay in memory until the block ends, read again or not
+    stream  the part of a pass that it sees: of an encoder or a tower, not all tokens
+    given   tensors that blocks before have left, which every repetition reads besides its input
     """
 
     name: str
@@ -26,11 +29,18 @@ class Block:
     output: str
     layers: tuple[int, ...] = ()
     kept: tuple[str, ...] = ()
+    stream: Stream = WHOLE
+    given: tuple[str, ...] = ()
 
     @property
     def repeat(self) -> int:
         """How often it runs in a pass."""
         return len(self.layers) or 1
+
+    @property
+    def main(self) -> bool:
+        """Whether it works on the tokens that are written, and not beside them on an encoder's or on pictures."""
+        return self.stream in (WHOLE, TARGET)
 
     def map(self, f: Callable[[Operator], Operator]) -> Block:
         return replace(self, operators=tuple(map(f, self.operators)))
@@ -68,8 +78,8 @@ class Graph:
 
     @property
     def layers(self) -> int:
-        """How many layers the model has."""
-        return sum(len(block.layers) for block in self.blocks)
+        """How many layers the model has, those of encoders and towers beside it apart."""
+        return sum(len(block.layers) for block in self.blocks if block.main)
 
     def check(self) -> Graph:
         """Itself, if it can be run as it stands.
@@ -77,8 +87,13 @@ class Graph:
         Raises RuntimeError where a tensor is read before it is written, or written in one format and read in another:
         a mistake in an architecture or a transform.
         """
+        left: dict[str, Tensor] = {}  # what blocks leave
         for block in self.blocks:
             known: dict[str, Tensor] = {}
+            for name in block.given:
+                if name not in left:
+                    raise RuntimeError(f"{block.name} is given {name}, which no block before it leaves")
+                known[name] = left[name]
             for op in block.operators:
                 for t in op.inputs:
                     written = known.setdefault(t.name, t) if t.name == block.input or t.role in KEPT else None
@@ -93,6 +108,7 @@ class Graph:
                     known[t.name] = t
             if block.output not in known:
                 raise RuntimeError(f"{block.name} leaves {block.output}, which nothing in it writes")
+            left[block.output] = known[block.output]
         return self
 
 

@@ -200,7 +200,10 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
         "prompt": prompt,
         "kv_len": context,
     }
-    prefill, decode = Workload.prefill(batch=batch, prompt=prompt), Workload.decode(batch=batch, kv_len=context)
+    prefill, decode = (
+        Workload.prefill(batch=batch, prompt=prompt),
+        Workload.decode(batch=batch, kv_len=context, prompt=prompt),
+    )
     values = plan.values(prefill)
     columns |= {"ttft_s": plan.seconds(values), "prefill_ops": plan.ops(values), "prefill_bytes": plan.bytes(values)}
     values = decode_plan.values(decode)

@@ -57,10 +57,10 @@ def live_bytes(block: Block) -> tuple[Form, ...]:
                 first.setdefault(t.name, index)
                 last[t.name] = index
     end = len(block.operators) - 1
-    first.update(dict.fromkeys(first.keys() & {block.input}, 0))
-    last.update(dict.fromkeys(last.keys() & {block.output, *block.kept}, end))
+    first.update(dict.fromkeys(first.keys() & {block.input, *block.given}, 0))
+    last.update(dict.fromkeys(last.keys() & {block.output, *block.kept, *block.given}, end))
     return tuple(
-        total(form for name, form in size.items() if first[name] <= index <= last[name])
+        total(form for name, form in size.items() if first[name] <= index <= last[name]).on(block.stream)
         for index in range(len(block.operators))
     )
 
@@ -97,18 +97,19 @@ class Footprint:
         decode_live = live if decode_graph is None or decode_graph is graph else peaks(decode_graph)
         return cls(weight_bytes=weight_bytes(graph), kv_cache=kv_cache(graph), live=live, decode_live=decode_live)
 
-    def cache_bytes(self, *, batch: Num, context: Num) -> Num:
-        """The KV cache of `batch` sequences of `context` tokens."""
-        return evaluate(self.kv_cache, Workload.decode(batch=batch, kv_len=context))
+    def cache_bytes(self, *, batch: Num, prompt: Num, gen: Num) -> Num:
+        """The KV cache of `batch` sequences of prompt and generated tokens."""
+        return evaluate(self.kv_cache, Workload.decode(batch=batch, kv_len=prompt + gen, prompt=prompt))
 
     def activation_bytes(self, *, batch: Num, prompt: Num, gen: Num) -> Num:
         """Live activations in the worse of the prefill and the last decode step."""
         prefill = _largest_of(self.live, Workload.prefill(batch=batch, prompt=prompt))
-        return np.maximum(prefill, _largest_of(self.decode_live, Workload.decode(batch=batch, kv_len=prompt + gen)))
+        step = Workload.decode(batch=batch, kv_len=prompt + gen, prompt=prompt)
+        return np.maximum(prefill, _largest_of(self.decode_live, step))
 
     def total_bytes(self, *, batch: Num, prompt: Num, gen: Num) -> Num:
         """Weights, cache of prompt and generated tokens, and live activations."""
-        cache = self.cache_bytes(batch=batch, context=prompt + gen)
+        cache = self.cache_bytes(batch=batch, prompt=prompt, gen=gen)
         return self.weight_bytes + cache + self.activation_bytes(batch=batch, prompt=prompt, gen=gen)
 
 
@@ -117,7 +118,7 @@ def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, ge
     longest = _largest(lambda n: footprint.total_bytes(batch=batch, prompt=n, gen=gen) <= capacity)
     return Memory(
         weight_bytes=footprint.weight_bytes,
-        kv_cache_bytes=float(footprint.cache_bytes(batch=batch, context=prompt + gen)),
+        kv_cache_bytes=float(footprint.cache_bytes(batch=batch, prompt=prompt, gen=gen)),
         activation_bytes=float(footprint.activation_bytes(batch=batch, prompt=prompt, gen=gen)),
         capacity_bytes=capacity,
         max_batch=_largest(lambda n: footprint.total_bytes(batch=n, prompt=prompt, gen=gen) <= capacity),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 
 import numpy as np
 
@@ -55,8 +54,7 @@ class Model:
         for block in self.graph.blocks:
             latent = any(isinstance(op, LatentExpansion) for op in block.operators)
             for heads in (op.heads for op in block.operators if isinstance(op, QK)):
-                window = f" {heads.window:g}" if heads.window < inf else ""
-                kinds[("MLA" if latent else heads.kind) + window] = None
+                kinds[f"{'MLA' if latent else heads.kind} {heads.mask}".rstrip()] = None
         if any(t.role is Role.STATE for _, op in self.graph for t in op.inputs):
             kinds["state"] = None
         return ", ".join(kinds)
@@ -70,10 +68,13 @@ class Model:
 
 def kv_cache(graph: Graph) -> Form:
     """The KV cache of a decode step's sequences; layers with a window keep its last tokens. [B]"""
-    held = {(id(block), t.name): (block.repeat, t) for block, op in graph for t in op.state()}
-    return total(repeat * tensor.nbytes for repeat, tensor in held.values())
+    held = {(id(block), t.name): (block, t) for block, op in graph for t in op.state()}
+    return total(block.repeat * tensor.held_bytes.on(block.stream) for block, tensor in held.values())
 
 
-def kv_cache_bytes(graph: Graph, *, batch: Num, context: Num) -> Num:
-    """The KV cache of `batch` sequences of `context` tokens. [B]"""
-    return evaluate(kv_cache(graph), Workload.decode(batch=batch, kv_len=context))
+def kv_cache_bytes(graph: Graph, *, batch: Num, context: Num, prompt: Num = 0) -> Num:
+    """The KV cache of `batch` sequences of `context` tokens. [B]
+
+    prompt  tokens of it that an encoder has read, where the model has one
+    """
+    return evaluate(kv_cache(graph), Workload.decode(batch=batch, kv_len=context, prompt=prompt))

@@ -148,7 +148,7 @@ def plan(graph: Graph, hardware: Hardware) -> Plan:
     """
     planned = []
     for block, op in graph:
-        work = op.work()
+        work = op.work().on(block.stream)
         busy: dict[Resource, Form] = {}
         for wanted, form in work.amounts:
             if form:

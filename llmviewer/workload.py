@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add
 
@@ -14,45 +14,67 @@ from .forms import Num
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sequences:
-    """`batch` sequences alike. Fields are numbers or arrays that broadcast.
+class Spans:
+    """`batch` sequences alike, or a part of what happens to each. Fields are numbers or arrays that broadcast.
 
     q_len   new tokens of each sequence in this pass
     kv_len  tokens each attends to, the new ones included
     logits  positions of each whose logits are wanted
-
-    Raises InputError where batch or q_len is below 1, kv_len below q_len, or logits outside 0..q_len.
+    source  of kv_len, those that an encoder has read or reads; of use to encoder-decoder models alone
+    images  pictures of each sequence that a tower reads in this pass
     """
 
     batch: Num
     q_len: Num
     kv_len: Num
     logits: Num = 1
+    source: Num = 0
+    images: Num = 0
 
-    def __post_init__(self) -> None:
-        for name in ("batch", "q_len", "kv_len", "logits"):  # whole numbers of few bits would overflow
-            value = getattr(self, name)
-            if isinstance(value, np.ndarray | np.generic):
-                object.__setattr__(self, name, np.asarray(value, dtype=np.float64)[()])
-        for field in ("batch", "q_len"):
-            if not np.all(np.greater_equal(getattr(self, field), 1)):
-                raise InputError(f"{field} must be at least 1; got {_least(getattr(self, field))}")
-        if not np.all(np.greater_equal(self.kv_len, self.q_len)):
-            raise InputError(
-                "kv_len must be >= q_len, as new tokens attend to themselves; "
-                f"got q_len={self.q_len}, kv_len={self.kv_len}"
-            )
-        if not np.all((np.asarray(self.logits) >= 0) & np.less_equal(self.logits, self.q_len)):
-            raise InputError(f"logits must be between 0 and q_len={self.q_len}; got {self.logits}")
+    @property
+    def past(self) -> Num:
+        """Tokens of each that earlier passes have left."""
+        return self.kv_len - self.q_len
+
+    def of_source(self) -> Spans:
+        """What the encoder reads in this pass: the part of the new tokens that is its input."""
+        total, past = np.minimum(self.kv_len, self.source), np.minimum(self.past, self.source)
+        return Spans(batch=self.batch, q_len=total - past, kv_len=total, logits=0)
+
+    def of_target(self) -> Spans:
+        """What the decoder beside it reads: a token to start with when the source is complete, and those it wrote."""
+        total, past = (np.maximum(length - self.source + 1, 0) for length in (self.kv_len, self.past))
+        new = total - past
+        return Spans(batch=self.batch, q_len=new, kv_len=total, logits=np.minimum(self.logits, new), source=self.source)
+
+    def of_images(self, patches: float) -> Spans:
+        """What a tower reads: pictures as sequences of `patches`."""
+        return Spans(batch=self.batch * self.images, q_len=patches, kv_len=patches, logits=0)
 
     def kv_tokens(self, window: float) -> Num:
         return np.minimum(self.kv_len, window + self.q_len - 1)
 
     def pairs(self, window: float) -> Num:
-        past = self.kv_len - self.q_len
+        past = self.past
         most = np.minimum(self.kv_len, window)  # keys the last query sees
         growing = np.clip(most - past, 0, self.q_len)  # queries that still see every key before them
         return growing * past + growing * (growing + 1) / 2 + (self.q_len - growing) * most
+
+    def chunked_pairs(self, chunk: float) -> Num:
+        def before(length: Num) -> Num:
+            full = np.floor_divide(length, chunk)
+            rest = length - full * chunk
+            return full * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
+
+        pairs: Num = before(self.kv_len) - before(self.past)
+        return pairs
+
+    def chunked_kv(self, chunk: float) -> Num:
+        return self.kv_len - np.floor_divide(self.past, chunk) * chunk
+
+    def near_pairs(self, reach: float) -> Num:
+        near = np.minimum(reach, np.maximum(self.q_len - 1, 0))
+        return self.q_len * (2 * near + 1) - near * (near + 1)
 
     def chunk_pairs(self, chunk: float) -> Num:
         full = np.floor_divide(self.q_len, chunk)
@@ -64,7 +86,7 @@ class Sequences:
         return np.where(np.less_equal(held, resident), held, self._kv_tiled(tile, window))
 
     def _kv_tiled(self, tile: float, window: float) -> Num:
-        past = self.kv_len - self.q_len
+        past = self.past
         full = np.floor_divide(self.q_len, tile)
         rest = self.q_len - full * tile
         most = window - 1 + tile  # keys that a full tile sees once the window is full
@@ -74,6 +96,34 @@ class Sequences:
         last: Num = np.where(rest > 0, np.minimum(self.kv_len, window - 1 + rest), 0)
         return keys + last
 
+    def fft(self) -> Num:
+        points = 2 * np.maximum(self.q_len, 1)
+        return np.where(np.greater(self.q_len, 1), points * np.log2(points), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences(Spans):
+    """Spans that a pass can be asked for.
+
+    Raises InputError where batch or q_len is below 1, kv_len below q_len, or logits outside 0..q_len.
+    """
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # whole numbers of few bits would overflow
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray | np.generic):
+                object.__setattr__(self, field.name, np.asarray(value, dtype=np.float64)[()])
+        for name in ("batch", "q_len"):
+            if not np.all(np.greater_equal(getattr(self, name), 1)):
+                raise InputError(f"{name} must be at least 1; got {_least(getattr(self, name))}")
+        if not np.all(np.greater_equal(self.kv_len, self.q_len)):
+            raise InputError(
+                "kv_len must be >= q_len, as new tokens attend to themselves; "
+                f"got q_len={self.q_len}, kv_len={self.kv_len}"
+            )
+        if not np.all((np.asarray(self.logits) >= 0) & np.less_equal(self.logits, self.q_len)):
+            raise InputError(f"logits must be between 0 and q_len={self.q_len}; got {self.logits}")
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -82,17 +132,20 @@ class Workload:
     Prefill, decode, chunked prefill, speculative verification and mixed batches differ in q_len and kv_len alone.
     """
 
-    groups: tuple[Sequences, ...]
+    groups: tuple[Spans, ...]
 
     @classmethod
-    def prefill(cls, *, batch: Num, prompt: Num) -> Workload:
-        """All of a prompt at once."""
-        return cls.chunk(batch=batch, chunk=prompt, past=0)
+    def prefill(cls, *, batch: Num, prompt: Num, images: Num = 0) -> Workload:
+        """All of a prompt at once, with the pictures that it has."""
+        return cls((Sequences(batch=batch, q_len=prompt, kv_len=prompt, source=prompt, images=images),))
 
     @classmethod
-    def decode(cls, *, batch: Num, kv_len: Num) -> Workload:
-        """One new token that attends to `kv_len` tokens, itself included."""
-        return cls((Sequences(batch=batch, q_len=1, kv_len=kv_len),))
+    def decode(cls, *, batch: Num, kv_len: Num, prompt: Num = 0) -> Workload:
+        """One new token that attends to `kv_len` tokens, itself included.
+
+        prompt  those of them that were an encoder's input, where the model has one
+        """
+        return cls((Sequences(batch=batch, q_len=1, kv_len=kv_len, source=prompt),))
 
     @classmethod
     def chunk(cls, *, batch: Num, chunk: Num, past: Num) -> Workload:
@@ -108,6 +161,18 @@ class Workload:
     def __add__(self, other: Workload) -> Workload:
         """Both in one pass, as a scheduler that mixes prefill chunks into decode batches does."""
         return Workload(self.groups + other.groups)
+
+    def source(self) -> Workload:
+        """The part of the pass that an encoder sees."""
+        return _Part(tuple(s.of_source() for s in self.groups))
+
+    def target(self) -> Workload:
+        """The part of the pass that the decoder beside it sees."""
+        return _Part(tuple(s.of_target() for s in self.groups))
+
+    def images(self, patches: float) -> Workload:
+        """The part of the pass that a tower sees, which cuts each picture into `patches`."""
+        return _Part(tuple(s.of_images(patches) for s in self.groups))
 
     def one(self) -> Num:
         """Once per pass, whatever it holds: the reading of a weight."""
@@ -133,6 +198,34 @@ class Workload:
         """Rows of a table that are read to look up a row for every token: no more than it has."""
         return np.minimum(self.tokens(), rows)
 
+    def chunked_pairs(self, chunk: float) -> Num:
+        """(query, key) pairs where a query sees the keys of its own chunk of positions, none after it."""
+        return self._sum(lambda s: s.chunked_pairs(chunk))
+
+    def chunked_kv(self, chunk: float) -> Num:
+        """Cached positions that such queries attend to."""
+        return self._sum(lambda s: s.chunked_kv(chunk))
+
+    def chosen_kv(self, chosen: float) -> Num:
+        """Cached positions read by queries that attend to `chosen` keys each: no fewer than where all differ."""
+        return self._sum(lambda s: np.minimum(s.kv_len, chosen * s.q_len))
+
+    def near_pairs(self, reach: float) -> Num:
+        """(token, token) pairs no further apart than `reach`, before or after."""
+        return self._sum(lambda s: s.near_pairs(reach))
+
+    def cross_pairs(self) -> Num:
+        """(new token of a decoder, token of its encoder) pairs."""
+        return self._sum(lambda s: s.of_target().q_len * s.source)
+
+    def source_kv(self) -> Num:
+        """Tokens of the encoder that new tokens of the decoder attend to."""
+        return self._sum(lambda s: np.minimum(s.of_target().q_len, 1) * s.source)
+
+    def source_tokens(self) -> Num:
+        """Tokens that the encoder has read so far."""
+        return self._sum(lambda s: np.minimum(s.kv_len, s.source))
+
     def chunk_pairs(self, chunk: float) -> Num:
         """Pairs of a new token and one not after it in the same chunk; chunks begin where the pass does."""
         return self._sum(lambda s: s.chunk_pairs(chunk))
@@ -157,8 +250,22 @@ class Workload:
         """Cached positions read when each tile of queries reads the keys it needs, unless `resident` can stay."""
         return self._sum(lambda s: s.kv_streams(tile, resident, window))
 
-    def _sum(self, f: Callable[[Sequences], Num]) -> Num:
+    def fft(self) -> Num:
+        """N log2 n of transforms over all new tokens of a sequence, each with a zero beside it; none for one token."""
+        return self._sum(lambda s: s.fft())
+
+    def _sum(self, f: Callable[[Spans], Num]) -> Num:
         return reduce(add, (s.batch * f(s) for s in self.groups))
+
+
+class _Part(Workload):
+    """What some blocks see of a pass, which may be nothing: then they do not run."""
+
+    def one(self) -> Num:
+        return np.minimum(self.tokens(), 1.0)
+
+    def sequences(self) -> Num:
+        return self._sum(lambda s: np.minimum(s.q_len, 1.0))
 
 
 def _least(value: Num) -> Num:

@@ -21,16 +21,18 @@ def render(model: Model, form: str) -> str:
 
 def edges(graph: Graph) -> Iterator[tuple[tuple[Block, Operator], tuple[Block, Operator], Tensor]]:
     """(writer, reader, tensor as it is read) of every dependency, and of the one from each block to the next."""
-    left: tuple[Block, Operator] | None = None  # what wrote the output of the block before
+    left: dict[str, tuple[Block, Operator]] = {}  # what wrote the outputs of the blocks before
+    before = ""
     for block in graph.blocks:
-        writers = {block.input: left} if left else {}
+        writers = {name: left[name] for name in block.given} | ({block.input: left[before]} if before else {})
         for op in block.operators:
             for t in op.inputs:
                 writer = writers.get(t.name)
                 if writer:
                     yield writer, (block, op), t
             writers.update((t.name, (block, op)) for t in op.outputs)
-        left = writers[block.output]
+        left[block.output] = writers[block.output]
+        before = block.output
 
 
 def shape(tensor: Tensor) -> str:

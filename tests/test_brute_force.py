@@ -23,7 +23,7 @@ from llmviewer.precision import FP16, FP32
 from llmviewer.roofline import plan
 from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.transforms.quantize import parse_quantization, quantize
-from llmviewer.workload import Workload
+from llmviewer.workload import Sequences, Workload
 
 from .strategies import balanced_devices, graphs, sequences, workloads
 
@@ -53,6 +53,38 @@ def test_kv_streams_are_the_keys_that_each_tile_of_queries_sees_unless_all_can_s
     tiled = sum(len({key for keys in rows for key in keys}) for rows in tiles)
     once = len({key for keys in seen for key in keys})
     assert s.kv_streams(tile, resident, window) == (once if once <= resident else tiled)
+
+
+@given(sequences(), st.integers(1, 130))
+def test_chunked_keys_are_those_of_the_chunk_of_each_query(s, chunk):
+    past = s.kv_len - s.q_len
+    seen = [[key for key in range(p + 1) if key // chunk == p // chunk] for p in range(past, s.kv_len)]
+    assert s.chunked_pairs(chunk) == sum(map(len, seen))
+    assert s.chunked_kv(chunk) == len({key for keys in seen for key in keys})
+
+
+@given(st.integers(1, 90), st.integers(0, 100))
+def test_near_pairs_are_the_tokens_within_reach_of_each(n, reach):
+    s = Sequences(batch=1, q_len=n, kv_len=n)
+    assert s.near_pairs(reach) == sum(abs(i - j) <= reach for i in range(n) for j in range(n))
+
+
+@given(st.integers(1, 90), st.integers(0, 40), st.integers(1, 30), st.integers(1, 3))
+def test_an_encoder_reads_the_source_once_and_its_decoder_what_it_writes(source, wrote, patches, pictures):
+    """A prefill and a step for each token after the first, against a loop over the tokens of both sides."""
+    passes = [Workload.prefill(batch=2, prompt=source, images=pictures)]
+    passes += [Workload.decode(batch=2, kv_len=source + i, prompt=source) for i in range(1, wrote + 1)]
+    assert [w.source().tokens() for w in passes] == [2 * source] + [0] * wrote
+    assert [w.source().one() for w in passes] == [1] + [0] * wrote
+    assert [w.source().pairs(inf) for w in passes] == [source * (source + 1)] + [0] * wrote
+    assert [w.target().tokens() for w in passes] == [2] * (wrote + 1)
+    assert [w.target().kv_tokens(inf) for w in passes] == [2 * (i + 1) for i in range(wrote + 1)]
+    assert [w.target().logits() for w in passes] == [2] * (wrote + 1)
+    assert [w.cross_pairs() for w in passes] == [2 * source] * (wrote + 1)
+    assert [w.source_kv() for w in passes] == [2 * source] * (wrote + 1)
+    assert [w.images(patches).tokens() for w in passes] == [2 * pictures * patches] + [0] * wrote
+    assert [w.images(patches).sequences() for w in passes] == [2 * pictures] + [0] * wrote
+    assert [w.images(patches).one() for w in passes] == [1] + [0] * wrote
 
 
 @given(workloads(), windows, st.integers(1, 70).map(float))
@@ -91,6 +123,7 @@ def test_the_time_of_decoding_is_the_sum_over_its_steps(graph, hardware, batch, 
         ("llama-2-7b", 1, "W16A16", 1, 400),
         ("llama-3-8b", 256, "W8A8", 1, 400),  # compute-bound linears
         ("mistral-7b-v0.1", 64, "W4A16g128", 4000, 4200),  # the window of 4096 fills on the way
+        ("llama-4-scout", 64, "W4A16", 8100, 8300),  # the chunk of 8192 ends on the way, and starts anew
         ("falcon-7b", 512, "KV8", 1, 500),  # multi-query attention turns from one bound to another
         ("qwen2.5-0.5b", 333, "W4KV4", 17, 400),
     ],

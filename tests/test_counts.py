@@ -17,6 +17,7 @@ from llmviewer.model_files import load_model
 from llmviewer.operators.attention import FlashAttention, Heads
 from llmviewer.operators.base import Operator
 from llmviewer.operators.elementwise import Quantize
+from llmviewer.operators.masks import Causal
 from llmviewer.precision import FP16, FP32, NAMED, Format
 from llmviewer.roofline import estimate
 from llmviewer.transforms.flash_attention import flash_attention
@@ -46,7 +47,7 @@ ATTENTION = _attention(rotary_dim=8)
 PARTLY_ROTATED = _attention(rotary_dim=4)
 ALIBI = _attention(alibi=True)
 FUSED_QKV = _attention(fused_qkv=True, qkv_bias=True)
-WINDOWED = _attention(replace(HEADS, window=2))
+WINDOWED = _attention(replace(HEADS, mask=Causal(2)))
 GATED = _mlp("silu", gated=True)
 
 

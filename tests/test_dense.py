@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from math import inf
 
 import pytest
 
@@ -17,6 +16,7 @@ from llmviewer.model_files import load_model, model_names
 from llmviewer.operators.attention import QK, Softmax
 from llmviewer.operators.base import Operator, Role
 from llmviewer.operators.elementwise import Add, Norm, Rope
+from llmviewer.operators.masks import CAUSAL, Causal
 from llmviewer.precision import FP16
 from llmviewer.workload import Workload
 
@@ -71,8 +71,8 @@ def test_kinds_of_layer_have_names_of_their_own(name: str) -> None:
 def test_layers_with_a_window_and_layers_without(name: str, local: int, everywhere: int, window: int) -> None:
     graph = load_model(name).graph
     assert layers(graph) == {"local": local, "global": everywhere}
-    assert layer(graph, "local")["qk_matmul"].heads.window == window
-    assert layer(graph, "global")["qk_matmul"].heads.window == inf
+    assert layer(graph, "local")["qk_matmul"].heads.mask == Causal(window)
+    assert layer(graph, "global")["qk_matmul"].heads.mask == CAUSAL
 
 
 @pytest.mark.parametrize(

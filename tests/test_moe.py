@@ -5,8 +5,7 @@ OPs of every matrix product and parameters are held against transformers in test
 
 from __future__ import annotations
 
-import json
-from math import floor, inf
+from math import floor
 
 import pytest
 
@@ -22,6 +21,7 @@ from llmviewer.memory import live_bytes, weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model, model_names
 from llmviewer.operators.linear import ExpertsLinear
+from llmviewer.operators.masks import CAUSAL, Chunked
 from llmviewer.precision import FP16
 from llmviewer.setting import Setting
 from llmviewer.transforms.flash_attention import flash_attention
@@ -35,7 +35,7 @@ MODEL_TYPES = (
 )  # fmt: skip
 MODELS = [name for name in model_names() if load_model(name).model_type in MODEL_TYPES]
 
-SCOUT = {  # the text_config of meta-llama/Llama-4-Scout-17B-16E-Instruct; does not ship, as chunks are not modelled
+SCOUT = {  # the text_config of meta-llama/Llama-4-Scout-17B-16E-Instruct; with every field that it has
     "model_type": "llama4_text",
     "attention_bias": False,
     "attention_chunk_size": 8192,
@@ -346,7 +346,6 @@ def test_the_language_model_of_a_pair_is_the_one_that_ships(name, nested):
         ("hunyuan-a13b", {"moe_topk": [8]}, "moe_topk: must have an entry for each of the 32 layers; got 1"),
         ("hunyuan-a13b", {"moe_topk": [0] * 32}, "moe_topk: must be at least 1 in every layer; got 0"),
         ("hunyuan-a13b", {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped: must be 0: every layer has experts"),
-        ("llama-4-unsaid", {}, "attention_chunk_size: is missing; null is attention to all tokens"),
         ("llama-4-scout", {"no_rope_layers": [1]},
          "no_rope_layers: must have an entry for each of the 48 layers; got 1"),
     ],
@@ -374,16 +373,13 @@ def test_norms_of_llama_4_are_of_rotated_heads_and_have_no_weights():
     assert all(op.name != "q_norm" for _, op in _built(_config("llama-4-maverick")))
 
 
-def test_chunks_of_llama_4_are_reported_as_not_read(tmp_path):
-    """Attention over all tokens is exact for contexts of at most a chunk, and a note says that nothing reads it."""
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(SCOUT))
-    model = load_model(str(file))
-    assert model.notes == (f"fields of {file} that nothing here reads: attention_chunk_size",)
-    assert {op.heads.window for _, op in model.graph if op.name == "qk_matmul"} == {inf}
-    pair = Section({"model_type": "llama4", "text_config": SCOUT}, "config.json")
-    _built(pair)
-    assert "text_config.attention_chunk_size" in pair.unread()
+def test_llama_4_attends_within_chunks_where_it_rotates():
+    graph = _built(Section(SCOUT, "config.json"))
+    masks = {block.name: op.heads.mask for block, op in graph if op.name == "qk_matmul"}
+    assert masks == {"local_moe": Chunked(8192), "global_moe": CAUSAL}
+    assert _built(Section(UNSAID, "config.json")) == graph  # the default of the class
+    without = _built(Section({**SCOUT, "attention_chunk_size": None}, "config.json"))
+    assert {op.heads.mask for _, op in without if op.name == "qk_matmul"} == {CAUSAL}
 
 
 def test_flash_attention_keeps_the_sinks():

@@ -23,6 +23,7 @@ from llmviewer.forms import evaluate
 from llmviewer.model_files import load_model, model_names
 from llmviewer.operators.attention import QK, SV
 from llmviewer.operators.linear import ExpertsLinear, Linear
+from llmviewer.operators.masks import CAUSAL
 from llmviewer.workload import Workload
 
 ORACLE = Path(__file__).parent / "oracle"
@@ -90,10 +91,10 @@ def _counted_by_torch(case):
     return {_operator(path): ops for path, ops in case["by_module"].items()}
 
 
-def _whole(w, window):
-    """Cells that torch counts for each pair that a mask leaves: in a prefill all keys, in a decode step the window."""
-    cells = w.cells(float("inf") if w.tokens() > w.sequences() else window)
-    return Fraction(int(cells), int(w.pairs(window)))
+def _whole(w, mask):
+    """Cells that torch counts for each pair that a mask leaves: all keys in a prefill, those kept in a decode step."""
+    cells = evaluate(CAUSAL.cells if w.tokens() > w.sequences() else mask.cells, w)
+    return Fraction(int(cells), int(evaluate(mask.pairs, w)))
 
 
 def _counted_by_us(name, w):
@@ -103,7 +104,7 @@ def _counted_by_us(name, w):
     for block, op in load_model(name).graph:
         ops = block.repeat * Fraction(evaluate(op.work().ops, w))
         if isinstance(op, QK | SV):
-            counted["attention"] += ops * _whole(w, op.heads.window)
+            counted["attention"] += ops * _whole(w, op.heads.mask)
         elif isinstance(op, ExpertsLinear):
             counted["experts"] += ops
         elif isinstance(op, Linear):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..forms import cells, kv_tokens
+from ..forms import kv_tokens
 from ..operators.attention import QK, SV, Heads, Softmax
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise, Rope
@@ -41,8 +41,8 @@ class SelfAttention:
         heads = self.heads
         straight = not self.rotary_dim and not self.qk_norm  # keys need nothing before they are cached
         q = parts.tensor("q_proj", heads.q_width)
-        k = parts.cached("k_cache", heads.kv_width) if straight else parts.tensor("k_proj", heads.kv_width)
-        v = parts.cached("v_cache", heads.num_kv_heads * heads.out_dim)
+        k = parts.kept("k_cache", heads.kv_width, heads.mask) if straight else parts.tensor("k_proj", heads.kv_width)
+        v = parts.kept("v_cache", heads.num_kv_heads * heads.out_dim, heads.mask)
         gate = (parts.tensor("attn_gate", heads.num_heads * heads.out_dim),) if self.gated else ()
         named = {"q_proj": (q, *gate), "k_proj": (k,), "v_proj": (v,)}
         if self.fused_qkv:
@@ -60,7 +60,7 @@ class SelfAttention:
 
     def _prepared(self, parts: Parts, q: Tensor, k: Tensor) -> tuple[Operator, ...]:
         """Norms and rotation between projections and scores; the last of them puts the keys into the cache."""
-        heads, cached = self.heads, parts.cached("k_cache", self.heads.kv_width)
+        heads, cached = self.heads, parts.kept("k_cache", self.heads.kv_width, self.heads.mask)
         norms: tuple[Operator, ...] = ()
         if self.qk_norm:
             groups = (1, 1) if self.qk_norm_whole else (heads.num_heads, heads.num_kv_heads)
@@ -78,8 +78,8 @@ class SelfAttention:
 
     def _scores(self, parts: Parts, q: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
-        k = parts.cache("k_cache", heads.kv_width, heads.window)
-        v = parts.cache("v_cache", heads.num_kv_heads * heads.out_dim, heads.window)
+        k = parts.cache("k_cache", heads.kv_width, heads.mask)
+        v = parts.cache("v_cache", heads.num_kv_heads * heads.out_dim, heads.mask)
         sinks = (parts.weight("sinks", heads.num_heads),) if self.sinks else ()
         qk, softmax, sv = scored(parts, heads, q, (k,), v, bias=self.alibi)
         return (qk, replace(softmax, weights=sinks), sv)
@@ -152,7 +152,7 @@ def scored(
 ) -> tuple[QK, Softmax, SV]:
     """Scores, softmax and weighted sum, as three launches; leaves "attention"."""
     scores, probs = (
-        Tensor(name=name, width=heads.num_heads, rows=cells(heads.window), format=parts.format)
+        Tensor(name=name, width=heads.num_heads, rows=heads.mask.cells, format=parts.format)
         for name in ("scores", "probs")
     )
     out = parts.tensor("attention", heads.num_heads * heads.out_dim)

@@ -8,12 +8,13 @@ from math import inf
 from typing import Final
 
 from ..documents import Section
-from ..forms import Form, kv_tokens, table_rows
+from ..forms import Form, table_rows
 from ..operators.attention import Heads
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.elementwise import ACTIVATION_OPS, Activation, Add, Norm
 from ..operators.embedding import Embedding
 from ..operators.linear import Linear
+from ..operators.masks import CAUSAL, Causal, Mask
 from ..precision import Format
 
 HIDDEN = "hidden"  # what a block reads of the one before it
@@ -57,7 +58,7 @@ def heads_of(
     if num_heads % num_kv_heads:
         raise config.error(key, f"must be a multiple of the {num_kv_heads} key-value heads; got {num_heads}")
     head_dim = config.integer("head_dim", head_dim or hidden // num_heads)
-    return Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, window=window)
+    return Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, mask=Causal(window))
 
 
 class NormKind(StrEnum):
@@ -97,9 +98,15 @@ class Parts:
         """What a launch appends to the KV cache."""
         return Tensor(name=name, width=width, format=self.format, role=Role.KV_CACHE)
 
-    def cache(self, name: str, width: int, window: float = inf) -> Tensor:
-        """What attention reads of the KV cache."""
-        return replace(self.cached(name, width), rows=kv_tokens(window))
+    def kept(self, name: str, width: int, mask: Mask) -> Tensor:
+        """What is written for attention to read: to the KV cache, but where its mask keeps nothing."""
+        return self.cached(name, width) if mask.keeps else self.tensor(name.removesuffix("_cache"), width)
+
+    def cache(self, name: str, width: int, mask: Mask = CAUSAL) -> Tensor:
+        """What attention reads of it, and what stays there."""
+        if not mask.keeps:
+            return replace(self.kept(name, width, mask), rows=mask.read)
+        return replace(self.cached(name, width), rows=mask.read, held=mask.held)
 
     def weight(self, name: str, *shape: int, tied: bool = False) -> Weight:
         return Weight(name=name, shape=shape, format=self.format, tied=tied)

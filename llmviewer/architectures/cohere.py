@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
+from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -30,7 +31,7 @@ def build_cohere(config: Section, fmt: Format) -> Graph:
 @architecture("cohere2")
 def build_cohere2(config: Section, fmt: Format) -> Graph:
     attention = _attention(config)
-    windowed = replace(attention.heads, window=sliding_window(config, _WINDOW))
+    windowed = replace(attention.heads, mask=Causal(sliding_window(config, _WINDOW)))
     local = _layer(config, replace(attention, heads=windowed))
     unrotated = _layer(config, replace(attention, rotary_dim=0))
     config.costless("order_of_interleaved_layers", "position_embedding_type", "rotary_pct", "use_embedding_sharing")

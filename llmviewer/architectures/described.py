@@ -15,15 +15,15 @@ Keys are the fields of the parts' classes; those of Heads stand among those of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
-from math import inf
 from typing import Any, Final, TypeVar
 
 from ..documents import Section
 from ..graph import Graph
 from ..operators.attention import Heads
 from ..operators.elementwise import ACTIVATION_OPS
+from ..operators.masks import CAUSAL, Causal, Chunked, Mask
 from ..precision import Format
 from . import architecture
 from ._attention import LatentAttention, SelfAttention
@@ -40,6 +40,7 @@ _MIXERS: Final[Mapping[str, type[Any]]] = {
     "gated_delta_net": GatedDeltaNet,
 }
 _FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts}
+_MASKS: Final[Mapping[str, Callable[[int], Mask]]] = {"window": Causal, "chunk": Chunked}
 _T = TypeVar("_T")
 
 
@@ -81,7 +82,8 @@ def _part(section: Section, key: str, kinds: Mapping[str, type[Any]]) -> Any:
 def _made(kind: type[_T], section: Section, besides: tuple[str, ...] = ()) -> _T:
     """A part from a mapping with its fields as keys."""
     found = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    nested = [f.name for f in fields(Heads)] if "heads" in found and found["heads"].type == "Heads" else []
+    takes_heads = "heads" in found and found["heads"].type == "Heads"
+    nested = [*(f.name for f in fields(Heads) if f.name != "mask"), *_MASKS] if takes_heads else []
     section.only((*found.keys() - ({"heads"} if nested else set()), *nested, *besides))
     values = {name: _value(section, f) for name, f in found.items() if not (nested and name == "heads")}
     if nested:
@@ -114,5 +116,13 @@ def _heads(section: Section) -> Heads:
         num_kv_heads=num_kv_heads,
         head_dim=section.integer("head_dim"),
         value_dim=section.integer("value_dim", 0, least=0),
-        window=float(section.integer("window")) if section.get("window") is not None else inf,
+        mask=_mask(section),
     )
+
+
+def _mask(section: Section) -> Mask:
+    """What a query sees: all before it, or what one of the keys says."""
+    given = [key for key in _MASKS if section.get(key) is not None]
+    if len(given) > 1:
+        raise section.error(given[1], f"must stand alone; there is {given[0]} too")
+    return _MASKS[given[0]](section.integer(given[0])) if given else CAUSAL

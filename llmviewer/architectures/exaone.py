@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
+from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -38,7 +39,7 @@ def build_exaone4(config: Section, fmt: Format) -> Graph:
     layer = Layer(mixer=attention, feed_forward=gated_mlp(config), residual=Residual.INNER)
     layers = [layer] * config.integer("num_hidden_layers")
     if config.get("sliding_window") is not None or "sliding_window" not in config:
-        local = replace(layer, mixer=replace(attention, heads=replace(heads, window=window)))
+        local = replace(layer, mixer=replace(attention, heads=replace(heads, mask=Causal(window))))
         unrotated = replace(layer, mixer=replace(attention, rotary_dim=0))
         layers = alternating(local, unrotated, _sliding(config))
     config.costless("layer_types", "sliding_window_pattern")

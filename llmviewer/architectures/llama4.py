@@ -1,8 +1,7 @@
 """Llama 4, the text part: a shared expert beside each routed one, experts in every layer or every second one.
 
 Three layers of four rotate queries and keys and attend within chunks of attention_chunk_size tokens; the fourth knows
-no positions and attends to all. Chunks are not modelled: attention is taken over all tokens, which is exact for
-contexts of at most one chunk. That field is left unread, so that results say so.
+no positions and attends to all.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Norm
+from ..operators.masks import Chunked
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -22,7 +22,7 @@ from ._fields import decoder, grouped_heads
 from ._moe import costless, dense, experts, for_each_layer, integers, language_model
 from ._parts import NormKind, Parts
 
-_CHUNK = "attention_chunk_size"
+_CHUNK = 8192  # where config.json says nothing, as transformers.Llama4TextConfig has it; null is no chunks
 
 
 @architecture("llama4")
@@ -33,8 +33,6 @@ def build(config: Section, fmt: Format) -> Graph:
 
 @architecture("llama4_text")
 def build_text(config: Section, fmt: Format) -> Graph:
-    if _CHUNK not in config:
-        raise config.error(_CHUNK, "is missing; null is attention to all tokens")
     costless(config, "attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor")
     inner = config.integer("intermediate_size")
     moe = experts(config, "num_local_experts", "num_experts_per_tok", inner=inner, shared=inner)
@@ -60,10 +58,19 @@ class _NormedAttention:
 
 def _mixer(config: Section, *, rotated: bool) -> SelfAttention | _NormedAttention:
     own, bias = grouped_heads(config), config.flag("attention_bias", default=False)
+    if rotated and (chunk := _chunk(config)):
+        own = replace(own, mask=Chunked(chunk))
     plain = SelfAttention(heads=own, rotary_dim=own.head_dim if rotated else 0, qkv_bias=bias, o_bias=bias)
     if rotated and config.flag("use_qk_norm", default=True):
         return _NormedAttention(attention=replace(plain, qk_norm=NormKind.PLAIN))
     return plain
+
+
+def _chunk(config: Section) -> int:
+    """Positions that see each other; 0 where that is all of them."""
+    if config.get("attention_chunk_size") is None:
+        return 0 if "attention_chunk_size" in config else _CHUNK
+    return config.integer("attention_chunk_size")
 
 
 def _layer(mixer: SelfAttention | _NormedAttention, feed_forward: Experts | Mlp, reach: str) -> Layer:

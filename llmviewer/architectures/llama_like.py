@@ -7,6 +7,7 @@ from math import inf
 
 from ..documents import Section
 from ..graph import Graph
+from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -103,7 +104,7 @@ def build_ministral(config: Section, fmt: Format) -> Graph:
     """A window in all layers, or in those that layer_types says."""
     attention = SelfAttention(heads=grouped_heads(config))
     window = sliding_window(config, _MINISTRAL_WINDOW)
-    windowed = replace(attention, heads=replace(attention.heads, window=window))
+    windowed = replace(attention, heads=replace(attention.heads, mask=Causal(window)))
     if config.get("layer_types") is None or window == inf:
         return _build(config, fmt, windowed)
     layers = alternating(_layer(config, windowed), _layer(config, attention), sliding_layers(config, pattern=1))

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
+from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -43,7 +44,7 @@ def build_olmo3(config: Section, fmt: Format) -> Graph:
 def _inner(config: Section, window: float | None = None) -> Layer:
     attention = replace(_attention(config), qk_norm=NormKind.RMS, qk_norm_whole=True)
     if window is not None:
-        attention = replace(attention, heads=replace(attention.heads, window=window))
+        attention = replace(attention, heads=replace(attention.heads, mask=Causal(window)))
     return Layer(mixer=attention, feed_forward=gated_mlp(config), residual=Residual.INNER)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
+from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -39,7 +40,7 @@ def build_hunyuan(config: Section, fmt: Format) -> Graph:
 
 def _layer(config: Section, *, head_dim: int = 0, window: float | None = None) -> Layer:
     heads = grouped_heads(config, head_dim=head_dim)
-    heads = heads if window is None else replace(heads, window=window)
+    heads = heads if window is None else replace(heads, mask=Causal(window))
     bias = config.flag("attention_bias", default=False)
     attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS)
     return Layer(mixer=attention, feed_forward=gated_mlp(config))

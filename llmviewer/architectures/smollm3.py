@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from ..documents import Section
 from ..graph import Graph
+from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -20,8 +22,8 @@ def build(config: Section, fmt: Format) -> Graph:
     heads, bias = grouped_heads(config, kv_heads=_KV_HEADS), config.flag("attention_bias", default=False)
     attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
     rotated = Layer(mixer=attention, feed_forward=gated_mlp(config), name="rope")
-    window = sliding_window(config) if config.flag("use_sliding_window", default=False) else heads.window
-    unrotated = replace(attention, rotary_dim=0, heads=replace(heads, window=window))
+    window = sliding_window(config) if config.flag("use_sliding_window", default=False) else inf
+    unrotated = replace(attention, rotary_dim=0, heads=replace(heads, mask=Causal(window)))
     other = replace(rotated, mixer=unrotated, name="nope")
     config.costless("layer_types")  # says the same
     return decoder(config, [rotated if turns else other for turns in _rotated(config)], tied=True).graph(fmt)

@@ -6,23 +6,24 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar, Final
 
-from ..forms import Form, kv_streams, pairs
+from ..forms import Form
 from ..precision import product
 from ..resource import Resource, matrix, vector
 from .base import Operator, Tensor
+from .masks import CAUSAL, Mask
 
 _ACCUMULATOR: Final = 4  # bytes of an element of the output while it is summed up, in fp32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """num_heads query heads that share num_kv_heads key and value heads; a query sees the last `window` keys."""
+    """num_heads query heads that share num_kv_heads key and value heads, and what of them a query sees."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     value_dim: int = 0  # of a value, where it is not that of a key
-    window: float = inf
+    mask: Mask = CAUSAL
 
     @property
     def out_dim(self) -> int:
@@ -46,13 +47,13 @@ class Heads:
 
     @property
     def pairs(self) -> Form:
-        """(head, query, key) triples that the causal mask leaves."""
-        return self.num_heads * pairs(self.window)
+        """(head, query, key) triples that the mask leaves."""
+        return self.num_heads * self.mask.pairs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Operator):
-    """What all forms share: grouped heads under a causal mask."""
+    """What all forms share: grouped heads under a mask."""
 
     heads: Heads
 
@@ -120,8 +121,8 @@ class FlashAttention(Attention):
         query, *keys_and_values = self.inputs
         kept = sum(t.width * t.format.stored_bits / 8 for t in keys_and_values)
         resident = self.on_chip_bytes // (kept / self.heads.num_kv_heads)
-        rows = kv_streams(self.tile, resident, self.heads.window)
-        return (query, *(replace(t, rows=rows) for t in keys_and_values))
+        rows = self.heads.mask.streamed(self.tile, resident)
+        return self.inputs if rows is None else (query, *(replace(t, rows=rows) for t in keys_and_values))
 
     def arithmetic(self) -> dict[Resource, Form]:
         amounts = {vector("fp32"): (Softmax.ops_per_pair + self.bias) * self.heads.pairs}

@@ -9,7 +9,7 @@ from enum import StrEnum
 from math import prod
 from typing import Final, Self
 
-from ..forms import ONE, TOKENS, Form, total
+from ..forms import ONE, TOKENS, Form, Stream, total
 from ..precision import Format
 from ..resource import MEMORY, Resource, vector
 
@@ -28,13 +28,17 @@ KEPT: Final = (Role.KV_CACHE, Role.STATE)  # what stays between passes
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """tensor[rows, width]: the rows that one launch reads or writes. Edges of the graph are tensor names."""
+    """tensor[rows, width]: the rows that one launch reads or writes. Edges of the graph are tensor names.
+
+    held  rows that stay between passes, where they are not those
+    """
 
     name: str
     width: int
     format: Format
     rows: Form = TOKENS
     role: Role = Role.ACTIVATION
+    held: Form | None = None
 
     @property
     def elements(self) -> Form:
@@ -44,6 +48,12 @@ class Tensor:
     def nbytes(self) -> Form:
         """[B]"""
         return self.elements * (self.format.stored_bits / 8)
+
+    @property
+    def held_bytes(self) -> Form:
+        """What stays between passes. [B]"""
+        rows = self.rows if self.held is None else self.held
+        return self.width * rows * (self.format.stored_bits / 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +106,18 @@ class Work:
     def nbytes(self) -> Form:
         """[B]"""
         return self.weight_bytes + self.activation_bytes + self.kv_bytes
+
+    def on(self, stream: Stream) -> Work:
+        """The same of a part of the pass."""
+        return replace(
+            self,
+            ops=self.ops.on(stream),
+            conversion_ops=self.conversion_ops.on(stream),
+            weight_bytes=self.weight_bytes.on(stream),
+            activation_bytes=self.activation_bytes.on(stream),
+            kv_bytes=self.kv_bytes.on(stream),
+            amounts=tuple((resource, form.on(stream)) for resource, form in self.amounts),
+        )
 
     @property
     def forms(self) -> tuple[Form, ...]:

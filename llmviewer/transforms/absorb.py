@@ -40,7 +40,7 @@ def _in_latent_space(expand: Linear, qk: QK, softmax: Softmax, sv: SV) -> tuple[
         num_kv_heads=1,
         head_dim=rank + sum(t.width for t in positions),
         value_dim=rank,
-        window=qk.heads.window,
+        mask=qk.heads.mask,
     )
     absorbed = replace(query, name="q_latent", width=heads.q_width)  # beside it, its rotated part
     summed = replace(sv.outputs[0], name="latent", width=count * rank, format=query.format)

@@ -37,7 +37,7 @@ class Override:
 
     def covers(self, block: Block) -> bool:
         """Whether the layers of `block` are among its own. Blocks are cut so that it is all of them or none."""
-        return self.layers is None or bool(block.layers and block.layers[0] in self.layers)
+        return self.layers is None or bool(block.main and block.layers and block.layers[0] in self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ def _cut(block: Block, overrides: Sequence[Override]) -> Iterator[Block]:
     """`block` in pieces whose layers an override covers all or none of."""
     ranges = [o.layers for o in overrides if o.layers is not None]
     pieces: dict[tuple[bool, ...], list[int]] = {}
-    for layer in block.layers:
+    for layer in block.layers if block.main else ():
         pieces.setdefault(tuple(layer in r for r in ranges), []).append(layer)
     if len(pieces) < 2:
         yield block

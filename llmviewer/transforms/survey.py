@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..forms import LOGITS, ONE, Form, cells
+from ..forms import LOGITS, ONE, Form
 from ..graph import Block, Graph, Transform
 from ..operators.attention import QK, SV, FlashAttention, Softmax
 from ..operators.base import Operator, Role, Tensor, Weight
@@ -119,14 +119,14 @@ def _counted(op: Operator, formats: _Formats, block: Block) -> Operator | None:
             ops = 2 * op.weight.numel * op.inputs[0].rows
             weights = (replace(op.weight, format=formats.weight),)
         case QK():
-            ops = 2 * op.heads.q_width * cells(op.heads.window)
+            ops = 2 * op.heads.q_width * op.heads.mask.cells
         case SV():
-            ops = 2 * op.heads.num_heads * op.heads.out_dim * cells(op.heads.window)
+            ops = 2 * op.heads.num_heads * op.heads.out_dim * op.heads.mask.cells
         case Softmax():
-            ops = 5 * op.heads.num_heads * cells(op.heads.window)
+            ops = 5 * op.heads.num_heads * op.heads.mask.cells
         case FlashAttention():
             widths = 2 * op.heads.head_dim + 2 * op.heads.out_dim
-            ops = op.heads.num_heads * (widths + 5) * cells(op.heads.window)
+            ops = op.heads.num_heads * (widths + 5) * op.heads.mask.cells
         case Norm():
             ops = 7 * outputs[0].elements
         case Add():

@@ -18,11 +18,14 @@ from .hardware_files import load_hardware
 from .memory import Footprint
 from .model import Model
 from .model_files import load_model
+from .operators.attention import Indexer
+from .operators.base import Operator
 from .operators.linear import LatentExpansion
 from .roofline import Plan, plan
 from .transforms.absorb import absorb
 from .transforms.flash_attention import flash_attention
 from .transforms.quantize import Quantization, parse_quantization, quantize
+from .transforms.skew import skew
 from .transforms.survey import survey
 
 _E = TypeVar("_E", bound=StrEnum)
@@ -37,7 +40,7 @@ class Attention(StrEnum):
 
 class Mla(StrEnum):
     """How latent attention is computed. naive: expand the cache; absorbed: bring the queries to it; auto: naive in a
-    prefill, absorbed in a decode step, as serving engines do.
+    prefill, absorbed in a decode step and where an indexer chooses keys for every query, as serving engines do.
     """
 
     AUTO = "auto"
@@ -62,6 +65,7 @@ class Setting:
     attention: Attention
     accounting: Accounting
     mla: Mla = Mla.AUTO
+    expert_skew: float = 0
 
     @classmethod
     def of(
@@ -73,6 +77,7 @@ class Setting:
         attention: str | None = None,
         accounting: str = "faithful",
         mla: str = "auto",
+        expert_skew: float = 0,
         hardware_set: Sequence[str] = (),
     ) -> Setting:
         """From what a user writes. Attention is flash, but eager in the survey's accounting, unless said otherwise.
@@ -92,19 +97,22 @@ class Setting:
             attention=_member(Attention, "attention", attention) if attention else usual,
             accounting=counted,
             mla=_member(Mla, "mla", mla),
+            expert_skew=expert_skew,
         )
 
     @cached_property
     def graph(self) -> Graph:
         """What a prefill runs."""
-        return self._lowered(absorbed=self.mla is Mla.ABSORBED)
+        return self._lowered(absorbed=self.mla is Mla.ABSORBED or (self.mla is Mla.AUTO and self._has(Indexer)))
 
     @cached_property
     def decode_graph(self) -> Graph:
         """What a decode step runs: the same graph, but for latent attention."""
-        if self.mla is not Mla.AUTO or not any(isinstance(op, LatentExpansion) for _, op in self.model.graph):
-            return self.graph
-        return self._lowered(absorbed=True)
+        differs = self.mla is Mla.AUTO and self._has(LatentExpansion) and not self._has(Indexer)
+        return self._lowered(absorbed=True) if differs else self.graph
+
+    def _has(self, kind: type[Operator]) -> bool:
+        return any(isinstance(op, kind) for _, op in self.model.graph)
 
     @cached_property
     def plan(self) -> Plan:
@@ -126,6 +134,7 @@ class Setting:
 
     def _lowered(self, *, absorbed: bool) -> Graph:
         """The model's graph under the techniques asked for."""
+        skewed = skew(self.expert_skew)
         latent = (absorb,) if absorbed else ()
         flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
         if self.accounting is Accounting.SURVEY:
@@ -136,8 +145,8 @@ class Setting:
                 )
             if self.quantization.overrides:
                 raise InputError("accounting survey has one precision for all operators; drop the overrides of --quant")
-            return self.model.graph.then(*latent, *flash, survey(self.quantization.scheme))
-        return self.model.graph.then(quantize(self.quantization), *latent, *flash)
+            return self.model.graph.then(skewed, *latent, *flash, survey(self.quantization.scheme))
+        return self.model.graph.then(skewed, quantize(self.quantization), *latent, *flash)
 
     def having(self, *, quant: str | None = None, attention: str | None = None) -> Self:
         """The same with another precision or attention, where one is given, as a user writes it."""

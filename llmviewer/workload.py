@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import reduce
+from functools import cache, reduce
 from operator import add
 
 import numpy as np
@@ -61,25 +61,19 @@ class Spans:
         return growing * past + growing * (growing + 1) / 2 + (self.q_len - growing) * most
 
     def chunked_pairs(self, chunk: float) -> Num:
-        def before(length: Num) -> Num:
-            full = np.floor_divide(length, chunk)
-            rest = length - full * chunk
-            return full * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
-
-        pairs: Num = before(self.kv_len) - before(self.past)
-        return pairs
+        new: Num = _triangles(self.kv_len, chunk) - _triangles(self.past, chunk)
+        return new
 
     def chunked_kv(self, chunk: float) -> Num:
         return self.kv_len - np.floor_divide(self.past, chunk) * chunk
 
     def near_pairs(self, reach: float) -> Num:
         near = np.minimum(reach, np.maximum(self.q_len - 1, 0))
-        return self.q_len * (2 * near + 1) - near * (near + 1)
+        pairs: Num = self.q_len * (2 * near + 1) - near * (near + 1)
+        return pairs
 
     def chunk_pairs(self, chunk: float) -> Num:
-        full = np.floor_divide(self.q_len, chunk)
-        rest = self.q_len - full * chunk
-        return full * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
+        return _triangles(self.q_len, chunk)
 
     def kv_streams(self, tile: float, resident: float, window: float) -> Num:
         held = self.kv_tokens(window)
@@ -230,9 +224,14 @@ class Workload:
         """Pairs of a new token and one not after it in the same chunk; chunks begin where the pass does."""
         return self._sum(lambda s: s.chunk_pairs(chunk))
 
-    def distinct_experts(self, experts: float, chosen: float) -> Num:
-        """E (1 - (1 - k/E)^tokens): experts that at least one token reaches, where all are alike likely."""
-        return experts * (1 - (1 - chosen / experts) ** self.tokens())
+    def distinct_experts(self, experts: float, chosen: float, skew: float = 0) -> Num:
+        """E (1 - (1 - k/E)^tokens): experts that at least one token reaches, where all are alike likely; with a skew,
+        the sum of 1 - (1 - q)^tokens over experts with their shares q of the tokens.
+        """
+        tokens = self.tokens()
+        if not skew:
+            return experts * (1 - (1 - chosen / experts) ** tokens)
+        return reduce(add, (1 - (1 - share) ** tokens for share in _shares(int(experts), int(chosen), skew)))
 
     def pairs(self, window: float) -> Num:
         """(query, key) pairs left by a causal mask of `window` keys."""
@@ -266,6 +265,30 @@ class _Part(Workload):
 
     def sequences(self) -> Num:
         return self._sum(lambda s: np.minimum(s.q_len, 1.0))
+
+
+def _triangles(length: Num, chunk: float) -> Num:
+    """Pairs of a position and one not after it in the same chunk, up to `length`."""
+    full: Num = np.floor_divide(length, chunk)
+    rest = length - full * chunk
+    pairs: Num = full * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
+    return pairs
+
+
+@cache
+def _shares(experts: int, chosen: int, skew: float) -> tuple[float, ...]:
+    """The part of all tokens that each expert gets, in order of popularity, which is rank^-skew; they sum to `chosen`.
+
+    A token takes an expert once. What would be more than all tokens is all of them, and the others share the places
+    that are left in proportion to their popularity.
+    """
+    popularity = np.arange(1, experts + 1, dtype=np.float64) ** -skew
+    rest = np.cumsum(popularity[::-1])[::-1]  # of an expert and all after it
+    share = (chosen - np.arange(experts)) * popularity / rest  # where all before it get every token
+    full = min(int(np.argmax(share <= 1)), chosen) if np.any(share <= 1) else experts
+    found = np.ones(experts)
+    found[full:] = (chosen - full) * popularity[full:] / rest[full] if full < experts else 1.0
+    return tuple(found.tolist())
 
 
 def _least(value: Num) -> Num:

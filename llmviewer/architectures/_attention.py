@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..forms import kv_tokens
-from ..operators.attention import QK, SV, Heads, Softmax
+from ..operators.attention import QK, SV, Heads, Indexer, Softmax
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise, Rope
-from ..operators.linear import LatentExpansion
+from ..operators.linear import LatentExpansion, Router
+from ..operators.masks import CAUSAL, Chosen
+from ..precision import FP32
 from ._parts import NormKind, Parts, result
 
 
@@ -96,6 +98,8 @@ class LatentAttention:
     nope_dim          elements of a head without position, made from the latent
     rope_dim          elements that are rotated; one key for all heads
     value_dim         elements of a value
+    index             what chooses the keys that are attended to; where it is none, all are, but for `chosen`
+    chosen            keys that are attended to, which a layer before has chosen; 0 where that is none
     """
 
     num_heads: int
@@ -105,14 +109,18 @@ class LatentAttention:
     rope_dim: int
     value_dim: int
     bias: bool = False
+    index: Index | None = None
+    chosen: int = 0
 
     @property
     def heads(self) -> Heads:
+        chosen = self.index.chosen if self.index else self.chosen
         return Heads(
             num_heads=self.num_heads,
             num_kv_heads=self.num_heads,
             head_dim=self.nope_dim + self.rope_dim,
             value_dim=self.value_dim,
+            mask=Chosen(chosen) if chosen else CAUSAL,
         )
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
@@ -135,9 +143,11 @@ class LatentAttention:
             for name, width in (("k_nope", self.num_heads * self.nope_dim), ("v", self.num_heads * self.value_dim))
         )
         up = parts.linear("kv_b_proj", parts.cache("latent_cache", self.kv_rank), k, v, kind=LatentExpansion)
-        attended = scored(parts, heads, rotated[0], (k, parts.cache("rope_cache", self.rope_dim)), v)
+        chosen = self.index.operators(parts, x, queries[-1].inputs[0], self.rope_dim) if self.index else ()
+        k, v = (replace(t, rows=heads.mask.read) for t in (k, v))
+        attended = scored(parts, heads, rotated[0], (k, parts.cache("rope_cache", self.rope_dim, heads.mask)), v)
         o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
-        return (*queries, down, kv_norm, rope, up, *attended, o_proj)
+        return (*queries, down, kv_norm, rope, *chosen, up, *attended, o_proj)
 
     def _queries(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if not self.q_rank:
@@ -145,6 +155,43 @@ class LatentAttention:
         down = parts.project("q_a_proj", x, self.q_rank, bias=self.bias)
         norm = parts.norm("q_a_norm", down.outputs[0], kind=NormKind.RMS)
         return (down, norm, parts.project("q_b_proj", norm.outputs[0], self.heads.q_width))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """The lightning indexer of DeepSeek Sparse Attention: a small attention that chooses keys (arXiv:2512.02556).
+
+    num_heads, head_dim  of its queries; all of them share a key for each token, in a cache of its own
+    chosen               keys that each query keeps
+    """
+
+    num_heads: int
+    head_dim: int
+    chosen: int
+
+    def operators(self, parts: Parts, x: Tensor, latent: Tensor, rope_dim: int) -> tuple[Operator, ...]:
+        """Queries from the `latent` that those of attention come from, keys and the heads' weights from x."""
+        heads = Heads(num_heads=self.num_heads, num_kv_heads=1, head_dim=self.head_dim)
+        q = parts.project("index_q_proj", latent, heads.q_width)
+        k = parts.project("index_k_proj", x, self.head_dim)
+        weights = parts.project("index_weights", x, self.num_heads, kind=Router)
+        norm = parts.norm("index_k_norm", k.outputs[0], kind=NormKind.LAYER)
+        rotated = (parts.tensor("index_q_rope", heads.q_width), parts.cached("index_cache", self.head_dim))
+        rope = Rope(
+            name="index_rope",
+            inputs=(q.outputs[0], norm.outputs[0]),
+            outputs=rotated,
+            heads=heads,
+            rotary_dim=rope_dim,
+        )
+        chosen = Tensor(name="index_choice", width=1, rows=Chosen(self.chosen).pairs, format=FP32)
+        index = Indexer(
+            name="indexer",
+            inputs=(rotated[0], parts.cache("index_cache", self.head_dim), weights.outputs[0]),
+            outputs=(chosen,),
+            heads=heads,
+        )
+        return (q, k, weights, norm, rope, index)
 
 
 def scored(

@@ -141,6 +141,15 @@ def integers(config: Section, key: str) -> tuple[int, ...]:
     return tuple(value)
 
 
+def kinds(config: Section, key: str, allowed: Sequence[str]) -> list[str]:
+    """The list of field `key`, which says of each layer which of `allowed` it is."""
+    found = config.texts(key)
+    for_each_layer(config, key, found)
+    if not set(found) <= set(allowed):
+        raise config.error(key, f"must be made of {' and '.join(allowed)}")
+    return list(found)
+
+
 def for_each_layer(config: Section, key: str, found: Sequence[object]) -> None:
     """Raises InputError unless `found`, the list of field `key`, has an entry for each layer."""
     layers = config.integer("num_hidden_layers")

@@ -1,5 +1,5 @@
 """DeepSeek-V2 and V3, and models of their form: latent attention, dense layers first, shared and routed experts
-(arXiv:2405.04434, arXiv:2412.19437).
+(arXiv:2405.04434, arXiv:2412.19437); V3.2 and GLM-5 attend to keys that an indexer chooses (arXiv:2512.02556).
 
 The correction bias of V3's router is no parameter: it steers training and is kept as a buffer. The layers that predict
 further tokens (num_nextn_predict_layers) are neither in the count of 671 billion nor part of a pass.
@@ -7,15 +7,17 @@ further tokens (num_nextn_predict_layers) are neither in the count of 671 billio
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import LatentAttention
-from ._decoder import Layer
+from ._attention import Index, LatentAttention
+from ._decoder import FeedForward, Layer
 from ._feed_forward import Experts
 from ._fields import decoder
-from ._moe import costless, dense, experts, first_dense, for_each_layer, language_model
+from ._moe import costless, dense, experts, first_dense, kinds, language_model
 
 
 @architecture("deepseek_v2")
@@ -31,18 +33,25 @@ def build_v3(config: Section, fmt: Format) -> Graph:
     return _graph(config, fmt, first_dense(config, default=3))
 
 
+@architecture("deepseek_v32")
+def build_v32(config: Section, fmt: Format) -> Graph:
+    """DeepSeek-V3.2: every layer looks at the keys that its indexer chooses."""
+    costless(config, "rope_interleave")
+    return _graph(config, fmt, _sparse_layers(config, default=3), _index(config, heads=64))
+
+
+@architecture("glm_moe_dsa")
+def build_glm_moe_dsa(config: Section, fmt: Format) -> Graph:
+    """GLM-5: as DeepSeek-V3.2, but that layers may look at what the indexer of one before them chose."""
+    costless(config, "rope_interleave", "indexer_rope_interleave", "index_share_for_mtp_iteration", "moe_router_dtype")
+    return _graph(config, fmt, _sparse_layers(config, default=3), _index(config, heads=32), _own_index(config))
+
+
 @architecture("glm4_moe_lite")
 def build_glm4_moe_lite(config: Section, fmt: Format) -> Graph:
     """GLM-4.7-Flash."""
     costless(config, "rope_interleave", "partial_rotary_factor")  # the rotated part is qk_rope_head_dim
-    sparse = first_dense(config, default=1)
-    if config.get("mlp_layer_types") is not None:
-        kinds = config.texts("mlp_layer_types")
-        for_each_layer(config, "mlp_layer_types", kinds)
-        if not set(kinds) <= {"dense", "sparse"}:
-            raise config.error("mlp_layer_types", "must be made of dense and sparse")
-        sparse = [kind == "sparse" for kind in kinds]
-    return _graph(config, fmt, sparse)
+    return _graph(config, fmt, _sparse_layers(config, default=1))
 
 
 @architecture("kimi_k25")
@@ -54,16 +63,62 @@ def build_kimi_k25(config: Section, fmt: Format) -> Graph:
     return build_v3(text, fmt)
 
 
-def _graph(config: Section, fmt: Format, sparse: list[bool]) -> Graph:
+def _sparse_layers(config: Section, default: int) -> list[bool]:
+    """Whether each layer has experts: as mlp_layer_types says, or all but the first."""
+    sparse = first_dense(config, default)
+    if config.get("mlp_layer_types") is None:
+        return sparse
+    return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+
+
+def _index(config: Section, heads: int) -> Index:
+    return Index(
+        num_heads=config.integer("index_n_heads", heads),
+        head_dim=config.integer("index_head_dim", 128),
+        chosen=config.integer("index_topk", 2048),
+    )
+
+
+def _own_index(config: Section) -> list[bool]:
+    """Whether each layer has an indexer of its own: as a list or a pattern says, or the first ones and every n-th."""
+    layers = config.integer("num_hidden_layers")
+    every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2, least=0)
+    pattern = config.get("index_topk_pattern")
+    if config.get("indexer_types") is not None:
+        own = [kind == "full" for kind in kinds(config, "indexer_types", ("full", "shared"))]
+    elif isinstance(pattern, str) and set(pattern) <= {"F", "S"} and len(pattern) == layers:
+        own = [letter == "F" for letter in pattern]
+    elif pattern is None:
+        own = [max(index - offset + 1, 0) % every == 0 for index in range(layers)]
+    else:
+        raise config.error("index_topk_pattern", f"must be {layers} letters F and S; got {pattern!r}")
+    if not own[0]:
+        raise config.error("indexer_types", "must give the first layer an indexer of its own; there is none before it")
+    return own
+
+
+def _graph(
+    config: Section, fmt: Format, sparse: list[bool], index: Index | None = None, own: list[bool] | None = None
+) -> Graph:
+    """`index` chooses keys in the layers where `own` is true, or in all, and layers without it look at its choice."""
     costless(config)
     # Keys and values are expanded for every head, and heads are as wide as their parts.
     config.costless("num_key_value_heads", "head_dim", "qk_head_dim")
-    mixer = _attention(config)
-    layers = {
-        True: Layer(mixer=mixer, feed_forward=_experts(config), name="moe"),
-        False: Layer(mixer=mixer, feed_forward=dense(config), name="dense"),
-    }
-    return decoder(config, [layers[has_experts] for has_experts in sparse]).graph(fmt)
+    plain = _attention(config)
+    mixers = {True: replace(plain, index=index), False: replace(plain, chosen=index.chosen if index else 0)}
+    if index and not plain.q_rank:
+        raise config.error("q_lora_rank", "must not be null: the indexer takes its queries from their latent")
+    networks: dict[bool, FeedForward] = {True: _experts(config), False: dense(config)}
+    own = own or [True] * len(sparse)
+    layers = [
+        Layer(
+            mixer=mixers[indexes],
+            feed_forward=networks[has_experts],
+            name=("moe" if has_experts else "dense") + ("" if indexes else "_shared"),
+        )
+        for has_experts, indexes in zip(sparse, own, strict=True)
+    ]
+    return decoder(config, layers).graph(fmt)
 
 
 def _attention(config: Section) -> LatentAttention:

@@ -97,6 +97,20 @@ class SV(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Indexer(Attention):
+    """The `count` best keys of each query (arXiv:2512.02556, equation 1), for another attention to look at.
+
+    score[query, key] = sum over heads of w[query, head] * relu(q[query, head, :] . k[key, :]). Scores stay on the chip;
+    each is compared once. What is written is a number for each key chosen.
+    """
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        products = self._product(self.inputs[1], self.heads.head_dim + 1)  # with a key, and of a score with its weight
+        seen = (self.heads.num_heads + 1) * self.heads.mask.pairs
+        return products | {vector("fp32"): seen}
+
+
+@dataclass(frozen=True, kw_only=True)
 class FlashAttention(Attention):
     """The three in one launch; scores stay on the chip (arXiv:2205.14135, arXiv:2307.08691).
 

@@ -33,14 +33,15 @@ def _absorbed(block: Block) -> Block:
 
 def _in_latent_space(expand: Linear, qk: QK, softmax: Softmax, sv: SV) -> tuple[Operator, ...]:
     latent, (keys, values) = expand.inputs[0], expand.outputs
-    query, *positions = (t for t in qk.inputs if t != keys)
-    count, rank = qk.heads.num_heads, latent.width
+    query, *positions = (t for t in qk.inputs if t.name != keys.name)
+    count, rank, mask = qk.heads.num_heads, latent.width, qk.heads.mask
+    latent = replace(latent, rows=mask.read, held=mask.held)
     heads = Heads(
         num_heads=count,
         num_kv_heads=1,
         head_dim=rank + sum(t.width for t in positions),
         value_dim=rank,
-        mask=qk.heads.mask,
+        mask=mask,
     )
     absorbed = replace(query, name="q_latent", width=heads.q_width)  # beside it, its rotated part
     summed = replace(sv.outputs[0], name="latent", width=count * rank, format=query.format)

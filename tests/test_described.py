@@ -69,7 +69,7 @@ def test_layers_of_several_kinds_are_described(described):
 @pytest.mark.parametrize(
     ("old", "new", "error"),
     [
-        ("kind: mlp", "kind: mpl", "layers[0].feed_forward.kind: must be one of mlp, experts; got 'mpl'"),
+        ("kind: mlp", "kind: mpl", "layers[0].feed_forward.kind: must be one of mlp, experts, channel_mix; got 'mpl'"),
         ("rotary_dim", "rotary_dmi", "layers[0].mixer.rotary_dmi: unknown key; did you mean rotary_dim?"),
         ("inner: 11008", "inner: -1", "layers[0].feed_forward.inner: must be a whole number of at least 0; got -1"),
         ("inner: 11008, ", "", "layers[0].feed_forward.inner: is missing"),

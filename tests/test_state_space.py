@@ -73,7 +73,8 @@ def test_a_state_does_not_grow_with_the_context_and_a_cache_does(name, a_token, 
     assert model.kv_bytes_per_token == a_token
     footprint = Setting.of(name, "h100-sxm").footprint
     for context in (1, 1000):
-        assert footprint.cache_bytes(batch=3, context=context) == 3 * (state + context * a_token)
+        _, cache, _ = footprint.parts(batch=3, prompt=context, gen=0)
+        assert cache == 3 * (state + context * a_token)
 
 
 def test_precision_schemes_leave_states_alone():

@@ -30,6 +30,7 @@ from ._attention import LatentAttention, SelfAttention
 from ._decoder import Decoder, FeedForward, Layer, Mixer, Residual
 from ._feed_forward import Experts, Mlp
 from ._parts import NormKind
+from ._recurrent import ChannelMix, Hyena, Kda, LightningAttention, Retention, Rwkv4, Rwkv6, Rwkv7
 from ._state_space import GatedDeltaNet, Mamba, Mamba2
 
 _MIXERS: Final[Mapping[str, type[Any]]] = {
@@ -38,8 +39,15 @@ _MIXERS: Final[Mapping[str, type[Any]]] = {
     "mamba": Mamba,
     "mamba2": Mamba2,
     "gated_delta_net": GatedDeltaNet,
+    "kda": Kda,
+    "lightning_attention": LightningAttention,
+    "retention": Retention,
+    "rwkv4": Rwkv4,
+    "rwkv6": Rwkv6,
+    "rwkv7": Rwkv7,
+    "hyena": Hyena,
 }
-_FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts}
+_FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts, "channel_mix": ChannelMix}
 _MASKS: Final[Mapping[str, Callable[[int], Mask]]] = {"window": Causal, "chunk": Chunked}
 _T = TypeVar("_T")
 

@@ -1,0 +1,426 @@
+"""Mixers that carry a state from token to token: Kimi delta attention, lightning attention, retention, RWKV, Hyena."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..operators.attention import Heads
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Elementwise, Rope
+from ..operators.linear import Linear
+from ..operators.recurrence import BlockLinear, LongConv, ShortConv, TokenShift
+from ..operators.state_space import CausalConv, Scan
+from ._parts import Parts, result
+from ._state_space import kept
+
+_TANH = 1  # OPs of an element, as an exponential
+_SIGMOID = 4  # negate, exp, add one, divide
+
+
+def linear_scan(
+    parts: Parts,
+    inputs: tuple[Tensor, ...],
+    *,
+    heads: int,
+    key_dim: int,
+    value_dim: int,
+    chunk: int,
+    delta: bool = False,
+    weights: dict[str, int] | None = None,
+) -> Scan:
+    """S = decay S + k v^T and q . S for each head, in chunks; leaves "scan".
+
+    OPs of a pair within a chunk: Q K^T and the result; of a token: Q S and K^T V (arXiv:2405.21060, section 6). The
+    `delta` rule adds K K^T, W and U to the pair, and W S to the token (arXiv:2412.06464, section 3).
+    """
+    state = kept("scan_state", heads * key_dim * value_dim)
+    return Scan(
+        name="scan",
+        inputs=(*inputs, state),
+        outputs=(parts.tensor("scan", heads * value_dim), state),
+        weights=tuple(parts.weight(name, size) for name, size in (weights or {}).items()),
+        pair_ops=heads * ((6 * key_dim + 4 * value_dim) if delta else 2 * (key_dim + value_dim)),
+        token_ops=heads * (6 if delta else 4) * key_dim * value_dim,
+        chunk=chunk,
+    )
+
+
+def fused(
+    parts: Parts, name: str, inputs: tuple[Tensor, ...], *, ops: float, weights: dict[str, int] | None = None
+) -> Elementwise:
+    """A launch of `ops` OPs an element of its one output, which is as wide as its first input."""
+    out = parts.tensor(name, inputs[0].width)
+    held = tuple(parts.weight(weight, size) for weight, size in (weights or {}).items())
+    return Elementwise(name=name, inputs=inputs, outputs=(out,), weights=held, ops_per_element=ops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kda:
+    """Kimi delta attention: a delta rule whose decay is each channel's own (arXiv:2510.26692, sections 3 and 4).
+
+    The decay and the gate come through a rank as wide as a head.
+    """
+
+    heads: int
+    head_dim: int
+    taps: int
+    chunk: int = 64
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        width = self.heads * self.head_dim
+        qkv = [parts.project(f"{name}_proj", x, width) for name in "qkv"]
+        state = kept("conv_state", 3 * width * (self.taps - 1), parts)
+        conv = CausalConv(
+            name="conv",
+            inputs=(*(op.outputs[0] for op in qkv), state),
+            outputs=(parts.tensor("conv", 3 * width), state),
+            weights=(parts.weight("conv.weight", 3 * width, self.taps),),
+            taps=self.taps,
+        )
+        decay, gate = self._through(parts, x, "f", width), self._through(parts, x, "g", width)
+        step = parts.project("b_proj", x, self.heads)
+        scan = linear_scan(
+            parts,
+            (conv.outputs[0], result(decay), step.outputs[0]),
+            heads=self.heads,
+            key_dim=self.head_dim,
+            value_dim=self.head_dim,
+            chunk=self.chunk,
+            delta=True,
+            weights={"A_log": self.heads, "dt_bias": width},
+        )
+        held = {"o_norm.weight": self.head_dim}  # RMSNorm, the sigmoid of the gate, and their product
+        norm = fused(parts, "o_norm", (result((scan,)), result(gate)), ops=4 + _SIGMOID + 1, weights=held)
+        o_proj = parts.project("o_proj", norm.outputs[0], x.width)
+        return (*qkv, conv, *decay, step, scan, *gate, norm, o_proj)
+
+    def _through(self, parts: Parts, x: Tensor, name: str, width: int) -> tuple[Linear, Linear]:
+        down = parts.project(f"{name}_a_proj", x, self.head_dim)
+        return (down, parts.project(f"{name}_b_proj", down.outputs[0], width))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightningAttention:
+    """Linear attention with a decay for each head, SiLU of queries, keys and values, norm and gate (arXiv:2501.08313,
+    section 2.2; arXiv:2401.04658).
+    """
+
+    heads: int
+    head_dim: int
+    act: str = "silu"
+    chunk: int = 256
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        width = self.heads * self.head_dim
+        qkv = parts.project("qkv_proj", x, 3 * width)
+        act = parts.activate("qkv_act", self.act, qkv.outputs[0])
+        scan = linear_scan(
+            parts,
+            (act.outputs[0],),
+            heads=self.heads,
+            key_dim=self.head_dim,
+            value_dim=self.head_dim,
+            chunk=self.chunk,
+        )
+        gate = parts.project("output_gate", x, width)
+        held = {"scan_norm.weight": width}
+        norm = fused(parts, "scan_norm", (result((scan,)), gate.outputs[0]), ops=4 + _SIGMOID + 1, weights=held)
+        return (qkv, act, scan, gate, norm, parts.project("out_proj", norm.outputs[0], x.width))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Multi-scale retention: linear attention with rotated queries and keys, a decay for each head, a norm for each
+    head and a SiLU gate (arXiv:2307.08621, section 2).
+
+    norm_weight  the norm has a weight, shared by heads
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    chunk: int
+    norm_weight: bool = False
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        keys, values = self.heads * self.key_dim, self.heads * self.value_dim
+        widths = {"q_proj": keys, "k_proj": keys, "v_proj": values, "g_proj": values}
+        q, k, v, g = projections = tuple(parts.project(name, x, width) for name, width in widths.items())
+        rope = Rope(
+            name="rope",
+            inputs=(q.outputs[0], k.outputs[0]),
+            outputs=(parts.tensor("q_rope", keys), parts.tensor("k_rope", keys)),
+            heads=Heads(num_heads=self.heads, num_kv_heads=self.heads, head_dim=self.key_dim),
+            rotary_dim=self.key_dim,
+        )
+        scan = linear_scan(
+            parts,
+            (*rope.outputs, v.outputs[0]),
+            heads=self.heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            chunk=self.chunk,
+        )
+        held = {"group_norm.weight": self.value_dim} if self.norm_weight else {}
+        norm = fused(
+            parts,
+            "group_norm",
+            (result((scan,)), g.outputs[0]),
+            ops=3 + self.norm_weight + _SIGMOID + 1,  # SiLU counts as the sigmoid does
+            weights=held,
+        )
+        return (*projections, rope, scan, norm, parts.project("out_proj", norm.outputs[0], x.width))
+
+
+def shifted(parts: Parts, x: Tensor, names: tuple[str, ...], prefix: str = "", *, delta: bool = False) -> TokenShift:
+    """Mixtures of each token with the one before it, by weights of their own; with `delta` what is mixed in, too."""
+    state = kept(f"{prefix}shift_state", x.width, parts)
+    mixtures = tuple(parts.tensor(f"{prefix}x_{name}", x.width) for name in names)
+    extra = (parts.tensor(f"{prefix}shift_delta", x.width),) if delta else ()
+    return TokenShift(
+        name=f"{prefix}shift",
+        inputs=(x, state),
+        outputs=(*mixtures, *extra, state),
+        weights=tuple(parts.weight(f"{prefix}mix_{name}", x.width) for name in names),
+        mixtures=len(names),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rwkv4:
+    """RWKV-4: a weighted mean of values whose weights decay by channel, token by token on the vector units
+    (arXiv:2305.13048, section 3.1).
+
+    OPs of a token and channel, numerically safe: 12 for the mean (two maxima and differences, two exponentials, sums
+    and the quotient) and 11 for its numerator, its denominator and the largest exponent, which are the state.
+    """
+
+    width: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        shift = shifted(parts, x, ("k", "v", "r"))
+        k, v, r = (
+            parts.project(name, mixed, self.width)
+            for name, mixed in zip(("k_proj", "v_proj", "r_proj"), shift.outputs[:3], strict=True)
+        )
+        state = kept("scan_state", 3 * self.width)
+        scan = Scan(
+            name="scan",
+            inputs=(k.outputs[0], v.outputs[0], state),
+            outputs=(parts.tensor("scan", self.width), state),
+            weights=tuple(parts.weight(name, self.width) for name in ("time_decay", "time_first")),
+            token_ops=23 * self.width,
+        )
+        gated = fused(parts, "receive", (result((scan,)), r.outputs[0]), ops=_SIGMOID + 1)
+        return (shift, k, v, r, scan, gated, parts.project("o_proj", gated.outputs[0], x.width))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rwkv6:
+    """RWKV-5 and 6: linear attention with a decay for each channel of a key and a bonus for the token itself, which is
+    the pair that it makes with itself (arXiv:2404.05892, section 3).
+
+    mix_rank    of what mixes each token with the one before it, from their own mixture; 0 where that is learned alone
+    decay_rank  of decays made from each token; 0 where they are learned alone
+    """
+
+    heads: int
+    head_dim: int
+    mix_rank: int = 0
+    decay_rank: int = 0
+    chunk: int = 64
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        width = self.heads * self.head_dim
+        names = ("k", "v", "r", "g", *(("w",) if self.decay_rank else ()))
+        mixing = self._mixed(parts, x, names) if self.mix_rank else (shifted(parts, x, names),)
+        mixed = dict(zip(names, mixing[-1].outputs, strict=False))
+        projections = {name: parts.project(f"{name}_proj", mixed[name], width) for name in "rkvg"}
+        decay = self._decay(parts, mixed["w"], width) if self.decay_rank else ()
+        inputs = (*(projections[name].outputs[0] for name in "rkv"), *(op.outputs[0] for op in decay[-1:]))
+        scan = linear_scan(
+            parts,
+            inputs,
+            heads=self.heads,
+            key_dim=self.head_dim,
+            value_dim=self.head_dim,
+            chunk=self.chunk,
+            weights={"time_decay": width, "time_faaaa": width},
+        )
+        norm = fused(
+            parts,
+            "ln_x",
+            (result((scan,)), projections["g"].outputs[0]),
+            ops=7 + _SIGMOID + 1,  # LayerNorm by head, SiLU of the gate, and their product
+            weights={"ln_x.weight": width, "ln_x.bias": width},
+        )
+        out = parts.project("o_proj", norm.outputs[0], x.width)
+        return (*mixing, *projections.values(), *decay, scan, norm, out)
+
+    def _mixed(self, parts: Parts, x: Tensor, names: tuple[str, ...]) -> tuple[Operator, ...]:
+        """X + (x before - x) (w + W2 tanh(W1 x')) for each name, where x' is mixed by learned weights."""
+        shift = shifted(parts, x, ("x",), delta=True)
+        inner = self.mix_rank * len(names)
+        down = parts.project("mix_w1", shift.outputs[0], inner)
+        tanh = fused(parts, "mix_tanh", down.outputs, ops=_TANH)
+        up = BlockLinear(
+            name="mix_w2",
+            inputs=tanh.outputs,
+            outputs=tuple(parts.tensor(f"mix_{name}", x.width) for name in names),
+            weights=(parts.weight("mix_w2.weight", len(names) * x.width, self.mix_rank),),
+        )
+        out = Elementwise(
+            name="mix",
+            inputs=(x, shift.outputs[1], *up.outputs),
+            outputs=tuple(parts.tensor(f"x_{name}", x.width) for name in names),
+            weights=tuple(parts.weight(f"mix_{name}", x.width) for name in names),
+            ops_per_element=3 * len(names),
+        )
+        return (shift, down, tanh, up, out)
+
+    def _decay(self, parts: Parts, x: Tensor, width: int) -> tuple[Operator, ...]:
+        down = parts.project("decay_w1", x, self.decay_rank)
+        tanh = fused(parts, "decay_tanh", down.outputs, ops=_TANH)
+        return (down, tanh, parts.project("decay_w2", tanh.outputs[0], width))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rwkv7:
+    """RWKV-7: S = S (diag(w) - kk^T (a kk)) + v k^T, a delta rule with decays and learning rates by channel
+    (arXiv:2503.14456, section 4).
+
+    OPs of a pair within a chunk: R and -kk, each with K and a kk, and W of the keys' width, two products each for U and
+    the result of the values' (the triangular inverse is left out); of a token: W S, R S, K^T V and (a kk)^T U.
+
+    Layers but the first mix the first layer's values into their own: the gate of it is here, the reading of those
+    values is not.
+
+    decay_rank, rate_rank, value_rank, gate_rank  of what makes decays, learning rates, the gate of the first layer's
+                                                  values (0 in that layer) and the output's gate from each token
+    """
+
+    heads: int
+    head_dim: int
+    decay_rank: int
+    rate_rank: int
+    gate_rank: int
+    value_rank: int = 0
+    chunk: int = 16
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        width = self.heads * self.head_dim
+        shift = shifted(parts, x, ("r", "w", "k", "v", "a", "g"))
+        mixed = dict(zip(("r", "w", "k", "v", "a", "g"), shift.outputs, strict=False))
+        r, k, v = (parts.project(f"{name}_proj", mixed[name], width) for name in "rkv")
+        ranks = {"w": self.decay_rank, "a": self.rate_rank, "g": self.gate_rank, "v": self.value_rank}
+        low = {name: self._low(parts, mixed[name], name, rank, width) for name, rank in ranks.items() if rank}
+        made = {name: result(operators) for name, operators in low.items()}
+        prepared = self._prepared(parts, k.outputs[0], v.outputs[0], made)
+        keys, *others = prepared.outputs
+        values = others.pop() if self.value_rank else v.outputs[0]
+        scan = self._scan(parts, (r.outputs[0], keys, *others, values))
+        norm = fused(
+            parts,
+            "g_norm",
+            (result((scan,)), r.outputs[0], keys, values, made["g"]),
+            ops=7 + 5 + 1,  # LayerNorm by head, (r . r_k k) v added, and the gate
+            weights={"r_k": width, "g_norm.weight": width, "g_norm.bias": width},
+        )
+        lows = tuple(op for operators in low.values() for op in operators)
+        return (shift, r, k, v, *lows, prepared, scan, norm, parts.project("o_proj", norm.outputs[0], x.width))
+
+    @staticmethod
+    def _low(parts: Parts, x: Tensor, name: str, rank: int, width: int) -> tuple[Operator, ...]:
+        """Two products with an activation between them: tanh for the decay, a sigmoid for the gate."""
+        down = parts.project(f"{name}_lora_a", x, rank)
+        ops = {"w": _TANH, "g": _SIGMOID}.get(name)
+        act = (fused(parts, f"{name}_lora_act", down.outputs, ops=ops),) if ops else ()
+        up = parts.project(f"{name}_lora_b", result((down, *act)), width, bias=name != "g")
+        return (down, *act, up)
+
+    def _prepared(self, parts: Parts, k: Tensor, v: Tensor, made: dict[str, Tensor]) -> Elementwise:
+        """Normalized keys (4 OPs), keys scaled by the learning rate (4) and its sigmoid (4), their product (1), the
+        decay (6), and values between the first layer's and their own (7).
+        """
+        inputs = (k, made["w"], made["a"], v, *((made["v"],) if self.value_rank else ()))
+        names = ("k", "w", "kk", "b", *(("v",) if self.value_rank else ()))
+        return Elementwise(
+            name="prepare",
+            inputs=inputs,
+            outputs=tuple(parts.tensor(f"scan_{name}", k.width) for name in names),
+            weights=tuple(parts.weight(name, k.width) for name in ("k_k", "k_a")),
+            ops_per_element=19 + 7 * bool(self.value_rank),
+        )
+
+    def _scan(self, parts: Parts, inputs: tuple[Tensor, ...]) -> Scan:
+        state = kept("scan_state", self.heads * self.head_dim**2)
+        return Scan(
+            name="scan",
+            inputs=(*inputs, state),
+            outputs=(parts.tensor("scan", self.heads * self.head_dim), state),
+            pair_ops=self.heads * 18 * self.head_dim,
+            token_ops=self.heads * 8 * self.head_dim**2,
+            chunk=self.chunk,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelMix:
+    """RWKV's feed-forward network: value(relu(key(x))^2) of tokens mixed with those before them.
+
+    gated  the result is scaled by a sigmoid of another mixture (all before RWKV-7)
+    """
+
+    inner: int
+    gated: bool = True
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        shift = shifted(parts, x, ("k", "r") if self.gated else ("k",), "mlp_")
+        key = parts.project("up_proj", shift.outputs[0], self.inner)
+        act = parts.activate("mlp_act", "relu2", key.outputs[0])
+        value = parts.project("down_proj", act.outputs[0], x.width)
+        if not self.gated:
+            return (shift, key, act, value)
+        gate = parts.project("mlp_r_proj", shift.outputs[1], x.width)
+        scaled = fused(parts, "mlp_receive", (value.outputs[0], gate.outputs[0]), ops=_SIGMOID + 1)
+        return (shift, key, act, value, gate, scaled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyena:
+    """A short convolution of three projections, then a long one of two of them, gated by the third
+    (arXiv:2302.10866, section 3; the filter as modes: arXiv:2310.18780).
+
+    states  modes of each channel's long filter: complex numbers that stay between passes
+    groups  of channels that share a filter
+    """
+
+    taps: int
+    states: int
+    groups: int
+    short_bias: bool = True
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        width = x.width
+        projections = parts.project("projections", x, 3 * width, bias=True)
+        short_state = kept("short_state", 3 * width * (self.taps - 1), parts)
+        bias = (parts.weight("short_filter.bias", 3 * width),) if self.short_bias else ()
+        short = ShortConv(
+            name="short_filter",
+            inputs=(projections.outputs[0], short_state),
+            outputs=(parts.tensor("short_filter", 3 * width), short_state),
+            weights=(parts.weight("short_filter.weight", 3 * width, self.taps), *bias),
+            taps=self.taps,
+        )
+        state = kept("long_state", 2 * width * self.states)
+        modes = (width // self.groups, self.states, 2)
+        long = LongConv(
+            name="long_filter",
+            inputs=(short.outputs[0], state),
+            outputs=(parts.tensor("long_filter", width), state),
+            weights=(parts.weight("D", width), parts.weight("poles", *modes), parts.weight("residues", *modes)),
+            channels=width,
+            states=self.states,
+        )
+        dense = parts.project("out_filter_dense", long.outputs[0], width, bias=True)
+        return (projections, short, long, dense)

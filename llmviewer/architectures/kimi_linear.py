@@ -1,0 +1,126 @@
+"""Kimi Linear: Kimi delta attention 3 to 1 with latent attention, experts (arXiv:2510.26692).
+
+Latent attention has no positions here: the part of queries and keys that others rotate is there, and is left as it is.
+Configs come in two dialects, that of the checkpoint and that of transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Rope
+from ..precision import Format
+from . import architecture
+from ._attention import LatentAttention
+from ._decoder import FeedForward, Layer, Mixer
+from ._feed_forward import Experts
+from ._fields import decoder
+from ._moe import costless, dense, experts, first_dense, for_each_layer, integers
+from ._parts import Parts
+from ._recurrent import Kda
+
+_KINDS = ("linear_attention", "full_attention")
+_NETWORKS = ("dense", "sparse")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnrotatedLatentAttention(LatentAttention):
+    """Latent attention without the rotation: what it would rotate goes straight to the scores and to the cache."""
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        made = super().operators(parts, x)
+        rope = next(op for op in made if isinstance(op, Rope))
+        straight = {rope.outputs[0].name: rope.inputs[0], rope.inputs[1].name: rope.outputs[1]}
+        return tuple(op.with_tensors(lambda t: straight.get(t.name, t)) for op in made if op is not rope)
+
+
+@architecture("kimi_linear")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config, "moe_renormalize", "moe_router_activation_func", "num_expert_group", "use_grouped_topk")
+    # Keys and values are expanded for every head, and heads are as wide as their parts.
+    config.costless("num_key_value_heads", "head_dim", "qk_head_dim")
+    for key in ("routed_expert_hidden_size", "attn_res_block_size", "mla_use_output_gate"):  # Kimi K3
+        if config.get(key):
+            raise config.error(key, f"is not known for this architecture; got {config.get(key)!r}")
+    if not config.flag("mla_use_nope", default=True):
+        raise config.error("mla_use_nope", "must be true: transformers knows no rotation for this architecture")
+    mixers: dict[str, Mixer] = {"linear_attention": _kda(config), "full_attention": _attention(config)}
+    networks: dict[str, FeedForward] = {"dense": dense(config), "sparse": _experts(config)}
+    layers = [
+        Layer(mixer=mixers[kind], feed_forward=networks[network], name=f"{_name(kind)}_{network}")
+        for kind, network in zip(_layer_types(config), _mlp_layer_types(config), strict=True)
+    ]
+    return decoder(config, layers).graph(fmt)
+
+
+def _name(kind: str) -> str:
+    return "kda" if kind == "linear_attention" else "mla"
+
+
+def _kda(config: Section) -> Kda:
+    if config.get("linear_attn_config") is None:
+        return Kda(
+            heads=config.integer("linear_num_heads", 32),
+            head_dim=config.integer("linear_head_dim", 128),
+            taps=config.integer("linear_conv_kernel_dim", 4),
+        )
+    linear = config.section("linear_attn_config")
+    if linear.get("use_full_rank_gate"):
+        raise linear.error("use_full_rank_gate", "must be false: such gates are not known for this architecture")
+    config.costless("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")  # the section goes before them
+    return Kda(
+        heads=linear.integer("num_heads", config.integer("linear_num_heads", 32)),
+        head_dim=linear.integer("head_dim", config.integer("linear_head_dim", 128)),
+        taps=linear.integer("short_conv_kernel_size", config.integer("linear_conv_kernel_dim", 4)),
+    )
+
+
+def _layer_types(config: Section) -> tuple[str, ...]:
+    """The kind of each layer: as listed, or numbered from 1 in the checkpoint's dialect, or the class's default."""
+    layers = config.integer("num_hidden_layers")
+    if config.get("layer_types") is not None:
+        return _listed(config, "layer_types", _KINDS)
+    if config.get("linear_attn_config") is None:
+        return tuple(_KINDS[bool(index) and index % 4 == 0] for index in range(layers))
+    linear = config.section("linear_attn_config")
+    full, kda = integers(linear, "full_attn_layers"), integers(linear, "kda_layers")
+    if sorted((*full, *kda)) != list(range(1, layers + 1)):
+        raise linear.error("full_attn_layers", f"must be, with kda_layers, each of 1 to {layers} once")
+    return tuple(_KINDS[number in full] for number in range(1, layers + 1))
+
+
+def _mlp_layer_types(config: Section) -> tuple[str, ...]:
+    if config.get("mlp_layer_types") is not None:
+        return _listed(config, "mlp_layer_types", _NETWORKS)
+    return tuple(_NETWORKS[sparse] for sparse in first_dense(config, default=1))
+
+
+def _listed(config: Section, key: str, known: tuple[str, str]) -> tuple[str, ...]:
+    kinds = config.texts(key)
+    for_each_layer(config, key, kinds)
+    if not set(kinds) <= set(known):
+        raise config.error(key, f"must be made of {' and '.join(known)}")
+    return kinds
+
+
+def _attention(config: Section) -> UnrotatedLatentAttention:
+    return UnrotatedLatentAttention(
+        num_heads=config.integer("num_attention_heads"),
+        q_rank=config.integer("q_lora_rank", 0),
+        kv_rank=config.integer("kv_lora_rank", 512),
+        nope_dim=config.integer("qk_nope_head_dim", 128),
+        rope_dim=config.integer("qk_rope_head_dim", 64),
+        value_dim=config.integer("v_head_dim", 128),
+        bias=config.flag("attention_bias", default=False),
+    )
+
+
+def _experts(config: Section) -> Experts:
+    inner = config.integer("moe_intermediate_size")
+    shared = config.integer(config.first("num_shared_experts", "n_shared_experts"), 1, least=0) * inner
+    count = config.first("num_experts", "num_local_experts")
+    chosen = config.first("num_experts_per_token", "num_experts_per_tok")
+    return experts(config, count, chosen, inner=inner, shared=shared)

@@ -38,9 +38,12 @@ class Mlp:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """A mixture of `experts` gated MLPs of which each token takes `chosen`; leaves "combine" (arXiv:2101.03961).
+    """A mixture of `experts` gated MLPs of which each token takes `chosen` (arXiv:2101.03961).
 
-    shared       an MLP that every token takes besides; its result is added in
+    It leaves "combine"; experts that work in a latent space leave "shared_add", or "fc2_latent_proj" by themselves.
+
+    latent       width that tokens are brought to for the experts, and back from after them; 0 where it is their own
+    shared       an MLP that every token takes besides, at its own width; its result is added in
     shared_gate  the shared MLP's result is scaled by a sigmoid of x
     router_bias  of the router's logits (or a correction that is learned apart from it)
     """
@@ -52,22 +55,36 @@ class Experts:
     gated: bool = True
     bias: bool = False
     router_bias: bool = False
+    latent: int = 0
     shared: Mlp | None = None
     shared_gate: bool = False
 
-    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        router = parts.project("router", x, self.experts, bias=self.router_bias, kind=Router)
+    def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
+        """`seen` is what the router looks at, where that is not x."""
+        router = parts.project("router", seen or x, self.experts, bias=self.router_bias, kind=Router)
         weights = parts.tensor("route", self.chosen)
         route = Route(name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen)
-        copies = replace(parts.tensor("permute", x.width), rows=self.chosen * TOKENS)
-        permute = Permute(name="permute", inputs=(x, weights), outputs=(copies,))
+        down = (parts.project("fc1_latent_proj", x, self.latent, bias=self.bias),) if self.latent else ()
+        taken = result(down) if down else x
+        copies = replace(parts.tensor("permute", taken.width), rows=self.chosen * TOKENS)
+        permute = Permute(name="permute", inputs=(taken, weights), outputs=(copies,))
         experts = self._experts(parts, copies)
         shared = self._shared(parts, x)
-        summed = (result(experts), weights, *(op.outputs[0] for op in shared[-1:]))
         gate = tuple(op.outputs[0] for op in shared if op.name == "shared_gate")
-        out = parts.tensor("combine", x.width)
-        combine = Combine(name="combine", inputs=(*summed, *gate), outputs=(out,), chosen=self.chosen)
-        return (router, route, permute, *experts, *shared, combine)
+        beside = (*(op.outputs[0] for op in shared[-1:]), *gate)
+        mixed = self._mixed(parts, (result(experts), weights), beside, x, latent=taken.width)
+        return (router, route, *down, permute, *experts, *shared, *mixed)
+
+    def _mixed(
+        self, parts: Parts, chosen: tuple[Tensor, ...], beside: tuple[Tensor, ...], x: Tensor, *, latent: int
+    ) -> tuple[Operator, ...]:
+        """The sum of what experts made, brought back from the latent space, with what stands beside them."""
+        out = parts.tensor("combine", latent)
+        if not self.latent:
+            return (Combine(name="combine", inputs=(*chosen, *beside), outputs=(out,), chosen=self.chosen),)
+        combine = Combine(name="combine", inputs=chosen, outputs=(out,), chosen=self.chosen)
+        up = parts.project("fc2_latent_proj", out, x.width, bias=self.bias)
+        return (combine, up, parts.add("shared_add", result((up,)), *beside)) if beside else (combine, up)
 
     def _experts(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         def project(name: str, x: Tensor, width: int) -> Linear:

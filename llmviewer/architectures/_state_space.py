@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..forms import SEQUENCES
 from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import Elementwise
+from ..operators.linear import Linear
 from ..operators.state_space import CausalConv, Scan
 from ..precision import FP32
 from ._parts import NormKind, Parts, result
@@ -18,13 +19,26 @@ def kept(name: str, width: int, parts: Parts | None = None) -> Tensor:
 
 
 def convolved(parts: Parts, x: Tensor, taps: int, *, bias: bool) -> CausalConv:
-    """Each channel's filter over the last `taps` tokens; leaves "conv"."""
+    """Each channel's filter over the last `taps` tokens, then SiLU; leaves "conv"."""
+    plain = filtered(parts, x, taps, bias=bias)
+    return CausalConv(name="conv", inputs=plain.inputs, outputs=plain.outputs, weights=plain.weights, taps=taps)
+
+
+def filtered(parts: Parts, x: Tensor, taps: int, *, bias: bool) -> Elementwise:
+    """The filter alone: a multiply-add for each tap; leaves "conv"."""
     weights = [parts.weight("conv.weight", x.width, taps)]
     if bias:
         weights.append(parts.weight("conv.bias", x.width))
     state = kept("conv_state", x.width * (taps - 1), parts)
     out = replace(x, name="conv")
-    return CausalConv(name="conv", inputs=(x, state), outputs=(out, state), weights=tuple(weights), taps=taps)
+    return Elementwise(
+        name="conv",
+        inputs=(x, state),
+        outputs=(out, state),
+        weights=tuple(weights),
+        ops_per_element=2 * taps,
+        kind="conv",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +87,7 @@ class Mamba2:
     the chunk's state, and the state's part in its result.
 
     groups     of heads that share B and C
+    norm       the gated result is normalized (else it is gated alone)
     """
 
     inner: int
@@ -84,6 +99,7 @@ class Mamba2:
     chunk: int
     conv_bias: bool = True
     bias: bool = False
+    norm: bool = True
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         shared = 2 * self.groups * self.state
@@ -104,8 +120,70 @@ class Mamba2:
             token_ops=4 * self.heads * self.head_dim * self.state,
             chunk=self.chunk,
         )
-        norm = gated_norm(parts, out, gate, weights=self.inner)
-        return (in_proj, conv, scan, norm, parts.project("out_proj", result((norm,)), x.width, bias=self.bias))
+        normed = gated_norm(parts, out, gate, weights=self.inner)
+        gated = normed if self.norm else parts.activate("gated", "silu", gate, out)
+        return (in_proj, conv, scan, gated, parts.project("out_proj", result((gated,)), x.width, bias=self.bias))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortConv:
+    """A filter over the last `taps` tokens between two gates, all three from one projection (LFM2)."""
+
+    taps: int
+    bias: bool = False
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        before, after, inner = (parts.tensor(name, x.width) for name in ("gate_in", "gate_out", "conv_in"))
+        in_proj = parts.linear("in_proj", x, before, after, inner, bias=self.bias)
+        gated_in = product(parts, "gated_in", before, inner)
+        conv = filtered(parts, result((gated_in,)), self.taps, bias=self.bias)
+        gated_out = product(parts, "gated_out", after, conv.outputs[0])
+        return (
+            in_proj,
+            gated_in,
+            conv,
+            gated_out,
+            parts.project("out_proj", result((gated_out,)), x.width, bias=self.bias),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedLinearRecurrence:
+    """RG-LRU behind a filter, times a gate of its own (arXiv:2402.19427, section 2.4).
+
+    Gates of input and recurrence are products with matrices of `inner` / `blocks` squared, one for each block of
+    channels. OPs of a channel: two sigmoids of 4; log of the decay, exp, its square, 1 less it, root; input times its
+    gate, times that root; decay times h, added: 17.
+    """
+
+    inner: int
+    blocks: int
+    taps: int
+    act: str
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        gate = parts.project("linear_y", x, self.inner, bias=True)
+        linear_x = parts.project("linear_x", x, self.inner, bias=True)
+        conv = filtered(parts, result((linear_x,)), self.taps, bias=True)
+        gates = tuple(self._gate(parts, name, conv.outputs[0]) for name in ("input_gate", "recurrent_gate"))
+        state = kept("lru_state", self.inner)
+        scan = Scan(
+            name="scan",
+            inputs=(conv.outputs[0], *(op.outputs[0] for op in gates), state),
+            outputs=(parts.tensor("scan", self.inner), state),
+            weights=(parts.weight("recurrent_param", self.inner),),
+            token_ops=17 * self.inner,
+        )
+        gated = parts.activate("gated", self.act, result((gate,)), scan.outputs[0])
+        out = parts.project("linear_out", result((gated,)), x.width, bias=True)
+        return (gate, linear_x, conv, *gates, scan, gated, out)
+
+    def _gate(self, parts: Parts, name: str, x: Tensor) -> Linear:
+        held = (
+            parts.weight(f"{name}.weight", self.inner, self.inner // self.blocks),
+            parts.weight(f"{name}.bias", self.inner),
+        )
+        return Linear(name=name, inputs=(x,), outputs=(parts.tensor(name, self.inner),), weights=held)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +227,12 @@ class GatedDeltaNet:
         )
         norm = gated_norm(parts, out, gate, weights=self.value_dim)
         return (*projections, conv, scan, norm, parts.project("out_proj", result((norm,)), x.width))
+
+
+def product(parts: Parts, name: str, x: Tensor, other: Tensor) -> Elementwise:
+    """One number times another; leaves `name`."""
+    out = parts.tensor(name, x.width)
+    return Elementwise(name=name, inputs=(x, other), outputs=(out,), ops_per_element=1)
 
 
 def gated_norm(parts: Parts, x: Tensor, gate: Tensor, *, weights: int) -> Elementwise:

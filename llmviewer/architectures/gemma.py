@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..documents import Section
 from ..graph import Graph
 from ..operators.attention import Heads
+from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -22,14 +23,6 @@ from ._parts import NormKind, activation
 _HEAD_DIM = 256
 _ACT = "gelu_pytorch_tanh"
 _WINDOW = 4096
-_TEXT = {  # what a text_config may leave out, as transformers.Gemma3TextConfig has it
-    "vocab_size": 262208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-}
 _COSTLESS = (
     "hidden_act",
     "cache_implementation",
@@ -64,21 +57,10 @@ def build_gemma3(config: Section, fmt: Format) -> Graph:
     return _alternating(config, fmt, heads, pattern=6, qk_norm=NormKind.RMS)
 
 
-@architecture("gemma3")
-def build_gemma3_text_of(config: Section, fmt: Format) -> Graph:
-    """The decoder of a Gemma 3 that also sees: without the tower that turns pictures into tokens."""
-    text = config.section("text_config")
-    config.costless("boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image")
-    whole = Section({**_TEXT, **text.data}, text.file, text.at)
-    graph = build_gemma3(whole, fmt)
-    text.costless(*whole.asked)  # asked of the text with what it leaves out
-    return graph
-
-
 def _alternating(config: Section, fmt: Format, heads: Heads, *, pattern: int, qk_norm: NormKind | None = None) -> Graph:
     mlp = gated_mlp(config, key="hidden_activation", act=_ACT)
     other = Layer(mixer=_attention(config, heads, qk_norm), feed_forward=mlp, residual=Residual.SANDWICH)
-    windowed = replace(heads, window=sliding_window(config, _WINDOW))
+    windowed = replace(heads, mask=Causal(sliding_window(config, _WINDOW)))
     local = replace(other, mixer=_attention(config, windowed, qk_norm))
     config.costless(*_COSTLESS)
     return decoder(config, alternating(local, other, sliding_layers(config, pattern=pattern)), tied=True).graph(fmt)

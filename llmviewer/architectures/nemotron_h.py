@@ -1,4 +1,7 @@
-"""Nemotron-H and Nemotron 3: each layer is one of Mamba-2, attention, an MLP or experts (arXiv:2504.03624)."""
+"""Nemotron-H and Nemotron 3: each layer is one of Mamba-2, attention, an MLP or experts (arXiv:2504.03624).
+
+Experts of Nemotron 3 Super work in a latent space; router and shared expert see the hidden state itself.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer
 from ._feed_forward import Experts, Mlp
+from ._moe import at_most
 from ._parts import activation
 from ._state_space import Mamba2
 
@@ -66,18 +70,17 @@ def _mlp(config: Section) -> Layer:
 
 
 def _experts(config: Section) -> Layer:
-    if config.get("moe_latent_size"):
-        raise config.error("moe_latent_size", "experts in a latent space (Nemotron 3 Super) are not known yet")
     mlp = _feed_forward(config, config.integer("moe_intermediate_size"))
     shared_inner = config.integer("moe_shared_expert_intermediate_size", mlp.inner)
     shared = config.integer("n_shared_experts", 1, least=0) * shared_inner
     experts = Experts(
         experts=config.integer("n_routed_experts"),
-        chosen=config.integer("num_experts_per_tok"),
+        chosen=at_most(config, "num_experts_per_tok", "n_routed_experts", config.integer("num_experts_per_tok")),
         inner=mlp.inner,
         act=mlp.act,
         gated=False,
         bias=mlp.bias,
+        latent=config.integer("moe_latent_size", 0, least=0),
         shared=_feed_forward(config, shared) if shared else None,
     )
     return Layer(mixer=None, feed_forward=experts, name="moe")
@@ -93,6 +96,7 @@ def _costless(config: Section) -> None:
         "expand", "mamba_hidden_act", "mamba_ssm_cache_dtype", "use_mamba_kernels", "residual_in_fp32", "norm_eps",
         "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min", "time_step_limit",
         "time_step_rank", "num_logits_to_keep", "partial_rotary_factor", "n_group", "topk_group", "norm_topk_prob",
-        "routed_scaling_factor", "use_bias",
+        "routed_scaling_factor", "use_bias", "moe_shared_expert_overlap", "num_nextn_predict_layers",
+        "mtp_hybrid_override_pattern",
         "intermediate_size", "moe_intermediate_size", "head_dim", "attention_head_dim",
     )  # fmt: skip

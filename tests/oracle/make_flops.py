@@ -12,6 +12,9 @@ norms, activations, rotary and ALiBi positions, biases, residuals, masks, embedd
 Of all windows only that of gpt-oss-20b, 128 keys, is reached here: a decode step takes no more keys, a prefill is the
 full product all the same.
 
+Of hybrids, whose scans and convolutions the library computes in ways of its own, only linear layers, experts and the
+attention products are taken, under "hybrids": the operators of all other modules are left out.
+
 Cached elements are those of the library's cache object. For falcon-40b they are 16 times the model's: transformers
 repeats the 8 key-value heads to all 128 query heads before it caches them.
 
@@ -26,7 +29,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ import torch
 import transformers
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, Cache, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel
 
 HERE = Path(__file__).resolve().parent
 MODEL_FILES = HERE.parent.parent / "models"
@@ -103,8 +106,28 @@ MODELS = (
     "ernie-4.5-21b-a3b",
     "hunyuan-a13b",
 )
+HYBRIDS = (
+    "nemotron-3-nano-30b-a3b",
+    "nemotron-3-super-120b-a12b",
+    "falcon-h1-0.5b",
+    "falcon-h1-34b",
+    "zamba2-1.2b",
+    "zamba2-2.7b",
+    "bamba-9b",
+    "granite-4.0-h-small",
+    "granite-4.0-h-micro",
+    "granite-4.0-micro",
+    "lfm2-1.2b",
+    "lfm2-8b-a1b",
+    "recurrentgemma-2b",
+    "gemma-4-31b",
+    "gemma-4-26b-a4b",
+    "gemma-4-e2b",
+    "gemma-3n-e2b",
+)
 WORKLOADS = ((2, 64), (1, 512))  # batch, prompt length
 ATTENTION = "eager"
+PRODUCTS = re.compile(r"Attention|Experts|Router|Rglru")  # classes that multiply matrices beside linear layers
 CONVENTIONS = {
     "flops": "2 per multiply-accumulate of mm, addmm, bmm, baddbmm, _grouped_mm; nothing else is counted",
     "prefill": "head at every position; attention over all query-key pairs, no causal halving",
@@ -130,8 +153,8 @@ def grouped_mm_flops(rows: list[int], weights: list[int], *_: Any, **__: Any) ->
     return 2 * rows[0] * rows[1] * weights[2]
 
 
-def own_flops(counter: FlopCounterMode) -> dict[str, int]:
-    """FLOPs by module path without those of child modules, layer indices folded to `*`.
+def own_flops(counter: FlopCounterMode, kept: Container[str] | None = None) -> dict[str, int]:
+    """FLOPs by module path without those of child modules, layer indices folded to `*`; of `kept` modules where given.
 
     The counter reports every module with all that ran inside it; a module's own share is what its direct children
     leave over.
@@ -147,31 +170,38 @@ def own_flops(counter: FlopCounterMode) -> dict[str, int]:
     folded: Counter[str] = Counter()
     for path, flops in own.items():
         _, _, below_root = path.partition(".")
+        if kept is not None and below_root not in kept:
+            continue
         folded[re.sub(r"(?<=\.)\d+(?=\.|$)", "*", below_root) or "."] += flops
     return {path: flops for path, flops in sorted(folded.items()) if flops}
 
 
 def run(
-    model: PreTrainedModel, batch: int, length: int, cache: Cache | None, kv_len: int
+    model: PreTrainedModel,
+    batch: int,
+    length: int,
+    cache: Cache | None,
+    kv_len: int,
+    kept: Container[str] | None = None,
 ) -> tuple[dict[str, Any], Cache]:
-    """One forward pass over `length` new tokens: its case and the cache it leaves."""
+    """One forward pass over `length` new tokens: its case, of `kept` modules where given, and the cache it leaves."""
     tokens = torch.zeros((batch, length), dtype=torch.long, device="meta")
     experts = {torch.ops.aten._grouped_mm: grouped_mm_flops}
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=experts) as counter:
         output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
-    by_module = own_flops(counter)
-    total = counter.get_total_flops()
+    by_module = own_flops(counter, kept)
+    total = counter.get_total_flops() if kept is None else sum(by_module.values())
     if sum(by_module.values()) != total:
         raise AssertionError(f"modules sum to {sum(by_module.values())}, the counter says {total}")
     case = {
-        "phase": "prefill" if cache is None else "decode",
+        "phase": "prefill" if length == kv_len else "decode",
         "batch": batch,
         "q_len": length,
         "kv_len": kv_len,
         "flops": total,
         "by_module": by_module,
     }
-    return case, output.past_key_values
+    return case, getattr(output, "past_key_values", cache)
 
 
 def count(name: str) -> dict[str, Any]:
@@ -195,6 +225,22 @@ def count(name: str) -> dict[str, Any]:
     }
 
 
+def count_hybrid(name: str) -> dict[str, Any]:
+    """Parameters and the cases of one hybrid, with its linear layers, experts and attention products alone."""
+    model = build(name)
+    products = {
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) or PRODUCTS.search(type(module).__name__)
+    }
+    cases = []
+    for batch, length in WORKLOADS:
+        case, cache = run(model, batch, length, DynamicCache(config=model.config), length, products)
+        step, _ = run(model, batch, 1, cache, length + 1, products)
+        cases.extend((case, step))
+    return {"parameters": sum(parameter.numel() for parameter in model.parameters()), "cases": cases}
+
+
 def make() -> dict[str, Any]:
     """The whole content of flops.json."""
     meta = {
@@ -203,7 +249,11 @@ def make() -> dict[str, Any]:
         "attn": ATTENTION,
         "conventions": CONVENTIONS,
     }
-    return {"meta": meta, "models": {name: count(name) for name in MODELS}}
+    return {
+        "meta": meta,
+        "models": {name: count(name) for name in MODELS},
+        "hybrids": {name: count_hybrid(name) for name in HYBRIDS},
+    }
 
 
 def differences(stored: Any, found: Any, path: str = "") -> Iterator[str]:
@@ -226,11 +276,12 @@ def main() -> int:
     found = make()
     if not check:
         ORACLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(f"{ORACLE.name}: {len(found['models'])} models written")
+        print(f"{ORACLE.name}: {len(found['models'])} models and {len(found['hybrids'])} hybrids written")
         return 0
     stored = json.loads(ORACLE.read_text(encoding="utf-8"))
-    lines = list(differences(stored["models"], found["models"]))  # versions may differ, numbers may not
-    print("\n".join(lines) or f"{ORACLE.name}: {len(found['models'])} models, no difference")
+    counted = ("models", "hybrids")  # versions may differ, numbers may not
+    lines = [line for part in counted for line in differences(stored[part], found[part])]
+    print("\n".join(lines) or f"{ORACLE.name}: {sum(len(found[part]) for part in counted)} models, no difference")
     return 1 if lines else 0
 
 

@@ -1,0 +1,291 @@
+"""Gemma 4's text part: as Gemma 3, with wider heads in layers that see all, and layers that use an earlier one's cache.
+
+Values are the keys before their norm in layers that see all, where the config says so. Small models add to each layer
+embeddings of its own, made of the tokens and of what they are first embedded as. Experts stand beside an MLP.
+A layer's learned factor folds into the norms and is not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..documents import Section
+from ..forms import Form
+from ..graph import Block, Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import ACTIVATION_OPS, Elementwise, Norm, Rope
+from ..operators.masks import Causal
+from ..precision import Format
+from . import architecture
+from ._attention import scored
+from ._decoder import Decoder, Layer, Residual
+from ._feed_forward import Experts, Mlp
+from ._fields import gated_mlp, sliding_layers
+from ._moe import at_most
+from ._parts import NormKind, Parts, result
+
+_TEXT = {  # what a config may leave out, as transformers.Gemma4TextConfig has it
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+EMBEDDED, _PER_LAYER = "embed_tokens", "per_layer_inputs"  # left by the blocks before the layers
+_ROTATED = 0.25  # of a head of layers that see all
+_COSTLESS = """
+    final_logit_softcapping use_bidirectional_attention vocab_size_per_layer_input expert_intermediate_size
+    moe_intermediate_size num_experts top_k_experts num_global_key_value_heads use_double_wide_mlp
+"""
+_MEDIA = """
+    vision_config audio_config audio_token_id boa_token_id boi_token_id eoa_token_id eoa_token_index eoi_token_id
+    image_token_id tie_word_embeddings video_token_id vision_soft_tokens_per_image
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4Attention:
+    """Attention with norms of query, key and value heads; leaves "o_proj".
+
+    rotary_dim   elements of each head that are rotated
+    keys_only    values are made of the keys' projection
+    borrowed     keys and values are those in the cache of an earlier layer
+    """
+
+    heads: Heads
+    rotary_dim: int
+    keys_only: bool = False
+    borrowed: bool = False
+    bias: bool = False
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        heads = self.heads
+        q_proj = parts.project("q_proj", x, heads.q_width, bias=self.bias)
+        q_norm = parts.norm("q_norm", result((q_proj,)), shared=heads.num_heads)
+        q = parts.tensor("q_rope", heads.q_width)
+        if self.borrowed:
+            made: tuple[Operator, ...] = (q_proj, q_norm, self._query_rope(parts, result((q_norm,))))
+        else:
+            made = (q_proj, *self._own(parts, x, q_norm, q))
+        key, value = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
+        if self.borrowed:
+            key, value = replace(key, held=Form()), replace(value, held=Form())
+        attended = scored(parts, heads, q, (key,), value)
+        return (*made, *attended, parts.project("o_proj", result(attended), x.width, bias=self.bias))
+
+    def _own(self, parts: Parts, x: Tensor, q_norm: Norm, q: Tensor) -> tuple[Operator, ...]:
+        heads = self.heads
+        k_proj = parts.project("k_proj", x, heads.kv_width, bias=self.bias)
+        v_proj = () if self.keys_only else (parts.project("v_proj", x, heads.kv_width, bias=self.bias),)
+        k_norm = parts.norm("k_norm", result((k_proj,)), shared=heads.num_kv_heads)
+        v_norm = _unweighted(parts, "v_norm", result((k_proj, *v_proj)))
+        v_norm = replace(v_norm, outputs=(parts.cached("v_cache", heads.kv_width),))
+        rope = Rope(
+            name="rope",
+            inputs=(result((q_norm,)), result((k_norm,))),
+            outputs=(q, parts.cached("k_cache", heads.kv_width)),
+            heads=heads,
+            rotary_dim=self.rotary_dim,
+        )
+        return (k_proj, *v_proj, q_norm, k_norm, v_norm, rope)
+
+    def _query_rope(self, parts: Parts, q: Tensor) -> Elementwise:
+        """Rotation of queries alone: three OPs for each element that is turned, and the others stay where they are."""
+        width = self.heads.num_heads * self.rotary_dim
+        out = parts.tensor("q_rope", width)
+        return Elementwise(
+            name="rope", kind="rope", inputs=(replace(q, width=width),), outputs=(out,), ops_per_element=3
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnEmbeddings(Elementwise):
+    """act(gate) times a layer's own part of the embeddings that were made for all layers."""
+
+    def reads(self) -> tuple[Tensor, ...]:
+        gate, of_all = self.inputs
+        return (gate, replace(of_all, width=gate.width))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4Layer(Layer):
+    """A layer whose MLP has experts beside it, or that adds embeddings of its own at its end.
+
+    moe      experts of what the MLP has too; norms follow each of the two, and their sum
+    added    width of the layer's own embeddings; 0 where there are none
+    of_all   width of those of all layers
+    """
+
+    moe: Experts | None = None
+    added: int = 0
+    of_all: int = 0
+    act: str = "gelu_tanh"
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        if self.mixer is None or self.feed_forward is None:
+            raise RuntimeError("a layer of Gemma 4 without attention or without an MLP")
+        made = self._branch(parts, x, self.mixer, "attn")
+        if self.moe:
+            made = (*made, *self._mixture(parts, result(made), self.moe))
+        else:
+            made = (*made, *self._branch(parts, result(made), self.feed_forward, "mlp"))
+        return (*made, *self._own_embeddings(parts, result(made))) if self.added else made
+
+    def _mixture(self, parts: Parts, x: Tensor, moe: Experts) -> tuple[Operator, ...]:
+        if self.feed_forward is None:
+            raise RuntimeError("experts of Gemma 4 without an MLP beside them")
+        mlp_norm = parts.norm("mlp_norm", x)
+        mlp = self.feed_forward.operators(parts, mlp_norm.outputs[0])
+        mlp_after = parts.norm("mlp_post_norm_1", result(mlp))
+        router_norm, experts_norm = (parts.norm(name, x) for name in ("router_norm", "experts_norm"))
+        experts = moe.operators(parts, experts_norm.outputs[0], seen=router_norm.outputs[0])
+        scale = (parts.weight("per_expert_scale", moe.experts),)
+        experts = tuple(replace(op, weights=scale) if op.kind == "route" else op for op in experts)
+        experts_after = parts.norm("experts_post_norm", result(experts))
+        both = parts.add("experts_add", mlp_after.outputs[0], experts_after.outputs[0])
+        after = parts.norm("mlp_post_norm", both.outputs[0])
+        add = parts.add("mlp_add", x, after.outputs[0])
+        return (mlp_norm, *mlp, mlp_after, router_norm, experts_norm, *experts, experts_after, both, after, add)
+
+    def _own_embeddings(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        gate = parts.project("per_layer_input_gate", x, self.added)
+        inputs = (*gate.outputs, parts.tensor(_PER_LAYER, self.of_all))
+        out = parts.tensor("per_layer_act", self.added)
+        ops = ACTIVATION_OPS[self.act] + 1
+        act = OwnEmbeddings(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=ops)
+        projection = parts.project("per_layer_projection", out, x.width)
+        norm = parts.norm("per_layer_norm", projection.outputs[0])
+        return (gate, act, projection, norm, parts.add("per_layer_add", x, norm.outputs[0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4Decoder(Decoder):
+    """A decoder that also makes the embeddings of all its layers before the first: `added` wide for each."""
+
+    added: int = 0
+    added_vocab: int = 0
+
+    def _blocks(self, parts: Parts) -> list[Block]:
+        blocks = super()._blocks(parts)
+        if not self.added:
+            return blocks
+        return [self._per_layer(parts), *(replace(block, given=(_PER_LAYER,)) for block in blocks)]
+
+    def _per_layer(self, parts: Parts) -> Block:
+        """What the tokens are looked up as for each layer, and what their first embedding is projected to, added."""
+        layers = len(self.layers)
+        width = layers * self.added
+        looked_up = parts.embed("embed_tokens_per_layer", {"embed_tokens_per_layer.weight": self.added_vocab}, width)
+        projection = parts.project("per_layer_model_projection", parts.tensor(EMBEDDED, self.hidden), width)
+        norm = parts.norm("per_layer_projection_norm", projection.outputs[0], shared=layers)
+        both = replace(parts.add(_PER_LAYER, norm.outputs[0], looked_up.outputs[0]), ops_per_element=2)  # and scaled
+        operators = (looked_up, projection, norm, both)
+        return Block(name="per_layer", operators=operators, input="", output=_PER_LAYER, given=(EMBEDDED,))
+
+
+def _unweighted(parts: Parts, name: str, x: Tensor) -> Norm:
+    """RMSNorm without a weight."""
+    return replace(parts.norm(name, x, kind=NormKind.PLAIN), ops_per_element=3)
+
+
+@architecture("gemma4_text")
+def build(config: Section, fmt: Format) -> Graph:
+    whole = Section({**_TEXT, **{k: v for k, v in config.data.items() if v is not None}}, config.file, config.at)
+    graph = _decoder(whole).graph(fmt)
+    config.costless(*whole.asked)  # asked of the config with what it leaves out
+    return graph
+
+
+@architecture("gemma4", "gemma4_unified")
+def build_text_of(config: Section, fmt: Format) -> Graph:
+    """The decoder of a Gemma 4 that also sees and hears: without the towers that make tokens of that."""
+    config.costless(*_MEDIA.split())
+    return build(config.section("text_config"), fmt)
+
+
+def _decoder(config: Section) -> Gemma4Decoder:
+    if config.get("use_bidirectional_attention") == "all":
+        raise config.error("use_bidirectional_attention", "must not be 'all': such a model embeds and does not decode")
+    added = config.integer("hidden_size_per_layer_input", 256, least=0)
+    layers = [
+        _layer(config, slides=slides, borrows=borrows, added=added)
+        for slides, borrows in kinds_of_layers(config, pattern=6)
+    ]
+    config.costless(*_COSTLESS.split())
+    return Gemma4Decoder(
+        vocab=config.integer("vocab_size"),
+        hidden=config.integer("hidden_size"),
+        layers=layers,
+        tied=config.flag("tie_word_embeddings", default=True),
+        added=added,
+        added_vocab=config.integer("vocab_size_per_layer_input", 262144),
+    )
+
+
+def kinds_of_layers(config: Section, *, pattern: int) -> list[tuple[bool, bool]]:
+    """Of each layer: whether it has a window, and whether it uses the cache of an earlier one of its kind."""
+    sliding = sliding_layers(config, pattern=pattern)
+    if sliding[-1]:
+        raise config.error("layer_types", "must end with full_attention")
+    first = len(sliding) - config.integer("num_kv_shared_layers", 0, least=0)
+    if set(sliding[: max(first, 0)]) != set(sliding):
+        raise config.error("num_kv_shared_layers", "must leave a layer of each kind with a cache of its own")
+    return [(slides, index >= first) for index, slides in enumerate(sliding)]
+
+
+def _layer(config: Section, *, slides: bool, borrows: bool, added: int) -> Gemma4Layer:
+    mlp = gated_mlp(config, key="hidden_activation", act="gelu_pytorch_tanh")
+    if borrows and config.flag("use_double_wide_mlp", default=False):
+        mlp = replace(mlp, inner=2 * mlp.inner)
+    kind = "local" if slides else "global"
+    return Gemma4Layer(
+        mixer=_attention(config, slides=slides, borrows=borrows),
+        feed_forward=mlp,
+        residual=Residual.SANDWICH,
+        name=f"{kind}_borrowing" if borrows else kind,
+        moe=_experts(config, mlp),
+        added=added,
+        of_all=added * config.integer("num_hidden_layers"),
+        act=mlp.act,
+    )
+
+
+def _attention(config: Section, *, slides: bool, borrows: bool) -> Gemma4Attention:
+    count, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
+    head_dim, keys_only = config.integer("head_dim", 256), config.flag("attention_k_eq_v", default=False)
+    mask = Causal(config.integer("sliding_window", 512))
+    rotary_dim = head_dim
+    if not slides:
+        head_dim = config.integer("global_head_dim", 512)
+        kv_heads = config.integer("num_global_key_value_heads", kv_heads) if keys_only else kv_heads
+        mask = Causal()
+        rotary_dim = int(head_dim * _rotated(config))
+    if count % kv_heads:
+        raise config.error("num_attention_heads", f"must be a multiple of the {kv_heads} key-value heads; got {count}")
+    return Gemma4Attention(
+        heads=Heads(num_heads=count, num_kv_heads=kv_heads, head_dim=head_dim, mask=mask),
+        rotary_dim=rotary_dim,
+        keys_only=keys_only and not slides,
+        borrowed=borrows,
+        bias=config.flag("attention_bias", default=False),
+    )
+
+
+def _rotated(config: Section) -> float:
+    if config.get("rope_parameters") is None:
+        return _ROTATED
+    rope = config.section("rope_parameters").section("full_attention")
+    share = rope.number("partial_rotary_factor", 1.0)
+    if not 0 < share <= 1:
+        raise rope.error("partial_rotary_factor", f"must be a share above 0 and up to 1; got {share:g}")
+    return share
+
+
+def _experts(config: Section, mlp: Mlp) -> Experts | None:
+    if not config.flag("enable_moe_block", default=False):
+        return None
+    chosen = at_most(config, "top_k_experts", "num_experts", config.integer("top_k_experts"))
+    inner = config.integer(config.first("moe_intermediate_size", "expert_intermediate_size"))
+    return Experts(experts=config.integer("num_experts"), chosen=chosen, inner=inner, act=mlp.act)

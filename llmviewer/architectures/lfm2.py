@@ -1,0 +1,79 @@
+"""LFM2: short convolutions between gates in most layers, attention in some; an MLP or experts in each."""
+
+from __future__ import annotations
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Decoder, FeedForward, Layer, Mixer
+from ._feed_forward import Mlp
+from ._fields import grouped_heads
+from ._moe import costless, experts, for_each_layer, integers
+from ._parts import NormKind
+from ._state_space import ShortConv
+
+_KINDS = ("conv", "full_attention")
+
+
+@architecture("lfm2")
+def build(config: Section, fmt: Format) -> Graph:
+    mlp = Mlp(inner=_adjusted(config), act="silu", gated=True)
+    config.costless("conv_dim", "conv_dim_out", "block_dim", "block_mlp_init_scale", "block_out_init_scale")
+    config.costless("block_norm_eps", "block_use_swiglu", "block_use_xavier_init", "conv_use_xavier_init", "num_heads")
+    return _decoder(config, [("", mlp)] * config.integer("num_hidden_layers"), fmt)
+
+
+@architecture("lfm2_moe")
+def build_moe(config: Section, fmt: Format) -> Graph:
+    moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("moe_intermediate_size"))
+    mlp = Mlp(inner=config.integer("intermediate_size"), act=moe.act, gated=True)
+    dense = config.integer("num_dense_layers", 2, least=0)
+    layers = config.integer("num_hidden_layers")
+    costless(config, "use_expert_bias")  # a correction of the scores, which is no parameter
+    return _decoder(config, [("_dense", mlp) if i < dense else ("_moe", moe) for i in range(layers)], fmt)
+
+
+def _decoder(config: Section, networks: list[tuple[str, FeedForward]], fmt: Format) -> Graph:
+    heads = grouped_heads(config, kv_heads=8)
+    mixers: dict[str, Mixer] = {
+        "conv": ShortConv(taps=config.integer("conv_L_cache", 3), bias=config.flag("conv_bias", default=False)),
+        "full_attention": SelfAttention(heads=heads, rotary_dim=heads.head_dim, qk_norm=NormKind.RMS),
+    }
+    layers = [
+        Layer(mixer=mixers[kind], feed_forward=network, name=f"{kind.removeprefix('full_')}{suffix}")
+        for kind, (suffix, network) in zip(_layer_kinds(config), networks, strict=True)
+    ]
+    config.costless("norm_eps", "theta", "use_pos_enc")
+    return Decoder(
+        vocab=config.integer("vocab_size"),
+        hidden=config.integer("hidden_size"),
+        layers=layers,
+        tied=config.flag(config.first("tie_embedding", "tie_word_embeddings"), default=True),
+    ).graph(fmt)
+
+
+def _layer_kinds(config: Section) -> list[str]:
+    """The kind of each layer: as listed, or attention where the config says and convolutions elsewhere."""
+    listed = config.texts("layer_types")
+    layers = config.integer("num_hidden_layers")
+    if not listed:
+        attending = integers(config, "full_attn_idxs") if "full_attn_idxs" in config else range(layers)
+        return [_KINDS[index in attending] for index in range(layers)]
+    config.costless("full_attn_idxs")
+    for_each_layer(config, "layer_types", listed)
+    unknown = [kind for kind in listed if kind not in _KINDS]
+    if unknown:
+        raise config.error("layer_types", f"must be made of {' and '.join(_KINDS)}; got {unknown[0]!r}")
+    return list(listed)
+
+
+def _adjusted(config: Section) -> int:
+    """Width of the MLP: two thirds of what is written, times a factor, rounded up, unless the config says not to."""
+    inner = config.integer(config.first("block_ff_dim", "intermediate_size"))
+    config.costless("intermediate_size")  # beside block_ff_dim it says nothing
+    multiple, factor = config.integer("block_multiple_of", 256), config.number("block_ffn_dim_multiplier", 1.0)
+    if not config.flag("block_auto_adjust_ff_dim", default=True):
+        return inner
+    return -(-int(factor * int(2 * inner / 3)) // multiple) * multiple

@@ -1,0 +1,195 @@
+"""Zamba2: Mamba-2 in every layer, and before some a transformer block that layers share (arXiv:2411.15242).
+
+The block sees the layer's input beside the embedding, twice as wide as either; what it makes is added to the input of
+the layer's Mamba-2 and not to the residual stream. Layers that share a block have low-rank adapters of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..documents import Section
+from ..graph import Block, Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Add, Elementwise, Rope
+from ..operators.linear import Linear
+from ..precision import Format
+from . import architecture
+from ._attention import scored
+from ._decoder import Decoder, Layer
+from ._parts import Parts, activation, result
+from ._reused import again
+from ._state_space import Mamba2
+
+_MAMBA = ("mamba", "linear_attention")
+_HYBRID = "hybrid"
+_EMBEDDED = "embed_tokens"  # left by the block before the layers
+_COSTLESS = """
+    attention_head_dim attention_hidden_size ffn_hidden_size hybrid_layer_ids kv_channels mamba_headdim
+    num_logits_to_keep num_query_groups time_step_floor time_step_limit time_step_max time_step_min use_conv_bias
+    use_long_context use_mamba_kernels use_mem_eff_path conv_kernel d_model d_state expand
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedBlock:
+    """Attention and a gated MLP without residuals, on a layer's input beside the embedding; leaves "linear".
+
+    rank       of the adapters of the MLP, and of queries, keys and values where `adapted`
+    reused     its parameters are those of an earlier layer, but for the adapters and the last projection
+    """
+
+    heads: Heads
+    inner: int
+    act: str
+    rank: int
+    adapted: bool
+    rotated: bool
+    bias: bool
+    reused: bool
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        embedded = parts.tensor(_EMBEDDED, x.width)
+        wide = parts.tensor("concat", 2 * x.width)
+        concat = Elementwise(name="concat", inputs=(x, embedded), outputs=(wide,), ops_per_element=0)
+        norm = parts.norm("attn_norm", wide)
+        attention = self._attention(parts, norm.outputs[0], x.width)
+        mlp_norm = parts.norm("mlp_norm", result(attention))
+        mlp = self._mlp(parts, mlp_norm.outputs[0])
+        shared = (concat, norm, *attention, mlp_norm, *mlp)
+        if self.reused:
+            shared = tuple(op if "adapter" in op.name else op.with_weights(again) for op in shared)
+        return (*shared, parts.project("linear", result(shared), x.width))
+
+    def _attention(self, parts: Parts, x: Tensor, width: int) -> tuple[Operator, ...]:
+        heads = self.heads
+        q, v = parts.tensor("q", heads.q_width), parts.cached("v_cache", heads.kv_width)
+        k = parts.tensor("k", heads.kv_width) if self.rotated else parts.cached("k_cache", heads.kv_width)
+        made = [op for name, out in (("q", q), ("k", k), ("v", v)) for op in self._projected(parts, name, x, out)]
+        if self.rotated:
+            outputs = (parts.tensor("q_rope", heads.q_width), parts.cached("k_cache", heads.kv_width))
+            made.append(Rope(name="rope", inputs=(q, k), outputs=outputs, heads=heads, rotary_dim=heads.head_dim))
+            q = outputs[0]
+        key, value = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
+        attended = scored(parts, heads, q, (key,), value)
+        return (*made, *attended, parts.project("o_proj", result(attended), width))
+
+    def _projected(self, parts: Parts, name: str, x: Tensor, out: Tensor) -> tuple[Operator, ...]:
+        if not self.adapted:
+            return (parts.linear(f"{name}_proj", x, out),)
+        plain = parts.project(f"{name}_proj", x, out.width)
+        return self._with_adapter(parts, plain, name, x, out)
+
+    def _mlp(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        plain = parts.project("gate_up_proj", x, 2 * self.inner, bias=self.bias)
+        gate_up = self._with_adapter(parts, plain, "gate_up", x, parts.tensor("gate_up", 2 * self.inner))
+        halved = tuple(replace(result(gate_up), width=self.inner, name=name) for name in ("gate", "up"))
+        *before, add = gate_up
+        gate_up = (*before, Add(name=add.name, inputs=add.inputs, outputs=halved, ops_per_element=2))  # of each half
+        mid = parts.activate("mlp_act", self.act, *halved)
+        return (*gate_up, mid, parts.project("down_proj", mid.outputs[0], x.width, bias=self.bias))
+
+    def _with_adapter(self, parts: Parts, plain: Linear, name: str, x: Tensor, out: Tensor) -> tuple[Operator, ...]:
+        """The result of `plain` with that of a low-rank pair of x added."""
+        down = parts.project(f"{name}_adapter_down", x, self.rank)
+        up = parts.project(f"{name}_adapter_up", result((down,)), out.width)
+        add = parts.add(f"{name}_add", plain.outputs[0], up.outputs[0])
+        return (plain, down, up, replace(add, outputs=(out,)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridLayer(Layer):
+    """A layer whose Mamba-2 sees its input with a shared block's result added; the residual stream does without."""
+
+    shared: SharedBlock
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        if self.mixer is None:
+            raise RuntimeError("a hybrid layer without Mamba-2")
+        shared = self.shared.operators(parts, x)
+        add = parts.add("shared_add", x, result(shared))
+        norm = parts.norm("mamba_norm", add.outputs[0])
+        made = self.mixer.operators(parts, norm.outputs[0])
+        return (*shared, add, norm, *made, parts.add("mamba_add", x, result(made)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridDecoder(Decoder):
+    """A decoder whose shared blocks are given the embedding."""
+
+    def _blocks(self, parts: Parts) -> list[Block]:
+        return [
+            replace(block, given=(_EMBEDDED,)) if block.name.startswith(_HYBRID) else block
+            for block in super()._blocks(parts)
+        ]
+
+
+@architecture("zamba2")
+def build(config: Section, fmt: Format) -> Graph:
+    hidden = config.integer("hidden_size", 2560)
+    mamba, kinds, blocks = _mamba(config, hidden), _kinds(config), config.integer("num_mem_blocks", 1)
+    first, again = (_shared(config, hidden, reused=reused) for reused in (False, True))
+    layers: list[Layer] = []
+    for index, kind in enumerate(kinds):
+        if kind != _HYBRID:
+            layers.append(Layer(mixer=mamba, feed_forward=None, name="mamba"))
+            continue
+        reused = kinds[:index].count(_HYBRID) >= blocks
+        name = "hybrid_again" if reused else "hybrid"
+        layers.append(HybridLayer(mixer=mamba, feed_forward=None, shared=again if reused else first, name=name))
+    config.costless(*_COSTLESS.split())
+    return HybridDecoder(
+        vocab=config.integer("vocab_size", 32000),
+        hidden=hidden,
+        layers=layers,
+        tied=config.flag("tie_word_embeddings", default=True),
+    ).graph(fmt)
+
+
+def _kinds(config: Section) -> tuple[str, ...]:
+    """What each layer is."""
+    kinds, layers = config.texts("layers_block_type"), config.integer("num_hidden_layers", 54)
+    if not kinds:
+        raise config.error("layers_block_type", "is missing; it says which layers have a shared block")
+    unknown = [kind for kind in kinds if kind not in (*_MAMBA, _HYBRID)]
+    if len(kinds) != layers or unknown:
+        given = f"{len(kinds)} of them" if not unknown else repr(unknown[0])
+        raise config.error("layers_block_type", f"must be {layers} of {_MAMBA[0]} and {_HYBRID}; got {given}")
+    return kinds
+
+
+def _mamba(config: Section, hidden: int) -> Mamba2:
+    inner, heads = config.integer("mamba_expand", 2) * hidden, config.integer("n_mamba_heads", 8)
+    if inner % heads:
+        raise config.error("n_mamba_heads", f"must divide the inner width {inner}; got {heads}")
+    return Mamba2(
+        inner=inner,
+        heads=heads,
+        head_dim=inner // heads,
+        state=config.integer("mamba_d_state", 64),
+        groups=config.integer("mamba_ngroups", 1),
+        taps=config.integer("mamba_d_conv", 4),
+        chunk=config.integer("chunk_size", 256),
+        bias=config.flag("add_bias_linear", default=False),
+    )
+
+
+def _shared(config: Section, hidden: int, *, reused: bool) -> SharedBlock:
+    count = config.integer("num_attention_heads", 32)
+    kv_heads = config.integer("num_key_value_heads", count)
+    if 2 * hidden % count or count % kv_heads:
+        raise config.error(
+            "num_attention_heads",
+            f"must divide twice the hidden size {hidden} and be a multiple of {kv_heads} key-value heads; got {count}",
+        )
+    return SharedBlock(
+        heads=Heads(num_heads=count, num_kv_heads=kv_heads, head_dim=2 * hidden // count),
+        inner=config.integer("intermediate_size", 4 * hidden),
+        act=activation(config, "hidden_act", "gelu"),
+        rank=config.integer("adapter_rank", 128),
+        adapted=config.flag("use_shared_attention_adapter", default=False),
+        rotated=config.flag("use_mem_rope", default=False),
+        bias=config.flag("add_bias_linear", default=False),
+        reused=reused,
+    )

@@ -1,0 +1,50 @@
+"""Experts that are not alike popular: popularity falls with rank to a power, as Zipf's law has it.
+
+Fewer experts are then reached by the same tokens, and their weights read. Each token still takes as many, so no OPs
+change; that the busiest expert has more rows than others takes no time here, as all experts are one launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from ..errors import InputError
+from ..forms import Feature, Form, distinct_experts, total
+from ..graph import Graph, Transform
+from ..operators.base import Weight
+
+
+def skew(exponent: float) -> Transform:
+    """The graph with experts whose popularity is rank^-exponent; all are alike popular at 0.
+
+    Raises InputError where `exponent` is negative or not finite.
+    """
+    if not 0 <= exponent < inf:
+        raise InputError(f"expert_skew must be a finite number of at least 0; got {exponent:g}")
+
+    def one(weight: Weight) -> Weight:
+        return weight if weight.rows is None else replace(weight, rows=_skewed(weight.rows, exponent))
+
+    return lambda graph: graph.map(lambda op: op.with_weights(one)) if exponent else graph
+
+
+def chooses(graph: Graph) -> bool:
+    """Whether any of its weights are experts that tokens choose."""
+    return any(_is_choice(f) for _, op in graph for w in op.weights if w.rows is not None for f in w.rows.features())
+
+
+def _skewed(rows: Form, exponent: float) -> Form:
+    return total(
+        coefficient * (_again(feature, exponent) if _is_choice(feature) else Form(((feature, 1.0),)))
+        for feature, coefficient in rows.terms
+    )
+
+
+def _again(feature: Feature, exponent: float) -> Form:
+    experts, chosen = (int(argument) for argument in feature.arguments[:2])
+    return distinct_experts(experts, chosen, exponent).on(feature.stream)
+
+
+def _is_choice(feature: Feature) -> bool:
+    return feature.name == "distinct_experts"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from .precision import NAMED, Scheme, parse_scheme
-from .resource import MEMORY, matrix
+from .resource import Unit, matrix
 from .roofline import Estimate, Plan
 from .setting import Accounting, Attention, Setting
 from .units import seconds, si
@@ -24,20 +24,29 @@ def advise(setting: Setting, workload: Workload, phase: str, estimate: Estimate,
     max_batch  the largest that fits, None where nothing limits it
     """
     time_s = float(estimate.time_s)
-    memory_s = sum(float(row.repeat * row.time_s) for row in estimate.operators if row.limiting == MEMORY)
-    bound = "memory" if 2 * memory_s > time_s else "compute"
+    waits = dict.fromkeys(("compute", "memory", "link"), 0.0)
+    for row in estimate.operators:
+        waits[row.limiting.bound] += float(row.repeat * row.time_s)
+    bound = max(waits, key=waits.__getitem__)
+    changes: Iterator[tuple[str, Setting]] = iter(())
     if bound == "memory":
-        why, changes = _traffic(setting, estimate, memory_s / time_s), _fewer_bytes(setting)
+        why, changes = _traffic(setting, estimate, waits[bound] / time_s), _fewer_bytes(setting)
+    elif bound == "link":
+        why = _sent(setting, estimate, waits[bound] / time_s)
     else:
         why, changes = _units(setting, estimate), _lower_bits(setting)
     times = [(name, float(changed.plan_of(phase).time_s(workload))) for name, changed in changes]
     offers = [f"{name} {seconds(s)} ({time_s / s:.2g}x faster)" for name, s in times if time_s / s >= _WORTH]
     if bound == "memory":
-        offers.extend(_larger_batch(setting.plan_of(phase), workload, time_s, max_batch))
+        most = None if max_batch is None else max_batch // _together(setting, workload)
+        offers.extend(_larger_batch(setting.plan_of(phase), workload, time_s, most))
     nothing = "no technique known here makes it faster; a device with more bandwidth does"
     if bound == "compute":
         nothing = "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
-    return f"{phase} is {bound}-bound: {why}; " + (f"what would help: {', '.join(offers)}" if offers else nothing)
+    if bound == "link":
+        nothing = "fewer ranks that share a tensor send less; links with more bandwidth or less latency do it faster"
+    name = phase if setting.model.generates else "the one pass"
+    return f"{name} is {bound}-bound: {why}; " + (f"what would help: {', '.join(offers)}" if offers else nothing)
 
 
 def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
@@ -53,10 +62,29 @@ def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
     )
 
 
+def _sent(setting: Setting, estimate: Estimate, share: float) -> str:
+    """What waits for other devices, and the tier that holds it up."""
+    tiers: dict[str, float] = {}
+    for row in estimate.operators:
+        if row.limiting.unit is Unit.LINK:
+            tiers[row.limiting.dtype] = tiers.get(row.limiting.dtype, 0.0) + float(row.repeat * row.time_s)
+    tier = max(tiers, key=tiers.__getitem__)
+    sent = float(estimate.sum("link_bytes"))
+    speed = si(setting.hardware.fact(f"{tier}.bandwidth"))
+    return f"{share:.0%} of its time waits for other devices, mostly on the {tier} link at {speed}B/s; {si(sent)}B are sent"
+
+
+def _together(setting: Setting, workload: Workload) -> int:
+    """How many times the sequences of one pass are in flight on all devices together."""
+    (sequences,) = workload.groups
+    batch = int(sequences.batch)
+    return setting.layout.dp * int(setting.layout.parts(batch * setting.layout.dp * setting.layout.pp))
+
+
 def _units(setting: Setting, estimate: Estimate) -> str:
     busy: dict[str, float] = {}
     for row in estimate.operators:
-        if row.limiting != MEMORY:
+        if row.limiting.bound == "compute":
             unit = row.limiting
             text = f"{unit.dtype} {unit.unit} units ({si(setting.hardware.rates[unit])}OP/s)"
             busy[text] = busy.get(text, 0.0) + float(row.repeat * row.time_s)

@@ -44,6 +44,11 @@ def images(patches: int) -> Stream:
     return Stream("images", (patches,))
 
 
+def replicas(ranks: float) -> Stream:
+    """What `ranks` devices with as much to do as this one have together."""
+    return Stream("replicas", (ranks,))
+
+
 @dataclass(frozen=True, order=True)
 class Feature:
     """An amount that a workload has: `name` is a method of Workload, `arguments` are what it takes."""
@@ -210,9 +215,11 @@ def chunk_pairs(chunk: int) -> Form:
     return _one("chunk_pairs", chunk)
 
 
-def distinct_experts(experts: int, chosen: int) -> Form:
-    """Experts that are reached when each token chooses some of them, all alike likely, on average."""
-    return _one("distinct_experts", experts, chosen)
+def distinct_experts(experts: int, chosen: int, skew: float = 0) -> Form:
+    """Experts that are reached when each token chooses some of them, on average: all alike likely, or with popularities
+    that fall with their rank to the power of `skew`.
+    """
+    return _one("distinct_experts", experts, chosen, *((skew,) if skew else ()))
 
 
 def table_rows(rows: int) -> Form:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations, pairwise
@@ -11,6 +11,7 @@ from math import inf
 import numpy as np
 
 from .forms import PERIODIC, TARGET, WHOLE, Feature, Num
+from .layout import ALONE, Layout
 from .roofline import Plan
 from .workload import Workload
 
@@ -31,21 +32,60 @@ class Generation:
     tokens_per_s: Num
 
 
-def generation(plan: Plan, decode_plan: Plan | None = None, *, batch: Num, prompt: Num, gen: Num) -> Generation:
+def generation(
+    plan: Plan,
+    decode_plan: Plan | None = None,
+    *,
+    batch: Num,
+    prompt: Num,
+    gen: Num,
+    images: Num = 0,
+    layout: Layout = ALONE,
+) -> Generation:
     """Step i attends to prompt + i tokens, its own included, for i = 1 .. gen - 1.
 
     decode_plan  what decode steps run, where that is not `plan`
+    images       pictures in each prompt
+    layout       of the devices that `plan` is for one of
     """
-    ttft = plan.time_s(Workload.prefill(batch=batch, prompt=prompt))
+    ttft = prefill_s(plan, layout, batch=batch, prompt=prompt, images=images)
     steps = np.asarray(gen) - 1
-    decoding = decode_s(
-        decode_plan or plan, batch=batch, first=prompt + 1, last=prompt + np.maximum(steps, 1), prompt=prompt
-    )
+    last = prompt + np.maximum(steps, 1)
+    each = decode_plan or plan
+    share, parts = layout.share(batch), layout.parts(batch)
+    decoding = decode_s(each, batch=share, first=prompt + 1, last=last, prompt=prompt)
+    if layout.pp > 1:  # every stage has all micro-batches to serve before the next step
+        stages = (decode_s(stage, batch=share, first=prompt + 1, last=last, prompt=prompt) for stage in each.stages)
+        decoding = reduce(np.maximum, (parts * busy for busy in stages), decoding)
     decoding = np.where(steps > 0, decoding, 0.0)
     latency = ttft + decoding
     with np.errstate(invalid="ignore"):
         tpot = decoding / steps
     return Generation(ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=batch * gen / latency)
+
+
+def prefill_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, images: Num = 0) -> Num:
+    """Time of the prefill of a batch: of a pipeline, all stages for the first micro-batch, and the slowest of them for
+    each further one. [s]
+    """
+    values = plan.values(Workload.prefill(batch=layout.share(batch), prompt=prompt, images=images))
+    through = plan.seconds(values)
+    if layout.pp == 1:
+        return through
+    return through + (layout.parts(batch) - 1) * _slowest(plan, values)
+
+
+def step_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, kv_len: Num, prompt: Num = 0) -> Num:
+    """Time between two tokens of a sequence: of a pipeline, until the stages, or the slowest of them for every
+    micro-batch, are through. [s]
+    """
+    values = plan.values(Workload.decode(batch=layout.share(batch), kv_len=kv_len, prompt=prompt))
+    through = plan.seconds(values)
+    return through if layout.pp == 1 else np.maximum(through, layout.parts(batch) * _slowest(plan, values))
+
+
+def _slowest(plan: Plan, values: Mapping[Feature, Num]) -> Num:
+    return reduce(np.maximum, (stage.seconds(values) for stage in plan.stages))
 
 
 def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0) -> Num:

@@ -20,6 +20,7 @@ class Block:
     layers  places of its layers among those of the model; empty where the block is no layer and runs once
     kept    tensors that stay in memory until the block ends, read again or not
     stream  the part of a pass that it sees: of an encoder or a tower, not all tokens
+    stage   the stage of a pipeline that runs it
     given   tensors that blocks before have left, which every repetition reads besides its input
     """
 
@@ -31,6 +32,7 @@ class Block:
     kept: tuple[str, ...] = ()
     stream: Stream = WHOLE
     given: tuple[str, ...] = ()
+    stage: int = 0
 
     @property
     def repeat(self) -> int:
@@ -50,9 +52,12 @@ class Block:
 class Graph:
     """Blocks, in the order of their first layers. Layers that are alike are one block wherever they stand, so
     alternating kinds of layer are two blocks. Names of operators are unique in a block.
+
+    prediction  blocks that predict further tokens: no part of a pass until predicting() makes them one
     """
 
     blocks: tuple[Block, ...]
+    prediction: tuple[Block, ...] = ()
 
     def __iter__(self) -> Iterator[tuple[Block, Operator]]:
         return ((block, op) for block in self.blocks for op in block.operators)
@@ -63,8 +68,16 @@ class Graph:
     def map_blocks(self, f: Callable[[Block], Block]) -> Graph:
         return Graph(tuple(map(f, self.blocks)))
 
+    def of_stage(self, stage: int) -> Graph:
+        """The blocks that a stage of a pipeline runs."""
+        return Graph(tuple(block for block in self.blocks if block.stage == stage))
+
     def then(self, *transforms: Transform) -> Graph:
         return reduce(lambda graph, transform: transform(graph), transforms, self)
+
+    def predicting(self) -> Graph:
+        """The graph whose passes also predict further tokens."""
+        return Graph((*self.blocks, *self.prediction))
 
     @property
     def parameters(self) -> int:

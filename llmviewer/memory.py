@@ -10,6 +10,7 @@ import numpy as np
 
 from .forms import Form, Num, evaluate, total
 from .graph import Block, Graph
+from .layout import ALONE, Layout
 from .model import kv_cache
 from .operators.base import Role
 from .workload import Workload
@@ -82,8 +83,8 @@ def activation_bytes(graph: Graph, workload: Workload) -> Num:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Footprint:
-    """What a graph needs in memory, before the workload is known. [B]"""
+class _Stage:
+    """What one stage of a pipeline needs. [B]"""
 
     weight_bytes: float
     kv_cache: Form
@@ -91,37 +92,67 @@ class Footprint:
     decode_live: tuple[Form, ...]  # and in a decode step
 
     @classmethod
-    def of(cls, graph: Graph, decode_graph: Graph | None = None) -> Footprint:
-        """`decode_graph` is what decode steps run, where that is not `graph`."""
+    def of(cls, graph: Graph, decode_graph: Graph | None) -> _Stage:
         live = peaks(graph)
         decode_live = live if decode_graph is None or decode_graph is graph else peaks(decode_graph)
         return cls(weight_bytes=weight_bytes(graph), kv_cache=kv_cache(graph), live=live, decode_live=decode_live)
 
-    def cache_bytes(self, *, batch: Num, prompt: Num, gen: Num) -> Num:
-        """The KV cache of `batch` sequences of prompt and generated tokens."""
-        return evaluate(self.kv_cache, Workload.decode(batch=batch, kv_len=prompt + gen, prompt=prompt))
 
-    def activation_bytes(self, *, batch: Num, prompt: Num, gen: Num) -> Num:
-        """Live activations in the worse of the prefill and the last decode step."""
-        prefill = _largest_of(self.live, Workload.prefill(batch=batch, prompt=prompt))
-        step = Workload.decode(batch=batch, kv_len=prompt + gen, prompt=prompt)
-        return np.maximum(prefill, _largest_of(self.decode_live, step))
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What a graph needs in a device's memory, before the workload is known; in a pipeline, in the fullest one's. [B]"""
 
-    def total_bytes(self, *, batch: Num, prompt: Num, gen: Num) -> Num:
-        """Weights, cache of prompt and generated tokens, and live activations."""
-        cache = self.cache_bytes(batch=batch, prompt=prompt, gen=gen)
-        return self.weight_bytes + cache + self.activation_bytes(batch=batch, prompt=prompt, gen=gen)
+    stages: tuple[_Stage, ...]
+    layout: Layout = ALONE
+
+    @classmethod
+    def of(cls, graph: Graph, decode_graph: Graph | None = None, layout: Layout = ALONE) -> Footprint:
+        """`decode_graph` is what decode steps run, where that is not `graph`."""
+        if layout.pp == 1:
+            return cls(stages=(_Stage.of(graph, decode_graph),), layout=layout)
+        pairs = ((graph.of_stage(n), decode_graph and decode_graph.of_stage(n)) for n in range(layout.pp))
+        return cls(stages=tuple(_Stage.of(one, step) for one, step in pairs), layout=layout)
+
+    def parts(self, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> tuple[Num, Num, Num]:
+        """Weights, cache of prompt and generated tokens, and live activations, where they are most together.
+
+        Activations are those of the worse of the prefill, with `images` in each prompt, and the last decode step.
+        """
+        local, share = self.layout.local(batch), self.layout.share(batch)
+        full = Workload.decode(batch=local, kv_len=prompt + gen, prompt=prompt)
+        prefill = Workload.prefill(batch=share, prompt=prompt, images=images)
+        step = Workload.decode(batch=share, kv_len=prompt + gen, prompt=prompt)
+        fullest: tuple[Num, Num, Num] = (0.0, 0.0, 0.0)
+        for stage in self.stages:
+            live = np.maximum(_largest_of(stage.live, prefill), _largest_of(stage.decode_live, step))
+            needs = (stage.weight_bytes, evaluate(stage.kv_cache, full), live)
+            more = np.greater(sum(needs), sum(fullest))
+            fullest = needs if len(self.stages) == 1 else _chosen(more, needs, fullest)
+        return fullest
+
+    def total_bytes(self, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
+        """All of them together."""
+        return sum(self.parts(batch=batch, prompt=prompt, gen=gen, images=images), start=0.0)
 
 
-def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, gen: int) -> Memory:
-    """The peak of a request of `batch` sequences, and the largest batch and context within `capacity`. [B]"""
-    longest = _largest(lambda n: footprint.total_bytes(batch=batch, prompt=n, gen=gen) <= capacity)
+def _chosen(first: Num, ours: tuple[Num, Num, Num], others: tuple[Num, Num, Num]) -> tuple[Num, Num, Num]:
+    weights, cache, live = (np.where(first, a, b)[()] for a, b in zip(ours, others, strict=True))
+    return weights, cache, live
+
+
+def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, gen: int, images: int = 0) -> Memory:
+    """The peak of a request of `batch` sequences, and the largest batch and context within `capacity`. [B]
+
+    images  pictures in each prompt
+    """
+    longest = _largest(lambda n: footprint.total_bytes(batch=batch, prompt=n, gen=gen, images=images) <= capacity)
+    weights, cache, live = footprint.parts(batch=batch, prompt=prompt, gen=gen, images=images)
     return Memory(
-        weight_bytes=footprint.weight_bytes,
-        kv_cache_bytes=float(footprint.cache_bytes(batch=batch, prompt=prompt, gen=gen)),
-        activation_bytes=float(footprint.activation_bytes(batch=batch, prompt=prompt, gen=gen)),
+        weight_bytes=float(weights),
+        kv_cache_bytes=float(cache),
+        activation_bytes=float(live),
         capacity_bytes=capacity,
-        max_batch=_largest(lambda n: footprint.total_bytes(batch=n, prompt=prompt, gen=gen) <= capacity),
+        max_batch=_largest(lambda n: footprint.total_bytes(batch=n, prompt=prompt, gen=gen, images=images) <= capacity),
         max_context=longest + gen if longest else longest,
     )
 

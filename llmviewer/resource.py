@@ -12,6 +12,8 @@ class Unit(StrEnum):
     MATRIX = "matrix"  # OPs of matrix multiplication: tensor cores, AMX, systolic arrays
     VECTOR = "vector"  # OPs of everything else
     MEMORY = "memory"  # bytes between the device's main memory and the chip
+    LINK = "link"  # bytes that a device sends to others, by tier: scale_up, scale_out
+    HOP = "hop"  # messages that wait for each other on such a link; each holds it up by its latency
 
 
 class Resource(NamedTuple):
@@ -25,8 +27,8 @@ class Resource(NamedTuple):
 
     @property
     def bound(self) -> str:
-        """The word for being limited by it: "memory" or "compute"."""
-        return "memory" if self.unit is Unit.MEMORY else "compute"
+        """The word for being limited by it: "memory", "link" or "compute"."""
+        return str(self.unit) if self.unit in (Unit.MEMORY, Unit.LINK) else "compute"
 
 
 MEMORY = Resource(Unit.MEMORY)
@@ -34,6 +36,14 @@ MEMORY = Resource(Unit.MEMORY)
 
 def matrix(dtype: str) -> Resource:
     return Resource(Unit.MATRIX, dtype)
+
+
+def link(tier: str) -> Resource:
+    return Resource(Unit.LINK, tier)
+
+
+def hop(tier: str) -> Resource:
+    return Resource(Unit.HOP, tier)
 
 
 def vector(dtype: str) -> Resource:

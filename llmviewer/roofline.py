@@ -14,7 +14,7 @@ from .forms import Feature, Form, Num, total
 from .graph import Block, Graph
 from .hardware import Hardware
 from .operators.base import Operator, Work
-from .resource import Resource
+from .resource import Resource, Unit, link
 from .workload import Workload
 
 
@@ -40,6 +40,7 @@ class OperatorEstimate:
     weight_bytes: Num  # [B]
     activation_bytes: Num  # [B]
     kv_bytes: Num  # [B]
+    link_bytes: Num  # [B]
     busy_s: Mapping[Resource, Num]  # how long each resource is kept busy [s]
     wanted: Resource  # the unit and data type that the operands ask for
     compute: Resource  # what does it on this machine
@@ -111,6 +112,12 @@ class Plan:
         return Estimate(operators=tuple(_estimate(row, values) for row in self.operators))
 
     @cached_property
+    def stages(self) -> tuple[Plan, ...]:
+        """The parts of it that the stages of a pipeline run."""
+        last = max(row.block.stage for row in self.operators)
+        return tuple(Plan(tuple(r for r in self.operators if r.block.stage == n)) for n in range(last + 1))
+
+    @cached_property
     def ops(self) -> Form:
         """The model's arithmetic in one pass. [OP]"""
         return total(row.block.repeat * row.work.ops for row in self.operators)
@@ -153,7 +160,8 @@ def plan(graph: Graph, hardware: Hardware) -> Plan:
         for wanted, form in work.amounts:
             if form:
                 supplied = hardware.supply(wanted)
-                busy[supplied] = busy.get(supplied, Form()) + form / hardware.rates[supplied]
+                held_up = link(supplied.dtype) if supplied.unit is Unit.HOP else supplied
+                busy[held_up] = busy.get(held_up, Form()) + form / hardware.rates[supplied]
         compute = hardware.supply(work.wanted)
         planned.append(PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=compute))
     return Plan(tuple(planned))
@@ -180,6 +188,7 @@ def _estimate(row: PlannedOperator, values: Mapping[Feature, Num]) -> OperatorEs
         weight_bytes=work.weight_bytes(values),
         activation_bytes=work.activation_bytes(values),
         kv_bytes=work.kv_bytes(values),
+        link_bytes=work.link_bytes(values),
         busy_s={resource: form(values) for resource, form in row.busy_s.items()},
         wanted=work.wanted,
         compute=row.compute,

@@ -15,12 +15,14 @@ from .errors import InputError
 from .graph import Graph
 from .hardware import Hardware
 from .hardware_files import load_hardware
+from .layout import ALONE, Layout, Network, parse_layout
 from .memory import Footprint
 from .model import Model
 from .model_files import load_model
 from .operators.attention import Indexer
 from .operators.base import Operator
 from .operators.linear import LatentExpansion
+from .parallel import parallel
 from .roofline import Plan, plan
 from .transforms.absorb import absorb
 from .transforms.flash_attention import flash_attention
@@ -66,6 +68,7 @@ class Setting:
     accounting: Accounting
     mla: Mla = Mla.AUTO
     expert_skew: float = 0
+    layout: Layout = ALONE
 
     @classmethod
     def of(
@@ -78,6 +81,7 @@ class Setting:
         accounting: str = "faithful",
         mla: str = "auto",
         expert_skew: float = 0,
+        layout: str | Layout = ALONE,
         hardware_set: Sequence[str] = (),
     ) -> Setting:
         """From what a user writes. Attention is flash, but eager in the survey's accounting, unless said otherwise.
@@ -98,18 +102,21 @@ class Setting:
             accounting=counted,
             mla=_member(Mla, "mla", mla),
             expert_skew=expert_skew,
+            layout=parse_layout(layout) if isinstance(layout, str) else layout,
         )
 
     @cached_property
     def graph(self) -> Graph:
         """What a prefill runs."""
-        return self._lowered(absorbed=self.mla is Mla.ABSORBED or (self.mla is Mla.AUTO and self._has(Indexer)))
+        absorbed = self.mla is Mla.ABSORBED or (self.mla is Mla.AUTO and self._has(Indexer))
+        return self._lowered(absorbed=absorbed, decode=False)
 
     @cached_property
     def decode_graph(self) -> Graph:
-        """What a decode step runs: the same graph, but for latent attention."""
-        differs = self.mla is Mla.AUTO and self._has(LatentExpansion) and not self._has(Indexer)
-        return self._lowered(absorbed=True) if differs else self.graph
+        """What a decode step runs: the same graph, but for latent attention and context parallelism."""
+        absorbed = self.mla is not Mla.NAIVE and self._has(LatentExpansion)
+        differs = self.layout.cp > 1 or (absorbed and self.mla is Mla.AUTO and not self._has(Indexer))
+        return self._lowered(absorbed=absorbed, decode=True) if differs else self.graph
 
     def _has(self, kind: type[Operator]) -> bool:
         return any(isinstance(op, kind) for _, op in self.model.graph)
@@ -117,12 +124,12 @@ class Setting:
     @cached_property
     def plan(self) -> Plan:
         """A prefill, laid out on the device."""
-        return plan(self.graph, self.hardware)
+        return plan(self.graph, self._linked)
 
     @cached_property
     def decode_plan(self) -> Plan:
         """A decode step, laid out on the device."""
-        return self.plan if self.decode_graph is self.graph else plan(self.decode_graph, self.hardware)
+        return self.plan if self.decode_graph is self.graph else plan(self.decode_graph, self._linked)
 
     def plan_of(self, phase: str) -> Plan:
         """The plan of "prefill" or "decode"."""
@@ -130,12 +137,22 @@ class Setting:
 
     @cached_property
     def footprint(self) -> Footprint:
-        return Footprint.of(self.graph, self.decode_graph)
+        return Footprint.of(self.graph, self.decode_graph, self.layout)
 
-    def _lowered(self, *, absorbed: bool) -> Graph:
+    @cached_property
+    def _network(self) -> Network:
+        return Network.of(self.hardware, self.layout)
+
+    @cached_property
+    def _linked(self) -> Hardware:
+        """The device with its links."""
+        return self._network.linked()
+
+    def _lowered(self, *, absorbed: bool, decode: bool) -> Graph:
         """The model's graph under the techniques asked for."""
         skewed = skew(self.expert_skew)
         latent = (absorb,) if absorbed else ()
+        shared = (parallel(self._network, decode=decode),) if self.layout.devices > 1 else ()
         flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
         if self.accounting is Accounting.SURVEY:
             if self.quantization.overrides and self.quantization == self.model.quantization:
@@ -145,8 +162,8 @@ class Setting:
                 )
             if self.quantization.overrides:
                 raise InputError("accounting survey has one precision for all operators; drop the overrides of --quant")
-            return self.model.graph.then(skewed, *latent, *flash, survey(self.quantization.scheme))
-        return self.model.graph.then(skewed, quantize(self.quantization), *latent, *flash)
+            return self.model.graph.then(skewed, *shared, *latent, *flash, survey(self.quantization.scheme))
+        return self.model.graph.then(skewed, *shared, quantize(self.quantization), *latent, *flash)
 
     def having(self, *, quant: str | None = None, attention: str | None = None) -> Self:
         """The same with another precision or attention, where one is given, as a user writes it."""
@@ -157,13 +174,24 @@ class Setting:
         )
 
 
-def whole(name: str, value: object) -> int:
+def check_images(model: Model, *, prompt: int, images: int) -> None:
+    """Raises InputError where the model sees no pictures, or a prompt has no room for so many."""
+    if images and not model.sees:
+        raise InputError(f"images must be 0: {model.name} has no tower for pictures; got {images}")
+    if prompt < images * model.image_tokens:
+        raise InputError(
+            f"prompt must be at least {images * model.image_tokens}, as a picture puts {model.image_tokens} tokens into "
+            f"the prompt of {model.name} and there are {images}; got {prompt}"
+        )
+
+
+def whole(name: str, value: object, least: int = 1) -> int:
     """`value` as an int.
 
-    Raises InputError where it is no whole number from 1 to 2**53, up to which floats are exact.
+    Raises InputError where it is no whole number from `least` to 2**53, up to which floats are exact.
     """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InputError(f"{name} must be a whole number of at least 1; got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(f"{name} must be a whole number of at least {least}; got {value!r}")
     if value > LARGEST:
         raise InputError(f"{name} must be at most {LARGEST}, the largest that is counted exactly")
     return int(value)

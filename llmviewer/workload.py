@@ -36,6 +36,11 @@ class Spans:
         """Tokens of each that earlier passes have left."""
         return self.kv_len - self.q_len
 
+    def times(self, number: Num) -> Spans:
+        """`number` times as many sequences."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Spans(**(values | {"batch": self.batch * number}))
+
     def of_source(self) -> Spans:
         """What the encoder reads in this pass: the part of the new tokens that is its input."""
         total, past = np.minimum(self.kv_len, self.source), np.minimum(self.past, self.source)
@@ -44,8 +49,8 @@ class Spans:
     def of_target(self) -> Spans:
         """What the decoder beside it reads: a token to start with when the source is complete, and those it wrote."""
         total, past = (np.maximum(length - self.source + 1, 0) for length in (self.kv_len, self.past))
-        new = total - past
-        return Spans(batch=self.batch, q_len=new, kv_len=total, logits=np.minimum(self.logits, new), source=self.source)
+        new, read = total - past, np.minimum(self.kv_len, self.source)
+        return Spans(batch=self.batch, q_len=new, kv_len=total, logits=np.minimum(self.logits, new), source=read)
 
     def of_images(self, patches: float) -> Spans:
         """What a tower reads: pictures as sequences of `patches`."""
@@ -162,11 +167,15 @@ class Workload:
 
     def target(self) -> Workload:
         """The part of the pass that the decoder beside it sees."""
-        return _Part(tuple(s.of_target() for s in self.groups))
+        return _Target(tuple(s.of_target() for s in self.groups))
 
     def images(self, patches: float) -> Workload:
         """The part of the pass that a tower sees, which cuts each picture into `patches`."""
         return _Part(tuple(s.of_images(patches) for s in self.groups))
+
+    def replicas(self, ranks: float) -> Workload:
+        """What `ranks` devices that each have such a pass have together."""
+        return _Part(tuple(s.times(ranks) for s in self.groups))
 
     def one(self) -> Num:
         """Once per pass, whatever it holds: the reading of a weight."""
@@ -265,6 +274,19 @@ class _Part(Workload):
 
     def sequences(self) -> Num:
         return self._sum(lambda s: np.minimum(s.q_len, 1.0))
+
+
+class _Target(_Part):
+    """What a decoder sees, whose spans count from the end of its encoder's input."""
+
+    def cross_pairs(self) -> Num:
+        return self._sum(lambda s: s.q_len * s.source)
+
+    def source_kv(self) -> Num:
+        return self._sum(lambda s: np.minimum(s.q_len, 1) * s.source)
+
+    def source_tokens(self) -> Num:
+        return self._sum(lambda s: s.source)
 
 
 def _triangles(length: Num, chunk: float) -> Num:

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from ..forms import ONE, TOKENS, Form, Stream, total
 from ..precision import Format
-from ..resource import MEMORY, Resource, vector
+from ..resource import MEMORY, Resource, Unit, vector
 
 
 class Role(StrEnum):
@@ -120,6 +120,11 @@ class Work:
         )
 
     @property
+    def link_bytes(self) -> Form:
+        """What goes to other devices. [B]"""
+        return total(form for resource, form in self.amounts if resource.unit is Unit.LINK)
+
+    @property
     def forms(self) -> tuple[Form, ...]:
         return (self.ops, self.conversion_ops, *(form for _, form in self.amounts))
 
@@ -146,6 +151,10 @@ class Operator(ABC):
     def writes(self) -> tuple[Tensor, ...]:
         """What crosses the memory bus outwards: `outputs`, but for parts that stay where they are."""
         return self.outputs
+
+    def sent(self) -> dict[Resource, Form]:
+        """Bytes that go to other devices and messages that wait for each other, by link."""
+        return {}
 
     def state(self) -> tuple[Tensor, ...]:
         """What stays in memory between passes on behalf of this operator: its KV cache or its state."""
@@ -175,6 +184,7 @@ class Operator(ABC):
         if conversion:
             amounts[vector("fp16")] = amounts.get(vector("fp16"), Form()) + conversion
         amounts[MEMORY] = weight_bytes + activation_bytes + kv_bytes
+        amounts |= self.sent()
         return Work(
             ops=total(arithmetic.values()),
             conversion_ops=conversion,

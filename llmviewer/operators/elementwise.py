@@ -25,7 +25,12 @@ class Elementwise(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(Elementwise):
-    """RMSNorm: square, sum, scale, weight. LayerNorm: mean, subtract, square, sum, scale, weight (, bias)."""
+    """RMSNorm: square, sum, scale, weight. LayerNorm: mean, subtract, square, sum, scale, weight (, bias).
+
+    group  elements that are normalized together; 0 where that is all of a row
+    """
+
+    group: int = 0
 
     kind: str = "norm"
 

@@ -8,6 +8,7 @@ from math import inf
 from typing import ClassVar, Final
 
 from ..forms import (
+    SEQUENCES,
     TOKENS,
     Form,
     all_pairs,
@@ -16,6 +17,7 @@ from ..forms import (
     chunked_kv,
     chunked_pairs,
     cross_pairs,
+    images,
     kv_streams,
     kv_tokens,
     near_pairs,
@@ -91,6 +93,24 @@ class Causal(Mask):
 
 
 CAUSAL: Final = Causal()
+
+
+@dataclass(frozen=True)
+class Once(Causal):
+    """Causal, in a model that reads all at once and writes nothing: keys are used at once and not kept."""
+
+    keeps: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class AroundPictures(Causal):
+    """Causal, but that the `tokens` of one picture see those of it that come after, too (Gemma 3)."""
+
+    tokens: int = 0
+
+    @property
+    def pairs(self) -> Form:
+        return pairs(self.window) + self.tokens * (self.tokens - 1) // 2 * SEQUENCES.on(images(self.tokens))
 
 
 @dataclass(frozen=True)
@@ -173,6 +193,52 @@ class Everything(Mask):
 
 
 @dataclass(frozen=True)
+class Tiled(Mask):
+    """Windows of a picture, in which each token sees all: `seen` (token, token) pairs of one picture share a window."""
+
+    keeps: ClassVar[bool] = False
+
+    seen: int
+
+    @property
+    def pairs(self) -> Form:
+        return self.seen * SEQUENCES
+
+    @property
+    def cells(self) -> Form:
+        return self.pairs
+
+    @property
+    def read(self) -> Form:
+        return TOKENS
+
+    def __str__(self) -> str:
+        return "windows"
+
+
+@dataclass(frozen=True)
+class Probe(Mask):
+    """One learned query for each sequence, which sees all of it: attention that pools."""
+
+    keeps: ClassVar[bool] = False
+
+    @property
+    def pairs(self) -> Form:
+        return TOKENS
+
+    @property
+    def cells(self) -> Form:
+        return TOKENS
+
+    @property
+    def read(self) -> Form:
+        return TOKENS
+
+    def __str__(self) -> str:
+        return "pooling"
+
+
+@dataclass(frozen=True)
 class Across(Mask):
     """All that the encoder has read: the cross-attention of a decoder."""
 
@@ -225,6 +291,29 @@ class Compressed(Mask):
     def __str__(self) -> str:
         best = f", best {self.count:g}" if self.count < inf else ""
         return f"{self.ratio} to 1{best}"
+
+
+@dataclass(frozen=True)
+class Part(Mask):
+    """What one of `ranks` devices has of a mask, queries or keys shared out evenly."""
+
+    mask: Mask
+    ranks: int
+
+    @property
+    def pairs(self) -> Form:
+        return self.mask.pairs / self.ranks
+
+    @property
+    def cells(self) -> Form:
+        return self.mask.cells / self.ranks
+
+    @property
+    def read(self) -> Form:
+        return self.mask.read / self.ranks
+
+    def __str__(self) -> str:
+        return str(self.mask)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,172 @@
+"""What devices send each other. Bytes are those that one device puts on its links; all devices do so at once.
+
+A group spans tiers: `inner` of its members share a domain, and there are `outer` such parts. Sizes are those of
+"Collective communication: theory, practice and experience" (doi:10.1002/cpe.1206) and of NCCL's ring and tree
+algorithms. AUTO is what none of them beats: the fewest bytes and the fewest messages that wait for each other.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, log2
+
+from ..forms import ONE, Form
+from ..resource import Resource, hop, link, vector
+from .base import Operator
+
+UP, OUT = "scale_up", "scale_out"
+
+
+class Algorithm(StrEnum):
+    """How a reduction travels."""
+
+    AUTO = "auto"
+    RING = "ring"
+    TREE = "tree"
+    ONE_SHOT = "one-shot"
+    TWO_SHOT = "two-shot"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Devices that talk to each other: `inner` in each of `outer` domains.
+
+    inside, outside  the links that are used within a domain and between them
+    algorithm        how reductions travel
+    hierarchical     how all-to-alls do: what is for another domain goes to the peer of the same place there, which
+                     passes it on inside
+    topology         of the links inside
+    ports            links inside of one device that lead to different neighbours, where there is no switch
+    """
+
+    name: str
+    inner: int
+    outer: int = 1
+    inside: str = UP
+    outside: str = OUT
+    algorithm: Algorithm = Algorithm.AUTO
+    hierarchical: bool = False
+    topology: str = "switch"
+    ports: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.inner * self.outer
+
+    @property
+    def tiers(self) -> tuple[tuple[str, int], ...]:
+        """The tiers that it spans, with the members that meet in each."""
+        return tuple((tier, n) for tier, n in ((self.inside, self.inner), (self.outside, self.outer)) if n > 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective(Operator):
+    """Every member of `group` sends and receives; what is reduced is added on the vector units as it comes in."""
+
+    group: Group
+
+    kind: str = "communication"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return {vector("fp32"): Form()}
+
+    def sent(self) -> dict[Resource, Form]:
+        amounts: dict[Resource, Form] = {}
+        for tier, members in self.group.tiers:
+            inside = tier == self.group.inside
+            share, hops = self.travel(members, inside=inside)
+            amounts[link(tier)] = share * (self.detour() if inside else 1.0) * self.payload()
+            amounts[hop(tier)] = hops * ONE
+        return amounts
+
+    def detour(self) -> float:
+        """Over all links inside, of which a mesh can use only those to members, and a ring or torus both directions."""
+        group = self.group
+        return group.ports / (group.inner - 1) if group.topology == "mesh" else 1.0
+
+    def payload(self) -> Form:
+        """The bytes that `travel` is a multiple of: by default those of its first input."""
+        return self.inputs[0].nbytes
+
+    @abstractmethod
+    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
+        """(multiple of the payload that a device sends in a tier, messages that wait for each other)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Collective):
+    """The sum of all members' tensors, for all of them: at least 2 (p - 1) / p of it leaves each device.
+
+    Across domains each member reduces the part that it has after a reduce-scatter inside.
+    """
+
+    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
+        part = 1.0 if inside else 1 / self.group.inner
+        halves = 2 * (members - 1) / members
+        share, hops = {
+            Algorithm.AUTO: (halves, 1.0),
+            Algorithm.RING: (halves, 2.0 * (members - 1)),
+            Algorithm.TREE: (2.0, 2.0 * ceil(log2(members))),
+            Algorithm.ONE_SHOT: (members - 1.0, 1.0),
+            Algorithm.TWO_SHOT: (halves, 2.0),
+        }[self.group.algorithm]
+        return part * share, hops
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return {vector("fp32"): (self.group.size - 1) / self.group.size * self.outputs[0].elements}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllGather(Collective):
+    """Every member's part, for all of them: (p - 1) / p of the whole reaches each device, and as much leaves it."""
+
+    def payload(self) -> Form:
+        return self.outputs[0].nbytes
+
+    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
+        part = 1.0 if inside else 1 / self.group.inner
+        return part * (members - 1) / members, members - 1.0 if self.group.algorithm is Algorithm.RING else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReduceScatter(Collective):
+    """The sum of all members' tensors, a part of it for each: as much as an all-gather the other way."""
+
+    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
+        part = 1.0 if inside else 1 / self.group.inner
+        return part * (members - 1) / members, members - 1.0 if self.group.algorithm is Algorithm.RING else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllToAll(Collective):
+    """Rows that each member has for each other: `parts` is how much of the rows of its first input one device holds."""
+
+    parts: float = 1.0
+
+    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
+        group = self.group
+        if group.hierarchical:
+            return self.parts * (members - 1) / members, members - 1.0
+        away = (group.inner - 1) / group.size if inside else (group.outer - 1) / group.outer
+        messages = group.inner - 1 if inside else group.inner * (group.outer - 1)
+        return self.parts * away, 1.0 if group.algorithm is Algorithm.AUTO else float(messages)
+
+    def detour(self) -> float:
+        """Devices that a row passes on its way: a quarter of each side of a ring or torus, on average."""
+        group = self.group
+        sides = {"ring": 1, "torus2d": 2, "torus3d": 3}.get(group.topology)
+        return max(sides * group.inner ** (1 / sides) / 4, 1.0) if sides else super().detour()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Send(Collective):
+    """A tensor from one device to the next."""
+
+    def travel(self, members: int, *, inside: bool) -> tuple[float, float]:  # noqa: ARG002
+        return 1.0, 1.0
+
+    def detour(self) -> float:
+        """One of the links that lead to different neighbours."""
+        return float(self.group.ports)

@@ -1,0 +1,22 @@
+"""Convolutions as matrix products over the numbers that their filters see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..forms import Form
+from ..precision import product
+from ..resource import Resource, matrix
+from .linear import Linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv1d(Linear):
+    """y[row, n] = sum over taps and k of x[stride row + tap, k] * weight[n, k, tap]; x is read once."""
+
+    kind: str = "conv"
+    left_as_published: bool = True
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        x, y = self.inputs[0], self.outputs[0]
+        return {matrix(product(x.format, self.weight.format)): 2 * self.weight.numel * y.rows}

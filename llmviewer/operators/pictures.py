@@ -1,0 +1,47 @@
+"""Pictures cut into patches, and what becomes of them brought to the tokens of a prompt that stand for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..forms import Form
+from ..resource import Resource, vector
+from .base import Operator, Tensor
+from .linear import Linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patches(Linear):
+    """The Linear over the pixels of each patch: a convolution whose stride is its kernel.
+
+    tokens  of a picture that follow, those included that are learned and stand beside the patches
+    """
+
+    kind: str = "patches"
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Operator):
+    """hidden[tokens, width] with features[image tokens, width] in place of some rows, or added to them.
+
+    The other rows stay where they are. Engines launch it after the look-up of all tokens of the prompt.
+
+    adds  the features are added
+    """
+
+    kind: str = "place"
+    adds: bool = False
+
+    @property
+    def features(self) -> Tensor:
+        return self.inputs[1]
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        return {vector("fp32"): self.features.elements * self.adds}
+
+    def reads(self) -> tuple[Tensor, ...]:
+        return (*([replace(self.inputs[0], rows=self.features.rows)] if self.adds else []), self.features)
+
+    def writes(self) -> tuple[Tensor, ...]:
+        return (replace(self.outputs[0], rows=self.features.rows),)

@@ -1,0 +1,45 @@
+"""What one of several devices runs: parts of operators, stages of a pipeline, and what is sent between them."""
+
+from __future__ import annotations
+
+from ..graph import Block, Graph, Transform
+from ..layout import Network
+from ..operators.linear import ExpertsLinear
+from ._placement import Placement
+from .context import shared_context
+from .experts import ExpertPlaces
+from .pipeline import staged
+
+
+def parallel(network: Network, *, decode: bool) -> Transform:
+    """The graph as one device of each stage runs it, in a prefill or in a decode step; as it was on one device.
+
+    Raises InputError, with degrees that would do, where something cannot be shared out evenly.
+    """
+    layout = network.layout
+
+    def one(block: Block) -> Block:
+        return Placement(block, network.group("tp"), _places(block, network)).placed()
+
+    def transform(graph: Graph) -> Graph:
+        if layout.tp * layout.ep > 1:
+            graph = graph.map_blocks(one)
+        if layout.cp > 1:
+            graph = shared_context(network.group("cp"), decode=decode)(graph)
+        return staged(graph, layout.pp, network.group("pp")) if layout.pp > 1 else graph
+
+    return transform
+
+
+def _places(block: Block, network: Network) -> ExpertPlaces:
+    """Where the experts of a block lie."""
+    layout = network.layout
+    stride = 1 if layout.ep <= layout.tp else layout.cp  # beyond tensor parallelism, data parallelism comes next
+    places = ExpertPlaces(group=network.members("ep", layout.ep, stride), tensor=layout.tp)
+    for op in block.operators:
+        if isinstance(op, ExpertsLinear):
+            chosen = round(op.weight.active * op.weight.shape[0])
+            return ExpertPlaces(
+                group=places.group, tensor=places.tensor, experts=op.weight.shape[0], chosen=chosen
+            ).check()
+    return places

@@ -1,0 +1,354 @@
+"""The operators of one block as one rank of tensor parallelism runs them (arXiv:1909.08053, section 3).
+
+Every tensor is whole on all ranks, cut (each has a part of its width), or partial (each has a summand). What reads a
+cut tensor does its part, a matrix product over it leaves a partial one, and where somebody needs the whole a collective
+brings it together: nothing else is known of architectures. An operator of a kind that is not listed runs whole on every
+rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import ceil
+from typing import Final
+
+from ..errors import InputError
+from ..graph import Block
+from ..layout import nearest_divisors
+from ..operators.attention import QK, SV, FlashAttention, Softmax
+from ..operators.base import Operator, Role, Tensor, Weight
+from ..operators.collectives import AllGather, AllReduce, Group
+from ..operators.elementwise import Add, Combine, Elementwise, Norm, Permute, Rope
+from ..operators.embedding import Embedding
+from ..operators.linear import ExpertsLinear, LatentExpansion, Linear, LMHead
+from ..precision import FP32
+from .experts import ExpertPlaces
+
+_ATTENTION: Final = (QK, Softmax, SV, FlashAttention)
+_WHOLE: Final = 0  # a tensor that cannot be cut
+
+
+class _State(StrEnum):
+    WHOLE = "whole"
+    CUT = "cut"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Placed:
+    tensor: Tensor  # as wide as one rank has it
+    state: _State
+    share: float = 1.0  # of the rows, where ranks share them out
+
+
+class Placement:
+    """Goes through a block in order; `operators` is what came out so far."""
+
+    def __init__(self, block: Block, group: Group, experts: ExpertPlaces) -> None:
+        self.block = block
+        self.group = group
+        self.experts = experts
+        self.operators: list[Operator] = []
+        self._places: dict[str, _Placed] = {}
+        self._readers: dict[str, list[tuple[Operator, int]]] = {}
+        for op in block.operators:
+            for index, t in enumerate(op.inputs):
+                self._readers.setdefault(t.name, []).append((op, index))
+
+    def placed(self) -> Block:
+        """The block as one rank runs it."""
+        for op in self.block.operators:
+            self._place(op)
+        self._whole(self.block.output)
+        return replace(self.block, operators=tuple(self.operators))
+
+    # What a tensor can be cut into.
+
+    def _units(self, t: Tensor) -> int:
+        """Equal parts of `t` that everybody who reads it can take apart; _WHOLE where somebody cannot."""
+        if t.name == self.block.output or t.name not in self._readers:
+            return _WHOLE
+        units = [self._units_for(op, index, t) for op, index in self._readers[t.name]]
+        return _WHOLE if _WHOLE in units else min(units)
+
+    def _units_for(self, op: Operator, index: int, t: Tensor) -> int:
+        units = _WHOLE
+        match op:
+            case Rope() | QK() | SV() | FlashAttention():
+                units = op.heads.num_kv_heads if index else op.heads.num_heads
+            case Norm():
+                after = self._units(op.outputs[0])
+                units = after if op.group or after < op.outputs[0].width else _WHOLE
+            case Elementwise() if len(op.outputs) == 1 and not op.weights and not isinstance(op, Add):
+                units = self._units(op.outputs[0])
+            case Linear() if type(op) in (Linear, ExpertsLinear):
+                units = t.width
+        return units
+
+    def _is_key(self, t: Tensor) -> bool:
+        """Whether `t` is keys or values: of fewer heads than ranks several ranks have the same one."""
+        return any(
+            self._is_key(op.outputs[0]) if isinstance(op, Norm) else index > 0 and isinstance(op, (Rope, *_ATTENTION))
+            for op, index in self._readers[t.name]
+        )
+
+    def _cut(self, t: Tensor) -> Tensor:
+        """`t` as one rank has it: its share of the units, or a copy of one where there are fewer units than ranks."""
+        ranks, units = self.group.size, self._units(t)
+        if units == _WHOLE:
+            return t
+        if units % ranks == 0:
+            return replace(t, width=t.width // ranks)
+        if ranks % units == 0 and self._is_key(t):
+            return replace(t, width=t.width // units)
+        what = f"{units} heads" if units < t.width else f"{t.width} elements"
+        near = nearest_divisors(units, ranks)
+        raise InputError(f"tp={ranks} does not divide the {what} of {t.name} in {self.block.name}; try tp={near}")
+
+    # Where tensors are.
+
+    def _have(self, t: Tensor) -> _Placed:
+        """How `t` lies on the ranks; what comes from outside of the block is whole."""
+        placed = self._places.get(t.name)
+        if placed is None:
+            return _Placed(tensor=t, state=_State.WHOLE)
+        return replace(placed, tensor=replace(t, width=placed.tensor.width, rows=t.rows * placed.share))
+
+    def _put(self, before: Tensor, after: Tensor, state: _State | None = None, share: float = 1.0) -> Tensor:
+        state = state or (_State.CUT if after.width < before.width else _State.WHOLE)
+        if self.group.size == 1:
+            state = _State.WHOLE
+        self._places[before.name] = _Placed(tensor=after, state=state, share=share)
+        return after
+
+    def _whole(self, name: str) -> None:
+        """Brings the tensor of that name together on all ranks."""
+        placed = self._places.get(name)
+        if placed is None or placed.state is _State.WHOLE or placed.tensor.role is not Role.ACTIVATION:
+            return
+        kind, suffix = (AllReduce, "sum") if placed.state is _State.PARTIAL else (AllGather, "part")
+        written = max(i for i, op in enumerate(self.operators) if any(t.name == name for t in op.outputs))
+        part = replace(placed.tensor, name=f"{name}_{suffix}")
+        writer = self.operators[written]
+        self.operators[written] = replace(
+            writer, outputs=tuple(replace(t, name=part.name) if t.name == name else t for t in writer.outputs)
+        )
+        width = part.width * (self.group.size if placed.state is _State.CUT else 1)
+        whole = replace(placed.tensor, width=width)
+        verb = "all_reduce" if kind is AllReduce else "all_gather"
+        self.operators.append(kind(name=f"{name}_{verb}", inputs=(part,), outputs=(whole,), group=self.group))
+        self._places[name] = _Placed(tensor=whole, state=_State.WHOLE)
+
+    def _none_partial(self, op: Operator) -> None:
+        for t in op.inputs:
+            if self._have(t).state is _State.PARTIAL:
+                self._whole(t.name)
+
+    # What each kind of operator does.
+
+    def _place(self, op: Operator) -> None:
+        match op:
+            case Embedding():
+                self._embedding(op)
+            case Combine():
+                self._combine(op)
+            case ExpertsLinear():
+                self._none_partial(op)
+                self._experts(op)
+            case Permute():
+                self._run_whole(op)
+                self._dispatched(op)
+            case LMHead():
+                self._none_partial(op)
+                self._head(op)
+            case Linear() if type(op) in (Linear, LatentExpansion):
+                self._none_partial(op)
+                self._linear(op)
+            case Rope() | QK() | Softmax() | SV() | FlashAttention():
+                self._none_partial(op)
+                self._attention(op)
+            case Add():
+                self._add(op)
+            case Elementwise() if len(op.outputs) == 1:
+                self._none_partial(op)
+                self._elementwise(op)
+            case _:
+                self._run_whole(op)
+
+    def _run_whole(self, op: Operator) -> None:
+        for t in op.inputs:
+            self._whole(t.name)
+        self.operators.append(op)
+        for t in op.outputs:
+            self._put(t, t)
+
+    def _embedding(self, op: Operator) -> None:
+        """Rows of tables shared out: each rank looks up those that it has."""
+        ranks = self.group.size
+
+        def part(w: Weight) -> Weight:
+            rows = w.rows / ranks if w.rows else None
+            return replace(w, shape=(ceil(w.shape[0] / ranks), *w.shape[1:]), rows=rows)
+
+        self.operators.append(op.with_weights(part))
+        self._put(op.outputs[0], op.outputs[0], _State.PARTIAL)
+
+    def _linear(self, op: Linear) -> None:
+        x = self._have(op.inputs[0])
+        if x.state is _State.CUT:  # rows of the matrix to go with the columns of x
+            op = replace(op, inputs=(x.tensor,), weights=(_narrow(op.weight, x.tensor.width), *op.weights[1:]))
+            for t in op.outputs:
+                self._put(t, t, _State.PARTIAL)
+        else:
+            outputs = tuple(self._put(t, self._cut(t)) for t in op.outputs)
+            wide, width = (sum(t.width for t in ts) for ts in (op.outputs, outputs))
+            weights = (
+                replace(op.weight, shape=(width, op.weight.shape[1])),
+                *(_share(b, wide, width) for b in op.weights[1:]),
+            )
+            op = replace(op, outputs=outputs, weights=weights)
+        self.operators.append(op)
+
+    def _head(self, op: LMHead) -> None:
+        """A part of the vocabulary for each rank, and all logits for all."""
+        self._whole(op.inputs[0].name)
+        ranks, logits = self.group.size, op.outputs[0]
+        width = ceil(logits.width / ranks)
+
+        def part(w: Weight) -> Weight:
+            return replace(w, shape=(width, *w.shape[1:]), rows=w.rows / logits.width * width if w.rows else None)
+
+        out = self._put(logits, replace(logits, width=width), _State.CUT)
+        self.operators.append(replace(op.with_weights(part), outputs=(out,)))
+
+    def _attention(self, op: Operator) -> None:
+        """Its heads shared out, if those of the queries are."""
+        first = self._have(op.inputs[0])
+        if first.state is _State.WHOLE:
+            self._run_whole(op)
+            return
+        heads, ranks = op.heads, self.group.size  # type: ignore[attr-defined]
+        local = replace(heads, num_heads=heads.num_heads // ranks, num_kv_heads=max(heads.num_kv_heads // ranks, 1))
+        inputs = tuple(self._have(t).tensor for t in op.inputs)
+        if isinstance(op, Rope):
+            outputs = tuple(self._put(t, replace(t, width=x.width)) for t, x in zip(op.outputs, inputs, strict=True))
+        else:
+            width = local.num_heads * local.out_dim if isinstance(op, SV | FlashAttention) else local.num_heads
+            outputs = (self._put(op.outputs[0], replace(op.outputs[0], width=width)),)
+        weights = tuple(_share(w, heads.num_heads, local.num_heads) for w in op.weights)
+        self.operators.append(replace(op, inputs=inputs, outputs=outputs, weights=weights, heads=local))  # type: ignore[call-arg]
+
+    def _elementwise(self, op: Elementwise) -> None:
+        """Its share of the elements, if what it reads is cut; a whole tensor beside a cut one is read in part."""
+        have = [self._have(t) for t in op.inputs]
+        cut = [(t.width, p.tensor.width) for t, p in zip(op.inputs, have, strict=True) if p.state is _State.CUT]
+        if cut and self._units_for(op, 0, op.inputs[0]) == _WHOLE:
+            self._run_whole(op)
+            return
+        wide, part = cut[0] if cut else (1, 1)
+        if isinstance(op, Norm) and cut and not op.group:
+            self._sum_of_squares(op)
+        inputs = tuple(replace(p.tensor, width=part) if cut and p.tensor.width == wide else p.tensor for p in have)
+        share, out = have[0].share, op.outputs[0]
+        local = replace(out, width=out.width * part // wide, rows=out.rows * share)
+        self._put(out, local, _State.CUT if cut else _State.WHOLE, share)
+        per_group = isinstance(op, Norm) and op.group
+        weights = op.weights if per_group else tuple(_share(w, wide, part) for w in op.weights)
+        self.operators.append(replace(op, inputs=inputs, outputs=(local,), weights=weights))
+
+    def _sum_of_squares(self, op: Norm) -> None:
+        """A norm over what all ranks have together takes a number of each token from every one of them."""
+        x = self._have(op.inputs[0]).tensor
+        own = Tensor(name=f"{op.name}_square", width=1, format=FP32, rows=x.rows)
+        mean = replace(own, name=f"{op.name}_mean")
+        square = Elementwise(name=own.name, inputs=(x,), outputs=(own,), ops_per_element=2 * x.width)
+        self.operators.append(square)
+        self.operators.append(AllReduce(name=f"{op.name}_all_reduce", inputs=(own,), outputs=(mean,), group=self.group))
+
+    def _add(self, op: Add) -> None:
+        """Summands of several branches are added before they are brought together."""
+        partial = [t for t in op.inputs if self._have(t).state is _State.PARTIAL]
+        if len(partial) > 1:
+            out = replace(partial[0], name=f"{op.name}_partial")
+            self.operators.append(
+                Add(name=out.name, inputs=tuple(partial), outputs=(out,), ops_per_element=len(partial) - 1)
+            )
+            self._put(out, out, _State.PARTIAL)
+            rest = tuple(t for t in op.inputs if t not in partial)
+            op = replace(op, inputs=(*rest, out), ops_per_element=len(rest))
+        self._run_whole(op)
+
+    # Experts.
+
+    def _dispatched(self, op: Permute) -> None:
+        """Copies of tokens on their way to experts."""
+        placed, sent = self.experts.dispatched(op)
+        self.operators[-1] = placed
+        self.operators.extend(sent)
+        out = (sent[-1] if sent else placed).outputs[0]
+        self._put(op.outputs[0], replace(out, name=op.outputs[0].name), share=self.experts.share)
+
+    def _experts(self, op: ExpertsLinear) -> None:
+        x = self._have(op.inputs[0])
+        inner = 1 if self.experts.travels else self.group.size // self.experts.degree
+
+        def held(w: Weight, shape: tuple[int, ...]) -> Weight:
+            return self.experts.held(replace(w, shape=shape))
+
+        if x.state is _State.CUT or (inner > 1 and self._leaves(op)):
+            shape = (*op.weight.shape[:2], x.tensor.width)
+            out, state = op.outputs[0], _State.PARTIAL
+        else:
+            units = 1 if self._leaves(op) else inner
+            width = op.outputs[0].width // units
+            if op.outputs[0].width % units:
+                near = nearest_divisors(op.outputs[0].width, inner)
+                raise InputError(
+                    f"tp/ep={inner} does not divide the {op.outputs[0].width} elements of an expert; try {near}"
+                )
+            shape = (op.weight.shape[0], width, op.weight.shape[2])
+            out = replace(op.outputs[0], width=width)
+            partial = not self.experts.travels and self._leaves(op)
+            state = _State.PARTIAL if partial else _State.CUT if units > 1 else _State.WHOLE
+        bias = tuple(held(b, (b.shape[0], shape[1], *b.shape[2:])) for b in op.weights[1:])
+        out = replace(out, rows=out.rows * x.share)
+        weights = (held(op.weight, shape), *bias)
+        self.operators.append(replace(op, inputs=(x.tensor,), outputs=(out,), weights=weights))
+        self._put(op.outputs[0], out, state, x.share)
+        if self._leaves(op):
+            self.operators.extend(self.experts.combined(out))
+
+    def _leaves(self, op: ExpertsLinear) -> bool:
+        """Whether its result goes to the sum over a token's experts."""
+        return any(isinstance(reader, Combine) for reader, _ in self._readers.get(op.outputs[0].name, []))
+
+    def _combine(self, op: Combine) -> None:
+        states = [self._have(t).state for t in op.inputs]
+        experts, *others = op.inputs
+        shared = [t for t in others if t.width == op.outputs[0].width]
+        together = states[0] is _State.PARTIAL and all(self._have(t).state is _State.PARTIAL for t in shared)
+        for t in op.inputs:
+            if not (together and (t == experts or t in shared)):
+                self._whole(t.name)
+        inputs = self.experts.returned(op.inputs)
+        placed = replace(op, inputs=inputs)
+        out = op.outputs[0]
+        if self.experts.travels and self.group.size > 1:  # a share of the tokens on each rank
+            part = replace(out, name=f"{out.name}_part", rows=out.rows / self.group.size)
+            self.operators.append(replace(placed, outputs=(part,)))
+            gather = AllGather(name=f"{out.name}_all_gather", inputs=(part,), outputs=(out,), group=self.group)
+            self.operators.append(gather)
+            self._put(out, out)
+            return
+        self.operators.append(placed)
+        self._put(out, out, _State.PARTIAL if together else _State.WHOLE)
+
+
+def _narrow(weight: Weight, width: int) -> Weight:
+    return replace(weight, shape=(*weight.shape[:-1], width))
+
+
+def _share(weight: Weight, wide: int, width: int) -> Weight:
+    """A vector of `wide` elements, or a table of as many rows, as a rank with `width` of them has it."""
+    return replace(weight, shape=(weight.shape[0] * width // wide, *weight.shape[1:]))

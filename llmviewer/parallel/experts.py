@@ -1,0 +1,88 @@
+"""Expert parallelism: experts shared out among ranks, and tokens that go to them and come back (arXiv:2006.16668).
+
+Where ranks have the same tokens, as those of tensor parallelism do, each runs its own experts and the sum over experts
+is a sum over ranks. Where experts lie on more ranks than that, tokens travel: each rank sends those that it has, or its
+share of them, to the ranks of their experts, once to a rank however many experts it has there (arXiv:2412.19437,
+section 3.2.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..errors import InputError
+from ..forms import replicas
+from ..layout import nearest_divisors
+from ..operators.base import Operator, Tensor, Weight
+from ..operators.collectives import AllToAll, Group
+from ..operators.elementwise import Permute
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertPlaces:
+    """`group` are the ranks that experts are shared out among, `tensor` those that have the same tokens."""
+
+    group: Group
+    tensor: int
+    experts: int = 0  # of the block at hand, and how many of them a token takes
+    chosen: int = 0
+
+    @property
+    def degree(self) -> int:
+        return self.group.size
+
+    @property
+    def travels(self) -> bool:
+        """Whether tokens go to the experts of ranks that do not have them."""
+        return self.degree > self.tensor
+
+    def check(self) -> ExpertPlaces:
+        """Itself, if experts can be shared out evenly."""
+        if self.experts % self.degree:
+            near = nearest_divisors(self.experts, self.degree)
+            raise InputError(f"ep={self.degree} does not divide the {self.experts} experts; try ep={near}")
+        return self
+
+    @property
+    def share(self) -> float:
+        """Of the copies of tokens that are made, those that one rank works on."""
+        return 1 / (self.tensor if self.travels else self.degree)
+
+    def held(self, weight: Weight) -> Weight:
+        """Its experts of all, of which it reads those that a token of any rank reaches."""
+        shape = (weight.shape[0] // self.degree, *weight.shape[1:])
+        tokens = max(self.degree // self.tensor, 1)  # ranks that have tokens of their own
+        rows = weight.rows.on(replicas(tokens)) / self.degree if weight.rows else None
+        return replace(weight, shape=shape, rows=rows)
+
+    @property
+    def parts(self) -> float:
+        """Of a token's copies, those that leave: one for each rank that has any of its experts, on average."""
+        own = self.experts / self.degree
+        ranks: float = self.degree * (1 - (1 - self.chosen / self.experts) ** own)
+        return min(ranks / self.chosen, 1.0)
+
+    def dispatched(self, op: Permute) -> tuple[Permute, tuple[Operator, ...]]:
+        """The copies as one rank makes them, and their way to the experts."""
+        out = replace(op.outputs[0], rows=op.outputs[0].rows * self.share)
+        if not self.travels:
+            return replace(op, outputs=(out,)), ()
+        copies = replace(out, name=f"{out.name}_copies")
+        dispatch = AllToAll(name="dispatch", inputs=(copies,), outputs=(out,), group=self.group, parts=self.parts)
+        return replace(op, outputs=(copies,)), (dispatch,)
+
+    def combined(self, out: Tensor) -> tuple[Operator, ...]:
+        """The way back."""
+        if not self.travels:
+            return ()
+        back = replace(out, name=f"{out.name}_back")
+        return (AllToAll(name="collect", inputs=(out,), outputs=(back,), group=self.group, parts=self.parts),)
+
+    def returned(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What the sum over a token's experts reads on one rank."""
+        experts, *others = inputs
+        experts = replace(experts, rows=experts.rows * self.share)
+        if self.travels:
+            experts = replace(experts, name=f"{experts.name}_back")
+            others = [replace(t, rows=t.rows / self.tensor) for t in others]
+        return (experts, *others)

@@ -1,0 +1,367 @@
+"""Several devices: what each has of the whole, what they send each other, and how stages follow each other."""
+
+from __future__ import annotations
+
+from math import ceil, inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmviewer.analysis import analyze
+from llmviewer.errors import InputError
+from llmviewer.forms import evaluate
+from llmviewer.generation import decode_s, generation, prefill_s, step_s
+from llmviewer.hardware_files import load_hardware
+from llmviewer.layout import Layout, Network, parse_layout
+from llmviewer.memory import memory, weight_bytes
+from llmviewer.model import kv_cache
+from llmviewer.model_files import load_model
+from llmviewer.operators.base import Role, Tensor
+from llmviewer.operators.collectives import Algorithm, AllGather, AllReduce, AllToAll, Collective, Group, Send
+from llmviewer.operators.linear import ExpertsLinear, Linear, LMHead
+from llmviewer.parallel import parallel
+from llmviewer.precision import FP16
+from llmviewer.resource import hop, link
+from llmviewer.setting import Setting
+from llmviewer.workload import Workload
+
+NODES = ("scale_up.devices=8", "scale_up.latency=1 us", "scale_out.bandwidth=50 GB/s", "scale_out.latency=5 us")
+H100 = load_hardware("h100-sxm", NODES)
+DENSE = ("llama-2-7b", "llama-3.1-70b", "opt-30b", "falcon-40b", "gpt-j-6b", "gemma-2-27b", "olmo-2-7b")
+
+
+def _shared(name, *, decode=False, **degrees):
+    return parallel(Network.of(H100, Layout(**degrees)), decode=decode)(load_model(name).graph).check()
+
+
+def _sum(graph, form_of, workload):
+    return sum(block.repeat * evaluate(form_of(op), workload) for block, op in graph)
+
+
+def _matrix_ops(graph, workload):
+    return _sum(graph, lambda op: op.work().ops if isinstance(op, Linear) else op.work().ops * 0, workload)
+
+
+# What a device has of the whole.
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+@pytest.mark.parametrize("name", DENSE)
+def test_ranks_of_tensor_parallelism_have_all_matrix_products_between_them(name, tp):
+    heads = {op.heads.num_heads for _, op in load_model(name).graph if op.name == "qk_matmul"}
+    if any(n % tp for n in heads):
+        pytest.skip("refused: tested below")
+    shared = _shared(name, tp=tp)
+    for workload in (Workload.prefill(batch=2, prompt=300), Workload.decode(batch=3, kv_len=500)):
+        whole = _matrix_ops(load_model(name).graph, workload)
+        assert tp * _matrix_ops(shared, workload) == pytest.approx(whole, rel=1e-3)  # a vocabulary rounded up
+
+
+@pytest.mark.parametrize(("name", "tp"), [("llama-3.1-70b", 8), ("llama-2-70b", 8), ("mixtral-8x7b", 4)])
+def test_weights_and_cache_are_cut_into_equal_parts(name, tp):
+    whole, part = load_model(name).graph, _shared(name, tp=tp)
+    norms = sum(b.repeat * sum(w.numel for w in op.weights) for b, op in whole if op.kind == "norm")
+    routers = sum(b.repeat * sum(w.numel for w in op.weights) for b, op in whole if op.kind == "router")
+    assert part.parameters == (whole.parameters - norms - routers) / tp + norms + routers
+    step = Workload.decode(batch=1, kv_len=1000)
+    assert evaluate(kv_cache(part), step) == evaluate(kv_cache(whole), step) / tp
+
+
+def test_a_kv_head_is_copied_where_there_are_fewer_than_ranks():
+    whole, part = load_model("falcon-7b").graph, _shared("llama-3.1-8b", tp=16, dp=1)
+    assert {op.heads.num_kv_heads for _, op in part if op.name == "qk_matmul"} == {1}
+    step = Workload.decode(batch=1, kv_len=100)
+    assert evaluate(kv_cache(part), step) == 32 * 100 * 2 * 128 * 2  # one head of eight on each of sixteen
+    assert {op.heads.num_kv_heads for _, op in whole if op.name == "qk_matmul"} == {1}
+
+
+def test_latent_attention_cuts_heads_and_copies_the_latent():
+    whole, part = load_model("deepseek-v3").graph, _shared("deepseek-v3", tp=8)
+    shapes = {op.name: op.weight.shape for b, op in part if isinstance(op, Linear) and b.name == "moe"}
+    assert shapes["q_a_proj"] == (1536, 7168)
+    assert shapes["q_b_proj"] == (128 * 192 // 8, 1536)
+    assert shapes["kv_b_proj"] == (128 * 256 // 8, 512)
+    assert shapes["o_proj"] == (7168, 128 * 128 // 8)
+    step = Workload.decode(batch=1, kv_len=100)
+    assert evaluate(kv_cache(part), step) == evaluate(kv_cache(whole), step)
+
+
+def test_a_layer_sums_twice_and_one_with_parallel_branches_once():
+    def sums(name):
+        return [b.repeat for b, op in _shared(name, tp=2) if isinstance(op, AllReduce) and b.layers]
+
+    assert sums("llama-2-7b") == [32, 32]
+    assert sums("gpt-j-6b") == [28]
+
+
+def test_a_norm_over_all_heads_sends_a_number_a_token():
+    sent = [op for _, op in _shared("olmo-2-7b", tp=4) if isinstance(op, AllReduce) and "norm" in op.name]
+    assert {(op.inputs[0].width, op.inputs[0].format.bits) for op in sent} == {(1, 32)}
+
+
+# Experts.
+
+
+@pytest.mark.parametrize(
+    "degrees", [{"tp": 8, "ep": 8}, {"tp": 8, "ep": 4}, {"dp": 8, "ep": 8}, {"tp": 2, "dp": 8, "ep": 16}]
+)
+def test_ranks_have_all_experts_between_them(degrees):
+    whole, part = load_model("qwen3-30b-a3b").graph, _shared("qwen3-30b-a3b", **degrees)
+    layout = Layout(**degrees)
+
+    def experts(graph):
+        return sum(b.repeat * op.weight.numel for b, op in graph if isinstance(op, ExpertsLinear))
+
+    ranks = max(layout.ep, layout.tp)
+    assert experts(part) * ranks == experts(whole)
+    workload = Workload.prefill(batch=1, prompt=64)
+
+    def ops(graph):
+        return _sum(graph, lambda op: op.work().ops * isinstance(op, ExpertsLinear), workload)
+
+    tokens_of_their_own = max(layout.ep // layout.tp, 1)
+    assert ops(part) * ranks == pytest.approx(tokens_of_their_own * ops(whole))
+
+
+def test_a_rank_reads_the_experts_that_tokens_of_all_ranks_reach():
+    part = _shared("qwen3-30b-a3b", dp=8, ep=8)
+    op = next(op for _, op in part if isinstance(op, ExpertsLinear))
+    reached = 128 * (1 - (1 - 8 / 128) ** (8 * 5)) / 8  # eight ranks of five tokens
+    read = evaluate(op.weight.elements, Workload.decode(batch=5, kv_len=10))
+    assert read == pytest.approx(reached * 768 * 2048)
+
+
+def test_a_token_is_sent_once_to_each_rank_that_has_one_of_its_experts():
+    part = _shared("deepseek-v3", dp=64, ep=64)
+    dispatch = next(op for _, op in part if isinstance(op, AllToAll))
+    ranks = 64 * (1 - (1 - 8 / 256) ** 4)  # of 64, each with 4 of 256 experts, 8 chosen
+    assert dispatch.parts * 8 == pytest.approx(ranks)
+    sent = dispatch.sent()
+    step = Workload.decode(batch=10, kv_len=10)
+    rows = 10 * ranks * 7168 * 2
+    assert evaluate(sent[link("scale_up")], step) == pytest.approx(rows * 7 / 64)
+    assert evaluate(sent[link("scale_out")], step) == pytest.approx(rows * 7 / 8)
+
+
+def test_tokens_do_not_travel_to_ranks_that_have_them():
+    assert not [op for _, op in _shared("mixtral-8x7b", tp=8, ep=8) if isinstance(op, AllToAll)]
+
+
+# What is sent.
+
+
+def _sent(kind, elements=1000, **group):
+    t = Tensor(name="x", width=elements, format=FP16)
+    op = kind(name="c", inputs=(t,), outputs=(t,), group=Group(name="tp", **group))
+    return {str(r): evaluate(f, Workload.decode(batch=1, kv_len=1)) for r, f in op.sent().items()}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "share", "hops"),
+    [("auto", 2 * 7 / 8, 1), ("ring", 2 * 7 / 8, 14), ("tree", 2, 6), ("one-shot", 7, 1), ("two-shot", 2 * 7 / 8, 2)],
+)
+def test_an_all_reduce_by_algorithm(algorithm, share, hops):
+    found = _sent(AllReduce, inner=8, algorithm=Algorithm(algorithm))
+    assert found == {"link scale_up": pytest.approx(2000 * share), "hop scale_up": hops}
+
+
+def test_across_domains_each_member_reduces_its_part():
+    found = _sent(AllReduce, inner=8, outer=4)
+    assert found["link scale_up"] == 2000 * 2 * 7 / 8
+    assert found["link scale_out"] == 2000 / 8 * 2 * 3 / 4
+
+
+def test_a_hierarchical_all_to_all_has_few_messages_and_more_bytes_inside():
+    ring = Algorithm.RING
+    direct = _sent(AllToAll, inner=8, outer=32, algorithm=ring)
+    hierarchical = _sent(AllToAll, inner=8, outer=32, algorithm=ring, hierarchical=True)
+    assert direct["hop scale_out"] + direct["hop scale_up"] == 255  # O(G)
+    assert hierarchical["hop scale_out"] + hierarchical["hop scale_up"] == 31 + 7  # O(G / G_node + G_node)
+    assert hierarchical["link scale_up"] > direct["link scale_up"]
+    assert hierarchical["link scale_out"] == direct["link scale_out"]
+
+
+def test_a_mesh_uses_the_links_to_members_alone():
+    pair, all_eight = (_sent(AllReduce, inner=n, topology="mesh", ports=7) for n in (2, 8))
+    assert pair["link scale_up"] == 2000 * 1 * 7
+    assert all_eight["link scale_up"] == 2000 * 2 * 7 / 8
+    assert _sent(Send, inner=2, topology="mesh", ports=7)["link scale_up"] == 7 * 2000
+
+
+def test_rows_pass_other_devices_in_a_torus():
+    assert _sent(AllToAll, inner=64, topology="torus3d", ports=6)["link scale_up"] == pytest.approx(2000 * 63 / 64 * 3)
+    assert _sent(AllGather, inner=64, topology="torus3d", ports=6)["link scale_up"] == 2000 * 63 / 64
+
+
+@given(st.integers(2, 512), st.integers(1, 64), st.sampled_from(list(Algorithm)))
+def test_no_algorithm_beats_auto(inner, outer, algorithm):
+    least = _sent(AllReduce, inner=inner, outer=outer)
+    named = _sent(AllReduce, inner=inner, outer=outer, algorithm=algorithm)
+    assert all(named[key] >= least[key] - 1e-9 for key in least)
+
+
+def test_latency_and_bytes_of_a_link_add_up():
+    setting = Setting.of("llama-2-7b", H100, layout="tp=8")
+    row = next(r for r in setting.plan.operators if r.operator.name == "o_proj_all_reduce")
+    busy = evaluate(row.busy_s[link("scale_up")], Workload.decode(batch=1, kv_len=1))
+    assert busy == pytest.approx(1e-6 + 2 * 7 / 8 * 4096 * 2 / 450e9)
+
+
+def test_a_latency_that_is_not_known_counts_as_none():
+    device = load_hardware("h100-sxm", ["scale_up.devices=8"])
+    if "scale_up.latency" not in device.numbers:
+        assert Network.of(device, Layout(tp=2)).linked().rates[hop("scale_up")] == inf
+
+
+# Pipelines.
+
+
+def test_a_pipeline_does_not_make_a_single_stream_faster():
+    alone, two = (Setting.of("llama-2-70b", H100, layout=text) for text in ("", "pp=2"))
+    steps = [float(step_s(s.decode_plan, s.layout, batch=1, kv_len=1000)) for s in (alone, two)]
+    assert steps[0] < steps[1] < 1.001 * steps[0]
+
+
+def test_stages_have_all_layers_between_them_and_a_send_at_each_border():
+    graph = _shared("llama-3.1-8b", pp=5)
+    layers = [len([1 for b in graph.of_stage(n).blocks for _ in b.layers]) for n in range(5)]
+    assert sorted(layers) == [6, 6, 6, 7, 7]
+    assert [b.stage for b, op in graph if isinstance(op, Send)] == [0, 1, 2, 3]
+    assert graph.parameters == load_model("llama-3.1-8b").parameters
+
+
+def test_micro_batches_fill_the_pipeline():
+    setting = Setting.of("llama-2-70b", H100, layout="pp=4")
+    plan, layout = setting.plan, setting.layout
+    one = plan.values(Workload.prefill(batch=2, prompt=512))
+    slowest = max(float(stage.seconds(one)) for stage in plan.stages)
+    found = float(prefill_s(plan, layout, batch=8, prompt=512))
+    assert found == pytest.approx(float(plan.seconds(one)) + 3 * slowest)
+
+
+def test_a_generation_of_a_pipeline_is_the_sum_of_its_steps():
+    setting = Setting.of("llama-2-70b", H100, layout="tp=2 pp=4")
+    found = generation(setting.plan, setting.decode_plan, layout=setting.layout, batch=24, prompt=50, gen=40)
+    steps = sum(float(step_s(setting.decode_plan, setting.layout, batch=24, kv_len=n)) for n in range(51, 90))
+    assert float(found.latency_s - found.ttft_s) == pytest.approx(steps, rel=1e-9)
+
+
+def test_the_fullest_stage_decides_whether_a_model_fits():
+    setting = Setting.of("llama-3.1-8b", H100, layout="pp=2")
+    found = memory(setting.footprint, setting.hardware.capacity, batch=1, prompt=100, gen=10)
+    stages = [weight_bytes(setting.graph.of_stage(n)) for n in range(2)]
+    assert found.weight_bytes == max(stages)
+    assert sum(stages) == 2 * load_model("llama-3.1-8b").parameters
+
+
+# Data and context parallelism.
+
+
+def test_data_parallelism_shares_out_sequences_and_copies_weights():
+    one, four = (Setting.of("llama-2-7b", H100, layout=text) for text in ("", "dp=4"))
+    assert weight_bytes(four.graph) == weight_bytes(one.graph)
+    assert four.layout.share(10) == ceil(10 / 4)
+    alone, shared = (analyze("llama-2-7b", H100, batch=b, layout=text) for b, text in ((3, ""), (12, "dp=4")))
+    assert shared.generation.tpot_s == alone.generation.tpot_s
+    assert shared.generation.tokens_per_s == pytest.approx(4 * alone.generation.tokens_per_s)
+    assert shared.memory.max_batch == 4 * alone.memory.max_batch
+
+
+def test_context_parallelism_shares_out_pairs_tokens_and_cache():
+    whole, part = load_model("llama-3.1-8b").graph, _shared("llama-3.1-8b", cp=4)
+    prompt = Workload.prefill(batch=1, prompt=4096)
+    heads = {b.name for b, op in whole if isinstance(op, LMHead)}
+
+    def ops(graph):
+        return sum(b.repeat * evaluate(op.work().ops, prompt) for b, op in graph if b.name not in heads)
+
+    assert 4 * ops(part) == pytest.approx(ops(whole))
+    step = Workload.decode(batch=1, kv_len=4096)
+    assert evaluate(kv_cache(part), step) == evaluate(kv_cache(whole), step) / 4
+    decoded = _shared("llama-3.1-8b", cp=4, decode=True)
+    read = {op.name: evaluate(op.work().kv_bytes, step) for b, op in decoded if b.layers}
+    assert read["qk_matmul"] == 4096 / 4 * 1024 * 2
+    assert decode_s(Setting.of("llama-3.1-8b", H100, layout="cp=4").decode_plan, batch=1, first=100, last=200) > 0
+
+
+# The laws of the field.
+
+
+def test_seventy_billion_parameters_in_fp16_need_two_devices_of_80_gb_or_six_of_24():
+    def fits(device, text):
+        return analyze("llama-2-70b", device, prompt=16, gen=1, layout=text).memory.fits
+
+    assert [fits(load_hardware("a100-sxm-80gb", ["scale_up.devices=8"]), f"pp={n}") for n in (1, 2)] == [False, True]
+    rtx = load_hardware("rtx-4090")
+    assert [fits(rtx, f"pp={n}") for n in (5, 6, 7)] == [False, True, True]
+
+
+def test_a_token_of_seventy_billion_parameters_on_two_a100_is_no_faster_than_the_weights_are_read():
+    a100 = load_hardware("a100-sxm-80gb", ["scale_up.devices=8"])
+    weights = 2 * (load_model("llama-2-70b").parameters - 32000 * 8192)  # a row of the embedding is read
+    for text, devices in (("tp=2", 2), ("pp=2", 1)):
+        setting = Setting.of("llama-2-70b", a100, layout=text)
+        step = float(step_s(setting.decode_plan, setting.layout, batch=1, kv_len=2))
+        assert step > weights / devices / 2039e9
+        assert step == pytest.approx(weights / devices / 2039e9, rel=0.01)
+
+
+# What cannot be.
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("llama-2-7b", "tp=3", "tp=3 does not divide the 32 heads of q_proj in layer; try tp=2 or 4"),
+        ("llama-3.1-8b", "tp=64", "tp=64 does not divide the 32 heads of q_proj in layer; try tp=32"),
+        ("qwen3-30b-a3b", "tp=1 dp=6 ep=6", "ep=6 does not divide the 128 experts; try ep=4 or 8"),
+        ("llama-2-7b", "pp=33", "pp=33 is more than the 32 layers; try pp=32 or fewer"),
+        ("mixtral-8x7b", "tp=2 ep=3", "ep must divide the 2 ranks of tp x dp, on which experts lie; got 3; try 2"),
+        ("llama-2-7b", "tp=0", "tp must be at least 1; got 0"),
+        ("llama-2-7b", "xp=2", "layout 'xp=2': must be degrees of tp, pp, ep, dp, cp, such as tp=8 pp=2; got 'xp=2'"),
+        ("llama-2-7b", "tp=2 tp=4",
+         "layout 'tp=2 tp=4': must be degrees of tp, pp, ep, dp, cp, such as tp=8 pp=2; got 'tp=4'"),
+    ],
+)  # fmt: skip
+def test_layouts_that_do_not_divide_are_refused_with_the_nearest_that_do(name, text, message):
+    with pytest.raises(InputError) as caught:
+        _ = Setting.of(name, H100, layout=text).plan
+    assert str(caught.value) == message
+
+
+def test_links_that_are_not_known_are_asked_for():
+    bare = load_hardware("t4")
+    assert Network.of(bare, Layout(tp=2)).inside == "host"
+    alone = load_hardware("h100-sxm", ["scale_up.devices=8"])
+    if "scale_out.bandwidth" not in alone.numbers:
+        with pytest.raises(InputError, match=r"h100-sxm has no scale_out\.bandwidth"):
+            _ = Setting.of("llama-2-7b", alone, layout="tp=16").plan
+
+
+@given(
+    st.sampled_from([("tp", 2), ("tp", 4), ("pp", 3), ("dp", 5), ("cp", 2)]), st.integers(1, 64), st.integers(1, 2000)
+)
+def test_more_devices_never_need_more_memory_or_time_for_sums_of_work(degree, batch, prompt):
+    name, n = degree
+    one, many = (Setting.of("llama-2-7b", H100, layout=text) for text in ("", f"{name}={n}"))
+    sizes = [float(s.footprint.total_bytes(batch=batch, prompt=prompt, gen=1)) for s in (one, many)]
+    assert sizes[1] <= sizes[0] * 1.05  # collectives have buffers of their own
+    assert all(t.role is not Role.WEIGHT for _, op in many.graph for t in op.inputs)
+
+
+def test_texts_of_layouts():
+    assert str(parse_layout("ep=16, dp=16")) == "ep=16 dp=16"
+    assert parse_layout("") == Layout()
+    assert Layout(tp=8, pp=2, dp=3).devices == 48
+
+
+def test_collectives_are_launches_like_all_others():
+    found = analyze("llama-2-7b", H100, layout="tp=8")
+    kinds = {op.kind for op in found.phases.decode.operators}
+    assert "communication" in kinds
+    sent = [op for op in found.phases.decode.operators if op.kind == "communication"]
+    assert all(op.link_bytes > 0 for op in sent)
+    assert {op.bound for op in sent} == {"link"}
+    assert found.inputs.devices == 8
+    assert issubclass(AllReduce, Collective)

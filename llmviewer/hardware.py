@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 
 from .errors import InputError
@@ -81,6 +82,23 @@ class Hardware:
         raise InputError(
             f"{self.name} has no unit for {wanted}; it has {', '.join(sorted(map(str, self.rates)))}. "
             "Choose another precision with --quant or another device"
+        )
+
+    @cached_property
+    def numbers(self) -> Mapping[str, float]:
+        """Those of its file by key. [SI units]"""
+        return {fact.key: fact.value for fact in self.facts if isinstance(fact.value, float)}
+
+    def fact(self, key: str) -> float:
+        """A number of the device's file, such as "scale_up.bandwidth". [SI units]
+
+        Raises InputError where the file does not say it: what is unknown is absent, never guessed.
+        """
+        if key in self.numbers:
+            return self.numbers[key]
+        raise InputError(
+            f"{self.name} has no {key}: its file does not say; add it to a YAML of yours or give "
+            f"--hardware-set {key}=VALUE"
         )
 
     def bandwidth(self) -> float:

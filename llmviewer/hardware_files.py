@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Final
 
 from ._layout import data_dir
-from .documents import Section, read_yaml
+from .documents import Section, read_text, read_yaml
 from .errors import InputError, suggest
 from .hardware import Fact, Hardware, Source
 from .precision import WIDER
 from .resource import MEMORY, Resource, Unit
 from .units import parse
 
-_COUNT, _TEXT = "count", "text"  # values without a unit
+PATH_VARIABLE: Final = "LLMVIEWER_HARDWARE_PATH"
+_COUNT, _TEXT, _TOPOLOGY = "count", "text", "topology"  # values without a unit
+TOPOLOGIES: Final = ("switch", "mesh", "ring", "torus2d", "torus3d", "pair")
 _RATES: Final = dict.fromkeys((*WIDER.keys() - {"table"}, "int1", "int32"), "OP/s")
 _CACHE: Final = {"capacity": "B", "bandwidth": "B/s"}
 SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "clock": {"base": "Hz", "boost": "Hz"},
+    "clock": dict.fromkeys(("base", "boost", "matrix", "memory"), "Hz"),  # matrix: where it differs from boost
     "matrix": _RATES,
     "sparse": _RATES,
     "vector": _RATES,
     "memory": {
-        "type": _TEXT, "capacity": "B", "usable": "B", "bandwidth": "B/s", "bus_width": _COUNT,
+        "type": _TEXT, "capacity": "B", "usable": "B", "bandwidth": "B/s", "bus_width": _COUNT, "data_rate": "bit/s",
     },
     "registers": _CACHE,
     "shared_memory": _CACHE,
     "l2": _CACHE,
     "l3": _CACHE,
-    "cores": {"count": _COUNT},
-    "link": {"type": _TEXT, "bandwidth": "B/s"},
-    "host": {"type": _TEXT, "bandwidth": "B/s"},
-    "power": {"tdp": "W"},
+    "cores": dict.fromkeys(("count", "matrix_fp16_per_clock", "vector_fp32_per_clock"), _COUNT),  # OPs of one core
+    "scale_up": {"type": _TEXT, "bandwidth": "B/s", "latency": "s", "devices": _COUNT, "topology": _TOPOLOGY},
+    "scale_out": {"type": _TEXT, "bandwidth": "B/s", "latency": "s", "topology": _TOPOLOGY},
+    "host": {"type": _TEXT, "bandwidth": "B/s", "latency": "s"},
+    "storage": {"type": _TEXT, "bandwidth": "B/s"},  # behind the host link: a device's share of it
+    "power": {"tdp": "W", "idle": "W"},
+    "price": {"purchase": "USD", "cloud": "USD/h", "date": _TEXT},
 }  # fmt: skip
 _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
 _ON_CHIP: Final = ("registers", "shared_memory", "l2", "l3")
@@ -47,31 +53,58 @@ _FACTOR: Final = re.compile(r"(?:x(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)x)")
 
 
 def hardware_names() -> tuple[str, ...]:
-    """The devices that ship."""
-    return tuple(sorted(path.stem for path in data_dir("hardware").glob("*.yaml")))
+    """The devices that ship, and those of the user's folder."""
+    return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.yaml")}))
 
 
 def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:
     """A device by its name, an alias of it, or the path of a YAML file.
 
+    The files of the folder that LLMVIEWER_HARDWARE_PATH names come before those that ship.
+
     changes  what-ifs such as "memory.bandwidth=2x" or "matrix.fp16=155 TOP/s", applied to the file's numbers
 
     Raises InputError, with the nearest names, where there is none such, or where the file or a change is wrong.
     """
-    return _read(_path(name), changes)
+    return _read(hardware_file(name), changes)
 
 
-def _path(name: str) -> Path:
+def hardware_file(name: str) -> Path:
+    """The file that load_hardware(name) reads."""
     if name.endswith((".yaml", ".yml")):
         return Path(name)
-    folder = data_dir("hardware")
-    known = hardware_names()
-    if name.lower() in known:
-        return folder / f"{name.lower()}.yaml"
-    aliases = {alias.lower(): path for path in folder.glob("*.yaml") for alias in read_yaml(path).texts("aliases")}
-    if name.lower() in aliases:
-        return aliases[name.lower()]
-    raise InputError(f"no hardware {name!r}: {suggest(name, (*known, *aliases))} (`llmviewer hardware` lists all)")
+    for folder in _folders():
+        files = {path.stem.lower(): path for path in sorted(folder.glob("*.yaml"))}
+        found = files.get(name.lower()) or _with_alias(name.lower(), files.values())
+        if found:
+            return found
+    near = suggest(name, (known for names in hardware_aliases().values() for known in names))
+    raise InputError(f"no hardware {name!r}: {near} (`llmviewer hardware` lists all)")
+
+
+def hardware_aliases() -> dict[str, tuple[str, ...]]:
+    """All names that each device goes by, its own first."""
+    files = {path.stem: path for folder in reversed(_folders()) for path in sorted(folder.glob("*.yaml"))}
+    return {name: (name, *_aliases(path)) for name, path in files.items()}
+
+
+def _folders() -> tuple[Path, ...]:
+    """Where devices are looked for, in order."""
+    own = os.environ.get(PATH_VARIABLE)
+    if not own:
+        return (data_dir("hardware"),)
+    if not Path(own).is_dir():
+        raise InputError(f"{PATH_VARIABLE} (--hardware-path): must be a folder of hardware YAML files; got {own!r}")
+    return (Path(own), data_dir("hardware"))
+
+
+def _with_alias(alias: str, files: Iterable[Path]) -> Path | None:
+    """Parses only files that have the text: a hundred files take longer to parse than a model takes to analyze."""
+    return next((path for path in files if alias in read_text(path).lower() and alias in _aliases(path)), None)
+
+
+def _aliases(path: Path) -> tuple[str, ...]:
+    return tuple(alias.lower() for alias in read_yaml(path).texts("aliases"))
 
 
 def _read(path: Path, changes: Sequence[str]) -> Hardware:
@@ -81,14 +114,14 @@ def _read(path: Path, changes: Sequence[str]) -> Hardware:
         raise file.error("name", f"must be the name of the file, {path.stem}; got {file.text('name')!r}")
     sources = {key: _source(file.section("sources").section(key)) for key in file.section("sources")}
     facts = {fact.key: fact for name in SECTIONS if name in file for fact in _facts(file.section(name), name, sources)}
-    for key in _REQUIRED:
-        if key not in facts:
-            raise file.error(key, "is missing")
     for change in changes:
         fact = _changed(change, facts, path.stem)
         facts[fact.key] = fact
         if fact.key == "memory.capacity":
             facts.pop("memory.usable", None)
+    for key in _REQUIRED:
+        if key not in facts:
+            raise file.error(key, "is missing")
     value = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
     rates = {Resource(unit, key.split(".")[1]): rate for key, rate in value.items()
              for unit in (Unit.MATRIX, Unit.VECTOR) if key.startswith(f"{unit}.")}  # fmt: skip
@@ -140,6 +173,8 @@ def _fact(section: Section, full_key: str, source: str, sources: Mapping[str, So
         value, text = float(section.integer(key)), str(section.integer(key))
     elif unit == _TEXT:
         value = text = section.text(key)
+    elif unit == _TOPOLOGY:
+        value = text = section.choice(key, TOPOLOGIES)
     else:
         text = str(section.get(key))
         try:
@@ -156,7 +191,7 @@ def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
     if not equals:
         raise InputError(f"{where}: must be KEY=VALUE, such as memory.bandwidth=2x or 'matrix.fp16=155 TOP/s'")
     units = {f"{section}.{k}": unit for section, keys in SECTIONS.items() for k, unit in keys.items()}
-    units = {k: unit for k, unit in units.items() if unit != _TEXT}
+    units = {k: unit for k, unit in units.items() if unit not in (_TEXT, _TOPOLOGY)}
     if key not in units:
         raise InputError(f"{where}: no number {key!r} in a hardware file; {suggest(key, units)}")
     factor = _FACTOR.fullmatch(given)

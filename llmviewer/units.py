@@ -10,8 +10,14 @@ _PREFIX: Final = {
     "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,
 }  # fmt: skip
-_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) (Ki|Mi|Gi|Ti|k|M|G|T|P|E|)(OP/s|B/s|B|Hz|W|s)")
-_EXAMPLE: Final = {"OP/s": "155 TOP/s", "B/s": "1.5 TB/s", "B": "80 GB", "Hz": "1800 MHz", "W": "300 W", "s": "2 s"}
+_SMALL: Final = {"m": 1e-3, "u": 1e-6, "n": 1e-9}  # of seconds alone: "80 mB" is a slip
+_EXAMPLE: Final = {
+    "OP/s": "155 TOP/s", "B/s": "1.5 TB/s", "bit/s": "21 Gbit/s", "B": "80 GB", "Hz": "1800 MHz", "W": "300 W",
+    "s": "2 s", "USD/h": "2.5 USD/h", "USD": "30000 USD",
+}  # fmt: skip
+_QUANTITY: Final = re.compile(
+    rf"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) (?:({'|'.join(_PREFIX)})({'|'.join(_EXAMPLE)})|({'|'.join(_SMALL)})(s))"
+)
 _STEPS: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -20,12 +26,12 @@ def parse(text: object, unit: str) -> float:
 
     >>> parse("3.35 TB/s", "B/s")
     3350000000000.0
-    >>> parse("80 GiB", "B")
-    85899345920.0
+    >>> parse("80 GiB", "B"), parse("500 us", "s")
+    (85899345920.0, 0.0005)
     """
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
-    value = float(match[1]) * _PREFIX[match[2]] if match else 0.0
-    if not match or match[3] != unit or not 0 < value < math.inf:
+    value = float(match[1]) * (_SMALL[match[4]] if match[4] else _PREFIX[match[2]]) if match else 0.0
+    if not match or unit not in (match[3], match[5]) or not 0 < value < math.inf:
         must = f"must be a positive number, a space and a unit in {unit}, such as '{_EXAMPLE[unit]}'"
         raise ValueError(f"{must}; got {text!r}")
     return value

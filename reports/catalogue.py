@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Final
 
 from llmviewer.hardware import Hardware
@@ -12,7 +13,8 @@ from llmviewer.units import si
 
 from .columns import columns
 
-_DTYPES: Final = ("fp16", "fp8", "int8", "int4")
+_NARROW: Final = ("fp8", "int8", "fp4")
+_WIDTH: Final = 80
 
 
 def model_list(models: Sequence[Model]) -> str:
@@ -52,26 +54,35 @@ def model_card(model: Model) -> str:
 
 
 def hardware_list(devices: Sequence[Hardware]) -> str:
-    head = ("device", "memory", "bandwidth", *(f"{d} matrix" for d in _DTYPES), "fp32 vector", "year", "status")
-    lines = [
-        (h.name, f"{si(h.capacity)}B", f"{si(h.bandwidth())}B/s",
-         *(_rate(h, Resource(Unit.MATRIX, d)) for d in _DTYPES), _rate(h, Resource(Unit.VECTOR, "fp32")),
-         str(h.released), h.status)
-        for h in devices
-    ]  # fmt: skip
-    return columns([head, *lines], left=(0, len(head) - 1)) + "Dense rates, a multiply-add is two OPs.\n"
+    head = ("device", "memory", "bandwidth", "16-bit", *_NARROW, "fp32")
+    lines = [(h.name, f"{si(h.capacity)}B", f"{si(h.bandwidth())}B/s", *_rates(h)) for h in devices]
+    announced = ", ".join(h.name for h in devices if h.status == "announced")
+    notes = "Dense OP/s of matrix units, fp32 of vector units; a multiply-add is two OPs.\n"
+    return columns([head, *lines], left=(0,)) + notes + (f"Announced: {announced}.\n" if announced else "")
 
 
 def hardware_card(device: Hardware) -> str:
-    facts = [("key", "value", "source"), *((f.key, f.text, f.source or f.note) for f in device.facts)]
-    sources = [(key, f"{source}{f' <{source.url}>' if source.url else ''}") for key, source in device.sources.items()]
-    remarks = [f"{f.key}: {f.note}" for f in device.facts if f.note and f.source] + list(device.notes)
+    """Every number under its block, as the file has it; sources by their key; what is too long for a line wraps."""
     about = f"{device.title} ({device.architecture}, {device.released}, {device.status})"
-    parts = [about, columns(facts, left=(0, 2)), "Sources", columns(sources, left=(0, 1))]
+    parts = [*_wrapped(about), columns(_facts(device), left=(0, 1, 2)), "Sources"]
+    for key, source in device.sources.items():
+        parts += _wrapped(f"{key}: {source}") + ([f"    {source.url}"] if source.url else [])
+    remarks = [f"{f.key}: {f.note}" for f in device.facts if f.note and f.source] + list(device.notes)
     if remarks:
-        parts += ["Notes", *(f"  {' '.join(remark.split())}" for remark in remarks)]
+        parts += ["Notes", *(line for remark in remarks for line in _wrapped(remark))]
     return "\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def _rate(device: Hardware, resource: Resource) -> str:
-    return f"{si(device.rates[resource])}" if resource in device.rates else "-"
+def _facts(device: Hardware) -> list[tuple[str, str, str]]:
+    return [("key", "value", "source"), *((f.key, f.text, f.source or "what-if") for f in device.facts)]
+
+
+def _wrapped(text: str) -> list[str]:
+    return wrap(text, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def _rates(device: Hardware) -> tuple[str, ...]:
+    """fp16, or bf16 where there is no fp16, first."""
+    wide = "fp16" if Resource(Unit.MATRIX, "fp16") in device.rates else "bf16"
+    asked = (*(Resource(Unit.MATRIX, dtype) for dtype in (wide, *_NARROW)), Resource(Unit.VECTOR, "fp32"))
+    return tuple(si(device.rates[r]).rstrip() if r in device.rates else "-" for r in asked)

@@ -1,0 +1,174 @@
+"""What a hardware file must be to be believed: its numbers fit together and are physically possible."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+from .hardware import Hardware
+
+_ROUNDING: Final = 0.015  # datasheets print three digits, and clocks in steps of 15 MHz
+_ORDERS: Final = (  # from wide to narrow; bf16 and fp16 are not always multiplied alike
+    ("fp64", "fp32", "tf32", "fp16", "fp8", "fp6", "fp4"),
+    ("fp64", "fp32", "tf32", "bf16", "fp8", "fp6", "fp4"),
+    ("int32", "int8", "int4", "int1"),
+)
+_RIDGES: Final = (0.01, 10_000)  # OP/B; outside it a unit is wrong by a prefix
+_LEVELS: Final = ("registers", "shared_memory", "l2", "l3")  # from the inside to the outside
+_PCIE: Final = {"3": 8e9, "4": 16e9, "5": 32e9}  # transfers per second of a lane, coded 128b/130b
+_PCIE_LINK: Final = re.compile(r"PCIe ([345])(?:\.0)? x(\d+)")
+_DATE: Final = re.compile(r"20\d\d-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12]\d|3[01]))?")
+
+
+def violations(device: Hardware) -> tuple[str, ...]:
+    """What is wrong with the numbers of a device, one line each that begins with the key."""
+    return tuple(line for check in CHECKS.values() for line in check(device))
+
+
+def clashes(device: Hardware, aliases: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Names of a device that others claim too. `aliases`: the names of each device there is."""
+    own = (device.name, *(alias.lower() for alias in device.aliases))
+    return tuple(
+        f"aliases: {name} is a name of {other} too"
+        for other, names in aliases.items()
+        if other != device.name
+        for name in own
+        if name in names
+    )
+
+
+def _order(device: Hardware) -> Iterator[str]:
+    numbers, seen = device.numbers, set()
+    for unit in ("matrix", "sparse", "vector"):
+        for order in _ORDERS:
+            known = [key for dtype in order if (key := f"{unit}.{dtype}") in numbers]
+            for wide, narrow in pairwise(known):
+                if numbers[narrow] < numbers[wide] * (1 - _ROUNDING) and (wide, narrow) not in seen:
+                    seen.add((wide, narrow))
+                    yield f"{narrow}: must not be below {wide}, whose type is wider"
+
+
+def _units(device: Hardware) -> Iterator[str]:
+    numbers = device.numbers
+    for key, rate in numbers.items():
+        unit, _, dtype = key.partition(".")
+        matrix = numbers.get(f"matrix.{dtype}")
+        if unit == "vector" and matrix and rate > matrix * (1 + _ROUNDING):
+            yield f"{key}: must not be above matrix.{dtype}"
+        if unit in ("matrix", "vector"):
+            ridge = rate / numbers["memory.bandwidth"]
+            if not _RIDGES[0] < ridge < _RIDGES[1]:
+                yield f"{key}: its ridge point, {ridge:g} OP/B, must be between {_RIDGES[0]} and {_RIDGES[1]}"
+
+
+def _sparsity(device: Hardware) -> Iterator[str]:
+    for fact in device.facts:
+        unit, _, dtype = fact.key.partition(".")
+        if unit != "sparse":
+            continue
+        dense = device.numbers.get(f"matrix.{dtype}")
+        if dense is None:
+            yield f"{fact.key}: there is no matrix.{dtype}"
+        elif not _close(device.numbers[fact.key], 2 * dense) and not fact.note:
+            yield f"{fact.key}: must be twice matrix.{dtype}, or have a note that says why not"
+
+
+def _peaks(device: Hardware) -> Iterator[str]:
+    """Peak = units x width x clock, where all are given."""
+    numbers = device.numbers
+    boost = numbers.get("clock.boost", numbers.get("clock.base"))
+    matrix = next((key for key in ("matrix.fp16", "matrix.bf16") if key in numbers), "matrix.fp16")
+    for key, width, clock in (
+        (matrix, "cores.matrix_fp16_per_clock", numbers.get("clock.matrix", boost)),
+        ("vector.fp32", "cores.vector_fp32_per_clock", boost),
+    ):
+        if clock and "cores.count" in numbers and {key, width} <= numbers.keys():
+            peak = numbers["cores.count"] * numbers[width] * clock
+            if not _close(numbers[key], peak):
+                yield f"{key}: must be cores.count x {width} x clock = {peak / 1e12:.5g} TOP/s"
+    if boost and numbers.get("clock.matrix") == boost:
+        yield "clock.matrix: says what the clock says already"
+
+
+def _bandwidths(device: Hardware) -> Iterator[str]:
+    """Bandwidth = width x rate, of memory pins and of PCIe lanes."""
+    numbers = device.numbers
+    if {"memory.bus_width", "memory.data_rate"} <= numbers.keys():
+        expected = numbers["memory.bus_width"] * numbers["memory.data_rate"] / 8
+        if not _close(numbers["memory.bandwidth"], expected):
+            yield f"memory.bandwidth: must be memory.bus_width x memory.data_rate / 8 = {expected / 1e9:.5g} GB/s"
+    host = next((str(fact.value) for fact in device.facts if fact.key == "host.type"), "")
+    link = _PCIE_LINK.search(host)
+    if link and "host.bandwidth" in numbers:
+        expected = _PCIE[link[1]] * int(link[2]) * 128 / 130 / 8
+        if not _close(numbers["host.bandwidth"], expected):
+            yield f"host.bandwidth: must be {expected / 1e9:.4g} GB/s, that of {link[0]} one way"
+
+
+def _memories(device: Hardware) -> Iterator[str]:
+    """Further from the units is larger and slower."""
+    numbers = device.numbers
+    capacity = numbers["memory.capacity"]
+    if not 0.5 * capacity <= numbers.get("memory.usable", capacity) <= capacity:
+        yield "memory.usable: must be between half of memory.capacity and all of it"
+    for level in _LEVELS:
+        if numbers.get(f"{level}.capacity", 0) >= capacity:
+            yield f"{level}.capacity: must be below memory.capacity"
+    known = [key for level in (*_LEVELS, "memory") if (key := f"{level}.bandwidth") in numbers]
+    for inner, outer in pairwise(known):
+        if numbers[outer] > numbers[inner]:
+            yield f"{outer}: must not be above {inner}, which is nearer to the units"
+    for link in ("scale_up", "scale_out"):
+        if numbers.get(f"{link}.bandwidth", 0) > numbers["memory.bandwidth"]:
+            yield f"{link}.bandwidth: must not be above memory.bandwidth"
+
+
+def _links(device: Hardware) -> Iterator[str]:
+    topology = next((fact.value for fact in device.facts if fact.key == "scale_up.topology"), None)
+    devices = device.numbers.get("scale_up.devices")
+    if devices is not None and devices < 2:
+        yield "scale_up.devices: must be at least 2"
+    if topology is not None and devices is not None and (topology == "pair") != (devices == 2):
+        yield f"scale_up.topology: two devices are a pair, more are not; got {topology} of {devices:.0f}"
+
+
+def _power_and_price(device: Hardware) -> Iterator[str]:
+    if device.numbers.get("power.idle", 0) > device.numbers.get("power.tdp", inf):
+        yield "power.idle: must not be above power.tdp"
+    prices = {fact.key: str(fact.value) for fact in device.facts if fact.key.startswith("price.")}
+    date = prices.get("price.date")
+    if prices and (date is None or not _DATE.fullmatch(date)):
+        yield f"price.date: must be the day or the month of the price, such as 2024-06; got {date!r}"
+
+
+def _sources(device: Hardware) -> Iterator[str]:
+    used = {fact.source for fact in device.facts}
+    for key, source in device.sources.items():
+        if key not in used:
+            yield f"sources.{key}: no number comes from it"
+        if not 1970 <= source.year <= 2100:
+            yield f"sources.{key}.year: must be a year; got {source.year}"
+        if source.url and not source.url.startswith(("https://", "http://")):
+            yield f"sources.{key}.url: must begin with https://; got {source.url!r}"
+    if not 1970 <= device.released <= 2100:
+        yield f"released: must be a year; got {device.released}"
+
+
+CHECKS: Final[Mapping[str, Callable[[Hardware], Iterator[str]]]] = {
+    "narrower types not slower": _order,
+    "matrix units not slower than vector units, ridge points": _units,
+    "sparse rates twice the dense ones": _sparsity,
+    "peak = units x width x clock": _peaks,
+    "bandwidth = width x rate": _bandwidths,
+    "memories larger and slower outwards": _memories,
+    "links": _links,
+    "power and price": _power_and_price,
+    "sources": _sources,
+}
+
+
+def _close(value: float, expected: float) -> bool:
+    return abs(value / expected - 1) <= _ROUNDING

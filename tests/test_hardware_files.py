@@ -1,0 +1,367 @@
+"""Hardware files of a user's own: the schema, --hardware-path, --check and --local."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.hardware_checks import CHECKS, clashes, violations
+from llmviewer.hardware_files import hardware_aliases, hardware_names, load_hardware
+from llmviewer.local import draft
+
+CHIP = """\
+name: chip
+title: A chip
+vendor: nobody
+kind: accelerator
+architecture: none
+released: 2024
+status: announced
+aliases: [chippy]
+sources:
+  paper: {title: A paper, year: 2024, url: https://example.org/paper}
+clock: {source: paper, base: 1 GHz, boost: 2 GHz, matrix: 1.5 GHz, memory: 1 GHz}
+matrix: {source: paper, bf16: 150 TOP/s, fp16: 150 TOP/s, fp8: 300 TOP/s, int8: 300 TOP/s, int4: 600 TOP/s}
+sparse: {source: paper, fp16: 300 TOP/s}
+vector: {source: paper, fp32: 20 TOP/s, fp16: 20 TOP/s}
+memory:
+  source: paper
+  type: HBM3
+  capacity: 64 GiB
+  usable: 63 GiB
+  bandwidth: 1 TB/s
+  bus_width: 1000
+  data_rate: 8 Gbit/s
+registers: {source: paper, capacity: 10 MiB, bandwidth: 100 TB/s}
+l2: {source: paper, capacity: 20 MiB, bandwidth: 10 TB/s}
+cores: {source: paper, count: 100, matrix_fp16_per_clock: 1000, vector_fp32_per_clock: 100}
+scale_up: {source: paper, type: links, bandwidth: 100 GB/s, latency: 2 us, devices: 8, topology: torus2d}
+scale_out: {source: paper, type: Ethernet, bandwidth: 50 GB/s, latency: 0.005 ms, topology: switch}
+host: {source: paper, type: PCIe 5.0 x16, bandwidth: 63 GB/s, latency: 900 ns}
+power: {source: paper, tdp: 500 W, idle: 70 W}
+price: {source: paper, purchase: 30000 USD, cloud: 2.5 USD/h, date: 2024-06}
+"""
+
+
+@pytest.fixture
+def chip(tmp_path):
+    def write(old="", new="", name="chip"):
+        assert old in CHIP
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(CHIP.replace(old, new, 1).replace("name: chip", f"name: {name}"))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def folder(chip, monkeypatch):
+    path = Path(chip()).parent
+    monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(path))
+    return path
+
+
+def run(capsys, *arguments):
+    code = main(arguments)
+    return code, *capsys.readouterr()
+
+
+def test_every_block_of_a_file_is_read(chip):
+    device = load_hardware(chip())
+    assert device.fact("clock.matrix") == 1.5e9
+    assert device.fact("memory.data_rate") == 8e9
+    assert device.fact("scale_up.latency") == pytest.approx(2e-6)
+    assert device.fact("scale_out.latency") == pytest.approx(5e-6)
+    assert device.fact("host.latency") == pytest.approx(9e-7)
+    assert device.fact("scale_up.devices") == 8
+    assert device.fact("power.idle") == 70
+    assert device.fact("price.purchase") == 30000
+    assert device.fact("price.cloud") == 2.5
+
+
+def test_what_a_file_does_not_say_is_said_to_be_absent(chip):
+    with pytest.raises(InputError) as error:
+        load_hardware(chip()).fact("l3.bandwidth")
+    assert str(error.value) == (
+        "chip has no l3.bandwidth: its file does not say; add it to a YAML of yours or give "
+        "--hardware-set l3.bandwidth=VALUE"
+    )
+    assert load_hardware(chip(), ["l3.bandwidth=5 TB/s"]).fact("l3.bandwidth") == 5e12
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        (
+            "torus2d", "star",
+            "scale_up.topology: must be one of switch, mesh, ring, torus2d, torus3d, pair; got 'star'",
+        ),
+        (
+            "latency: 2 us", "latency: 2 uHz",
+            "scale_up.latency: must be a positive number, a space and a unit in s, such as '2 s'; got '2 uHz'",
+        ),
+        (
+            "data_rate: 8 Gbit/s", "data_rate: 8 GB/s",
+            "memory.data_rate: must be a positive number, a space and a unit in bit/s, such as '21 Gbit/s'; got '8 GB/s'",  # noqa: E501
+        ),
+        (
+            "capacity: 64 GiB", "capacity: 64 mB",
+            "memory.capacity: must be a positive number, a space and a unit in B, such as '80 GB'; got '64 mB'",
+        ),
+        (
+            "cloud: 2.5 USD/h", "cloud: 2.5 USD",
+            "price.cloud: must be a positive number, a space and a unit in USD/h, such as '2.5 USD/h'; got '2.5 USD'",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_said_in_one_line(chip, old, new, error):
+    path = chip(old, new)
+    with pytest.raises(InputError) as raised:
+        load_hardware(path)
+    assert str(raised.value) == f"{path}: {error}"
+
+
+# Each alters one number of a file that is right, and names the line that must come of it.
+WRONG = [
+    ("fp8: 300", "fp8: 100", "matrix.fp8: must not be below matrix.fp16, whose type is wider"),
+    ("int4: 600", "int4: 200", "matrix.int4: must not be below matrix.int8, whose type is wider"),
+    ("fp32: 20 TOP/s, fp16: 20", "fp32: 20 TOP/s, fp16: 200", "vector.fp16: must not be above matrix.fp16"),
+    ("fp8: 300 T", "fp8: 30 E", "matrix.fp8: its ridge point, 3e+07 OP/B, must be between 0.01 and 10000"),
+    ("sparse: {source: paper, fp16: 300", "sparse: {source: paper, fp16: 150",
+     "sparse.fp16: must be twice matrix.fp16, or have a note that says why not"),
+    ("sparse: {source: paper, fp16", "sparse: {source: paper, tf32", "sparse.tf32: there is no matrix.tf32"),
+    ("matrix_fp16_per_clock: 1000", "matrix_fp16_per_clock: 1024",
+     "matrix.fp16: must be cores.count x cores.matrix_fp16_per_clock x clock = 153.6 TOP/s"),
+    ("vector_fp32_per_clock: 100", "vector_fp32_per_clock: 128",
+     "vector.fp32: must be cores.count x cores.vector_fp32_per_clock x clock = 25.6 TOP/s"),
+    ("matrix: 1.5 GHz", "matrix: 2 GHz", "clock.matrix: says what the clock says already"),
+    ("bus_width: 1000", "bus_width: 1024",
+     "memory.bandwidth: must be memory.bus_width x memory.data_rate / 8 = 1024 GB/s"),
+    ("PCIe 5.0 x16", "PCIe 4.0 x16", "host.bandwidth: must be 31.51 GB/s, that of PCIe 4.0 x16 one way"),
+    ("usable: 63 GiB", "usable: 65 GiB", "memory.usable: must be between half of memory.capacity and all of it"),
+    ("capacity: 20 MiB", "capacity: 70 GiB", "l2.capacity: must be below memory.capacity"),
+    ("bandwidth: 10 TB/s", "bandwidth: 200 TB/s",
+     "l2.bandwidth: must not be above registers.bandwidth, which is nearer to the units"),
+    ("bandwidth: 100 GB/s", "bandwidth: 100 TB/s", "scale_up.bandwidth: must not be above memory.bandwidth"),
+    ("devices: 8", "devices: 2", "scale_up.topology: two devices are a pair, more are not; got torus2d of 2"),
+    ("devices: 8", "devices: 1", "scale_up.devices: must be at least 2"),
+    ("idle: 70 W", "idle: 700 W", "power.idle: must not be above power.tdp"),
+    (", date: 2024-06", "", "price.date: must be the day or the month of the price, such as 2024-06; got None"),
+    ("date: 2024-06", "date: June",
+     "price.date: must be the day or the month of the price, such as 2024-06; got 'June'"),
+    ("year: 2024, url", "year: 20244, url", "sources.paper.year: must be a year; got 20244"),
+    ("url: https://", "url: ftp://", "sources.paper.url: must begin with https://; got 'ftp://example.org/paper'"),
+    ("clock:", "  other: {title: Unread, year: 2024}\nclock:", "sources.other: no number comes from it"),
+    ("released: 2024", "released: 24", "released: must be a year; got 24"),
+]  # fmt: skip
+
+
+def test_a_file_that_is_right_passes_every_check(chip):
+    assert violations(load_hardware(chip())) == ()
+
+
+@pytest.mark.parametrize(("old", "new", "line"), WRONG)
+def test_every_check_can_fail(chip, old, new, line):
+    assert line in violations(load_hardware(chip(old, new)))
+
+
+def test_a_note_explains_a_sparse_rate_that_is_not_twice_the_dense_one(chip):
+    noted = 'sparse: {source: paper, fp16: {value: 200 TOP/s, note: "a third more"}}'
+    assert violations(load_hardware(chip("sparse: {source: paper, fp16: 300 TOP/s}", noted))) == ()
+
+
+def test_a_name_of_another_device_is_a_clash(chip):
+    device = load_hardware(chip("[chippy]", "[T4]"))
+    assert clashes(device, hardware_aliases()) == ("aliases: t4 is a name of t4 too",)
+    assert clashes(load_hardware("t4"), hardware_aliases()) == ()
+
+
+def test_check_says_what_was_checked(capsys, chip):
+    code, out, _ = run(capsys, "hardware", chip(), "--check")
+    assert code == 0
+    assert out.startswith("chip: ok: ")
+    for check in CHECKS:
+        assert check in out
+
+
+def test_check_prints_a_line_for_each_violation_and_ends_with_2(capsys, chip):
+    path = chip("idle: 70 W", "idle: 700 W")
+    code, out, err = run(capsys, "hardware", path, "--check")
+    assert code == 2
+    assert out == "chip: power.idle: must not be above power.tdp\n"
+    assert err == "llmviewer: --check: 1 violation\n"
+
+
+def test_check_without_a_name_checks_all(capsys):
+    code, out, _ = run(capsys, "hardware", "--check")
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == list(hardware_names())
+
+
+def test_a_folder_of_the_user_adds_devices_and_their_aliases(folder):
+    assert {"chip", "t4"} <= set(hardware_names())
+    assert load_hardware("chippy") == load_hardware("CHIP") == load_hardware(str(folder / "chip.yaml"))
+
+
+def test_a_folder_of_the_user_overrides_names_and_aliases(folder, chip):
+    chip(name="t4")
+    chip("[chippy]", "[h100]", name="other")
+    assert load_hardware("t4").title == "A chip"
+    assert load_hardware("tesla-t4").architecture == "turing"  # an alias of the file that ships
+    assert load_hardware("h100").name == "other"
+    assert hardware_names().count("t4") == 1
+    (folder / "t4.yaml").unlink()
+    assert load_hardware("t4").architecture == "turing"
+
+
+def test_the_nearest_names_are_of_both_folders(folder):
+    with pytest.raises(InputError, match=r"no hardware 'chipp': did you mean chippy\?"):
+        load_hardware("chipp")
+    assert folder.is_dir()
+
+
+def test_the_option_is_the_variable_for_one_command(capsys, chip, monkeypatch):
+    monkeypatch.delenv("LLMVIEWER_HARDWARE_PATH", raising=False)
+    own = ("--hardware-path", str(Path(chip()).parent))
+    assert run(capsys, "hardware", *own)[1].count("\nchip ") == 1
+    assert run(capsys, "analyze", "gpt2", "chippy", *own)[0] == 0
+    assert run(capsys, "sweep", "gpt2", "chip", "--over", "batch=1,2", *own)[0] == 0
+    assert "LLMVIEWER_HARDWARE_PATH" not in os.environ
+    assert run(capsys, "analyze", "gpt2", "chippy")[0] == 2
+
+
+def test_the_option_comes_before_the_variable(capsys, folder, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    code, _, err = run(capsys, "hardware", "chip", "--hardware-path", str(other))
+    assert code == 2
+    assert "no hardware 'chip'" in err
+    assert os.environ["LLMVIEWER_HARDWARE_PATH"] == str(folder)
+
+
+def test_a_path_that_is_no_folder(capsys, tmp_path):
+    missing = tmp_path / "missing"
+    code, _, err = run(capsys, "hardware", "--hardware-path", str(missing))
+    assert code == 2
+    assert err == (
+        "llmviewer: LLMVIEWER_HARDWARE_PATH (--hardware-path): must be a folder of hardware YAML files; "
+        f"got {str(missing)!r}\n"
+    )
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A root with /proc and /sys of a CPU with AMX: two sockets of two cores, two threads each."""
+    root = tmp_path / "root"
+    blocks = [
+        f"processor\t: {i}\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel name\t: Xeon(R) 8480C\n"
+        f"cpu MHz\t\t: 800.0\nphysical id\t: {i // 4}\ncore id\t\t: {i // 2 % 2}\n"
+        "flags\t\t: sse2 avx fma avx512f avx512_vnni avx512_fp16 amx_bf16 amx_int8"
+        for i in range(8)
+    ]
+    files = {
+        "proc/cpuinfo": "\n\n".join(blocks) + "\n\n",
+        "proc/meminfo": "MemTotal:       65536000 kB\nMemFree: 1 kB\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3800000\n",
+    }
+    for i in range(8):
+        for index, level, shared, size in ((0, 1, i // 2, "48K"), (2, 2, i // 2, "2048K"), (3, 3, i // 4, "105M")):
+            cache = f"sys/devices/system/cpu/cpu{i}/cache/index{index}"
+            files |= {f"{cache}/level": f"{level}\n", f"{cache}/shared_cpu_list": f"{shared}\n", f"{cache}/size": size}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return root
+
+
+def smi(tmp_path, *rows):
+    script = tmp_path / "bin" / "nvidia-smi"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
+    script.chmod(0o755)
+
+
+def saved(tmp_path, text):
+    path = tmp_path / f"{re.search(r'^name: (.*)$', text, re.MULTILINE)[1]}.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_cpu_of_this_machine_is_drafted(machine, tmp_path):
+    text = draft(machine)
+    assert "\n---\n" not in text
+    path = saved(tmp_path, text)
+    with pytest.raises(InputError, match=r"memory\.bandwidth: is missing$"):
+        load_hardware(path)
+    device = load_hardware(path, ["memory.bandwidth=300 GB/s"])
+    assert (device.title, device.kind) == ("Xeon(R) 8480C", "cpu")
+    assert device.fact("cores.count") == 4
+    assert device.fact("clock.boost") == 3.8e9
+    assert device.fact("memory.capacity") == 65536000 * 1024
+    assert device.fact("l2.capacity") == 4 * 2**21
+    assert device.fact("l3.capacity") == 2 * 105 * 2**20
+    assert device.fact("vector.fp32") == pytest.approx(4 * 64 * 3.8e9, rel=1e-3)
+    assert device.fact("vector.int8") == pytest.approx(4 * 256 * 3.8e9, rel=1e-3)
+    assert device.fact("matrix.bf16") == pytest.approx(4 * 1024 * 3.8e9, rel=1e-3)
+    assert device.fact("matrix.int8") == pytest.approx(4 * 2048 * 3.8e9, rel=1e-3)
+    assert violations(device) == ()
+    assert "4 cores x 64 OPs x clock (avx512f:" in text
+
+
+def test_the_units_of_a_cpu_are_those_of_its_flags(machine, tmp_path):
+    cpuinfo = machine / "proc" / "cpuinfo"
+    plain = cpuinfo.read_text().replace("avx512f avx512_vnni avx512_fp16 amx_bf16 amx_int8", "")
+    cpuinfo.write_text(plain)
+    device = load_hardware(saved(tmp_path, draft(machine)), ["memory.bandwidth=300 GB/s"])
+    assert device.fact("vector.fp32") == pytest.approx(4 * 32 * 3.8e9, rel=1e-3)
+    assert {str(resource) for resource in device.rates} == {"vector fp32", "memory"}
+
+
+def test_a_zen_4_core_has_half_the_lanes(machine, tmp_path):
+    cpuinfo = machine / "proc" / "cpuinfo"
+    amd = cpuinfo.read_text().replace("GenuineIntel", "AuthenticAMD").replace("cpu family\t: 6", "cpu family\t: 25")
+    cpuinfo.write_text(amd)
+    device = load_hardware(saved(tmp_path, draft(machine)), ["memory.bandwidth=300 GB/s"])
+    assert device.fact("vector.fp32") == pytest.approx(4 * 32 * 3.8e9, rel=1e-3)
+
+
+def test_a_known_gpu_is_the_file_that_ships_and_an_unknown_one_is_drafted(machine, tmp_path):
+    known = "NVIDIA H100 80GB HBM3, 81559, 1980, 2619, 700.00, 9.0, 5, 16, 550.54"
+    smi(tmp_path, known, known, "NVIDIA Chip 9, 24564, 2520, 10501, 450.00, 8.9, 4, 16, 550.54")
+    _, shipped, drafted = draft(machine).split("---\n")
+    assert shipped.startswith("# 2 x NVIDIA H100 80GB HBM3: nvidia-smi says memory.total 81559, clocks.max.sm 1980,")
+    assert load_hardware(saved(tmp_path, shipped)) == load_hardware("h100-sxm")
+    device = load_hardware(saved(tmp_path, drafted), ["memory.bandwidth=1 TB/s", "vector.fp32=80 TOP/s"])
+    assert device.name == "nvidia-chip-9"
+    assert device.fact("memory.capacity") == 24564 * 2**20
+    assert device.fact("clock.boost") == 2.52e9
+    assert device.fact("power.tdp") == 450
+    assert violations(device) == ()
+    for unknown in ("  # fp32: ", "  # bandwidth: ", "# matrix: "):
+        assert unknown in drafted
+
+
+def test_a_gpu_whose_driver_does_not_say_is_drafted_with_what_it_says(machine, tmp_path):
+    smi(tmp_path, "Odd, [N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A]")
+    drafted = draft(machine).split("---\n")[1]
+    assert "  # capacity: " in drafted
+    for absent in ("clock:", "power:", "host:", "compute_capability:"):
+        assert f"\n{absent}" not in drafted
+
+
+def test_local_needs_proc(tmp_path):
+    with pytest.raises(InputError) as error:
+        draft(tmp_path)
+    assert str(error.value) == f"{tmp_path / 'proc/cpuinfo'}: cannot be read; --local needs Linux"
+
+
+def test_the_command_drafts_this_machine(capsys):
+    code, out, _ = run(capsys, "hardware", "--local")
+    assert code == 0
+    assert out.startswith("# Drafted from this machine.")

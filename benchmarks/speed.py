@@ -3,6 +3,8 @@
 start     `llmviewer --help` and a whole `llmviewer analyze`, against `python -c "import numpy"`, processes taken in
           turn and the fastest of each kind compared, since noise only adds
 analysis  one analyze() in a warm process
+extract   YAML to graph, of every model that ships, without torch or transformers; the slowest against importing numpy,
+          which takes some 100 ms where 50 ms are allowed
 sweep     a million (batch, prompt, precision) points of LLaMA-2-7b: prefill, decode step and memory of each
 
 --check exits with 1 where a limit is missed. The peak memory is that of the whole process.
@@ -15,21 +17,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
 
 import llmviewer
+from llmviewer.model_files import load_model, model_names
 
 START_LIMITS = {"start": 2.5, "analyze": 3.5}  # times importing numpy
+EXTRACT_LIMIT = 0.3  # times importing numpy
 SWEEP_LIMIT_S = 1.0
 MEMORY_LIMIT = 2e9  # B
+_TOLD = 5  # slowest models
 _MODEL, _DEVICE = "llama-2-7b", "rtx-a6000"
 
 
 def main() -> int:
-    ratios = start_up()
+    numpy_s, ratios = start_up()
+    extracted = extractions()
+    slowest, slowest_s = extracted[0]
     points, sweep_s = million_points()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"start     --help {ratios['start']:.2f}x, analyze {ratios['analyze']:.2f}x of importing numpy")
     print(f"analysis  {fastest(lambda: llmviewer.analyze(_MODEL, _DEVICE, prompt=2048), times=20) * 1e3:.1f} ms")
+    told = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in extracted[:_TOLD])
+    print(f"extract   {len(extracted)} models, the slowest {slowest_s / numpy_s:.2f}x of importing numpy: {told}")
     rate = points / sweep_s / 1e6
     print(f"sweep     {points} points in {sweep_s:.2f} s on one core, {rate:.1f} M/s; {peak / 1e9:.2f} GB")
     missed = [
@@ -37,6 +48,10 @@ def main() -> int:
         for name, ratio in ratios.items()
         if ratio > START_LIMITS[name]
     ]
+    if slowest_s > EXTRACT_LIMIT * numpy_s:
+        missed.append(f"{slowest} takes {slowest_s / numpy_s:.2f}x of importing numpy, above {EXTRACT_LIMIT}x")
+    if heavy := {"torch", "transformers"} & sys.modules.keys():
+        missed.append(f"models are not read without {' and '.join(sorted(heavy))}")
     if sweep_s > SWEEP_LIMIT_S:
         missed.append(f"a million points take {sweep_s:.2f} s, above {SWEEP_LIMIT_S} s")
     if peak > MEMORY_LIMIT:
@@ -46,8 +61,8 @@ def main() -> int:
     return 1 if missed and "--check" in sys.argv else 0
 
 
-def start_up(rounds: int = 15) -> dict[str, float]:
-    """Fastest whole processes, over the fastest that imports numpy."""
+def start_up(rounds: int = 15) -> tuple[float, dict[str, float]]:
+    """Seconds of the fastest process that imports numpy, and fastest whole processes over it."""
     llm = [sys.executable, "-m", "llmviewer"]
     commands = {
         "numpy": [sys.executable, "-c", "import numpy"],
@@ -60,7 +75,14 @@ def start_up(rounds: int = 15) -> dict[str, float]:
             start = time.perf_counter()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             best[name] = min(best[name], time.perf_counter() - start)
-    return {name: seconds / best["numpy"] for name, seconds in best.items() if name != "numpy"}
+    ratios = {name: seconds / best["numpy"] for name, seconds in best.items() if name != "numpy"}
+    return best["numpy"], ratios
+
+
+def extractions() -> list[tuple[str, float]]:
+    """Models with the seconds that their graphs take, the slowest first."""
+    taken = {name: fastest(partial(load_model, name), times=3) for name in model_names()}
+    return sorted(taken.items(), key=itemgetter(1), reverse=True)
 
 
 def million_points() -> tuple[int, float]:

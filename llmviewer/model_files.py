@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ._layout import data_dir
 from .architectures import builder
-from .documents import Section, read_json, read_yaml
+from .documents import Section, read_json, read_text, read_yaml
 from .errors import InputError, suggest
 from .graph import Graph
 from .hub import NotOnHubError, fetch, is_repository
@@ -64,14 +64,19 @@ def load_model(name: str) -> Model:
         from .tracing import load_traced
 
         return load_traced(name)
-    aliases = {alias.lower(): path for path in folder.glob("*.yaml") for alias in read_yaml(path).texts("aliases")}
-    if wanted in aliases:
-        return _from_yaml(aliases[wanted])
-    nearest = suggest(name, (*known, *aliases))
+    files = sorted(folder.glob("*.yaml"))
+    for path in files:  # to parse them all takes longer than the rest
+        if wanted in read_text(path).lower() and wanted in _aliases(path):
+            return _from_yaml(path)
+    nearest = suggest(name, (*known, *(alias for path in files for alias in _aliases(path))))
     if is_repository(name):
         return _from_hub(name, f"of those that ship, {nearest}")
     hint = "`llmviewer models` lists all; the path of a config.json works too"
     raise InputError(f"no model {name!r}: {nearest} ({hint})")
+
+
+def _aliases(path: Path) -> tuple[str, ...]:
+    return tuple(alias.lower() for alias in read_yaml(path).texts("aliases"))
 
 
 def _from_path(name: str) -> Model | None:
@@ -129,8 +134,9 @@ def _from_folder(folder: Path) -> Model:
 
 
 def _from_gguf(path: Path) -> Model:
-    from .stored.checkpoints import gguf_checkpoint
-    from .stored.gguf_files import gguf_config, read_gguf
+    from .stored.gguf_architectures import gguf_config
+    from .stored.gguf_files import read_gguf
+    from .stored.gguf_tensors import gguf_checkpoint
 
     file = read_gguf(path)
     config = gguf_config(file)
@@ -146,7 +152,8 @@ def _with_checkpoint(model: Model, checkpoint: Checkpoint) -> Model:
     from .stored.formats import quantization_of
 
     quantization = quantization_of(checkpoint, graph, model.format)
-    return replace(model, graph=graph, quantization=quantization, notes=(*model.notes, *checkpoint.notes))
+    notes = (*model.notes, *checkpoint.notes)
+    return replace(model, graph=graph, quantization=quantization, notes=notes, predicting=None)
 
 
 def _from_hub(name: str, nearest: str) -> Model:
@@ -209,11 +216,11 @@ def _from_config(
     quantization, said = _published(config, beside, graph, fmt)
     unread = config.unread(_COSTLESS | {"quantization_config"})  # of which _published says what is not known
     notes = (f"fields of {config.file} that nothing here reads: {', '.join(unread)}",) if unread else ()
-    return Model(
+    model = Model(
         name=name,
         title=title or name,
         model_type=config.text("model_type"),
-        graph=graph,
+        graph=Graph(graph.blocks),
         format=fmt,
         max_context=_text(config).integer(_text(config).first(*_CONTEXT), 0),
         aliases=aliases,
@@ -221,6 +228,11 @@ def _from_config(
         notes=(*notes, *said),
         quantization=quantization,
     )
+    if not graph.prediction:
+        return model
+    whole = graph.predicting().check()
+    quantization, _ = _published(config, beside, whole, fmt)
+    return replace(model, predicting=replace(model, graph=whole, quantization=quantization))
 
 
 def _says_quantization(config: Section) -> bool:

@@ -15,8 +15,9 @@ from llmviewer.operators.linear import Linear
 from llmviewer.setting import Setting
 from llmviewer.stored.gguf_files import tensor_format
 
+from .gguf_bytes import F16, F32, Q4_K, Q6_K, header, text
+
 HIDDEN, KV, INNER, VOCAB, LAYERS = 256, 128, 512, 1000, 4
-F32, F16, Q4_K, Q6_K = 0, 1, 12, 14
 BITS = {F32: 32, F16: 16, Q4_K: 4.5, Q6_K: 6.5625}
 METADATA = {
     "general.architecture": "llama",
@@ -55,21 +56,6 @@ MATRICES = {  # module: rows, columns
 SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I32": 4, "U8": 1, "I8": 1}
 
 
-def _text(text):
-    return struct.pack("<Q", len(text.encode())) + text.encode()
-
-
-def _value(value):
-    if isinstance(value, list):
-        kind = _value(value[0])[:4]
-        return struct.pack("<I", 9) + kind + struct.pack("<Q", len(value)) + b"".join(_value(v)[4:] for v in value)
-    if isinstance(value, str):
-        return struct.pack("<I", 8) + _text(value)
-    if isinstance(value, bool):
-        return struct.pack("<I?", 7, value)
-    return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
-
-
 def _mixed():
     """The tensors of a K-quant: values, and what comes down, in six bits in some layers."""
     tensors = {
@@ -94,15 +80,6 @@ def _mixed():
     return tensors
 
 
-def _header(metadata, tensors, version=3):
-    out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
-    out += b"".join(_text(key) + _value(value) for key, value in metadata.items())
-    for name, (shape, kind) in tensors.items():
-        out += _text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<q", n) for n in shape)
-        out += struct.pack("<IQ", kind, 0)
-    return out
-
-
 @pytest.fixture
 def gguf(tmp_path):
     """Writes a GGUF file, or the bytes given, and returns its path."""
@@ -110,8 +87,7 @@ def gguf(tmp_path):
     def write(data=None, *, metadata=None, tensors=None, version=3):
         path = tmp_path / "tiny.gguf"
         kept = {key: value for key, value in {**METADATA, **(metadata or {})}.items() if value is not None}
-        header = _header(kept, _mixed() if tensors is None else tensors, version)
-        path.write_bytes(header if data is None else data)
+        path.write_bytes(header(kept, _mixed() if tensors is None else tensors, version) if data is None else data)
         return str(path)
 
     return write
@@ -217,7 +193,7 @@ def test_bits_of_ggml_types_with_their_scales(kind, name, bits):
 
 
 def test_every_cut_of_a_header_is_one_line(gguf):
-    whole = _header({**METADATA, "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.scores": [0.0]}, _mixed())
+    whole = header({**METADATA, "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.scores": [0.0]}, _mixed())
     for size in (*range(120), *range(120, len(whole), 37), len(whole) - 1):
         error = _error(gguf(whole[:size]))
         assert "tiny.gguf: " in error
@@ -240,11 +216,11 @@ def test_every_cut_of_a_header_is_one_line(gguf):
          "has 24 bytes, too few for the 4611686018427387904 metadata entries it says it has"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**63),
          "has 32 bytes, too few for the 9223372036854775808 bytes of a text it says it has"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + _text("key") + struct.pack("<I", 77),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("key") + struct.pack("<I", 77),
          "has metadata of type 77, which GGUF does not have"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + _text("key") + struct.pack("<IIQ", 9, 9, 1),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("key") + struct.pack("<IIQ", 9, 9, 1),
          "has an array of type 9, which is not read here"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + _text("key") + struct.pack("<IIQ", 9, 4, 2**40),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("key") + struct.pack("<IIQ", 9, 4, 2**40),
          "has 51 bytes, too few for the 1099511627776 entries of an array it says it has"),
     ],
 )  # fmt: skip
@@ -275,10 +251,10 @@ def test_a_tensor_that_cannot_be(gguf, tensor, error):
     [
         ({"general.architecture": None}, "general.architecture: is missing"),
         ({"general.architecture": "rwkv7"}, "general.architecture: 'rwkv7' is not read here; "),
-        ({"llama.block_count": None}, "num_hidden_layers: is missing"),
+        ({"llama.block_count": None}, "llama.block_count: is missing"),
         ({"llama.block_count": 0}, "llama.block_count: must be a whole number of at least 1; got 0"),
         ({"llama.attention.head_count_kv": [2, 4]},
-         "llama.attention.head_count_kv: must be a whole number of at least 1; got [2, 4]"),
+         "llama.attention.head_count_kv: must be one number for all layers; got [2, 4]"),
         ({"split.count": 3}, "split.count: is a part of several; merge them first, with llama-gguf-split --merge"),
     ],
 )  # fmt: skip

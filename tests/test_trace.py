@@ -9,7 +9,7 @@ import pytest
 from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate, total
-from llmviewer.memory import Footprint
+from llmviewer.memory import weight_bytes
 from llmviewer.model_files import _from_config
 from llmviewer.operators.attention import FlashAttention
 from llmviewer.operators.linear import LMHead
@@ -35,6 +35,7 @@ CONFIGS = {
     },
     "qwen2": {**SMALL, "tie_word_embeddings": True},
     "gpt2": {"n_embd": 256, "n_layer": 3, "n_head": 8, "vocab_size": 320, "n_positions": 1024},
+    "mistral": {**SMALL, "sliding_window": 64, "max_position_embeddings": 2048},
     "mixtral": {**SMALL, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
     "olmo2": {**SMALL},
     "gpt_neox": {**SMALL},
@@ -122,8 +123,8 @@ def test_flash_attention_applies(both):
 
 
 def test_weights_in_memory_equal(both):
-    traced, ours = (Footprint.of(m.graph) for m in both)
-    assert traced.weight_bytes == ours.weight_bytes
+    traced, ours = both
+    assert weight_bytes(traced.graph) == weight_bytes(ours.graph)
 
 
 def test_one_prediction_head_where_logits_are_wanted(both):
@@ -147,6 +148,8 @@ from torch import nn
 from torch.nn import functional as F
 
 class Layer(nn.Module):
+    attend = staticmethod(F.scaled_dot_product_attention)
+
     def __init__(self, d):
         super().__init__()
         self.norm, self.qkv, self.o = nn.RMSNorm(d), nn.Linear(d, 3 * d), nn.Linear(d, d)
@@ -156,7 +159,7 @@ class Layer(nn.Module):
         q, k, v = (t.view(b, q, 4, d // 4).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
         if past is not None:
             k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
-        a = F.scaled_dot_product_attention(q, k, v)
+        a = self.attend(q, k, v)
         return x + self.o(a.transpose(1, 2).flatten(2)), (k, v)
 
 class Own(nn.Module):
@@ -189,12 +192,21 @@ def item(x):
 def pick(x):
     return x[x > 0]
 
-def windowed():
-    class Windowed(Own):
-        def forward(self, input_ids, past_key_values=None, use_cache=True):
-            past = past_key_values and [tuple(t[:, :, -500:] for t in p) for p in past_key_values]
-            return super().forward(input_ids, past)
-    return Windowed()
+class Windowed(Own):
+    def forward(self, input_ids, past_key_values=None, use_cache=True):
+        past = past_key_values and [tuple(t[:, :, -500:] for t in p) for p in past_key_values]
+        return super().forward(input_ids, past)
+
+def linear():
+    model = Windowed()
+    for layer in model.layers:
+        layer.attend = lambda q, k, v: q @ k.transpose(-1, -2) @ v
+    return model
+
+def drawn():
+    with torch.device("cpu"):
+        model = Own()
+    return model
 
 def raises():
     raise ValueError("no such\\nsize")
@@ -246,11 +258,12 @@ ERRORS = {
     "only shapes; make what it decides a constant, or describe the model in a YAML file",
     "own_model:wrong": "wrong: the module itself: bmm fails on meta tensors (RuntimeError: Expected size for first two "
     "dimensions of batch2 tensor to be: [2, 64] but got: [2, 7].)",
-    "own_model:NoCache": "NoCache: forward must return a cache, as .past_key_values or second; got none",
+    "own_model:NoCache": "NoCache: forward must return a cache of keys and values, as .past_key_values or second; got "
+    "none (recurrent states are not traced; describe the model in a YAML file)",
     "own_model:Loop": "Loop: makes 33 calls for one shape and 35 for another; a trace needs the same calls for all "
     "(is there a loop over tokens?)",
-    "own_model:windowed": "windowed: layers.0: bmm has 64128 OPs for batch 1, 1 new tokens after 32767 where shorter "
-    "passes say 4194304; a trace knows no windows",
+    "own_model:linear": "linear: layers.0: layer sees the last 501 keys, and windows are known of two products with "
+    "the cache and a softmax between them",
 }
 
 
@@ -259,6 +272,102 @@ def test_errors_are_one_line(own, name):
     with pytest.raises(InputError) as caught:
         load_traced(name)
     assert str(caught.value) == ERRORS[name]
+
+
+def test_a_window_is_found_in_a_long_pass(own):
+    model = load_traced(own + "Windowed")
+    assert model.attention == "MHA 501"
+    full, w = load_traced(own + "Own"), Workload.decode(batch=2, kv_len=2000)
+    keys = 2 * 2 * 2 * 64 * 2  # OPs of a key: two products, two layers, two sequences
+    assert matrix_ops(full.graph, w) - matrix_ops(model.graph, w) == keys * (2000 - 501)
+    assert amount(model.graph, "kv_bytes", w) < amount(full.graph, "kv_bytes", w) / 3
+
+
+def test_numbers_that_a_module_draws_by_hand_are_not_kept(own):
+    assert load_traced(own + "drawn").parameters == load_traced(own + "Own").parameters
+
+
+# Kinds of transformers without an architecture here, against torch's flop counter.
+
+TINY = {
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 320,
+    "pad_token_id": 0, "max_position_embeddings": 2048,
+}  # fmt: skip
+SHARED_KV = {**TINY, "num_key_value_heads": 2}
+ROUTED = {**SHARED_KV, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+KINDS = {
+    "afmoe": {**ROUTED, "sliding_window": 64},
+    "apertus": SHARED_KV,
+    "biogpt": TINY,
+    "bitnet": SHARED_KV,
+    "ctrl": {"n_embd": 128, "dff": 256, "n_layer": 2, "n_head": 4, "vocab_size": 320, "n_positions": 2048},
+    "cwm": {**SHARED_KV, "sliding_window": 64},
+    "diffllama": SHARED_KV,
+    "doge": SHARED_KV,
+    "exaone_moe": {**ROUTED, "sliding_window": 64},
+    "flex_olmo": ROUTED,
+    "hyperclovax": SHARED_KV,
+    "modernbert-decoder": {**TINY, "local_attention": 64, "num_hidden_layers": 3},
+    "nanochat": SHARED_KV,
+    "persimmon": TINY,
+    "solar_open": {**ROUTED, "n_routed_experts": 4},
+    "vaultgemma": {**SHARED_KV, "sliding_window": 64},
+    "xglm": {"d_model": 128, "ffn_dim": 256, "num_layers": 2, "attention_heads": 4, "vocab_size": 320},
+}
+
+
+def made(kind, config):
+    with torch.device("meta"):
+        module = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(kind, **config), dtype=torch.bfloat16, attn_implementation="eager"
+        )
+    return module.to("meta").eval()
+
+
+def counted(module, *, batch, kv_len):
+    """OPs of a decode step as torch counts them; rows of experts by the matrix of one."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def ids(length):
+        return torch.zeros(batch, length, dtype=torch.long, device="meta")
+
+    def grouped(rows, weights, *_, **__):
+        return 2 * rows[0] * rows[1] * weights[2]
+
+    past = module(input_ids=ids(kv_len - 1), use_cache=True).past_key_values
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: grouped}) as counter:
+        module(input_ids=ids(1), past_key_values=past, use_cache=True)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_without_an_architecture(kind):
+    module = made(kind, KINDS[kind])
+    model = trace(module, name=kind)
+    assert model.parameters == sum(p.numel() for p in module.parameters())
+    assert model.graph.layers == KINDS[kind].get("num_hidden_layers", 2)
+    assert matrix_ops(model.graph, Workload.decode(batch=2, kv_len=301)) == counted(module, batch=2, kv_len=301)
+
+
+REFUSED = {
+    "jetmoe": "model.layers.0.self_attention.experts.router: _to_copy needs the values of a tensor, and a trace has "
+    "only shapes; make what it decides a constant, or describe the model in a YAML file",
+    "mamba": "forward must return a cache of keys and values, as .past_key_values or second; got none (recurrent "
+    "states are not traced; describe the model in a YAML file)",
+    "olmo_hybrid": "model.layers.0.linear_attn: copy_ reads the cache that a pass finds; a trace knows caches that "
+    "cat() appends to",
+}
+REFUSED_CONFIG = {
+    "hidden_size": 128, "num_hidden_layers": 2, "num_key_value_heads": 2, "kv_channels": 32, "vocab_size": 320,
+    "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_kinds_that_a_trace_does_not_know_are_refused_in_one_line(kind):
+    with pytest.raises(InputError) as caught:
+        trace(made(kind, REFUSED_CONFIG), name=kind)
+    assert str(caught.value) == f"{kind}: {REFUSED[kind]}"
 
 
 def test_without_torch(own, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,18 +11,9 @@ from ..operators.base import Operator, Weight
 from ..operators.linear import Linear
 from ..precision import Format, Scheme
 from .formats import Stored
-from .gguf_files import StoredTensor
 
 _FEW: Final = 3  # names that are told
 _SAME: Final = 1e-3  # relative difference of bits that scales of whole tensors and the like make
-_GGUF: Final = {  # tensor of GGUF: operator
-    "attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_qkv": "qkv_proj", "attn_output": "o_proj",
-    "attn_norm": "attn_norm", "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "ffn_norm": "mlp_norm",
-    "ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj", "ffn_gate_inp": "router",
-    "ffn_gate_exps": "expert_gate_proj", "ffn_up_exps": "expert_up_proj", "ffn_down_exps": "expert_down_proj",
-    "token_embd": "embed_tokens", "output_norm": "final_norm", "output": "lm_head",
-}  # fmt: skip
-_GGUF_NAMES: Final = {op: name for name, op in _GGUF.items()}
 
 Place = tuple[str, int | None]  # the name of a weight of the graph, and its layer
 
@@ -75,44 +66,6 @@ class Checkpoint:
 def _taking(fmt: Format, bits: float) -> Format:
     """`fmt` where an element takes `bits` in all."""
     return replace(fmt, bits=bits - (fmt.stored_bits - fmt.bits))
-
-
-def _places(graph: Graph) -> Iterator[tuple[Operator, Weight, int | None]]:
-    """Every weight of a graph, in every layer."""
-    for block, op in graph:
-        for w in op.weights:
-            for layer in block.layers or (None,):
-                yield op, w, layer
-
-
-def gguf_checkpoint(tensors: Mapping[str, StoredTensor], graph: Graph, *, own: Format, file: str) -> Checkpoint:
-    """The formats of the tensors of a GGUF file."""
-    held: dict[Place, Format] = {}
-    missing, differing, counted = [], [], set()
-    for _, w, layer in _places(graph):
-        name = _gguf_name(w, layer)
-        if name not in tensors and w.tied:
-            name = "token_embd.weight"
-        tensor = tensors.get(name)
-        if tensor is None:
-            missing.append(name)
-            continue
-        counted.add(name)
-        held[w.name, layer] = tensor.format
-        if tensor.numel != w.numel:
-            differing.append(name)
-    tables = [name for name in tensors if name.startswith("rope_f")]  # frequencies: worked out, not learned
-    extra = [name for name in tensors if name not in counted and name not in tables]
-    stored = sum(t.numel for name, t in tensors.items() if name not in tables)
-    return Checkpoint(
-        own=own, held=held, notes=disagreement(file, stored, graph, missing=missing, extra=extra, differing=differing)
-    )
-
-
-def _gguf_name(w: Weight, layer: int | None) -> str:
-    name, _, leaf = w.name.rpartition(".")
-    stem = _GGUF_NAMES.get(name, name)
-    return f"{stem}.{leaf}" if layer is None else f"blk.{layer}.{stem}.{leaf}"
 
 
 def disagreement(

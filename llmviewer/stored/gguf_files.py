@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..documents import LARGEST, Section
-from ..errors import InputError, suggest
+from ..errors import InputError
 from ..precision import BF16, FP16, FP32, NAMED, Format
 
 _BLOCKS: Final = {  # type: (name, elements of a block, its bytes), as in ggml's type traits
@@ -171,49 +171,3 @@ class _Reader:
                 f"{self.file}: tensor {name!r} has rows of {shape[0]}, no multiple of the {block} of {fmt}"
             )
         return StoredTensor(name=name, shape=shape, format=fmt)
-
-
-_FIELDS: Final = {  # metadata, after the architecture's name: field of config.json
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "context_length": "max_position_embeddings",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
-_TYPES: Final = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
-
-
-def gguf_config(file: Gguf) -> Section:
-    """What config.json would say of the model in a file.
-
-    Raises InputError where the architecture is none that is read here, or a number is missing.
-    """
-    metadata, tensors = file.metadata, file.tensors
-    if metadata.integer("split.count", 1, least=0) > 1:
-        raise metadata.error("split.count", "is a part of several; merge them first, with llama-gguf-split --merge")
-    name = metadata.text("general.architecture")
-    if name not in _TYPES:
-        raise metadata.error("general.architecture", f"{name!r} is not read here; {suggest(name, _TYPES)}")
-    if "token_embd.weight" not in tensors:
-        raise InputError(f"{metadata.file}: has no tensor token_embd.weight, whose shape says the vocabulary")
-    experts = metadata.integer(f"{name}.expert_count", 0, least=0)
-    config: dict[str, Any] = {
-        "model_type": "mixtral" if name == "llama" and experts else _TYPES[name],
-        "vocab_size": tensors["token_embd.weight"].shape[-1],
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "torch_dtype": "bfloat16" if any(t.format == BF16 for t in tensors.values()) else "float16",
-    }
-    if experts:
-        config |= {"num_experts": experts} if name == "qwen3moe" else {"num_local_experts": experts}
-    if "blk.0.attn_q.bias" in tensors and name == "llama":
-        config["attention_bias"] = True
-    for key, field in _FIELDS.items():
-        if f"{name}.{key}" in metadata:
-            config[field] = metadata.integer(f"{name}.{key}")
-    if name in ("llama", "qwen2", "qwen3"):  # which have no such fields where there are no experts
-        config = {k: v for k, v in config.items() if k != "moe_intermediate_size" and (experts or "experts" not in k)}
-    return Section(config, metadata.file)

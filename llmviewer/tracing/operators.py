@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
+from ..errors import InputError
 from ..forms import TOKENS, Form, distinct_experts, table_rows
 from ..forms import WANTED as WANTED_ROWS
 from ..graph import Block, Graph
-from ..operators.attention import QK, SV, Heads, Softmax
+from ..operators.attention import QK, SV, Attention, Heads, Softmax
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.embedding import Embedding
 from ..operators.linear import ExpertsLinear, Linear, LMHead, Router
+from ..operators.masks import CAUSAL, Causal, Mask
 from ..precision import BF16, FP16, FP32, NAMED, Format, product
 from ..resource import Resource, matrix, vector
 from .fitting import masked, rows_and_width, wanted
@@ -44,9 +47,13 @@ class Fused(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Product(Operator):
-    """A matmul-like call that is no product of a tensor with a whole parameter."""
+    """A matmul-like call that is no product of a tensor with a whole parameter.
+
+    window  keys that it sees at most, where it is a product with the cache
+    """
 
     ops: Form
+    window: float = inf
 
     kind: str = "matmul"
 
@@ -85,6 +92,12 @@ class Builder:
         naming = _Naming.of(self.program, segment)
         operators = tuple(self._operator(launch, naming) for launch in segment.launches)
         operators = tuple(_attention(operators))
+        lost = next((op for op in operators if isinstance(op, Product) and op.window < inf), None)
+        if lost:
+            raise InputError(
+                f"{self.program.name}: {segment.layer}: {lost.name} sees the last {lost.window} keys, and windows are "
+                "known of two products with the cache and a softmax between them"
+            )
         head = number == count - 1
         if head:
             operators = _head(operators)
@@ -103,7 +116,14 @@ class Builder:
             return Fused(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
         return self._product(
             call,
-            Product(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=self.program.ops(launch)),
+            Product(
+                name=name,
+                inputs=inputs,
+                outputs=outputs,
+                weights=weights,
+                ops=self.program.ops(launch),
+                window=self.program.windows.get(launch.calls[-1], inf),
+            ),
         )
 
     def _product(self, call: Call, made: Product) -> Operator:
@@ -259,6 +279,8 @@ def _attention(operators: tuple[Operator, ...]) -> list[Operator]:
 def _heads(first: Product, middle: Fused, second: Product) -> Heads | None:
     if "softmax" not in middle.name or len(first.inputs) != 2 or len(second.inputs) != 2:
         return None
+    if first.window != second.window:
+        return None
     query, key = first.inputs
     probs, value = second.inputs
     scores = first.outputs[0]
@@ -280,7 +302,16 @@ def _scored(heads: Heads, first: Product, middle: Fused, second: Product) -> lis
         SV(name=second.name, inputs=second.inputs, outputs=second.outputs, heads=heads),
     ]
     same = made[0].arithmetic() == first.arithmetic() and made[2].arithmetic() == second.arithmetic()
-    return made if same else [first, middle, second]
+    if not same:
+        return [first, middle, second]
+    return [_under(op, Causal(first.window)) for op in made] if first.window < inf else made
+
+
+def _under(op: Operator, mask: Mask) -> Operator:
+    """A part of attention that saw all keys, under `mask`."""
+    rows = {CAUSAL.read: mask.read, CAUSAL.cells: mask.cells}
+    masked = op.with_tensors(lambda t: replace(t, rows=rows.get(t.rows, t.rows)))
+    return replace(masked, heads=replace(masked.heads, mask=mask)) if isinstance(masked, Attention) else masked
 
 
 def _head(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:

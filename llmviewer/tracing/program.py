@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Final
 
 from ..errors import InputError
-from ..forms import Form
+from ..forms import Form, cells
 from .fitting import Shape, amount, fit
 from .recording import Call, Recording, Use, Value
 
@@ -44,6 +44,7 @@ class Program:
         self._aligned()
         self.cached = {v for c in self.calls for v in self._appended(c)}  # values that are the cache after this pass
         self.writer = {v: index for index, call in enumerate(self.calls) for v in call.made}
+        self.windows: dict[int, int] = {}  # keys that a matmul-like call sees at most, where that is not all
         self.readers: dict[int, list[int]] = {}
         for index, call in enumerate(self.calls):
             for use in call.uses:
@@ -75,7 +76,17 @@ class Program:
 
     def said(self, index: int, shape: Shape) -> int:
         """The OPs of a matmul-like call in a pass of `shape`."""
-        return amount(self.ops(Launch((index,))), shape)
+        seen = min(shape.past, self.windows.get(index, shape.past + 1) - 1)
+        return amount(self.ops(Launch((index,))), Shape(shape.batch, shape.q_len, seen))
+
+    def narrowed(self, index: int, shape: Shape, ops: int) -> bool:
+        """Whether `ops` are those of fewer keys than there are, which is then the call's window."""
+        form, said = self.ops(Launch((index,))), self.said(index, shape)
+        keys, left = divmod(ops * (shape.past + shape.q_len), said)
+        if [feature for feature, _ in form.terms] != [cells().terms[0][0]] or left or not 0 < ops < said:
+            return False
+        self.windows[index] = keys
+        return True
 
     def read(self, launch: Launch, value: int) -> Form:
         """Elements of a value that a launch reads, each once."""

@@ -276,7 +276,9 @@ def _failure(name: str, now: tuple[str, str] | None, error: Exception) -> str:
         return f"{name}: forward must run as forward(input_ids, past_key_values=..., use_cache=True); it raised {text}"
     path, call = now
     where = f"{path or 'the module itself'}: {call}"
-    if call in _DECIDES or "nonzero" in text or "data-dependent" in text:
+    if call in _DECIDES or any(
+        sign in text for sign in ("nonzero", "data-dependent", "Cannot copy out of meta tensor")
+    ):
         return (
             f"{name}: {where} needs the values of a tensor, and a trace has only shapes; "
             "make what it decides a constant, or describe the model in a YAML file"

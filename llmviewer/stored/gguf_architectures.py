@@ -1,0 +1,410 @@
+"""What the metadata of GGUF files are in config.json, by the architecture's name in llama.cpp.
+
+Keys and names of tensors are those of gguf-py/gguf/constants.py and of llama.cpp's converters (conversion/*.py,
+https://github.com/ggml-org/llama.cpp). Keys stand here without the architecture's name before them, and tensors of
+layers without their "blk.N." What a file does not say is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from ..documents import Section
+from ..errors import InputError, suggest
+from ..precision import BF16
+from .gguf_files import Gguf
+
+
+@dataclass(frozen=True)
+class Header:
+    """A file as an architecture reads it."""
+
+    file: Gguf
+
+    @property
+    def name(self) -> str:
+        return self.file.metadata.text("general.architecture")
+
+    @property
+    def metadata(self) -> Section:
+        return self.file.metadata
+
+    def number(self, key: str, *, least: int = 0) -> int | None:
+        """The whole number at a key; one for each layer may stand there where they are equal."""
+        whole = f"{self.name}.{key}"
+        value = self.metadata.get(whole)
+        if value is None:
+            return None
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise self.metadata.error(whole, f"must be one number for all layers; got {value}")
+            return Section({whole: value[0]}, self.metadata.file).integer(whole, least=least)
+        return self.metadata.integer(whole, least=least)
+
+    def holds(self, tensor: str) -> bool:
+        """Whether a tensor is in the file, in any layer."""
+        return tensor in self.file.tensors or any(_in_layer(name) == tensor for name in self.file.tensors)
+
+
+def _in_layer(name: str) -> str:
+    return name.split(".", 2)[-1] if name.startswith("blk.") else ""
+
+
+Reader: TypeAlias = Callable[[Header], Any]  # the value of a field of config.json
+Fields: TypeAlias = Mapping[str, Reader]
+
+
+def always(value: Any) -> Reader:
+    return lambda _: value
+
+
+def number(key: str) -> Reader:
+    return lambda header: header.number(key)
+
+
+def count(key: str, default: int | None = None) -> Reader:
+    """A number of which 0 says that there are none."""
+    return lambda header: header.number(key) or default
+
+
+def required(key: str) -> Reader:
+    def read(header: Header) -> int:
+        found = header.number(key, least=1)
+        if found is None:
+            raise header.metadata.error(f"{header.name}.{key}", "is missing")
+        return found
+
+    return read
+
+
+def either(key: str, there: str, otherwise: Reader) -> Reader:
+    """`there` where a key has more than 0."""
+    return lambda header: there if header.number(key) else otherwise(header)
+
+
+def several(key: str) -> Reader:
+    """A number above 1."""
+    return lambda header: n if (n := header.number(key) or 0) > 1 else None
+
+
+def first(*readers: Reader) -> Reader:
+    return lambda header: next((found for read in readers if (found := read(header)) is not None), None)
+
+
+def share(part: Reader, whole: Reader) -> Reader:
+    """The quotient, a whole number where it is one."""
+
+    def read(header: Header) -> float | None:
+        over, under = part(header), whole(header)
+        return None if not over or not under else over / under if over % under else over // under
+
+    return read
+
+
+def less(whole: Reader, part: Reader) -> Reader:
+    def read(header: Header) -> int | None:
+        found = whole(header)
+        return None if found is None else found - (part(header) or 0)
+
+    return read
+
+
+def held(tensor: str) -> Reader:
+    """Whether the file has a tensor, in any layer."""
+    return lambda header: header.holds(tensor)
+
+
+def lacks(tensor: str) -> Reader:
+    return lambda header: not header.holds(tensor)
+
+
+def if_held(tensor: str) -> Reader:
+    """True, or null for a field that not every model of the architecture has."""
+    return lambda header: header.holds(tensor) or None
+
+
+def flag(key: str) -> Reader:
+    return lambda header: header.metadata.get(f"{header.name}.{key}")
+
+
+def rows(tensor: str) -> Reader:
+    """Rows of a table, which are its last dimension here."""
+    return lambda header: t.shape[-1] if (t := header.file.tensors.get(tensor)) else None
+
+
+def layer_kinds(header: Header) -> list[str] | None:
+    """Which layers have the window: one flag for each, or all but the last of every so many."""
+    value, layers = header.metadata.get(f"{header.name}.attention.sliding_window_pattern"), _LAYERS(header)
+    if isinstance(value, list):
+        slides = value[:layers]
+    elif (every := header.number("attention.sliding_window_pattern")) is not None:
+        slides = [(index + 1) % max(every, 1) != 0 for index in range(layers)]
+    else:
+        return None
+    return ["sliding_attention" if one else "full_attention" for one in slides]
+
+
+# Layers of files that predict further tokens are counted with the others and follow them.
+_LAYERS: Final = less(required("block_count"), number("nextn_predict_layers"))
+_HIDDEN: Final = required("embedding_length")
+_HEADS: Final = required("attention.head_count")
+_KV_HEADS: Final = count("attention.head_count_kv")
+_GROUPS: Final = several("attention.head_count_kv")
+_HEAD_DIM: Final = first(count("attention.key_length"), share(_HIDDEN, _HEADS))
+_INNER: Final = count("feed_forward_length")
+_ROTATED: Final = share(count("rope.dimension_count"), _HEAD_DIM)
+_WINDOW: Final = count("attention.sliding_window")
+_GEMMA2_WINDOW: Final = 4096  # of the first files, which do not say it
+_QUERY_BIAS: Final = "attn_q.bias"
+_QKV_BIAS: Final = "attn_qkv.bias"
+
+_BASE: Final[Fields] = {
+    "max_position_embeddings": count("context_length"),
+    "hidden_size": _HIDDEN,
+    "num_hidden_layers": _LAYERS,
+}
+_ATTENTION: Final[Fields] = {
+    **_BASE,
+    "num_attention_heads": _HEADS,
+    "num_key_value_heads": _KV_HEADS,
+    "head_dim": _HEAD_DIM,
+}
+_DENSE: Final[Fields] = {**_ATTENTION, "intermediate_size": _INNER}
+_BIASED: Final[Fields] = {**_DENSE, "attention_bias": held(_QUERY_BIAS)}
+_GPT: Final[Fields] = {
+    "n_embd": _HIDDEN,
+    "n_layer": _LAYERS,
+    "n_head": _HEADS,
+    "n_inner": _INNER,
+    "n_positions": rows("position_embd.weight"),
+}
+_CHOSEN: Final[Fields] = {"num_experts_per_tok": count("expert_used_count")}
+_LOCAL: Final[Fields] = {**_CHOSEN, "num_local_experts": count("expert_count")}
+_QWEN: Final[Fields] = {
+    **_CHOSEN,
+    "num_experts": count("expert_count"),
+    "moe_intermediate_size": count("expert_feed_forward_length"),
+}
+_SHARED_WIDTH: Final = count("expert_shared_feed_forward_length")
+_ROUTED: Final[Fields] = {
+    **_CHOSEN,
+    "n_routed_experts": count("expert_count"),
+    "n_shared_experts": number("expert_shared_count"),
+    "moe_intermediate_size": count("expert_feed_forward_length"),
+    "first_k_dense_replace": number("leading_dense_block_count"),
+}
+_WINDOWED: Final[Fields] = {"sliding_window": _WINDOW, "layer_types": layer_kinds}
+_DELTA: Final[Fields] = {
+    "linear_conv_kernel_dim": count("ssm.conv_kernel"),
+    "linear_key_head_dim": count("ssm.state_size"),
+    "linear_num_key_heads": count("ssm.group_count"),
+    "linear_num_value_heads": count("ssm.time_step_rank"),
+    "linear_value_head_dim": share(count("ssm.inner_size"), count("ssm.time_step_rank")),
+    "full_attention_interval": count("full_attention_interval"),
+    "partial_rotary_factor": _ROTATED,
+}
+_STATES: Final[Fields] = {
+    **_BASE,
+    "state_size": count("ssm.state_size"),
+    "conv_kernel": count("ssm.conv_kernel"),
+    "use_conv_bias": held("ssm_conv1d.bias"),
+    "use_bias": held("ssm_in.bias"),
+}
+_ROPE_DIM: Final = count("rope.dimension_count")
+
+
+def _as(model_type: str | Reader, *parts: Fields, **fields: Reader) -> Fields:
+    """What a model_type of config.json reads; of two parts that read one field the last holds."""
+    named = model_type if callable(model_type) else always(model_type)
+    return {"model_type": named, **{key: read for part in (*parts, fields) for key, read in part.items()}}
+
+
+ARCHITECTURES: Final[Mapping[str, Fields]] = {
+    "arcee": _as("arcee", _BIASED),
+    "baichuan": _as("baichuan", _DENSE),
+    "bloom": _as("bloom", _BASE, n_head=_HEADS),
+    "chatglm": _as("glm", _DENSE, attention_bias=held(_QKV_BIAS), partial_rotary_factor=_ROTATED),
+    "cohere2": _as("cohere2", _BIASED, _WINDOWED),
+    "command-r": _as("cohere", _BIASED, use_qk_norm=held("attn_q_norm.weight")),
+    "deepseek2": _as(
+        "deepseek_v3",
+        _BASE,
+        _ROUTED,
+        num_attention_heads=_HEADS,
+        intermediate_size=_INNER,
+        q_lora_rank=count("attention.q_lora_rank"),
+        kv_lora_rank=count("attention.kv_lora_rank"),
+        qk_rope_head_dim=_ROPE_DIM,
+        qk_nope_head_dim=less(first(count("attention.key_length_mla"), count("attention.key_length")), _ROPE_DIM),
+        v_head_dim=first(count("attention.value_length_mla"), count("attention.value_length")),
+    ),
+    "dots1": _as("dots1", _BIASED, _ROUTED),
+    "ernie4_5": _as("ernie4_5", _DENSE, use_bias=held(_QUERY_BIAS)),
+    "ernie4_5-moe": _as(
+        "ernie4_5_moe",
+        _DENSE,
+        use_bias=held(_QUERY_BIAS),
+        moe_num_experts=count("expert_count"),
+        moe_k=count("expert_used_count"),
+        moe_intermediate_size=count("expert_feed_forward_length"),
+        moe_num_shared_experts=number("expert_shared_count"),
+        moe_layer_interval=count("interleave_moe_layer_step"),
+        moe_layer_start_index=number("leading_dense_block_count"),
+    ),
+    "exaone": _as("exaone", _DENSE),
+    "exaone4": _as("exaone4", _DENSE, _WINDOWED),
+    "falcon": _as(
+        "falcon",
+        _BASE,
+        num_attention_heads=_HEADS,
+        num_kv_heads=_GROUPS,
+        new_decoder_architecture=lambda header: bool(_GROUPS(header)),
+        num_ln_in_parallel_attn=lambda header: header.holds("attn_norm_2.weight") + 1 if _GROUPS(header) else None,
+        bias=held(_QKV_BIAS),
+        ffn_hidden_size=_INNER,
+    ),
+    "gemma": _as("gemma", _DENSE),
+    "gemma2": _as("gemma2", _DENSE, _WINDOWED, sliding_window=count("attention.sliding_window", _GEMMA2_WINDOW)),
+    "gemma3": _as("gemma3_text", _DENSE, _WINDOWED),
+    "glm4": _as("glm4", _BIASED, partial_rotary_factor=_ROTATED),
+    "glm4moe": _as(
+        "glm4_moe", _BIASED, _ROUTED, partial_rotary_factor=_ROTATED, use_qk_norm=held("attn_q_norm.weight")
+    ),
+    "gpt-oss": _as(
+        "gpt_oss",
+        _ATTENTION,
+        _LOCAL,
+        _WINDOWED,
+        attention_bias=held(_QUERY_BIAS),
+        intermediate_size=count("expert_feed_forward_length"),
+    ),
+    "gpt2": _as("gpt2", _GPT),
+    "gptneox": _as(
+        "gpt_neox",
+        _BASE,
+        num_attention_heads=_HEADS,
+        intermediate_size=_INNER,
+        attention_bias=held(_QKV_BIAS),
+        rotary_pct=_ROTATED,
+        use_parallel_residual=flag("use_parallel_residual"),
+    ),
+    "granite": _as("granite", _BIASED),
+    "granitemoe": _as("granitemoe", _BIASED, _LOCAL, shared_intermediate_size=_SHARED_WIDTH),
+    "hunyuan-dense": _as("hunyuan_v1_dense", _DENSE),
+    "hunyuan-moe": _as(
+        "hunyuan_v1_moe",
+        _DENSE,
+        num_experts=count("expert_count"),
+        moe_topk=count("expert_used_count"),
+        moe_intermediate_size=count("expert_feed_forward_length"),
+        num_shared_expert=count("expert_shared_count"),
+        use_qk_norm=held("attn_q_norm.weight"),
+    ),
+    "internlm2": _as("internlm2", _DENSE, bias=held(_QUERY_BIAS)),
+    "llama": _as(
+        either("expert_count", "mixtral", either("attention.sliding_window", "mistral", always("llama"))),
+        _DENSE,
+        _LOCAL,
+        attention_bias=if_held(_QUERY_BIAS),
+        mlp_bias=if_held("ffn_up.bias"),
+        sliding_window=_WINDOW,
+    ),
+    "mamba": _as(
+        "mamba", _STATES, intermediate_size=count("ssm.inner_size"), time_step_rank=count("ssm.time_step_rank")
+    ),
+    "mamba2": _as(
+        "mamba2",
+        _STATES,
+        num_heads=count("ssm.time_step_rank"),
+        head_dim=share(count("ssm.inner_size"), count("ssm.time_step_rank")),
+        expand=share(count("ssm.inner_size"), _HIDDEN),
+        n_groups=count("ssm.group_count"),
+    ),
+    "minicpm": _as("minicpm", _BIASED),
+    "minimax-m2": _as(
+        "minimax_m2",
+        _ATTENTION,
+        _LOCAL,
+        intermediate_size=count("expert_feed_forward_length"),
+        rotary_dim=_ROPE_DIM,
+        use_qk_norm=held("attn_q_norm.weight"),
+    ),
+    "mistral3": _as("ministral3", _DENSE, sliding_window=_WINDOW),
+    "nemotron": _as("nemotron", _BIASED, mlp_bias=held("ffn_up.bias"), partial_rotary_factor=_ROTATED),
+    "olmo": _as("olmo", _DENSE),
+    "olmo2": _as(either("attention.sliding_window", "olmo3", always("olmo2")), _DENSE, _WINDOWED),
+    "olmoe": _as("olmoe", _DENSE, _CHOSEN, num_experts=count("expert_count")),
+    "phi2": _as("phi", _DENSE, partial_rotary_factor=_ROTATED),
+    "phi3": _as("phi3", _DENSE, partial_rotary_factor=_ROTATED, sliding_window=_WINDOW),
+    "phimoe": _as(
+        "phimoe",
+        _BIASED,
+        _LOCAL,
+        lm_head_bias=held("output.bias"),
+        partial_rotary_factor=_ROTATED,
+        sliding_window=_WINDOW,
+    ),
+    "qwen2": _as("qwen2", _DENSE),
+    "qwen2moe": _as(
+        "qwen2_moe", _DENSE, _QWEN, qkv_bias=held(_QUERY_BIAS), shared_expert_intermediate_size=_SHARED_WIDTH
+    ),
+    "qwen3": _as("qwen3", _BIASED),
+    "qwen35": _as("qwen3_5_text", _BIASED, _DELTA),
+    "qwen35moe": _as("qwen3_5_moe_text", _BIASED, _QWEN, _DELTA, shared_expert_intermediate_size=_SHARED_WIDTH),
+    "qwen3moe": _as("qwen3_moe", _BIASED, _QWEN),
+    "qwen3next": _as("qwen3_next", _BIASED, _QWEN, _DELTA, shared_expert_intermediate_size=_SHARED_WIDTH),
+    "seed_oss": _as("seed_oss", _BIASED, attention_out_bias=held("attn_output.bias")),
+    "smollm3": _as("smollm3", _BIASED),
+    "stablelm": _as(
+        "stablelm",
+        _DENSE,
+        partial_rotary_factor=_ROTATED,
+        qk_layernorm=held("attn_q_norm.weight"),
+        use_parallel_residual=lacks("ffn_norm.weight"),  # the metadata say true where config.json says nothing
+        use_qkv_bias=held(_QUERY_BIAS),
+    ),
+    "starcoder": _as("gpt_bigcode", _GPT, multi_query=lambda header: not _GROUPS(header)),
+    "starcoder2": _as("starcoder2", _DENSE, use_bias=held(_QUERY_BIAS), sliding_window=_WINDOW),
+}
+
+# What changes how much is computed: where an architecture does not read it, its file is refused.
+COSTLY: Final = (
+    "expert_count", "expert_shared_count", "attention.sliding_window", "attention.shared_kv_layers",
+    "attention.kv_lora_rank", "attention.indexer.top_k", "ssm.state_size", "moe_latent_size",
+    "embedding_length_per_layer_input", "kda.head_dim", "shortconv.l_cache",
+)  # fmt: skip
+
+
+def gguf_config(file: Gguf) -> Section:
+    """What config.json would say of the model in a file.
+
+    Raises InputError where the architecture is none that is read here, a number is missing, or one that changes what is
+    computed would be ignored.
+    """
+    metadata, header = file.metadata, Header(file)
+    if metadata.integer("split.count", 1, least=0) > 1:
+        raise metadata.error("split.count", "is a part of several; merge them first, with llama-gguf-split --merge")
+    if header.name not in ARCHITECTURES:
+        routes = "a config.json or a YAML file of the model works too"
+        raise metadata.error(
+            "general.architecture",
+            f"{header.name!r} is not read here; {suggest(header.name, ARCHITECTURES)} ({routes})",
+        )
+    if "token_embd.weight" not in file.tensors:
+        raise InputError(f"{metadata.file}: has no tensor token_embd.weight, whose shape says the vocabulary")
+    config = {field: read(header) for field, read in ARCHITECTURES[header.name].items()}
+    for key in COSTLY:
+        whole = f"{header.name}.{key}"
+        if whole not in metadata.asked and (found := header.number(key)):
+            raise metadata.error(whole, f"must be 0 or absent: {header.name} is read without it; got {found}")
+    return Section(
+        {
+            **config,
+            "vocab_size": file.tensors["token_embd.weight"].shape[-1],
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "torch_dtype": "bfloat16" if any(t.format == BF16 for t in file.tensors.values()) else "float16",
+        },
+        metadata.file,
+    )

@@ -1,0 +1,188 @@
+"""Count the parameters of every shipped model with transformers; write parameters.json and docs/parameters.md.
+
+Each `config` of `models/NAME.yaml` is built by transformers on the meta device (shapes only, no weights), without its
+quantization. Tied weights count once, buffers not. Models whose code is
+not in transformers are built as a class with the same matrices (`TWINS`), and where there is none the count is that of
+the model's file: made by hand from the shapes, or of another source.
+
+    python tests/oracle/make_parameters.py           rewrite parameters.json and docs/parameters.md
+    python tests/oracle/make_parameters.py --check   exit 1 with one line for each difference from parameters.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmviewer.model_files import load_model
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+ORACLE = HERE / "parameters.json"
+PAGE = ROOT / "docs" / "parameters.md"
+
+# model_type: (that of transformers with the same matrices, its fields by the names they have here, fields besides)
+TWINS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
+    "baichuan": ("llama", {}, {}),
+    "chatglm": (
+        "glm",
+        {
+            "num_layers": "num_hidden_layers",
+            "ffn_hidden_size": "intermediate_size",
+            "padded_vocab_size": "vocab_size",
+            "multi_query_group_num": "num_key_value_heads",
+            "kv_channels": "head_dim",
+        },
+        {"attention_bias": True, "pad_token_id": 0},
+    ),
+    "exaone": ("llama", {"num_layers": "num_hidden_layers"}, {}),
+    "internlm": ("llama", {}, {"attention_bias": True}),
+    "internlm2": ("llama", {}, {}),
+    "kimi_k2": ("deepseek_v3", {}, {}),
+    "mimo": ("qwen2", {}, {}),
+    "minicpm": ("llama", {}, {}),
+    "minimax_m1": ("minimax", {}, {}),
+    "minimax_text_01": ("minimax", {}, {}),
+    "qwen3_vl_moe_text": ("qwen3_moe", {}, {}),
+}
+# How transformers is asked for a class: for more than a decoder first, as some of those have one that is half of them.
+AUTO = (
+    "AutoModelForImageTextToText", "AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForCausalLM",
+    "AutoModelForMaskedLM", "AutoModel",
+)  # fmt: skip
+_KINDS = ("linear_attention", "full_attention")  # what attn_type_list of MiniMax says with 0 and 1
+_UNKNOWN = "Unrecognized"  # begins the message of transformers where it has no class
+HEAD = """\
+# Parameters of every model that ships
+
+Ours is the sum over the weights of the graph that a model's config becomes. Theirs is what transformers {transformers}
+counts in the class named, built on the meta device from the same config. Where transformers does not have the model, it
+is a class with the same matrices (*as*), a count by hand from the shapes in the model's code (*by hand*), or the count
+of the model's file (*file*). `models/NAME.yaml` says what was read where.
+
+Made by `python tests/oracle/make_parameters.py`; `tests/test_parameters.py` compares it with the graphs.
+
+| model | ours | theirs | difference | theirs counted |
+|---|---:|---:|---:|---|
+"""
+
+
+def specs() -> dict[str, dict[str, Any]]:
+    """The content of models/*.yaml by name."""
+    files = sorted((ROOT / "models").glob("*.yaml"))
+    return {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in files}
+
+
+def twin(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `config` for the class of transformers that has its matrices."""
+    model_type, names, besides = TWINS[config["model_type"]]
+    fields = {names.get(key, key): value for key, value in config.items()}
+    if "attn_type_list" in fields:
+        fields["layer_types"] = [_KINDS[n] for n in fields.pop("attn_type_list")]
+    return {**fields, **besides, "model_type": model_type}
+
+
+def counted(fields: Mapping[str, Any]) -> tuple[int, str] | None:
+    """Parameters of the model that transformers builds, and its class; None where it has none.
+
+    Some classes tie a head that the file says is the checkpoint's own (T5, Kimi K2.5): it counts besides.
+    """
+    import torch
+
+    with torch.device("meta"):
+        model = built(fields)
+    if model is None:
+        return None
+    parameters, name = sum(parameter.numel() for parameter in model.parameters()), type(model).__name__
+    tied = fields.get("tie_word_embeddings", fields.get("text_config", {}).get("tie_word_embeddings"))
+    head = model.get_output_embeddings() if tied is False else None
+    if head is not None and head.weight is model.get_input_embeddings().weight:
+        return parameters + head.weight.numel(), f"{name}, with a head of its own as the file says"
+    return parameters, name
+
+
+def built(fields: Mapping[str, Any]) -> Any:
+    """The model as the class that the file names, or else as whatever transformers has for its type."""
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.for_model(**fields)
+    except ValueError as error:
+        if str(error).startswith(_UNKNOWN):
+            return None
+        raise
+    named = [getattr(transformers, name) for name in fields.get("architectures", ()) if hasattr(transformers, name)]
+    if named:
+        return named[0](config)
+    autos = (getattr(transformers, name) for name in AUTO)
+    auto = next((auto for auto in autos if type(config) in auto._model_mapping), None)
+    return auto.from_config(config) if auto else None
+
+
+def count(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of one model, and what counted them."""
+    fields = {key: value for key, value in spec["config"].items() if key != "quantization_config"}
+    own = fields["model_type"]
+    found = counted(twin(fields) if own in TWINS else fields)
+    if found:
+        return {"parameters": found[0], "counted": f"as {found[1]}" if own in TWINS else found[1]}
+    by_hand = "by hand" in " ".join(str(spec["source"].get("note", "")).split())
+    return {"parameters": spec["parameters"], "counted": "by hand" if by_hand else "file"}
+
+
+def make() -> dict[str, Any]:
+    """The whole content of parameters.json."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    meta = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {"meta": meta, "models": {name: _named(name, spec) for name, spec in specs().items()}}
+
+
+def _named(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return count(spec)
+    except Exception as error:
+        raise RuntimeError(f"{name}: transformers does not build it") from error
+
+
+def page(oracle: Mapping[str, Any]) -> str:
+    """docs/parameters.md, from parameters.json and our own counts."""
+    rows = []
+    for name, theirs in oracle["models"].items():
+        ours = load_model(name).parameters
+        numbers = f"{ours:,} | {theirs['parameters']:,} | {ours - theirs['parameters']:+,}".replace("+0", "0")
+        rows.append(f"| {name} | {numbers} | {theirs['counted']} |\n")
+    return HEAD.format(**oracle["meta"]) + "".join(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make or check tests/oracle/parameters.json and docs/parameters.md.")
+    parser.add_argument("--check", action="store_true", help="compare with the stored file instead of writing it")
+    check = parser.parse_args().check
+    found = make()
+    if not check:
+        text = page(found)
+        ORACLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(text, encoding="utf-8")
+        print(f"{ORACLE.name}: {len(found['models'])} models written")
+        return 0
+    stored = json.loads(ORACLE.read_text(encoding="utf-8"))["models"]
+    lines = [
+        f"{name}: stored {stored.get(name)}, found {found['models'].get(name)}"
+        for name in sorted(stored.keys() | found["models"].keys())
+        if stored.get(name) != found["models"].get(name)
+    ]
+    print("\n".join(lines) or f"{ORACLE.name}: {len(stored)} models, no difference")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Parameters of every shipped model against transformers (oracle/parameters.json, made by make_parameters.py)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from llmviewer.model_files import load_model, model_names
+
+from .oracle.make_parameters import ORACLE, PAGE, page, specs
+
+STORED = json.loads(ORACLE.read_text(encoding="utf-8"))
+REMAKE = "run python tests/oracle/make_parameters.py"
+
+
+def test_every_model_has_a_row():
+    assert tuple(sorted(STORED["models"])) == model_names(), REMAKE
+
+
+@pytest.mark.parametrize("name", STORED["models"])
+def test_parameters_equal_those_of_another_count(name):
+    assert load_model(name).parameters == STORED["models"][name]["parameters"]
+
+
+def test_counts_that_are_no_class_of_transformers_are_those_of_the_models_file():
+    files = specs()
+    own = {name: row for name, row in STORED["models"].items() if row["counted"] in ("by hand", "file")}
+    assert all(row["parameters"] == files[name]["parameters"] for name, row in own.items())
+    by_hand = {name for name, row in own.items() if row["counted"] == "by hand"}
+    assert by_hand == {name for name in own if "by hand" in " ".join(str(files[name]["source"]["note"]).split())}
+
+
+def test_the_page_is_made_of_these_counts():
+    assert PAGE.read_text(encoding="utf-8") == page(STORED), REMAKE
+
+
+def test_parameters_json_is_what_transformers_counts_today():
+    """Needs the extra `oracle`; skipped without it."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    script = [sys.executable, str(ORACLE.parent / "make_parameters.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

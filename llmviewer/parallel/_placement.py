@@ -16,7 +16,7 @@ from typing import Final
 from ..errors import InputError
 from ..graph import Block
 from ..layout import nearest_divisors
-from ..operators.attention import QK, SV, FlashAttention, Softmax
+from ..operators.attention import QK, SV, FlashAttention, Heads, Softmax
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.collectives import AllGather, AllReduce, Group
 from ..operators.elementwise import Add, Combine, Elementwise, Norm, Permute, Rope
@@ -96,7 +96,7 @@ class Placement:
     def _cut(self, t: Tensor) -> Tensor:
         """`t` as one rank has it: its share of the units, or a copy of one where there are fewer units than ranks."""
         ranks, units = self.group.size, self._units(t)
-        if units == _WHOLE:
+        if units == _WHOLE or (units < ranks and units == t.width):  # too little to share out
             return t
         if units % ranks == 0:
             return replace(t, width=t.width // ranks)
@@ -156,7 +156,7 @@ class Placement:
             case ExpertsLinear():
                 self._none_partial(op)
                 self._experts(op)
-            case Permute():
+            case Permute() if self.experts.experts:
                 self._run_whole(op)
                 self._dispatched(op)
             case LMHead():
@@ -230,7 +230,7 @@ class Placement:
             return
         heads, ranks = op.heads, self.group.size  # type: ignore[attr-defined]
         local = replace(heads, num_heads=heads.num_heads // ranks, num_kv_heads=max(heads.num_kv_heads // ranks, 1))
-        inputs = tuple(self._have(t).tensor for t in op.inputs)
+        inputs = tuple(self._have(self._borrowed(t, heads, local)).tensor for t in op.inputs)
         if isinstance(op, Rope):
             outputs = tuple(self._put(t, replace(t, width=x.width)) for t, x in zip(op.outputs, inputs, strict=True))
         else:
@@ -238,6 +238,12 @@ class Placement:
             outputs = (self._put(op.outputs[0], replace(op.outputs[0], width=width)),)
         weights = tuple(_share(w, heads.num_heads, local.num_heads) for w in op.weights)
         self.operators.append(replace(op, inputs=inputs, outputs=outputs, weights=weights, heads=local))  # type: ignore[call-arg]
+
+    def _borrowed(self, t: Tensor, heads: Heads, local: Heads) -> Tensor:
+        """A cache that another layer has written, as cut as this layer's own would be."""
+        if t.role is Role.ACTIVATION or t.name in self._places:
+            return t
+        return replace(t, width=t.width * local.num_kv_heads // heads.num_kv_heads)
 
     def _elementwise(self, op: Elementwise) -> None:
         """Its share of the elements, if what it reads is cut; a whole tensor beside a cut one is read in part."""

@@ -17,15 +17,22 @@ def staged(graph: Graph, stages: int, group: Group) -> Graph:
 
     What comes before the first layer is in the first stage, what comes after the last one in the last.
 
-    Raises InputError where there are fewer layers than stages, or an encoder or a tower beside them.
+    Raises InputError where there are fewer layers than stages, or all layers read one result, such as an encoder's.
     """
     layers = graph.layers
     if stages > layers:
         raise InputError(f"pp={stages} is more than the {layers} layers; try pp={layers} or fewer")
-    if any(block.given or not block.main for block in graph.blocks):
-        raise InputError(f"pp={stages}: a model with an encoder or a tower cannot be cut into stages yet; use tp or dp")
+    if any(block.given for block in graph.blocks):
+        raise InputError(
+            f"pp={stages}: layers that all read one earlier result cannot be cut into stages; use tp or dp"
+        )
     first = [-(-layers * stage // stages) for stage in range(stages + 1)]
-    pieces = [piece for block in graph.blocks for piece in _cut(block, first)]
+    at = next(index for index, block in enumerate(graph.blocks) if block.main and block.layers)
+    pieces = [
+        piece
+        for index, block in enumerate(graph.blocks)
+        for piece in (_cut(block, first) if index >= at else [replace(block, stage=0)])
+    ]
     blocks: list[Block] = []
     for piece in sorted(pieces, key=lambda block: block.stage):
         if blocks and piece.stage > blocks[-1].stage:
@@ -38,7 +45,7 @@ def _cut(block: Block, first: list[int]) -> Iterator[Block]:
     """`block` in pieces of one stage each."""
     last = len(first) - 2
     if not block.layers:
-        yield replace(block, stage=last if block.input else 0)
+        yield replace(block, stage=last)
         return
     for stage in range(last + 1):
         layers = tuple(n for n in block.layers if first[stage] <= n < first[stage + 1])

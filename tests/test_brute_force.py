@@ -207,7 +207,7 @@ def test_where_all_fit_there_is_no_largest():
 @given(graphs(), st.integers(1, 4), st.integers(1, 30), st.integers(1, 10), st.integers(0, 400_000))
 def test_the_largest_batch_and_context_equal_a_linear_search(graph, batch, prompt, gen, spare):
     footprint = Footprint.of(graph)
-    capacity = footprint.weight_bytes + spare
+    capacity = footprint.parts(batch=1, prompt=1, gen=1)[0] + spare
     found = memory(footprint, capacity, batch=batch, prompt=prompt, gen=gen)
 
     def fits(**given):

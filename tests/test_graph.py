@@ -12,6 +12,7 @@ from llmviewer.architectures._parts import Parts
 from llmviewer.graph import Block, Graph
 from llmviewer.model_files import load_model, model_names
 from llmviewer.operators.attention import QK, SV, FlashAttention, Softmax
+from llmviewer.operators.linear import BlockLinear
 from llmviewer.precision import FP16, NAMED
 from llmviewer.setting import Setting
 from llmviewer.transforms.flash_attention import flash_attention
@@ -68,6 +69,8 @@ def test_a_cache_written_in_one_format_and_read_in_another_is_found():
 @pytest.mark.parametrize("name", model_names())
 def test_every_model_can_run_under_every_technique_and_names_are_unique_in_a_block(name, attention, quant):
     model = load_model(name)
+    if quant == "fp8,lm_head=fp8" and not any(op.kind == "lm_head" for _, op in model.graph):
+        quant = "fp8"
     graph = Setting.of(model, "h100-sxm", quant=quant, attention=attention).graph.check()
     for block in graph.blocks:
         names = Counter(op.name for op in block.operators)
@@ -78,25 +81,30 @@ def test_every_model_can_run_under_every_technique_and_names_are_unique_in_a_blo
 
 @pytest.mark.parametrize("name", model_names())
 def test_blocks_hand_on_a_stream_of_one_width(name):
-    """What a block leaves is as wide as what the next one reads."""
+    """What a block leaves is as wide as what the next one reads, those aside whose result is given to later ones."""
     blocks = load_model(name).graph.blocks
-    for before, after in itertools.pairwise(blocks):
+    given = {name for block in blocks for name in block.given}
+    for before, after in itertools.pairwise(block for block in blocks if block.output not in given):
+        if not after.input or not before.main:  # an embedding, which starts from tokens or pictures; a tower's result
+            continue
         left = {t.name: t.width for op in before.operators for t in op.outputs}[before.output]
-        read = {t.name: t.width for op in after.operators for t in op.inputs}[after.input]
-        assert left == read
+        read = {t.width for op in after.operators for t in op.inputs if t.name == after.input}
+        assert left in (max(read), sum(read))  # Gemma 3n's head reads its streams in two parts
     for block in blocks:
         if block.repeat > 1:
             widths = {t.name: t.width for op in block.operators for t in (*op.inputs, *op.outputs)}
             assert widths[block.input] == widths[block.output]
 
 
-def test_tensors_are_as_wide_where_they_are_read_as_where_they_were_written():
+def test_tensors_are_no_wider_where_they_are_read_than_where_they_were_written():
     for name in model_names():
         for block in load_model(name).graph.blocks:
             written = {t.name: t.width for op in block.operators for t in op.outputs}
+            merges = block.stream.name == "images"  # some rows of a tower are read as one
             for op in block.operators:
                 for t in op.inputs:
-                    assert written.get(t.name, t.width) == t.width
+                    width = written.get(t.name, t.width)
+                    assert width >= t.width or (merges and t.width % width == 0)
 
 
 def test_inner_widths_of_matrices_fit_their_inputs_and_outputs():
@@ -104,7 +112,9 @@ def test_inner_widths_of_matrices_fit_their_inputs_and_outputs():
         for _, op in load_model(name).graph:
             if op.kind in ("linear", "lm_head"):
                 rows, columns = op.weights[0].shape
-                assert op.inputs[0].width == columns
+                assert (
+                    op.inputs[0].width % columns == 0 if isinstance(op, BlockLinear) else op.inputs[0].width == columns
+                )
                 assert sum(t.width for t in op.outputs) == rows
 
 

@@ -76,6 +76,15 @@ def test_a_kv_head_is_copied_where_there_are_fewer_than_ranks():
     assert {op.heads.num_kv_heads for _, op in whole if op.name == "qk_matmul"} == {1}
 
 
+def test_a_cache_that_another_layer_wrote_is_cut_as_that_layer_cuts_it():
+    part = _shared("gemma-4-26b-a4b", tp=2)
+    widths = {(b.name, t.width) for b, op in part for t in op.inputs if t.name == "k_cache" and op.name == "qk_matmul"}
+    lent = _shared("gemma-3n-e4b", tp=2)
+    of_all = {t.width for _, op in lent for t in op.inputs if t.name == "k_cache"}
+    assert of_all == {256}  # one of two heads of 256 in every layer
+    assert {width for _, width in widths} == {4 * 256, 512}  # four of eight heads, and one of two twice as wide
+
+
 def test_latent_attention_cuts_heads_and_copies_the_latent():
     whole, part = load_model("deepseek-v3").graph, _shared("deepseek-v3", tp=8)
     shapes = {op.name: op.weight.shape for b, op in part if isinstance(op, Linear) and b.name == "moe"}
@@ -98,6 +107,17 @@ def test_a_layer_sums_twice_and_one_with_parallel_branches_once():
 def test_a_norm_over_all_heads_sends_a_number_a_token():
     sent = [op for _, op in _shared("olmo-2-7b", tp=4) if isinstance(op, AllReduce) and "norm" in op.name]
     assert {(op.inputs[0].width, op.inputs[0].format.bits) for op in sent} == {(1, 32)}
+
+
+def test_cross_attention_reads_a_part_of_what_makes_its_keys():
+    prompt = Workload.prefill(batch=1, prompt=100)
+
+    def read(graph):
+        ops = [op for _, op in graph if op.name.startswith("cross_") and isinstance(op, Linear)]
+        assert ops
+        return sum(evaluate(w.elements, prompt) for op in ops for w in op.weights)
+
+    assert read(_shared("t5-large", tp=2)) == read(load_model("t5-large").graph) / 2
 
 
 # Experts.
@@ -205,7 +225,7 @@ def test_latency_and_bytes_of_a_link_add_up():
     setting = Setting.of("llama-2-7b", H100, layout="tp=8")
     row = next(r for r in setting.plan.operators if r.operator.name == "o_proj_all_reduce")
     busy = evaluate(row.busy_s[link("scale_up")], Workload.decode(batch=1, kv_len=1))
-    assert busy == pytest.approx(1e-6 + 2 * 7 / 8 * 4096 * 2 / 450e9)
+    assert busy == pytest.approx(1e-6 + 4096 * 2 / 450e9)  # the switches of an H100 add
 
 
 def test_a_latency_that_is_not_known_counts_as_none():
@@ -365,3 +385,14 @@ def test_collectives_are_launches_like_all_others():
     assert {op.bound for op in sent} == {"link"}
     assert found.inputs.devices == 8
     assert issubclass(AllReduce, Collective)
+
+
+def test_notes_say_what_is_not_known_of_links_and_what_every_rank_runs():
+    bare = load_hardware("t4")
+    found = analyze("jamba-v0.1", bare, layout="tp=2").notes
+    assert "t4 has no scale-up link: devices talk over their host links (15.8 GB/s each)" in found
+    assert "host.latency of t4 is not known and counts as none; --hardware-set host.latency=VALUE" in found
+    assert "tp=2: in_proj, x_proj, dt_proj, out_proj run whole on every rank" in found
+    known = analyze("llama-2-7b", H100, layout="tp=2").notes
+    assert not [note for note in known if "not known" in note or "every rank" in note]
+    assert not [note for note in analyze("jamba-v0.1", bare).notes if "link" in note or "every rank" in note]

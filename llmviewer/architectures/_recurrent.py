@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise, Rope
-from ..operators.linear import Linear
-from ..operators.recurrence import BlockLinear, LongConv, ShortConv, TokenShift
+from ..operators.linear import BlockLinear, Linear
+from ..operators.recurrence import LongConv, ShortConv, TokenShift
 from ..operators.state_space import CausalConv, Scan
 from ._parts import Parts, result
 from ._state_space import kept

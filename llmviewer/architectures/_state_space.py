@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ..forms import SEQUENCES
 from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import Elementwise
-from ..operators.linear import Linear
+from ..operators.linear import BlockLinear
 from ..operators.state_space import CausalConv, Scan
 from ..precision import FP32
 from ._parts import NormKind, Parts, result
@@ -178,12 +178,12 @@ class GatedLinearRecurrence:
         out = parts.project("linear_out", result((gated,)), x.width, bias=True)
         return (gate, linear_x, conv, *gates, scan, gated, out)
 
-    def _gate(self, parts: Parts, name: str, x: Tensor) -> Linear:
+    def _gate(self, parts: Parts, name: str, x: Tensor) -> BlockLinear:
         held = (
             parts.weight(f"{name}.weight", self.inner, self.inner // self.blocks),
             parts.weight(f"{name}.bias", self.inner),
         )
-        return Linear(name=name, inputs=(x,), outputs=(parts.tensor(name, self.inner),), weights=held)
+        return BlockLinear(name=name, inputs=(x,), outputs=(parts.tensor(name, self.inner),), weights=held)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from ..graph import Block, Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Activation, Elementwise, Norm
-from ..operators.linear import Linear
+from ..operators.linear import BlockLinear
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
@@ -177,7 +177,7 @@ class Gemma3nDecoder(Gemma4Decoder):
         block = super()._head(parts)
         width = (self.streams - 1) * self.hidden
         held = (parts.weight("altup_unembed_projections.weight", width, self.hidden),)
-        others = Linear(
+        others = BlockLinear(
             name="altup_unembed_projections",
             inputs=(parts.tensor(HIDDEN, width),),
             outputs=(parts.tensor("unembedded", width),),

@@ -91,13 +91,25 @@ class Gemma4Attention:
         )
         return (k_proj, *v_proj, q_norm, k_norm, v_norm, rope)
 
-    def _query_rope(self, parts: Parts, q: Tensor) -> Elementwise:
-        """Rotation of queries alone: three OPs for each element that is turned, and the others stay where they are."""
-        width = self.heads.num_heads * self.rotary_dim
-        out = parts.tensor("q_rope", width)
-        return Elementwise(
-            name="rope", kind="rope", inputs=(replace(q, width=width),), outputs=(out,), ops_per_element=3
-        )
+    def _query_rope(self, parts: Parts, q: Tensor) -> QueryRope:
+        turned = self.heads.num_heads * self.rotary_dim
+        out = parts.tensor("q_rope", q.width)
+        return QueryRope(name="rope", inputs=(q,), outputs=(out,), ops_per_element=3 * turned / q.width, turned=turned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryRope(Elementwise):
+    """Rotation of queries alone: three OPs for each of the `turned` elements, and the others stay where they are."""
+
+    turned: int
+
+    kind: str = "rope"
+
+    def reads(self) -> tuple[Tensor, ...]:
+        return (replace(self.inputs[0], width=self.turned),)
+
+    def writes(self) -> tuple[Tensor, ...]:
+        return (replace(self.outputs[0], width=self.turned),)
 
 
 @dataclass(frozen=True, kw_only=True)

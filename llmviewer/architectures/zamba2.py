@@ -84,7 +84,7 @@ class SharedBlock:
     def _mlp(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         plain = parts.project("gate_up_proj", x, 2 * self.inner, bias=self.bias)
         gate_up = self._with_adapter(parts, plain, "gate_up", x, parts.tensor("gate_up", 2 * self.inner))
-        halved = tuple(replace(result(gate_up), width=self.inner, name=name) for name in ("gate", "up"))
+        halved = tuple(replace(result(gate_up), width=self.inner, name=name) for name in ("mlp_gate", "mlp_up"))
         *before, add = gate_up
         gate_up = (*before, Add(name=add.name, inputs=add.inputs, outputs=halved, ops_per_element=2))  # of each half
         mid = parts.activate("mlp_act", self.act, *halved)

@@ -31,6 +31,7 @@ class Tensor:
     """tensor[rows, width]: the rows that one launch reads or writes. Edges of the graph are tensor names.
 
     held  rows that stay between passes, where they are not those
+    away  the part of what is kept that lies outside of device memory
     """
 
     name: str
@@ -39,6 +40,7 @@ class Tensor:
     rows: Form = TOKENS
     role: Role = Role.ACTIVATION
     held: Form | None = None
+    away: float = 0.0
 
     @property
     def elements(self) -> Form:
@@ -50,10 +52,15 @@ class Tensor:
         return self.elements * (self.format.stored_bits / 8)
 
     @property
-    def held_bytes(self) -> Form:
-        """What stays between passes. [B]"""
+    def kept_bytes(self) -> Form:
+        """What stays between passes, wherever it lies. [B]"""
         rows = self.rows if self.held is None else self.held
         return self.width * rows * (self.format.stored_bits / 8)
+
+    @property
+    def held_bytes(self) -> Form:
+        """What of it takes device memory. [B]"""
+        return (1 - self.away) * self.kept_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +76,7 @@ class Weight:
     rows: Form | None = None
     tied: bool = False
     active: float = 1.0  # the part of it that one token uses
+    away: float = 0.0  # the part of it that lies outside of device memory
 
     @property
     def numel(self) -> int:
@@ -85,9 +93,14 @@ class Weight:
         return self.elements * (self.format.stored_bits / 8)
 
     @property
-    def stored_bytes(self) -> float:
-        """What it takes in memory. [B]"""
+    def kept_bytes(self) -> float:
+        """What it takes, wherever it lies. [B]"""
         return 0.0 if self.tied else self.numel * self.format.stored_bits / 8
+
+    @property
+    def stored_bytes(self) -> float:
+        """What of it takes device memory. [B]"""
+        return (1 - self.away) * self.kept_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +134,7 @@ class Work:
 
     @property
     def link_bytes(self) -> Form:
-        """What goes to other devices. [B]"""
+        """What goes over links. [B]"""
         return total(form for resource, form in self.amounts if resource.unit is Unit.LINK)
 
     @property
@@ -131,12 +144,16 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator(ABC):
-    """A kernel launch. It reads `inputs` and `weights` and writes `outputs`; what is inside stays on the chip."""
+    """A kernel launch. It reads `inputs` and `weights` and writes `outputs`; what is inside stays on the chip.
+
+    transfers  bytes, by link, that come from and go to where parts of its tensors are kept, while it runs
+    """
 
     name: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     weights: tuple[Weight, ...] = ()
+    transfers: tuple[tuple[Resource, Form], ...] = ()
 
     kind: str = ""
 
@@ -153,8 +170,8 @@ class Operator(ABC):
         return self.outputs
 
     def sent(self) -> dict[Resource, Form]:
-        """Bytes that go to other devices and messages that wait for each other, by link."""
-        return {}
+        """Bytes that go over links and messages that wait for each other, by link."""
+        return dict(self.transfers)
 
     def state(self) -> tuple[Tensor, ...]:
         """What stays in memory between passes on behalf of this operator: its KV cache or its state."""

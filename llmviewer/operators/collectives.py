@@ -39,6 +39,7 @@ class Group:
                      passes it on inside
     topology         of the links inside
     ports            links inside of one device that lead to different neighbours, where there is no switch
+    reducing         whether switches inside add up what passes them
     """
 
     name: str
@@ -50,6 +51,7 @@ class Group:
     hierarchical: bool = False
     topology: str = "switch"
     ports: int = 1
+    reducing: bool = False
 
     @property
     def size(self) -> int:
@@ -99,6 +101,7 @@ class Collective(Operator):
 class AllReduce(Collective):
     """The sum of all members' tensors, for all of them: at least 2 (p - 1) / p of it leaves each device.
 
+    Where a switch adds, each device's tensor has to leave it once, and the sum to come once: with AUTO no more does.
     Across domains each member reduces the part that it has after a reduce-scatter inside.
     """
 
@@ -106,7 +109,7 @@ class AllReduce(Collective):
         part = 1.0 if inside else 1 / self.group.inner
         halves = 2 * (members - 1) / members
         share, hops = {
-            Algorithm.AUTO: (halves, 1.0),
+            Algorithm.AUTO: (1.0 if inside and self.group.reducing else halves, 1.0),
             Algorithm.RING: (halves, 2.0 * (members - 1)),
             Algorithm.TREE: (2.0, 2.0 * ceil(log2(members))),
             Algorithm.ONE_SHOT: (members - 1.0, 1.0),

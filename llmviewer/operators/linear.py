@@ -34,6 +34,11 @@ class Linear(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockLinear(Linear):
+    """A Linear whose outputs each read an equal part of x of their own: weight[n, k / outputs]."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LMHead(Linear):
     """The Linear that turns hidden states into logits, at the positions where logits are wanted."""
 

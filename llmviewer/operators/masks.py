@@ -334,5 +334,9 @@ class Joint(Mask):
     def read(self) -> Form:
         return total(mask.read for mask in self.masks)
 
+    @property
+    def held(self) -> Form:
+        return total(mask.held for mask in self.masks)
+
     def __str__(self) -> str:
         return " and ".join(map(str, self.masks))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ..forms import TOKENS, Form, fft
 from ..resource import Resource, vector
 from .base import Operator
-from .linear import Linear
 from .state_space import CausalConv
 
 
@@ -24,11 +23,6 @@ class TokenShift(Operator):
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): (1 + 2 * self.mixtures) * self.inputs[0].elements}
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockLinear(Linear):
-    """A Linear whose outputs each read an equal part of x of their own: weight[n, k / outputs]."""
 
 
 @dataclass(frozen=True, kw_only=True)

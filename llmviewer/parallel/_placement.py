@@ -203,11 +203,7 @@ class Placement:
         else:
             outputs = tuple(self._put(t, self._cut(t)) for t in op.outputs)
             wide, width = (sum(t.width for t in ts) for ts in (op.outputs, outputs))
-            weights = (
-                replace(op.weight, shape=(width, op.weight.shape[1])),
-                *(_share(b, wide, width) for b in op.weights[1:]),
-            )
-            op = replace(op, outputs=outputs, weights=weights)
+            op = replace(op, outputs=outputs, weights=tuple(_share(w, wide, width) for w in op.weights))
         self.operators.append(op)
 
     def _head(self, op: LMHead) -> None:
@@ -357,4 +353,5 @@ def _narrow(weight: Weight, width: int) -> Weight:
 
 def _share(weight: Weight, wide: int, width: int) -> Weight:
     """A vector of `wide` elements, or a table of as many rows, as a rank with `width` of them has it."""
-    return replace(weight, shape=(weight.shape[0] * width // wide, *weight.shape[1:]))
+    rows = weight.rows * (width / wide) if weight.rows else None
+    return replace(weight, shape=(weight.shape[0] * width // wide, *weight.shape[1:]), rows=rows)

@@ -22,7 +22,7 @@ def staged(graph: Graph, stages: int, group: Group) -> Graph:
     layers = graph.layers
     if stages > layers:
         raise InputError(f"pp={stages} is more than the {layers} layers; try pp={layers} or fewer")
-    if any(block.given for block in graph.blocks):
+    if any(block.given and block.main and block.layers for block in graph.blocks):
         raise InputError(
             f"pp={stages}: layers that all read one earlier result cannot be cut into stages; use tp or dp"
         )

@@ -20,7 +20,7 @@ def flash_attention(on_chip_bytes: float) -> Transform:
                 case [QK() as qk, Softmax() as softmax, SV() as sv]:
                     read = (*qk.inputs, *sv.inputs[1:])  # what serves as key and as value is read once
                     fused = FlashAttention(
-                        name="attention",
+                        name=qk.name.replace("qk_matmul", "attention"),
                         inputs=tuple(dict.fromkeys(read)),
                         outputs=sv.outputs,
                         weights=softmax.weights,

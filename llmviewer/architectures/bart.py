@@ -1,0 +1,166 @@
+"""BART and other translators of its build: encoder and decoder with biases, LayerNorm, one table of words.
+
+They differ in where norms stand and in how positions come in. Positions that are computed and not learned are a table
+all the same where the checkpoint has one. The bias of the logits, zeros in every checkpoint, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Decoder, FeedForward, Layer, Residual
+from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
+from ._feed_forward import Experts, Mlp
+from ._parts import NormKind, activation, heads_of
+
+_TASKS: Final = {"ForConditionalGeneration": "pair", "MTModel": "pair", "Model": "pair"}
+_COSTLESS: Final = """
+    is_encoder_decoder scale_embedding classifier_dropout classif_dropout encoder_layerdrop decoder_layerdrop
+    forced_bos_token_id forced_eos_token_id num_hidden_layers id2label label2id num_labels output_past num_beams
+    max_length min_length length_penalty early_stopping no_repeat_ngram_size bad_words_ids max_position_embeddings
+    add_final_layer_norm add_bias_logits normalize_before normalize_embedding static_position_embeddings
+    extra_pos_embeddings force_bos_token_to_be_generated tokenizer_class
+    router_dtype router_z_loss_coef router_aux_loss_coef router_ignore_padding_tokens expert_capacity
+    second_expert_policy normalize_router_prob_before_dropping batch_prioritized_routing moe_token_dropout
+    moe_eval_capacity_token_fraction output_router_logits
+"""
+
+Network = Callable[[Section, str, int], FeedForward]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """residual      where norms stand; before the branches, a last norm follows the layers
+    positions     the checkpoint has a table of them
+    offset        rows of that table that stand for padding
+    embed_norm    a norm follows the embedding
+    act           where the config does not say
+    """
+
+    residual: Residual
+    positions: bool = True
+    offset: int = 0
+    embed_norm: bool = False
+    act: str = "gelu"
+
+
+@architecture("bart")
+def build_bart(config: Section, fmt: Format) -> Graph:
+    """Norms after the additions (arXiv:1910.13461)."""
+    return _built(config, fmt, Build(residual=Residual.POST, offset=2, embed_norm=True))
+
+
+@architecture("mbart")
+def build_mbart(config: Section, fmt: Format) -> Graph:
+    """Norms before the branches (arXiv:2001.08210)."""
+    return _built(config, fmt, Build(residual=Residual.PRE, offset=2, embed_norm=True))
+
+
+@architecture("marian")
+def build_marian(config: Section, fmt: Format) -> Graph:
+    """Translators of Marian (arXiv:1804.00344), such as the OPUS-MT models."""
+    if not config.flag("share_encoder_decoder_embeddings", default=True):
+        raise config.error("share_encoder_decoder_embeddings", "must be true: two tables of words are not known here")
+    vocab = config.integer("vocab_size")
+    if (other := config.integer("decoder_vocab_size", vocab)) != vocab:
+        raise config.error(
+            "decoder_vocab_size", f"must be the vocab_size {vocab}, as both sides share one table; got {other}"
+        )
+    return _built(config, fmt, Build(residual=Residual.POST))
+
+
+@architecture("pegasus")
+def build_pegasus(config: Section, fmt: Format) -> Graph:
+    """A summarizer (arXiv:1912.08777)."""
+    return _built(config, fmt, Build(residual=Residual.PRE))
+
+
+@architecture("m2m_100")
+def build_m2m_100(config: Section, fmt: Format) -> Graph:
+    """Translators between many languages, NLLB's dense ones among them (arXiv:2010.11125, arXiv:2207.04672)."""
+    return _built(config, fmt, Build(residual=Residual.PRE, positions=False, act="relu"))
+
+
+@architecture("nllb-moe")
+def build_nllb_moe(config: Section, fmt: Format) -> Graph:
+    """NLLB with experts in every fourth layer, of which each token takes two (arXiv:2207.04672, section 6)."""
+
+    def network(config: Section, side: str, index: int) -> FeedForward:
+        step = config.integer(f"{side}_sparse_step", 4, least=0)
+        dense = _mlp(config, side, "relu")
+        if not step or (index + 1) % step:
+            return dense
+        router_bias = config.flag("router_bias", default=False)
+        return Experts(
+            experts=config.integer("num_experts", 128),
+            chosen=2,
+            inner=dense.inner,
+            act=dense.act,
+            gated=False,
+            bias=True,
+            router_bias=router_bias,
+        )
+
+    return _built(config, fmt, Build(residual=Residual.PRE, positions=False, act="relu"), network)
+
+
+def _built(config: Section, fmt: Format, build: Build, network: Network | None = None) -> Graph:
+    """`network` is that of a side's layer, which is dense if it is not given."""
+    task(config, _TASKS, "ForConditionalGeneration")  # a classifier runs its decoder over all of the input
+    config.costless(*_COSTLESS.split())
+    vocab, hidden = config.integer("vocab_size"), config.integer("d_model")
+    positions = config.integer("max_position_embeddings", 1024) + build.offset if build.positions else 0
+
+    def networks(side: str) -> list[FeedForward]:
+        layers = range(config.integer(f"{side}_layers"))
+        if network:
+            return [network(config, side, index) for index in layers]
+        return [_mlp(config, side, build.act)] * len(layers)
+
+    own, other = (heads_of(config, hidden, f"{side}_attention_heads") for side in ("encoder", "decoder"))
+    ahead, behind = (SelfAttention(heads=heads, qkv_bias=True, o_bias=True) for heads in (both_ways(own), other))
+    cross = CrossAttention(heads=other, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
+    last = build.residual is Residual.PRE
+    encoder = Encoder(
+        vocab=vocab,
+        hidden=hidden,
+        layers=[
+            Layer(mixer=ahead, feed_forward=each, residual=build.residual, name=f"encoder{_kind(each)}")
+            for each in networks("encoder")
+        ],
+        positions=positions,
+        embed_norm=build.embed_norm,
+        final_norm=last,
+    )
+    decoder = Decoder(
+        vocab=vocab,
+        hidden=hidden,
+        layers=[
+            CrossLayer(
+                mixer=behind, cross=cross, feed_forward=each, residual=build.residual, name=f"decoder{_kind(each)}"
+            )
+            for each in networks("decoder")
+        ],
+        norm=NormKind.LAYER,
+        tied=config.flag("tie_word_embeddings", default=True),
+        positions=positions,
+        embed_norm=build.embed_norm,
+        final_norm=last,
+    )
+    return pair(encoder, decoder, fmt)
+
+
+def _mlp(config: Section, side: str, act: str) -> Mlp:
+    inner = config.integer(f"{side}_ffn_dim")
+    return Mlp(inner=inner, act=activation(config, "activation_function", act), bias=True)
+
+
+def _kind(network: FeedForward) -> str:
+    return "_moe" if isinstance(network, Experts) else ""

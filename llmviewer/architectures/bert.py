@@ -1,0 +1,165 @@
+"""BERT and its kin: layers that see their tokens both ways, norms after the additions, learned positions.
+
+The head is that of the class that `architectures` names: BertForMaskedLM puts out words at every token, BertModel a
+pooled first token where its family has a pooler. Where a config names no class, it is the bare model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.base import Operator, Tensor
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer, Residual
+from ._encoder import Encoder, Head, both_ways, task
+from ._feed_forward import Mlp
+from ._parts import Parts, activation, heads_of
+from ._reused import again
+
+_TASKS: Final = {
+    "ForMaskedLM": "words",
+    "ForPreTraining": "pretraining",
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "token",
+    "ForQuestionAnswering": "answer",
+    "Model": "bare",
+}
+_COSTLESS: Final = """
+    hidden_dropout_prob attention_probs_dropout_prob classifier_dropout classifier_dropout_prob down_scale_factor
+    chunk_size_feed_forward directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type summary_last_dropout gap_size net_structure_type num_memory_blocks
+    output_past label2id problem_type mask_token_id cls_token_id qa_dropout seq_classif_dropout attention_dropout
+    dropout id2label num_labels sinusoidal_pos_embds position_biased_input output_hidden_states output_attentions
+    finetuning_task tie_weights_
+"""
+
+
+@architecture("bert")
+def build_bert(config: Section, fmt: Format) -> Graph:
+    """Token types, and a pooler (arXiv:1810.04805)."""
+    return _encoder(config, fmt, pooler=True)
+
+
+@architecture("roberta", "xlm-roberta", "camembert")
+def build_roberta(config: Section, fmt: Format) -> Graph:
+    """BERT in all that is counted; the first rows of the positions stand for padding (arXiv:1907.11692)."""
+    return _encoder(config, fmt, pooler=True)
+
+
+@architecture("electra")
+def build_electra(config: Section, fmt: Format) -> Graph:
+    """Embeddings that may be narrower than the layers; it tells replaced tokens from others (arXiv:2003.10555)."""
+    return _encoder(config, fmt, pooler=False, embed_width=128, pool_act="gelu")
+
+
+@architecture("distilbert")
+def build_distilbert(config: Section, fmt: Format) -> Graph:
+    """BERT with half the layers, no token types and no pooler (arXiv:1910.01108)."""
+    plain = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
+    renamed = plain | {"hidden_dim": "intermediate_size", "activation": "hidden_act"}
+    data = {renamed.get(key, key): value for key, value in config.data.items()} | {"type_vocab_size": None}
+    config.costless(*renamed)
+    as_bert = Section(data, config.file, config.at)
+    graph = _encoder(as_bert, fmt, pooler=False, pool_act="relu", types=0)
+    config.costless(*as_bert.asked)
+    return graph
+
+
+@architecture("albert")
+def build_albert(config: Section, fmt: Format) -> Graph:
+    """Layers that share their weights, narrow embeddings (arXiv:1909.11942)."""
+    count, groups = config.integer("num_hidden_layers"), config.integer("num_hidden_groups", 1)
+    inner = config.integer("inner_group_num", 1)
+    layer = _layer(config, act="gelu_new")
+    group = [index * groups // count for index in range(count)]
+    first = [index == 0 or group[index] != group[index - 1] for index in range(count)]
+    again = SharedLayer(**{f: getattr(layer, f) for f in ("mixer", "feed_forward", "residual")}, name="shared")
+    layers = [layer if owns else again for owns in first for _ in range(inner)]
+    return _encoder(config, fmt, pooler=True, layers=layers, embed_width=128, act="gelu_new")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedLayer(Layer):
+    """A layer that has the weights of one before it."""
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        return tuple(op.with_weights(again) for op in super().operators(parts, x))
+
+
+def _encoder(
+    config: Section,
+    fmt: Format,
+    *,
+    pooler: bool,
+    pool_act: str = "tanh",
+    embed_width: int = 0,
+    types: int = 2,
+    act: str = "gelu",
+    layers: list[Layer] | None = None,
+) -> Graph:
+    """`embed_width`, `types` and `act` are what the class has where the config does not say; 0 is none.
+
+    pooler  the bare model ends with one
+    """
+    for key in ("is_decoder", "add_cross_attention"):
+        if config.flag(key, default=False):
+            raise config.error(key, "must be false: this encoder is not known as a decoder; got true")
+    config.choice("position_embedding_type", ("absolute",), "absolute")
+    config.costless(*_COSTLESS.split())
+    hidden = config.integer("hidden_size")
+    width = config.integer("embedding_size", embed_width) if embed_width else hidden
+    return Encoder(
+        vocab=config.integer("vocab_size"),
+        hidden=hidden,
+        layers=layers or [_layer(config, act=act)] * config.integer("num_hidden_layers"),
+        positions=config.integer("max_position_embeddings", 512),
+        types=config.integer("type_vocab_size", types) if types else 0,
+        embed_width=width,
+        embed_norm=True,
+        heads=_heads(config, hidden, width, pooler=pooler, pool_act=pool_act, act=act),
+    ).graph(fmt)
+
+
+def _layer(config: Section, *, act: str) -> Layer:
+    heads = both_ways(heads_of(config, config.integer("hidden_size"), "num_attention_heads"))
+    mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", act), bias=True)
+    attention = SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
+    return Layer(mixer=attention, feed_forward=mlp, residual=Residual.POST)
+
+
+def _heads(config: Section, hidden: int, width: int, *, pooler: bool, pool_act: str, act: str) -> tuple[Head, ...]:
+    """What the class that the config names puts out."""
+    act = activation(config, "hidden_act", act)
+    words = Head(
+        dense=width,
+        act=act,
+        norm=True,
+        classes=config.integer("vocab_size"),
+        words=True,
+        tied=config.flag("tie_word_embeddings", default=True),
+    )
+    pooled = Head(first=True, dense=hidden, act=pool_act)
+    labels = labels_of(config)
+    discriminates = config.text("model_type") == "electra"
+    made = {
+        "words": (words,),
+        "pretraining": (Head(dense=hidden, act=act, classes=1),)
+        if discriminates
+        else (words, replace(pooled, classes=2)),
+        "sequence": (replace(pooled, classes=labels),),
+        "token": (Head(classes=labels),),
+        "answer": (Head(classes=2),),
+        "bare": (pooled,) if pooler else (),
+    }
+    return made[task(config, _TASKS, "Model")]
+
+
+def labels_of(config: Section) -> int:
+    """Classes that a classifier tells apart: the names that they have, or as many as transformers has by itself."""
+    names = config.get("id2label")
+    return len(names) if isinstance(names, dict) and names else config.integer("num_labels", 2)

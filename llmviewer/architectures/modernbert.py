@@ -1,0 +1,124 @@
+"""ModernBERT: rotated positions, norms before the branches, a gated MLP, no biases; two layers of three look no further
+than 64 tokens to either side (arXiv:2412.13663).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.base import Operator, Tensor
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer
+from ._encoder import Encoder, Head, both_ways, task
+from ._feed_forward import Mlp
+from ._parts import NormKind, Parts, activation, heads_of, result
+from .bert import labels_of
+
+_TASKS: Final = {
+    "ForMaskedLM": "words",
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "token",
+    "ForQuestionAnswering": "answer",
+    "Model": "bare",
+}
+_KINDS: Final = ("sliding_attention", "full_attention")
+_COSTLESS: Final = """
+    norm_eps global_rope_theta local_rope_theta initializer_cutoff_factor embedding_dropout mlp_dropout
+    classifier_dropout classifier_pooling deterministic_flash_attn sparse_prediction sparse_pred_ignore_index
+    reference_compile repad_logits_with_grad position_embedding_type cls_token_id id2label label2id num_labels
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstLayer(Layer):
+    """A layer whose input is normalized already, by the norm of the embedding."""
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        assert self.mixer
+        assert self.feed_forward
+        mixed = self.mixer.operators(parts, x)
+        add = parts.add("attn_add", x, result(mixed))
+        return (*mixed, add, *self._branch(parts, add.outputs[0], self.feed_forward, "mlp"))
+
+
+@architecture("modernbert")
+def build(config: Section, fmt: Format) -> Graph:
+    config.costless(*_COSTLESS.split())
+    hidden = config.integer("hidden_size")
+    norm = NormKind.LAYER if config.flag("norm_bias", default=False) else NormKind.LAYER_NO_BIAS
+    return Encoder(
+        vocab=config.integer("vocab_size"),
+        hidden=hidden,
+        layers=_layers(config, hidden),
+        norm=norm,
+        embed_norm=True,
+        final_norm=True,
+        heads=_heads(config, hidden),
+    ).graph(fmt)
+
+
+def _layers(config: Section, hidden: int) -> list[Layer]:
+    heads = heads_of(config, hidden, "num_attention_heads")
+    bias = config.flag("attention_bias", default=False)
+    mlp = Mlp(
+        inner=config.integer("intermediate_size"),
+        act=activation(config, "hidden_activation", "gelu"),
+        gated=True,
+        fused=True,
+        bias=config.flag("mlp_bias", default=False),
+    )
+    reach = config.integer("local_attention", 128) // 2
+
+    def layer(*, slides: bool) -> Layer:
+        own = both_ways(heads, reach if slides else None)
+        attention = SelfAttention(heads=own, rotary_dim=heads.head_dim, fused_qkv=True, qkv_bias=bias, o_bias=bias)
+        return Layer(mixer=attention, feed_forward=mlp, name="local" if slides else "global")
+
+    layers = [layer(slides=slides) for slides in _sliding(config)]
+    first = FirstLayer(mixer=layers[0].mixer, feed_forward=mlp, name="first")
+    return [first, *layers[1:]]
+
+
+def _sliding(config: Section) -> list[bool]:
+    """Whether each layer looks no further than its neighbourhood: by layer_types, or all but every third."""
+    count = config.integer("num_hidden_layers")
+    every = config.integer("global_attn_every_n_layers", 3)
+    if config.get("layer_types") is None:
+        return [index % every != 0 for index in range(count)]
+    kinds = config.texts("layer_types")
+    unknown = [kind for kind in kinds if kind not in _KINDS]
+    if len(kinds) != count or unknown:
+        given = repr(unknown[0]) if unknown else f"{len(kinds)} of them"
+        raise config.error("layer_types", f"must be {count} of {' and '.join(_KINDS)}; got {given}")
+    return [kind == _KINDS[0] for kind in kinds]
+
+
+def _heads(config: Section, hidden: int) -> tuple[Head, ...]:
+    """What the class that the config names puts out; a classifier pools its tokens before the head."""
+    head = Head(
+        dense=hidden,
+        act=activation(config, "classifier_activation", "gelu"),
+        dense_bias=config.flag("classifier_bias", default=False),
+        norm=True,
+    )
+    words = replace(
+        head,
+        classes=config.integer("vocab_size"),
+        bias=config.flag("decoder_bias", default=True),
+        words=True,
+        tied=config.flag("tie_word_embeddings", default=True),
+    )
+    classifier = replace(head, classes=labels_of(config))
+    made = {
+        "words": (words,),
+        "sequence": (replace(classifier, first=True),),
+        "token": (classifier,),
+        "answer": (replace(head, classes=2),),
+        "bare": (),
+    }
+    return made[task(config, _TASKS, "Model")]

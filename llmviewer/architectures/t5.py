@@ -1,0 +1,162 @@
+"""T5, its successors and mT5: encoder and decoder, no biases, learned biases of scores by distance (arXiv:1910.10683).
+
+Version 1.1, Flan and mT5 have a gated MLP and a head of their own. Switch Transformers put experts into every few
+layers (arXiv:2101.03961): each token goes to one, and none is dropped here, however many choose the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.attention import Heads, Softmax
+from ..operators.base import Operator, Tensor
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Decoder, FeedForward, Layer
+from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
+from ._feed_forward import Experts, Mlp
+from ._parts import NormKind, Parts
+
+_TABLE: Final = "relative_attention_bias.weight"
+_TASKS: Final = {
+    "ForConditionalGeneration": "pair",
+    "WithLMHeadModel": "pair",
+    "EncoderModel": "encoder",
+    "Model": "pair",
+}
+_ACTIVATIONS: Final = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
+_COSTLESS: Final = """
+    is_encoder_decoder relative_attention_max_distance dropout_rate initializer_factor dense_act_fn is_gated_act
+    output_past classifier_dropout scale_decoder_outputs router_dtype router_jitter_noise router_type router_z_loss_coef
+    router_aux_loss_coef router_ignore_padding_tokens add_router_probs expert_capacity batch_prioritized_routing
+    num_selected_experts encoder_sparse_step decoder_sparse_step
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeAttention:
+    """Self-attention whose scores get a learned number by distance; the table of them is held by the stack."""
+
+    attention: SelfAttention
+    buckets: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        heads = self.attention.heads.num_heads
+        table = parts.weight(_TABLE, self.buckets, heads, tied=True)
+        made = self.attention.operators(parts, x)
+        return tuple(replace(op, weights=(table,)) if isinstance(op, Softmax) else op for op in made)
+
+
+@architecture("t5")
+def build_t5(config: Section, fmt: Format) -> Graph:
+    """The head is the embedding's matrix, unless the config says otherwise, as those of version 1.1 do."""
+    mlp = _mlp(config)
+    return _built(config, fmt, [mlp] * config.integer("num_layers"), [mlp] * _decoders(config))
+
+
+@architecture("mt5")
+def build_mt5(config: Section, fmt: Format) -> Graph:
+    """T5 1.1 with a vocabulary of many languages (arXiv:2010.11934)."""
+    mlp = _mlp(config, "gated-gelu")
+    layers = [mlp] * config.integer("num_layers"), [mlp] * _decoders(config)
+    return _built(config, fmt, *layers, tied=False)
+
+
+@architecture("switch_transformers")
+def build_switch(config: Section, fmt: Format) -> Graph:
+    inner, act = config.integer("d_ff"), _ACTIVATIONS[config.choice("dense_act_fn", _ACTIVATIONS, "relu")]
+    experts = Experts(
+        experts=config.integer("num_experts", 8),
+        chosen=1,
+        inner=inner,
+        act=act,
+        gated=False,
+        router_bias=config.flag("router_bias", default=False),
+    )
+    dense = Mlp(inner=inner, act=act)
+    config.costless("feed_forward_proj")
+
+    def networks(layers: int, sparse: int) -> list[FeedForward]:
+        step = layers // sparse if sparse else layers  # as transformers has it, the second of every `step`
+        return [experts if step == 1 or (step and index % step == 1) else dense for index in range(layers)]
+
+    return _built(
+        config,
+        fmt,
+        networks(config.integer("num_layers"), config.integer("num_sparse_encoder_layers", 3, least=0)),
+        networks(_decoders(config), config.integer("num_sparse_decoder_layers", 3, least=0)),
+    )
+
+
+def _built(
+    config: Section,
+    fmt: Format,
+    reading: Sequence[FeedForward],
+    writing: Sequence[FeedForward],
+    *,
+    tied: bool = True,
+) -> Graph:
+    """Layers with these networks; `tied` is what the class has where the config does not say."""
+    if config.flag("is_decoder", default=False):
+        raise config.error("is_decoder", "must be false: a decoder by itself is not known here; got true")
+    config.costless(*_COSTLESS.split())
+    vocab, hidden = config.integer("vocab_size"), config.integer("d_model")
+    heads = Heads(
+        num_heads=config.integer("num_heads"),
+        num_kv_heads=config.integer("num_heads"),
+        head_dim=config.integer("d_kv", 64),
+    )
+    buckets = config.integer("relative_attention_num_buckets", 32)
+    held: dict[str, tuple[int, ...]] = {_TABLE: (buckets, heads.num_heads)}
+    ahead, behind = (
+        RelativeAttention(attention=SelfAttention(heads=own, alibi=True), buckets=buckets)
+        for own in (both_ways(heads), heads)
+    )
+    encoder = Encoder(
+        vocab=vocab,
+        hidden=hidden,
+        layers=[
+            Layer(mixer=ahead, feed_forward=network, name=f"encoder{_kind(network, reading)}") for network in reading
+        ],
+        norm=NormKind.RMS,
+        final_norm=True,
+        held=held,
+    )
+    if task(config, _TASKS, "ForConditionalGeneration") == "encoder":
+        config.costless("num_decoder_layers", "tie_word_embeddings")
+        return encoder.graph(fmt)
+    cross = CrossAttention(heads=heads)
+    decoder = Decoder(
+        vocab=vocab,
+        hidden=hidden,
+        layers=[
+            CrossLayer(mixer=behind, cross=cross, feed_forward=network, name=f"decoder{_kind(network, writing)}")
+            for network in writing
+        ],
+        norm=NormKind.RMS,
+        tied=config.flag("tie_word_embeddings", default=tied),
+    )
+    return pair(encoder, decoder, fmt, held=held)
+
+
+def _kind(network: FeedForward, among: Sequence[FeedForward]) -> str:
+    """What tells a layer from others of its stack, where there are several kinds."""
+    if len(set(among)) == 1:
+        return ""
+    return "_moe" if isinstance(network, Experts) else "_dense"
+
+
+def _decoders(config: Section) -> int:
+    return config.integer("num_decoder_layers", config.integer("num_layers"))
+
+
+def _mlp(config: Section, default: str = "relu") -> Mlp:
+    """The feed-forward network that a word such as "relu" or "gated-gelu" describes, whose gelu is the one by tanh."""
+    known = {**_ACTIVATIONS, **{f"gated-{name}": act for name, act in _ACTIVATIONS.items()}, "gated-gelu": "gelu_tanh"}
+    said = config.choice("feed_forward_proj", known, default)
+    return Mlp(inner=config.integer("d_ff"), act=known[said], gated=said.startswith("gated-"))

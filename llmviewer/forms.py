@@ -105,7 +105,7 @@ class Form:
         """The same amounts of a part of the pass; those that are of a part already stay."""
         if stream == WHOLE:
             return self
-        return Form.of({replace(f, stream=stream) if f.stream == WHOLE else f: c for f, c in self.terms})
+        return total(Form(((replace(f, stream=stream) if f.stream == WHOLE else f, c),)) for f, c in self.terms)
 
     def features(self) -> frozenset[Feature]:
         return frozenset(feature for feature, _ in self.terms)

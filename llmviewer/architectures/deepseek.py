@@ -2,7 +2,7 @@
 (arXiv:2405.04434, arXiv:2412.19437); V3.2 and GLM-5 attend to keys that an indexer chooses (arXiv:2512.02556).
 
 The correction bias of V3's router is no parameter: it steers training and is kept as a buffer. The layers that predict
-further tokens (num_nextn_predict_layers) are neither in the count of 671 billion nor part of a pass.
+further tokens (num_nextn_predict_layers) are not in the count of 671 billion, and part of a pass where that is asked.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import Index, LatentAttention
-from ._decoder import FeedForward, Layer
+from ._decoder import FeedForward, Layer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder
-from ._moe import costless, dense, experts, first_dense, kinds, language_model
+from ._moe import costless, dense, experts, first_dense, kinds, sparse_layers
 
 
 @architecture("deepseek_v2")
@@ -33,42 +33,39 @@ def build_v3(config: Section, fmt: Format) -> Graph:
     return _graph(config, fmt, first_dense(config, default=3))
 
 
+@architecture("mistral4")
+def build_mistral4(config: Section, fmt: Format) -> Graph:
+    """Mistral Small 4."""
+    costless(config, "rope_interleave")
+    return _graph(config, fmt, first_dense(config, default=0))
+
+
 @architecture("deepseek_v32")
 def build_v32(config: Section, fmt: Format) -> Graph:
     """DeepSeek-V3.2: every layer looks at the keys that its indexer chooses."""
     costless(config, "rope_interleave")
-    return _graph(config, fmt, _sparse_layers(config, default=3), _index(config, heads=64))
+    return _graph(config, fmt, sparse_layers(config, default=3), _index(config, heads=64))
 
 
 @architecture("glm_moe_dsa")
 def build_glm_moe_dsa(config: Section, fmt: Format) -> Graph:
     """GLM-5: as DeepSeek-V3.2, but that layers may look at what the indexer of one before them chose."""
-    costless(config, "rope_interleave", "indexer_rope_interleave", "index_share_for_mtp_iteration", "moe_router_dtype")
-    return _graph(config, fmt, _sparse_layers(config, default=3), _index(config, heads=32), _own_index(config))
+    costless(
+        config, "rope_interleave", "indexer_rope_interleave", "index_share_for_mtp_iteration", "moe_router_dtype",
+        "num_experts",
+    )  # fmt: skip
+    if config.flag("mlp_bias", default=False):
+        raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
+    if config.get("layer_types") is not None:
+        kinds(config, "layer_types", ("deepseek_sparse_attention",))
+    return _graph(config, fmt, sparse_layers(config, default=3), _index(config, heads=32), _own_index(config))
 
 
 @architecture("glm4_moe_lite")
 def build_glm4_moe_lite(config: Section, fmt: Format) -> Graph:
     """GLM-4.7-Flash."""
     costless(config, "rope_interleave", "partial_rotary_factor")  # the rotated part is qk_rope_head_dim
-    return _graph(config, fmt, _sparse_layers(config, default=1))
-
-
-@architecture("kimi_k25")
-def build_kimi_k25(config: Section, fmt: Format) -> Graph:
-    """The language model of the pair; the tower that makes tokens of pictures is left out."""
-    text = language_model(config)
-    config.costless("tie_word_embeddings")  # the text_config has its own
-    text.choice("model_type", ("deepseek_v3", "kimi_k2"), "deepseek_v3")
-    return build_v3(text, fmt)
-
-
-def _sparse_layers(config: Section, default: int) -> list[bool]:
-    """Whether each layer has experts: as mlp_layer_types says, or all but the first."""
-    sparse = first_dense(config, default)
-    if config.get("mlp_layer_types") is None:
-        return sparse
-    return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+    return _graph(config, fmt, sparse_layers(config, default=1))
 
 
 def _index(config: Section, heads: int) -> Index:
@@ -118,7 +115,9 @@ def _graph(
         )
         for has_experts, indexes in zip(sparse, own, strict=True)
     ]
-    return decoder(config, layers).graph(fmt)
+    further = Layer(mixer=mixers[True], feed_forward=networks[sparse[-1]])
+    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
+    return replace(decoder(config, layers), prediction=prediction).graph(fmt)
 
 
 def _attention(config: Section) -> LatentAttention:

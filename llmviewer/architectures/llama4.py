@@ -1,7 +1,8 @@
-"""Llama 4, the text part: a shared expert beside each routed one, experts in every layer or every second one.
+"""Llama 4: a shared expert beside each routed one, experts in every layer or every second one.
 
 Three layers of four rotate queries and keys and attend within chunks of attention_chunk_size tokens; the fourth knows
-no positions and attends to all.
+no positions and attends to all. Four patches of the tower for pictures make a token of the prompt. A picture here is
+one tile of 336 x 336; the processor makes several of a large picture, and one more of all of it.
 """
 
 from __future__ import annotations
@@ -11,24 +12,44 @@ from dataclasses import dataclass, replace
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Norm
+from ..operators.elementwise import Norm, Permute
 from ..operators.masks import Chunked
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer
+from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder, grouped_heads
 from ._moe import costless, dense, experts, for_each_layer, integers, language_model
-from ._parts import NormKind, Parts
+from ._parts import NormKind, Parts, heads_of, result
+from ._tower import Tower, joined, layer, patches_of, picture, projector, vision
 
 _CHUNK = 8192  # where config.json says nothing, as transformers.Llama4TextConfig has it; null is no chunks
 
 
 @architecture("llama4")
 def build(config: Section, fmt: Format) -> Graph:
-    """The language model of the pair; the tower that makes tokens of pictures is left out."""
-    return build_text(language_model(config), fmt)
+    text = language_model(config)
+    graph = build_text(text, fmt)
+    if config.get("vision_config") is None:
+        return graph
+    section = vision(config)
+    tower = _tower(section)
+    parts, merged = tower.parts(fmt), round(1 / section.number("pixel_shuffle_ratio", 0.5)) ** 2
+    if tower.picture.patches % merged:
+        must = f"must be a share that divides the {tower.picture.patches} patches"
+        raise section.error("pixel_shuffle_ratio", f"{must}; got {section.number('pixel_shuffle_ratio', 0.5):g}")
+    tokens, wide = tower.picture.patches // merged, merged * tower.hidden
+    inputs = (patches_of(tower, parts),)
+    shuffle = Permute(name="pixel_shuffle", inputs=inputs, outputs=(parts.tensor("pixel_shuffle", wide),))
+    inner = section.integer("projector_output_dim", 4096)
+    widths = (section.integer("projector_input_dim", 4096), inner)
+    adapter = projector(parts, shuffle.outputs[0], widths, "gelu", bias=False)
+    act = parts.activate("projector_act_2", "gelu", result(adapter))
+    last = parts.project("linear_3", act.outputs[0], text.integer("hidden_size"))
+    blocks = tower.blocks(fmt, tower.stream)
+    return joined(blocks, (shuffle, *adapter, act, last), graph, tokens=tokens)
 
 
 @architecture("llama4_text")
@@ -43,6 +64,24 @@ def build_text(config: Section, fmt: Format) -> Graph:
         for rotated, sparse in zip(_rotated(config), _sparse(config), strict=True)
     ]
     return decoder(config, layers).graph(fmt)
+
+
+def _tower(section: Section) -> Tower:
+    """Defaults are those of transformers.Llama4VisionConfig. The learned token stands last and is dropped."""
+    section.costless("vision_output_dim", "projector_dropout", "multi_modal_projector_bias", "vision_feature_layer")
+    section.costless("vision_feature_select_strategy", "hidden_act")
+    hidden, seen = section.integer("hidden_size", 768), picture(section, image=448, patch=14)
+    mlp = Mlp(inner=section.integer("intermediate_size", 5632), act="gelu", bias=True)
+    heads = both_ways(heads_of(section, hidden, "num_attention_heads"))
+    return Tower(
+        picture=seen,
+        hidden=hidden,
+        layers=[layer(heads, mlp, rotated=True)] * section.integer("num_hidden_layers", 34),
+        learned=1,
+        positions=seen.patches + 1,
+        pre_norm=True,
+        post_norm=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ _WINDOW = 4096
 _FULL_LAYERS = 28  # layers before the first with a window, where a config that has windows does not say
 
 
-@architecture("qwen3")
+@architecture("qwen3", "qwen3_vl_text")
 def build(config: Section, fmt: Format) -> Graph:
     layer = _layer(config, head_dim=_HEAD_DIM)
     layers = [layer] * config.integer("num_hidden_layers")

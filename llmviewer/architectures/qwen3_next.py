@@ -5,12 +5,14 @@ A model of several modalities is its text part here, as its tokens go through it
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, Layer, Mixer
+from ._decoder import Decoder, Layer, Mixer, Prediction
 from ._feed_forward import Experts, Mlp
 from ._parts import NormKind, activation, heads_of
 from ._state_space import GatedDeltaNet
@@ -28,12 +30,18 @@ def build(config: Section, fmt: Format) -> Graph:
     return _build(config, fmt, fused=False)
 
 
-def _build(config: Section, fmt: Format, *, fused: bool) -> Graph:
+def _build(config: Section, fmt: Format, *, fused: bool, tied: bool = False) -> Graph:
+    """`tied` is what a config says that this one is a part of."""
+    tied = config.flag("tie_word_embeddings", default=tied)
     if "text_config" in config:
         config.costless(
-            "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"
+            "image_token_id",
+            "video_token_id",
+            "vision_start_token_id",
+            "vision_end_token_id",
+            "language_model_only",
         )
-        return _build(config.section("text_config"), fmt, fused=fused)
+        return _build(config.section("text_config"), fmt, fused=fused, tied=tied)
     kinds: dict[str, Mixer] = {"linear_attention": _delta(config, fused=fused), "full_attention": _attention(config)}
     layers = [
         Layer(mixer=kinds[kind], feed_forward=_experts(config) or _mlp(config), name=kind.split("_")[0])
@@ -41,13 +49,18 @@ def _build(config: Section, fmt: Format, *, fused: bool) -> Graph:
     ]
     config.costless(
         "norm_topk_prob", "router_aux_loss_coef", "output_router_logits", "partial_rotary_factor", "mamba_ssm_dtype",
-        "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mrope_section", "attn_output_gate", "mlp_only_layers",
+        "mrope_section", "attn_output_gate", "output_gate_type", "mlp_only_layers",
     )  # fmt: skip
+    if config.flag("mtp_use_dedicated_embeddings", default=False):
+        raise config.error(
+            "mtp_use_dedicated_embeddings", "must be false: other embeddings than the model's are not known"
+        )
     return Decoder(
         vocab=config.integer("vocab_size"),
         hidden=config.integer("hidden_size"),
         layers=layers,
-        tied=config.flag("tie_word_embeddings", default=False),
+        tied=tied,
+        prediction=Prediction.of(config, "mtp_num_hidden_layers", replace(layers[-1], mixer=kinds["full_attention"])),
     ).graph(fmt)
 
 

@@ -13,7 +13,7 @@ from ..precision import Format
 from . import architecture
 from ._decoder import Layer
 from ._fields import decoder
-from ._moe import Kinds, attention, costless, dense, experts, integers, language_model
+from ._moe import Kinds, attention, costless, dense, experts, integers
 from ._parts import NormKind
 
 
@@ -38,10 +38,6 @@ def build_qwen2_moe(config: Section, fmt: Format) -> Graph:
 
 @architecture("qwen3_moe", "qwen3_vl_moe_text")
 def build_qwen3_moe(config: Section, fmt: Format) -> Graph:
-    return _qwen3_moe(config, fmt)
-
-
-def _qwen3_moe(config: Section, fmt: Format, *, tied: bool = False) -> Graph:
     costless(config)
     for absent in ("shared_expert_intermediate_size", "qkv_bias"):  # some configs say what they do not have
         if config.get(absent):
@@ -53,13 +49,7 @@ def _qwen3_moe(config: Section, fmt: Format, *, tied: bool = False) -> Graph:
     mixer = attention(config, window=window, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS)
     moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("moe_intermediate_size"))
     layers = Kinds(mixer=mixer, moe=moe, dense=dense(config)).layers(_sparse(config))
-    return decoder(config, layers, tied=tied).graph(fmt)
-
-
-@architecture("qwen3_vl_moe")
-def build_qwen3_vl_moe(config: Section, fmt: Format) -> Graph:
-    """The language model of the pair; the tower that makes tokens of pictures is left out."""
-    return _qwen3_moe(language_model(config), fmt, tied=config.flag("tie_word_embeddings", default=False))
+    return decoder(config, layers).graph(fmt)
 
 
 def _sparse(config: Section) -> list[bool]:

@@ -43,9 +43,16 @@ _BLOCKS: Final = {  # operators of attention: what follows self_attn
     "q_b_proj": ("q_b_proj", "wq_b"),
     "kv_a_proj": ("kv_a_proj_with_mqa", "kv_a_proj", "wkv_a", "wkv", "fused_qkv_a_proj"),
     "kv_b_proj": ("kv_b_proj", "wkv_b"),
-    "index_q_proj": ("indexer.wq_b",),
-    "index_k_proj": ("indexer.wk",),
-    "index_weights": ("indexer.weights_proj", "indexers_proj"),
+    "kv_proj": ("kv_proj", "wkv"),
+    "o_a_proj": ("o_a_proj",),
+    "o_b_proj": ("o_b_proj",),
+    "compressed_kv_proj": ("compressor.kv_proj",),
+    "compressed_gate_proj": ("compressor.gate_proj",),
+    "index_q_proj": ("indexer.wq_b", "compressor.indexer.q_b_proj", "indexer.q_proj"),
+    "index_k_proj": ("indexer.wk", "indexer.k_proj"),
+    "index_kv_proj": ("compressor.indexer.kv_proj",),
+    "index_gate_proj": ("compressor.indexer.gate_proj",),
+    "index_weights": ("indexer.weights_proj", "indexers_proj", "compressor.indexer.scorer.weights_proj"),
 }
 _MLP: Final = {"gate_proj": _GATE, "up_proj": _UP, "gate_up_proj": (*_GATE, *_UP), "down_proj": _DOWN}
 

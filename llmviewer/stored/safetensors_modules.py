@@ -97,7 +97,7 @@ def _claim(modules: Mapping[_Key, _Module], graph: Graph) -> list[str]:
     """Tells modules which weights of the graph they hold; the weights that none holds."""
     missing = []
     for block, op in graph:
-        if not isinstance(op, Linear) or op.weight.tied:
+        if not isinstance(op, Linear) or op.weight.tied or not block.main:
             continue
         for layer in block.layers or (None,):
             mine = [modules[layer, tail] for tail in tails(op.name) if (layer, tail) in modules]

@@ -1,0 +1,341 @@
+"""Towers that see: a picture cut into patches that attend to each other (arXiv:2010.11929), by themselves or beside a
+language model, whose prompt has a token for every few patches.
+
+Beside a language model a tower is a part of the prefill alone. What it has learned takes no part in the tokens that are
+written, so it is not among the active parameters, and precision schemes leave it as published, as checkpoints do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from ..documents import Section
+from ..forms import SEQUENCES, TOKENS, WHOLE, Form, Stream, images, table_rows
+from ..graph import Block, Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator, Tensor, Weight
+from ..operators.elementwise import Add, Elementwise
+from ..operators.linear import Linear
+from ..operators.pictures import Patches, Place
+from ..precision import Format
+from . import builder
+from ._attention import SelfAttention
+from ._decoder import Layer
+from ._encoder import Head, stack
+from ._feed_forward import Mlp
+from ._moe import _GENERATION_FIELDS, language_model
+from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
+
+UNUSED: Final = images(0)  # the stream of what is held and never run
+_COSTLESS_FIELDS: Final = "projection_dim vocab_size initializer_factor norm_eps use_bfloat16 _attn_implementation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture of `height` x `width` patches, `pixels` numbers in each."""
+
+    height: int
+    width: int
+    pixels: int
+
+    @property
+    def patches(self) -> int:
+        return self.height * self.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower:
+    """Patches, learned tokens and positions where there are, layers, norms.
+
+    picture       what it reads
+    learned       tokens that are learned and stand beside the patches, such as a class token
+    positions     rows of a table of learned positions; 0 where there is none
+    position_ops  OPs to find the position of an element and add it; more than one where the table is interpolated
+    run           layers that are run, where their result is taken without the last norm; the others are held. None is
+                  all of them, and the norm
+    """
+
+    picture: Picture
+    hidden: int
+    layers: Sequence[Layer]
+    norm: NormKind = NormKind.LAYER
+    patch_bias: bool = False
+    learned: int = 0
+    positions: int = 0
+    position_ops: int = 1
+    pre_norm: bool = False
+    post_norm: bool = False
+    run: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one picture, those that are learned included."""
+        return self.picture.patches + self.learned
+
+    @property
+    def stream(self) -> Stream:
+        """What it sees beside a language model."""
+        return images(self.tokens)
+
+    def parts(self, fmt: Format) -> Parts:
+        return Parts(format=fmt, norm_kind=self.norm)
+
+    def blocks(self, fmt: Format, stream: Stream) -> tuple[Block, ...]:
+        """What sees the pictures of `stream`, which has a sequence of `tokens` for each."""
+        parts = self.parts(fmt)
+        run = len(self.layers) if self.run is None else self.run
+        embedding = self._embedding(parts)
+        first = Block(name="embedding", operators=embedding, input="pixels", output=result(embedding).name)
+        used = [first, *stack(parts, self.layers[:run], self.hidden)]
+        left = stack(parts, self.layers[run:], self.hidden)
+        if self.post_norm:
+            norm = parts.norm("post_norm", parts.tensor(HIDDEN, self.hidden))
+            last = Block(name="norm", operators=(norm,), input=HIDDEN, output=norm.outputs[0].name)
+            (used if self.run is None else left).append(last)
+        held = (replace(block, name=f"unused_{block.name}", stream=UNUSED) for block in left)
+        return (*(replace(block, stream=stream) for block in used), *held)
+
+    def _embedding(self, parts: Parts) -> tuple[Operator, ...]:
+        operators: tuple[Operator, ...] = (self._patches(parts),)
+        weights = [parts.weight("learned_tokens.weight", self.learned, self.hidden)] if self.learned else []
+        if self.positions:
+            table = parts.weight("positions.weight", self.positions, self.hidden)
+            weights.append(replace(table, rows=table_rows(self.positions)))
+        if weights:
+            ops = self.position_ops if self.positions else 0
+            out = parts.tensor("position_add", self.hidden)
+            inputs = (result(operators),)
+            add = Add(name=out.name, inputs=inputs, outputs=(out,), weights=tuple(weights), ops_per_element=ops)
+            operators = (*operators, add)
+        if self.pre_norm:
+            operators = (*operators, parts.norm("pre_norm", result(operators)))
+        return operators
+
+    def _patches(self, parts: Parts) -> Patches:
+        rows = TOKENS + self.learned * -1 * SEQUENCES
+        x, out = with_rows(parts.tensor("pixels", self.picture.pixels), rows), parts.tensor("patch_embed", self.hidden)
+        plain = parts.linear(out.name, x, with_rows(out, rows), bias=self.patch_bias)
+        return Patches(
+            name=plain.name, inputs=plain.inputs, outputs=plain.outputs, weights=plain.weights, tokens=self.tokens
+        )
+
+
+def layer(
+    heads: Heads,
+    mlp: Mlp,
+    *,
+    qkv_bias: bool = True,
+    o_bias: bool = True,
+    fused_qkv: bool = False,
+    rotated: bool = False,
+    name: str = "layer",
+) -> Layer:
+    """A layer whose norms precede, as all towers have it."""
+    attention = SelfAttention(
+        heads=heads,
+        rotary_dim=heads.head_dim if rotated else 0,
+        fused_qkv=fused_qkv,
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+    )
+    return Layer(mixer=attention, feed_forward=mlp, name=name)
+
+
+def tower_activation(config: Section, default: str, key: str = "hidden_act") -> str:
+    """The activation that a tower's config names."""
+    if config.text(key, default) == "quick_gelu":  # x sigmoid(1.702 x): scale, exp, add one, divide
+        return "silu"
+    return activation(config, key, default)
+
+
+def sides(config: Section, key: str, default: int | None = None) -> tuple[int, int]:
+    """Height and width that a field gives as one number, or as two."""
+    value = config.get(key)
+    if not isinstance(value, list):
+        side = config.integer(key, default)
+        return side, side
+    whole = [n for n in value if isinstance(n, int) and not isinstance(n, bool) and n >= 1]
+    if len(value) != 2 or len(whole) != 2:
+        raise config.error(key, f"must be a whole number, or two for height and width; got {value!r}")
+    return whole[0], whole[1]
+
+
+def picture(
+    config: Section,
+    *,
+    image: int | None = None,
+    patch: int | None = None,
+    channels: str = "num_channels",
+    frames: int = 1,
+    multiple: int = 1,
+) -> Picture:
+    """The picture that image_size and patch_size describe; `image` and `patch` are what the class has.
+
+    frames    pictures that a patch is cut through, of a film
+    multiple  patches that are merged to a side, of which there must be a whole number
+
+    Raises InputError where a picture is smaller than a patch, or has no whole number of what is merged.
+    """
+    (height, width), (tall, wide) = sides(config, "image_size", image), sides(config, "patch_size", patch)
+    if height < tall * multiple or width < wide * multiple:
+        raise config.error("image_size", f"must be at least a patch, {tall * multiple} x {wide * multiple}; "
+                           f"got {height} x {width}")  # fmt: skip
+    found = Picture(
+        height=height // tall, width=width // wide, pixels=config.integer(channels, 3) * frames * tall * wide
+    )
+    if found.height % multiple or found.width % multiple:
+        raise config.error("image_size", f"must be whole squares of {multiple} x {multiple} patches; "
+                           f"got {found.height} x {found.width} patches")  # fmt: skip
+    return found
+
+
+def vision(config: Section) -> Section:
+    """The vision_config of a model that sees."""
+    section = config.section("vision_config")
+    section.costless(*_COSTLESS_FIELDS.split(), *_GENERATION_FIELDS.split())
+    return section
+
+
+def filled(
+    config: Section, fields: Mapping[str, Any] | None = None, *, instead: Mapping[str, Any] | None = None
+) -> Section:
+    """`config` with `fields` where it says nothing, such as the defaults of its class; `instead` holds in any case."""
+    fields = fields or {}
+    said = {key: value for key, value in config.data.items() if value is not None or key not in fields}
+    section = Section({**fields, **said, **(instead or {})}, config.file, config.at)
+    section.asked = config.asked  # of the two as one
+    return section
+
+
+def language(config: Section, fmt: Format, defaults: Mapping[str, Any]) -> tuple[Graph, int]:
+    """The graph and the width of a text_config, which may leave out what its class has by default."""
+    tied = config.get("tie_word_embeddings")
+    text = filled(language_model(config), defaults if tied is None else {**defaults, "tie_word_embeddings": tied})
+    return builder(text)(text, fmt), text.integer("hidden_size")
+
+
+def patches_of(tower: Tower, parts: Parts) -> Tensor:
+    """What a tower leaves of the patches, in a block that has fewer tokens for a picture."""
+    return with_rows(parts.tensor(HIDDEN, tower.hidden), of_pictures(tower.picture.patches))
+
+
+def of_pictures(count: int) -> Form:
+    """`count` rows for each picture."""
+    return TOKENS.on(images(count))
+
+
+def projector(parts: Parts, x: Tensor, widths: Sequence[int], act: str, *, bias: bool) -> tuple[Operator, ...]:
+    """linear(act(linear(x))): as many as `widths`, with an activation between each two."""
+    operators: tuple[Operator, ...] = ()
+    for index, width in enumerate(widths, start=1):
+        if operators:
+            operators = (*operators, parts.activate(f"projector_act_{index - 1}", act, result(operators)))
+        name = f"linear_{index}"
+        operators = (*operators, parts.project(name, result(operators) if operators else x, width, bias=bias))
+    return operators
+
+
+def merger(
+    parts: Parts,
+    tower: Tower,
+    merged: int,
+    out: int,
+    *,
+    act: str = "gelu",
+    norm: NormKind,
+    norm_after: bool = False,
+    left: str = HIDDEN,
+) -> tuple[Operator, ...]:
+    """`merged` patches side by side to one token of width `out`: a norm of each patch, or of all, and two linears.
+
+    The processor orders the patches so that they already lie side by side. `left` is what the layers leave.
+    """
+    wide = parts.tensor(left, merged * tower.hidden)
+    patches = replace(patches_of(tower, parts), name=left)
+    normed = parts.norm("merge_norm", wide if norm_after else patches, kind=norm)
+    x = parts.tensor(normed.name, wide.width)
+    return (replace(normed, outputs=(x,)), *projector(parts, x, (x.width, out), act, bias=True))
+
+
+def pooled(parts: Parts, x: Tensor, patches: int) -> Elementwise:
+    """The mean of every `patches` of x: they are added and scaled."""
+    out = parts.tensor("pool", x.width)
+    return Elementwise(name=out.name, inputs=(x,), outputs=(out,), ops_per_element=patches)
+
+
+def joined(
+    blocks: Sequence[Block], project: Sequence[Operator], language: Graph, *, tokens: int, deep: Sequence[Block] = ()
+) -> Graph:
+    """A language model with a tower before it, whose tokens are brought to the prompt by the operators `project`.
+
+    blocks  of the tower
+    tokens  that one picture puts into the prompt
+    deep    each makes features that are added after one of the first layers (arXiv:2406.04334)
+    """
+    project_block = feature_block("projector", project, tokens)
+    features = with_rows(result(project_block.operators), of_pictures(tokens))
+    after = [_placed(b, features, adds=False) if not b.input else b for b in language.blocks]
+    for place, block in enumerate(deep):
+        added = with_rows(result(block.operators), of_pictures(tokens))
+        after = [piece for one in after for piece in _deepened(one, place, added)]
+    return Graph((*map(beside, (*blocks, project_block, *deep)), *after))
+
+
+def feature_block(name: str, operators: Sequence[Operator], tokens: int, given: str = "") -> Block:
+    """What makes `tokens` features of each picture, which are called as the block is.
+
+    given  what it makes them of, where that is not the tower's result
+    """
+    *first, last = operators
+    features = replace(last.outputs[0], name=f"{name}_features")
+    return Block(
+        name=name,
+        operators=(*first, replace(last, outputs=(features,))),
+        input="" if given else HIDDEN,
+        output=features.name,
+        stream=images(tokens),
+        given=(given,) if given else (),
+    )
+
+
+def beside(block: Block, *, active: float = 0) -> Block:
+    """`block` of a tower beside what reads text; `active` is the part of its weights that one token uses."""
+
+    def weight(w: Weight) -> Weight:
+        return replace(w, name=f"vision_{w.name}", active=active)
+
+    def operator(op: Operator) -> Operator:
+        named = replace(op, name=f"vision_{op.name}").with_weights(weight)
+        return replace(named, left_as_published=True) if isinstance(named, Linear) else named
+
+    return replace(block, name=f"vision_{block.name}").map(operator)
+
+
+def _placed(block: Block, features: Tensor, *, adds: bool) -> Block:
+    """`block` with features of pictures brought to the tokens that it leaves."""
+    left = next(t for op in reversed(block.operators) for t in op.outputs if t.name == block.output)
+    out = replace(left, name="seen")
+    place = Place(name="place_images", inputs=(left, features), outputs=(out,), adds=adds)
+    given = (*block.given, features.name)
+    return replace(block, operators=(*block.operators, place), output=out.name, given=given)
+
+
+def _deepened(block: Block, layer: int, features: Tensor) -> list[Block]:
+    """`block` in two where features are added after `layer`, one of several of its own."""
+    if layer not in block.layers:
+        return [block]
+    one = _placed(replace(block, name=f"{block.name}_{layer}", layers=(layer,)), features, adds=True)
+    others = tuple(place for place in block.layers if place != layer)
+    return [one, replace(block, layers=others)] if others else [one]
+
+
+def alone(tower: Tower, fmt: Format, head: Head | None = None) -> Graph:
+    """A tower by itself, with what follows its last layer."""
+    blocks = tower.blocks(fmt, WHOLE)
+    if not head:
+        return Graph(blocks)
+    parts = tower.parts(fmt)
+    operators = head.operators(parts, parts.tensor(HIDDEN, tower.hidden))
+    return Graph((*blocks, Block(name="head", operators=operators, input=HIDDEN, output=result(operators).name)))

@@ -1,0 +1,131 @@
+"""CLIP: a tower for pictures and one for texts, whose results are brought to one width (arXiv:2103.00020).
+
+Each reads its input once and writes nothing: tokens of a text see those before them, and no keys are kept. Of both
+together the prompt is the text, and pictures stand beside it; the products of the results are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from ..documents import Section
+from ..forms import SEQUENCES, WHOLE
+from ..graph import Block, Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator
+from ..operators.masks import Once
+from ..precision import Format
+from . import architecture
+from ._decoder import Layer
+from ._encoder import Encoder, both_ways, holding, task
+from ._feed_forward import Mlp
+from ._moe import _GENERATION_FIELDS
+from ._parts import HIDDEN, Parts, heads_of, result, with_rows
+from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision
+
+_TASKS: Final = {"ModelWithProjection": "projected", "Model": "bare"}
+_COSTLESS: Final = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
+_WIDTH: Final = 512  # of both results, where a config does not say
+_PICTURES: Final = {  # as transformers.CLIPVisionConfig has it
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+}
+_TEXTS: Final = {  # as transformers.CLIPTextConfig has it
+    "vocab_size": 49408,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 77,
+}
+
+
+@architecture("clip")
+def build(config: Section, fmt: Format) -> Graph:
+    config.costless(*_COSTLESS)
+    width = config.integer("projection_dim", _WIDTH)
+    text = config.section("text_config")
+    text.costless(*_GENERATION_FIELDS.split(), *_COSTLESS, "projection_dim")
+    tower = clip_tower(vision(config), post_norm=False)
+    pictures = [*tower.blocks(fmt, tower.stream), replace(_pooled(tower, fmt, width), stream=tower.stream)]
+    *texts, head = _texts(text, fmt, width)
+    scaled = holding(head.operators[0], tower.parts(fmt), {"logit_scale": (1,)})
+    last = replace(head, operators=(scaled, *head.operators[1:]))
+    return Graph((*(beside(b, active=1) for b in pictures), *texts, last))
+
+
+@architecture("clip_vision_model")
+def build_pictures(config: Section, fmt: Format) -> Graph:
+    config.costless(*_COSTLESS)
+    tower = clip_tower(config, post_norm=False)
+    return Graph((*tower.blocks(fmt, WHOLE), _pooled(tower, fmt, _projection(config))))
+
+
+@architecture("clip_text_model")
+def build_texts(config: Section, fmt: Format) -> Graph:
+    config.costless(*_COSTLESS)
+    return Graph(tuple(_texts(config, fmt, _projection(config))))
+
+
+def clip_tower(config: Section, *, post_norm: bool = True) -> Tower:
+    """`post_norm`, the norm of the class token, stands in a head where it is run."""
+    config = filled(config, _PICTURES)
+    seen, hidden = picture(config), config.integer("hidden_size")
+    return Tower(
+        picture=seen,
+        hidden=hidden,
+        layers=_layers(config, both_ways(heads_of(config, hidden, "num_attention_heads"))),
+        learned=1,
+        positions=seen.patches + 1,
+        pre_norm=True,
+        post_norm=post_norm,
+    )
+
+
+def _projection(config: Section) -> int:
+    """The width that the result is brought to by the class that the config names; 0 where it is not."""
+    width = config.integer("projection_dim", _WIDTH)
+    return width if task(config, _TASKS, "Model") == "projected" else 0
+
+
+def _layers(config: Section, heads: Heads) -> Sequence[Layer]:
+    mlp = Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, "quick_gelu"), bias=True)
+    return [layer(heads, mlp)] * config.integer("num_hidden_layers")
+
+
+def _pooled(tower: Tower, fmt: Format, width: int) -> Block:
+    """The norm and the projection of the class token."""
+    parts = tower.parts(fmt)
+    norm = parts.norm("post_norm", with_rows(parts.tensor(HIDDEN, tower.hidden), SEQUENCES))
+    return _head(parts, (norm,), width)
+
+
+def _texts(config: Section, fmt: Format, width: int) -> list[Block]:
+    config = filled(config, _TEXTS)
+    hidden = config.integer("hidden_size")
+    heads = replace(heads_of(config, hidden, "num_attention_heads"), mask=Once())
+    encoder = Encoder(
+        vocab=config.integer("vocab_size"),
+        hidden=hidden,
+        layers=_layers(config, heads),
+        positions=config.integer("max_position_embeddings"),
+    )
+    parts = Parts(format=fmt, norm_kind=encoder.norm)
+    norm = parts.norm("final_norm", parts.tensor(HIDDEN, hidden))
+    return [*encoder.graph(fmt).blocks, _head(parts, (norm,), width)]
+
+
+def _head(parts: Parts, before: tuple[Operator, ...], width: int) -> Block:
+    """What brings the token that stands for a sequence to `width`, after what comes `before` it."""
+    made = before
+    if width:
+        x = with_rows(result(before), SEQUENCES)
+        out = with_rows(parts.tensor("projection", width), SEQUENCES)
+        made = (*before, parts.linear("projection", x, out))
+    return Block(name="head", operators=made, input=HIDDEN, output=result(made).name)

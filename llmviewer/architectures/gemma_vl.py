@@ -1,0 +1,60 @@
+"""Gemma 3 that sees: a SigLIP tower whose patches are averaged to 256 tokens a picture (arXiv:2503.19786).
+
+In the language model the tokens of a picture see each other both ways.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import isqrt
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.attention import Attention
+from ..operators.base import Operator
+from ..operators.masks import AroundPictures, Causal
+from ..precision import Format
+from . import architecture
+from ._parts import NormKind
+from ._tower import joined, language, patches_of, pooled, vision
+from .siglip import siglip_tower
+
+_TEXT: Final = {  # what a text_config may leave out, as transformers.Gemma3TextConfig has it
+    "model_type": "gemma3_text",
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+_TOKENS: Final = 256
+
+
+@architecture("gemma3")
+def build(config: Section, fmt: Format) -> Graph:
+    text, width = language(config, fmt, _TEXT)
+    tokens = config.integer("mm_tokens_per_image", _TOKENS)
+    if config.get("vision_config") is None:
+        return text
+    tower = siglip_tower(vision(config))
+    side, seen = isqrt(tokens), tower.picture
+    if side * side != tokens or seen.height != seen.width or seen.height % side:
+        raise config.error(
+            "mm_tokens_per_image",
+            f"must be a square that divides the {seen.height} x {seen.width} patches; got {tokens}",
+        )
+    parts = tower.parts(fmt)
+    pool = pooled(parts, patches_of(tower, parts), seen.patches // tokens)
+    norm = parts.norm("soft_norm", pool.outputs[0], kind=NormKind.RMS)
+    project = (pool, norm, parts.project("linear_1", norm.outputs[0], width))
+    return joined(tower.blocks(fmt, tower.stream), project, text.map(partial(_around, tokens=tokens)), tokens=tokens)
+
+
+def _around(op: Operator, *, tokens: int) -> Operator:
+    """`op` with a mask that knows of pictures, where it has one."""
+    if not isinstance(op, Attention) or not isinstance(op.heads.mask, Causal):
+        return op
+    return replace(op, heads=replace(op.heads, mask=AroundPictures(op.heads.mask.window, tokens)))

@@ -1,0 +1,84 @@
+"""Mistral Small 3.1 and its kin: Pixtral's tower, whose patches are merged by a learned product, and an MLP
+(arXiv:2410.07073).
+
+A picture is the largest that `image_size` of the vision_config allows; one that is smaller has fewer patches.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.elementwise import Permute
+from ..precision import Format
+from . import architecture
+from ._encoder import both_ways
+from ._feed_forward import Mlp
+from ._parts import NormKind, activation, heads_of, result
+from ._tower import (
+    Tower,
+    filled,
+    joined,
+    language,
+    layer,
+    patches_of,
+    picture,
+    projector,
+    tower_activation,
+    vision,
+)
+
+_TEXT: Final = {  # what a text_config may leave out, as transformers.MistralConfig has it
+    "model_type": "mistral",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+_PICTURES: Final = {  # as transformers.PixtralVisionConfig has it
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 1024,
+    "patch_size": 16,
+}
+
+
+@architecture("mistral3")
+def build(config: Section, fmt: Format) -> Graph:
+    text, width = language(config, fmt, _TEXT)
+    if config.get("vision_config") is None:
+        return text
+    if config.get("vision_feature_layer") not in (None, -1):
+        raise config.error("vision_feature_layer", f"must be -1, the last; got {config.get('vision_feature_layer')!r}")
+    merge = config.integer("spatial_merge_size", 2)
+    tower = pixtral_tower(vision(config), multiple=merge)
+    parts, tokens = tower.parts(fmt), tower.picture.patches // merge**2
+    norm = parts.norm("merge_norm", patches_of(tower, parts))
+    copies = parts.tensor("unfold", merge**2 * tower.hidden)
+    unfold = Permute(name=copies.name, inputs=norm.outputs, outputs=(copies,))
+    merged = parts.project("merging_layer", copies, tower.hidden)
+    act = activation(config, "projector_hidden_act", "gelu")
+    bias = config.flag("multimodal_projector_bias", default=False)
+    project = (norm, unfold, merged, *projector(parts, result((merged,)), (width, width), act, bias=bias))
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
+
+
+def pixtral_tower(config: Section, *, multiple: int = 1) -> Tower:
+    """No biases; `multiple` patches to a side are merged after it."""
+    config = filled(config, _PICTURES)
+    hidden = config.integer("hidden_size")
+    heads = both_ways(heads_of(config, hidden, "num_attention_heads"))
+    mlp = Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, "gelu"), gated=True)
+    one = layer(heads, mlp, qkv_bias=False, o_bias=False, rotated=True)
+    return Tower(
+        picture=picture(config, multiple=multiple),
+        hidden=hidden,
+        layers=[one] * config.integer("num_hidden_layers"),
+        norm=NormKind.RMS,
+        pre_norm=True,
+    )

@@ -1,0 +1,182 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: towers for pictures of any size, four patches of which make a token of the prompt
+(arXiv:2409.12191, arXiv:2502.13923, arXiv:2511.21631).
+
+A picture is as large as `image_size` of the vision_config says, height and width in pixels, and _SIDE x _SIDE where
+that says nothing, as no published config does. A patch is cut through two frames of a film; a picture stands for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.masks import Mask, Tiled
+from ..precision import Format
+from . import architecture
+from ._decoder import Layer
+from ._encoder import both_ways
+from ._feed_forward import Mlp
+from ._moe import integers, language_model
+from ._parts import NormKind, heads_of
+from ._tower import (
+    Picture,
+    Tower,
+    feature_block,
+    filled,
+    joined,
+    layer,
+    merger,
+    picture,
+    tower_activation,
+    vision,
+)
+from .llama import build as build_qwen2
+from .qwen3 import build as build_qwen3
+from .qwen_moe import build_qwen3_moe
+
+_SIDE: Final = 1024  # pixels of a picture to each side, down to whole windows or squares of patches
+_WHOLE_LAYERS: Final = (7, 15, 23, 31)  # in which all patches see each other, in transformers.Qwen2_5_VLVisionConfig
+_DEEP_LAYERS: Final = (8, 16, 24)  # whose result goes to the first layers of the language model
+_INTERPOLATION: Final = 8  # OPs to weigh and add four positions, and to add the result
+
+
+@architecture("qwen2_vl", "qwen2_5_vl")
+def build_qwen2_vl(config: Section, fmt: Format) -> Graph:
+    """The language model is Qwen2; its fields stand in text_config, or in older files beside vision_config."""
+    text = _qwen2(config, fmt)
+    if config.get("vision_config") is None:
+        return text
+    section = vision(config)
+    early = config.text("model_type") == "qwen2_vl"
+    tower = _qwen2_tower(section) if early else _qwen2_5_tower(section)
+    merged = section.integer("spatial_merge_size", 2) ** 2
+    out = section.integer("hidden_size" if early else "out_hidden_size", 3584)
+    kind = NormKind.LAYER if early else NormKind.RMS
+    tokens = tower.picture.patches // merged
+    return joined(
+        tower.blocks(fmt, tower.stream), merger(tower.parts(fmt), tower, merged, out, norm=kind), text, tokens=tokens
+    )
+
+
+@architecture("qwen2_vl_text", "qwen2_5_vl_text")
+def build_qwen2_text(config: Section, fmt: Format) -> Graph:
+    return _as_qwen2(config, config, fmt)
+
+
+@architecture("qwen3_vl", "qwen3_vl_moe")
+def build_qwen3_vl(config: Section, fmt: Format) -> Graph:
+    """What some layers of the tower leave is added too, after the first layers of the language model."""
+    sparse = config.text("model_type") == "qwen3_vl_moe"
+    text = language_model(config)
+    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    language = (build_qwen3_moe if sparse else build_qwen3)(filled(text, instead={"tie_word_embeddings": tied}), fmt)
+    if config.get("vision_config") is None:
+        return language
+    section = vision(config)
+    tower = _qwen3_tower(section)
+    parts, merged = tower.parts(fmt), section.integer("spatial_merge_size", 2) ** 2
+    out, tokens = section.integer("out_hidden_size", 3584), tower.picture.patches // merged
+    deep = integers(section, "deepstack_visual_indexes") if "deepstack_visual_indexes" in section else _DEEP_LAYERS
+    merge = merger(parts, tower, merged, out, norm=NormKind.LAYER)
+    blocks = tower.blocks(fmt, tower.stream)
+    left = blocks[-1].output
+    after = merger(parts, tower, merged, out, norm=NormKind.LAYER, norm_after=True, left=left)
+    made = [feature_block(f"deepstack_{place}", after, tokens, given=left) for place in range(len(deep))]
+    return joined(blocks, merge, language, tokens=tokens, deep=made)
+
+
+def _qwen2(config: Section, fmt: Format) -> Graph:
+    if config.get("text_config") is not None:
+        return _as_qwen2(config, language_model(config), fmt)
+    config.costless(
+        "image_token_id", "video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id"
+    )
+    return _as_qwen2(config, config, fmt)
+
+
+def _as_qwen2(config: Section, text: Section, fmt: Format) -> Graph:
+    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    text.costless("layer_types", "model_type")
+    return build_qwen2(filled(text, instead={"model_type": "qwen2", "tie_word_embeddings": tied}), fmt)
+
+
+def _seen(section: Section, patch: int, *, unit: int) -> Picture:
+    """The picture, whose sides are multiples of `unit` pixels where the config does not say them."""
+    section.costless("spatial_patch_size", "in_chans", "tokens_per_second")
+    return picture(
+        section,
+        image=_SIDE // unit * unit,
+        patch=patch,
+        channels=section.first("in_channels", "in_chans"),
+        frames=section.integer("temporal_patch_size", 2),
+        multiple=section.integer("spatial_merge_size", 2),
+    )
+
+
+def _qwen2_tower(section: Section) -> Tower:
+    hidden = section.integer("embed_dim", 1280)
+    inner = int(hidden * section.number("mlp_ratio", 4))
+    mlp = Mlp(inner=inner, act=tower_activation(section, "quick_gelu"), bias=True)
+    return Tower(
+        picture=_seen(section, 14, unit=28),
+        hidden=hidden,
+        layers=[_layer(section, hidden, mlp)] * section.integer("depth", 32),
+    )
+
+
+def _qwen2_5_tower(section: Section) -> Tower:
+    """In most layers a patch sees those of its own window (arXiv:2502.13923, section 2.1.1)."""
+    hidden = section.integer("hidden_size", 3584)
+    mlp = Mlp(
+        inner=section.integer("intermediate_size", 3420), act=tower_activation(section, "silu"), gated=True, bias=True
+    )
+    window, (patch, _) = section.integer("window_size", 112), (section.integer("patch_size", 14), 0)
+    seen = _seen(section, patch, unit=window)
+    merge = section.integer("spatial_merge_size", 2)
+    local = Tiled(_within(seen, window // merge // patch * merge))
+    full = integers(section, "fullatt_block_indexes") if "fullatt_block_indexes" in section else _WHOLE_LAYERS
+    kinds = {
+        True: _layer(section, hidden, mlp, name="global"),
+        False: _layer(section, hidden, mlp, mask=local, name="local"),
+    }
+    return Tower(
+        picture=seen,
+        hidden=hidden,
+        norm=NormKind.RMS,
+        layers=[kinds[place in full] for place in range(section.integer("depth", 32))],
+    )
+
+
+def _within(seen: Picture, side: int) -> int:
+    """(patch, patch) pairs that share a window of `side` x `side` patches; the last of a row or column may be less."""
+
+    def squares(length: int) -> int:
+        return length // side * side**2 + (length % side) ** 2
+
+    return squares(seen.height) * squares(seen.width)
+
+
+def _qwen3_tower(section: Section) -> Tower:
+    """Positions are interpolated from a learned grid, and patches are rotated by their place besides."""
+    hidden = section.integer("hidden_size", 1152)
+    mlp = Mlp(
+        inner=section.integer("intermediate_size", 4304),
+        act=tower_activation(section, "gelu_pytorch_tanh"),
+        bias=True,
+    )
+    return Tower(
+        picture=_seen(section, 16, unit=32),
+        hidden=hidden,
+        patch_bias=True,
+        positions=section.integer("num_position_embeddings", 2304),
+        position_ops=_INTERPOLATION,
+        layers=[_layer(section, hidden, mlp)] * section.integer("depth", 27),
+    )
+
+
+def _layer(section: Section, hidden: int, mlp: Mlp, *, mask: Mask | None = None, name: str = "layer") -> Layer:
+    heads = both_ways(heads_of(section, hidden, section.first("num_heads", "num_attention_heads")))
+    heads = replace(heads, mask=mask) if mask else heads
+    return layer(heads, mlp, fused_qkv=True, rotated=True, name=name)

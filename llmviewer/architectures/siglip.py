@@ -1,0 +1,145 @@
+"""SigLIP: towers for pictures and for texts (arXiv:2303.15343), both of which see all of their input.
+
+A learned query pools the patches. Of both together the prompt is the text, and pictures stand beside it; the products
+of the results are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ..documents import Section
+from ..forms import SEQUENCES, WHOLE
+from ..graph import Block, Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator
+from ..operators.masks import Probe
+from ..precision import Format
+from . import architecture
+from ._attention import scored
+from ._encoder import Encoder, both_ways, holding
+from ._feed_forward import Mlp
+from ._moe import _GENERATION_FIELDS
+from ._parts import HIDDEN, Parts, heads_of, result, with_rows
+from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision
+
+_COSTLESS: Final = ("initializer_factor", "projection_dim")
+_PICTURES: Final = {  # as transformers.SiglipVisionConfig has it
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 16,
+}
+_TEXTS: Final = {  # as transformers.SiglipTextConfig has it
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 64,
+}
+
+
+@architecture("siglip")
+def build(config: Section, fmt: Format) -> Graph:
+    config.costless(*_COSTLESS)
+    text = config.section("text_config")
+    text.costless(*_GENERATION_FIELDS.split(), *_COSTLESS)
+    section = vision(config)
+    tower = plain_tower(section)
+    pictures = [
+        *tower.blocks(fmt, tower.stream),
+        *(replace(b, stream=tower.stream) for b in _pooled(section, tower, fmt)),
+    ]
+    *texts, head = _texts(text, fmt)
+    scaled = holding(head.operators[0], tower.parts(fmt), {"logit_scale": (1,), "logit_bias": (1,)})
+    return Graph((*(beside(b, active=1) for b in pictures), *texts, replace(head, operators=(scaled,))))
+
+
+@architecture("siglip_vision_model")
+def build_pictures(config: Section, fmt: Format) -> Graph:
+    config.costless(*_COSTLESS)
+    tower = plain_tower(config)
+    return Graph((*tower.blocks(fmt, WHOLE), *_pooled(config, tower, fmt)))
+
+
+@architecture("siglip_text_model")
+def build_texts(config: Section, fmt: Format) -> Graph:
+    config.costless(*_COSTLESS)
+    return Graph(tuple(_texts(config, fmt)))
+
+
+def siglip_tower(config: Section) -> Tower:
+    """Beside a language model.
+
+    Raises InputError where it has a head that pools, which such models leave out.
+    """
+    if config.flag("vision_use_head", default=True):
+        raise config.error("vision_use_head", "must be false beside a language model; got true")
+    return plain_tower(config)
+
+
+def plain_tower(config: Section, *, multiple: int = 1) -> Tower:
+    """Without the head that pools; `multiple` patches to a side are merged after it."""
+    config = filled(config, _PICTURES)
+    seen, hidden = picture(config, multiple=multiple), config.integer("hidden_size")
+    return Tower(
+        picture=seen,
+        hidden=hidden,
+        layers=[layer(_heads(config), _mlp(config))] * config.integer("num_hidden_layers"),
+        patch_bias=True,
+        positions=seen.patches,
+        post_norm=True,
+    )
+
+
+def _heads(config: Section) -> Heads:
+    return both_ways(heads_of(config, config.integer("hidden_size"), "num_attention_heads"))
+
+
+def _mlp(config: Section) -> Mlp:
+    act = tower_activation(config, "gelu_pytorch_tanh")
+    return Mlp(inner=config.integer("intermediate_size"), act=act, bias=True)
+
+
+def _pooled(config: Section, tower: Tower, fmt: Format) -> list[Block]:
+    """The head: attention of a learned query to all patches, a norm, an MLP added."""
+    config = filled(config, _PICTURES)
+    if not config.flag("vision_use_head", default=True):
+        return []
+    parts, one = tower.parts(fmt), SEQUENCES
+    x, heads = parts.tensor(HIDDEN, tower.hidden), replace(_heads(config), mask=Probe())
+    q, k, v = (parts.tensor(f"{name}_proj", tower.hidden) for name in "qkv")
+    probe = parts.embed("probe", {"probe.weight": 1}, tower.hidden).with_tensors(lambda t: with_rows(t, one))
+    queries = parts.linear("q_proj", result((probe,)), with_rows(q, one), bias=True)
+    kv = parts.linear("kv_proj", x, k, v, bias=True)
+    attended = tuple(
+        op.with_tensors(lambda t: with_rows(t, one) if t.name == "attention" else t)
+        for op in scored(parts, heads, with_rows(q, one), (k,), v)
+    )
+    o_proj = parts.linear("o_proj", result(attended), with_rows(parts.tensor("o_proj", tower.hidden), one), bias=True)
+    norm = parts.norm("mlp_norm", result((o_proj,)))
+    mlp = tuple(op.with_tensors(lambda t: with_rows(t, one)) for op in _mlp(config).operators(parts, norm.outputs[0]))
+    add = parts.add("mlp_add", result((o_proj,)), result(mlp)).with_tensors(lambda t: with_rows(t, one))
+    made: tuple[Operator, ...] = (probe, queries, kv, *attended, o_proj, norm, *mlp, add)
+    return [Block(name="head", operators=made, input=HIDDEN, output=add.outputs[0].name)]
+
+
+def _texts(config: Section, fmt: Format) -> list[Block]:
+    config = filled(config, _TEXTS)
+    hidden = config.integer("hidden_size")
+    encoder = Encoder(
+        vocab=config.integer("vocab_size"),
+        hidden=hidden,
+        layers=[layer(_heads(config), _mlp(config))] * config.integer("num_hidden_layers"),
+        positions=config.integer("max_position_embeddings"),
+        final_norm=True,
+    )
+    parts = Parts(format=fmt, norm_kind=encoder.norm)
+    x = with_rows(parts.tensor(HIDDEN, hidden), SEQUENCES)
+    out = with_rows(parts.tensor("projection", config.integer("projection_size", hidden)), SEQUENCES)
+    head = parts.linear("projection", x, out, bias=True)
+    return [*encoder.graph(fmt).blocks, Block(name="head", operators=(head,), input=HIDDEN, output=out.name)]

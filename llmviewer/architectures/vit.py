@@ -1,0 +1,98 @@
+"""Towers by themselves: ViT (arXiv:2010.11929) and DINOv2 (arXiv:2304.07193).
+
+A sequence is a picture: its patches and the class token. The head is that of the class that `architectures` names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Elementwise
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import FeedForward, Layer, Mixer
+from ._encoder import Head, both_ways, holding, task
+from ._feed_forward import Mlp
+from ._parts import Parts, heads_of, result
+from ._tower import Tower, alone, picture, tower_activation
+from .bert import labels_of
+
+_TASKS: Final = {"ForImageClassification": "classes", "Model": "bare"}
+_COSTLESS: Final = """
+    hidden_dropout_prob attention_probs_dropout_prob encoder_stride drop_path_rate id2label label2id num_labels
+    layerscale_value reshape_hidden_states apply_layernorm out_features out_indices stage_names
+"""
+
+
+@architecture("vit")
+def build(config: Section, fmt: Format) -> Graph:
+    """The bare model has a pooler."""
+    config.costless(*_COSTLESS.split())
+    tower = _tower(config, image=224, patch=16)
+    width = config.integer("pooler_output_size", tower.hidden)
+    pooler = Head(first=True, dense=width, act=config.choice("pooler_act", ("tanh",), "tanh"))
+    head = Head(first=True, classes=labels_of(config)) if task(config, _TASKS, "Model") == "classes" else pooler
+    return alone(tower, fmt, head)
+
+
+@architecture("dinov2")
+def build_dinov2(config: Section, fmt: Format) -> Graph:
+    """What attention and MLP make is scaled; a token for masks is held that only training reads."""
+    if task(config, {"Model": "bare"}, "Model") != "bare" or config.flag("use_swiglu_ffn", default=False):
+        raise config.error("use_swiglu_ffn", "must be false: DINOv2 with gated MLPs is not modelled")
+    config.costless(*_COSTLESS.split())
+    tower = _tower(
+        config, image=224, patch=14, inner=config.integer("mlp_ratio", 4) * config.integer("hidden_size", 768)
+    )
+    layers = [replace(one, mixer=_Scaled(one.mixer), feed_forward=_Scaled(one.feed_forward)) for one in tower.layers]
+    graph = alone(replace(tower, layers=layers), fmt)
+    if not config.flag("use_mask_token", default=True):
+        return graph
+    first, *rest = graph.blocks
+    patch, *others = first.operators
+    held = holding(patch, tower.parts(fmt), {"mask_token.weight": (1, tower.hidden)})
+    return Graph((replace(first, operators=(held, *others)), *rest))
+
+
+def _tower(config: Section, *, image: int, patch: int, inner: int = 3072) -> Tower:
+    """Defaults are those of the classes in transformers."""
+    hidden = config.integer("hidden_size", 768)
+    mlp = Mlp(inner=config.integer("intermediate_size", inner), act=tower_activation(config, "gelu"), bias=True)
+    heads = both_ways(heads_of(config, hidden, config.first("num_attention_heads")))
+    bias = config.flag("qkv_bias", default=True)
+    seen = picture(config, image=image, patch=patch)
+    return Tower(
+        picture=seen,
+        hidden=hidden,
+        layers=[Layer(mixer=SelfAttention(heads=heads, qkv_bias=bias, o_bias=True), feed_forward=mlp)]
+        * config.integer("num_hidden_layers", 12),
+        patch_bias=True,
+        learned=1,
+        positions=seen.patches + 1,
+        post_norm=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """What a part of a layer makes, each element times a number that is learned (arXiv:2103.17239)."""
+
+    part: Mixer | FeedForward | None
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        made = self.part.operators(parts, x) if self.part else ()
+        of = result(made)
+        name = f"{of.name}_scale"
+        scale = Elementwise(
+            name=name,
+            inputs=(of,),
+            outputs=(parts.tensor(name, of.width),),
+            weights=(parts.weight(f"{name}.weight", of.width),),
+            ops_per_element=1,
+        )
+        return (*made, scale)

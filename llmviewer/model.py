@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from .forms import Form, Num, evaluate, total
-from .graph import Graph
+from .forms import TARGET, Form, Num, evaluate, total
+from .graph import Block, Graph
 from .operators.attention import QK
-from .operators.base import Role
+from .operators.base import Role, Tensor
 from .operators.linear import LatentExpansion
+from .operators.pictures import Patches, Place
 from .precision import Format
 from .transforms.quantize import AS_IT_IS, Quantization
 from .workload import Workload
@@ -25,6 +27,7 @@ class Model:
     quantization what was quantized when it was published; an analysis that asks for no other uses it
     max_context  tokens that its positions are made for; 0 where it says nothing
     notes        what a reader of the results should know, such as fields of its file that nothing read
+    predicting   the same with its layers that predict further tokens; None where there are none
     """
 
     name: str
@@ -37,6 +40,7 @@ class Model:
     source: str = ""
     notes: tuple[str, ...] = ()
     quantization: Quantization = AS_IT_IS
+    predicting: Model | None = None
 
     @cached_property
     def parameters(self) -> int:
@@ -59,6 +63,33 @@ class Model:
             kinds["state"] = None
         return ", ".join(kinds)
 
+    @cached_property
+    def generates(self) -> bool:
+        """Whether it writes token by token: some of a pass stays for the next one. An encoder reads and is done."""
+        return any(op.state() for block, op in self.graph if block.main)
+
+    @cached_property
+    def image_tokens(self) -> int:
+        """Tokens that one picture puts into the prompt; 0 where there are none."""
+        one = Workload.prefill(batch=1, prompt=1, images=1)
+        rows = (evaluate(op.features.rows, one) for _, op in self.graph if isinstance(op, Place) and not op.adds)
+        return int(next(rows, 0))
+
+    @cached_property
+    def sees(self) -> bool:
+        """Whether a tower for pictures stands beside what reads the prompt."""
+        return any(isinstance(op, Patches) and not block.main for block, op in self.graph)
+
+    @cached_property
+    def picture(self) -> int:
+        """Tokens of a picture, where that is what the model reads; 0 where it reads a prompt."""
+        return next((op.tokens for block, op in self.graph if isinstance(op, Patches) and block.main), 0)
+
+    @cached_property
+    def encodes(self) -> bool:
+        """Whether an encoder reads the prompt, and a decoder beside it writes."""
+        return any(block.stream == TARGET for block in self.graph.blocks)
+
     @property
     def kv_bytes_per_token(self) -> float:
         """What the cache grows by with every token of one sequence, within any window. [B]"""
@@ -68,8 +99,16 @@ class Model:
 
 def kv_cache(graph: Graph) -> Form:
     """The KV cache of a decode step's sequences; layers with a window keep its last tokens. [B]"""
-    held = {(id(block), t.name): (block, t) for block, op in graph for t in op.state()}
-    return total(block.repeat * tensor.held_bytes.on(block.stream) for block, tensor in held.values())
+    return total(block.repeat * tensor.held_bytes.on(block.stream) for block, tensor in _kept(graph))
+
+
+def kv_cache_away(graph: Graph) -> Form:
+    """What of it lies outside of device memory. [B]"""
+    return total(block.repeat * tensor.away * tensor.kept_bytes.on(block.stream) for block, tensor in _kept(graph))
+
+
+def _kept(graph: Graph) -> Iterable[tuple[Block, Tensor]]:
+    return {(id(block), t.name): (block, t) for block, op in graph for t in op.state()}.values()
 
 
 def kv_cache_bytes(graph: Graph, *, batch: Num, context: Num, prompt: Num = 0) -> Num:

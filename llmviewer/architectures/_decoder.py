@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+from ..documents import Section
 from ..forms import LOGITS, WANTED
 from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..operators.linear import LMHead
 from ..precision import Format
+from ._hyper_connections import HyperConnections
 from ._parts import HIDDEN, NormKind, Parts, result, with_rows
 
 
@@ -43,12 +45,15 @@ class Layer:
     """One layer; some have a mixer alone, or a feed-forward network alone.
 
     Layers that are equal are folded into one block of the graph, named `name`.
+
+    hyper  how residual streams are mixed, where there are several; norms then stand before
     """
 
     mixer: Mixer | None
     feed_forward: FeedForward | None
     residual: Residual = Residual.PRE
     name: str = "layer"
+    hyper: HyperConnections | None = None
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if self.mixer and self.feed_forward and self.residual in (Residual.PARALLEL, Residual.PARALLEL_TWO):
@@ -61,6 +66,11 @@ class Layer:
 
     def _branch(self, parts: Parts, x: Tensor, run: Mixer | FeedForward, name: str) -> tuple[Operator, ...]:
         """X and what `run` makes of it, added; leaves "`name`_add", or "`name`_norm" where that comes last."""
+        if self.hyper:
+            taken = self.hyper.taken(parts, f"{name}_hc", x)
+            norm = parts.norm(f"{name}_norm", taken.outputs[0])
+            made = run.operators(parts, norm.outputs[0])
+            return (taken, norm, *made, self.hyper.merged(parts, f"{name}_add", x, result(made), taken.outputs[1]))
         before = self.residual in (Residual.PRE, Residual.SANDWICH)
         first = (parts.norm(f"{name}_norm", x),) if before else ()
         made = run.operators(parts, first[0].outputs[0] if first else x)
@@ -80,6 +90,24 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """`layers` that predict a further token each (arXiv:2412.19437, section 2.2), all like `layer`.
+
+    Each joins the hidden state that the one before it left with the embedding of the token that was predicted, and has
+    a norm of its own before the head. Embedding and head are the model's.
+    """
+
+    layers: int
+    layer: Layer
+
+    @classmethod
+    def of(cls, config: Section, key: str, layer: Layer) -> Prediction | None:
+        """As many as field `key` says; None where that is none."""
+        layers = config.integer(key, 0, least=0)
+        return cls(layers=layers, layer=replace(layer, name="mtp")) if layers else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Decoder:
     """Embedding, layers in order, last norm and prediction head.
 
@@ -88,6 +116,8 @@ class Decoder:
     embed_norm    a norm follows the embedding
     final_norm    a norm precedes the head
     tied          the head's matrix is the embedding's
+    hyper         how residual streams are mixed, where there are several
+    prediction    layers that predict further tokens, which a pass runs where that is asked for
     """
 
     vocab: int
@@ -100,16 +130,23 @@ class Decoder:
     embed_width: int = 0
     embed_norm: bool = False
     final_norm: bool = True
+    hyper: HyperConnections | None = None
+    prediction: Prediction | None = None
 
     def graph(self, fmt: Format) -> Graph:
         parts = Parts(format=fmt, norm_kind=self.norm)
-        return Graph((self._embedding(parts), *self._blocks(parts), self._head(parts)))
+        blocks = (self._embedding(parts), *self._blocks(parts), self._head(parts))
+        return Graph(blocks, (self._predicting(parts, self.prediction),) if self.prediction else ())
+
+    def _hidden(self, parts: Parts) -> Tensor:
+        """What layers read: the residual stream, or all of them side by side."""
+        return parts.tensor(HIDDEN, self.hidden * (self.hyper.streams if self.hyper else 1))
 
     def _blocks(self, parts: Parts) -> list[Block]:
         places: dict[Layer, list[int]] = {}
         for index, layer in enumerate(self.layers):
             places.setdefault(layer, []).append(index)
-        x = parts.tensor(HIDDEN, self.hidden)
+        x = self._hidden(parts)
         blocks = []
         for layer, indices in places.items():
             operators = layer.operators(parts, x)
@@ -132,19 +169,55 @@ class Decoder:
                 operators = (*operators, places, parts.add("position_add", result(operators), places.outputs[0]))
         if self.embed_norm:
             operators = (*operators, parts.norm("embed_norm", result(operators)))
+        if self.hyper:  # every stream starts as the embedding
+            operators = (replace(operators[0], outputs=(replace(self._hidden(parts), name="embed_tokens"),)),)
         return Block(name="embedding", operators=operators, input="", output=result(operators).name)
 
     def _head(self, parts: Parts) -> Block:
+        operators = self._logits(parts, self._hidden(parts), "final_norm", tied=self.tied)
+        return Block(name="head", operators=operators, input=HIDDEN, output="logits")
+
+    def _logits(self, parts: Parts, x: Tensor, norm: str, *, tied: bool) -> tuple[Operator, ...]:
         """The last norm over all tokens; logits where they are wanted."""
-        x = parts.tensor(HIDDEN, self.hidden)
-        before: tuple[Operator, ...] = (parts.norm("final_norm", x),) if self.final_norm else ()
+        before: tuple[Operator, ...] = (self.hyper.last(parts, x),) if self.hyper else ()
+        if self.final_norm:
+            before = (*before, parts.norm(norm, result(before) if before else x))
         width = self.embed_width or self.hidden
         if width != self.hidden:
             before = (*before, parts.project("project_out", result(before) if before else x, width))
         hidden = with_rows(result(before) if before else x, LOGITS)
-        matrix = parts.weight("lm_head.weight", self.vocab, width, tied=self.tied)
+        matrix = parts.weight("lm_head.weight", self.vocab, width, tied=tied)
         bias = (parts.weight("lm_head.bias", self.vocab),) if self.head_bias else ()
         logits = with_rows(parts.tensor("logits", self.vocab), LOGITS)
         weights = (replace(matrix, rows=self.vocab * WANTED), *bias)
-        head = LMHead(name="lm_head", inputs=(hidden,), outputs=(logits,), weights=weights)
-        return Block(name="head", operators=(*before, head), input=HIDDEN, output="logits")
+        return (*before, LMHead(name="lm_head", inputs=(hidden,), outputs=(logits,), weights=weights))
+
+    def _predicting(self, parts: Parts, prediction: Prediction) -> Block:
+        x = self._hidden(parts)
+        joined = self._joined(parts, x)
+        made = prediction.layer.operators(parts, result(joined))
+        logits = self._logits(parts, result(made), "shared_head_norm", tied=True)
+        first = len(self.layers)
+        return Block(
+            name=prediction.layer.name,
+            operators=(*joined, *made, *logits),
+            input=HIDDEN,
+            output=result(made).name,
+            layers=tuple(range(first, first + prediction.layers)),
+        )
+
+    def _joined(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        """The hidden state and the embedding of the next token, each after a norm, in the width of one."""
+        embed = parts.embed("embed_tokens", {"embed_tokens.weight": self.vocab}, self.hidden)
+        embed = embed.with_weights(lambda w: replace(w, tied=True))
+        if self.hyper:
+            return (embed, *self.hyper.joined(parts, x, result((embed,))))
+        norms = [parts.norm(name, t) for name, t in (("hnorm", x), ("enorm", result((embed,))))]
+        both = replace(
+            norms[0],
+            name="eh_norm",
+            inputs=(x, result((embed,))),
+            outputs=(parts.tensor("eh_norm", 2 * self.hidden),),
+            weights=tuple(w for norm in norms for w in norm.weights),
+        )
+        return (embed, both, parts.project("eh_proj", both.outputs[0], self.hidden))

@@ -132,6 +132,14 @@ def first_dense(config: Section, default: int) -> list[bool]:
     return [index >= first for index in range(layers)]
 
 
+def sparse_layers(config: Section, default: int) -> list[bool]:
+    """Whether each layer has experts: as mlp_layer_types says, or all but the first."""
+    sparse = first_dense(config, default)
+    if config.get("mlp_layer_types") is None:
+        return sparse
+    return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+
+
 def integers(config: Section, key: str) -> tuple[int, ...]:
     """A list of whole numbers; none where the key is absent."""
     value = config.get(key)

@@ -127,7 +127,14 @@ class Parts:
         kind = kind or self.norm_kind
         weights = tuple(self.weight(f"{name}.{part}", x.width // shared) for part in _NORM_WEIGHTS[kind])
         out = replace(x, name=name, role=Role.ACTIVATION)
-        return Norm(name=name, inputs=(x,), outputs=(out,), weights=weights, ops_per_element=_NORM_OPS[kind])
+        return Norm(
+            name=name,
+            inputs=(x,),
+            outputs=(out,),
+            weights=weights,
+            ops_per_element=_NORM_OPS[kind],
+            group=x.width // shared if shared > 1 else 0,
+        )
 
     def add(self, name: str, *operands: Tensor) -> Add:
         out = self.tensor(name, operands[0].width)

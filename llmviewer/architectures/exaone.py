@@ -41,12 +41,12 @@ def build_exaone4(config: Section, fmt: Format) -> Graph:
     if config.get("sliding_window") is not None or "sliding_window" not in config:
         local = replace(layer, mixer=replace(attention, heads=replace(heads, mask=Causal(window))))
         unrotated = replace(layer, mixer=replace(attention, rotary_dim=0))
-        layers = alternating(local, unrotated, _sliding(config))
+        layers = alternating(local, unrotated, sliding(config))
     config.costless("layer_types", "sliding_window_pattern")
     return decoder(config, layers).graph(fmt)
 
 
-def _sliding(config: Section) -> list[bool]:
+def sliding(config: Section) -> list[bool]:
     """The pattern may be a word such as LLLG, a letter for each layer in turn."""
     pattern = config.get("sliding_window_pattern")
     if config.get("layer_types") is not None or not isinstance(pattern, str):

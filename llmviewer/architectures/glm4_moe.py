@@ -1,17 +1,19 @@
-"""GLM-4.5 to 4.7 and dots.llm1: grouped queries, dense layers first, shared and routed experts (arXiv:2508.06471).
-
-Layers that predict further tokens (num_nextn_predict_layers) are no part of a pass and not counted.
+"""GLM-4.5 to 4.7, dots.llm1, Solar Open and Hy3: grouped queries, dense layers first, shared and routed experts
+(arXiv:2508.06471).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._decoder import Prediction
 from ._fields import decoder
-from ._moe import Kinds, attention, costless, dense, experts, first_dense
+from ._moe import Kinds, attention, costless, dense, experts, first_dense, sparse_layers
 from ._parts import NormKind
 
 
@@ -34,9 +36,39 @@ def build_dots1(config: Section, fmt: Format) -> Graph:
     return _graph(config, fmt, mixer, first_dense(config, default=0))
 
 
-def _graph(config: Section, fmt: Format, mixer: SelfAttention, sparse: list[bool]) -> Graph:
+@architecture("solar_open")
+def build_solar_open(config: Section, fmt: Format) -> Graph:
+    """Experts in all layers, whatever the config says of dense ones."""
+    config.costless("first_k_dense_replace", "intermediate_size", "use_qk_norm")
+    bias = config.flag("attention_bias", default=False)
+    layers = config.integer("num_hidden_layers")
+    return _graph(config, fmt, attention(config, qkv_bias=bias), [True] * layers)
+
+
+@architecture("hy_v3")
+def build_hy_v3(config: Section, fmt: Format) -> Graph:
+    costless(config, "router_scaling_factor", "enable_moe_fp32_combine", "enable_attention_fp32_softmax")
+    if config.flag("mlp_bias", default=False):
+        raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
+    bias = config.flag("attention_bias", default=False)
+    mixer = attention(config, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS)
+    return _graph(config, fmt, mixer, sparse_layers(config, default=1), names=("num_experts", "num_shared_experts"))
+
+
+def _graph(
+    config: Section,
+    fmt: Format,
+    mixer: SelfAttention,
+    sparse: list[bool],
+    *,
+    names: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
+) -> Graph:
+    """`names` are those of the fields that say how many experts there are, routed and shared."""
     costless(config)
     inner = config.integer("moe_intermediate_size")
-    shared = config.integer("n_shared_experts", 0, least=0) * inner
-    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)
-    return decoder(config, Kinds(mixer=mixer, moe=moe, dense=dense(config)).layers(sparse)).graph(fmt)
+    shared = config.integer(names[1], 0, least=0) * inner
+    moe = experts(config, names[0], "num_experts_per_tok", inner=inner, shared=shared)
+    kinds = Kinds(mixer=mixer, moe=moe, dense=None if all(sparse) else dense(config))
+    layers = kinds.layers([*sparse, sparse[-1]])  # the last one predicts further tokens
+    prediction = Prediction.of(config, "num_nextn_predict_layers", layers.pop())
+    return replace(decoder(config, layers), prediction=prediction).graph(fmt)

@@ -11,7 +11,7 @@ from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Layer
+from ._decoder import Layer, Prediction
 from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
 
 _HEAD_DIM = 128
@@ -39,12 +39,14 @@ def build_minicpm(config: Section, fmt: Format) -> Graph:
 
 @architecture("mimo")
 def build_mimo(config: Section, fmt: Format) -> Graph:
-    """Biases on q, k and v. The layers that predict further tokens are left out: plain decoding does not run them."""
+    """Biases on q, k and v; layers that predict further tokens."""
     if config.flag("use_sliding_window", default=False):
         raise config.error("use_sliding_window", "must be false: no published model of this architecture has a window")
     bias = config.flag("attention_bias", default=True)
-    config.costless("num_nextn_predict_layers", "use_mrope")
-    return _build(config, fmt, SelfAttention(heads=grouped_heads(config), qkv_bias=bias))
+    config.costless("use_mrope")
+    layer = _layer(config, SelfAttention(heads=grouped_heads(config), qkv_bias=bias))
+    plain = decoder(config, [layer] * config.integer("num_hidden_layers"))
+    return replace(plain, prediction=Prediction.of(config, "num_nextn_predict_layers", layer)).graph(fmt)
 
 
 @architecture("internlm")

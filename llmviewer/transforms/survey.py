@@ -16,6 +16,7 @@ from ..forms import LOGITS, ONE, Form
 from ..graph import Block, Graph, Transform
 from ..operators.attention import QK, SV, FlashAttention, Softmax
 from ..operators.base import Operator, Role, Tensor, Weight
+from ..operators.compression import Turn
 from ..operators.elementwise import Activation, Add, Norm, Quantize, Rope
 from ..operators.embedding import Embedding
 from ..operators.linear import ExpertsLinear, Linear, LMHead
@@ -92,18 +93,20 @@ def _without_rope(block: Block) -> Iterator[Operator]:
     for op in block.operators:
         if isinstance(op, Rope):
             (q, k), (q_out, k_out) = op.inputs, op.outputs
-            renamed = {q_out.name: (q.name, q.role), k.name: (k_out.name, k_out.role)}
+            renamed |= {q_out.name: (q.name, q.role), k.name: (k_out.name, k_out.role)}
+        if isinstance(op, Turn):
+            renamed[op.outputs[0].name] = (op.inputs[0].name, op.inputs[0].role)
 
     def rename(t: Tensor) -> Tensor:
         name, role = renamed.get(t.name, (t.name, t.role))
         return replace(t, name=name, role=role)
 
-    return (op.with_tensors(rename) for op in block.operators if not isinstance(op, Rope))
+    return (op.with_tensors(rename) for op in block.operators if not isinstance(op, Rope | Turn))
 
 
 def _counted(op: Operator, formats: _Formats, block: Block) -> Operator | None:
     """`op` by the conventions above, as it is where they say nothing of its kind; None for what they leave out."""
-    hidden = block.operators[0].inputs[0].width if block.operators[0].inputs else 0
+    hidden = next((op.inputs[0].width for op in block.operators if op.inputs), 0)
     inputs, outputs = (tuple(map(formats.tensor, ts)) for ts in (op.reads(), op.outputs))
     weights: tuple[Weight, ...] = ()
     match op:

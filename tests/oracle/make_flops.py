@@ -9,8 +9,8 @@ Counted, a multiply-accumulate being 2 FLOPs: mm, addmm, bmm and baddbmm, that i
 attention products, and _grouped_mm, the experts, over the rows routed to them. The head runs at every position of a
 prefill, and causal attention is the full product of all queries with all keys (no halving). Not counted: softmax,
 norms, activations, rotary and ALiBi positions, biases, residuals, masks, embedding look-ups, and all memory traffic.
-Of all windows only that of gpt-oss-20b, 128 keys, is reached here: a decode step takes no more keys, a prefill is the
-full product all the same.
+Of all windows only those of 128 keys (gpt-oss-20b, mimo-v2-flash, k-exaone) are reached here: a decode step takes no
+more keys, a prefill is the full product all the same.
 
 Of hybrids, whose scans and convolutions the library computes in ways of its own, only linear layers, experts and the
 attention products are taken, under "hybrids": the operators of all other modules are left out.
@@ -105,6 +105,10 @@ MODELS = (
     "gpt-oss-20b",
     "ernie-4.5-21b-a3b",
     "hunyuan-a13b",
+    "solar-open-100b",
+    "hy3-preview",
+    "mimo-v2-flash",
+    "k-exaone-236b-a23b",
 )
 HYBRIDS = (
     "nemotron-3-nano-30b-a3b",

@@ -1,0 +1,67 @@
+"""Several residual streams in the place of one (arXiv:2512.24880)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..operators.base import Operator, Tensor, Weight
+from ..operators.elementwise import Add, Elementwise
+from ..operators.hyper_connections import StreamsIn
+from ..precision import FP32
+from ._parts import Parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperConnections:
+    """`streams` of them, side by side in one tensor; `iterations` of Sinkhorn and Knopp make their mixture stable."""
+
+    streams: int
+    iterations: int
+
+    def taken(self, parts: Parts, name: str, x: Tensor) -> StreamsIn:
+        """What a mixer or network is given of the streams, and the weights by which its result comes back."""
+        mixture = self.streams * (1 + self.streams)
+        back = replace(parts.tensor(f"{name}_mix", mixture), format=FP32)
+        return self._collapsed(parts, name, x, self.streams + mixture, scales=3, back=(back,))
+
+    def merged(self, parts: Parts, name: str, x: Tensor, made: Tensor, back: Tensor) -> Elementwise:
+        """Every stream as a mixture of all of them and of `made`."""
+        out = parts.tensor(name, x.width)
+        return Elementwise(
+            name=name,
+            kind="hyper_connection",
+            inputs=(x, made, back),
+            outputs=(out,),
+            ops_per_element=2 * self.streams + 1,
+        )
+
+    def last(self, parts: Parts, x: Tensor) -> StreamsIn:
+        """What the last norm is given."""
+        return self._collapsed(parts, "hc_head", x, self.streams, scales=1)
+
+    def joined(self, parts: Parts, x: Tensor, embedded: Tensor) -> tuple[Operator, ...]:
+        """Every stream with the embedding of the next token, each after a norm and a projection."""
+        norms = [parts.norm("enorm", embedded), parts.norm("hnorm", x, shared=self.streams)]
+        each = replace(x, name="hnorm", width=embedded.width, rows=self.streams * x.rows)
+        norms[1] = replace(norms[1], outputs=(each,))
+        e_proj = parts.project("e_proj", norms[0].outputs[0], embedded.width)
+        h_proj = parts.project("h_proj", each, embedded.width)
+        h_proj = replace(h_proj, outputs=(replace(each, name="h_proj"),))
+        out = parts.tensor("mtp_add", x.width)
+        add = Add(name="mtp_add", inputs=(*h_proj.outputs, *e_proj.outputs), outputs=(out,), ops_per_element=1)
+        return (*norms, e_proj, h_proj, add)
+
+    def _collapsed(
+        self, parts: Parts, name: str, x: Tensor, weights: int, *, scales: int, back: tuple[Tensor, ...] = ()
+    ) -> StreamsIn:
+        def learned(part: str, *shape: int) -> Weight:
+            return replace(parts.weight(f"{name}.{part}", *shape), format=FP32)
+
+        return StreamsIn(
+            name=name,
+            inputs=(x,),
+            outputs=(parts.tensor(name, x.width // self.streams), *back),
+            weights=(learned("fn", weights, x.width), learned("base", weights), learned("scale", scales)),
+            streams=self.streams,
+            iterations=self.iterations if back else 0,
+        )

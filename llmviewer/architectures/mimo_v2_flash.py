@@ -1,0 +1,93 @@
+"""MiMo-V2-Flash: five layers in six see 128 tokens before them, with twice the KV heads and a sink; values are narrower
+than keys (arXiv:2601.02780).
+
+Configs come in two dialects, that of the checkpoint and that of transformers. Scaling values by a constant is costless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.attention import Heads
+from ..operators.masks import CAUSAL, Causal, Mask
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import FeedForward, Layer
+from ._fields import decoder, rotary_dim
+from ._moe import costless, dense, experts, for_each_layer, integers, kinds
+
+_KINDS = ("full_attention", "sliding_attention")
+_ROTATED = 0.334  # of each head
+
+
+@architecture("mimo_v2_flash")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(
+        config, "attention_value_scale", "swa_rope_theta", "layernorm_epsilon", "attention_chunk_size",
+        "hybrid_block_size", "rope_parameters",
+    )  # fmt: skip
+    if config.integer("n_shared_experts", 0, least=0):
+        raise config.error("n_shared_experts", "must be null: transformers has none for this architecture")
+    bias = config.flag("attention_bias", default=False)
+    windowed = config.flag("add_swa_attention_sink_bias", default=True)
+    everywhere = config.flag("add_full_attention_sink_bias", default=False)
+    plain = SelfAttention(heads=_heads(config, "", CAUSAL), qkv_bias=bias, sinks=everywhere)
+    local = SelfAttention(heads=_heads(config, "swa_", Causal(_window(config))), qkv_bias=bias, sinks=windowed)
+    mixers = {
+        name: replace(mixer, rotary_dim=rotary_dim(config, mixer.heads.head_dim, default=_ROTATED) // 2 * 2)
+        for name, mixer in (("global", plain), ("local", local))
+    }
+    inner = config.integer("moe_intermediate_size")
+    networks: dict[str, FeedForward] = {
+        "moe": experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner),
+        "dense": dense(config),
+    }
+    layers = []
+    for slides, sparse in zip(_sliding(config), _sparse(config), strict=True):
+        reach, network = "local" if slides else "global", "moe" if sparse else "dense"
+        layers.append(Layer(mixer=mixers[reach], feed_forward=networks[network], name=f"{reach}_{network}"))
+    return decoder(config, layers).graph(fmt)
+
+
+def _heads(config: Section, kind: str, mask: Mask) -> Heads:
+    """Of layers of a kind, whose fields begin with it; where there are none, windows have twice the KV heads."""
+    usual = config.integer("num_key_value_heads", 4)
+    return Heads(
+        num_heads=config.integer(f"{kind}num_attention_heads", config.integer("num_attention_heads")),
+        num_kv_heads=config.integer(f"{kind}num_key_value_heads", 2 * usual if kind else usual),
+        head_dim=config.integer(f"{kind}head_dim", config.integer("head_dim", 192)),
+        value_dim=config.integer(f"{kind}v_head_dim", config.integer("v_head_dim", 128)),
+        mask=mask,
+    )
+
+
+def _window(config: Section) -> int:
+    """Keys that a query sees, itself included: the checkpoint's field counts those before it."""
+    if config.get("sliding_window_size") is None:
+        return config.integer("sliding_window", 129)
+    return config.integer("sliding_window_size") + 1
+
+
+def _sliding(config: Section) -> list[bool]:
+    """Whether each layer has a window: all but the first and every sixth where the config does not say."""
+    if config.get("layer_types") is not None:
+        return [kind == _KINDS[1] for kind in kinds(config, "layer_types", _KINDS)]
+    pattern = integers(config, "hybrid_layer_pattern")
+    if pattern:
+        for_each_layer(config, "hybrid_layer_pattern", pattern)
+        return [bool(n) for n in pattern]
+    return [index > 0 and (index + 1) % 6 != 0 for index in range(config.integer("num_hidden_layers"))]
+
+
+def _sparse(config: Section) -> list[bool]:
+    """Whether each layer has experts: all but the first where the config does not say."""
+    if config.get("mlp_layer_types") is not None:
+        return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+    said = integers(config, "moe_layer_freq")
+    if said:
+        for_each_layer(config, "moe_layer_freq", said)
+        return [bool(n) for n in said]
+    return [index > 0 for index in range(config.integer("num_hidden_layers"))]

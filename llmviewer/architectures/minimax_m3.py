@@ -1,0 +1,156 @@
+"""MiniMax-M3: grouped queries that look at blocks of keys, which an indexer chooses for each group; experts.
+
+A query's own block is among those chosen and counts as full. The clamped gate, x sigmoid(1.702 x), counts as SiLU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.attention import QK, Heads
+from ..operators.base import Operator, Tensor
+from ..operators.block_sparse import BlockIndexer
+from ..operators.elementwise import Rope
+from ..operators.masks import Chosen
+from ..precision import FP32, Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import FeedForward, Layer, Mixer
+from ._feed_forward import Experts, Mlp
+from ._fields import decoder, grouped_heads, rotary_dim
+from ._moe import at_most, costless, for_each_layer, integers, kinds, language_model
+from ._parts import NormKind, Parts
+
+_SPARSE = "minimax_m3_sparse"
+
+
+@architecture("minimax_m3_vl")
+def build(config: Section, fmt: Format) -> Graph:
+    """The language model of the pair; the tower that makes tokens of pictures is left out."""
+    config.costless(
+        "tie_word_embeddings", "projector_hidden_size", "video_token_index", "multimodal_projector_bias",
+        "img_token_compression_config", "vision_config",
+    )  # fmt: skip
+    return build_text(language_model(config), fmt)
+
+
+@architecture("minimax_m3_vl_text", "minimax_m3")
+def build_text(config: Section, fmt: Format) -> Graph:
+    costless(
+        config, "swiglu_alpha", "swiglu_limit", "hidden_act", "use_gemma_norm", "use_qk_norm", "qk_norm_type",
+        "partial_rotary_factor",
+    )  # fmt: skip
+    heads = grouped_heads(config, kv_heads=4, head_dim=128)
+    rotated = config.integer("rotary_dim", rotary_dim(config, heads.head_dim, default=0.5))
+    plain = SelfAttention(heads=heads, rotary_dim=rotated, qk_norm=NormKind.RMS)
+    mixers: dict[bool, Mixer] = {False: plain, True: _indexed(config, plain)}
+    networks: dict[bool, FeedForward] = {
+        False: _mlp(config.integer("dense_intermediate_size", 12288)),
+        True: Experts(
+            experts=config.integer("num_local_experts"),
+            chosen=at_most(config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok")),
+            inner=config.integer("intermediate_size"),
+            shared=_mlp(config.integer("shared_intermediate_size", 3072)),
+        ),
+    }
+    layers = [
+        Layer(
+            mixer=mixers[chooses],
+            feed_forward=networks[has_experts],
+            name=("sparse" if chooses else "full") + ("_moe" if has_experts else "_dense"),
+        )
+        for chooses, has_experts in zip(_choosing(config), _with_experts(config), strict=True)
+    ]
+    return decoder(config, layers).graph(fmt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSparseAttention:
+    """Attention to blocks of keys; `index` are the heads of what chooses them, which share a key for each token.
+
+    blocks  that each query keeps
+    """
+
+    attention: SelfAttention
+    index: Heads
+    blocks: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        made = self.attention.operators(parts, x)
+        scores = next(place for place, op in enumerate(made) if isinstance(op, QK))
+        return (*made[:scores], *self._indexer(parts, x), *made[scores:])
+
+    def _indexer(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        heads = self.index
+        q = parts.project("index_q_proj", x, heads.q_width)
+        k = parts.project("index_k_proj", x, heads.head_dim)
+        q_norm = parts.norm("index_q_norm", q.outputs[0], shared=heads.num_heads, kind=NormKind.RMS)
+        k_norm = parts.norm("index_k_norm", k.outputs[0], kind=NormKind.RMS)
+        rotated = (parts.tensor("index_q_rope", heads.q_width), parts.cached("index_cache", heads.head_dim))
+        rope = Rope(
+            name="index_rope",
+            inputs=(q_norm.outputs[0], k_norm.outputs[0]),
+            outputs=rotated,
+            heads=heads,
+            rotary_dim=min(self.attention.rotary_dim, heads.head_dim),
+        )
+        chosen = Tensor(name="index_choice", width=heads.num_heads * self.blocks, format=FP32)
+        indexer = BlockIndexer(
+            name="indexer",
+            inputs=(rotated[0], parts.cache("index_cache", heads.head_dim)),
+            outputs=(chosen,),
+            heads=heads,
+        )
+        return (q, k, q_norm, k_norm, rope, indexer)
+
+
+def _mlp(inner: int) -> Mlp:
+    return Mlp(inner=inner, act="silu", gated=True)
+
+
+def _indexed(config: Section, attention: SelfAttention) -> BlockSparseAttention:
+    """By the fields of the checkpoint, in a section of their own, or those of transformers."""
+    section = config.section("sparse_attention_config") if config.get("sparse_attention_config") else config
+    section.costless(
+        "use_sparse_attention", "sparse_score_type", "sparse_init_block", "sparse_local_block", "index_local_blocks",
+        "sparse_disable_index_value",
+    )  # fmt: skip
+
+    def said(checkpoint: str, transformers: str, default: int) -> int:
+        return section.integer(section.first(transformers, checkpoint), default)
+
+    blocks = said("sparse_topk_blocks", "index_topk_blocks", 16)
+    keys = blocks * said("sparse_block_size", "index_block_size", 128)
+    index = Heads(
+        num_heads=said("sparse_num_index_heads", "index_n_heads", 4),
+        num_kv_heads=1,
+        head_dim=said("sparse_index_dim", "index_head_dim", 128),
+    )
+    chosen = replace(attention, heads=replace(attention.heads, mask=Chosen(keys)))
+    return BlockSparseAttention(attention=chosen, index=index, blocks=blocks)
+
+
+def _choosing(config: Section) -> list[bool]:
+    """Whether each layer looks at blocks that its indexer chooses."""
+    if config.get("layer_types") is not None:
+        return [kind == _SPARSE for kind in kinds(config, "layer_types", ("full_attention", _SPARSE))]
+    if config.get("sparse_attention_config"):
+        section = config.section("sparse_attention_config")
+        said = integers(section, "sparse_attention_freq")
+        if said:
+            for_each_layer(config, "sparse_attention_config.sparse_attention_freq", said)
+            return [bool(n) for n in said]
+    return [False] * config.integer("num_hidden_layers")
+
+
+def _with_experts(config: Section) -> list[bool]:
+    """Whether each layer has experts: all where the config does not say."""
+    if config.get("mlp_layer_types") is not None:
+        return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+    said = integers(config, "moe_layer_freq")
+    if said:
+        for_each_layer(config, "moe_layer_freq", said)
+        return [bool(n) for n in said]
+    return [True] * config.integer("num_hidden_layers")

@@ -1,0 +1,147 @@
+"""Layers that predict further tokens: counts by hand, and what is published of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmviewer import analyze, sweep
+from llmviewer.architectures import builder
+from llmviewer.documents import Section
+from llmviewer.errors import InputError
+from llmviewer.forms import evaluate
+from llmviewer.memory import weight_bytes
+from llmviewer.model import kv_cache_bytes
+from llmviewer.model_files import load_model, model_names
+from llmviewer.precision import FP16
+from llmviewer.setting import Setting
+from llmviewer.workload import Workload
+
+TINY = {
+    "model_type": "glm4_moe",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 2,
+}
+EXPERTS = 8 * 3 * 64 * 32 + 3 * 64 * 32 + 8 * 64  # routed, shared, router
+LAYER = 64 * (4 + 2 + 2 + 4) * 16 + EXPERTS + 2 * 64  # with q, k, v, o and two norms
+FURTHER = LAYER + 64 * 2 * 64 + 3 * 64  # with the projection of two, and norms before and after
+WITH_SOME = [name for name in model_names() if load_model(name).predicting]
+
+
+def _graph(**changes):
+    config = Section({**TINY, **changes}, "config.json")
+    return builder(config)(config, FP16)
+
+
+def _of(graph, name, workload):
+    op = next(op for block, op in graph if block.name == "mtp" and op.name == name)
+    work = op.work()
+    return evaluate(work.ops, workload), evaluate(work.weight_bytes, workload)
+
+
+def test_they_are_no_part_of_a_pass_until_they_are_asked_for():
+    graph = _graph().check()
+    assert "mtp" not in [block.name for block in graph.blocks]
+    assert graph.layers == 3
+    assert graph.predicting().check().layers == 5
+
+
+def test_each_has_a_layer_a_projection_of_two_and_three_norms():
+    """Embedding and head are the model's, and held once."""
+    graph = _graph()
+    assert graph.predicting().parameters - graph.parameters == 2 * FURTHER
+    assert _graph(num_nextn_predict_layers=1).predicting().parameters - graph.parameters == FURTHER
+
+
+def test_a_pass_runs_each_over_all_its_tokens_and_the_head_where_logits_are_wanted():
+    graph, workload = _graph().predicting(), Workload.prefill(batch=2, prompt=10)
+    assert _of(graph, "eh_proj", workload) == (20 * 2 * 64 * 128, 64 * 128 * 2)
+    assert _of(graph, "eh_norm", workload) == (20 * 4 * 128, 2 * 64 * 2)
+    assert _of(graph, "lm_head", workload) == (2 * 2 * 64 * 100, 64 * 100 * 2)
+    assert _of(graph, "embed_tokens", workload)[1] == 20 * 64 * 2
+    assert next(block.repeat for block in graph.blocks if block.name == "mtp") == 2
+
+
+def test_each_has_a_cache_of_its_own():
+    assert kv_cache_bytes(_graph(), batch=1, context=10) == 3 * 10 * 2 * 2 * 16 * 2
+    assert kv_cache_bytes(_graph().predicting(), batch=1, context=10) == 5 * 10 * 2 * 2 * 16 * 2
+
+
+def test_the_last_kind_of_layer_predicts_with_full_attention_in_a_hybrid():
+    ops = [op.name for op in load_model("qwen3.5-35b-a3b").predicting.graph.blocks[-1].operators]
+    assert "qk_matmul" in ops
+    assert "router" in ops
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("deepseek-v3", 684.5),  # README_WEIGHTS: 671 billion, 11.5 of the module, 0.9 each of embedding and head
+        ("glm-4.5-air", 110.5),  # its checkpoint holds both once more too
+        ("glm-4.5", 358.3),
+    ],
+)
+def test_checkpoints_hold_them_with_embedding_and_head_once_more(name, billions):
+    model = load_model(name)
+    again = 2 * next(w.numel for _, op in model.graph for w in op.weights if w.name == "embed_tokens.weight")
+    assert round((model.predicting.parameters + again) / 1e9, 1) == billions
+
+
+def test_deepseek_v3_has_eleven_and_a_half_billion_of_its_own():
+    model = load_model("deepseek-v3")
+    assert model.predicting.parameters - model.parameters == pytest.approx(11.5e9, rel=0.01)
+
+
+@pytest.mark.parametrize("name", WITH_SOME)
+def test_every_model_that_has_some_runs_with_them(name):
+    model = load_model(name)
+    assert model.predicting.parameters > model.parameters
+    setting = Setting.of(model, "b200", mtp=True)
+    plain = Setting.of(model, "b200")
+    step = Workload.decode(batch=4, kv_len=1000)
+    assert setting.decode_plan.time_s(step) > plain.decode_plan.time_s(step)
+    assert weight_bytes(setting.graph) > weight_bytes(plain.graph)
+
+
+def test_models_of_all_families_have_some():
+    assert {"deepseek-v3", "deepseek-v3.2", "deepseek-v4-pro", "glm-4.5", "glm-5", "mimo-7b"} <= set(WITH_SOME)
+
+
+def test_published_formats_are_those_of_their_own_layer():
+    """DeepSeek-V3 has them in the blocks of all layers, the projection too."""
+    graph = Setting.of("deepseek-v3", "h200-sxm", mtp=True).graph
+    formats = {op.name: op.weights[0].format.name for b, op in graph if b.name == "mtp" and op.kind == "linear"}
+    assert set(formats.values()) == {"fp8_e4m3"}
+    assert "eh_proj" in formats
+
+
+def test_analyze_and_sweep_take_it():
+    plain, further = (analyze("mimo-7b", "h100-sxm", mtp=mtp) for mtp in (False, True))
+    assert (plain.inputs.mtp, further.inputs.mtp) == (False, True)
+    assert further.model.parameters - plain.model.parameters == 210790400
+    assert further.generation.tpot_s > plain.generation.tpot_s
+    assert further.memory.kv_cache_bytes == plain.memory.kv_cache_bytes * 37 / 36
+    rows = sweep("mimo-7b", "h100-sxm", {"batch": [1, 2]}, mtp=True)
+    assert rows.columns["decode_step_s"][0] == pytest.approx(further.phases.decode.total.bound_time_s, rel=1e-12)
+
+
+def test_the_surveys_accounting_has_them_too():
+    further = analyze("mimo-7b", "h100-sxm", accounting="survey", mtp=True)
+    act = [op for op in further.phases.decode.operators if op.name == "mlp_act"]
+    assert act[-1].per_call.ops == act[0].per_call.ops > 0
+
+
+def test_a_model_without_some_says_so():
+    message = "mtp: llama-2-7b has no layers that predict further tokens, or none that are known"
+    with pytest.raises(InputError, match=message):
+        Setting.of("llama-2-7b", "h100-sxm", mtp=True)

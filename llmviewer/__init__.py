@@ -16,6 +16,9 @@ from ._layout import ROOT as _ROOT
 
 if TYPE_CHECKING:
     from .analysis import Analysis, analyze
+    from .choice import Choice, choose
+    from .comparison import Comparison, compare
+    from .disaggregation import Disaggregated, disaggregate
     from .errors import InputError
     from .grid import Sweep, sweep
     from .hardware import Hardware
@@ -31,6 +34,12 @@ __version__ = "0.1.0"
 _HOME = {
     "Analysis": "analysis",
     "analyze": "analysis",
+    "Choice": "choice",
+    "choose": "choice",
+    "Comparison": "comparison",
+    "compare": "comparison",
+    "Disaggregated": "disaggregation",
+    "disaggregate": "disaggregation",
     "Hardware": "hardware",
     "hardware_names": "hardware_files",
     "load_hardware": "hardware_files",
@@ -43,12 +52,18 @@ _HOME = {
 }
 __all__ = [
     "Analysis",
+    "Choice",
+    "Comparison",
+    "Disaggregated",
     "Hardware",
     "InputError",
     "Model",
     "Sweep",
     "__version__",
     "analyze",
+    "choose",
+    "compare",
+    "disaggregate",
     "hardware_names",
     "load_hardware",
     "load_model",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import ceil
 from typing import Final
 
+from .memory import Memory
 from .precision import NAMED, Scheme, parse_scheme
-from .resource import Unit, matrix
+from .resource import Resource, Unit, matrix
 from .roofline import Estimate, Plan
 from .setting import Accounting, Attention, Setting
+from .transforms.offload import HOST, ON_DEVICE
 from .units import seconds, si
 from .workload import Workload
 
@@ -17,11 +20,20 @@ _WORTH: Final = 1.05  # a change that helps by less is not offered
 _BATCHES: Final = (16, 8, 4, 2)  # times the batch asked for: the largest that fits is offered
 
 
-def advise(setting: Setting, workload: Workload, phase: str, estimate: Estimate, *, max_batch: int | None) -> str:
+def advise(
+    setting: Setting,
+    workload: Workload,
+    phase: str,
+    estimate: Estimate,
+    *,
+    max_batch: int | None,
+    offloaded: Setting | None = None,
+) -> str:
     """Such as "decode is memory-bound: ...; what would help: 4-bit weights (W4 g128) 6.14 ms (3x faster), ...".
 
     estimate   of `workload` in this phase
     max_batch  the largest that fits, None where nothing limits it
+    offloaded  what would fit, where `setting` does not: that of fitting()
     """
     time_s = float(estimate.time_s)
     waits = dict.fromkeys(("compute", "memory", "link"), 0.0)
@@ -33,11 +45,12 @@ def advise(setting: Setting, workload: Workload, phase: str, estimate: Estimate,
         why, changes = _traffic(setting, estimate, waits[bound] / time_s), _fewer_bytes(setting)
     elif bound == "link":
         why = _sent(setting, estimate, waits[bound] / time_s)
+        changes = _fewer_bytes(setting) if setting.offload != ON_DEVICE else changes
     else:
         why, changes = _units(setting, estimate), _lower_bits(setting)
     times = [(name, float(changed.plan_of(phase).time_s(workload))) for name, changed in changes]
     offers = [f"{name} {seconds(s)} ({time_s / s:.2g}x faster)" for name, s in times if time_s / s >= _WORTH]
-    if bound == "memory":
+    if bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE):
         most = None if max_batch is None else max_batch // _together(setting, workload)
         offers.extend(_larger_batch(setting.plan_of(phase), workload, time_s, most))
     nothing = "no technique known here makes it faster; a device with more bandwidth does"
@@ -45,8 +58,35 @@ def advise(setting: Setting, workload: Workload, phase: str, estimate: Estimate,
         nothing = "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
     if bound == "link":
         nothing = "fewer ranks that share a tensor send less; links with more bandwidth or less latency do it faster"
+        nothing = nothing if setting.offload == ON_DEVICE else "less of it offloaded, or a faster link"
     name = phase if setting.model.generates else "the one pass"
-    return f"{name} is {bound}-bound: {why}; " + (f"what would help: {', '.join(offers)}" if offers else nothing)
+    advice = f"{name} is {bound}-bound: {why}; " + (f"what would help: {', '.join(offers)}" if offers else nothing)
+    return advice + (_if_offloaded(offloaded, workload, phase, time_s) if offloaded else "")
+
+
+def fitting(setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: int, images: int) -> Setting | None:
+    """The same with as many whole hundredths of the weights in host memory as make it fit; None where it does without,
+    where nothing can, and where no host link is known.
+    """
+    asked, share = setting, setting.offload.weights
+    needed, capacity = memory.total_bytes, memory.capacity_bytes
+    while needed > capacity:  # once; of a pipeline, until no stage is too full
+        weights = asked.footprint.parts(batch=batch, prompt=prompt, gen=gen, images=images)[0]
+        whole = float(weights) / (1 - share) if share < 1 else 0.0
+        share = ceil(100 * (share + (needed - capacity) / whole) - 1e-9) / 100 if whole else 2.0
+        if share > 1 or f"{HOST}.bandwidth" not in setting.hardware.numbers:
+            return None
+        asked = replace(setting, offload=replace(setting.offload, weights=share))
+        needed = float(asked.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen, images=images))
+    return asked if asked is not setting else None
+
+
+def _if_offloaded(offloaded: Setting, workload: Workload, phase: str, time_s: float) -> str:
+    then = float(offloaded.plan_of(phase).time_s(workload))
+    return (
+        f"; it does not fit, but does with --offload {offloaded.offload}, when this takes {seconds(then)} "
+        f"({then / time_s:.3g}x as long)"
+    )
 
 
 def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
@@ -63,15 +103,19 @@ def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:
 
 
 def _sent(setting: Setting, estimate: Estimate, share: float) -> str:
-    """What waits for other devices, and the tier that holds it up."""
-    tiers: dict[str, float] = {}
+    """What waits for other devices or for what lies elsewhere, and the link that holds it up."""
+    links: dict[Resource, float] = {}
     for row in estimate.operators:
         if row.limiting.unit is Unit.LINK:
-            tiers[row.limiting.dtype] = tiers.get(row.limiting.dtype, 0.0) + float(row.repeat * row.time_s)
-    tier = max(tiers, key=tiers.__getitem__)
+            links[row.limiting] = links.get(row.limiting, 0.0) + float(row.repeat * row.time_s)
+    slowest = max(links, key=links.__getitem__)
     sent = float(estimate.sum("link_bytes"))
-    speed = si(setting.hardware.fact(f"{tier}.bandwidth"))
-    return f"{share:.0%} of its time waits for other devices, mostly on the {tier} link at {speed}B/s; {si(sent)}B are sent"
+    others = setting.offload == ON_DEVICE or slowest.dtype.startswith("scale")
+    for_what = "other devices" if others else "what lies outside of device memory"
+    return (
+        f"{share:.0%} of its time waits for {for_what}, mostly on the {slowest.dtype} link at "
+        f"{si(setting.linked.rates[slowest])}B/s; {si(sent)}B go over links"
+    )
 
 
 def _together(setting: Setting, workload: Workload) -> int:

@@ -8,14 +8,17 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from . import __version__
-from .advice import advise
-from .generation import generation
+from .advice import advise, fitting
+from .errors import InputError
+from .generation import generation, prefill_s, step_s
 from .hardware import Hardware
+from .layout import ALONE, Layout
 from .memory import Memory, memory
 from .model import Model
 from .notes import notes
 from .roofline import Estimate, OperatorEstimate
-from .setting import Accounting, Attention, Mla, Setting, whole
+from .setting import Accounting, Attention, Mla, Setting, check_images, whole
+from .transforms.offload import ON_DEVICE, Offload
 from .workload import Workload
 
 if TYPE_CHECKING:
@@ -42,7 +45,8 @@ class OperatorResult:
     """One operator of a phase. OPs, bytes and times are of all its `repeat` launches; `per_call` is of one.
 
     attainable_ops_per_s  OPs over the bound; min(peak, intensity x bandwidth) where one unit does all the OPs
-    bound                 "memory" or "compute"; `limited_by` names the resource
+    bound                 "memory", "compute" or "link"; `limited_by` names the resource
+    link_bytes            to and from other devices, host memory and storage
     compute_dtype         the type this device computes in, on its `compute_unit`; operands ask for `operand_dtype`
     expected_time_s       what to expect of real kernels; None until a calibration exists
     share                 part of the phase's bound
@@ -57,6 +61,7 @@ class OperatorResult:
     weight_bytes: float
     activation_bytes: float
     kv_bytes: float
+    link_bytes: float
     conversion_ops: float
     intensity: float
     attainable_ops_per_s: float
@@ -90,9 +95,15 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One forward pass: `batch` sequences of q_len new tokens that attend to kv_len."""
+    """One forward pass: `batch` sequences of q_len new tokens that attend to kv_len.
+
+    Of several devices, this is what one of them does, in every stage of a pipeline. `micro_batches` such passes follow
+    each other through it, and the batch of all takes `time_s`: more than the sum over operators where stages wait.
+    """
 
     batch: int
+    micro_batches: int
+    time_s: float
     q_len: int
     kv_len: int
     operators: tuple[OperatorResult, ...]
@@ -102,18 +113,22 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
-    """Both phases; iterates over (name, phase)."""
+    """Both phases; iterates over (name, phase). A model that does not generate has one pass, the prefill."""
 
     prefill: Phase
-    decode: Phase
+    decode: Phase | None
 
     def __iter__(self) -> Iterator[tuple[str, Phase]]:
-        return iter((("prefill", self.prefill), ("decode", self.decode)))
+        named = (("prefill", self.prefill), ("decode", self.decode))
+        return iter([(name, phase) for name, phase in named if phase])
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationResult:
-    """Lower bounds. tpot_s, the mean over the decode steps, is None where one token is generated: no step is taken."""
+    """Lower bounds. tpot_s, the mean over the decode steps, is None where one token is generated: no step is taken.
+
+    A model that does not generate takes ttft_s for its one pass, and tokens_per_s are those that it reads.
+    """
 
     ttft_s: float
     tpot_s: float | None
@@ -123,16 +138,22 @@ class GenerationResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What was asked."""
+    """What was asked. gen and kv_len are None where the model does not generate."""
 
     batch: int
     prompt: int
-    gen: int
-    kv_len: int
+    gen: int | None
+    kv_len: int | None
+    images: int
     quant: str
     attention: Attention
     accounting: Accounting
     mla: Mla
+    expert_skew: float
+    mtp: bool
+    layout: str
+    devices: int
+    offload: str
     hardware_set: tuple[str, ...]
 
 
@@ -157,7 +178,7 @@ class Analysis:
             "model": describe_model(model),
             "hardware": describe_hardware(hardware),
             "inputs": asdict(self.inputs),
-            "phases": {name: asdict(phase) for name, phase in self.phases},
+            "phases": {"decode": None} | {name: asdict(phase) for name, phase in self.phases},
             "memory": {
                 **asdict(self.memory),
                 "total_bytes": self.memory.total_bytes,
@@ -188,26 +209,35 @@ def analyze(
     prompt: int = 1024,
     gen: int = 128,
     kv_len: int | None = None,
+    images: int = 0,
     quant: str | None = None,
     attention: str | None = None,
     accounting: str = "faithful",
     mla: str = "auto",
+    expert_skew: float = 0,
+    mtp: bool = False,
+    layout: str | Layout = ALONE,
+    offload: str | Offload = ON_DEVICE,
     hardware_set: Sequence[str] = (),
 ) -> Analysis:
     """The roofline of `model` on `hardware`.
 
     model, hardware  names that ship, paths of files, or objects
-    prompt, gen      tokens read and tokens written, of each of `batch` sequences
+    prompt, gen      tokens read and tokens written, of each of `batch` sequences: by encoder and decoder where there
+                     are both; what does not generate writes none
     kv_len           tokens that the decode step shown attends to, its own included; those of the first step if None
+    images           pictures in each prompt, of which their tokens are a part; a tower reads them in the prefill
     quant            such as "W4A16g128", "W8A8KV8", "fp8" or "W4A16,down_proj=W8A16"; as published if None
     attention        "flash" or "eager"; "flash" if None, but "eager" in the survey's accounting
     mla              "naive" or "absorbed" latent attention; naive in the prefill and absorbed in decode if "auto"
+    expert_skew      popularity of experts is rank^-expert_skew; all are alike popular at 0
+    mtp              every pass also runs the layers that predict further tokens, once for each of its tokens
+    layout           degrees of parallelism, such as "tp=8 pp=2"; `batch` is that of all devices together
+    offload          parts that lie in host memory or on storage, such as "weights=0.5,kv=0.2@storage"
     hardware_set     what-ifs such as "memory.bandwidth=2x"
 
     Raises InputError, one line of text, where something given cannot be used.
     """
-    batch, prompt, gen = (whole(n, v) for n, v in (("batch", batch), ("prompt", prompt), ("gen", gen)))
-    context = prompt + 1 if kv_len is None else whole("kv_len", kv_len)
     setting = Setting.of(
         model,
         hardware,
@@ -215,39 +245,60 @@ def analyze(
         attention=attention,
         accounting=accounting,
         mla=mla,
+        expert_skew=expert_skew,
+        mtp=mtp,
+        layout=layout,
+        offload=offload,
         hardware_set=hardware_set,
     )
-    prefill = Workload.prefill(batch=batch, prompt=prompt)
-    decode = Workload.decode(batch=batch, kv_len=context, prompt=prompt)
-    longest = max(gen, context - prompt)  # the step shown has to fit too
-    footprint = memory(setting.footprint, setting.hardware.capacity, batch=batch, prompt=prompt, gen=longest)
-    answer = generation(setting.plan, setting.decode_plan, batch=batch, prompt=prompt, gen=gen)
+    return analyzed(setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, mtp=mtp)
+
+
+def analyzed(
+    setting: Setting, *, batch: int, prompt: int, gen: int, kv_len: int | None, images: int, mtp: bool
+) -> Analysis:
+    """What analyze() finds of a setting."""
+    batch, prompt, gen = (whole(n, v) for n, v in (("batch", batch), ("prompt", prompt), ("gen", gen)))
+    check_images(setting.model, prompt=prompt, images=whole("images", images, least=0))
+    context = _context(setting.model, prompt=prompt, kv_len=kv_len)
+    written = gen if context else 0
+    longest = max(gen, context - prompt) if context else 0  # the step shown has to fit too
+    share = int(setting.layout.share(batch))
+    prefill = Workload.prefill(batch=share, prompt=prompt, images=images)
+    decode = Workload.decode(batch=share, kv_len=context, prompt=prompt) if context else None
+    footprint = memory(
+        setting.footprint, setting.hardware.capacity, batch=batch, prompt=prompt, gen=longest, images=images
+    )
+    offloaded = fitting(setting, footprint, batch=batch, prompt=prompt, gen=longest, images=images)
     return Analysis(
         model=setting.model,
         hardware=setting.hardware,
         inputs=Inputs(
             batch=batch,
             prompt=prompt,
-            gen=gen,
+            gen=written or None,
             kv_len=context,
+            images=images,
             quant=str(setting.quantization),
             attention=setting.attention,
             accounting=setting.accounting,
             mla=setting.mla,
+            expert_skew=setting.expert_skew,
+            mtp=mtp,
+            layout=str(setting.layout) if setting.layout.devices > 1 else "",
+            devices=setting.layout.devices,
+            offload=str(setting.offload),
             hardware_set=tuple(setting.hardware.changes),
         ),
         phases=Phases(
-            prefill=_phase(setting, "prefill", prefill, footprint.max_batch),
-            decode=_phase(setting, "decode", decode, footprint.max_batch),
+            prefill=_phase(setting, "prefill", prefill, footprint.max_batch, batch, offloaded=offloaded),
+            decode=_phase(setting, "decode", decode, footprint.max_batch, batch, offloaded=offloaded)
+            if decode
+            else None,
         ),
         memory=footprint,
-        generation=GenerationResult(
-            ttft_s=float(answer.ttft_s),
-            tpot_s=None if gen == 1 else float(answer.tpot_s),
-            latency_s=float(answer.latency_s),
-            tokens_per_s=float(answer.tokens_per_s),
-        ),
-        notes=notes(setting, context=max(prompt + gen, context)),
+        generation=_generation(setting, batch=batch, prompt=prompt, gen=written, images=images),
+        notes=notes(setting, prompt=prompt, written=longest, images=images),
     )
 
 
@@ -261,8 +312,10 @@ def describe_model(model: Model) -> dict[str, Any]:
         "active_parameters": model.active_parameters,
         "layers": model.graph.layers,
         "attention": model.attention,
+        "generates": model.generates,
         "dtype": model.format.name,
         "kv_bytes_per_token": _whole(model.kv_bytes_per_token),
+        "image_tokens": model.image_tokens,
         "max_context": model.max_context or None,
         "source": model.source,
         "aliases": list(model.aliases),
@@ -292,17 +345,57 @@ def hardware_facts(hardware: Hardware) -> dict[str, Any]:
     return {key: _plain(value) for key, value in document.items()}
 
 
-def _phase(setting: Setting, name: str, workload: Workload, max_batch: int | None) -> Phase:
+def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
+    """Tokens that the decode step shown attends to; None where there is none."""
+    given = None if kv_len is None else whole("kv_len", kv_len)
+    if not model.generates:
+        if given:
+            raise InputError(f"kv_len is of a decode step, and {model.name} does not generate; leave it out")
+        return None
+    if given and model.encodes and given <= prompt:
+        must = f"kv_len must be more than the {prompt} tokens of the prompt, which the encoder of {model.name} reads"
+        raise InputError(f"{must}; got {given}")
+    return given or prompt + 1
+
+
+def _generation(setting: Setting, *, batch: int, prompt: int, gen: int, images: int) -> GenerationResult:
+    """Of `gen` tokens, or of one pass where none are written."""
+    if not gen:
+        time_s = float(prefill_s(setting.plan, setting.layout, batch=batch, prompt=prompt, images=images))
+        return GenerationResult(ttft_s=time_s, tpot_s=None, latency_s=time_s, tokens_per_s=batch * prompt / time_s)
+    asked = {"batch": batch, "prompt": prompt, "gen": gen, "images": images}
+    answer = generation(setting.plan, setting.decode_plan, layout=setting.layout, **asked)
+    return GenerationResult(
+        ttft_s=float(answer.ttft_s),
+        tpot_s=None if gen == 1 else float(answer.tpot_s),
+        latency_s=float(answer.latency_s),
+        tokens_per_s=float(answer.tokens_per_s),
+    )
+
+
+def _phase(
+    setting: Setting, name: str, workload: Workload, max_batch: int | None, batch: int, *, offloaded: Setting | None
+) -> Phase:
     (sequences,) = workload.groups
-    estimate = setting.plan_of(name).estimate(workload)
+    plan, layout = setting.plan_of(name), setting.layout
+    lengths = {"batch": batch, "prompt": sequences.source}
+    time_s = (
+        step_s(plan, layout, kv_len=sequences.kv_len, **lengths)
+        if name == "decode"
+        else prefill_s(plan, layout, images=sequences.images, **lengths)
+    )
+    rows = plan.estimate(workload).operators
+    estimate = Estimate(operators=tuple(row for row in rows if row.time_s > 0))  # what is run in this pass
     total = _total(estimate)
     return Phase(
         batch=int(sequences.batch),
+        micro_batches=int(layout.parts(batch)),
+        time_s=float(time_s),
         q_len=int(sequences.q_len),
         kv_len=int(sequences.kv_len),
         operators=tuple(_operator(row, total.bound_time_s) for row in estimate.operators),
         total=total,
-        advice=advise(setting, workload, name, estimate, max_batch=max_batch),
+        advice=advise(setting, workload, name, estimate, max_batch=max_batch, offloaded=offloaded),
     )
 
 
@@ -314,7 +407,7 @@ def _operator(row: OperatorEstimate, phase_s: float) -> OperatorResult:
         kind=row.operator.kind,
         block=row.block.name,
         repeat=n,
-        **{field: float(n * getattr(row, field)) for field in (*_SUMS, "conversion_ops")},
+        **{field: float(n * getattr(row, field)) for field in (*_SUMS, "link_bytes", "conversion_ops")},
         intensity=float(row.intensity),
         attainable_ops_per_s=float(row.attainable),
         bound=limiting.bound,

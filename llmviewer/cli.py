@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
 from . import __version__
+from .cli_validation import COMMANDS
 from .errors import InputError
 
 if TYPE_CHECKING:
     from .analysis import Analysis
+    from .disaggregation import Disaggregated
+    from .hardware import Hardware
 
 FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 FIGURES: Final = ("roofline", "dtypes", "memory", "decode-time", "prefill-time")
 _SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
+_SIDES: Final = {"prefill": "read prompts", "decode": "take decode steps"}
+_HARDWARE_PATH: Final = "LLMVIEWER_HARDWARE_PATH"
+_QUIET_S: Final = 10  # between two lines on progress where there is no terminal
 _LONG: Final = 200_000  # points of a sweep that take long enough for a progress bar
 
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -41,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @click.group(
+    commands=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with: llmviewer analyze llama-2-7b rtx-a6000",
 )
@@ -49,11 +59,11 @@ def cli() -> None:
     """Where the time of an LLM goes on a machine, what bounds it, and what would change it, by how much."""
 
 
-def _setting(command: _F) -> _F:
+def _setting(command: _F, *, required: bool = True) -> _F:
     """The options that every question about a model on a device has."""
     options = (
-        click.argument("model"),
-        click.argument("hardware"),
+        click.argument("model", required=required),
+        click.argument("hardware", required=required),
         click.option(
             "--quant",
             metavar="SCHEME",
@@ -86,10 +96,152 @@ def _setting(command: _F) -> _F:
             multiple=True,
             help="What if: memory.bandwidth=2x, matrix.fp16='155 TOP/s', memory.capacity='48 GB'. May be repeated.",
         ),
+        _hardware_path,
     )
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def _layout(command: _F) -> _F:
+    """Degrees of parallelism, which the command gets as one Layout."""
+    degrees = {
+        "tp": "tensor: weights, heads and experts are cut",
+        "pp": "pipeline: layers are shared out",
+        "ep": "expert: experts are shared out over tp x dp",
+        "dp": "data: sequences are shared out",
+        "cp": "context: tokens of prompt and cache are shared out",
+    }
+
+    @functools.wraps(command)
+    def with_layout(*arguments: Any, **options: Any) -> object:
+        from .layout import Layout
+        from .operators.collectives import Algorithm
+
+        given = {name: options.pop(name) for name in (*degrees, "micro_batches")}
+        algorithm, hierarchical = options.pop("collective"), options.pop("hierarchical_all_to_all")
+        if algorithm not in list(Algorithm):
+            raise InputError(f"--collective must be one of {', '.join(Algorithm)}; got {algorithm!r}")
+        layout = Layout(**given, algorithm=Algorithm(algorithm), hierarchical=hierarchical)
+        return command(*arguments, layout=layout, **options)
+
+    options = [
+        *(
+            click.option(f"--{name}", type=int, default=1, help=f"Parallelism, {text}.")
+            for name, text in degrees.items()
+        ),
+        click.option("--micro-batches", type=int, default=0, help="Parts of a batch in the pipeline; as stages if 0."),
+        click.option(
+            "--collective",
+            metavar="auto|ring|tree|one-shot|two-shot",
+            default="auto",
+            help="How sums travel between devices; auto is what none of them beats.",
+        ),
+        click.option("--hierarchical-all-to-all", is_flag=True, help="Tokens for other nodes pass a peer there."),
+    ]
+    result: Any = with_layout
+    for option in reversed(options):
+        result = option(result)
+    return cast("_F", result)
+
+
+def _offload(command: _F) -> _F:
+    """What lies outside of device memory, which the command gets as one Offload."""
+
+    @functools.wraps(command)
+    def with_offload(*arguments: Any, offload: str, offload_sync: bool, **options: Any) -> object:
+        from .transforms.offload import parse_offload
+
+        waits = f"{offload} sync" if offload_sync else offload
+        return command(*arguments, offload=parse_offload(waits), **options)
+
+    options = (
+        click.option(
+            "--offload",
+            metavar="PARTS",
+            default="",
+            help="Parts of all weights and of the KV cache that lie in host memory, or @storage, and are fetched: "
+            "weights=0.5,kv=0.2@storage.",
+        ),
+        click.option("--offload-sync", is_flag=True, help="What is fetched does not come while others are computed."),
+    )
+    result: Any = with_offload
+    for option in reversed(options):
+        result = option(result)
+    return cast("_F", result)
+
+
+def _two_kinds(command: _F) -> _F:
+    """Devices and layouts of prefill and decode apart, which the command gets as `sides`, empty where none is given."""
+
+    @functools.wraps(command)
+    def with_sides(*arguments: Any, **options: Any) -> object:
+        names = [f"{side}_{what}" for side in _SIDES for what in ("hardware", "layout")]
+        given = {name: options.pop(name) for name in (*names, "kv_transfer")}
+        sides = {name: value for name, value in given.items() if value is not None}
+        return command(*arguments, sides=sides, **options)
+
+    options = [
+        click.option(f"--{side}-{what}", metavar=metavar, help=f"{about} {does}.")
+        for side, does in _SIDES.items()
+        for what, metavar, about in (
+            ("hardware", "HARDWARE", "Another kind of devices that"),
+            ("layout", "DEGREES", "Such as 'tp=4 pp=2', of the devices that"),
+        )
+    ]
+    options.append(
+        click.option(
+            "--kv-transfer",
+            metavar="after|overlapped",
+            help="The cache goes from devices that read prompts to others after the prefill, or layer by layer in it.",
+        )
+    )
+    result: Any = with_sides
+    for option in reversed(options):
+        result = option(result)
+    return cast("_F", result)
+
+
+def _expert_skew(command: _F) -> _F:
+    return click.option(
+        "--expert-skew",
+        metavar="S",
+        type=float,
+        default=0,
+        show_default=True,
+        help="How unevenly tokens choose experts: popularity falls with rank to the power of S. 0: all alike.",
+    )(command)
+
+
+def _mtp(command: _F) -> _F:
+    return click.option(
+        "--mtp", is_flag=True, help="Also run the layers that predict further tokens, where the model has some."
+    )(command)
+
+
+def _in_folder(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Sets the variable for as long as the command runs, so that all that loads devices sees the folder."""
+    if value is not None:
+        before = os.environ.get(_HARDWARE_PATH)
+        os.environ[_HARDWARE_PATH] = value
+        context.call_on_close(lambda: _restore(before))
+
+
+def _restore(folder: str | None) -> None:
+    if folder is None:
+        os.environ.pop(_HARDWARE_PATH, None)
+    else:
+        os.environ[_HARDWARE_PATH] = folder
+
+
+_hardware_path = click.option(
+    "--hardware-path",
+    metavar="DIR",
+    is_eager=True,
+    expose_value=False,
+    callback=_in_folder,
+    help=f"A folder of hardware YAML files of yours, read before those that ship. Also {_HARDWARE_PATH}.",
+)
 
 
 def _output(*, what: str) -> Callable[[_F], _F]:
@@ -100,15 +252,29 @@ def _output(*, what: str) -> Callable[[_F], _F]:
 
 @cli.command()
 @_setting
+@_expert_skew
+@_mtp
+@_layout
+@_offload
 @click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
 @click.option("--kv-len", type=int, help="Tokens that the decode step shown attends to. The first step's if not given.")
+@click.option(
+    "--images", type=int, default=0, show_default=True, help="Pictures in each prompt, their tokens included."
+)
 @click.option("--format", "form", type=click.Choice(FORMATS), help="Text if not given, or what the file's name says.")
 @click.option("--per-call/--all-calls", default=None, help="OPs and bytes of one launch, or of all (text, markdown).")
+@_two_kinds
 @_output(what="the report")
 def analyze(
-    *, form: str | None, per_call: bool | None, output: Path | None, hardware_set: tuple[str, ...], **question: Any
+    *,
+    form: str | None,
+    per_call: bool | None,
+    output: Path | None,
+    hardware_set: tuple[str, ...],
+    sides: dict[str, Any],
+    **question: Any,
 ) -> None:
     """The roofline of MODEL on HARDWARE: every operator of prefill and decode, memory, and the generation.
 
@@ -119,8 +285,35 @@ def analyze(
     from .analysis import analyze as run
 
     chosen = form or (_SUFFIXES.get(output.suffix.lower(), "text") if output else "text")
+    if sides:
+        from .disaggregation import disaggregate
+
+        hardware, layout = question.pop("hardware"), question.pop("layout")
+        usual = {
+            f"{side}_{what}": value for side in _SIDES for what, value in (("hardware", hardware), ("layout", layout))
+        }
+        found = disaggregate(hardware_set=hardware_set, **(usual | sides), **question)
+        _emit(_rendered_both(found, chosen, per_call=per_call, to_file=output is not None), output)
+        return
     analysis = run(hardware_set=hardware_set, **question)
     _emit(_rendered(analysis, chosen, per_call=per_call, to_file=output is not None), output)
+
+
+def _rendered_both(found: Disaggregated, form: str, *, per_call: bool | None, to_file: bool) -> str:
+    from .reports import disaggregated
+
+    if form == "json":
+        return disaggregated.render_json(found)
+    if form == "csv":
+        return disaggregated.render_csv(found)
+    if form == "markdown":
+        return disaggregated.render_markdown(found, per_call=per_call)
+    if form == "html":
+        return disaggregated.render_html(found)
+    colored = sys.stdout.isatty() and not to_file
+    width = shutil.get_terminal_size()[0] if colored else 0
+    text = disaggregated.render(found, width=width, per_call=per_call)
+    return text if colored else click.unstyle(text)
 
 
 def _rendered(analysis: Analysis, form: str, *, per_call: bool | None, to_file: bool) -> str:
@@ -184,43 +377,110 @@ def models(name: str | None, form: str, output: Path | None, *, graph: bool) -> 
 
 @cli.command()
 @click.argument("name", required=False)
+@click.option("--check", is_flag=True, help="Whether the numbers of NAME, or of every device, fit together.")
+@click.option("--local", is_flag=True, help="Draft the YAML of the CPU and the GPUs of this machine.")
+@_hardware_path
 @click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
 @_output(what="the list")
-def hardware(name: str | None, form: str, output: Path | None) -> None:
+def hardware(name: str | None, form: str, output: Path | None, *, check: bool, local: bool) -> None:
     """The devices that ship, or every number of one with its source (a NAME, or the path of a YAML file)."""
     import json
 
     from .analysis import hardware_facts
     from .hardware_files import hardware_names, load_hardware
 
+    if local:
+        from .local import draft
+
+        _emit(draft(), output)
+        return
+    known = [load_hardware(n) for n in ((name,) if name else hardware_names())]
+    if check:
+        _check(known)
+        return
     if form == "json":
-        names = hardware_names()
-        facts = hardware_facts(load_hardware(name)) if name else [hardware_facts(load_hardware(n)) for n in names]
-        _emit(json.dumps(facts, indent=2) + "\n", output)
+        facts = [hardware_facts(device) for device in known]
+        _emit(json.dumps(facts[0] if name else facts, indent=2) + "\n", output)
         return
     from .reports.catalogue import hardware_card, hardware_list
 
-    known = [load_hardware(n) for n in hardware_names()] if not name else []
-    _emit(hardware_card(load_hardware(name)) if name else hardware_list(known), output)
+    _emit(hardware_card(known[0]) if name else hardware_list(known), output)
+
+
+def _check(devices: Sequence[Hardware]) -> None:
+    """A line for each violation; for a device without, one that says what was checked."""
+    from .hardware_checks import CHECKS, clashes, violations
+    from .hardware_files import hardware_aliases
+
+    aliases, wrong = hardware_aliases(), 0
+    for device in devices:
+        found = (*violations(device), *clashes(device, aliases))
+        wrong += len(found)
+        about = f"{len(device.facts)} facts, {len(device.sources)} sources; {'; '.join((*CHECKS, 'names'))}"
+        click.echo("\n".join(f"{device.name}: {line}" for line in found) or f"{device.name}: ok: {about}")
+    if wrong:
+        raise InputError(f"--check: {wrong} {'violation' if wrong == 1 else 'violations'}")
 
 
 @cli.command()
-@_setting
+@functools.partial(_setting, required=False)
+@_expert_skew
+@_mtp
+@_layout
+@_offload
 @click.option(
     "--over",
     metavar="AXIS=VALUES",
     multiple=True,
-    required=True,
-    help="batch=1..256, batch=1..256*2, prompt=128,512,2048, kv_len=128..4096+128, gen=..., quant=W16A16,W4A16g128, "
-    "attention=eager,flash. May be repeated: all combinations.",
+    help="batch=1..256, batch=1..256*2, prompt=128,512,2048, kv_len=128..4096+128, gen=..., images=0..4, "
+    "quant=W16A16,W4A16g128, attention=eager,flash; in a folder also 'layout=tp=8,tp=4 pp=2'. May be repeated: all "
+    "combinations.",
 )
 @click.option("--batch", type=int, default=1, show_default=True, help="Where it is not swept over.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Where it is not swept over.")
 @click.option("--gen", type=int, help="Tokens generated; adds time per token and latency of the whole generation.")
 @click.option("--kv-len", type=int, help="Context of the decode step; prompt + 1 if not given.")
-@_output(what="the points (.csv or .parquet)")
-def sweep(*, over: tuple[str, ...], output: Path | None, **question: Any) -> None:
-    """Many settings at once: a row for every combination of the values given with --over."""
+@click.option("--images", type=int, help="Pictures in each prompt; none if not given.")
+@click.option(
+    "-o", "--output", metavar="FILE|DIR/", help="Write the points to a file (.csv or .parquet), or shards to a folder."
+)
+@click.option("--workers", type=click.IntRange(1), help="Processes that fill the folder.")
+@click.option("--shard", metavar="I/N", help="Fill in only every N-th shard of the folder, from the I-th.")
+@click.option("--dask", metavar="ADDRESS", help="Fill the folder on a Dask cluster, such as tcp://HOST:8786.")
+@click.option("--shard-points", type=click.IntRange(1), help="Points of a shard at most; a million if not given.")
+@click.option("--summary", type=click.Path(path_type=Path), metavar="DIR", help="What the sweep in a folder found.")
+@click.option("--by", metavar="AXES", default="model", show_default=True, help="What a summary keeps apart.")
+@click.option("--format", "form", type=click.Choice(("text", "csv", "json")), default="text", help="Of a summary.")
+def sweep(
+    *,
+    model: str | None,
+    hardware: str | None,
+    over: tuple[str, ...],
+    output: str | None,
+    summary: Path | None,
+    by: str,
+    form: str,
+    **question: Any,
+) -> None:
+    """Many settings at once: a row for every combination of the values given with --over.
+
+    With -o DIR/, MODEL and HARDWARE may be several, as in llama-3-8b,qwen3* or all, and the points are written as
+    shards, which the same command completes wherever it was stopped; --summary DIR then says what is best.
+    """
+    if summary:
+        _summarize(summary, by, form, output)
+        return
+    if model is None or hardware is None:
+        raise click.MissingParameter(param_hint=f"'{'MODEL' if model is None else 'HARDWARE'}'", param_type="argument")
+    running = {name: question.pop(name) for name in ("workers", "shard", "dask", "shard_points")}
+    if any(running.values()) or (output and (output.endswith(("/", os.sep)) or Path(output).is_dir())):
+        _fill(model, hardware, over, output, question, **running)
+        return
+    if not over:
+        raise click.MissingParameter(param_hint="'--over'", param_type="option")
+    for text in (model, hardware):
+        if (text == "all" or set(",*?") & set(text)) and not Path(text).exists():
+            raise InputError(f"{text}: several models or devices fill a folder; give one with -o DIR/")
     from .export import sweep_csv, write_sweep
     from .grid import parse_axis
     from .grid import sweep as run
@@ -228,19 +488,234 @@ def sweep(*, over: tuple[str, ...], output: Path | None, **question: Any) -> Non
     axes = dict(map(parse_axis, over))
     if len(axes) < len(over):
         raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
-    if output and output.suffix not in (".csv", ".parquet"):
-        raise InputError(f"{output}: must end in .csv or .parquet, the formats a sweep is written in")
+    path = Path(output) if output else None
+    if path and path.suffix not in (".csv", ".parquet"):
+        raise InputError(
+            f"{path}: must end in .csv or .parquet, the formats a sweep is written in, or in / for a folder"
+        )
     points = 1
     for values in axes.values():
         points *= len(values)
     shown = points >= _LONG and sys.stderr.isatty()
     with click.progressbar(length=points, label=f"{points} points", file=sys.stderr, hidden=not shown) as bar:
-        result = run(over=axes, progress=lambda done, _: bar.update(done - bar.pos), **question)
-    if output:
-        write_sweep(output, result)
-        click.echo(f"{output}: {len(result)} points", err=True)
+        result = run(model, hardware, axes, progress=lambda done, _: bar.update(done - bar.pos), **question)
+    if path:
+        write_sweep(path, result)
+        click.echo(f"{path}: {len(result)} points", err=True)
     else:
         click.echo(sweep_csv(result), nl=False)
+
+
+def _fill(
+    model: str,
+    hardware: str,
+    over: Sequence[str],
+    output: str | None,
+    question: Mapping[str, Any],
+    *,
+    workers: int | None,
+    shard: str | None,
+    dask: str | None,
+    shard_points: int | None,
+) -> None:
+    """Works out shards of a sweep."""
+    from .grid import NUMBERS
+    from .hardware_files import hardware_names
+    from .layout import ALONE, parse_layout
+    from .model_files import model_names
+    from .shards import SHARD_POINTS, Design, named, parse_over, run
+
+    if output is None:
+        raise InputError("-o DIR/ must name the folder that --workers, --shard and --dask fill")
+    if workers and dask:
+        raise InputError("--workers and --dask exclude each other: a Dask cluster has workers of its own")
+    options = dict(question)
+    layout, offload = options.pop("layout"), str(options.pop("offload"))
+    text = "" if layout == ALONE else str(layout)
+    if parse_layout(text) != layout:
+        raise InputError("--micro-batches, --collective and --hierarchical-all-to-all are not for sweeps in a folder")
+    given = {name: options.pop(name) for name in NUMBERS}
+    axes: dict[str, Any] = {name: [value] for name, value in given.items() if value is not None}
+    axes |= {name: [value] for name in ("quant", "attention") if (value := options.pop(name))}
+    axes |= {"layout": [text], "offload": [offload]}
+    swept = dict(map(parse_over, over))
+    if len(swept) < len(over):
+        raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
+    design = Design.of(
+        named(model, model_names(), command="models"),
+        named(hardware, hardware_names(), command="hardware"),
+        {**axes, **swept},
+        shard_points=shard_points or SHARD_POINTS,
+        **options,
+    )
+    folder, part, told = Path(output), _part(shard or "1/1"), _Progress()
+    run(folder, design, workers=workers or 1, shard=part, dask=dask, progress=told)
+    click.echo(
+        f"{folder}: {told.points:,} points in {len(range(part[0] - 1, design.shards, part[1]))} shards", err=True
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Read "3/40"."""
+    i, _, n = text.partition("/")
+    if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
+        raise InputError(f"--shard must be I/N with I from 1 to N, such as 3/40; got {text!r}")
+    return int(i), int(n)
+
+
+class _Progress:
+    """Says on stderr how far a sweep is: over and over on a terminal, else every ten seconds."""
+
+    def __init__(self) -> None:
+        self.points = self.first = 0
+        self.start = self.told = time.monotonic()
+        self.live = sys.stderr.isatty()
+
+    def __call__(self, done: int, points: int) -> None:
+        now = time.monotonic()
+        if not self.points:
+            self.points, self.first, self.start = points, done, now
+            return
+        if not self.live and now - self.told < _QUIET_S:
+            return
+        self.told = now
+        rate = (done - self.first) / max(now - self.start, 1e-9)
+        left = (points - done) / rate if rate else 0
+        hours, rest = divmod(round(left), 3600)
+        line = f"{done:,} of {points:,} points, {rate:,.0f}/s, {hours}:{rest // 60:02}:{rest % 60:02} left"
+        click.echo(f"\r{line}\x1b[K" if self.live else line, err=True, nl=not self.live or done == points)
+
+
+def _summarize(folder: Path, by: str, form: str, output: str | None) -> None:
+    from .reports.sweeps import render
+    from .shard_summary import summarize
+
+    axes = [axis.strip() for axis in by.split(",") if axis.strip()]
+    _emit(render(summarize(folder, axes), form), Path(output) if output else None)
+
+
+def _reported(command: _F) -> _F:
+    """The options of reports that can be a folder of files."""
+    options = (
+        click.option(
+            "--format", "form", type=click.Choice(FORMATS), help="Text if not given, or as the file's name says."
+        ),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Path(path_type=Path),
+            metavar="FILE|DIR",
+            help="Write the report to a file, or HTML, Markdown and CSV to a folder.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+_depreciation = click.option(
+    "--depreciation",
+    "years",
+    metavar="YEARS",
+    type=float,
+    help="Spread a purchase price over so many years of use without a pause. Without it only cloud prices count.",
+)
+
+
+@cli.command()
+@click.argument("model")
+@click.argument("hardware", nargs=-1, required=True)
+@click.option("--also", metavar="MODEL", multiple=True, help="Another model. May be repeated.")
+@click.option(
+    "--quant",
+    "quants",
+    metavar="SCHEME",
+    multiple=True,
+    help="As of analyze, or `published`. May be repeated. As published if not given.",
+)
+@click.option("--batch", metavar="NUMBERS", default="1", show_default=True, help="Sequences: 8, 1,8,64 or 1..64*2.")
+@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
+@click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
+@_depreciation
+@_hardware_path
+@_reported
+def compare(
+    *,
+    model: str,
+    hardware: tuple[str, ...],
+    also: tuple[str, ...],
+    quants: tuple[str, ...],
+    batch: str,
+    form: str | None,
+    output: Path | None,
+    **question: Any,
+) -> None:
+    """MODEL on several devices: times, memory, throughput, and where the bottleneck moves.
+
+    HARDWARE is one or more names of `llmviewer hardware` or YAML files, or `all`.
+    """
+    from .comparison import PUBLISHED
+    from .comparison import compare as run
+    from .grid import parse_axis
+    from .hardware_files import hardware_names
+    from .reports import comparison as report
+
+    devices = hardware_names() if hardware == ("all",) else hardware
+    _, batches = parse_axis(f"batch={batch}")
+    found = run((model, *also), devices, quants=quants or (PUBLISHED,), batch=list(map(int, batches)), **question)
+    _emit_report(report, found, form, output)
+
+
+@cli.command()
+@click.option("--model", required=True, help="As of analyze.")
+@click.option("--users", type=int, default=1, show_default=True, help="Who send their prompts at once.")
+@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
+@click.option("--gen", type=int, default=128, show_default=True, help="Tokens of each answer.")
+@click.option(
+    "--quant",
+    "quants",
+    metavar="SCHEME",
+    multiple=True,
+    help="A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128.",
+)
+@click.option("--by", type=click.Choice(("speed", "cost", "energy")), default="speed", show_default=True)
+@click.option("--budget", metavar="USD", type=float, help="The most that a device may cost.")
+@click.option("--power", metavar="W", type=float, help="The most that its TDP may be.")
+@click.option("--ttft", metavar="SECONDS", type=float, help="The longest time to first token.")
+@click.option("--tpot", metavar="SECONDS", type=float, help="The longest time per output token.")
+@click.option("--native", is_flag=True, help="Only precisions that the device multiplies as they are.")
+@_depreciation
+@_hardware_path
+@_reported
+def choose(*, quants: tuple[str, ...], form: str | None, output: Path | None, **question: Any) -> None:
+    """Which device for a use: those that qualify, ranked, and what disqualifies the others."""
+    from .choice import QUANTS
+    from .choice import choose as run
+    from .reports import choice as report
+
+    _emit_report(report, run(quants=quants or QUANTS, **question), form, output)
+
+
+def _emit_report(report: Any, found: object, form: str | None, output: Path | None) -> None:
+    """`found` as `report` renders it: to the screen, a file, or a folder of files named after the report."""
+    from .export import write_text
+
+    if output and not form and (output.is_dir() or not output.suffix):
+        _make(output)
+        name = report.__name__.rpartition(".")[2]
+        for suffix in (".html", ".md", ".csv"):
+            write_text(output / f"{name}{suffix}", getattr(report, f"render_{_SUFFIXES[suffix]}")(found))
+        click.echo(f"{output}: {name}.html, {name}.md, {name}.csv", err=True)
+        return
+    chosen = form or (_SUFFIXES.get(output.suffix.lower(), "text") if output else "text")
+    _emit(getattr(report, f"render_{chosen}")(found), output)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
 
 
 @cli.command()

@@ -14,16 +14,18 @@ import numpy.typing as npt
 
 from .errors import InputError, suggest
 from .forms import Num
-from .generation import generation
+from .generation import generation, prefill_s, step_s
 from .hardware import Hardware
+from .layout import ALONE, Layout
 from .model import Model
-from .setting import Setting, whole
+from .setting import Setting, check_images, whole
+from .transforms.offload import ON_DEVICE, Offload
 from .workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NUMBERS: Final = ("batch", "prompt", "gen", "kv_len")  # axes along which arrays run
+NUMBERS: Final = ("batch", "prompt", "gen", "kv_len", "images")  # axes along which arrays run
 TECHNIQUES: Final = ("quant", "attention")  # axes with a graph for each value
 _CHUNK: Final = 16_384  # points whose arrays stay in a core's cache together
 _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)(?:([*+])(\d+))?")
@@ -36,11 +38,14 @@ class Sweep:
     """One row per point; the last axis given runs fastest. Times are lower bounds. [s], [B], [OP]
 
     batch, prompt, kv_len, gen, quant, attention    the point; kv_len is that of the decode step
+    images                                          of each prompt, where given
     ttft_s, prefill_ops, prefill_bytes              the prefill
     decode_step_s, decode_ops, decode_bytes         one decode step of the whole batch
     decode_tokens_per_s                             batch over decode_step_s
     tpot_s, latency_s, tokens_per_s                 the whole generation, where `gen` is given
     weight_bytes, kv_cache_bytes, activation_bytes, total_bytes, fits
+
+    A model that does not generate has one pass, the prefill, and no columns of decode steps.
     """
 
     model: str
@@ -65,17 +70,23 @@ def sweep(
     prompt: int = 1024,
     gen: int | None = None,
     kv_len: int | None = None,
+    images: int | None = None,
     quant: str | None = None,
     attention: str | None = None,
     accounting: str = "faithful",
     mla: str = "auto",
+    expert_skew: float = 0,
+    mtp: bool = False,
+    layout: str | Layout = ALONE,
+    offload: str | Offload = ON_DEVICE,
     hardware_set: Sequence[str] = (),
     progress: Callable[[int, int], object] = lambda done, points: None,
 ) -> Sweep:
     """Every combination of the values in `over`, whose keys are among NUMBERS and TECHNIQUES.
 
     The other arguments are as those of analyze(), for what `over` does not name. Without `gen` no generation is
-    summed up and memory is for the prompt and one token. kv_len follows the prompt where it is not given.
+    summed up and memory is for the prompt and one token. kv_len follows the prompt where it is not given. There are no
+    pictures where `images` is not given.
     progress  is told of points done, and of how many there are, as they come
 
     Raises InputError where an axis is unknown, empty or holds a number below 1.
@@ -89,12 +100,22 @@ def sweep(
         attention=attention,
         accounting=accounting,
         mla=mla,
+        expert_skew=expert_skew,
+        mtp=mtp,
+        layout=layout,
+        offload=offload,
         hardware_set=hardware_set,
     )
-    numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len}
+    numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len, "images": images}
     for name, value in numbers.items():
         if value is not None:
             _check_axis(name, [value])
+    least, most = (
+        pick(map(int, over.get(name, (value or 0,))))
+        for pick, name, value in ((min, "prompt", prompt), (max, "images", images))
+    )
+    check_images(base.model, prompt=least, images=most)
+    _check_steps(base.model, over, numbers)
     shape = tuple(len(values) for values in over.values())
     points = prod(shape)
     columns: dict[str, Column] = {}
@@ -154,7 +175,19 @@ def _check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
         raise InputError(f"{name}: nothing to sweep over")
     if name in NUMBERS:
         for value in values:
-            whole(name, value)
+            whole(name, value, least=0 if name == "images" else 1)
+
+
+def _check_steps(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping[str, int | None]) -> None:
+    """Raises InputError where decode steps are asked for that the model cannot take."""
+    steps = [name for name in ("gen", "kv_len") if name in over or fixed[name] is not None]
+    if steps and not model.generates:
+        raise InputError(f"{steps[0]} is of decode steps, and {model.name} does not generate; leave it out")
+    if model.encodes and "kv_len" in steps:
+        prompts, contexts = (over.get(name, [fixed[name]]) for name in ("prompt", "kv_len"))
+        if min(contexts) <= max(prompts):
+            must = f"kv_len must be more than the {max(prompts)} tokens of the prompt, which the encoder reads"
+            raise InputError(f"{must}; got {min(contexts)}")
 
 
 def _dtype(name: str, column: Num | str) -> npt.DTypeLike:
@@ -188,37 +221,41 @@ def _numbers(
 
 def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
     """All columns for the numbers `at`, under one setting."""
-    batch, prompt, gen, kv_len = (at[name] for name in NUMBERS)
+    batch, prompt, gen, kv_len, asked = (at[name] for name in NUMBERS)
+    images = 0 if asked is None else asked
     assert batch is not None
     assert prompt is not None
     context = prompt + 1 if kv_len is None else kv_len
-    plan, decode_plan = setting.plan, setting.decode_plan
+    plan, decode_plan, generates = setting.plan, setting.decode_plan, setting.model.generates
     columns: dict[str, Num | str] = {
         "quant": str(setting.quantization),
         "attention": str(setting.attention),
         "batch": batch,
         "prompt": prompt,
-        "kv_len": context,
     }
-    prefill, decode = (
-        Workload.prefill(batch=batch, prompt=prompt),
-        Workload.decode(batch=batch, kv_len=context, prompt=prompt),
-    )
-    values = plan.values(prefill)
-    columns |= {"ttft_s": plan.seconds(values), "prefill_ops": plan.ops(values), "prefill_bytes": plan.bytes(values)}
-    values = decode_plan.values(decode)
-    step = decode_plan.seconds(values)
-    columns |= {"decode_step_s": step, "decode_ops": decode_plan.ops(values)}
-    columns |= {"decode_bytes": decode_plan.bytes(values)}
-    columns |= {"decode_tokens_per_s": batch / step}
+    columns |= {"kv_len": context} if generates else {}
+    columns |= {} if asked is None else {"images": asked}
+    layout, share = setting.layout, setting.layout.share(batch)
+    values = plan.values(Workload.prefill(batch=share, prompt=prompt, images=images))
+    ttft = prefill_s(plan, layout, batch=batch, prompt=prompt, images=images) if layout.pp > 1 else plan.seconds(values)
+    columns |= {"ttft_s": ttft, "prefill_ops": plan.ops(values), "prefill_bytes": plan.bytes(values)}
+    if generates:
+        values = decode_plan.values(Workload.decode(batch=share, kv_len=context, prompt=prompt))
+        pipelined = layout.pp > 1
+        step = (
+            step_s(decode_plan, layout, batch=batch, kv_len=context, prompt=prompt)
+            if pipelined
+            else decode_plan.seconds(values)
+        )
+        columns |= {"decode_step_s": step, "decode_ops": decode_plan.ops(values)}
+        columns |= {"decode_bytes": decode_plan.bytes(values)}
+        columns |= {"decode_tokens_per_s": batch / step}
     if gen is not None:
-        whole = generation(plan, decode_plan, batch=batch, prompt=prompt, gen=gen)
+        whole = generation(plan, decode_plan, batch=batch, prompt=prompt, gen=gen, images=images, layout=layout)
         columns |= {"gen": gen, "tpot_s": whole.tpot_s, "latency_s": whole.latency_s}
         columns |= {"tokens_per_s": whole.tokens_per_s}
-    tokens = np.maximum(1 if gen is None else gen, context - prompt)  # the step shown has to fit too
-    weights = setting.footprint.weight_bytes
-    cache = setting.footprint.cache_bytes(batch=batch, context=prompt + tokens)
-    activations = setting.footprint.activation_bytes(batch=batch, prompt=prompt, gen=tokens)
+    tokens = np.maximum(1 if gen is None else gen, context - prompt) if generates else 0  # the step shown has to fit
+    weights, cache, activations = setting.footprint.parts(batch=batch, prompt=prompt, gen=tokens, images=images)
     total = weights + cache + activations
     columns |= {"weight_bytes": weights, "kv_cache_bytes": cache, "activation_bytes": activations}
     return columns | {"total_bytes": total, "fits": total <= setting.hardware.capacity}

@@ -35,7 +35,10 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "l2": _CACHE,
     "l3": _CACHE,
     "cores": dict.fromkeys(("count", "matrix_fp16_per_clock", "vector_fp32_per_clock"), _COUNT),  # OPs of one core
-    "scale_up": {"type": _TEXT, "bandwidth": "B/s", "latency": "s", "devices": _COUNT, "topology": _TOPOLOGY},
+    "scale_up": {
+        "type": _TEXT, "bandwidth": "B/s", "latency": "s", "devices": _COUNT, "topology": _TOPOLOGY,
+        "in_network": _TEXT,  # what adds up what passes, where switches do
+    },
     "scale_out": {"type": _TEXT, "bandwidth": "B/s", "latency": "s", "topology": _TOPOLOGY},
     "host": {"type": _TEXT, "bandwidth": "B/s", "latency": "s"},
     "storage": {"type": _TEXT, "bandwidth": "B/s"},  # behind the host link: a device's share of it

@@ -151,6 +151,7 @@ class Network:
             hierarchical=self.layout.hierarchical,
             topology=topology if self.inside == UP else "switch",
             ports=max(domain - 1, 1) if topology == "mesh" else _PORTS.get(topology, 1),
+            reducing=self.inside == UP and any(f.key == f"{UP}.in_network" for f in self.hardware.facts),
         )
 
     def linked(self) -> Hardware:

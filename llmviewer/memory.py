@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy as np
 from .forms import Form, Num, evaluate, total
 from .graph import Block, Graph
 from .layout import ALONE, Layout
-from .model import kv_cache
+from .model import kv_cache, kv_cache_away
 from .operators.base import Role
+from .transforms.offload import HOST, ON_DEVICE, STORAGE, Offload
 from .workload import Workload
 
 _MOST = 1 << 40  # where a search for the largest batch or context gives up: nothing holds it back
@@ -20,7 +21,10 @@ _MOST = 1 << 40  # where a search for the largest batch or context gives up: not
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes at the peak of a request, and what more would fit."""
+    """Bytes at the peak of a request, and what more would fit.
+
+    host_bytes, storage_bytes  weights and cache that lie there instead of in device memory
+    """
 
     weight_bytes: float
     kv_cache_bytes: float
@@ -28,6 +32,8 @@ class Memory:
     capacity_bytes: float
     max_batch: int | None  # sequences of this length; 0 where not one fits, None where nothing limits them
     max_context: int | None  # prompt and generated tokens of this batch; likewise
+    host_bytes: float = 0.0
+    storage_bytes: float = 0.0
 
     @property
     def total_bytes(self) -> float:
@@ -90,28 +96,48 @@ class _Stage:
     kv_cache: Form
     live: tuple[Form, ...]  # the live sets that can be the largest in a prefill
     decode_live: tuple[Form, ...]  # and in a decode step
+    weights_away: float  # weights and cache that lie elsewhere
+    cache_away: Form
 
     @classmethod
     def of(cls, graph: Graph, decode_graph: Graph | None) -> _Stage:
         live = peaks(graph)
         decode_live = live if decode_graph is None or decode_graph is graph else peaks(decode_graph)
-        return cls(weight_bytes=weight_bytes(graph), kv_cache=kv_cache(graph), live=live, decode_live=decode_live)
+        return cls(
+            weight_bytes=weight_bytes(graph),
+            kv_cache=kv_cache(graph),
+            live=live,
+            decode_live=decode_live,
+            weights_away=sum(block.repeat * sum(w.away * w.kept_bytes for w in op.weights) for block, op in graph),
+            cache_away=kv_cache_away(graph),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What a graph needs in a device's memory, before the workload is known; in a pipeline, in the fullest one's. [B]"""
+    """What a graph needs of a device's memory, before the workload is known; in a pipeline, of the fullest. [B]"""
 
     stages: tuple[_Stage, ...]
     layout: Layout = ALONE
+    offload: Offload = ON_DEVICE
 
     @classmethod
-    def of(cls, graph: Graph, decode_graph: Graph | None = None, layout: Layout = ALONE) -> Footprint:
+    def of(
+        cls,
+        graph: Graph,
+        decode_graph: Graph | None = None,
+        layout: Layout = ALONE,
+        offload: Offload = ON_DEVICE,
+    ) -> Footprint:
         """`decode_graph` is what decode steps run, where that is not `graph`."""
         if layout.pp == 1:
-            return cls(stages=(_Stage.of(graph, decode_graph),), layout=layout)
+            return cls(stages=(_Stage.of(graph, decode_graph),), layout=layout, offload=offload)
         pairs = ((graph.of_stage(n), decode_graph and decode_graph.of_stage(n)) for n in range(layout.pp))
-        return cls(stages=tuple(_Stage.of(one, step) for one, step in pairs), layout=layout)
+        return cls(stages=tuple(_Stage.of(one, step) for one, step in pairs), layout=layout, offload=offload)
+
+    def decoding(self) -> Footprint:
+        """Of a device that takes decode steps alone."""
+        return replace(self, stages=tuple(replace(stage, live=(Form(),)) for stage in self.stages))
 
     def parts(self, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> tuple[Num, Num, Num]:
         """Weights, cache of prompt and generated tokens, and live activations, where they are most together.
@@ -134,6 +160,15 @@ class Footprint:
         """All of them together."""
         return sum(self.parts(batch=batch, prompt=prompt, gen=gen, images=images), start=0.0)
 
+    def away(self, place: str, *, batch: Num, prompt: Num, gen: Num) -> Num:
+        """Weights and cache that lie in `place`; in a pipeline, of the stage with the most. [B]"""
+        full = Workload.decode(batch=self.layout.local(batch), kv_len=prompt + gen, prompt=prompt)
+        each = (
+            self.offload.away(place, weights=stage.weights_away, kv=evaluate(stage.cache_away, full))
+            for stage in self.stages
+        )
+        return reduce(np.maximum, each)
+
 
 def _chosen(first: Num, ours: tuple[Num, Num, Num], others: tuple[Num, Num, Num]) -> tuple[Num, Num, Num]:
     weights, cache, live = (np.where(first, a, b)[()] for a, b in zip(ours, others, strict=True))
@@ -154,6 +189,8 @@ def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, ge
         capacity_bytes=capacity,
         max_batch=_largest(lambda n: footprint.total_bytes(batch=n, prompt=prompt, gen=gen, images=images) <= capacity),
         max_context=longest + gen if longest else longest,
+        host_bytes=float(footprint.away(HOST, batch=batch, prompt=prompt, gen=gen)),
+        storage_bytes=float(footprint.away(STORAGE, batch=batch, prompt=prompt, gen=gen)),
     )
 
 

@@ -26,6 +26,7 @@ from .parallel import parallel
 from .roofline import Plan, plan
 from .transforms.absorb import absorb
 from .transforms.flash_attention import flash_attention
+from .transforms.offload import ON_DEVICE, Offload, offload, parse_offload
 from .transforms.quantize import Quantization, parse_quantization, quantize
 from .transforms.skew import skew
 from .transforms.survey import survey
@@ -69,6 +70,8 @@ class Setting:
     mla: Mla = Mla.AUTO
     expert_skew: float = 0
     layout: Layout = ALONE
+    offload: Offload = ON_DEVICE
+    decodes_only: bool = False  # other devices read the prompts
 
     @classmethod
     def of(
@@ -81,28 +84,32 @@ class Setting:
         accounting: str = "faithful",
         mla: str = "auto",
         expert_skew: float = 0,
+        mtp: bool = False,
         layout: str | Layout = ALONE,
+        offload: str | Offload = ON_DEVICE,
         hardware_set: Sequence[str] = (),
     ) -> Setting:
         """From what a user writes. Attention is flash, but eager in the survey's accounting, unless said otherwise.
 
         Raises InputError where something is not known or does not parse.
         """
-        counted = _member(Accounting, "accounting", accounting)
+        counted = member(Accounting, "accounting", accounting)
         usual = Attention.EAGER if counted is Accounting.SURVEY else Attention.FLASH
         device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
         if hardware_set and not isinstance(hardware, str):
             raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
         loaded = load_model(model) if isinstance(model, str) else model
+        loaded = _predicting(loaded) if mtp else loaded
         return cls(
             model=loaded,
             hardware=device,
             quantization=parse_quantization(quant).over(loaded.quantization) if quant else loaded.quantization,
-            attention=_member(Attention, "attention", attention) if attention else usual,
+            attention=member(Attention, "attention", attention) if attention else usual,
             accounting=counted,
-            mla=_member(Mla, "mla", mla),
+            mla=member(Mla, "mla", mla),
             expert_skew=expert_skew,
             layout=parse_layout(layout) if isinstance(layout, str) else layout,
+            offload=parse_offload(offload) if isinstance(offload, str) else offload,
         )
 
     @cached_property
@@ -113,9 +120,12 @@ class Setting:
 
     @cached_property
     def decode_graph(self) -> Graph:
-        """What a decode step runs: the same graph, but for latent attention and context parallelism."""
+        """What a decode step runs: the same graph, but for latent attention, context parallelism and a cache that is
+        fetched.
+        """
         absorbed = self.mla is not Mla.NAIVE and self._has(LatentExpansion)
-        differs = self.layout.cp > 1 or (absorbed and self.mla is Mla.AUTO and not self._has(Indexer))
+        fetched = self.offload.kv > 0
+        differs = self.layout.cp > 1 or fetched or (absorbed and self.mla is Mla.AUTO and not self._has(Indexer))
         return self._lowered(absorbed=absorbed, decode=True) if differs else self.graph
 
     def _has(self, kind: type[Operator]) -> bool:
@@ -124,12 +134,12 @@ class Setting:
     @cached_property
     def plan(self) -> Plan:
         """A prefill, laid out on the device."""
-        return plan(self.graph, self._linked)
+        return plan(self.graph, self.linked)
 
     @cached_property
     def decode_plan(self) -> Plan:
         """A decode step, laid out on the device."""
-        return self.plan if self.decode_graph is self.graph else plan(self.decode_graph, self._linked)
+        return self.plan if self.decode_graph is self.graph else plan(self.decode_graph, self.linked)
 
     def plan_of(self, phase: str) -> Plan:
         """The plan of "prefill" or "decode"."""
@@ -137,16 +147,17 @@ class Setting:
 
     @cached_property
     def footprint(self) -> Footprint:
-        return Footprint.of(self.graph, self.decode_graph, self.layout)
+        whole = Footprint.of(self.graph, self.decode_graph, self.layout, self.offload)
+        return whole.decoding() if self.decodes_only else whole
 
     @cached_property
     def _network(self) -> Network:
         return Network.of(self.hardware, self.layout)
 
     @cached_property
-    def _linked(self) -> Hardware:
-        """The device with its links."""
-        return self._network.linked()
+    def linked(self) -> Hardware:
+        """The device with the links that it uses."""
+        return self.offload.linked(self._network.linked())
 
     def _lowered(self, *, absorbed: bool, decode: bool) -> Graph:
         """The model's graph under the techniques asked for."""
@@ -154,6 +165,7 @@ class Setting:
         latent = (absorb,) if absorbed else ()
         shared = (parallel(self._network, decode=decode),) if self.layout.devices > 1 else ()
         flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
+        away = (offload(self.offload, decode=decode),) if self.offload != ON_DEVICE else ()
         if self.accounting is Accounting.SURVEY:
             if self.quantization.overrides and self.quantization == self.model.quantization:
                 raise InputError(
@@ -162,15 +174,15 @@ class Setting:
                 )
             if self.quantization.overrides:
                 raise InputError("accounting survey has one precision for all operators; drop the overrides of --quant")
-            return self.model.graph.then(skewed, *shared, *latent, *flash, survey(self.quantization.scheme))
-        return self.model.graph.then(skewed, *shared, quantize(self.quantization), *latent, *flash)
+            return self.model.graph.then(skewed, *shared, *latent, *flash, survey(self.quantization.scheme), *away)
+        return self.model.graph.then(skewed, *shared, quantize(self.quantization), *latent, *flash, *away)
 
     def having(self, *, quant: str | None = None, attention: str | None = None) -> Self:
         """The same with another precision or attention, where one is given, as a user writes it."""
         return replace(
             self,
             quantization=parse_quantization(quant).over(self.model.quantization) if quant else self.quantization,
-            attention=_member(Attention, "attention", attention) if attention else self.attention,
+            attention=member(Attention, "attention", attention) if attention else self.attention,
         )
 
 
@@ -179,10 +191,8 @@ def check_images(model: Model, *, prompt: int, images: int) -> None:
     if images and not model.sees:
         raise InputError(f"images must be 0: {model.name} has no tower for pictures; got {images}")
     if prompt < images * model.image_tokens:
-        raise InputError(
-            f"prompt must be at least {images * model.image_tokens}, as a picture puts {model.image_tokens} tokens into "
-            f"the prompt of {model.name} and there are {images}; got {prompt}"
-        )
+        each = f"the {model.image_tokens} tokens of each of {images} pictures of {model.name}"
+        raise InputError(f"prompt must be at least {images * model.image_tokens}, {each}; got {prompt}")
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
@@ -197,7 +207,18 @@ def whole(name: str, value: object, least: int = 1) -> int:
     return int(value)
 
 
-def _member(kind: type[_E], name: str, value: str) -> _E:
+def _predicting(model: Model) -> Model:
+    """The model with its layers that predict further tokens.
+
+    Raises InputError where it has none.
+    """
+    if model.predicting is None:
+        raise InputError(f"mtp: {model.name} has no layers that predict further tokens, or none that are known")
+    return model.predicting
+
+
+def member(kind: type[_E], name: str, value: str) -> _E:
+    """The one of `kind` that a user calls `value`."""
     try:
         return kind(value)
     except ValueError:

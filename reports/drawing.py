@@ -14,7 +14,7 @@ GREEN: Final = "#009E73"
 ORANGE: Final = "#E69F00"
 VERMILLION: Final = "#D55E00"
 PURPLE: Final = "#CC79A7"
-BOUND_COLOR: Final = {"memory": VERMILLION, "compute": GREEN}
+BOUND_COLOR: Final = {"memory": VERMILLION, "compute": GREEN, "link": BLUE}
 PART_COLOR: Final = {"weights": BLUE, "KV cache": ORANGE, "activations": PURPLE}
 # Written as browsers write them, so that a style sheet can find them and put colours of a dark page in their place.
 INK: Final = "rgb(42, 46, 51)"

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-import jinja2
-from markupsafe import Markup
+from typing import Final
 
 from llmviewer import __version__
 from llmviewer.analysis import Analysis, Phase
 from llmviewer.units import seconds, si
 
 from .marks import spare
+from .page import Card, Picture, picture, plotly_js, template
 from .table import COLUMNS, LEGEND, flat_rows, shows_calls
-from .text import headline, phase_line, sentence
+from .text import called, headline, phase_line, sentence
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-_TEMPLATES: Final = Path(__file__).with_name("templates")
 _WORDS: Final = frozenset({"operator", "bound", "in"})  # columns of words; the others are of numbers
 _HEADS: Final = {  # names and meanings of columns where there is room for them
     "x": ("\N{MULTIPLICATION SIGN}", "launches in one pass"),
@@ -37,35 +29,6 @@ _HEADS: Final = {  # names and meanings of columns where there is room for them
     "time": ("time", "least time of all launches"),
     "share": ("share", "of the phase's time"),
 }
-_CLEAR: Final = "rgba(0,0,0,0)"
-_CONFIG: Final = {
-    "displaylogo": False,
-    "displayModeBar": "hover",
-    "doubleClick": "reset",  # which a tap can count as: it must not change what is shown
-    "responsive": True,
-    "showSendToCloud": False,
-    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "toImage"],
-}
-_MODE_BAR, _NOTE = 30, 18  # heights of what stands above a plot: the mode bar, and words there [px]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """A number to see first. `alarm` marks one that is a verdict against the setting."""
-
-    label: str
-    value: str
-    about: str
-    alarm: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A figure whose words are the page's: they wrap where the page is narrow."""
-
-    title: str
-    subtitle: str
-    drawing: Markup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,48 +55,62 @@ class Section:
 
 def render(analysis: Analysis) -> str:
     """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    from plotly.offline import get_plotlyjs
+    title = f"{analysis.model.title} on {analysis.hardware.title}"
+    return page(
+        analysis,
+        {name: analysis for name, _ in analysis.phases},
+        title=title,
+        setting=headline(analysis).removeprefix(f"{title}: "),
+        cards=time_cards(analysis) + memory_cards(analysis),
+        inputs=inputs(analysis),
+    )
 
+
+def page(
+    analysis: Analysis,
+    sides: Mapping[str, Analysis],
+    *,
+    title: str,
+    setting: str,
+    cards: Sequence[Card],
+    inputs: object,
+) -> str:
+    """The page of `analysis`, whose phases run where `sides` says."""
     from . import drawing, figures
 
-    return _template().render(
-        analysis=analysis,
-        title=(title := f"{analysis.model.title} on {analysis.hardware.title}"),
-        setting=headline(analysis).removeprefix(f"{title}: "),
-        cards=_time_cards(analysis) + _memory_cards(analysis),
-        sections=[_section(analysis, name, phase) for name, phase in analysis.phases],
+    distinct = list({id(side): side for side in sides.values()}.values())
+    return template("analysis.html.j2").render(
+        name=f"{analysis.model.name} on {' and '.join(dict.fromkeys(side.hardware.name for side in distinct))}",
+        title=title,
+        setting=setting,
+        cards=cards,
+        sections=[_section(sides[name], name, phase) for name, phase in analysis.phases],
         columns=[(*_HEADS.get(name, (name, "")), name not in _WORDS) for name in COLUMNS],
         legend=sentence(LEGEND),
-        time_bars=_picture(figures.time_bars(analysis), "time-bars"),
-        memory_bar=_picture(figures.memory_bar(analysis), "memory-bar"),
-        memory_rows=_memory_rows(analysis),
+        time_bars=picture(figures.time_bars(analysis), "time-bars"),
+        memories=[
+            (picture(figures.memory_bar(side), f"memory-bar{index or ''}"), _memory_rows(side))
+            for index, side in enumerate(distinct)
+        ],
         notes=[sentence(note) for note in analysis.notes],
-        facts=analysis.hardware.facts,
-        sources=analysis.hardware.sources,
-        device_notes=analysis.hardware.notes,
-        inputs=json.dumps(_inputs(analysis), indent=2),
+        devices=list({side.hardware.name: side.hardware for side in distinct}.values()),
+        inputs=json.dumps(inputs, indent=2),
         version=__version__,
-        plotly_js=Markup(get_plotlyjs()),  # noqa: S704 - a library's own text
+        plotly_js=plotly_js(),
         ink=drawing.INK,
         grid=drawing.GRID,
         paper=drawing.PAPER,
     )
 
 
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("analysis.html.j2")
-
-
-def _time_cards(analysis: Analysis) -> list[Card]:
+def time_cards(analysis: Analysis) -> list[Card]:
     asked, whole = analysis.inputs, analysis.generation
+    if not asked.gen:
+        read = f"{asked.batch} × {asked.prompt} tokens"
+        return [
+            Card(label="one pass", value=seconds(whole.latency_s), about=f"over {read}"),
+            Card(label="tokens per second", value=f"{whole.tokens_per_s:.4g}", about="read, of all sequences"),
+        ]
     return [
         Card(
             label="time to first token", value=seconds(whole.ttft_s), about=f"prefill of {asked.batch} × {asked.prompt}"
@@ -148,7 +125,7 @@ def _time_cards(analysis: Analysis) -> list[Card]:
     ]
 
 
-def _memory_cards(analysis: Analysis) -> list[Card]:
+def memory_cards(analysis: Analysis) -> list[Card]:
     asked, memory = analysis.inputs, analysis.memory
     rest, word = spare(memory)
     positions = analysis.model.max_context
@@ -164,7 +141,7 @@ def _memory_cards(analysis: Analysis) -> list[Card]:
         Card(
             label="largest batch",
             value=_largest(memory.max_batch),
-            about=f"sequences of {asked.prompt + asked.gen} tokens",
+            about=f"sequences of {asked.prompt + (asked.gen or 0)} tokens",
             alarm=memory.max_batch == 0,
         ),
         Card(
@@ -189,11 +166,11 @@ def _section(analysis: Analysis, name: str, phase: Phase) -> Section:
     *lines, total = flat_rows(phase, per_call=calls)
     keys = [_keys(phase, index, calls=calls) for index in range(len(lines))]
     return Section(
-        name=name,
-        title=phase_line(name, phase, per_call=calls),
+        name=called(analysis, name),
+        title=phase_line(called(analysis, name), phase, per_call=calls),
         bound=phase.total.bound,
         advice=sentence(phase.advice),
-        roofline=_picture(figures.roofline(analysis, name), f"roofline-{name}"),
+        roofline=picture(figures.roofline(analysis, name), f"roofline-{name}"),
         body=tuple(_cells(line.cells, key, line.bound) for line, key in zip(lines, keys, strict=True)),
         total=_cells(total.cells, total.cells, total.bound),
     )
@@ -224,36 +201,20 @@ def _memory_rows(analysis: Analysis) -> list[tuple[str, str, str]]:
     """(what, bytes, share of the memory)"""
     memory = analysis.memory
     rest, word = spare(memory)
+    elsewhere = (("besides, in host memory", memory.host_bytes), ("besides, on storage", memory.storage_bytes))
     sizes = (
         ("weights", memory.weight_bytes),
-        ("KV cache of prompt and generated tokens", memory.kv_cache_bytes),
+        ("KV cache" + " of prompt and generated tokens" * analysis.model.generates, memory.kv_cache_bytes),
         ("live activations, at most", memory.activation_bytes),
         ("in all", memory.total_bytes),
         ("memory of the device", memory.capacity_bytes),
         (word, rest),
+        *((name, size) for name, size in elsewhere if size),
     )
     return [(name, f"{si(size)}B", f"{size / memory.capacity_bytes:.1%}") for name, size in sizes]
 
 
-def _picture(figure: go.Figure, name: str) -> Picture:
-    """`figure` without its title and its paper, and so that a finger that drags across it scrolls the page."""
-    from .drawing import BLUE
-
-    title, top = figure.layout.title, figure.layout.margin.t
-    words = title.text, title.subtitle.text
-    kept = _MODE_BAR + (_NOTE if any(note.yref == "paper" for note in figure.layout.annotations) else 0)
-    figure.update_layout(
-        title=None, margin={"t": kept}, height=figure.layout.height - top + kept, dragmode=False,
-        paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR,
-        modebar={"bgcolor": _CLEAR, "color": "gray", "activecolor": BLUE},
-    )  # fmt: skip
-    html = figure.to_html(
-        include_plotlyjs=False, include_mathjax=False, full_html=False, div_id=name, config=_CONFIG
-    )  # fmt: skip
-    return Picture(title=words[0], subtitle=words[1], drawing=Markup(html))  # noqa: S704 - plotly escapes what it is given
-
-
-def _inputs(analysis: Analysis) -> dict[str, object]:
+def inputs(analysis: Analysis) -> dict[str, object]:
     document = analysis.to_dict()
     return {
         "model": document["model"]["name"],

@@ -5,21 +5,26 @@ from __future__ import annotations
 from llmviewer.analysis import Analysis, Phase
 
 from .table import COLUMNS, LEGEND, rows, shows_calls
-from .text import headline, phase_line, sentence, summary
+from .text import Lines, called, headline, phase_line, sentence, summary
 
 
 def render(analysis: Analysis, *, per_call: bool | None = None) -> str:
+    return report(headline(analysis), summary(analysis), analysis, per_call=per_call)
+
+
+def report(head: str, said: Lines, analysis: Analysis, *, per_call: bool | None) -> str:
+    """The phases of `analysis` under `head` and what is `said` first."""
     calls = shows_calls(analysis, per_call)
     lines = [
-        f"# {headline(analysis)}",
+        f"# {head}",
         "",
         "| | |",
         "|---|---|",
-        *(f"| {label} | {value} |" for label, value in summary(analysis)),
+        *(f"| {label} | {value} |" for label, value in said),
         "",
     ]
     for name, phase in analysis.phases:
-        lines += [f"## {phase_line(name, phase, per_call=calls)}", "", sentence(phase.advice), ""]
+        lines += [f"## {phase_line(called(analysis, name), phase, per_call=calls)}", "", sentence(phase.advice), ""]
         lines += [*_table(phase, per_call=calls), ""]
     lines += [f"{LEGEND}.", ""]
     lines += [f"- {sentence(note)}" for note in analysis.notes]

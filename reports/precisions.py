@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
+from llmviewer.errors import InputError
 from llmviewer.hardware import Hardware
-from llmviewer.memory import activation_bytes
-from llmviewer.model import Model
+from llmviewer.memory import activation_bytes, weight_bytes
+from llmviewer.model import Model, kv_cache_bytes
 from llmviewer.roofline import Plan
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
@@ -69,12 +70,13 @@ def memory_bars(
     """Weights, KV cache and live activations by precision, as parts of what W16A16 needs in the same case (figure 6).
 
     quants  those of the paper if not given
-    cases   (batch, tokens, phase) of each group of bars
+    cases   (batch, tokens, phase) of each group of bars; those of decode steps are left out where there are none
 
     With `hardware`, bars that exceed its memory are marked.
     """
     one = Setting.of(model, hardware or _ANY_DEVICE, attention=attention, accounting=accounting, mla=mla)
-    bars = _bars(one, _OF_MEMORY if quants is None else quants, [Case(*case) for case in cases])
+    shown = [case for case in (Case(*case) for case in cases) if one.model.generates or case.phase == "prefill"]
+    bars = _bars(one, _OF_MEMORY if quants is None else quants, shown)
     x = [[f"{case.phase}<br>{case.batch} ×<br>{case.length}" for case, *_ in bars], [bar.quant for bar in bars]]
     figure = frame(
         f"Memory of {one.model.name} by precision", f"{accounting} accounting; below: phase, batch × tokens",
@@ -106,9 +108,14 @@ def decode_time(
     accounting: str = "faithful",
     mla: str = "auto",
 ) -> go.Figure:
-    """The time of a decode step against the batch, by precision, those of the paper if not given (figure 7)."""
+    """The time of a decode step against the batch, by precision, those of the paper if not given (figure 7).
+
+    Raises InputError where the model does not generate.
+    """
     one = Setting.of(model, hardware, attention=attention, accounting=accounting, mla=mla)
-    workload = Workload.decode(batch=np.asarray(batches), kv_len=kv_len)
+    if not one.model.generates:
+        raise InputError(f"{one.model.name} does not generate: it has no decode step")
+    workload = Workload.decode(batch=np.asarray(batches), kv_len=kv_len, prompt=kv_len - 1)
     plans = _plans(one, quants, "decode")
     figure = _time_frame("Time of a decode step", one, f"every sequence attends to {kv_len} tokens")
     _curves(figure, plans, batches, workload, at="batch %{x}")
@@ -163,13 +170,13 @@ def _parts(setting: Setting, case: Case) -> dict[str, float]:
     """What is in memory, under the names of PART_COLOR. [B]"""
     batch, length = case.batch, case.length
     if case.phase == "prefill":
-        graph, workload = setting.graph, Workload.prefill(batch=batch, prompt=length)
+        prompt, graph, workload = length, setting.graph, Workload.prefill(batch=batch, prompt=length)
     else:
-        graph, workload = setting.decode_graph, Workload.decode(batch=batch, kv_len=length)
-    footprint = setting.footprint
+        prompt, graph = length - 1, setting.decode_graph
+        workload = Workload.decode(batch=batch, kv_len=length, prompt=prompt)
     sizes = (
-        footprint.weight_bytes,
-        footprint.cache_bytes(batch=batch, context=length),
+        weight_bytes(graph),
+        kv_cache_bytes(graph, batch=batch, context=length, prompt=prompt),
         activation_bytes(graph, workload),
     )
     return dict(zip(PART_COLOR, map(float, sizes), strict=True))

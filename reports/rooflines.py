@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from math import ceil, log10, sqrt
+from math import ceil, inf, log10, sqrt
 from typing import Any, Final
 
 import plotly.graph_objects as go
 
 from llmviewer.analysis import Analysis
+from llmviewer.errors import InputError
 from llmviewer.hardware import Hardware
 from llmviewer.resource import Resource, Unit, vector
 from llmviewer.units import si
@@ -17,6 +18,7 @@ from llmviewer.units import si
 from .drawing import BOUND_COLOR, INK, PAPER, frame, lines
 from .marks import Point, Roof, about, points, roofs
 from .table import number
+from .text import called
 
 _SYMBOL: Final = {
     "linear": "circle", "lm_head": "hexagon2", "attention": "diamond", "norm": "triangle-up", "add": "cross",
@@ -25,21 +27,29 @@ _SYMBOL: Final = {
     "combine": "hourglass", "conv": "pentagon", "scan": "diamond-wide", "elementwise": "diamond-tall",
 }  # fmt: skip
 _LABELS: Final = 4  # points that are named in the picture
+_BELOW, _LEGEND_ROW = 64, 20  # heights of what is between a plot and its legend, and of a line of that [px]
+_FAR: Final = 1e7  # times a turning point: beyond what is shown
 _LABELLED: Final = 0.01  # share of time from which on a point is worth a name
 
 
 def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
-    """The operators of a phase under the roof of the unit that most of its arithmetic asks for (figure 4)."""
-    shown = getattr(analysis.phases, phase)
+    """The operators of a phase under the roof of the unit that most of its arithmetic asks for (figure 4).
+
+    Raises InputError where the model has no such phase.
+    """
+    shown = dict(analysis.phases).get(phase)
+    if shown is None:
+        raise InputError(f"{analysis.model.name} does not generate: it has no {phase} step")
+    name = called(analysis, phase)
     main, *others = roofs(shown, analysis.hardware)
     found = points(shown)
     reach = [main.turning, *(p.intensity for p in found)]
     low, high = min(reach) / 3, max(4 * max(reach), 70 * main.turning)
-    figure = _log_log(f"Roofline of {phase}: {analysis.model.name} on {analysis.hardware.name}", about(shown))
+    figure = _log_log(f"Roofline of {name}: {analysis.model.name} on {analysis.hardware.name}", about(shown))
     _zones(figure, main, low=low, high=high)
     _ink(figure, x=[low, main.turning, high], y=[low * main.bandwidth, main.rate, main.rate])
     for kind in dict.fromkeys(p.kind for p in found):
-        _markers(figure, kind, [p for p in found if p.kind == kind], phase)
+        _markers(figure, kind, [p for p in found if p.kind == kind], name)
     for roof, dash in zip(others, ("dash", "dot", "dashdot"), strict=False):
         _lower_roof(figure, roof, high=high, dash=dash)
     _turning_point(figure, main)
@@ -70,6 +80,57 @@ def roofline_dtypes(hardware: Hardware) -> go.Figure:
         _note(figure, at, rate, number(at), ax=-4, ay=-12, arrow=False, xanchor="right")
     _window(figure, x=(low, high), y=(low * bandwidth, 3 * top.rate))
     return figure
+
+
+def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Figure:
+    """The operators of a phase in several settings, by name, each under the roof of its own device."""
+    about = "a line and a colour for each setting, a shape for each kind of operator, area by share of time"
+    figure = _log_log(f"Rooflines of {phase}", about)
+    low, high, bottom, top = inf, 0.0, inf, 0.0
+    kinds: dict[str, None] = {}
+    for (name, one), line in zip(analyses.items(), lines(len(analyses)), strict=True):
+        shown = getattr(one.phases, phase)
+        main, *_ = roofs(shown, one.hardware)
+        found = points(shown)
+        kinds |= dict.fromkeys(p.kind for p in found if p.share >= _LABELLED)
+        left, right = min(main.turning, *(p.intensity for p in found)) / 3, 4 * max(p.intensity for p in found)
+        low, high = min(low, left), max(high, right, 10 * main.turning)
+        bottom, top = min(bottom, *(p.attainable for p in found)), max(top, main.rate)
+        _roof_of(figure, main, name, line)
+        for kind in dict.fromkeys(p.kind for p in found):
+            own = [p for p in found if p.kind == kind]
+            figure.add_scatter(
+                x=[p.intensity for p in own], y=[p.attainable for p in own], mode="markers", legendgroup=name,
+                showlegend=False, hovertemplate="%{hovertext}<extra></extra>",
+                hovertext=[f"<b>{name}</b><br>{p.hover(phase)}" for p in own],
+                marker={
+                    "symbol": _SYMBOL.get(kind, "circle-open"), "size": [_diameter(p.share) / 1.5 for p in own],
+                    "color": line["color"], "opacity": 0.8, "line": {"color": PAPER, "width": 1},
+                },
+            )  # fmt: skip
+    for kind in kinds:
+        figure.add_scatter(
+            x=[None], y=[None], mode="markers", name=kind,
+            marker={"symbol": _SYMBOL.get(kind, "circle-open"), "size": 9, "color": INK},
+        )  # fmt: skip
+    _window(figure, x=(low, high), y=(bottom / 5, 4 * top))
+    below = _BELOW + _LEGEND_ROW * (len(analyses) + ceil(len(kinds) / 3))
+    plot = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
+    figure.update_layout(
+        height=figure.layout.margin.t + plot + below, margin={"b": below}, legend={"y": -_BELOW / plot}
+    )  # fmt: skip
+    return figure
+
+
+def _roof_of(figure: go.Figure, roof: Roof, name: str, line: Mapping[str, str]) -> None:
+    """The slope and the peak of one of several roofs, from one decimal end of the picture to the other."""
+    low, high = roof.turning / _FAR, roof.turning * _FAR
+    peak = f"{roof.name} {si(roof.rate)}OP/s, {si(roof.bandwidth)}B/s"
+    text = f"<b>{name}</b><br>{peak}<br>turning point {number(roof.turning)} OP/B"
+    figure.add_scatter(
+        x=[low, roof.turning, high], y=[low * roof.bandwidth, roof.rate, roof.rate], name=name, legendgroup=name,
+        mode="lines", line={**line, "width": 2}, hovertemplate=f"{text}<extra></extra>",
+    )  # fmt: skip
 
 
 def _rate(roof: Roof) -> float:

@@ -12,6 +12,7 @@ from llmviewer.units import seconds, si
 
 from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, frame
 from .marks import OTHER, Piece, pieces, spare
+from .text import called
 
 _HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}
 
@@ -23,7 +24,7 @@ def time_bars(analysis: Analysis) -> go.Figure:
         f"operators below {OTHER:.0%} are taken together as other",
         height=300,
     )
-    rows = {name: f"{name}<br>{seconds(phase.total.bound_time_s)}" for name, phase in analysis.phases}
+    rows = {name: f"{called(analysis, name)}<br>{seconds(phase.total.bound_time_s)}" for name, phase in analysis.phases}
     found = [piece for name, phase in analysis.phases for piece in pieces(phase, rows[name])]
     for bound in BOUND_COLOR:
         own = [piece for piece in found if piece.bound == bound]

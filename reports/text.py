@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Final
+from collections.abc import Collection
+from typing import Final, TypeAlias
 
 import click
 
@@ -14,8 +15,10 @@ from llmviewer.units import seconds, si
 from .columns import columns
 from .table import COLUMNS, rows, shows_calls
 
+Lines: TypeAlias = tuple[tuple[str, str], ...]  # (label, value)
+
 WIDTH: Final = 80  # of the operator tables; lines of words may be longer where the terminal is
-_COLOR: Final = {"memory": "red", "compute": "green"}
+_COLOR: Final = {"memory": "red", "compute": "green", "link": "blue"}
 _LEFT: Final = tuple(COLUMNS.index(name) for name in ("operator", "bound", "in"))
 
 
@@ -23,9 +26,18 @@ def render(analysis: Analysis, *, width: int = WIDTH, per_call: bool | None = No
     """The whole report with its colours. `width` is that of the lines of words. [columns]"""
     width = max(width, WIDTH)
     calls = shows_calls(analysis, per_call)
-    parts = [click.style(_wrapped(headline(analysis), width), bold=True), _summary(analysis, width)]
+    alarms = set() if analysis.memory.fits else {"memory"}
+    return report(headline(analysis), summary(analysis), analysis, width=width, calls=calls, alarms=alarms)
+
+
+def report(
+    head: str, lines: Lines, analysis: Analysis, *, width: int, calls: bool, alarms: Collection[str] = ()
+) -> str:
+    """The phases of `analysis` under `head` and `lines`, of which those that `alarms` names are verdicts against it."""
+    parts = [click.style(_wrapped(head, width), bold=True), _listed(lines, width, alarms)]
     for name, phase in analysis.phases:
-        parts += ["", click.style(_wrapped(phase_line(name, phase, per_call=calls), width), bold=True)]
+        line = phase_line(called(analysis, name), phase, per_call=calls)
+        parts += ["", click.style(_wrapped(line, width), bold=True)]
         parts += [_table(phase, per_call=calls).rstrip("\n"), _wrapped(sentence(phase.advice), width)]
     if analysis.notes:
         parts += ["", *(_wrapped(f"Note: {note}.", width) for note in analysis.notes)]
@@ -35,10 +47,23 @@ def render(analysis: Analysis, *, width: int = WIDTH, per_call: bool | None = No
 def headline(analysis: Analysis) -> str:
     """What was asked, in one line."""
     asked = analysis.inputs
+    written = f"{asked.gen} generated, " if asked.gen else ""
+    away = f", offloaded {asked.offload}" if asked.offload else ""
     return (
-        f"{analysis.model.title} on {analysis.hardware.title}: batch {asked.batch}, prompt {asked.prompt}, "
-        f"{asked.gen} generated, {precision(analysis)}, {asked.attention} attention"
+        f"{analysis.model.title} on {devices(analysis)}: batch {asked.batch}, prompt {asked.prompt}, "
+        f"{written}{precision(analysis)}, {asked.attention} attention{away}"
     )
+
+
+def devices(analysis: Analysis) -> str:
+    """Such as "8 x NVIDIA H100 SXM5 80 GB (tp=8)"."""
+    asked, title = analysis.inputs, analysis.hardware.title
+    return f"{asked.devices} x {title} ({asked.layout})" if asked.devices > 1 else title
+
+
+def called(analysis: Analysis, phase: str) -> str:
+    """What a phase is called: that of a model which does not generate is all there is."""
+    return phase if analysis.model.generates else "one pass"
 
 
 def precision(analysis: Analysis) -> str:
@@ -56,13 +81,15 @@ def memory_line(analysis: Analysis) -> str:
         f"weights {si(memory.weight_bytes)}B, KV cache {si(memory.kv_cache_bytes)}B, "
         f"live activations {si(memory.activation_bytes)}B"
     )
-    return f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B: {verdict}; {parts}"
+    elsewhere = (("in host memory", memory.host_bytes), ("on storage", memory.storage_bytes))
+    away = "".join(f"; {si(size)}B {where}" for where, size in elsewhere if size)
+    return f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B: {verdict}; {parts}{away}"
 
 
 def largest_line(analysis: Analysis) -> str:
     """How far batch and context can grow."""
     memory, asked = analysis.memory, analysis.inputs
-    length = f"{asked.prompt + asked.gen} tokens"
+    length = f"{asked.prompt + (asked.gen or 0)} tokens"
     batch = f"batch {memory.max_batch} at {length}" if memory.max_batch else f"not one sequence of {length}"
     context = f"{memory.max_context} tokens at batch {asked.batch}"
     return f"{batch}; {context if memory.max_context else f'no context at batch {asked.batch}'}"
@@ -83,27 +110,29 @@ def sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def summary(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """The headline numbers, as (label, value)."""
+def summary(analysis: Analysis) -> Lines:
+    """The headline numbers."""
     whole = analysis.generation
-    return (
+    pace = f"{seconds(whole.latency_s)}, {whole.tokens_per_s:.4g} tokens/s"
+    times: tuple[tuple[str, str], ...] = (
         ("time to first token", seconds(whole.ttft_s)),
         ("time per output token", seconds(whole.tpot_s)),
-        ("generation", f"{seconds(whole.latency_s)}, {whole.tokens_per_s:.4g} tokens/s"),
+        ("generation", pace),
+    )
+    return (
+        *(times if analysis.model.generates else (("one pass", pace),)),
         ("memory", memory_line(analysis)),
         ("largest that fits", largest_line(analysis)),
         ("these times", "lower bounds: no kernel is faster; what to expect of real ones awaits a calibration"),
     )
 
 
-def _summary(analysis: Analysis, width: int) -> str:
-    lines = summary(analysis)
+def _listed(lines: Lines, width: int, alarms: Collection[str]) -> str:
     margin = max(len(label) for label, _ in lines) + 2
     texts = []
     for label, value in lines:
         text = textwrap.fill(value, width - margin).replace("\n", "\n" + margin * " ")
-        alarm = label == "memory" and not analysis.memory.fits
-        texts.append(label.ljust(margin) + (click.style(text, fg="red") if alarm else text))
+        texts.append(label.ljust(margin) + (click.style(text, fg="red") if label in alarms else text))
     return "\n".join(texts)
 
 

@@ -5,18 +5,25 @@ OPs of every matrix product and parameters are held against transformers in test
 
 from __future__ import annotations
 
+import json
 from math import floor
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmviewer._layout import data_dir
+from llmviewer.analysis import analyze
 from llmviewer.architectures import builder
 from llmviewer.architectures._attention import LatentAttention
 from llmviewer.architectures._feed_forward import Experts, Mlp
 from llmviewer.architectures._parts import Parts
+from llmviewer.cli import main
 from llmviewer.documents import Section, read_yaml
 from llmviewer.errors import InputError
-from llmviewer.forms import evaluate
+from llmviewer.forms import distinct_experts, evaluate
+from llmviewer.grid import sweep
 from llmviewer.memory import live_bytes, weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model, model_names
@@ -135,6 +142,95 @@ def test_experts_take_as_many_ops_as_their_active_weights_whatever_the_batch(nam
             if isinstance(op, ExpertsLinear):
                 active = op.weight.active * op.weight.numel
                 assert evaluate(op.work().ops, w) == pytest.approx(2 * tokens * active), (block.name, op.name)
+
+
+def test_experts_whose_popularity_falls_with_their_rank_by_hand():
+    """4 experts of which each token takes 1: 1, 1/2, 1/3 and 1/4 of 25/12, which is 0.48, 0.24, 0.16 and 0.12."""
+    reached = distinct_experts(4, 1, 1.0)
+    for tokens, by_hand in ((1, 1), (2, 4 - 0.52**2 - 0.76**2 - 0.84**2 - 0.88**2), (10**6, 4)):
+        for w in (Workload.decode(batch=tokens, kv_len=5), Workload.prefill(batch=1, prompt=tokens)):
+            assert evaluate(reached, w) == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_an_expert_that_every_token_takes_is_taken_once():
+    """Popularities 1, 1/4, 1/9: the first would get 2 x 36/49 of the tokens; the second gets 9/13 of what is left."""
+    by_hand = 1 + (1 - (4 / 13) ** 2) + (1 - (9 / 13) ** 2)
+    assert evaluate(distinct_experts(3, 2, 2.0), BATCH) == pytest.approx(by_hand, rel=1e-12)
+
+
+SKEWS = st.floats(0, 8, allow_subnormal=False)
+
+
+@given(st.integers(1, 64), st.data(), SKEWS, SKEWS, st.integers(1, 500))
+def test_more_skew_never_reaches_more_experts(experts, data, less, more, tokens):
+    chosen, (less, more) = data.draw(st.integers(1, experts)), sorted((less, more))
+    w = Workload.decode(batch=tokens, kv_len=1)
+    fewer, most = (evaluate(distinct_experts(experts, chosen, skew), w) for skew in (more, less))
+    assert chosen * (1 - 1e-12) <= fewer <= most * (1 + 1e-12)
+    assert most <= min(experts, chosen * tokens) * (1 + 1e-12)
+
+
+@given(st.integers(1, 64), st.data(), SKEWS)
+def test_one_token_reaches_as_many_experts_as_it_chooses(experts, data, skew):
+    chosen = data.draw(st.integers(1, experts))
+    w = Workload.decode(batch=1, kv_len=1)
+    assert evaluate(distinct_experts(experts, chosen, skew), w) == pytest.approx(chosen, rel=1e-12)
+
+
+def test_without_skew_nothing_changes():
+    assert distinct_experts(8, 2, 0) == distinct_experts(8, 2)
+    tokens = np.arange(1.0, 200.0)
+    w = Workload.decode(batch=tokens, kv_len=9)
+    assert np.array_equal(w.distinct_experts(8, 2, 0), 8 * (1 - (1 - 2 / 8) ** tokens))
+    plain, none = Setting.of("mixtral-8x7b", "h100-sxm"), Setting.of("mixtral-8x7b", "h100-sxm", expert_skew=0)
+    assert plain.graph == none.graph
+
+
+def test_skew_changes_what_is_read_of_experts_and_nothing_else():
+    plain, skewed = (Setting.of("mixtral-8x7b", "h100-sxm", expert_skew=skew).graph for skew in (0, 1.2))
+    w = Workload.decode(batch=3, kv_len=9)
+    for (_, op), (_, other) in zip(plain, skewed, strict=True):
+        (ops, weights, *rest), (ops_too, weights_too, *rest_too) = _counted(op, w), _counted(other, w)
+        assert (ops, rest) == (ops_too, rest_too)
+        assert (weights > weights_too) == isinstance(op, ExpertsLinear)
+    assert weight_bytes(plain) == weight_bytes(skewed)
+
+
+def test_skew_lowers_the_time_of_a_step_and_is_noted():
+    even, skewed = (
+        analyze("mixtral-8x7b", "h100-sxm", batch=4, quant="W4A16g128", expert_skew=skew) for skew in (0, 1.5)
+    )
+    assert skewed.generation.tpot_s < even.generation.tpot_s
+    assert skewed.inputs.expert_skew == 1.5
+    note = (
+        "expert skew 1.5: popularity of experts falls with their rank to that power, instead of being the same for all"
+    )
+    assert note in skewed.notes
+    assert (
+        "expert skew 1.5 has no effect: llama-2-7b has no experts"
+        in analyze("llama-2-7b", "h100-sxm", expert_skew=1.5).notes
+    )
+    points = [sweep("mixtral-8x7b", "h100-sxm", {"batch": [4]}, expert_skew=skew) for skew in (0, 1.5)]
+    assert points[0].columns["decode_step_s"] > points[1].columns["decode_step_s"]
+
+
+@pytest.mark.parametrize("skew", [-1.0, float("nan"), float("inf")])
+def test_a_skew_that_cannot_be(skew):
+    with pytest.raises(InputError) as caught:
+        analyze("mixtral-8x7b", "h100-sxm", expert_skew=skew)
+    assert str(caught.value) == f"expert_skew must be a finite number of at least 0; got {skew:g}"
+
+
+def test_skew_on_the_command_line(capsys):
+    base = ["analyze", "mixtral-8x7b", "h100-sxm", "--batch", "4", "--format", "json"]
+    documents = []
+    for more in ([], ["--expert-skew", "1.5"]):
+        assert main([*base, *more]) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    even, skewed = (document["generation"]["tpot_s"] for document in documents)
+    assert skewed < even
+    assert main([*base, "--expert-skew", "-1"]) == 2
+    assert capsys.readouterr().err == "llmviewer: expert_skew must be a finite number of at least 0; got -1\n"
 
 
 # Published figures, and what they leave out of our count, which has both the embedding and the head.

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory):
 def test_every_folder_with_files_is_packaged():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     homes = {declared["package-dir"].get(name, name.replace(".", "/")) for name in declared["packages"]}
-    code = {path.parent for top in ("llmviewer", "reports") for path in (ROOT / top).rglob("*.py")}
+    code = {path.parent for top in ("llmviewer", "reports", "kernels") for path in (ROOT / top).rglob("*.py")}
     assert homes == {str(path.relative_to(ROOT)) for path in code} | {"hardware", "models"}
 
 

@@ -1,0 +1,167 @@
+"""disaggregate(): prefills on one kind of device, decode steps on another (arXiv:2311.18677, arXiv:2401.09670)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from .analysis import Analysis, GenerationResult, Phases, analyzed
+from .errors import InputError
+from .hardware import Hardware
+from .layout import ALONE, Layout
+from .model import Model, kv_cache_bytes
+from .model_files import load_model
+from .setting import Setting, member
+from .transforms.offload import ON_DEVICE, Offload
+
+
+class KvTransfer(StrEnum):
+    """When the cache of the prompts goes. after: the prefill; overlapped: layer by layer, while it runs."""
+
+    AFTER = "after"
+    OVERLAPPED = "overlapped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disaggregated:
+    """What both kinds of device do; of each side its own phase counts. Lower bounds.
+
+    prefill                  of a side that reads the prompts and writes the first token
+    decode                   of a side that writes the others; its memory is that of decode steps
+    kv_transfer_bytes        cache of the prompts, each part of it once [B]
+    kv_transfer_bytes_per_s  over the links of the slower side, all of its devices at once [B/s]
+    """
+
+    prefill: Analysis
+    decode: Analysis
+    kv_transfer: KvTransfer
+    kv_transfer_bytes: float
+    kv_transfer_bytes_per_s: float
+
+    @property
+    def kv_transfer_s(self) -> float:
+        return self.kv_transfer_bytes / self.kv_transfer_bytes_per_s
+
+    @property
+    def generation(self) -> GenerationResult:
+        """Of one batch; its first token is there when the decode side can go on from it."""
+        read, asked = self.prefill.generation.ttft_s, self.decode.inputs
+        overlapped = self.kv_transfer is KvTransfer.OVERLAPPED
+        ttft = max(read, self.kv_transfer_s) if overlapped else read + self.kv_transfer_s
+        latency = ttft + self.decoding_s
+        tokens = asked.batch * (asked.gen or 0)
+        tpot = self.decode.generation.tpot_s
+        return GenerationResult(ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=tokens / latency)
+
+    @property
+    def decoding_s(self) -> float:
+        """All decode steps of a batch. [s]"""
+        return self.decode.generation.latency_s - self.decode.generation.ttft_s
+
+    @property
+    def decode_per_prefill(self) -> float:
+        """Devices that decode what one device that reads prompts keeps them busy with."""
+        reading = self.prefill.generation.ttft_s * self.prefill.inputs.devices
+        return self.decoding_s * self.decode.inputs.devices / reading
+
+    @property
+    def joint(self) -> Analysis:
+        """Each side's phase in one, on the devices that decode."""
+        phases = Phases(prefill=self.prefill.phases.prefill, decode=self.decode.phases.decode)
+        both = set(self.prefill.notes) & set(self.decode.notes)
+        of_one = (f"{name}: {note}" for name, side in self.sides for note in side.notes if note not in both)
+        notes = (*(note for note in self.decode.notes if note in both), *of_one)
+        return replace(self.decode, phases=phases, generation=self.generation, notes=notes)
+
+    @property
+    def sides(self) -> tuple[tuple[str, Analysis], ...]:
+        return (("prefill", self.prefill), ("decode", self.decode))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document: that of analyze() for each side, with its own phase, and what is of both."""
+        joint = self.joint.to_dict()
+        documents = {}
+        for name, side in self.sides:
+            document = side.to_dict()
+            documents[name] = document | {
+                "phases": {phase: found if phase == name else None for phase, found in document["phases"].items()}
+            }
+        return {
+            "schema_version": joint["schema_version"],
+            "llmviewer_version": joint["llmviewer_version"],
+            **documents,
+            "kv_transfer": {
+                "when": self.kv_transfer,
+                "bytes": self.kv_transfer_bytes,
+                "bytes_per_s": self.kv_transfer_bytes_per_s,
+                "time_s": self.kv_transfer_s,
+            },
+            "decode_per_prefill": self.decode_per_prefill,
+            "generation": joint["generation"],
+        }
+
+
+def disaggregate(
+    model: str | Model,
+    prefill_hardware: str | Hardware,
+    decode_hardware: str | Hardware,
+    *,
+    prefill_layout: str | Layout = ALONE,
+    decode_layout: str | Layout = ALONE,
+    kv_transfer: str = "after",
+    batch: int = 1,
+    prompt: int = 1024,
+    gen: int = 128,
+    kv_len: int | None = None,
+    images: int = 0,
+    quant: str | None = None,
+    attention: str | None = None,
+    accounting: str = "faithful",
+    mla: str = "auto",
+    expert_skew: float = 0,
+    mtp: bool = False,
+    offload: str | Offload = ON_DEVICE,
+    hardware_set: Sequence[str] = (),
+) -> Disaggregated:
+    """`batch` prompts are read on one kind of device, and continued on another.
+
+    kv_transfer   "after" the prefill, or "overlapped" with it
+    hardware_set  what-ifs of both kinds; the other arguments are those of analyze()
+
+    Raises InputError where something given cannot be used, and where the model does not generate.
+    """
+    loaded = load_model(model) if isinstance(model, str) else model
+    if not loaded.generates:
+        raise InputError(f"{loaded.name} does not generate: there are no decode steps to take on other devices")
+    asked: dict[str, Any] = {
+        "quant": quant, "attention": attention, "accounting": accounting, "mla": mla, "expert_skew": expert_skew,
+        "mtp": mtp, "offload": offload, "hardware_set": hardware_set,
+    }  # fmt: skip
+    when = member(KvTransfer, "kv_transfer", kv_transfer)
+    reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **asked)
+    writes = replace(Setting.of(loaded, decode_hardware, layout=decode_layout, **asked), decodes_only=True)
+    request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images, "mtp": mtp}
+    prefill = analyzed(reads, gen=1, kv_len=None, **request)
+    decode = analyzed(writes, gen=gen, kv_len=kv_len, **request)
+    whole = replace(writes, layout=ALONE, offload=ON_DEVICE).graph
+    return Disaggregated(
+        prefill=prefill,
+        decode=decode,
+        kv_transfer=when,
+        kv_transfer_bytes=float(kv_cache_bytes(whole, batch=batch, context=_cached(loaded, prompt), prompt=prompt)),
+        kv_transfer_bytes_per_s=min(_pace(reads), _pace(writes)),
+    )
+
+
+def _cached(model: Model, prompt: int) -> int:
+    """Tokens whose keys and values there are after the prefill: a decoder beside an encoder has read one more."""
+    return prompt + 1 if model.encodes else prompt
+
+
+def _pace(setting: Setting) -> float:
+    """Of all devices of a side, on the links that lead to others. [B/s]"""
+    hardware = setting.hardware
+    tier = "scale_out" if "scale_out.bandwidth" in hardware.numbers else "host"
+    return setting.layout.devices * hardware.fact(f"{tier}.bandwidth")

@@ -1,0 +1,154 @@
+"""Parts of the weights and of the KV cache kept in host memory or on storage, and fetched (arXiv:2303.06865).
+
+What a launch reads of them comes over the host link into device memory first; what it writes of the cache goes there.
+The prefill reads no cache over the link: it has just computed it. A link carries both directions at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..errors import InputError
+from ..forms import Form, Num, total
+from ..graph import Block, Graph, Transform
+from ..hardware import Hardware
+from ..operators.base import Operator, Role, Tensor, Weight
+from ..operators.collectives import Collective
+from ..operators.transfer import Transfer
+from ..resource import Resource, link
+
+HOST: Final = "host"
+STORAGE: Final = "storage"  # behind the host link
+_TIERS: Final = (HOST, STORAGE)
+_AWAY: Final = {HOST: (HOST,), STORAGE: _TIERS}  # the links on the way there
+_PARTS: Final = ("weights", "kv")
+_WAITS: Final = "sync"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offload:
+    """Which part of all weights and of all of the KV cache lies outside of device memory, and where.
+
+    waits  transfers are launches of their own; else the link works while that runs which needs them
+    """
+
+    weights: float = 0.0
+    kv: float = 0.0
+    weights_in: str = HOST
+    kv_in: str = HOST
+    waits: bool = False
+
+    def __str__(self) -> str:
+        parts = ((name, getattr(self, name), getattr(self, f"{name}_in")) for name in _PARTS)
+        given = [f"{name}={part:g}" + (f"@{place}" if place != HOST else "") for name, part, place in parts if part]
+        return " ".join([*given, *([_WAITS] if given and self.waits else [])])
+
+    def away(self, place: str, *, weights: Num, kv: Num) -> Num:
+        """Of so many weights and so much cache outside of device memory, what lies in `place`."""
+        return weights * (self.weights_in == place) + kv * (self.kv_in == place)
+
+    def linked(self, hardware: Hardware) -> Hardware:
+        """The device with the links to what lies elsewhere.
+
+        Raises InputError where the bandwidth of one is not known.
+        """
+        places = [place for place in _AWAY if self.away(place, weights=self.weights, kv=self.kv)]
+        tiers = [tier for tier in _TIERS if any(tier in _AWAY[place] for place in places)]
+        rates = {link(way): hardware.fact(f"{tier}.bandwidth") for tier in tiers for way in (tier, _outward(tier))}
+        return replace(hardware, rates={**hardware.rates, **rates})
+
+
+ON_DEVICE: Final = Offload()
+
+
+def parse_offload(text: str) -> Offload:
+    """Read "weights=0.5,kv=0.2", "weights=1@storage", or with "sync", which makes launches wait for transfers.
+
+    Raises InputError where the text is none of these.
+    """
+    found: dict[str, float | str | bool] = {}
+    for given in text.replace(",", " ").split():
+        name, _, value = given.partition("=")
+        number, at, place = value.partition("@")
+        if given == _WAITS:
+            found["waits"] = True
+            continue
+        must = (
+            "must be weights=PART or kv=PART with a part from 0 to 1, such as weights=0.5,kv=0.2 or weights=0.3@storage"
+        )
+        if name not in _PARTS or name in found or (at and place not in _AWAY):
+            raise InputError(f"offload {text!r}: {must}; got {given!r}")
+        found |= {name: _part(number, f"offload {text!r}: {must}; got {given!r}"), f"{name}_in": place or HOST}
+    return replace(ON_DEVICE, **found)  # type: ignore[arg-type]
+
+
+def _part(text: str, otherwise: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InputError(otherwise) from None
+    if not 0 <= value <= 1:
+        raise InputError(otherwise)
+    return value
+
+
+def offload(asked: Offload, *, decode: bool) -> Transform:
+    """The graph with its weights and its cache where `asked` says, in a prefill or in a decode step.
+
+    Raises InputError where a cache is to lie elsewhere and there is none.
+    """
+
+    def one(block: Block) -> Block:
+        return replace(block, operators=tuple(_fetching(block, asked, decode=decode)))
+
+    def transform(graph: Graph) -> Graph:
+        if asked.kv and not any(t.role is Role.KV_CACHE for _, op in graph for t in op.state()):
+            raise InputError(f"offload {str(asked)!r}: the model keeps no KV cache; leave kv out")
+        return graph.map_blocks(one)
+
+    return transform
+
+
+def _fetching(block: Block, asked: Offload, *, decode: bool) -> Iterator[Operator]:
+    def weight(w: Weight) -> Weight:
+        return replace(w, away=asked.weights)
+
+    def tensor(t: Tensor) -> Tensor:
+        return replace(t, away=asked.kv) if t.role is Role.KV_CACHE else t
+
+    fetched: set[str] = set()  # what one launch brought is there for the next
+    for op in block.operators:
+        if isinstance(op, Collective):
+            yield op
+            continue
+        cached = [t for t in op.reads() if decode and t.role is Role.KV_CACHE and t.name not in fetched]
+        fetched |= {t.name for t in cached}
+        came = _over(asked.weights_in, asked.weights * total(w.nbytes for w in op.weights))
+        for resource, form in _over(asked.kv_in, asked.kv * total(t.nbytes for t in cached)).items():
+            came[resource] = came.get(resource, Form()) + form
+        written = asked.kv * total(t.nbytes for t in op.writes() if t.role is Role.KV_CACHE)
+        went = {link(_outward(r.dtype)): form for r, form in _over(asked.kv_in, written).items()}
+        placed = op.with_weights(weight).with_tensors(tensor)
+        if not asked.waits:
+            yield replace(placed, transfers=tuple({**came, **went}.items()))
+            continue
+        if came:
+            yield _transfer(f"{op.name}_fetch", came)
+        yield placed
+        if went:
+            yield _transfer(f"{op.name}_store", went)
+
+
+def _over(place: str, nbytes: Form) -> dict[Resource, Form]:
+    return {link(tier): nbytes for tier in _AWAY[place]} if nbytes else {}
+
+
+def _outward(tier: str) -> str:
+    """The other direction of a link."""
+    return f"to {tier}"
+
+
+def _transfer(name: str, amounts: dict[Resource, Form]) -> Transfer:
+    return Transfer(name=name, inputs=(), outputs=(), transfers=tuple(amounts.items()))

@@ -1,0 +1,185 @@
+"""A choice as text, Markdown, CSV, JSON and HTML: the ranking, what it follows, and who does not qualify and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from llmviewer import __version__
+from llmviewer.choice import Choice, Ranked, Rejected
+from llmviewer.comparison import PUBLISHED, Cell
+from llmviewer.units import seconds
+
+from .comparison import (
+    BOUNDS_SAID,
+    LETTERS,
+    csv_of,
+    json_of,
+    memory_item,
+    number_item,
+    pictured,
+    pictures,
+    time_item,
+)  # fmt: skip
+from .listing import Item, Table, markdowns, texts
+from .page import Card, Picture, picture, plotly_js, template
+
+_FIRST: Final = 6  # of the ranking, to see first
+
+
+def render_text(choice: Choice) -> str:
+    return texts(headline(choice), tables(choice), remarks(choice))
+
+
+def render_markdown(choice: Choice) -> str:
+    return markdowns(headline(choice), tables(choice), remarks(choice))
+
+
+def render_csv(choice: Choice) -> str:
+    """One row for each device."""
+    return csv_of(choice.rows())
+
+
+def render_json(choice: Choice) -> str:
+    return json_of(choice.to_dict())
+
+
+def render_html(choice: Choice) -> str:
+    """The whole page. It holds plotly.js, so it is some five megabytes long."""
+    from . import drawing
+
+    return template("comparison.html.j2").render(
+        title=title(choice),
+        setting=headline(choice),
+        bounds_said=BOUNDS_SAID,
+        remarks=remarks(choice)[:-1],
+        cards=_cards(choice),
+        pictures=_pictures(choice),
+        tables=tables(choice),
+        version=__version__,
+        inputs=json.dumps(choice.to_dict()["inputs"], indent=2),
+        plotly_js=plotly_js(),
+        ink=drawing.INK,
+        grid=drawing.GRID,
+        paper=drawing.PAPER,
+    )
+
+
+def _cards(choice: Choice) -> list[Card]:
+    """The first few of the ranking."""
+    return [
+        Card(
+            label=f"rank {rank}",
+            value=one.cell.hardware.name,
+            about=f"{number_item(one.merit).text} {choice.merit}, {one.cell.asked}",
+        )
+        for rank, one in enumerate(choice.ranked[:_FIRST], 1)
+    ]
+
+
+def title(choice: Choice) -> str:
+    users = f"{choice.users} user{'s'[: choice.users > 1]}"
+    of = choice.comparison
+    return f"A device for {choice.model.title}: {users}, prompts of {of.prompt}, answers of {of.gen} tokens"
+
+
+def headline(choice: Choice) -> str:
+    """What was asked, and how many qualify."""
+    limits = choice.limits
+    asked = [
+        f"at most {limits.budget:,.0f} USD" if limits.budget else "",
+        f"at most {limits.power:g} W" if limits.power else "",
+        f"first token within {seconds(limits.ttft_s)}" if limits.ttft_s else "",
+        f"{seconds(limits.tpot_s)} a token at most" if limits.tpot_s else "",
+        "native data types alone" if limits.native else "",
+    ]
+    allowed = ", ".join("as published" if quant == PUBLISHED else quant for quant in choice.quants)
+    said = ", ".join((f"precisions allowed: {allowed}", *filter(None, asked)))
+    count = len(choice.ranked) + len(choice.rejected)
+    return f"{title(choice)}; {said}. {len(choice.ranked)} of {count} devices qualify, ranked by {choice.merit}"
+
+
+def remarks(choice: Choice) -> list[str]:
+    """What the ranking follows, and what the numbers are."""
+    follows = choice.follows()
+    found = []
+    if follows:
+        first, *rest = sorted(follows.items(), key=lambda item: -abs(item[1]))
+        others = ", ".join(f"{name} {value:.3f}" for name, value in rest)
+        found.append(
+            f"The ranking follows {first[0]} most: rank correlation {first[1]:.3f} (Spearman)"
+            + (f"; {others}." if others else ".")
+        )
+    return [
+        *found,
+        (
+            "Single devices. A device is ranked in the allowed precision that is best on it; what a precision does to "
+            "the answers is not counted. All users send their prompts at once: that is the longest time to first token."
+        ),
+        BOUNDS_SAID,
+    ]
+
+
+def tables(choice: Choice) -> list[Table]:
+    return [table for table in (_ranked(choice), _rejected(choice)) if table.body]
+
+
+def _ranked(choice: Choice) -> Table:
+    return Table(
+        title=f"Devices by {choice.merit}",
+        about="TTFT: time to first token. TPOT: time per output token. Memory: what is needed, and what there is. "
+        f"Users: as many fit. P, D: what most of the prefill and of a decode step is bound by. {LETTERS}.",
+        head=("device", "precision", choice.merit, "TTFT", "TPOT", "memory [GB]", "users", "P", "D"),
+        words=("device", "precision"),
+        body=tuple(map(_row, choice.ranked)),
+    )
+
+
+def _row(one: Ranked) -> tuple[Item, ...]:
+    cell = one.cell
+    return (
+        Item(text=cell.hardware.name),
+        Item(text=cell.asked),
+        number_item(one.merit),
+        time_item(float(cell.ttft_s[0])),
+        time_item(float(cell.tpot_s[0])),
+        memory_item(cell),
+        Item(text=str(cell.largest.batch), key=cell.largest.batch),
+        *(_bound(cell, phase) for phase in ("prefill", "decode")),
+    )
+
+
+def _bound(cell: Cell, phase: str) -> Item:
+    if phase not in cell.passes:
+        return Item(text="-")
+    bound = cell.passes[phase].bound()
+    return Item(text=bound[0].upper(), bound=bound)
+
+
+def _rejected(choice: Choice) -> Table:
+    return Table(
+        title="Devices that do not qualify",
+        about="In the allowed precision that comes closest.",
+        head=("device", "precision", "why"),
+        words=("device", "precision", "why"),
+        body=tuple(map(_reason, choice.rejected)),
+    )
+
+
+def _reason(one: Rejected) -> tuple[Item, ...]:
+    return Item(text=one.cell.hardware.name), Item(text=one.cell.asked), Item(text=one.reason, key=one.excess)
+
+
+def _pictures(choice: Choice) -> list[list[Picture]]:
+    """What the ranking follows, and the best devices side by side."""
+    if not choice.ranked:
+        return []
+    return [list(_rankings(choice)), *pictures(pictured([one.cell for one in choice.ranked]), choice.comparison)]
+
+
+def _rankings(choice: Choice) -> Iterator[Picture]:
+    from .contrasts import ranking
+
+    for by in ("memory bandwidth", "peak OP/s"):
+        yield picture(ranking(choice, by), f"ranking-{by.split()[0]}")

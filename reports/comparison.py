@@ -1,0 +1,357 @@
+"""A comparison as text, Markdown, CSV, JSON and HTML."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isnan
+from typing import TYPE_CHECKING, Any, Final
+
+from llmviewer import __version__
+from llmviewer.analysis import Analysis, analyze
+from llmviewer.comparison import ALL, BOUNDS, GROUPS, PUBLISHED, RESOURCES, Cell, Comparison, Crossing
+from llmviewer.units import seconds, si
+
+from .listing import Item, Table, markdowns, texts
+from .page import Card, Picture, picture, plotly_js, template
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+PICTURED: Final = 6  # settings in a picture: as many as lines that are told apart
+WHERE: Final = ("model", "precision", "device")  # columns that say which setting a row is of
+_LETTER: Final = {bound: bound[0].upper() for bound in BOUNDS}
+LETTERS: Final = "M: memory-bound, C: compute-bound, L: link-bound"
+BOUNDS_SAID: Final = (
+    "All times are lower bounds: no kernel is faster. Throughputs, and tokens per joule at the device's TDP and per "
+    "dollar of its price, rest on them and are no promise."
+)
+
+
+def render_text(comparison: Comparison) -> str:
+    return texts(headline(comparison), tables(comparison), remarks(comparison))
+
+
+def render_markdown(comparison: Comparison) -> str:
+    return markdowns(headline(comparison), tables(comparison), remarks(comparison))
+
+
+def render_csv(comparison: Comparison) -> str:
+    """One row for each setting and batch."""
+    return csv_of(comparison.rows())
+
+
+def render_json(comparison: Comparison) -> str:
+    return json_of(comparison.to_dict())
+
+
+def render_html(comparison: Comparison) -> str:
+    """The whole page. It holds plotly.js, so it is some five megabytes long."""
+    from . import drawing
+
+    shown = pictured(comparison.answered)
+    return template("comparison.html.j2").render(
+        title=title(comparison),
+        setting=headline(comparison),
+        bounds_said=BOUNDS_SAID,
+        remarks=remarks(comparison),
+        pictures=pictures(shown, comparison),
+        cards=_cards(comparison),
+        tables=tables(comparison),
+        version=__version__,
+        inputs=json.dumps(comparison.to_dict()["inputs"], indent=2),
+        plotly_js=plotly_js(),
+        ink=drawing.INK,
+        grid=drawing.GRID,
+        paper=drawing.PAPER,
+    )
+
+
+def _cards(comparison: Comparison) -> list[Card]:
+    """Who is best at what, of those that fit."""
+    cells = [cell for cell in comparison.answered if cell.fits[0]]
+    measures: tuple[tuple[str, Callable[[Cell], float], bool], ...] = (
+        ("shortest time to first token", lambda c: float(c.ttft_s[0]), False),
+        ("shortest time per token", lambda c: float(c.tpot_s[0]), False),
+        ("most tokens/s, largest batch", lambda c: c.largest.tokens_per_s, True),
+        ("most tokens/J at TDP, likewise", lambda c: float(c.per_joule(c.largest.tokens_per_s)), True),
+    )
+    found = []
+    for label, measure, most in measures:
+        known = [cell for cell in cells if not isnan(measure(cell))]
+        if known:
+            best = (max if most else min)(known, key=measure)
+            value = _digits(measure(best)) if most else seconds(measure(best))
+            found.append(Card(label=label, value=best.hardware.name, about=f"{value}, {best.asked}"))
+    return found
+
+
+def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    listed = list(rows)
+    writer = csv.DictWriter(text, list(listed[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(listed)
+    return text.getvalue()
+
+
+def json_of(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def title(comparison: Comparison) -> str:
+    models, devices = _distinct(comparison)
+    return f"{_few(models, 'models')} on {_few(devices, 'devices')}"
+
+
+def headline(comparison: Comparison) -> str:
+    """What was asked, in one line."""
+    quants = dict.fromkeys("as published" if c.asked == PUBLISHED else c.asked for c in comparison.cells)
+    batches = comparison.batches
+    batch = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
+    written = any(cell.model.generates for cell in comparison.cells)
+    lengths = f"prompt {comparison.prompt}, {comparison.gen} generated" if written else f"{comparison.prompt} tokens"
+    return f"{title(comparison)}: {batch}, {lengths}, {', '.join(quants)}, flash attention"
+
+
+def _distinct(comparison: Comparison) -> tuple[list[str], list[str]]:
+    models = dict.fromkeys(cell.model.title for cell in comparison.cells)
+    return list(models), list(dict.fromkeys(cell.hardware.name for cell in comparison.cells))
+
+
+def _few(names: Sequence[str], what: str) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} {what}"
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What changes from device to device, what was refused, and what the numbers are."""
+    found = list(_differences(comparison))
+    found += [
+        f"{cell.hardware.name} cannot run {cell.model.name} {cell.asked}: {cell.refused}."
+        for cell in comparison.cells
+        if cell.refused
+    ]
+    return [*found, BOUNDS_SAID]
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """All of the report's; rows are settings in the order that they were asked for."""
+    cells = comparison.answered
+    phases = [phase for phase in ("prefill", "decode") if any(phase in cell.passes for cell in cells)]
+    found = [_times(comparison), _largest(comparison)]
+    found += [_where(cells, phase, comparison.batches[0]) for phase in phases]
+    found.append(_sensitivities(cells))
+    for phase, axis in (("prefill", "prompt"), ("prefill", "batch"), ("decode", "batch"), ("decode", "context")):
+        crossings = [c for c in comparison.crossings if (c.phase, c.axis) == (phase, axis)]
+        if crossings:
+            found.append(_crossings(crossings, phase, axis, comparison))
+    return [table.without_constants(*WHERE) if len(cells) > 1 else table for table in found]
+
+
+def where(cell: Cell) -> tuple[Item, ...]:
+    """The first items of a row, under WHERE."""
+    return Item(text=cell.model.name), Item(text=cell.asked), Item(text=cell.hardware.name)
+
+
+def memory_item(cell: Cell, place: int = 0) -> Item:
+    """Such as "27.1<85.5": what is needed, and what there is. [GB]"""
+    needed, there = float(cell.total_bytes[place]), cell.hardware.capacity
+    sign = "<" if cell.fits[place] else ">"
+    return Item(text=f"{_digits(needed / 1e9)}{sign}{_digits(there / 1e9)}", key=needed / there)
+
+
+def number_item(value: float) -> Item:
+    """Three significant digits; "-" where unknown."""
+    if isnan(value):
+        return Item(text="-", key=-1.0)
+    return Item(text=_digits(value), key=value)
+
+
+def _digits(value: float) -> str:
+    if value >= 1e6:
+        return si(value).replace(" ", "")
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def time_item(value: float) -> Item:
+    return Item(text=seconds(value), key=-1.0 if isnan(value) else value)
+
+
+def _times(comparison: Comparison) -> Table:
+    body = tuple(
+        (
+            *where(cell), Item(text=str(batch), key=batch), time_item(float(cell.ttft_s[i])),
+            time_item(float(cell.tpot_s[i])), time_item(float(cell.latency_s[i])),
+            number_item(float(cell.tokens_per_s[i])), memory_item(cell, i),
+        )
+        for cell in comparison.cells
+        for i, batch in enumerate(comparison.batches)
+    )  # fmt: skip
+    table = Table(
+        title="Time and memory",
+        about="TTFT: time to first token. TPOT: time per output token, the mean of the steps. Memory: what is needed, "
+        "and what there is.",
+        head=(*WHERE, "batch", "TTFT", "TPOT", "latency", "tokens/s", "memory [GB]"),
+        words=WHERE,
+        body=body,
+    )
+    return table.without_constants("batch") if len(body) > 1 else table
+
+
+def _largest(comparison: Comparison) -> Table:
+    years = comparison.years
+    body = tuple(
+        (
+            *where(cell), Item(text=str(cell.largest.batch), key=cell.largest.batch),
+            number_item(rate := cell.largest.tokens_per_s), number_item(float(cell.per_joule(rate))),
+            number_item(float(cell.per_dollar(rate, years))), _hundredths(cell.largest.capacity),
+        )
+        for cell in comparison.answered
+    )  # fmt: skip
+    spread = f", a purchase spread over {years:g} years of use without a pause" if years else ""
+    return Table(
+        title="At the largest batch that fits",
+        about="Tokens per joule at the device's TDP, per dollar of its price where its file has one"
+        f"{spread}. Capacity: per cent more tokens/s for a per cent more memory.",
+        head=(*WHERE, "batch", "tokens/s", "tokens/J", "tokens/USD", "capacity"),
+        words=WHERE,
+        body=body,
+    )
+
+
+def _where(cells: Sequence[Cell], phase: str, batch: int) -> Table:
+    """The bound of a pass and of each group of operators, with its share of the time."""
+    groups = [g for g in _groups(cells) if any(phase in c.passes and g in c.passes[phase].groups for c in cells)]
+    length = next(cell.passes[phase].length for cell in cells if phase in cell.passes)
+    what = f"a prompt of {length}" if phase == "prefill" else f"a context of {length}, the middle of the answer"
+    return Table(
+        title=f"Where the time of {phase} goes, at batch {batch} and {what}",
+        about=f"Shares of the time, and what bounds them. {LETTERS}. All: what most of the time is bound by, and how "
+        "much of it.",
+        head=(*WHERE, ALL, *groups),
+        words=WHERE,
+        body=tuple(
+            (*where(cell), *(_bound_item(cell, phase, group) for group in (ALL, *groups)))
+            for cell in cells
+            if phase in cell.passes
+        ),
+    )
+
+
+def _groups(cells: Sequence[Cell]) -> list[str]:
+    return [g for g in GROUPS if any(g in own.groups for cell in cells for own in cell.passes.values())]
+
+
+def _bound_item(cell: Cell, phase: str, group: str = ALL) -> Item:
+    own = cell.passes[phase]
+    if group != ALL and group not in own.groups:
+        return Item(text="-", key=-1.0)
+    bound = own.bound(0, group)
+    share = own.share(0, bound=bound) if group == ALL else own.share(0, group=group)
+    return Item(text=f"{_LETTER[bound]} {share:.0%}", key=share, bound=bound)
+
+
+def _sensitivities(cells: Sequence[Cell]) -> Table:
+    """What a per cent more of each resource takes off each pass."""
+    kept = [
+        (phase, resource)
+        for phase in ("prefill", "decode")
+        for resource in RESOURCES
+        if any(phase in c.passes and c.passes[phase].share(0, resource=resource) >= 0.005 for c in cells)
+    ]
+    return Table(
+        title="What one per cent more of a rate takes off the time, in per cent",
+        about="-d log time / d log rate: the share of the time that waits for it. P: prefill, D: decode; memory: its "
+        "bandwidth; matrix and vector: the peaks of those units.",
+        head=(*WHERE, *(f"{phase[0].upper()} {resource}" for phase, resource in kept)),
+        words=WHERE,
+        body=tuple((*where(cell), *(_elasticity(cell, *place) for place in kept)) for cell in cells),
+    )
+
+
+def _elasticity(cell: Cell, phase: str, resource: str) -> Item:
+    if phase not in cell.passes:
+        return Item(text="-", key=-1.0)
+    return _hundredths(cell.passes[phase].share(0, resource=resource))
+
+
+def _hundredths(value: float) -> Item:
+    return Item(text="-", key=-1.0) if isnan(value) else Item(text=f"{value:.2f}", key=value)
+
+
+def _crossings(crossings: Sequence[Crossing], phase: str, axis: str, comparison: Comparison) -> Table:
+    found = {(id(c.cell), c.group): c for c in crossings}
+    columns = [g for g in (ALL, *_groups(comparison.answered)) if any(c.group == g for c in crossings)]
+    cells = [cell for cell in comparison.answered if phase in cell.passes]
+    length = cells[0].passes[phase].length
+    at = f"batch {comparison.batches[0]}"
+    if axis == "batch":
+        at = f"{'a prompt' if phase == 'prefill' else 'a context'} of {length}"
+    marks = "(n): does not fit. " if axis == "batch" else ""
+    return Table(
+        title=f"The {axis} from which {phase} is bound by something else, at {at}",
+        about=f"From M to C where nothing else is said. {marks}-: no change. {LETTERS}.",
+        head=(*WHERE, *columns),
+        words=WHERE,
+        body=tuple((*where(cell), *(_change(found.get((id(cell), g)), axis) for g in columns)) for cell in cells),
+    )
+
+
+def _change(crossing: Crossing | None, axis: str) -> Item:
+    if crossing is None:
+        return Item(text="-", key=1e12)
+    letters = _LETTER[crossing.before], _LETTER[crossing.after]
+    text = str(crossing.at) + ("" if letters == ("M", "C") else f" {letters[0]}>{letters[1]}")
+    if axis == "batch" and crossing.at > crossing.cell.largest.batch:
+        text = f"({text})"
+    return Item(text=text, key=crossing.at)
+
+
+def _differences(comparison: Comparison) -> Iterable[str]:
+    """A sentence for each group of operators that is bound by different things on different devices."""
+    cells = comparison.answered
+    kinds: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        kinds.setdefault((cell.model.name, cell.asked), []).append(cell)
+    for (model, quant), own in kinds.items():
+        several = f" of {model} {quant}" if len(kinds) > 1 else ""
+        for phase in ("prefill", "decode"):
+            for group in (ALL, *_groups(own)):
+                by: dict[str, list[str]] = {}
+                for cell in own:
+                    if phase in cell.passes and (group == ALL or group in cell.passes[phase].groups):
+                        by.setdefault(cell.passes[phase].bound(0, group), []).append(cell.hardware.name)
+                if len(by) > 1:
+                    name = phase if group == ALL else f"{phase} {group}"
+                    parts = (f"{bound}-bound on {_few(names, 'devices')}" for bound, names in by.items())
+                    yield f"{name.capitalize()}{several} is {' and '.join(parts)}."
+
+
+def pictured(cells: Sequence[Cell]) -> Sequence[Cell]:
+    """Those that pictures show: the first of those that fit, else the first."""
+    fitting = [cell for cell in cells if cell.fits[0]]
+    return (fitting or list(cells))[:PICTURED]
+
+
+def pictures(cells: Sequence[Cell], comparison: Comparison) -> list[list[Picture]]:
+    """Rows of figures: rooflines, times by bound, and maps of bounds."""
+    from . import contrasts
+    from .rooflines import rooflines
+
+    named = contrasts.names(cells)
+    phases = [phase for phase in ("prefill", "decode") if any(phase in cell.passes for cell in cells)]
+    analyses = {name: _analysis(cell, comparison) for name, cell in named.items()}
+    rows: list[list[go.Figure]] = [
+        [rooflines(analyses, phase) for phase in phases],
+        [contrasts.time_by_bound(named, phase) for phase in phases],
+        [contrasts.bound_map(cell, name, phases[-1]) for name, cell in named.items()],
+    ]
+    return [[picture(figure, f"picture-{i}-{j}") for j, figure in enumerate(row)] for i, row in enumerate(rows)]
+
+
+def _analysis(cell: Cell, of: Comparison) -> Analysis:
+    """The whole answer for a cell, operator by operator."""
+    quant = None if cell.asked == PUBLISHED else cell.asked
+    return analyze(cell.model, cell.hardware, quant=quant, batch=of.batches[0], prompt=of.prompt, gen=of.gen)

@@ -1,0 +1,146 @@
+"""Figures that set devices side by side: time by bound, bounds over batch and length, what a ranking follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from math import ceil, log10
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go
+
+from llmviewer.choice import Choice
+from llmviewer.comparison import Cell, memory_share
+from llmviewer.units import seconds, si
+
+from .drawing import BOUND_COLOR, INSIDE, PAPER, frame, lines
+
+_BATCHES: Final = tuple(2**i for i in range(11))
+_LENGTHS: Final = tuple(2**i for i in range(7, 18))
+_CROSS: Final = "black"  # on a dark page too: what is below keeps its colour
+_SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "star")
+_ROW, _AROUND = 46, 168  # heights of a bar and of what is around bars [px]
+
+
+def time_by_bound(cells: Mapping[str, Cell], phase: str) -> go.Figure:
+    """How long a pass takes at the first batch in each setting, by name, and what it waits for meanwhile."""
+    shown = {name: cell.passes[phase] for name, cell in cells.items() if phase in cell.passes}
+    about = "time to first token" if phase == "prefill" else "a step in the middle of the answer"
+    figure = frame(f"Time of {phase} by bound", about, height=_AROUND + _ROW * len(shown))
+    wholes = [float(own.time_s[0]) for own in shown.values()]
+    longest = max(wholes)
+    for bound, color in BOUND_COLOR.items():
+        times = [float(np.ravel(own.spent(bound=bound))[0]) for own in shown.values()]
+        if any(times):
+            figure.add_bar(
+                orientation="h", y=list(shown), x=times, name=f"{bound}-bound", width=0.62,
+                marker={"color": color, "line": {"color": PAPER, "width": 1.5}},
+                text=[f"{t / whole:.0%}" for t, whole in zip(times, wholes, strict=True)],
+                textfont={"color": "white", "weight": 600}, **INSIDE,
+                hovertext=[f"<b>{n}</b><br>{bound}-bound: {seconds(t)}" for n, t in zip(shown, times, strict=True)],
+                hovertemplate="%{hovertext}<extra></extra>",
+            )  # fmt: skip
+    for name, whole in zip(shown, wholes, strict=True):
+        figure.add_annotation(
+            x=whole, y=name, text=seconds(whole), showarrow=False, xanchor="left", xshift=4, font={"size": 12}
+        )  # fmt: skip
+    figure.update_layout(barmode="stack", uniformtext={"minsize": 10, "mode": "hide"})
+    figure.update_xaxes(title_text="time [s]", range=[0, 1.4 * longest], showgrid=False, nticks=5)
+    figure.update_yaxes(categoryorder="array", categoryarray=list(shown)[::-1], showline=False, ticks="")
+    return figure
+
+
+def bound_map(cell: Cell, name: str, phase: str) -> go.Figure:
+    """The part of a pass's time that waits for memory, over batch and length; what does not fit is crossed out."""
+    most = cell.model.max_context or _LENGTHS[-1]
+    lengths = [n for n in _LENGTHS if n <= most] or [most]
+    share = memory_share(cell, phase, _BATCHES, lengths)
+    length = "context" if phase == "decode" else "prompt"
+    figure = frame(
+        f"{name}: what bounds {phase}",
+        f"share of its time that waits for memory, by batch and {length}; crosses: does not fit",
+        height=400,
+    )
+    figure.add_heatmap(
+        x=list(map(str, _BATCHES)), y=list(map(tokens, lengths)), z=share, zmin=0, zmax=1, xgap=1, ygap=1,
+        colorscale=[[0, BOUND_COLOR["compute"]], [0.5, "rgb(246, 240, 226)"], [1, BOUND_COLOR["memory"]]],
+        colorbar={
+            "orientation": "h", "thickness": 10, "len": 0.9, "x": 0.5, "y": -0.3, "yanchor": "top",
+            "tickvals": [0, 1], "ticktext": ["compute", "memory"], "tickfont": {"size": 12}, "outlinewidth": 0,
+        },
+        customdata=[[f"{value:.0%}" for value in row] for row in share],
+        hovertemplate=f"batch %{{x}}, {length} %{{y}}: %{{customdata}} of the time waits for memory<extra></extra>",
+    )  # fmt: skip
+    grid = [(batch, n) for n in lengths for batch in _BATCHES]
+    beyond = [(str(batch), tokens(n)) for batch, n in grid if not fits(cell, phase, batch=batch, length=n)]
+    figure.add_scatter(
+        x=[x for x, _ in beyond], y=[y for _, y in beyond], mode="markers", hoverinfo="skip", showlegend=False,
+        marker={"symbol": "x-thin", "size": 7, "line": {"color": _CROSS, "width": 1.2}},
+    )  # fmt: skip
+    figure.update_xaxes(title_text="batch [sequences]", type="category", showgrid=False, tickangle=0, nticks=6)
+    figure.update_yaxes(title_text=f"{length} [tokens]", type="category", showgrid=False)
+    return figure
+
+
+def fits(cell: Cell, phase: str, *, batch: int, length: int) -> bool:
+    """Whether a pass has room: prompts of `length` tokens, or sequences that have grown so long."""
+    prompt, gen = (length, 0) if phase == "prefill" else (min(cell.prompt, length), max(length - cell.prompt, 0))
+    needed = cell.setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen)
+    return bool(needed <= cell.hardware.capacity)
+
+
+def tokens(n: int) -> str:
+    """Powers of two as the field writes them.
+
+    >>> tokens(512), tokens(131072)
+    ('512', '128k')
+    """
+    return f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else str(n)
+
+
+def ranking(choice: Choice, by: str) -> go.Figure:
+    """What devices are ranked by against their bandwidth or their peak: what the ranking follows."""
+    cells = [one.cell for one in choice.ranked]
+    bandwidth = by == "memory bandwidth"
+    x = [cell.hardware.bandwidth() if bandwidth else cell.peak for cell in cells]
+    y = [one.merit for one in choice.ranked]
+    follows = choice.follows().get(by)
+    about = "" if follows is None else f"rank correlation {follows:.3f}; "
+    unit = "B/s" if bandwidth else "OP/s"
+    figure = frame(f"{choice.merit} against {by}", f"{about}a point for each device", height=420)
+    precisions = dict.fromkeys(cell.asked for cell in cells)
+    for quant, line, symbol in zip(precisions, lines(len(precisions)), cycle(_SYMBOLS), strict=False):
+        own = [i for i, cell in enumerate(cells) if cell.asked == quant]
+        figure.add_scatter(
+            x=[x[i] for i in own], y=[y[i] for i in own], mode="markers", name=quant,
+            marker={"color": line["color"], "symbol": symbol, "size": 9, "line": {"color": PAPER, "width": 1}},
+            hovertext=[
+                f"<b>{cells[i].hardware.title}</b>, {quant}<br>{y[i]:.4g} {choice.merit}, {si(x[i])}{unit}" for i in own
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
+        )  # fmt: skip
+    low, high = log10(min(x) / 1.5), log10(1.5 * max(x))
+    decades = [10.0**e for e in range(ceil(low), ceil(high))]
+    figure.update_xaxes(
+        title_text=f"{by.removesuffix(' OP/s')} [{unit}]", type="log", range=[low, high], tickvals=decades,
+        ticktext=[si(d, 1).strip() for d in decades],
+    )  # fmt: skip
+    figure.update_yaxes(title_text=choice.merit, type="log", dtick=1)
+    return figure
+
+
+def names(cells: Sequence[Cell]) -> dict[str, Cell]:
+    """Cells under what tells them apart: device, and model or precision where there are several."""
+    models = len({cell.model.name for cell in cells}) > 1
+    quants = len({cell.asked for cell in cells}) > 1
+    devices = len({cell.hardware.name for cell in cells}) > 1 or not (models or quants)
+    found = {}
+    for cell in cells:
+        parts = (
+            cell.model.name if models else "",
+            cell.hardware.name if devices else "",
+            cell.asked if quants else "",
+        )
+        found[" ".join(filter(None, parts))] = cell
+    return found

@@ -1,0 +1,75 @@
+"""Tables of any kind, once: as aligned text, as Markdown, and as HTML that sorts."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .columns import columns
+
+WIDTH: Final = 80  # of a text [columns]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A cell: its text, the number behind it by which the table is sorted, and the bound whose colour it has."""
+
+    text: str
+    key: float | str = ""
+    bound: str = ""
+
+    @property
+    def sort(self) -> float | str:
+        return self.key if self.key != "" else self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """`words` are the columns of words, to the left; the others are of numbers. `about` explains what a head cannot."""
+
+    title: str
+    about: str
+    head: tuple[str, ...]
+    words: tuple[str, ...]
+    body: tuple[tuple[Item, ...], ...]
+
+    def without_constants(self, *names: str) -> Table:
+        """The table without those of the columns `names` that say the same in every row, or nothing."""
+        kept = [
+            i for i, head in enumerate(self.head) if head not in names or len({row[i].text for row in self.body}) > 1
+        ]
+        return Table(
+            title=self.title,
+            about=self.about,
+            head=tuple(self.head[i] for i in kept),
+            words=self.words,
+            body=tuple(tuple(row[i] for i in kept) for row in self.body),
+        )
+
+    def text(self) -> str:
+        left = [i for i, head in enumerate(self.head) if head in self.words]
+        lines = [self.head, *(tuple(item.text for item in row) for row in self.body)]
+        about = textwrap.fill(self.about, WIDTH) + "\n" if self.about else ""
+        return f"{textwrap.fill(self.title, WIDTH)}\n{columns(lines, left=left, gap=' ')}{about}"
+
+    def markdown(self) -> str:
+        marks = ["---" if head in self.words else "---:" for head in self.head]
+        rows = [self.head, tuple(marks), *(tuple(item.text for item in row) for row in self.body)]
+        lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+        about = f"\n{self.about}\n" if self.about else ""
+        return f"## {self.title}\n\n" + "\n".join(lines) + f"\n{about}"
+
+
+def texts(head: str, tables: Sequence[Table], remarks: Sequence[str]) -> str:
+    """A report as text, 80 columns wide where names allow it."""
+    parts = [textwrap.fill(head, WIDTH) + "\n", *(table.text() for table in tables)]
+    parts += ["\n".join(textwrap.fill(remark, WIDTH) for remark in remarks) + "\n"] if remarks else []
+    return "\n".join(parts)
+
+
+def markdowns(head: str, tables: Sequence[Table], remarks: Sequence[str]) -> str:
+    parts = [f"# {head}\n", *(table.markdown() for table in tables)]
+    parts += ["".join(f"- {remark}\n" for remark in remarks)] if remarks else []
+    return "\n".join(parts)

@@ -1,0 +1,82 @@
+"""What HTML reports have in common: the template, numbers to see first, figures whose words are the page's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import jinja2
+from markupsafe import Markup
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_TEMPLATES: Final = Path(__file__).with_name("templates")
+_CLEAR: Final = "rgba(0,0,0,0)"
+_CONFIG: Final = {
+    "displaylogo": False,
+    "displayModeBar": "hover",
+    "doubleClick": "reset",  # which a tap can count as: it must not change what is shown
+    "responsive": True,
+    "showSendToCloud": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "toImage"],
+}
+_MODE_BAR, _NOTE = 30, 18  # heights of what stands above a plot: the mode bar, and words there [px]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A number to see first. `alarm` marks one that is a verdict against the setting."""
+
+    label: str
+    value: str
+    about: str
+    alarm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A figure whose words are the page's: they wrap where the page is narrow."""
+
+    title: str
+    subtitle: str
+    drawing: Markup
+
+
+def plotly_js() -> Markup:
+    """The library that draws, for a page to hold: some five megabytes."""
+    from plotly.offline import get_plotlyjs
+
+    return Markup(get_plotlyjs())  # noqa: S704 - a library's own text
+
+
+@cache
+def template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
+
+
+def picture(figure: go.Figure, name: str) -> Picture:
+    """`figure` without its title and its paper, and so that a finger that drags across it scrolls the page."""
+    from .drawing import BLUE
+
+    title, top = figure.layout.title, figure.layout.margin.t
+    words = title.text, title.subtitle.text
+    kept = _MODE_BAR + (_NOTE if any(note.yref == "paper" for note in figure.layout.annotations) else 0)
+    figure.update_layout(
+        title=None, margin={"t": kept}, height=figure.layout.height - top + kept, dragmode=False,
+        paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR,
+        modebar={"bgcolor": _CLEAR, "color": "gray", "activecolor": BLUE},
+    )  # fmt: skip
+    html = figure.to_html(
+        include_plotlyjs=False, include_mathjax=False, full_html=False, div_id=name, config=_CONFIG
+    )  # fmt: skip
+    return Picture(title=words[0], subtitle=words[1], drawing=Markup(html))  # noqa: S704 - plotly escapes what it is given

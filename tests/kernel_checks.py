@@ -1,0 +1,62 @@
+"""What every kernel is held to in Triton's interpreter: its reference, on fresh inputs, with nothing left unwritten."""
+
+import secrets
+
+import torch
+from triton.runtime import interpreter
+
+from llmviewer.forms import evaluate
+from llmviewer.kernels import kernel_names, load_kernel
+from llmviewer.kernels.base import Target
+
+_TORCH = {
+    "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn,
+}  # fmt: skip
+NEW, OLD = Target(sm=90, multiprocessors=3), Target(sm=80, multiprocessors=3)  # so few that programs take many tiles
+_BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+
+
+def cases(*families):
+    """(kernel name, case) of every kernel of the families."""
+    kernels = [load_kernel(name) for name in kernel_names()]
+    return [(kernel.name, case) for kernel in kernels if kernel.family in families for case in kernel.cases]
+
+
+def named(value):
+    return value.replace("_", "-") if isinstance(value, str) else str(value).replace(" ", "-")
+
+
+def converted(values, source, target, rounding):
+    """Floats from type to type, as torch does: the interpreter rounds up without a carry into the exponent."""
+    found = torch.from_numpy(values.copy()).view(_TORCH[source.name]).to(_TORCH[target.name])
+    return found.view(_BITS[found.element_size()]).numpy()
+
+
+def check(name, case, monkeypatch):
+    """The reference holds, with and without the launches of new GPUs, on inputs of a seed that a failure names."""
+    monkeypatch.setattr(interpreter, "_convert_float", converted)
+    kernel, seed = load_kernel(name), secrets.randbits(31)
+    inputs = kernel.make(case, "cpu", seed)
+    wanted = kernel.reference(**inputs)
+    relative, absolute = kernel.tolerance(case)
+    for target in (NEW, OLD) if kernel.least_sm(case) <= OLD.sm else (NEW,):
+        for ours, theirs in zip(kernel.plan(target, **inputs)(), wanted, strict=True):
+            assert ours.shape == theirs.shape
+            assert not ours.float().isnan().any(), f"seed {seed}, {target}: NaN"
+            wrong = (ours.float() - theirs.float()).abs() - relative * theirs.float().abs()
+            assert wrong.max() <= absolute, f"seed {seed}, {target}: {wrong.max():.3g} over the relative tolerance"
+
+
+def moved(name, case):
+    """Bytes of all tensors that a case is given and gives."""
+    kernel = load_kernel(name)
+    inputs = kernel.make(case, "cpu", 0)
+    given = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in (*given, *kernel.run(**inputs)))
+
+
+def counted(kernel, case):
+    """(OPs, bytes) of each operator of a case."""
+    workload = kernel.workload(case)
+    works = [op.work() for op in kernel.operators(case)]
+    return [(evaluate(work.ops, workload), evaluate(work.nbytes, workload)) for work in works]

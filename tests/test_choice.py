@@ -1,0 +1,222 @@
+"""choose(): who qualifies, in what order, and why the others do not; the two stories of the survey."""
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import llmviewer
+from llmviewer.choice import _correlation, choose
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.hardware_files import hardware_names, load_hardware
+from llmviewer.reports import choice as report
+from llmviewer.reports import stories
+
+NOVEL = {"users": 1, "prompt": 512, "gen": 4096}
+
+
+@pytest.fixture(scope="module")
+def novel():
+    return choose("llama-2-13b", **NOVEL)
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return choose("llama-2-13b", users=16, prompt=3000, gen=200)
+
+
+def test_every_device_is_there_once(novel):
+    devices = [one.cell.hardware.name for one in (*novel.ranked, *novel.rejected)]
+    assert sorted(devices) == sorted(hardware_names())
+    merits = [one.merit for one in novel.ranked]
+    assert merits == sorted(merits, reverse=True)
+
+
+def test_the_merit_is_the_best_of_the_precisions_allowed_that_fit(novel):
+    quants = {"as published": None, "fp8": "fp8", "W8A8": "W8A8", "W4A16g128": "W4A16g128"}
+    for name in ("rtx-4090", "l40s", "a100-sxm-80gb"):
+        analyses = {
+            text: llmviewer.analyze("llama-2-13b", name, prompt=512, gen=4096, quant=quant)
+            for text, quant in quants.items()
+        }
+        able = {text: one.generation.tokens_per_s for text, one in analyses.items() if one.memory.fits}
+        (found,) = (one for one in novel.ranked if one.cell.hardware.name == name)
+        assert found.merit == pytest.approx(max(able.values()))
+        assert able[found.cell.quant] == max(able.values())
+
+
+def test_a_novelist_s_ranking_follows_bandwidth_and_a_company_s_the_peak(novel, documents):
+    alone, together = novel.follows(), documents.follows()
+    assert max(alone, key=alone.__getitem__) == "memory bandwidth"
+    assert alone["memory bandwidth"] > 0.99
+    assert max(together, key=together.__getitem__) == "peak OP/s"
+    assert together["peak OP/s"] > alone["peak OP/s"]
+    assert together["memory bandwidth"] < alone["memory bandwidth"]
+
+
+def test_capacity_for_the_cache_decides_who_can_serve_a_company(novel, documents):
+    assert len(documents.ranked) < len(novel.ranked)
+    assert {one.factor for one in documents.rejected} == {"memory"}
+    assert all(one.cell.largest.batch < 16 for one in documents.rejected)
+    assert all(one.cell.largest.batch >= 16 for one in documents.ranked)
+
+
+def rejected(choice, name):
+    (found,) = (one for one in choice.rejected if one.cell.hardware.name == name)
+    return found
+
+
+def test_who_lacks_memory_is_told_how_much():
+    found = rejected(choose("llama-2-70b", hardware=["rtx-4090", "h100-sxm"], quants=["published", "fp8"]), "rtx-4090")
+    memory = llmviewer.analyze("llama-2-70b", "rtx-4090", quant="fp8").memory
+    assert found.factor == "memory"
+    assert found.excess == pytest.approx(memory.total_bytes / memory.capacity_bytes)
+    assert found.reason == "memory: 70.0 GB, 2.72x the 25.8 GB there is"
+
+
+@pytest.mark.parametrize(
+    ("limits", "name", "reason"),
+    [
+        ({"power": 300}, "rtx-4090", "power: 450 W, 1.5x the 300 W allowed"),
+        ({"budget": 1000}, "rtx-4090", "budget: 1,599 USD, 1.6x the 1,000 USD allowed"),
+        ({"budget": 1000}, "unpriced", "budget: not known for it"),
+        ({"by": "cost", "years": 3}, "unpriced", "price: not known for it"),
+        ({"by": "cost"}, "arc-b580", "price: no cloud price, and no years to spread the purchase over"),
+        ({"tpot": 0.001, "quants": ["published"]}, "unpriced", "time per token: 46.0 ms, 46x the 1.00 ms allowed"),
+        ({"ttft": 0.1, "quants": ["published"]}, "unpriced", "time to first token: 134 ms, 1.34x the 100 ms allowed"),
+        ({"ttft": 0.2, "quants": ["published"]}, "unpriced", None),
+    ],
+)
+def test_limits_disqualify_with_their_distance(limits, name, reason):
+    device = load_hardware("l4" if name == "unpriced" else name)
+    if name == "unpriced":
+        device = replace(device, facts=tuple(f for f in device.facts if not f.key.startswith("price")))
+    found = choose("llama-2-7b", hardware=[device], **limits)
+    assert [one.reason for one in found.rejected] == ([reason] if reason else [])
+
+
+def test_of_several_faults_the_worst_is_named():
+    found = rejected(choose("llama-2-70b", hardware=["rtx-4090"], quants=["published"], power=440), "rtx-4090")
+    assert found.factor == "memory"
+
+
+def test_native_types_alone():
+    found = choose("llama-2-7b", hardware=["v100-sxm2-32gb", "rtx-4090"], quants=["fp8"], native=True)
+    assert [one.cell.hardware.name for one in found.ranked] == ["rtx-4090"]
+    assert rejected(found, "v100-sxm2-32gb").reason == "data type: no fp8 matrix units"
+    assert len(choose("llama-2-7b", hardware=["v100-sxm2-32gb"], quants=["fp8"]).ranked) == 1
+
+
+def test_ranking_by_energy_and_by_cost():
+    names = ["rtx-4090", "arc-b580", "rx-7900-xtx"]
+    by_energy = choose("llama-2-7b", hardware=names, by="energy")
+    for one in by_energy.ranked:
+        assert one.merit == pytest.approx(one.cell.tokens_per_s[0] / one.cell.hardware.fact("power.tdp"))
+    by_cost = choose("llama-2-7b", hardware=names, by="cost", years=2)
+    for one in by_cost.ranked:
+        hourly = one.cell.hardware.fact("price.purchase") / (2 * 8766)
+        assert one.merit == pytest.approx(3600 * one.cell.tokens_per_s[0] / hourly)
+    assert by_cost.merit == "tokens/USD"
+
+
+def test_more_bandwidth_never_costs_a_rank():
+    slow = load_hardware("l4")
+    rates = {key: 2 * rate if key.unit == "memory" else rate for key, rate in slow.rates.items()}
+    fast = replace(slow, name="l4-fast", rates=rates)
+    found = choose("llama-2-7b", hardware=[slow, fast, "a10"], **NOVEL)
+    order = [one.cell.hardware.name for one in found.ranked]
+    assert order.index("l4-fast") < order.index("l4")
+
+
+def test_spearman_by_hand():
+    assert _correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert _correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert _correlation([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]) == pytest.approx(1 - 6 * 4 / (5 * 24))
+    assert _correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(np.corrcoef([0, 1.5, 1.5, 3], [0, 1, 2, 3])[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"by": "beauty"}, "by must be one of speed, cost, energy; got 'beauty'"),
+        ({"budget": -1}, "budget must be a positive number; got -1"),
+        ({"ttft": 0}, "ttft must be a positive number; got 0"),
+        ({"users": 0}, "batch must be a whole number of at least 1; got 0"),
+        (
+            {"model": "bert-base-uncased"},
+            "bert-base-uncased does not generate, so there is no answer to be fast at; use llmviewer compare",
+        ),
+    ],
+)
+def test_mistakes_get_a_line(arguments, message):
+    with pytest.raises(InputError) as caught:
+        choose(**{"model": "gpt2", "hardware": ["l4"], **arguments})
+    assert str(caught.value) == message
+
+
+def test_the_command_prints_one_list_80_wide(capsys):
+    code = main(["choose", "--model", "llama-2-13b", "--users", "1", "--prompt", "512", "--gen", "4096"])
+    out = capsys.readouterr()
+    assert (code, out.err) == (0, "")
+    assert max(map(len, out.out.splitlines())) <= 80
+    assert re.search(r"rtx-4090 +W4A16g128 +111 84\.4 ms 8\.96 ms +11\.1<25\.8 +4 C M", out.out)
+    assert "The ranking follows memory bandwidth most: rank correlation " in out.out
+
+
+def test_json_and_csv_have_every_device(capsys, novel):
+    document = json.loads(json.dumps(novel.to_dict(), allow_nan=False))
+    assert len(document["devices"]) == len(hardware_names())
+    assert document["devices"][0]["rank"] == 1
+    assert document["inputs"]["merit"] == "tokens/s"
+    rows = list(csv.DictReader(io.StringIO(report.render_csv(novel))))
+    assert [row["hardware"] for row in rows] == [row["hardware"] for row in document["devices"]]
+
+
+def test_the_page_shows_what_the_ranking_follows_and_the_best_devices(novel):
+    page = report.render_html(novel)
+    assert page.count('"showSendToCloud": false') == 2 + 4 + 6
+    assert "tokens/s against memory bandwidth" in page
+    assert report.render_html(novel) == page
+
+
+def test_where_nobody_qualifies_the_page_says_why():
+    found = choose("llama-2-70b", hardware=["rtx-4090"])
+    assert not found.ranked
+    page = report.render_html(found)
+    assert f">{found.rejected[0].reason}<" in page
+    assert found.rejected[0].reason.startswith("memory: 3")
+    assert page.count('"showSendToCloud": false') == 0
+
+
+@pytest.mark.parametrize("name", stories.STORIES)
+def test_the_reports_kept_are_those_made_now(name, tmp_path_factory):
+    folder = made(tmp_path_factory)
+    remake = "remake them with `python -m llmviewer.reports.stories` and look at the difference"
+    assert (folder / f"{name}.md").read_text() == (stories.FOLDER / f"{name}.md").read_text(), remake
+    now, kept = (
+        list(csv.DictReader(io.StringIO((where / f"{name}.csv").read_text()))) for where in (folder, stories.FOLDER)
+    )
+    assert len(now) == len(kept), remake
+    for ours, theirs in zip(now, kept, strict=True):
+        assert {k: plain(v) for k, v in ours.items()} == {k: plain(v) for k, v in theirs.items()}, remake
+
+
+def made(factory):
+    folder = factory.getbasetemp() / "stories"
+    if not folder.exists():
+        folder.mkdir()
+        stories.make(folder)
+    return folder
+
+
+def plain(text):
+    """Numbers to nine digits: sums differ in the last one between processors."""
+    try:
+        return f"{float(text):.9g}"
+    except ValueError:
+        return text

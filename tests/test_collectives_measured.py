@@ -1,0 +1,70 @@
+"""The bound of a collective is below what was measured.
+
+Times of 512 MiB in fp16 from nccl-tests, of the fastest NCCL version of each device, as ai-dynamo/aiconfigurator
+publishes them (nccl_perf of its systems/data, NCCL 2.23 to 2.29; Apache-2.0). Sizes are those of the whole buffer.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from llmviewer.forms import evaluate
+from llmviewer.hardware_files import load_hardware
+from llmviewer.layout import Layout, Network
+from llmviewer.operators.base import Tensor
+from llmviewer.operators.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
+from llmviewer.precision import FP16
+from llmviewer.resource import Unit
+from llmviewer.workload import Workload
+
+BYTES = 512 * 2**20
+MEASURED = {  # [us]
+    ("a100-sxm-80gb", AllGather, 2): 1789.8,
+    ("a100-sxm-80gb", ReduceScatter, 2): 1611.8,
+    ("a100-sxm-80gb", ReduceScatter, 4): 1982.3,
+    ("a100-sxm-80gb", AllReduce, 4): 3716.3,
+    ("a100-sxm-80gb", AllReduce, 8): 4225.9,
+    ("a100-sxm-80gb", AllToAll, 4): 2065.7,
+    ("a100-sxm-80gb", AllToAll, 8): 2313.5,
+    ("h100-sxm", AllGather, 2): 1038.2,
+    ("h100-sxm", ReduceScatter, 2): 1074.9,
+    ("h100-sxm", ReduceScatter, 4): 1299.4,
+    ("h100-sxm", AllReduce, 4): 2299.7,
+    ("h100-sxm", AllReduce, 8): 2111.1,
+    ("h100-sxm", AllToAll, 4): 1211.6,
+    ("h100-sxm", AllToAll, 8): 1468.6,
+    ("h200-sxm", AllReduce, 4): 2307.4,
+    ("h200-sxm", AllReduce, 8): 2040.0,
+    ("h200-sxm", AllToAll, 8): 1445.9,
+    ("b200", AllGather, 2): 611.9,
+    ("b200", ReduceScatter, 4): 727.1,
+    ("b200", AllReduce, 4): 1267.1,
+    ("b200", AllReduce, 8): 1334.6,
+    ("b200", AllToAll, 8): 831.8,
+    ("l40s", AllGather, 2): 13698.0,
+    ("l40s", AllReduce, 4): 156034.0,
+    ("l40s", AllToAll, 8): 238056.0,
+}
+FACTOR = 2.5  # of the bound that measurements on NVLink stay within
+
+
+def _bound_us(device, kind, ranks):
+    network = Network.of(load_hardware(device), Layout(tp=ranks))
+    x = Tensor(name="x", width=BYTES // 2, format=FP16)
+    op = kind(name="c", inputs=(x,), outputs=(x,), group=network.group("tp"))
+    rates, step = network.linked().rates, Workload.decode(batch=1, kv_len=1)
+    return 1e6 * sum(evaluate(f, step) / rates[r] for r, f in op.sent().items() if r.unit in (Unit.LINK, Unit.HOP))
+
+
+@pytest.mark.parametrize(("device", "kind", "ranks"), MEASURED)
+def test_no_measurement_is_faster_than_its_bound(device, kind, ranks):
+    bound, measured = _bound_us(device, kind, ranks), MEASURED[device, kind, ranks]
+    assert bound < measured
+    assert measured < FACTOR * bound or "scale_up.bandwidth" not in load_hardware(device).numbers
+
+
+def test_switches_that_add_make_an_all_reduce_faster_than_any_without():
+    """A ring of eight H200 would send 7/4 of the buffer at 450 GB/s: longer than what was measured."""
+    assert MEASURED["h200-sxm", AllReduce, 8] < 1e6 * 2 * 7 / 8 * BYTES / 450e9
+    assert _bound_us("h200-sxm", AllReduce, 8) == pytest.approx(1e6 * BYTES / 450e9)
+    assert _bound_us("a100-sxm-80gb", AllReduce, 8) == pytest.approx(1e6 * 2 * 7 / 8 * BYTES / 300e9)

@@ -1,0 +1,357 @@
+"""compare(): every cell is what analyze() says of it alone; crossings and sensitivities against brute force."""
+
+import csv
+import io
+import json
+import re
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import llmviewer
+from llmviewer.cli import main
+from llmviewer.comparison import ALL, GROUPS, PUBLISHED, RESOURCES, compare, hourly, memory_share
+from llmviewer.errors import InputError
+from llmviewer.fleet import fleets
+from llmviewer.hardware import Fact, Hardware
+from llmviewer.hardware_files import hardware_names, load_hardware
+from llmviewer.reports import comparison as report
+from llmviewer.resource import MEMORY, matrix, vector
+from llmviewer.roofline import plan
+from llmviewer.setting import Setting
+from llmviewer.workload import Workload
+
+DEVICES = ("h100-sxm", "rtx-4090", "v100-sxm2-16gb", "i9-13900k", "m2-ultra", "tpu-v5e")
+MODELS = ("llama-2-7b", "mixtral-8x7b", "deepseek-v2-lite", "jamba-v0.1", "gpt-oss-20b")
+
+
+@pytest.fixture(scope="module")
+def two():
+    return compare("llama-2-13b", ["h100-sxm", "rtx-4090"], quants=[PUBLISHED, "W4A16g128"], batch=[1, 8], gen=64)
+
+
+def alone(cell, batch, *, prompt=1024, gen=64, kv_len=None):
+    quant = None if cell.asked == PUBLISHED else cell.asked
+    return llmviewer.analyze(cell.model, cell.hardware, batch=batch, prompt=prompt, gen=gen, quant=quant, kv_len=kv_len)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_cell_is_what_an_analysis_of_it_alone_says(model):
+    found = compare(model, DEVICES, quants=[PUBLISHED, "W8A8KV8"], batch=[1, 3], prompt=700, gen=50)
+    assert [(c.asked, c.hardware.name) for c in found.cells] == [
+        (quant, device) for quant in (PUBLISHED, "W8A8KV8") for device in DEVICES
+    ]
+    for cell in found.cells:
+        for place, batch in enumerate(found.batches):
+            one = alone(cell, batch, prompt=700, gen=50)
+            for name in ("ttft_s", "tpot_s", "latency_s", "tokens_per_s"):
+                assert getattr(cell, name)[place] == pytest.approx(getattr(one.generation, name), rel=1e-12)
+            assert cell.total_bytes[place] == pytest.approx(one.memory.total_bytes, rel=1e-15)
+            assert cell.fits[place] == one.memory.fits
+            assert cell.largest.batch == one.memory.max_batch
+            assert cell.weight_bytes == one.memory.weight_bytes
+
+
+def test_every_device_that_ships_takes_as_long_in_a_fleet_as_alone():
+    for cell in compare("llama-3.1-8b", hardware_names(), quants=["W8A8"], batch=2, gen=9).cells:
+        one = alone(cell, 2, gen=9)
+        assert cell.ttft_s[0] == pytest.approx(one.generation.ttft_s, rel=1e-12), cell.hardware.name
+        assert cell.tpot_s[0] == pytest.approx(one.generation.tpot_s, rel=1e-12), cell.hardware.name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_fleet_of_one_is_a_plan(device):
+    setting = Setting.of("mixtral-8x7b", device, quant="fp8")
+    (fleet,), refused = fleets(lambda _: setting.graph, [setting.hardware])
+    assert refused == {}
+    batch = np.arange(1.0, 9)
+    for workload in (Workload.prefill(batch=batch, prompt=100), Workload.decode(batch=batch, kv_len=100)):
+        estimate = plan(setting.graph, setting.hardware).estimate(workload)
+        np.testing.assert_allclose(np.ravel(fleet.time_s(workload)), estimate.time_s, rtol=1e-13)
+        waits = fleet.waits(workload)
+        np.testing.assert_allclose(np.ravel(sum(waits.values())), estimate.time_s, rtol=1e-13)
+        for place in range(len(batch)):
+            expected = {}
+            for row in estimate.operators:
+                key = row.operator.kind, row.limiting[place].unit
+                expected[key] = expected.get(key, 0) + row.repeat * row.time_s[place]
+            found = {key: float(np.broadcast_to(t, (1, 8))[0, place]) for key, t in waits.items()}
+            assert {k: v for k, v in found.items() if v} == pytest.approx({k: v for k, v in expected.items() if v})
+
+
+def test_where_the_time_goes_is_where_an_analysis_has_it(two):
+    for cell in two.cells:
+        for name, own in cell.passes.items():
+            for place, batch in enumerate(two.batches):
+                phase = getattr(alone(cell, batch, kv_len=1024 + 32).phases, name)
+                assert own.time_s[place] == pytest.approx(phase.total.bound_time_s, rel=1e-12)
+                assert own.bound(place) == phase.total.bound
+                attention = sum(op.bound_time_s for op in phase.operators if op.kind == "attention")
+                assert own.share(place, group="attention") == pytest.approx(attention / phase.total.bound_time_s)
+                for bound, time_s in phase.total.time_by_bound_s.items():
+                    assert own.spent(bound=bound)[place] == pytest.approx(time_s)
+            assert sum(own.share(group=g) for g in GROUPS) == pytest.approx(1)
+
+
+def test_sensitivities_are_derivatives():
+    found = compare("llama-3.1-8b", ["l40s"], batch=40, prompt=300, gen=64)
+    (cell,) = found.cells
+    for name, own in cell.passes.items():
+        shares = own.sensitivity()
+        assert sum(shares.values()) == pytest.approx(1)
+        for resource in RESOURCES:
+            rates = {k: v * (1.000001 if k.unit == resource else 1) for k, v in cell.hardware.rates.items()}
+            faster = replace(cell.hardware, rates=rates)
+            (other,) = compare(cell.model, [faster], batch=40, prompt=300, gen=64).cells
+            change = -np.log(other.passes[name].time_s[0] / own.time_s[0]) / np.log(1.000001)
+            assert change == pytest.approx(shares[resource], abs=1e-4), (name, resource)
+
+
+def test_the_largest_batch_and_what_capacity_buys():
+    device = load_hardware("l40s")
+    (cell,) = compare("llama-3.1-8b", [device], prompt=2000, gen=100).cells
+    largest = alone(cell, 1, prompt=2000, gen=100).memory.max_batch
+    assert cell.largest.batch == largest
+    rate = alone(cell, largest, prompt=2000, gen=100).generation.tokens_per_s
+    assert cell.largest.tokens_per_s == pytest.approx(rate)
+    more = replace(device, capacity=1.1 * device.capacity)
+    (other,) = compare("llama-3.1-8b", [more], prompt=2000, gen=100).cells
+    assert other.largest.batch > largest
+    assert cell.largest.capacity == pytest.approx(np.log(other.largest.tokens_per_s / rate) / np.log(1.1))
+
+
+def test_where_nothing_fits_there_is_no_throughput():
+    (cell,) = compare("llama-3.1-70b", ["rtx-4090"]).cells
+    assert cell.largest.batch == 0
+    assert np.isnan(cell.largest.tokens_per_s)
+    assert not cell.fits[0]
+
+
+@pytest.mark.parametrize(("device", "quant"), [("l4", "W4A16g128"), ("rtx-4090", "fp8"), ("i9-13900k", PUBLISHED)])
+def test_crossings_are_where_looking_at_every_number_finds_them(device, quant):
+    found = compare("llama-3.1-8b", [device], quants=[quant], prompt=256, gen=64)
+    (cell,) = found.cells
+    said = {(c.phase, c.axis, c.group): (c.at, c.before, c.after) for c in found.crossings}
+    numbers = range(1, 601)
+    many = compare("llama-3.1-8b", [device], quants=[quant], batch=numbers, prompt=256, gen=64).cells[0]
+    seen = 0
+    for phase in ("prefill", "decode"):
+        for group in (ALL, *cell.passes[phase].groups):
+            bounds = [many.passes[phase].bound(place, group) for place in range(len(numbers))]
+            change = next((n for n, bound in zip(numbers, bounds, strict=True) if bound != bounds[0]), None)
+            expected = (change, bounds[0], bounds[change - 1]) if change else None
+            found_here = said.get((phase, "batch", group))
+            if expected or (found_here and found_here[0] <= 600):
+                assert found_here == expected, (phase, group)
+                seen += 1
+    assert seen
+    for length in (
+        n for (phase, axis, group), (n, *_) in said.items() if (phase, axis, group)[::2] == ("prefill", ALL)
+    ):
+        before, after = (
+            compare("llama-3.1-8b", [device], quants=[quant], prompt=n, gen=64).cells[0].prefill.bound()
+            for n in (length - 1, length)
+        )
+        assert before != after
+
+
+def test_the_map_of_bounds_is_that_of_the_passes():
+    found = compare("llama-3.1-8b", ["l4"], batch=[1, 64, 512], prompt=1000, gen=48)
+    (cell,) = found.cells
+    shares = memory_share(cell, "decode", [1, 64, 512], [1024, 2048])
+    assert shares.shape == (2, 3)
+    for place in range(3):
+        assert shares[0, place] == pytest.approx(cell.decode.share(place, resource="memory"))
+    prefill = memory_share(cell, "prefill", [1], [1000])
+    assert prefill[0, 0] == pytest.approx(cell.prefill.share(0, resource="memory"))
+
+
+def test_single_user_decode_is_ranked_by_bandwidth_where_memory_is_all_it_waits_for():
+    cells = [c for c in compare("llama-2-13b", hardware_names(), prompt=512, gen=512).cells if c.fits[0]]
+    bound = [c for c in cells if c.decode.share(resource="memory") > 0.9999]
+    assert len(bound) > len(cells) - 3  # wafers and the like compute what they hold
+    by_speed = sorted(bound, key=lambda c: c.tpot_s[0])
+    bandwidths = [c.hardware.bandwidth() for c in by_speed]
+    assert all(a >= b * (1 - 1e-9) for a, b in pairwise(bandwidths))
+
+
+def test_a_device_without_a_unit_for_a_type_says_so_and_the_others_answer():
+    lacking = Hardware(
+        name="int8-only", title="int8 only", rates={MEMORY: 1e12, matrix("int8"): 1e14, vector("fp16"): 1e13},
+        capacity=1e12,
+    )  # fmt: skip
+    found = compare("llama-2-7b", [lacking, "l4"])
+    refused, answered = found.cells
+    assert refused.refused.startswith("int8-only has no unit for ")
+    assert refused.passes == {}
+    assert np.isnan(refused.ttft_s).all()
+    assert answered.refused == ""
+    assert found.answered == (answered,)
+    assert next(found.rows())["refused"] == refused.refused
+    assert "int8-only cannot run llama-2-7b" in report.render_markdown(found)
+
+
+def priced(**numbers):
+    device = load_hardware("l4")
+    facts = tuple(Fact(key=key.replace("_", "."), text="", value=value, source="") for key, value in numbers.items())
+    return replace(device, facts=(*(f for f in device.facts if not f.key.startswith("price")), *facts))
+
+
+def test_tokens_per_joule_and_per_dollar_by_hand():
+    rented, bought, free = priced(price_cloud=0.5), priced(price_purchase=8766.0), priced()
+    assert hourly(rented, 3) == 0.5
+    assert hourly(bought, 2) == 0.5
+    assert np.isnan(hourly(bought, None))
+    assert np.isnan(hourly(free, 3))
+    found = compare("gpt2", [rented, bought, free], years=2)
+    rows = list(found.rows())
+    assert rows[0]["tokens_per_dollar"] == pytest.approx(7200 * rows[0]["tokens_per_s"])
+    assert rows[1]["tokens_per_dollar"] == rows[0]["tokens_per_dollar"]
+    assert rows[2]["tokens_per_dollar"] is None
+    assert rows[0]["tokens_per_joule_at_tdp"] == pytest.approx(rows[0]["tokens_per_s"] / 72)
+
+
+def test_a_model_that_does_not_generate_has_one_pass():
+    (cell,) = compare("bert-base-uncased", ["l4"], prompt=512).cells
+    assert set(cell.passes) == {"prefill"}
+    assert np.isnan(cell.tpot_s[0])
+    assert cell.tokens_per_s[0] == pytest.approx(512 / cell.ttft_s[0])
+
+
+def test_without_a_second_token_there_is_no_decode():
+    (cell,) = compare("gpt2", ["l4"], gen=1).cells
+    assert set(cell.passes) == {"prefill"}
+    assert np.isnan(cell.tpot_s[0])
+    assert cell.latency_s[0] == cell.ttft_s[0]
+
+
+def test_documents_are_complete_and_have_no_nan(two):
+    document = json.loads(json.dumps(two.to_dict(), allow_nan=False))
+    assert document["inputs"] == {
+        "quants": [PUBLISHED, "W4A16g128"],
+        "batches": [1, 8],
+        "prompt": 1024,
+        "gen": 64,
+        "years": None,
+    }
+    assert len(document["rows"]) == len(two.cells) * 2 == len(two.to_frame())
+    first = document["rows"][0]
+    assert (first["model"], first["quant"], first["hardware"], first["batch"]) == (
+        "llama-2-13b", "as published", "h100-sxm", 1,
+    )  # fmt: skip
+    assert first["decode_bound"] == "memory"
+    assert first["decode_memory_share"] == 1
+    assert {g["group"] for g in document["groups"]} <= set(GROUPS)
+    crossing = next(
+        c for c in document["crossings"] if (c["phase"], c["group"], c["axis"]) == ("decode", "linear", "batch")
+    )
+    assert (crossing["before"], crossing["after"]) == ("memory", "compute")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"models": []}, "models: nothing to compare"),
+        ({"hardware": []}, "hardware: nothing to compare"),
+        ({"quants": []}, "quants: nothing to compare"),
+        ({"batch": 0}, "batch must be a whole number of at least 1; got 0"),
+        ({"years": 0}, "years must be a positive number; got 0"),
+        ({"gen": 1.5}, "gen must be a whole number of at least 1; got 1.5"),
+    ],
+)
+def test_mistakes_get_a_line(arguments, message):
+    with pytest.raises(InputError) as caught:
+        compare(**{"models": "gpt2", "hardware": "l4", **arguments})
+    assert str(caught.value) == message
+
+
+def run(capsys, *arguments):
+    code = main(arguments)
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_the_command_prints_tables_80_wide(capsys):
+    asked = ("llama-2-13b", "h100-sxm", "rtx-4090", "--quant", "published", "--quant", "W4A16g128")
+    code, out, err = run(capsys, "compare", *asked)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "published rtx-4090  169 ms 26.4 ms" in out
+    assert re.search(r"W4A16g128 rtx-4090 +\(45\) +\(171\)", out)  # 17 fit
+    assert "Prefill attention of llama-2-13b published is memory-bound on h100-sxm and compute-bound on rtx-4090." in (
+        " ".join(out.split())
+    )
+
+
+def test_the_command_takes_batches_models_and_all_devices(capsys):
+    _, out, _ = run(capsys, "compare", "gpt2", "all", "--also", "opt-350m", "--batch", "1..8*2", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == 2 * len(hardware_names()) * 4
+    assert {row["model"] for row in rows} == {"gpt2", "opt-350m"}
+    assert [row["batch"] for row in rows[:4]] == ["1", "2", "4", "8"]
+
+
+def test_a_folder_gets_all_three_reports_and_a_file_its_own(capsys, tmp_path):
+    code, _, err = run(capsys, "compare", "gpt2", "l4", "t4", "-o", str(tmp_path / "out"))
+    assert (code, err) == (0, f"{tmp_path}/out: comparison.html, comparison.md, comparison.csv\n")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "comparison.html", "comparison.md", "comparison.csv",
+    }  # fmt: skip
+    assert (tmp_path / "out" / "comparison.md").read_text().startswith("# GPT-2 (124M) on l4, t4: batch 1, prompt 1024")
+    run(capsys, "compare", "gpt2", "l4", "-o", str(tmp_path / "a.json"))
+    assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["hardware"] == "l4"
+
+
+def test_mistakes_on_the_command_line_exit_with_2(capsys, tmp_path):
+    code, _, err = run(capsys, "compare", "gpt2", "l4", "--batch", "x")
+    assert code == 2
+    assert err.startswith("llmviewer: --over batch=x: must be whole numbers")
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "compare", "gpt2", "l4", "-o", str(tmp_path / "file" / "below"))
+    assert (code, err) == (2, f"llmviewer: {tmp_path}/file/below: cannot be made: Not a directory\n")
+
+
+@pytest.fixture(scope="module")
+def page(two):
+    return report.render_html(two)
+
+
+def test_the_page_asks_for_nothing_and_is_the_same_each_time(two, page):
+    assert not re.findall(r"<(?:img|iframe|object|embed|base|link rel=.stylesheet)", page)
+    assert re.findall(r"<link [^>]*href=.([^\"']*)", page) == ["data:,"]
+    assert page.count('"showSendToCloud": false') == 4 + 3  # two phases, rooflines and bars; three cells that fit
+    assert report.render_html(two) == page
+
+
+def test_the_page_has_every_table_of_the_text(two, page):
+    for table in report.tables(two):
+        assert f"<h2>{table.title}</h2>" in page
+        for row in table.body:
+            assert all(f">{item.text.replace('<', '&lt;').replace('>', '&gt;')}<" in page for item in row)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_a_browser_shows_the_page_as_wide_as_it_is_and_asks_for_nothing(page, tmp_path, width, scheme):
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    chromium = shutil.which("chromium")
+    if not chromium:
+        pytest.skip("needs Chromium")
+    file = tmp_path / "comparison.html"
+    file.write_text(page, encoding="utf-8")
+    with playwright.sync_playwright() as driver:
+        program = driver.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
+        tab = program.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        asked, complaints = [], []
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.goto(file.as_uri())
+        tab.wait_for_function("document.querySelectorAll('.js-plotly-plot .main-svg').length >= 7")
+        assert (asked, complaints) == ([file.as_uri()], [])
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+        program.close()

@@ -1,0 +1,149 @@
+"""Matrix products, experts, conversions and streams in Triton's interpreter, and what their operators count."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from llmviewer.errors import InputError  # noqa: E402
+from llmviewer.kernels import fused_moe, gemm, kernel_names, load_kernel  # noqa: E402
+from llmviewer.kernels.base import Target, case  # noqa: E402
+
+from .kernel_checks import cases, check, counted, moved, named  # noqa: E402
+
+FAMILIES = ("stream", "gemm", "moe", "quantize")
+CASES = cases(*FAMILIES)
+H100 = Target(sm=90, multiprocessors=132)
+
+
+@pytest.mark.parametrize(("name", "one"), CASES, ids=named)
+def test_a_kernel_computes_what_its_reference_does(name, one, monkeypatch):
+    check(name, one, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("gemm", case("fp16", M=50, N=70, K=333, parts=3)),
+        ("fused_moe", case("fp16", M=9, N=40, K=72, experts=5, chosen=2)),
+    ],
+    ids=named,
+)
+def test_results_repeat_bit_by_bit(name, one):
+    kernel = load_kernel(name)
+    inputs = kernel.make(one, "cpu", 7)
+    assert torch.equal(*kernel.run(**inputs), *kernel.run(**inputs))
+
+
+@pytest.mark.parametrize(("name", "one"), [(n, c) for n, c in CASES if "moe" not in n and "group" not in n], ids=named)
+def test_the_operator_moves_every_tensor_once(name, one):
+    """But for scales of whole operands, and of blocks that are not full."""
+    assert load_kernel(name).nbytes(one) == pytest.approx(moved(name, one), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "wanted"),
+    [
+        ("copy", case("fp16", rows=3, width=5), [(0, 2 * 2 * 15)]),
+        ("triad", case("fp32", rows=3, width=5), [(2 * 15, 4 * 3 * 15)]),
+        ("gemm", case("fp16", M=3, N=5, K=7), [(2 * 3 * 5 * 7, 2 * (3 * 7 + 5 * 7 + 3 * 5))]),
+        # a byte an element, fp32 scales of 3 rows and 5 columns, and an fp16 result
+        ("gemm", case("int8", M=3, N=5, K=7), [(2 * 3 * 5 * 7, 3 * 7 + 5 * 7 + 4 * (3 + 5) + 2 * 3 * 5)]),
+        ("gemv", case("bf16", M=1, N=5, K=7), [(2 * 5 * 7, 2 * (7 + 5 * 7 + 5))]),
+        # 4 bits, and for each of 2 groups of a row a scale of 2 bytes and a zero point of half a byte
+        (
+            "gemm_w4a16",
+            case("fp16", M=3, N=4, K=256, group=128),
+            [(2 * 3 * 4 * 256, 2 * 3 * (256 + 4) + 4 * (128 + 2 * 2.5))],
+        ),
+        # a byte an element and a scale of 2 bytes for each row
+        ("gemm_w8a16", case("fp16", M=3, N=4, K=256), [(2 * 3 * 4 * 256, 2 * 3 * (256 + 4) + 4 * (256 + 2))]),
+        # 4 bits, and a byte for each 32
+        ("gemm_mxfp4", case("fp16", M=3, N=4, K=256), [(2 * 3 * 4 * 256, 2 * 3 * (256 + 4) + 4 * (128 + 8))]),
+        # 2 scales of 4 bytes for each row of x; 2 x 2 for the blocks of w
+        (
+            "gemm_fp8_block",
+            case("fp8_e4m3", M=3, N=256, K=256),
+            [(2 * 3 * 256 * 256, 3 * (256 + 2 * 4) + 256 * 256 + 4 * 4 + 2 * 3 * 256)],
+        ),
+        # 6 copies of tokens; 4 (1 - (1 - 2/4)^3) = 3.5 experts are reached
+        (
+            "grouped_gemm",
+            case("fp16", M=3, N=5, K=7, experts=4, chosen=2),
+            [(2 * 6 * 5 * 7, 2 * (6 * (5 + 7) + 3.5 * 5 * 7))],
+        ),
+        (
+            "fused_moe",
+            case("fp16", M=3, N=5, K=7, experts=4, chosen=2),
+            [
+                ((5 + 2) * 3 * 4, 4 * 3 * (4 + 2 * 2)),  # logits in, 2 weights and 2 numbers a token out
+                (2 * 6 * 10 * 7, 2 * (6 * 7 + 3.5 * 10 * 7)),  # gate and up of each copy, kept on the chip
+                ((4 + 1) * 6 * 5, 2 * 6 * 5),  # silu and the product, written
+                (2 * 6 * 7 * 5, 2 * (6 * (5 + 7) + 3.5 * 7 * 5)),
+                (2 * 2 * 3 * 7, 2 * (6 * 7 + 3 * 7) + 4 * 3 * 2 * 2),
+            ],
+        ),
+        # fp16 in; a byte an element and 2 scales of 4 bytes a row out
+        ("quantize", case("fp8_e4m3", M=3, K=256, group=128), [(0, 3 * (2 * 256 + 256 + 2 * 4))]),
+    ],
+    ids=named,
+)  # fmt: skip
+def test_counts_by_hand(name, one, wanted):
+    assert counted(load_kernel(name), one) == [pytest.approx(each) for each in wanted]
+
+
+def test_a_large_product_is_persistent_and_a_narrow_one_split():
+    def functions(**sizes):
+        return [launch.function.fn.__name__ for launch in load_kernel("gemm").launches(case("bf16", **sizes), H100)]
+
+    assert functions(M=8192, N=8192, K=8192) == ["_persistent"]
+    assert functions(M=16, N=4096, K=4096) == ["_tiled", "_add_parts"]
+    assert functions(M=8192, N=8192, K=8191) == ["_tiled"]  # rows that no descriptor can have
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (16, 4096, 14336), (512, 4096, 14336), (8192, 8192, 8192)])
+def test_parts_of_k_are_all_of_it_and_never_empty(m, n, k):
+    tile = gemm.tiling(H100, m, n, k, itemsize=2)
+    depth = tile.depth(k)
+    assert depth % tile.block_k == 0
+    assert (tile.parts - 1) * depth < k <= tile.parts * depth
+
+
+def test_pairs_of_a_token_and_an_expert_are_sorted_by_expert_and_keep_their_order():
+    inputs = load_kernel("fused_moe").make(case("fp16", M=700, N=8, K=8, experts=6, chosen=2), "cpu", 3)
+    plan = fused_moe.plan(Target.of(torch.device("cpu")), **inputs)
+    route, count, place = plan.launches[:3]
+    for launch in (route, count, place):
+        launch()
+    expert, order = (place.arguments[f"{name}_ptr"].long() for name in ("expert", "order"))
+    assert torch.equal(order, expert.argsort(stable=True))
+    assert torch.equal(place.arguments["place_ptr"].long()[order], torch.arange(1400))
+    assert torch.equal(place.arguments["end_ptr"].long(), expert.bincount(minlength=6).cumsum(0))
+
+
+def test_an_expert_that_no_token_takes_does_no_harm():
+    kernel = load_kernel("grouped_gemm")
+    inputs = kernel.make(case("fp16", M=10, N=16, K=16, experts=4, chosen=1), "cpu", 5)
+    inputs["ends"] = torch.tensor([0, 7, 7, 10], dtype=torch.int32)
+    torch.testing.assert_close(kernel.run(**inputs)[0].float(), kernel.reference(**inputs)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_a_row_of_zeros_is_quantized_to_zeros():
+    codes, scales = load_kernel("quantize").run(x=torch.zeros(2, 64).half(), group=64, dtype=torch.int8)
+    assert not codes.any()
+    assert scales.isfinite().all()
+
+
+def test_sizes_that_a_kernel_cannot_take_are_refused():
+    w4a16, fp8 = load_kernel("gemm_w4a16"), load_kernel("gemm_fp8_block")
+    message = "k and groups of int4 and int8 must be multiples of 128; got k=192, group=64"
+    with pytest.raises(InputError, match=f"^{message}$"):
+        w4a16.run(**w4a16.make(case("fp16", M=1, N=4, K=192, group=64), "cpu", 0))
+    with pytest.raises(InputError, match=r"^k must be a multiple of 128; got 192$"):
+        fp8.run(**fp8.make(case("fp8_e4m3", M=1, N=4, K=192), "cpu", 0))
+
+
+def test_kernels_are_found_by_name():
+    assert all(load_kernel(name).name == name for name in kernel_names())
+    with pytest.raises(InputError, match=r"^kernel must be one of copy, triad, .*; got 'nothing'$"):
+        load_kernel("nothing")

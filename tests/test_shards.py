@@ -1,0 +1,439 @@
+"""Sweeps in shards: the rows of sweep(), whoever works them out, in whatever order, and however often it is killed."""
+
+import contextlib
+import csv
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from itertools import product
+from math import prod
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+import llmviewer
+from llmviewer import shards
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.shard_summary import summarize
+from llmviewer.shards import DESIGN, Design, begin, finished, named, path_of, run, schema, write_shard
+
+OVER = {"batch": [1, 2, 3, 4, 5], "prompt": [64, 128, 256], "gen": [2, 16], "quant": ["W16A16", "W4A16g128"]}
+ARGUMENTS = (
+    "sweep", "gpt2,llama-2-7b", "t4,h100-sxm", "--over", "batch=1..5", "--over", "prompt=64,128,256", "--over",
+    "gen=2,16", "--over", "quant=W16A16,W4A16g128", "--shard-points", "12",
+)  # fmt: skip
+
+
+def design(shard_points=12, **more):
+    return Design.of(["gpt2", "llama-2-7b"], ["t4", "h100-sxm"], {**OVER, **more}, shard_points=shard_points)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("part-*"))}
+
+
+def rows(folder):
+    tables = [parquet.read_table(path, partitioning=None) for path in sorted(folder.glob("part-*"))]
+    return pa.concat_tables(tables).to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+
+
+def wait_for(what, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished sweep of 240 points in 24 shards, worked out in this process."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(folder, design())
+    return folder
+
+
+@pytest.mark.parametrize("shard_points", [12, 7, 100, 1000])
+def test_rows_are_those_of_sweep_in_the_order_of_the_design(tmp_path, shard_points):
+    asked = design(shard_points)
+    run(tmp_path, asked)
+    frame = rows(tmp_path)
+    assert len(frame) == asked.points == 240
+    numbers = {axis: OVER[axis] for axis in ("batch", "prompt", "gen")}
+    alone = [
+        llmviewer.sweep(model, device, numbers, quant=quant)
+        for model, device, quant in product(["gpt2", "llama-2-7b"], ["t4", "h100-sxm"], OVER["quant"])
+    ]
+    for name in frame.columns.difference(["model", "hardware", "layout", "offload", "images"]):
+        assert frame[name].tolist() == [value for result in alone for value in result.columns[name].tolist()], name
+    assert frame["model"].tolist() == ["gpt2"] * 120 + ["llama-2-7b"] * 120
+    assert frame["images"].isna().all()
+
+
+def test_the_schema_has_every_column_of_a_sweep():
+    columns = llmviewer.sweep("gpt2", "t4", {"batch": [1], "images": [0]}, gen=2).columns
+    assert columns.keys() <= set(schema().names)
+    assert set(schema().names) - columns.keys() == {"model", "hardware", "layout", "offload"}
+
+
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    settings=st.lists(st.integers(1, 3), min_size=len(shards.SETTINGS), max_size=len(shards.SETTINGS)),
+    most=st.integers(1, 60),
+)
+def test_shards_are_the_whole_cut_up(lengths, settings, most):
+    numbers = dict(zip(("batch", "prompt", "gen", "kv_len"), ([*range(1, n + 1)] for n in lengths), strict=False))
+    texts = {axis: [f"{axis}{i}" for i in range(n)] for axis, n in zip(shards.SETTINGS, settings, strict=True)}
+    asked = Design(settings=texts, numbers=numbers, options={}, digests={}, shard_points=most)
+    found = []
+    for shard in range(asked.shards):
+        places, block = asked.part(shard)
+        assert 0 < asked.points_of(shard) == len(places) * prod(map(len, block.values())) <= most
+        found += [(place, point) for place in places for point in product(*block.values())]
+    assert found == [(place, point) for place in range(prod(settings)) for point in product(*numbers.values())]
+    points = [tuple(asked.setting(place).values()) for place in range(prod(settings))]
+    assert points == list(product(*texts.values()))
+
+
+def test_the_same_bytes_from_two_workers_and_from_shards_in_any_order(whole, tmp_path):
+    run(tmp_path / "two", design(), workers=2)
+    assert contents(tmp_path / "two") == contents(whole)
+    for part in (3, 1, 2):
+        run(tmp_path / "parts", design(), shard=(part, 3))
+    assert contents(tmp_path / "parts") == contents(whole)
+    run(tmp_path / "parts", design(), workers=2)  # nothing left to do
+
+
+def test_a_number_of_shards_that_does_not_divide_leaves_none_out(whole, tmp_path):
+    told = []
+    run(tmp_path, design(), shard=(5, 7), progress=lambda done, points: told.append((done, points)))
+    names = [path_of(tmp_path, index).name for index in range(4, 24, 7)]
+    assert sorted(contents(tmp_path)) == names
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    points = sum(map(design().points_of, range(4, 24, 7)))
+    assert (told[0], told[-1]) == ((0, points), (points, points))
+
+
+def test_killed_in_the_middle_it_goes_on_and_keeps_what_was_done(tmp_path):
+    many = (
+        "gpt2", "t4,h100-sxm", "--over", "batch=1..1000", "--over", "prompt=1..400", "--gen", "64", "--shard-points",
+        "20000", "--workers", "2", "-o", str(tmp_path / "killed"),
+    )  # fmt: skip
+    folder = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-m", "llmviewer", "sweep", *many], stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(list(folder.glob("part-*"))) >= 3)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))  # they do not outlive it
+    asked = Design.read(folder)
+    there = {index for index in range(asked.shards) if finished(folder, asked, index)}
+    assert 3 <= len(there) < asked.shards == 40
+    assert len(list(folder.glob("part-*"))) == len(there)  # whole or not there
+    before = {index: path_of(folder, index).stat().st_mtime_ns for index in there}
+    (folder / ".part-00007.parquet.left.parquet").write_text("by who was killed")
+    assert main(["sweep", *many]) == 0
+    assert {index: path_of(folder, index).stat().st_mtime_ns for index in there} == before
+    assert not list(folder.glob(".part-*"))
+    run(tmp_path / "alone", asked)
+    assert contents(folder) == contents(tmp_path / "alone")
+
+
+def test_a_shard_that_is_cut_short_or_of_another_design_is_done_again(whole, tmp_path):
+    run(tmp_path, design())
+    data = path_of(tmp_path, 3).read_bytes()
+    path_of(tmp_path, 3).write_bytes(data[: len(data) // 2])
+    path_of(tmp_path, 4).write_bytes(data)
+    path_of(tmp_path, 5).write_bytes(b"")
+    other = tmp_path / "other"
+    run(other, design(13))
+    path_of(other, 6).replace(path_of(tmp_path, 6))
+    assert [index for index in range(24) if not finished(tmp_path, design(), index)] == [3, 4, 5, 6]
+    run(tmp_path, design())
+    assert contents(tmp_path) == contents(whole)
+
+
+def test_who_comes_second_and_finds_its_file_cleaned_away_is_content(whole, tmp_path, monkeypatch):
+    def cleaned_away(path, fill):
+        raise InputError(f"{path}: cannot be written: No such file or directory")
+
+    begin(tmp_path, design())
+    monkeypatch.setattr(shards, "write", cleaned_away)
+    assert write_shard(whole, 3, design().key) == 3
+    with pytest.raises(InputError, match=r"part-00003.parquet: cannot be written"):
+        write_shard(tmp_path, 3, design().key)
+
+
+def test_a_shard_with_a_flipped_byte_is_found_when_it_is_read(whole, tmp_path):
+    begin(tmp_path, design())
+    data = bytearray(path_of(whole, 0).read_bytes())
+    data[60] ^= 1
+    path_of(tmp_path, 0).write_bytes(data)
+    with pytest.raises(InputError, match=r"part-00000.parquet: is damaged; remove it and run the same sweep again"):
+        summarize(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [
+        ({"batch": [1, 2]}, "batch is 5 values from 1 to 5 there and 1,2 here"),
+        ({"quant": ["fp8"]}, "quant is W16A16,W4A16g128 there and fp8 here"),
+        ({"kv_len": [9]}, "kv_len is nothing there and 9 here"),
+        ({"shard_points": 9}, "shard_points is 12 there and 9 here"),
+    ],
+)
+def test_another_design_is_refused(whole, other, line):
+    with pytest.raises(InputError) as error:
+        run(whole, design(**other))
+    assert str(error.value) == f"{whole}: holds another sweep: {line}; give another folder"
+
+
+def test_a_device_that_has_changed_since_is_not_mixed_in(tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    own.mkdir()
+    text = (Path(llmviewer.__file__).parent.parent / "hardware" / "t4.yaml").read_text()
+    (own / "t4.yaml").write_text(text.replace("bandwidth: 320 GB/s", "bandwidth: 300 GB/s"))
+    run(tmp_path / "sweep", design(), shard=(1, 2))
+    key = design().key
+    monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(own))
+    with pytest.raises(InputError, match=r": holds another sweep: hardware t4 has changed since; give another folder$"):
+        run(tmp_path / "sweep", design())
+    shards._hardware.cache_clear()  # a worker elsewhere, with another file
+    with pytest.raises(InputError, match=r"^t4: is not here what it was where the sweep was started"):
+        write_shard(tmp_path / "sweep", 1, key)
+    shards._hardware.cache_clear()
+
+
+@pytest.mark.parametrize("shard_points", [2, 1000])
+def test_settings_that_cannot_run_are_listed_and_the_rest_goes_on(tmp_path, shard_points):
+    models, devices, layouts = (
+        ["llama-2-7b", "bert-base-uncased", "gemma-3-4b-vision"],
+        ["t4", "p100-sxm2"],
+        ["", "tp=3"],
+    )
+    numbers = {"batch": [1, 2], "prompt": [64, 512], "gen": [2, 4], "images": [0, 1]}  # a picture takes 256 tokens
+    for images in ([0], [0, 1]):
+        over = {**numbers, "images": images, "layout": layouts}
+        folder = tmp_path / str(len(images))
+        run(folder, Design.of(models, devices, over, shard_points=shard_points))
+        found = summarize(folder)
+        reasons = {tuple(r[axis] for axis in ("model", "hardware", "layout")): r["reason"] for r in found.refused}
+        points = 0
+        for model, hardware, layout in product(models, devices, layouts):
+            reason = reasons.pop((model, hardware, layout), None)
+            with pytest.raises(InputError) if reason else contextlib.nullcontext() as error:
+                points += len(llmviewer.sweep(model, hardware, {**numbers, "images": images}, layout=layout))
+            assert reason is None or reason == str(error.value)
+        assert not reasons
+        assert found.points == points
+        assert (points > 0) == (images == [0])
+        assert len(found.refused) >= 4
+
+
+@contextlib.contextmanager
+def process(*arguments):
+    started = subprocess.Popen([sys.executable, "-m", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+
+
+def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
+    pytest.importorskip("distributed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    asked = Design.of(
+        ["gpt2"],
+        ["t4", "h100-sxm"],
+        {"batch": range(1, 1001), "prompt": range(1, 401), "gen": [64]},
+        shard_points=20000,
+    )
+    folder = tmp_path / "dask"
+    worker = ("dask", "worker", address, "--no-nanny", "--nthreads", "1", "--no-dashboard", "--local-directory")
+    with (
+        process("dask", "scheduler", "--host", address, "--no-dashboard"),
+        process(*worker, str(tmp_path / "a")) as doomed,
+        process(*worker, str(tmp_path / "b")),
+    ):
+        told = []
+
+        def progress(done, points):
+            told.append(done)
+            if len(told) == 6:
+                doomed.send_signal(signal.SIGKILL)
+
+        run(folder, asked, dask=address, progress=progress)
+        assert doomed.poll() == -signal.SIGKILL
+    assert (told[0], told[-1]) == (0, asked.points)
+    run(tmp_path / "alone", asked)
+    assert contents(folder) == contents(tmp_path / "alone")
+
+
+def test_a_dask_scheduler_that_is_not_there_is_one_line(tmp_path, monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(shards, "_PATIENCE_S", 1)
+    with pytest.raises(InputError, match=r"^--dask tcp://127.0.0.1:9: no scheduler there: "):
+        run(tmp_path, design(), dask="tcp://127.0.0.1:9")
+
+
+def test_without_distributed_a_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(InputError, match=r"^--dask needs the package distributed: pip install 'llmviewer\[dask\]'$"):
+        run(tmp_path, design(), dask="tcp://127.0.0.1:9")
+
+
+def beaten(one, other, least, most):
+    return (
+        other[least] <= one[least]
+        and other[most] >= one[most]
+        and (other[least] < one[least] or other[most] > one[most])
+    )
+
+
+@pytest.mark.parametrize("by", [(), ("model",), ("model", "prompt", "quant")])
+@pytest.mark.parametrize("gen", [True, False])
+def test_a_summary_is_what_a_look_at_every_point_finds(tmp_path, monkeypatch, by, gen):
+    monkeypatch.setattr("llmviewer.shard_summary._MANY", 10)
+    over = {**OVER, "batch": [1, 2, 64, 4096], "prompt": [64, 128, 4096]}
+    if not gen:
+        del over["gen"]
+    run(tmp_path, Design.of(["gpt2", "llama-2-7b"], ["t4", "h100-sxm"], over, shard_points=7))
+    found, points = summarize(tmp_path, by), rows(tmp_path).to_dict("records")
+    able = [point for point in points if point["fits"]]
+    assert (found.points, found.fitting) == (len(points), len(able))
+    assert 0 < len(able) < len(points)
+    latency, least, most = (
+        ("latency_s", "tpot_s", "tokens_per_s") if gen else ("decode_step_s", "decode_step_s", "decode_tokens_per_s")
+    )
+
+    def alike(one, other, axes):
+        return all(one[axis] == other[axis] for axis in axes)
+
+    front = []
+    for i, one in enumerate(able):
+        group = [other for other in able if alike(one, other, by)]
+        first = not any(alike(one, other, (*by, least, most)) for other in able[:i])
+        if first and not any(beaten(one, other, least, most) for other in group):
+            front.append(one)
+    front.sort(key=lambda point: [point[axis] for axis in (*by, least)])
+    assert [dict(row) for row in found.front] == [{name: one[name] for name in found.front[0]} for one in front]
+    each = (*by, "hardware")
+    wanted = {}
+    for one in able:
+        for measure, sign in (("ttft_s", 1), (latency, 1), (most, -1)):
+            key = (*(one[axis] for axis in each), measure)
+            if key not in wanted or sign * one[measure] < sign * wanted[key][measure]:
+                wanted[key] = one
+    assert {(*(row[axis] for axis in each), row["best"]) for row in found.best} == wanted.keys()
+    for row in found.best:
+        one = wanted[*(row[axis] for axis in each), row["best"]]
+        assert {name: one[name] for name in row if name != "best"} == {n: v for n, v in row.items() if n != "best"}
+
+
+def test_a_summary_of_half_a_sweep_says_so_in_every_format(tmp_path, capsys):
+    assert main([*ARGUMENTS, "-o", f"{tmp_path}/new/", "--shard", "1/2"]) == 0
+    assert capsys.readouterr().err == f"{tmp_path}/new: 120 points in 12 shards\n"
+    assert main(["sweep", "--summary", f"{tmp_path}/new", "--by", "model,quant"]) == 0
+    text = capsys.readouterr().out
+    assert "Not finished: 12 of 24 shards" in text
+    assert "Best of each model and quant and hardware" in text
+    assert main(["sweep", "--summary", f"{tmp_path}/new", "--format", "csv"]) == 0
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert main(["sweep", "--summary", f"{tmp_path}/new", "--format", "json", "-o", f"{tmp_path}/found.json"]) == 0
+    document = json.loads((tmp_path / "found.json").read_text())
+    assert (document["finished"], document["shards"]) == (12, 24)
+    assert [row["best"] for row in lines] == [row["best"] for row in document["best"]] + ["front"] * len(
+        document["front"]
+    )
+    assert float(lines[0]["ttft_s"]) == document["best"][0]["ttft_s"]
+
+
+def test_the_command_line_fills_a_folder_as_python_does(whole, tmp_path, capsys):
+    assert main([*ARGUMENTS, "--workers", "2", "-o", str(tmp_path)]) == 0
+    assert contents(tmp_path) == contents(whole)
+    assert (tmp_path / DESIGN).read_text() == (whole / DESIGN).read_text()
+
+
+def test_progress_rate_and_time_left_are_said(monkeypatch, capsys):
+    from llmviewer import cli
+
+    clock = iter([0, 0, 5, 20, 30])
+    monkeypatch.setattr(cli.time, "monotonic", lambda: next(clock))
+    told = cli._Progress()
+    for done in (1000, 2000, 3000, 4000):
+        told(done, 10_000_000)
+    assert capsys.readouterr().err == (
+        "3,000 of 10,000,000 points, 100/s, 27:46:10 left\n4,000 of 10,000,000 points, 100/s, 27:46:00 left\n"
+    )
+
+
+def test_names_are_lists_patterns_or_all():
+    known = ["Qwen3-8b", "gpt2", "qwen3-4b"]
+    assert named("gpt2,qwen3*,gpt2", known, command="models") == ["gpt2", "Qwen3-8b", "qwen3-4b"]
+    assert named("all", known, command="models") == known
+    assert named("a/path.json", known, command="models") == ["a/path.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("gpt3* t4 -o DIR/", "'gpt3*' fits no name that `llmviewer models` lists"),
+        ("gpt2 t5? -o DIR/", "'t5?' fits no name that `llmviewer hardware` lists"),
+        ("gpt2 t4,T4 -o DIR/", "hardware t4 and hardware T4 are both called t4; leave one out"),
+        (
+            "gpt2,opt-125m t4 --over batch=1",
+            "gpt2,opt-125m: several models or devices fill a folder; give one with -o DIR/",
+        ),
+        ("gpt2 t4 --workers 2", "-o DIR/ must name the folder that --workers, --shard and --dask fill"),
+        ("gpt2 t4 -o DIR/ --shard 3/2", "--shard must be I/N with I from 1 to N, such as 3/40; got '3/2'"),
+        (
+            "gpt2 t4 -o DIR/ --workers 2 --dask tcp://h:1",
+            "--workers and --dask exclude each other: a Dask cluster has workers of its own",
+        ),
+        ("gpt2 t4 -o DIR/ --over batch=0", "batch must be a whole number of at least 1; got 0"),
+        ("gpt2 t4 -o DIR/ --over batch=1 --over batch=2", "--over: an axis is given twice; got batch=1, batch=2"),
+        ("gpt2 t4 -o DIR/ --over attention=fast", "attention must be one of eager, flash; got 'fast'"),
+        (
+            "gpt2 t4 -o DIR/ --over layout=xp=2",
+            "layout 'xp=2': must be degrees of tp, pp, ep, dp, cp, such as tp=8 pp=2; got 'xp=2'",
+        ),
+        (
+            "gpt2 t4 -o DIR/ --tp 2 --pp 2 --micro-batches 3",
+            "--micro-batches, --collective and --hierarchical-all-to-all are not for sweeps in a folder",
+        ),
+        ("gpt2 t4 -o DIR/file/", "DIR/file: must be a folder that can be written to: File exists"),
+        ("--summary DIR", "DIR: holds no sweep; there is no design.json in it"),
+        (
+            "--summary DIR/edited",
+            "DIR/edited/design.json: is not as it was written; give another folder, or remove this one",
+        ),
+        (
+            "--summary WHOLE --by depth",
+            f"--by must name axes of {', '.join((*shards.SETTINGS, *shards.NUMBERS))}; got 'depth'",
+        ),
+        ("gpt2", "Missing argument 'HARDWARE'."),
+        ("gpt2 t4", "Missing option '--over'."),
+    ],
+)
+def test_mistakes_get_one_line(whole, tmp_path, capsys, arguments, line):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "edited").mkdir()
+    (tmp_path / "edited" / DESIGN).write_text((whole / DESIGN).read_text().replace(": 12", ": 12.5"))
+    placed = [a.replace("DIR", str(tmp_path)).replace("WHOLE", str(whole)) for a in arguments.split()]
+    assert main(["sweep", *placed]) == 2
+    out = capsys.readouterr()
+    assert out.out == ""
+    assert out.err.replace(str(tmp_path), "DIR") == f"llmviewer: {line}\n"

@@ -14,8 +14,8 @@ from .forms import Feature, Form, Num, Stream
 from .graph import Graph
 from .hardware import Hardware
 from .operators.base import Operator, Work
-from .resource import Resource, Unit, link
-from .roofline import Plan, PlannedOperator
+from .resource import Resource, Unit
+from .roofline import Plan, PlannedOperator, kept_busy
 from .workload import Workload
 
 
@@ -187,7 +187,7 @@ def _busy(work: Work, first: Mapping[Resource, Resource], rates: Mapping[Resourc
     for wanted, form in work.amounts:
         if form:
             supplied = first[wanted]
-            own = terms.setdefault(link(supplied.dtype) if supplied.unit is Unit.HOP else supplied, {})
+            own = terms.setdefault(kept_busy(supplied, terms), {})
             for feature, c in form.terms:
                 own[feature] = own.get(feature, 0.0) + c / rates[wanted]
     return {resource: Form(tuple(own.items())) for resource, own in terms.items()}

@@ -12,7 +12,7 @@ class Unit(StrEnum):
     MATRIX = "matrix"  # OPs of matrix multiplication: tensor cores, AMX, systolic arrays
     VECTOR = "vector"  # OPs of everything else
     MEMORY = "memory"  # bytes between the device's main memory and the chip
-    LINK = "link"  # bytes that a device sends to others, by tier: scale_up, scale_out
+    LINK = "link"  # bytes that leave a device or come to it, by tier: scale_up, scale_out, host, storage
     HOP = "hop"  # messages that wait for each other on such a link; each holds it up by its latency
 
 

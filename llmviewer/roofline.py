@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -160,11 +160,24 @@ def plan(graph: Graph, hardware: Hardware) -> Plan:
         for wanted, form in work.amounts:
             if form:
                 supplied = hardware.supply(wanted)
-                held_up = link(supplied.dtype) if supplied.unit is Unit.HOP else supplied
+                held_up = kept_busy(supplied, busy)
                 busy[held_up] = busy.get(held_up, Form()) + form / hardware.rates[supplied]
         compute = hardware.supply(work.wanted)
         planned.append(PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=compute))
     return Plan(tuple(planned))
+
+
+def kept_busy(supplied: Resource, busy: Iterable[Resource]) -> Resource:
+    """What is busy while a launch uses `supplied`, as one of `busy` where that is the same thing.
+
+    The lanes of a unit are the same in all data types, so work in two of them adds up, under the name of the first; a
+    message holds up the link that it is sent on.
+    """
+    if supplied.unit is Unit.HOP:
+        return link(supplied.dtype)
+    if supplied.unit in (Unit.MATRIX, Unit.VECTOR):
+        return next((resource for resource in busy if resource.unit is supplied.unit), supplied)
+    return supplied
 
 
 def estimate(graph: Graph, workload: Workload, hardware: Hardware) -> Estimate:

@@ -121,10 +121,13 @@ class Point:
 
 
 def points(phase: Phase) -> list[Point]:
-    """The operators that have OPs, those that fall together as one, largest share of time first."""
+    """The operators that have OPs, those that fall together as one, largest share of time first.
+
+    What waits for a link is under none of the roofs.
+    """
     found: list[Point] = []
     for op in phase.operators:
-        if op.ops:
+        if op.ops and op.bound != "link":
             home = next((i for i, point in enumerate(found) if point.alike(op)), None)
             if home is None:
                 found.append(Point(operators=(op,)))
@@ -136,8 +139,11 @@ def points(phase: Phase) -> list[Point]:
 def about(phase: Phase) -> str:
     """What a phase runs, how long, and which of its operators are no points."""
     tokens = f"{phase.q_len} token{'s'[: phase.q_len > 1]}"
-    without = joined(op.name for op in phase.operators if not op.ops)
-    left_out = f"; not shown: {without} (no OPs)" if without else ""
+    without = {
+        "no OPs": joined(op.name for op in phase.operators if not op.ops and op.bound != "link"),
+        "on the link": joined(op.name for op in phase.operators if op.bound == "link"),
+    }
+    left_out = "".join(f"; not shown: {names} ({why})" for why, names in without.items() if names)
     time = seconds(phase.total.bound_time_s)
     return f"batch {phase.batch}, {tokens} at a context of {phase.kv_len}, {time} at least{left_out}"
 

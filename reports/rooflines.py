@@ -52,10 +52,11 @@ def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
         _markers(figure, kind, [p for p in found if p.kind == kind], name)
     for roof, dash in zip(others, ("dash", "dot", "dashdot"), strict=False):
         _lower_roof(figure, roof, high=high, dash=dash)
+    tops = _inner_slopes(figure, analysis.hardware, main, low)
     _turning_point(figure, main)
     _labels(figure, found)
     bottom = min([p.attainable for p in found] + [low * main.bandwidth])
-    _window(figure, x=(low, high), y=(bottom / 10, 12 * max(roof.rate for roof in (main, *others))))
+    _window(figure, x=(low, high), y=(bottom / 10, 12 * max(*(roof.rate for roof in (main, *others)), *tops)))
     return figure
 
 
@@ -206,6 +207,24 @@ def _lower_roof(figure: go.Figure, roof: Roof, *, high: float, dash: str) -> Non
         figure, roof.turning, roof.rate, text, ax=-8, ay=0, arrow=False, xanchor="right", align="right",
         font={"size": 11},
     )  # fmt: skip
+
+
+def _inner_slopes(figure: go.Figure, hardware: Hardware, main: Roof, low: float) -> list[float]:
+    """What caches would let a launch attain whose operands they hold, where a file says how fast they are; the tops."""
+    tops = [0.0]
+    for level, dash in zip(("l3", "l2"), ("dashdot", "dot"), strict=True):
+        bandwidth = hardware.numbers.get(f"{level}.bandwidth")
+        if bandwidth and bandwidth > main.bandwidth:
+            at = main.rate / bandwidth
+            text = f"{level.upper()} {si(bandwidth)}B/s"
+            figure.add_scatter(
+                x=[min(low, at / 10), at], y=[min(low, at / 10) * bandwidth, main.rate], mode="lines",
+                showlegend=False, line={"color": INK, "width": 1.2, "dash": dash},
+                hovertemplate=f"{text}: for operands that it holds<extra></extra>",
+            )  # fmt: skip
+            _note(figure, at / 3, main.rate / 3, text, ax=-6, ay=-4, arrow=False, xanchor="right", font={"size": 11})
+            tops.append(main.rate)
+    return tops
 
 
 def _turning_point(figure: go.Figure, roof: Roof) -> None:

@@ -153,8 +153,8 @@ def test_the_foot_has_the_version_and_the_inputs(page):
     assert words[-2] == "Made by llmviewer 0.1.0 from these inputs"
     assert json.loads(words[-1]) == {
         "model": "llama-2-7b", "hardware": "rtx-a6000", "batch": 1, "prompt": 2048, "gen": 128, "kv_len": 2049,
-        "quant": "as published", "attention": "flash", "accounting": "faithful", "mla": "auto",
-        "hardware_set": [],
+        "images": 0, "quant": "as published", "attention": "flash", "accounting": "faithful", "mla": "auto",
+        "expert_skew": 0, "mtp": False, "layout": "", "devices": 1, "offload": "", "hardware_set": [],
     }  # fmt: skip
 
 

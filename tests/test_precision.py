@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.hardware_files import load_hardware
+from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.linear import Linear
 from llmviewer.precision import BF16, FP16, FP32, HALF, NAMED, WIDER, Format, parse_scheme, product
@@ -353,7 +354,7 @@ def test_biases_and_norms_keep_the_models_format():
 
 def test_a_tied_head_that_is_quantized_is_held_beside_the_embedding():
     plain, quantized = (
-        Setting.of("llama-3.2-1b", "a100-sxm-80gb", quant=quant).footprint.weight_bytes
+        weight_bytes(Setting.of("llama-3.2-1b", "a100-sxm-80gb", quant=quant).graph)
         for quant in ("W16", "lm_head=W8")
     )
     assert quantized - plain == 128256 * 2048 * 1
@@ -361,9 +362,9 @@ def test_a_tied_head_that_is_quantized_is_held_beside_the_embedding():
 
 def test_sixteen_bits_are_sixteen_bits_for_a_model_published_in_fp32():
     setting = Setting.of("gpt2", "a100-sxm-80gb", quant="W16A16")
-    assert setting.footprint.weight_bytes == 2 * 124439808
+    assert weight_bytes(setting.graph) == 2 * 124439808
     assert {t.format for _, op in setting.graph for t in (*op.inputs, *op.outputs)} == {FP16}
-    assert Setting.of("gpt2", "a100-sxm-80gb").footprint.weight_bytes == 4 * 124439808
+    assert weight_bytes(Setting.of("gpt2", "a100-sxm-80gb").graph) == 4 * 124439808
     assert Setting.of("llama-3-8b", "a100-sxm-80gb", quant="W16A16").graph == load_model("llama-3-8b").graph.then(
         flash_attention(load_hardware("a100-sxm-80gb").on_chip_bytes)
     )

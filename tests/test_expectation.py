@@ -1,0 +1,248 @@
+"""Laws of the models of kernels, profiles that come back as they were written, and parameters that are found again."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmviewer import load_hardware
+from llmviewer.errors import InputError
+from llmviewer.expectation.device import find, of
+from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.families._routing import local_load
+from llmviewer.expectation.fitting import fit
+from llmviewer.expectation.profile import Entry, Error, Profile, error_of, read, shipped, to_yaml
+from llmviewer.expectation.rows import Rows
+from llmviewer.expectation.transfer import choose, expect
+
+H100 = find("H100-SXM-80GB")
+ERROR = Error(mape=0.1, median=0.08, mape_short=0.12, mape_long=0.09, covered=0.8, short=(0.8, 1.3), long=(0.9, 1.2))
+STACKS = {
+    "gemm": Stack(library="vllm", dtype="fp8"),
+    "attention_prefill": Stack(library="vllm", dtype="bf16", kv_dtype="bf16"),
+    "attention_decode": Stack(library="vllm", dtype="bf16", kv_dtype="bf16"),
+    "moe": Stack(library="vllm", dtype="bf16"),
+    "elementwise": Stack(library="vllm", dtype="fp16", kernel="add"),
+    "collectives": Stack(library="nccl", dtype="fp16", kernel="nccl all_reduce"),
+}
+SHAPES = {
+    "gemm": {"M": 64, "N": 4096, "K": 4096},
+    "attention_prefill": {
+        "batch": 2, "q_len": 2048, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128,
+    },
+    "attention_decode": {
+        "batch": 32, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128,
+    },
+    "moe": {"tokens": 256, "hidden": 4096, "inter": 1536, "topk": 8, "experts": 128},
+    "elementwise": {"rows": 4096, "bytes": 1e8},
+    "collectives": {"num_gpus": 8, "bytes": 1e7},
+}  # fmt: skip
+GROWS = {
+    "gemm": ("M", "N", "K"),
+    "attention_prefill": ("batch", "kv_len"),
+    "attention_decode": ("batch", "kv_len"),
+    "moe": ("tokens",),
+    "elementwise": ("rows", "bytes"),
+    "collectives": ("bytes",),
+}
+
+
+def shapes(name, count=1, **changes):
+    """Columns of `count` alike rows."""
+    family = FAMILIES[name]
+    values = {**family.optional, **SHAPES[name], **changes}
+    return {key: np.broadcast_to(np.asarray(value, dtype=float), (count,)).copy() for key, value in values.items()}
+
+
+def seconds(name, columns, device=H100, variant=""):
+    family = FAMILIES[name]
+    stack = STACKS[name]
+    return family.seconds(family.usual(stack), family.features(columns, device, stack, variant or family.variants[0]))
+
+
+def entry(name, device="h100-sxm", **changes):
+    stack = changes.pop("stack", STACKS[name])
+    family = FAMILIES[name]
+    return Entry(
+        device=device, family=name, stack=stack, variant=family.variants[0],
+        parameters=changes.pop("parameters", family.usual(stack)), rows=100, version="1.0", fit_mape=0.05, held_out=ERROR,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(factor=st.floats(1.01, 64), size=st.floats(0.02, 8))
+def test_nothing_is_expected_sooner_than_its_bound(name, factor, size):
+    grown = GROWS[name][0]
+    columns = shapes(name, **{grown: max(1, round(SHAPES[name][grown] * size * factor))})
+    found = expect(name, columns, H100, STACKS[name], [entry(name)])
+    assert np.all(found.expected >= found.bound)
+    assert np.all(found.bound > 0)
+    assert np.all((found.bound <= found.low) & (found.low <= found.expected) & (found.expected <= found.high))
+
+
+@pytest.mark.parametrize(("name", "column"), [(name, column) for name in FAMILIES for column in GROWS[name]])
+def test_more_work_takes_longer(name, column):
+    """Over a factor of two, which no choice of tiles outweighs."""
+    sizes = SHAPES[name][column] * 2.0 ** np.arange(7)
+    times = seconds(name, shapes(name, 7, **{column: sizes}))
+    assert np.all(np.diff(times) > 0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_device_with_twice_the_rates_takes_half_of_what_is_not_latency(name):
+    columns = shapes(name, **{GROWS[name][-1]: SHAPES[name][GROWS[name][-1]] * 512})
+    twice = H100.faster(memory=2, compute=2, link=2)
+    ratio = seconds(name, columns, twice) / seconds(name, columns)
+    assert 0.5 <= ratio[0] < 0.75
+    bounds = [FAMILIES[name].bound(columns, device, STACKS[name]) for device in (H100, twice)]
+    assert bounds[1] == pytest.approx(bounds[0] / 2)
+
+
+def test_the_bound_of_a_linear_layer_by_hand():
+    columns = shapes("gemm", M=16, N=1024, K=2048)
+    moved = 1024 * 2048 + 16 * 2048 + 2 * 16 * 1024
+    assert FAMILIES["gemm"].bound(columns, H100, STACKS["gemm"]) == pytest.approx(moved / 3352e9)
+
+
+def test_what_a_loop_keeps_in_the_cache_does_not_come_from_memory():
+    small, large = shapes("attention_decode", batch=1, loop=1), shapes("attention_decode", batch=64, loop=1)
+    family, stack = FAMILIES["attention_decode"], STACKS["attention_decode"]
+    ops = 2 * 32 * 4096 * 256
+    assert family.bound(small, H100, stack) == pytest.approx(ops / 989.4e12)  # 17 MB in a cache of 50 MiB
+    cache = 64 * 8 * 4096 * 256 * 2 + 2 * 64 * 32 * 256
+    assert family.bound(large, H100, stack) == pytest.approx(cache / 3352e9)
+
+
+def test_pairs_under_a_window_and_with_a_prefix_by_hand():
+    q, kv, window = 5, 9, 6
+    seen = sum(min(kv - q + i + 1, window) for i in range(q))
+    columns = shapes("attention_prefill", batch=1, q_len=q, kv_len=kv, window=window, q_heads=1, kv_heads=1)
+    unmoved = replace(H100, bandwidth=1e30)
+    ops = 2 * seen * (128 + 128)
+    bound = FAMILIES["attention_prefill"].bound(columns, unmoved, STACKS["attention_prefill"])
+    assert bound == pytest.approx(ops / 989.4e12)
+
+
+def test_experts_that_all_tokens_reach_alike():
+    rows, reached, *tiles = local_load(64, 8, 2, 4, 0.0)
+    assert (rows, reached) == (32, 2)  # 128 rows over 8 experts, 2 of them here
+    assert tiles == [2, 2, 2, 2]
+
+
+def test_the_most_loaded_device_has_more_than_its_share():
+    alike, skewed = (local_load(4096, 64, 4, 8, skew)[0] for skew in (0.0, 1.2))
+    assert alike == 4096 * 4 / 8
+    assert alike < skewed <= 4096 * 4
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parameters_are_found_again_in_noisy_rows(name):
+    pytest.importorskip("scipy")
+    family, stack, random = FAMILIES[name], STACKS[name], np.random.default_rng(1)
+    grown = {key: np.maximum(1, SHAPES[name][key] * 2.0 ** random.uniform(-4, 5, 400)).round() for key in GROWS[name]}
+    if name == "attention_prefill":
+        grown["kv_len"] = np.maximum(grown["kv_len"], SHAPES[name]["q_len"])
+    columns = shapes(name, 400, **grown)
+    features = family.features(columns, H100, stack, family.variants[0])
+    true = family.usual(stack) | {"beta": 0.55, "start_us": 1.6 * family.usual(stack)["start_us"]}
+    exact = family.seconds(true, features)
+    found = fit(family, features, exact * np.exp(random.normal(0, 0.03, 400)), usual=family.usual(stack))
+    assert found.loss < 0.035
+    again = family.seconds(found.parameters, features)
+    assert np.mean(np.abs(again / exact - 1)) < 0.015
+    if name in ("attention_prefill", "attention_decode", "elementwise"):  # others add up several fixed times
+        assert found.parameters["start_us"] == pytest.approx(true["start_us"], rel=0.15)
+
+
+def test_errors_by_hand():
+    expected, measured = np.array([10e-6, 10e-6, 100e-6, 100e-6]), np.array([8e-6, 10e-6, 100e-6, 125e-6])
+    error = error_of(expected, measured, np.array([0, 1, 0, 1]))
+    assert error.mape == pytest.approx((0.25 + 0 + 0 + 0.2) / 4)
+    assert error.median == pytest.approx(0.1)
+    assert (error.mape_short, error.mape_long) == (pytest.approx(0.125), pytest.approx(0.1))
+    assert error.short[0] < 1 < error.short[1]
+
+
+def test_profiles_come_back_as_they_were_written(tmp_path):
+    profile = Profile(device="h100-sxm", library="vllm", sources=("made up",), entries=tuple(map(entry, FAMILIES)))
+    one = replace(profile, entries=tuple(e for e in profile.entries if e.stack.library == "vllm"))
+    path = tmp_path / "profile.yaml"
+    path.write_text(to_yaml([one]))
+    assert read(path) == (one,)
+    path.write_text(to_yaml([one, one]))
+    assert read(path) == (one, one)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("alpha", "2", "entries[0].parameters.alpha: must be 0.05 to 1; got 2"),
+        ("family", "conv", "entries[0].family: must be one of gemm, attention_prefill, attention_decode, moe, "
+         "elementwise, collectives; got 'conv'"),
+        ("interval_long", "[1.1, 1.2]", "entries[0].held_out.interval_long: must be a factor up to 1 and one from 1; "
+         "got [1.1, 1.2]"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_profile_is_named(tmp_path, key, value, problem):
+    import yaml
+
+    text = to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), entries=(entry("gemm"),))])
+    plain = yaml.safe_load(text)
+    first = plain["entries"][0]
+    home = next(part for part in (first, first["parameters"], first["held_out"]) if key in part)
+    home[key] = yaml.safe_load(value)
+    path = tmp_path / "profile.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    with pytest.raises(InputError) as error:
+        read(path)
+    assert str(error.value) == f"{path}: {problem}"
+
+
+def test_a_stack_speaks_for_itself_before_its_relatives():
+    own, other = entry("gemm"), entry("gemm", device="h200-sxm")
+    assert choose("gemm", H100, STACKS["gemm"], [other, own]).source == "calibrated on h100-sxm vllm 1.0"
+    far = choose("gemm", H100, STACKS["gemm"], [entry("gemm", device="a100-sxm-80gb"), other])
+    assert far.source == "transferred from h200-sxm"
+    with pytest.raises(InputError) as error:
+        choose("gemm", H100, STACKS["gemm"], [])
+    assert str(error.value) == "no profile of gemm in fp8 on any device"
+
+
+def test_where_nothing_was_measured_the_bound_stands_without_an_upper_end():
+    found = expect("gemm", shapes("gemm"), H100, STACKS["gemm"], [])
+    assert found.source == "bound only: no profile of gemm in fp8 on any device"
+    assert np.all(found.expected == found.bound)
+    assert np.all(np.isinf(found.high))
+
+
+def test_counts_that_a_file_lacks_are_those_of_a_relative_and_said_to_be():
+    device = of(load_hardware("gb200"))
+    assert (device.cores, device.assumed) == (find("b200").cores, ("cores.count of b200", "l2.capacity of b200"))
+    found = expect("gemm", shapes("gemm"), device, STACKS["gemm"], [entry("gemm")])
+    assert found.source == "transferred from h100-sxm; assumed cores.count of b200, l2.capacity of b200"
+    with pytest.raises(InputError, match="no hardware 'p4'"):
+        find("P4")
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100-SXM-80GB", "nvidia_h100_sxm", "H100"])
+def test_tables_may_name_devices_their_way(name):
+    assert find(name).name == "h100-sxm"
+
+
+def test_rows_of_a_shape_family_stay_together():
+    columns = shapes("gemm", 4, N=[256, 512, 256, 512], M=[1, 2, 3, 4])
+    rows = Rows(
+        family=FAMILIES["gemm"], device=H100, stack=STACKS["gemm"], version="", places=np.arange(4), shapes=columns,
+        measured=np.ones(4),
+    )  # fmt: skip
+    a, b, c, d = rows.shape_families()
+    assert a == c != b == d
+
+
+def test_profiles_that_ship_are_within_their_limits_and_name_known_devices():
+    entries = shipped()
+    assert {e.family for e in entries} == set(FAMILIES)
+    assert all(find(e.device).name == e.device for e in entries)
+    assert all(0 < e.held_out.short[0] <= 1 <= e.held_out.short[1] for e in entries)

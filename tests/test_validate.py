@@ -1,0 +1,174 @@
+"""Scores by hand, what `validate` and `calibrate` print and write, and errors of one line."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.expectation.device import find
+from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.profile import Entry, Error, Profile, to_yaml
+from llmviewer.expectation.profile import read as read_profile
+from llmviewer.expectation.rows import read
+from llmviewer.expectation.validate import predict, score, validate
+
+GEMM = FAMILIES["gemm"]
+STACK = Stack(library="mine", dtype="bf16")
+ERROR = Error(mape=0.1, median=0.08, mape_short=0.1, mape_long=0.1, covered=0.8, short=(0.9, 1.1), long=(0.9, 1.1))
+ENTRY = Entry(
+    device="h100-sxm", family="gemm", stack=STACK, variant="persistent", parameters=GEMM.usual(STACK), rows=100,
+    version="1", fit_mape=0.05, held_out=ERROR,
+)  # fmt: skip
+
+
+def table(count=120, noise=0.0):
+    """Rows of a made-up library whose kernels are what the usual parameters say, give or take `noise`."""
+    random = np.random.default_rng(3)
+    frame = pd.DataFrame({
+        "gpu": "H100-SXM-80GB",
+        "framework": "mine",
+        "dtype": "bf16",
+        "M": (2 ** random.uniform(0, 12, count)).round(),
+        "N": random.choice([1024, 2048, 4096, 6144, 14336], count),
+        "K": random.choice([1024, 4096, 8192], count),
+    })  # fmt: skip
+    shapes = {c: frame[c].to_numpy(float) for c in ("M", "N", "K")}
+    shapes |= {c: np.full(count, v) for c, v in GEMM.optional.items()}
+    features = GEMM.features(shapes, find("h100"), STACK, "persistent")
+    exact = GEMM.seconds(GEMM.usual(STACK), features) * 1e6
+    return frame.assign(time_us=exact * np.exp(random.normal(0, noise, count)))
+
+
+@pytest.fixture
+def measured(tmp_path):
+    path = tmp_path / "rows.csv"
+    table(noise=0.05).to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def profile(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="mine", sources=("made up",), entries=(ENTRY,))]))
+    return path
+
+
+def test_scores_by_hand():
+    found = score(np.array([11.0, 9.0, 30.0, 44.0]), np.array([10.0, 10.0, 25.0, 40.0]), np.array([1, 1, 0, 1]))
+    assert found.rows == 4
+    assert found.mape == pytest.approx((0.1 + 0.1 + 0.2 + 0.1) / 4)
+    assert found.median == pytest.approx(0.1)
+    assert found.mape_short == pytest.approx(0.1)
+    assert found.mape_long == pytest.approx(0.15)
+    assert found.bias == pytest.approx(0.1)
+    assert found.within_20 == pytest.approx(1)
+    assert found.covered == pytest.approx(0.75)
+    ranks = np.array([[2, 1, 3, 4], [1.5, 1.5, 3, 4]])
+    assert found.rank == pytest.approx(np.corrcoef(ranks)[0, 1])
+
+
+def test_a_table_that_is_as_its_profile_says_is_predicted_exactly(tmp_path):
+    path = tmp_path / "rows.csv"
+    table().to_csv(path, index=False)
+    scores = validate([predict(read(path), [ENTRY])])
+    (group,) = scores.groups
+    assert (group.family, group.device, group.dtype, group.source) == ("gemm", "h100-sxm", "bf16", "calibrated")
+    assert group.expected.mape < 1e-6
+    assert group.violations == 0
+    assert group.expected.covered == 1
+    assert scores.skipped == {}
+
+
+def test_predictions_are_the_rows_with_four_times(measured, profile, tmp_path):
+    out = tmp_path / "predictions.parquet"
+    assert main(["validate", str(measured), "--profile", str(profile), "--predictions-out", str(out)]) == 0
+    before, after = pd.read_csv(measured), pd.read_parquet(out)
+    pd.testing.assert_frame_equal(after[before.columns], before)
+    bound, expected, low, high = (after[f"{c}_us"] for c in ("bound", "expected", "expected_low", "expected_high"))
+    assert ((bound <= low) & (low <= expected) & (expected <= high)).all()
+    assert after["source"].eq("calibrated on h100-sxm mine 1").all()
+
+
+def test_rows_that_cannot_be_predicted_stay_empty_and_are_counted(tmp_path, profile, capsys):
+    frame = table(4)
+    frame.loc[0, "gpu"], frame.loc[1, "M"], frame.loc[2, "dtype"] = "abacus", 0, "fp7"
+    path, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    frame.to_csv(path, index=False)
+    command = ["validate", str(path), "--profile", str(profile), "--predictions-out", str(out), "--format", "json"]
+    assert main(command) == 0
+    assert pd.read_csv(out)["expected_us"].notna().tolist() == [False, False, False, True]
+    skipped = json.loads(capsys.readouterr().out)["skipped"]
+    assert sorted(skipped.values()) == [1, 1, 1]
+    assert skipped["a shape is missing or not positive"] == 1
+    assert any(reason.startswith("no hardware 'abacus'") for reason in skipped)
+    assert any(reason.startswith("dtype must be one of fp32, bf16") for reason in skipped)
+
+
+def test_measured_times_under_the_bound_are_counted(tmp_path):
+    frame = table(10)
+    frame.loc[:2, "time_us"] = 1e-3
+    path = tmp_path / "rows.csv"
+    frame.to_csv(path, index=False)
+    scores = validate([predict(read(path), [ENTRY])])
+    assert scores.groups[0].violations == 3
+    assert {row["row"] for row in scores.worst[:3]} == {0, 1, 2}
+
+
+def test_what_is_fitted_predicts_what_it_was_fitted_on(measured, tmp_path, capsys):
+    pytest.importorskip("scipy")
+    out = tmp_path / "fitted.yaml"
+    assert main(["calibrate", str(measured), "-o", str(out), "--source", "made up"]) == 0
+    (found,) = read_profile(out)
+    assert (found.device, found.library, found.sources) == ("h100-sxm", "mine", ("made up",))
+    (entry,) = found.entries
+    assert entry.rows == 120
+    assert entry.fit_mape < 0.06
+    assert entry.fit_mape <= entry.held_out.mape < 0.09
+    assert "h100-sxm mine gemm bf16" in capsys.readouterr().err
+    assert main(["validate", str(measured), "--profile", str(out)]) == 0
+    assert "gemm    h100-sxm  bf16   calibrated   120" in capsys.readouterr().out
+
+
+def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
+    assert main(["validate", str(measured), "--profile", str(profile)]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[0].split()[:5] == ["family", "device", "dtype", "from", "rows"]
+    assert "Farthest off:" in text
+    assert "Not scored:" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("rows.txt", "x", "must end in .csv or .parquet, the formats of measurements"),
+        ("rows.csv", "a,b\n1,2\n", "no family has these columns; docs/measurements.md says what they are called"),
+        ("rows.csv", "gpu,framework,M,N\nH100,x,1,2\n", "gemm needs the column 'K'; it has gpu, framework, M, N"),
+        ("rows.csv", "gpu,framework,M,N,K\nH100,x,a,2,3\n", "M: must be numbers; got 'a'"),
+        ("rows.csv", "gpu,framework,M,N,K\n", "holds no rows"),
+        ("rows.csv", "family,gpu\nconv,H100\n", "family: must be one of gemm, attention_prefill, attention_decode, "
+         "moe, elementwise, collectives; got 'conv'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_path, name, content, problem):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(InputError) as error:
+        read(path)
+    assert str(error.value) == f"{path}: {problem}"
+
+
+def test_commands_fail_with_one_line(tmp_path, measured, capsys):
+    missing = tmp_path / "none.csv"
+    assert main(["validate", str(missing)]) == 2
+    assert capsys.readouterr().err == f"llmviewer: {missing}: no such file\n"
+    few, out = tmp_path / "few.csv", tmp_path / "out.yaml"
+    table(5).to_csv(few, index=False)
+    assert main(["calibrate", str(few), "-o", str(out)]) == 2
+    text = "no stack has 40 rows with a time_us, which a fit needs"
+    assert capsys.readouterr().err == f"llmviewer: {few}: {text}\n"
+    assert not out.exists()
+    assert main(["validate", str(measured), "--predictions-out", str(tmp_path / "x.txt")]) == 2
+    assert "must end in .csv or .parquet, the formats of predictions" in capsys.readouterr().err

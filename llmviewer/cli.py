@@ -120,9 +120,10 @@ def _layout(command: _F) -> _F:
 
         given = {name: options.pop(name) for name in (*degrees, "micro_batches")}
         algorithm, hierarchical = options.pop("collective"), options.pop("hierarchical_all_to_all")
+        overlap = options.pop("overlap")
         if algorithm not in list(Algorithm):
             raise InputError(f"--collective must be one of {', '.join(Algorithm)}; got {algorithm!r}")
-        layout = Layout(**given, algorithm=Algorithm(algorithm), hierarchical=hierarchical)
+        layout = Layout(**given, algorithm=Algorithm(algorithm), hierarchical=hierarchical, overlap=overlap)
         return command(*arguments, layout=layout, **options)
 
     options = [
@@ -138,6 +139,7 @@ def _layout(command: _F) -> _F:
             help="How sums travel between devices; auto is what none of them beats.",
         ),
         click.option("--hierarchical-all-to-all", is_flag=True, help="Tokens for other nodes pass a peer there."),
+        click.option("--overlap", is_flag=True, help="Collectives travel while the launch before them still works."),
     ]
     result: Any = with_layout
     for option in reversed(options):
@@ -533,7 +535,8 @@ def _fill(
     layout, offload = options.pop("layout"), str(options.pop("offload"))
     text = "" if layout == ALONE else str(layout)
     if parse_layout(text) != layout:
-        raise InputError("--micro-batches, --collective and --hierarchical-all-to-all are not for sweeps in a folder")
+        alone = "--micro-batches, --collective, --hierarchical-all-to-all and --overlap"
+        raise InputError(f"{alone} are not for sweeps in a folder")
     given = {name: options.pop(name) for name in NUMBERS}
     axes: dict[str, Any] = {name: [value] for name, value in given.items() if value is not None}
     axes |= {name: [value] for name in ("quant", "attention") if (value := options.pop(name))}

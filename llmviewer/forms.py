@@ -167,6 +167,9 @@ def kv_streams(tile: float, resident: float, window: float = np.inf) -> Form:
     return _one("kv_streams", tile, resident, window)
 
 
+STEADY: Final = frozenset(("one", "sequences", "tokens", "logits", "wanted", "table_rows", "distinct_experts"))
+"""Features that are the same in every decode step of a batch, however long its context."""
+
 PERIODIC: Final = ("chunked_pairs", "chunked_kv")  # what starts anew at every multiple of its argument
 
 

@@ -10,7 +10,7 @@ from math import inf
 
 import numpy as np
 
-from .forms import PERIODIC, TARGET, WHOLE, Feature, Num
+from .forms import PERIODIC, STEADY, TARGET, WHOLE, Feature, Num
 from .layout import ALONE, Layout
 from .roofline import Plan
 from .workload import Workload
@@ -127,6 +127,10 @@ def _segment(plan: Plan, first: Num, last: Num, *, batch: Num, prompt: Num) -> N
     at_last = plan.values(Workload.decode(batch=batch, kv_len=last, prompt=prompt))
     result: Num = 0.0
     for forms, launches in plan.alike:
+        if all(feature.name in STEADY for form in forms for feature in form.features()):
+            each = reduce(np.maximum, (form(at_first) for form in forms))
+            result = result + launches * each * (last - first + 1)
+            continue
         ends = [(form(at_first), form(at_last)) for form in forms]
         result = result + launches * _sum_of_largest(ends, last - first)
     return np.where(present, result, 0.0)

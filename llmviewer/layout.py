@@ -33,6 +33,7 @@ class Layout:
     dp  data: sequences are shared out; attention and dense layers are copied
     cp  context: the tokens of a prompt and of the cache are shared out
 
+    overlap        collectives travel while the launch before them still works
     micro_batches  parts of a batch that follow each other through the pipeline; as many as stages, or sequences, if 0
     """
 
@@ -44,6 +45,7 @@ class Layout:
     micro_batches: int = 0
     algorithm: Algorithm = Algorithm.AUTO
     hierarchical: bool = False
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         for name in _DEGREES:

@@ -23,6 +23,7 @@ from .operators.attention import Indexer
 from .operators.base import Operator
 from .operators.linear import LatentExpansion
 from .parallel import parallel
+from .parallel.overlap import overlapped
 from .roofline import Plan, plan
 from .transforms.absorb import absorb
 from .transforms.flash_attention import flash_attention
@@ -175,7 +176,8 @@ class Setting:
             if self.quantization.overrides:
                 raise InputError("accounting survey has one precision for all operators; drop the overrides of --quant")
             return self.model.graph.then(skewed, *shared, *latent, *flash, survey(self.quantization.scheme), *away)
-        return self.model.graph.then(skewed, *shared, quantize(self.quantization), *latent, *flash, *away)
+        joined = (overlapped,) if self.layout.overlap else ()
+        return self.model.graph.then(skewed, *shared, quantize(self.quantization), *latent, *flash, *away, *joined)
 
     def having(self, *, quant: str | None = None, attention: str | None = None) -> Self:
         """The same with another precision or attention, where one is given, as a user writes it."""

@@ -7,15 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmviewer import load_hardware
+from llmviewer import load_hardware, load_model
 from llmviewer.errors import InputError
 from llmviewer.expectation.device import find, of
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.families._routing import local_load
 from llmviewer.expectation.fitting import fit
+from llmviewer.expectation.operators import expected
 from llmviewer.expectation.profile import Entry, Error, Profile, error_of, read, shipped, to_yaml
 from llmviewer.expectation.rows import Rows
 from llmviewer.expectation.transfer import choose, expect
+from llmviewer.roofline import estimate
+from llmviewer.transforms.flash_attention import flash_attention
+from llmviewer.workload import Workload
 
 H100 = find("H100-SXM-80GB")
 ERROR = Error(mape=0.1, median=0.08, mape_short=0.12, mape_long=0.09, covered=0.8, short=(0.8, 1.3), long=(0.9, 1.2))
@@ -66,8 +70,8 @@ def entry(name, device="h100-sxm", **changes):
     stack = changes.pop("stack", STACKS[name])
     family = FAMILIES[name]
     return Entry(
-        device=device, family=name, stack=stack, variant=family.variants[0],
-        parameters=changes.pop("parameters", family.usual(stack)), rows=100, version="1.0", fit_mape=0.05, held_out=ERROR,
+        device=device, family=name, stack=stack, variant=family.variants[0], parameters=family.usual(stack),
+        rows=100, version="1.0", fit_mape=0.05, held_out=ERROR,
     )  # fmt: skip
 
 
@@ -93,7 +97,9 @@ def test_more_work_takes_longer(name, column):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_device_with_twice_the_rates_takes_half_of_what_is_not_latency(name):
     columns = shapes(name, **{GROWS[name][-1]: SHAPES[name][GROWS[name][-1]] * 512})
-    twice = H100.faster(memory=2, compute=2, link=2)
+    rates = {resource: 2 * rate for resource, rate in H100.hardware.rates.items()}
+    faster = replace(H100.hardware, rates=rates)
+    twice = replace(H100, hardware=faster, bandwidth=2 * H100.bandwidth, link=2 * H100.link)
     ratio = seconds(name, columns, twice) / seconds(name, columns)
     assert 0.5 <= ratio[0] < 0.75
     bounds = [FAMILIES[name].bound(columns, device, STACKS[name]) for device in (H100, twice)]
@@ -179,10 +185,10 @@ def test_profiles_come_back_as_they_were_written(tmp_path):
     ("key", "value", "problem"),
     [
         ("alpha", "2", "entries[0].parameters.alpha: must be 0.05 to 1; got 2"),
-        ("family", "conv", "entries[0].family: must be one of gemm, attention_prefill, attention_decode, moe, "
-         "elementwise, collectives; got 'conv'"),
-        ("interval_long", "[1.1, 1.2]", "entries[0].held_out.interval_long: must be a factor up to 1 and one from 1; "
-         "got [1.1, 1.2]"),
+        ("family", "conv", ("entries[0].family: must be one of gemm, attention_prefill, attention_decode, moe, "
+         "elementwise, collectives; got 'conv'")),
+        ("interval_long", "[1.1, 1.2]", ("entries[0].held_out.interval_long: must be a factor up to 1 and one from 1; "
+         "got [1.1, 1.2]")),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_profile_is_named(tmp_path, key, value, problem):
@@ -239,6 +245,25 @@ def test_rows_of_a_shape_family_stay_together():
     )  # fmt: skip
     a, b, c, d = rows.shape_families()
     assert a == c != b == d
+
+
+def test_operators_of_an_estimate_are_expected_from_the_kernels_that_run_them():
+    workload, hardware = Workload.decode(batch=16, kv_len=np.array([1024, 8192])), load_hardware("h100")
+    graph = flash_attention(30e6)(load_model("llama-3-8b").graph)
+    rows = estimate(graph, workload, hardware).operators
+    stack = replace(STACKS["gemm"], dtype="bf16")
+    profile = [entry("gemm", stack=stack), entry("attention_decode"), entry("elementwise")]
+    found = dict(zip((row.operator.name for row in rows), expected(rows, profile, workload=workload, hardware=hardware,
+                                                                   library="vllm"), strict=True))  # fmt: skip
+    for row in rows:
+        kernel = found[row.operator.name]
+        assert np.all((row.time_s <= kernel.low) & (kernel.low <= kernel.expected) & (kernel.expected <= kernel.high))
+    linear, attention = found["gate_proj"], found["attention"]
+    alone = expect("gemm", shapes("gemm", M=16, N=14336, K=4096), H100, stack, profile)
+    assert linear.source == attention.source == "calibrated on h100-sxm vllm 1.0"
+    assert linear.expected == pytest.approx(alone.expected[0])
+    assert attention.expected[1] > 2 * attention.expected[0]
+    assert found["rope"].source == "bound only: no profile of elementwise in fp16 on any device"
 
 
 def test_profiles_that_ship_are_within_their_limits_and_name_known_devices():

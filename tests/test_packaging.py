@@ -66,7 +66,7 @@ def test_the_readme_counts_what_ships():
     assert f"{len(llmviewer.hardware_names())} devices;" in readme
     assert f"{len(model_types())} architectures" in readme
     oracle = json.loads((ROOT / "tests" / "oracle" / "flops.json").read_text())
-    assert f"attention product of {len(oracle['models'])} models" in readme
+    assert f"attention product of {len(oracle['models']) + len(oracle['hybrids'])} models" in readme
 
 
 def test_versions_agree():

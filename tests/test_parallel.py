@@ -234,6 +234,23 @@ def test_a_latency_that_is_not_known_counts_as_none():
         assert Network.of(device, Layout(tp=2)).linked().rates[hop("scale_up")] == inf
 
 
+def test_what_overlaps_takes_as_long_as_the_longer_part():
+    one, both = (Setting.of("llama-3.1-70b", H100, layout=Layout(tp=8, overlap=o)) for o in (False, True))
+    for workload in (Workload.prefill(batch=1, prompt=2048), Workload.decode(batch=64, kv_len=1000)):
+        apart = {r.operator.name: float(r.time_s) for r in one.plan.estimate(workload).operators}
+        joined = {r.operator.name: float(r.time_s) for r in both.plan.estimate(workload).operators}
+        longer = max(apart["down_proj"], apart["down_proj_all_reduce"])
+        assert longer <= joined["down_proj+all_reduce"] <= apart["down_proj"] + apart["down_proj_all_reduce"]
+        assert sum(joined.values()) < sum(apart.values())
+    assert both.plan.ops == one.plan.ops
+    assert both.plan.bytes == one.plan.bytes
+    assert both.graph.parameters == one.graph.parameters
+    found = analyze("llama-3.1-70b", H100, layout=Layout(tp=8, overlap=True))
+    assert {op.name for op in found.phases.decode.operators if op.link_bytes} == {
+        "embed_tokens+all_reduce", "o_proj+all_reduce", "down_proj+all_reduce", "lm_head+all_gather",
+    }  # fmt: skip
+
+
 # Pipelines.
 
 

@@ -412,7 +412,7 @@ def test_names_are_lists_patterns_or_all():
         ),
         (
             "gpt2 t4 -o DIR/ --tp 2 --pp 2 --micro-batches 3",
-            "--micro-batches, --collective and --hierarchical-all-to-all are not for sweeps in a folder",
+            "--micro-batches, --collective, --hierarchical-all-to-all and --overlap are not for sweeps in a folder",
         ),
         ("gpt2 t4 -o DIR/file/", "DIR/file: must be a folder that can be written to: File exists"),
         ("--summary DIR", "DIR: holds no sweep; there is no design.json in it"),

@@ -148,8 +148,8 @@ def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
         ("rows.csv", "gpu,framework,M,N\nH100,x,1,2\n", "gemm needs the column 'K'; it has gpu, framework, M, N"),
         ("rows.csv", "gpu,framework,M,N,K\nH100,x,a,2,3\n", "M: must be numbers; got 'a'"),
         ("rows.csv", "gpu,framework,M,N,K\n", "holds no rows"),
-        ("rows.csv", "family,gpu\nconv,H100\n", "family: must be one of gemm, attention_prefill, attention_decode, "
-         "moe, elementwise, collectives; got 'conv'"),
+        ("rows.csv", "family,gpu\nconv,H100\n", ("family: must be one of gemm, attention_prefill, attention_decode, "
+         "moe, elementwise, collectives; got 'conv'")),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_path, name, content, problem):

@@ -1,0 +1,77 @@
+"""Collectives that travel while the launch before them still works: tiles of a product are sent as they are done
+(arXiv:2406.06858), or one half of a batch computes while the other is on its way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..forms import Form, total
+from ..graph import Block, Graph
+from ..operators.base import Operator, Tensor
+from ..operators.collectives import Collective
+from ..resource import Resource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlapped(Operator):
+    """An operator and the collective that sends what it makes, as one launch, which takes as long as the longer one."""
+
+    first: Operator
+    then: Collective
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        amounts = dict(self.first.arithmetic())
+        for resource, ops in self.then.arithmetic().items():
+            amounts[resource] = amounts.get(resource, Form()) + ops
+        return amounts
+
+    def reads(self) -> tuple[Tensor, ...]:
+        return (*self.first.reads(), *self.then.reads())
+
+    def writes(self) -> tuple[Tensor, ...]:
+        return (*self.first.writes(), *self.then.writes())
+
+    def sent(self) -> dict[Resource, Form]:
+        sent = (self.first.sent(), self.then.sent())
+        return {resource: total(each.get(resource, Form()) for each in sent) for one in sent for resource in one}
+
+    def conversion(self) -> Form:
+        return self.first.conversion() + self.then.conversion()
+
+    def state(self) -> tuple[Tensor, ...]:
+        return self.first.state()
+
+
+def overlapped(graph: Graph) -> Graph:
+    """The graph with every collective in the launch before it, where that makes what is sent."""
+    return graph.map_blocks(_joined)
+
+
+def _joined(block: Block) -> Block:
+    operators: list[Operator] = []
+    for op in block.operators:
+        before = operators[-1] if operators else None
+        if (
+            before
+            and isinstance(op, Collective)
+            and not isinstance(before, Collective)
+            and op.inputs[0] in before.outputs
+        ):
+            operators[-1] = Overlapped(
+                name=f"{before.name}+{_verb(op)}",
+                kind=before.kind,
+                inputs=before.inputs,
+                outputs=(*before.outputs, *op.outputs),
+                weights=before.weights,
+                first=before,
+                then=op,
+            )
+        else:
+            operators.append(op)
+    return replace(block, operators=tuple(operators))
+
+
+def _verb(op: Collective) -> str:
+    """Such as "all_reduce": what a collective does, without the name of what it does it to."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in type(op).__name__).lstrip("_")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hypothesis import settings
 
-# `python -m pytest` looks for packages in the checkout first, where transformers takes our kernels/ for a package that it
-# knows by that name. Ours are imported as llmviewer.kernels.
+# `python -m pytest` looks for packages in the checkout first, where transformers takes our kernels/ for a package of
+# that name which it knows. Ours are imported as llmviewer.kernels.
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != _ROOT]
 

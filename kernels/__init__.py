@@ -1,0 +1,54 @@
+"""Triton kernels that realise operators of the engine: to measure what a GPU reaches of its roofline, and to check the
+counts of OPs and bytes on something that runs. They need torch and triton: pip install 'llmviewer[kernels]'.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from .base import Kernel
+
+# The module of each kernel. Modules are imported when one of their kernels is asked for.
+_MODULES: Final = {
+    "copy": "stream",
+    "triad": "stream",
+    "gemm": "gemm",
+    "gemv": "gemv",
+    "gemm_fp8_block": "gemm_fp8_block",
+    "gemm_w4a16": "gemm_weight_only",
+    "gemm_w8a16": "gemm_weight_only",
+    "gemm_mxfp4": "gemm_weight_only",
+    "grouped_gemm": "grouped_gemm",
+    "fused_moe": "fused_moe",
+    "quantize": "quantize",
+    "rms_norm": "rms_norm",
+    "flash_attention": "flash_attention",
+    "decode_attention": "decode_attention",
+    "mla_decode": "mla_decode",
+}
+
+
+def kernel_names() -> tuple[str, ...]:
+    return tuple(_MODULES)
+
+
+def load_kernel(name: str) -> Kernel:
+    """The kernel of that name.
+
+    Raises InputError where there is none, or where torch or triton is missing.
+    """
+    if name not in _MODULES:
+        raise InputError(f"kernel must be one of {', '.join(_MODULES)}; got {name!r}")
+    try:
+        module = import_module(f".{_MODULES[name]}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "triton"):
+            raise
+        raise InputError(
+            f"kernel {name!r} needs {error.name}; install it with pip install 'llmviewer[kernels]'"
+        ) from None
+    return next(kernel for kernel in module.KERNELS if kernel.name == name)  # type: ignore[no-any-return]

@@ -1,0 +1,234 @@
+"""What a kernel of this folder says of itself: its launches, a reference, the operators that it realises, its cases.
+
+What is launched on a GPU, run in Triton's interpreter and compiled ahead of time is the same `Launch`: a plan is made
+of tensors, wherever they are, and tensors without memory (device "meta") do where only a signature is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..forms import evaluate, total
+from ..operators.base import Operator
+from ..precision import NAMED, Format
+from ..workload import Workload
+
+DTYPES: Final = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
+_TRITON: Final = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+EPSILON: Final = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}  # from 1 to the next number
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes and the data type of one call."""
+
+    dtype: str
+    sizes: tuple[tuple[str, int], ...]
+
+    def __getitem__(self, name: str) -> int:
+        return dict(self.sizes)[name]
+
+    def get(self, name: str, default: int = 0) -> int:
+        return dict(self.sizes).get(name, default)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def format(self) -> Format:
+        return NAMED[self.dtype]
+
+    def __str__(self) -> str:
+        """Such as "fp16 M=128 N=256 K=64"."""
+        return " ".join((self.dtype, *(f"{name}={size}" for name, size in self.sizes)))
+
+
+def case(dtype: str, **sizes: int) -> Case:
+    return Case(dtype, tuple(sizes.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a launch is shaped for.
+
+    sm               the compute capability: 90 is 9.0
+    multiprocessors  how many there are, which persistent grids and splits follow
+    """
+
+    sm: int
+    multiprocessors: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> Target:
+        """The GPU that tensors are on. For the interpreter so few multiprocessors that persistent loops do loop."""
+        if device.type != "cuda":
+            return cls(sm=90, multiprocessors=3)
+        found = torch.cuda.get_device_properties(device)
+        return cls(sm=10 * found.major + found.minor, multiprocessors=found.multi_processor_count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A jitted function with its grid, arguments by name and compiler options."""
+
+    function: Any
+    grid: tuple[int, ...]
+    arguments: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def __call__(self) -> None:
+        self.function[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+
+    def signature(self) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
+        """Types, constants, and arguments that are multiples of 16: what Triton's launcher would compile for."""
+        types: dict[str, str] = {}
+        constants: dict[str, Any] = {}
+        aligned = []
+        for parameter in self.function.params:
+            name, value = parameter.name, self.arguments[parameter.name]
+            if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+                types[name], constants[name] = "constexpr", value
+            elif isinstance(value, TensorDescriptor):
+                types[name] = f"tensordesc<{_TRITON[value.base.dtype]}{list(value.block_shape)}>"
+            elif isinstance(value, torch.Tensor):
+                types[name] = f"*{_TRITON[value.dtype]}"
+                aligned.append(name)  # allocators align to far more
+            else:
+                types[name] = "fp32" if isinstance(value, float) else "i32"
+                if isinstance(value, int) and value % 16 == 0:
+                    aligned.append(name)
+        return types, constants, tuple(aligned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Launches in order, and where they leave what they compute. Launching again computes it again."""
+
+    launches: tuple[Launch, ...]
+    outputs: tuple[torch.Tensor, ...]
+
+    def __call__(self) -> tuple[torch.Tensor, ...]:
+        for launch in self.launches:
+            launch()
+        return self.outputs
+
+
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One kernel, or a sequence that is of use together.
+
+    family     what its measurements are grouped by: "gemm", "attention", "norm"
+    cases      small and odd ones, to check what it computes
+    full_size  those of real models, to compile and to time
+    make       (case, device, seed) to random inputs of realistic scale, the keyword arguments of the next two
+    plan       (target, **inputs); it allocates what it writes, filled with NaN
+    reference  (**inputs), in fp32
+    tolerance  case to (relative, absolute)
+    operators  what all launches together realise
+    workload   the pass in which those do what the case says
+    least_sm   case to the oldest compute capability that has its instructions
+    """
+
+    name: str
+    family: str
+    cases: tuple[Case, ...]
+    full_size: tuple[Case, ...]
+    make: Callable[[Case, str, int], Inputs]
+    plan: Callable[..., Plan]
+    reference: Callable[..., tuple[torch.Tensor, ...]]
+    tolerance: Callable[[Case], tuple[float, float]]
+    operators: Callable[[Case], tuple[Operator, ...]]
+    workload: Callable[[Case], Workload]
+    least_sm: Callable[[Case], int] = lambda case: 89 if case.dtype.startswith("fp8") else 80
+
+    def run(self, **inputs: Any) -> tuple[torch.Tensor, ...]:
+        """Launch on the device where the tensors are."""
+        device = next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
+        return self.plan(Target.of(device), **inputs)()
+
+    def launches(self, case: Case, target: Target) -> tuple[Launch, ...]:
+        """What a case launches on `target`, made without memory."""
+        return self.plan(target, **self.make(case, "meta", 0)).launches
+
+    def ops(self, case: Case) -> float:
+        """OPs of the model's arithmetic, as the engine counts them."""
+        return float(evaluate(total(op.work().ops for op in self.operators(case)), self.workload(case)))
+
+    def nbytes(self, case: Case) -> float:
+        """Bytes to and from memory, as the engine counts them."""
+        return float(evaluate(total(op.work().nbytes for op in self.operators(case)), self.workload(case)))
+
+
+@dataclass(frozen=True)
+class Random:
+    """Tensors of random numbers on a device; without values where it has no memory."""
+
+    device: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.device != "meta":
+            object.__setattr__(self, "generator", torch.Generator(self.device).manual_seed(self.seed))
+
+    def normal(self, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+        if self.device == "meta":
+            return torch.empty(shape, dtype=dtype, device="meta")
+        return (torch.randn(shape, generator=self.generator, device=self.device) * scale).to(dtype)  # type: ignore[attr-defined]
+
+    def uniform(self, *shape: int, low: float, high: float) -> torch.Tensor:
+        """In fp32: scales."""
+        if self.device == "meta":
+            return torch.empty(shape, device="meta")
+        return torch.rand(shape, generator=self.generator, device=self.device) * (high - low) + low  # type: ignore[attr-defined]
+
+    def integers(self, *shape: int, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+        """From low to high - 1."""
+        if self.device == "meta":
+            return torch.empty(shape, dtype=dtype, device="meta")
+        found = torch.randint(low, high, shape, generator=self.generator, device=self.device)  # type: ignore[attr-defined]
+        return found.to(dtype)
+
+
+def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory in which what a kernel forgets to write shows: NaN, or the least integer."""
+    bad = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
+    return torch.full(shape, bad, dtype=dtype, device=device)
+
+
+def tensors(values: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Those among the inputs of a kernel."""
+    return (value for value in values.values() if isinstance(value, torch.Tensor))
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def pow2(n: int) -> int:
+    """The least power of two that is no less: blocks have such sizes."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,272 @@
+"""o[query, head] = softmax over keys of (q[query, head] . k[key, kv_head] / sqrt(dim)) @ v[:, kv_head], for prompts.
+
+FlashAttention (arXiv:2205.14135) with the loop order and the late division of FlashAttention-2 (arXiv:2307.08691,
+section 3.1): a program holds a tile of queries of one head while keys and values stream past, with the running maximum
+and sum of each query. Only tiles at the diagonal, at the edge of a window and at the end of a sequence pay for a mask.
+Sequences of any lengths are packed one after the other. Queries are the last of their sequence's keys, so a prompt, a
+chunk of one with a past, and a few drafted tokens are the same call.
+"""
+
+from __future__ import annotations
+
+from math import e, log2
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..operators.attention import FlashAttention, Heads
+from ..operators.base import Operator, Role, Tensor
+from ..operators.masks import Causal, Everything
+from ..workload import Sequences, Workload
+from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+
+_LOG2_E = log2(e)
+
+
+@triton.jit
+def _tile(source, first, last, head, heads, dim, ROWS: tl.constexpr, DIM: tl.constexpr, DESCRIBED: tl.constexpr):
+    """ROWS rows of one head, from `first` on; those from `last` on may be of the sequence that follows, or zero.
+
+    Without TMA, descriptors become loads that no loop overlaps with its products, so pointers it is.
+    """
+    if DESCRIBED:
+        tile = source.load([first, head, 0]).reshape(ROWS, DIM)
+    else:
+        rows, columns = first + tl.arange(0, ROWS), tl.arange(0, DIM)
+        at = source + (rows.to(tl.int64)[:, None] * heads + head) * dim + columns[None, :]
+        tile = tl.load(at, (rows[:, None] < last) & (columns[None, :] < dim), 0.0)
+    return tile
+
+
+@triton.jit
+def _attend(
+    out, most, total, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window, scale,
+    first, last,
+    DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """The keys from `first` to `last`, a multiple of BLOCK_N or the end, taken into `out`, `most` and `total`."""
+    for key in range(first, last, BLOCK_N):
+        k = _tile(k_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
+        scores = tl.dot(q, k.T) * scale
+        if MASKED:
+            keys = key + tl.arange(0, BLOCK_N)[None, :]
+            seen = keys < kv_len
+            if CAUSAL:
+                seen = seen & (keys <= positions[:, None])
+            if WINDOWED:
+                seen = seen & (keys > positions[:, None] - window)
+            # Finite, so that a query that sees none of these keys has weights, which the next it sees scale to nothing.
+            scores = tl.where(seen, scores, -1e30)
+        new = tl.maximum(most, tl.max(scores, 1))
+        weights = tl.exp2(scores - new[:, None])
+        old = tl.exp2(most - new)
+        total = total * old + tl.sum(weights, 1)
+        v = _tile(v_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
+        out = tl.dot(weights.to(v.dtype), v, out * old[:, None])
+        most = new
+    return out, most, total
+
+
+@triton.jit
+def _flash_attention(
+    q_rows, k_rows, v_rows, o_ptr, q_ends_ptr, kv_ends_ptr, scale, window, heads, kv_heads, dim,
+    DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    # The last tiles see the most keys: they start first, so that none is left over at the end.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    q_start = tl.load(q_ends_ptr + sequence)
+    q_len = tl.load(q_ends_ptr + sequence + 1) - q_start
+    row = tile * BLOCK_M
+    if row < q_len:
+        kv_start = tl.load(kv_ends_ptr + sequence)
+        kv_len = tl.load(kv_ends_ptr + sequence + 1) - kv_start
+        rows = row + tl.arange(0, BLOCK_M)
+        place = kv_len - q_len + row  # of the tile's first query in its sequence
+        positions = kv_len - q_len + rows
+        kv_head = head // (heads // kv_heads)
+        q = _tile(q_rows, q_start + row, q_start + q_len, head, heads, dim, BLOCK_M, DIM, DESCRIBED)
+        out = tl.zeros((BLOCK_M, DIM), dtype=tl.float32)
+        most = tl.full((BLOCK_M,), -1e30, dtype=tl.float32)
+        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        begin, whole = 0, 0  # where keys begin to be seen by any query, and by all
+        if CAUSAL:
+            end = min(kv_len, place + BLOCK_M)
+            full = (place + 1) // BLOCK_N * BLOCK_N  # where they end to be seen by all
+            if WINDOWED:
+                begin = max(place - window + 1, 0) // BLOCK_N * BLOCK_N
+                whole = tl.cdiv(max(place + BLOCK_M - window, 0), BLOCK_N) * BLOCK_N
+                full = max(full, begin)
+                whole = min(whole, full)
+        else:
+            end = kv_len
+            full = kv_len // BLOCK_N * BLOCK_N
+        if WINDOWED:
+            out, most, total = _attend(
+                out, most, total, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window, scale,
+                begin, whole, DIM, BLOCK_N, True, CAUSAL, WINDOWED, DESCRIBED,
+            )  # fmt: skip
+        out, most, total = _attend(
+            out, most, total, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window, scale,
+            whole, full, DIM, BLOCK_N, False, CAUSAL, WINDOWED, DESCRIBED,
+        )  # fmt: skip
+        out, most, total = _attend(
+            out, most, total, q, k_rows, v_rows, kv_start, kv_head, kv_heads, dim, positions, kv_len, window, scale,
+            full, end, DIM, BLOCK_N, True, CAUSAL, WINDOWED, DESCRIBED,
+        )  # fmt: skip
+        out = out / total[:, None]
+        columns = tl.arange(0, DIM)
+        o_at = o_ptr + ((q_start + rows).to(tl.int64)[:, None] * heads + head) * dim + columns[None, :]
+        tl.store(o_at, out.to(o_ptr.dtype.element_ty), (rows[:, None] < q_len) & (columns[None, :] < dim))
+
+
+def _blocks(target: Target, dim: int, longest: int) -> tuple[int, int, int, int]:
+    """(queries, keys, warps, stages): tiles that share shared memory and registers, as FlashAttention-2's do."""
+    block_m = min(max(pow2(longest), 16), 128)
+    if dim > 128:
+        return min(block_m, 128 if target.sm >= 90 else 64), 64, 8 if target.sm >= 90 else 4, 2
+    if target.sm >= 90:
+        return block_m, 128, 8 if block_m == 128 else 4, 2
+    return block_m, 64, 8 if block_m == 128 and dim > 64 else 4, 3
+
+
+def plan(
+    target: Target,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_ends: torch.Tensor,
+    kv_ends: torch.Tensor,
+    longest: int,
+    *,
+    causal: bool = True,
+    window: int = 0,
+) -> Plan:
+    """q[queries, heads, dim], k and v[keys, kv_heads, dim] to o like q. Sequence i has the rows from ends[i] to
+    ends[i + 1], of which there are `longest` queries at the most; ends[0] is 0. A window of 0 is none.
+    """
+    (queries, heads, dim), kv_heads = q.shape, k.shape[1]
+    padded = pow2(dim)
+    block_m, block_n, num_warps, num_stages = _blocks(target, padded, longest)
+    o = poisoned(queries, heads, dim, dtype=q.dtype, device=q.device)
+    described = target.sm >= 90 and dim * q.element_size() % 16 == 0  # rows begin at multiples of 16 bytes
+
+    def rows(x: torch.Tensor, block: int) -> torch.Tensor | TensorDescriptor:
+        return TensorDescriptor.from_tensor(x, [block, 1, padded]) if described else x
+
+    launch = Launch(
+        function=_flash_attention,
+        grid=(cdiv(longest, block_m), heads, q_ends.numel() - 1),
+        arguments={
+            "q_rows": rows(q, block_m), "k_rows": rows(k, block_n), "v_rows": rows(v, block_n),
+            "o_ptr": o, "q_ends_ptr": q_ends, "kv_ends_ptr": kv_ends, "scale": dim**-0.5 * _LOG2_E, "window": window,
+            "heads": heads, "kv_heads": kv_heads, "dim": dim, "DIM": padded, "BLOCK_M": block_m, "BLOCK_N": block_n,
+            "CAUSAL": causal, "WINDOWED": window > 0, "DESCRIBED": described,
+        },
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )  # fmt: skip
+    return Plan(launches=(launch,), outputs=(o,))
+
+
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_ends: torch.Tensor,
+    kv_ends: torch.Tensor,
+    longest: int,  # noqa: ARG001
+    *,
+    causal: bool = True,
+    window: int = 0,
+) -> tuple[torch.Tensor, ...]:
+    group = q.shape[1] // k.shape[1]
+    found = []
+    for sequence in range(q_ends.numel() - 1):
+        of_q, of_kv = (slice(int(ends[sequence]), int(ends[sequence + 1])) for ends in (q_ends, kv_ends))
+        ours = q[of_q].float().transpose(0, 1)
+        keys, values = (x[of_kv].float().transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
+        scores = ours @ keys.transpose(1, 2) * q.shape[2] ** -0.5
+        kv_len, q_len = keys.shape[1], ours.shape[1]
+        key = torch.arange(kv_len, device=q.device)
+        position = torch.arange(kv_len - q_len, kv_len, device=q.device)[:, None]
+        seen = (key <= position) if causal else torch.ones_like(key <= position)
+        seen = seen & (key > position - window) if window else seen
+        found.append((scores.masked_fill(~seen, float("-inf")).softmax(2) @ values).transpose(0, 1))
+    return (torch.cat(found),)
+
+
+def lengths(case: Case) -> list[tuple[int, int]]:
+    """(queries, keys) of each sequence: `q` and `kv`, less `ragged` for each sequence before it."""
+    return [(max(case["q"] - i * case.get("ragged"), 1), case["kv"] - i * case.get("ragged")) for i in range(case["B"])]
+
+
+def ends(numbers: list[int], device: str) -> torch.Tensor:
+    """Running sums that start at 0."""
+    return torch.tensor([0, *numbers]).cumsum(0).to(torch.int32).to(device)
+
+
+def _make(case: Case, device: str, seed: int) -> Inputs:
+    random, dtype, dim = Random(device, seed), case.torch_dtype, case["dim"]
+    queries, keys = (list(numbers) for numbers in zip(*lengths(case), strict=True))
+    return {
+        "q": random.normal(sum(queries), case["heads"], dim, dtype=dtype),
+        "k": random.normal(sum(keys), case["kv_heads"], dim, dtype=dtype),
+        "v": random.normal(sum(keys), case["kv_heads"], dim, dtype=dtype),
+        "q_ends": ends(queries, device),
+        "kv_ends": ends(keys, device),
+        "longest": max(queries),
+        "causal": not case.get("both_ways"),
+        "window": case.get("window"),
+    }
+
+
+def attention(case: Case) -> tuple[Operator, ...]:
+    """FlashAttention of the case's heads, under its mask."""
+    window = case.get("window")
+    mask = Everything() if case.get("both_ways") else Causal(window) if window else Causal()
+    heads = Heads(num_heads=case["heads"], num_kv_heads=case["kv_heads"], head_dim=case["dim"], mask=mask)
+    q, o = (Tensor(name=name, width=heads.q_width, format=case.format) for name in "qo")
+    k, v = (
+        Tensor(name=name, width=heads.kv_width, format=case.format, rows=mask.read, role=Role.KV_CACHE) for name in "kv"
+    )
+    return (FlashAttention(name="attention", inputs=(q, k, v), outputs=(o,), heads=heads),)
+
+
+def workload(case: Case) -> Workload:
+    return Workload(tuple(Sequences(batch=1, q_len=q_len, kv_len=kv_len) for q_len, kv_len in lengths(case)))
+
+
+KERNELS = (
+    Kernel(
+        name="flash_attention",
+        family="attention",
+        cases=(
+            case("fp16", B=1, heads=2, kv_heads=2, dim=64, q=130, kv=130),
+            case("fp16", B=2, heads=4, kv_heads=2, dim=32, q=70, kv=70, ragged=13),
+            case("fp16", B=2, heads=4, kv_heads=1, dim=40, q=37, kv=201, ragged=9),  # chunks with a past
+            case("fp16", B=1, heads=2, kv_heads=1, dim=32, q=300, kv=400, window=100),
+            case("fp16", B=2, heads=2, kv_heads=2, dim=32, q=140, kv=140, window=7, ragged=60),
+            case("fp16", B=2, heads=2, kv_heads=2, dim=24, q=139, kv=139, ragged=30, both_ways=1),
+            case("fp16", B=1, heads=1, kv_heads=1, dim=256, q=20, kv=50),
+            case("fp16", B=3, heads=4, kv_heads=2, dim=64, q=1, kv=150, ragged=50),
+        ),
+        full_size=(
+            case("bf16", B=4, heads=32, kv_heads=8, dim=128, q=4096, kv=4096),
+            case("bf16", B=1, heads=32, kv_heads=8, dim=128, q=512, kv=32768),
+            case("bf16", B=4, heads=32, kv_heads=16, dim=64, q=4096, kv=4096, window=1024),
+            case("bf16", B=1, heads=8, kv_heads=4, dim=256, q=8192, kv=8192, window=1024),
+        ),
+        make=_make,
+        plan=plan,
+        reference=reference,
+        # Weights are rounded to 16 bits before they meet the values.
+        tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
+        operators=attention,
+        workload=workload,
+    ),
+)

@@ -1,0 +1,218 @@
+"""y[token] = sum over its best experts e of p[token, e] * down[e] @ (silu(gate[e] @ x) * (up[e] @ x)).
+
+Softmax, the choice of the best and their renormalization (Mixtral, arXiv:2401.04088, section 2.1); a counting sort of
+(token, expert) pairs by expert, which keeps the order of tokens and uses no atomics, so that results repeat bit by bit;
+two grouped products, of which the first gathers its rows and ends in the activation; and the weighted sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import ACTIVATION_OPS, Activation, Combine, Route
+from ..precision import FP32
+from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .gemm import workload
+from .grouped_gemm import experts_linear, launch_grouped
+
+_ROUTE_ROWS = 4
+_SORT_BLOCK = 1024
+_COMBINE_BLOCK = 1024
+
+
+@triton.jit
+def _route(
+    logits_ptr, expert_ptr, weight_ptr, tokens,
+    EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """The best CHOSEN of EXPERTS logits, one after the other, and softmax weights that sum to 1 over them."""
+    rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    columns = tl.arange(0, BLOCK_E)
+    there = rows < tokens
+    at = rows[:, None] * EXPERTS + columns[None, :]
+    logits = tl.load(logits_ptr + at, there[:, None] & (columns[None, :] < EXPERTS), float("-inf"))
+    logits = logits.to(tl.float32)
+    logits = tl.where(there[:, None], logits, 0.0)
+    best = tl.max(logits, 1)
+    weights = tl.exp(logits - best[:, None])  # those of softmax but for a factor that renormalizing cancels
+    left = logits
+    chosen_sum = tl.zeros((BLOCK_T,), dtype=tl.float32)
+    for _ in tl.static_range(CHOSEN):
+        taken = columns[None, :] == tl.argmax(left, 1)[:, None]
+        chosen_sum += tl.sum(tl.where(taken, weights, 0.0), 1)
+        left = tl.where(taken, float("-inf"), left)
+    left = logits
+    for place in tl.static_range(CHOSEN):
+        expert = tl.argmax(left, 1)
+        taken = columns[None, :] == expert[:, None]
+        weight = tl.sum(tl.where(taken, weights, 0.0), 1) / chosen_sum
+        tl.store(expert_ptr + rows * CHOSEN + place, expert, there)
+        tl.store(weight_ptr + rows * CHOSEN + place, weight, there)
+        left = tl.where(taken, float("-inf"), left)
+
+
+@triton.jit
+def _count(expert_ptr, count_ptr, pairs, BLOCK: tl.constexpr):
+    """How many pairs go to the expert that is this program's."""
+    own = tl.program_id(0)
+    count = tl.zeros((BLOCK,), dtype=tl.int32)
+    for start in range(0, pairs, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        count += (tl.load(expert_ptr + at, at < pairs, -1) == own).to(tl.int32)
+    tl.store(count_ptr + own, tl.sum(count, 0))
+
+
+@triton.jit
+def _place(
+    expert_ptr, count_ptr, order_ptr, place_ptr, end_ptr, pairs,
+    EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """order[row] = pair and place[pair] = row of the pairs of this program's expert, in the order of pairs."""
+    own = tl.program_id(0)
+    experts = tl.arange(0, BLOCK_E)
+    counts = tl.load(count_ptr + experts, experts < EXPERTS, 0)
+    row = tl.sum(tl.where(experts < own, counts, 0), 0)
+    for start in range(0, pairs, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        mine = tl.load(expert_ptr + at, at < pairs, -1) == own
+        number = tl.cumsum(mine.to(tl.int32), 0)
+        rows = row + number - 1
+        tl.store(order_ptr + rows, at, mine)
+        tl.store(place_ptr + at, rows, mine)
+        row += tl.sum(mine.to(tl.int32), 0)
+    tl.store(end_ptr + own, row)
+
+
+@triton.jit
+def _combine(x_ptr, place_ptr, weight_ptr, y_ptr, width, CHOSEN: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    sums = tl.zeros((BLOCK,), dtype=tl.float32)
+    for place in tl.static_range(CHOSEN):
+        row = tl.load(place_ptr + token * CHOSEN + place).to(tl.int64)
+        weight = tl.load(weight_ptr + token * CHOSEN + place)
+        sums += weight * tl.load(x_ptr + row * width + columns, columns < width, 0.0).to(tl.float32)
+    y_at = y_ptr + token.to(tl.int64) * width + columns
+    tl.store(y_at, sums.to(y_ptr.dtype.element_ty), columns < width)
+
+
+def plan(
+    target: Target, x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: int
+) -> Plan:
+    """x[tokens, k], logits[tokens, experts], gate_up[experts, 2 n, k], down[experts, k, n] to y[tokens, k]."""
+    (tokens, k), (experts, _, n), pairs = x.shape, down.shape, x.shape[0] * chosen
+    sizes = {"device": x.device, "dtype": torch.int32}
+    expert, order, place = (poisoned(pairs, **sizes) for _ in range(3))
+    count, end = (poisoned(experts, **sizes) for _ in range(2))
+    weight = poisoned(pairs, dtype=torch.float32, device=x.device)
+    middle, out = (poisoned(pairs, width, dtype=x.dtype, device=x.device) for width in (n, k))
+    y = poisoned(tokens, k, dtype=x.dtype, device=x.device)
+    route = Launch(
+        function=_route,
+        grid=(cdiv(tokens, _ROUTE_ROWS),),
+        arguments={
+            "logits_ptr": logits, "expert_ptr": expert, "weight_ptr": weight, "tokens": tokens,
+            "EXPERTS": experts, "CHOSEN": chosen, "BLOCK_T": _ROUTE_ROWS, "BLOCK_E": pow2(experts),
+        },
+    )  # fmt: skip
+    sort = Launch(
+        function=_count,
+        grid=(experts,),
+        arguments={"expert_ptr": expert, "count_ptr": count, "pairs": pairs, "BLOCK": _SORT_BLOCK},
+    )
+    placed = Launch(
+        function=_place,
+        grid=(experts,),
+        arguments={
+            "expert_ptr": expert, "count_ptr": count, "order_ptr": order, "place_ptr": place, "end_ptr": end,
+            "pairs": pairs, "EXPERTS": experts, "BLOCK_E": pow2(experts), "BLOCK": _SORT_BLOCK,
+        },
+    )  # fmt: skip
+    combine = Launch(
+        function=_combine,
+        grid=(tokens, cdiv(k, _COMBINE_BLOCK)),
+        arguments={
+            "x_ptr": out, "place_ptr": place, "weight_ptr": weight, "y_ptr": y, "width": k,
+            "CHOSEN": chosen, "BLOCK": _COMBINE_BLOCK,
+        },
+    )  # fmt: skip
+    products = (
+        launch_grouped(target, x, gate_up, middle, end, order=order, chosen=chosen, gated=True),
+        launch_grouped(target, middle, down, out, end),
+    )
+    return Plan(launches=(route, sort, placed, *products, combine), outputs=(y,))
+
+
+def reference(
+    x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: int
+) -> tuple[torch.Tensor, ...]:
+    weights, experts = logits.float().softmax(1).topk(chosen, 1)
+    weights = weights / weights.sum(1, keepdim=True)
+    y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for number in range(down.shape[0]):
+        token, place = (experts == number).nonzero(as_tuple=True)
+        gate, up = (x[token].float() @ gate_up[number].float().T).chunk(2, dim=1)
+        middle = (torch.nn.functional.silu(gate) * up).to(x.dtype).float()  # stored between the products
+        y.index_add_(0, token, weights[token, place, None] * (middle @ down[number].float().T))
+    return (y,)
+
+
+def _make(case: Case, device: str, seed: int) -> Inputs:
+    tokens, n, k, experts, chosen = (case[name] for name in ("M", "N", "K", "experts", "chosen"))
+    random, dtype = Random(device, seed), case.torch_dtype
+    return {
+        "x": random.normal(tokens, k, dtype=dtype),
+        "logits": random.normal(tokens, experts, dtype=torch.float32),
+        "gate_up": random.normal(experts, 2 * n, k, dtype=dtype, scale=k**-0.5),
+        "down": random.normal(experts, k, n, dtype=dtype, scale=n**-0.5),
+        "chosen": chosen,
+    }
+
+
+def _operators(case: Case) -> tuple[Operator, ...]:
+    """Route; both products, the first with the activation at its end and without a copy of tokens; Combine."""
+    n, k, experts, chosen = (case[name] for name in ("N", "K", "experts", "chosen"))
+    logits = Tensor(name="logits", width=experts, format=FP32)
+    weights = Tensor(name="weights", width=2 * chosen, format=FP32)  # and the numbers of their experts
+    gate_up = experts_linear(case, "gate_up", 2 * n, k)
+    middle = replace(gate_up.outputs[0], width=n)
+    down = experts_linear(case, "down", k, n)
+    y = Tensor(name="y", width=k, format=case.format)
+    activation = Activation(
+        name="activation", inputs=(), outputs=(replace(middle, name="act"),), ops_per_element=ACTIVATION_OPS["silu"] + 1
+    )
+    return (
+        Route(name="route", inputs=(logits,), outputs=(weights,), chosen=chosen),
+        replace(gate_up, outputs=()),
+        activation,  # writes what the first product would
+        down,
+        Combine(name="combine", inputs=(down.outputs[0], weights), outputs=(y,), chosen=chosen),
+    )
+
+
+KERNELS = (
+    Kernel(
+        name="fused_moe",
+        family="moe",
+        cases=(
+            case("fp16", M=9, N=40, K=72, experts=5, chosen=2),
+            case("fp16", M=1, N=64, K=64, experts=8, chosen=3),
+            case("fp16", M=130, N=24, K=40, experts=4, chosen=1),
+        ),
+        full_size=(
+            case("bf16", M=4096, N=14336, K=4096, experts=8, chosen=2),
+            case("bf16", M=16, N=768, K=2048, experts=128, chosen=8),
+        ),
+        make=_make,
+        plan=plan,
+        reference=reference,
+        tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
+        operators=_operators,
+        workload=workload,
+    ),
+)

@@ -1,0 +1,127 @@
+"""y[m, n] = x[m, k] @ w[n, k].T in fp8, with a scale of x for each 128 of k and of w for each 128 x 128.
+
+DeepSeek-V3's scheme (arXiv:2412.19437, section 3.3.2): products of 128 elements of k are summed by the matrix unit, and
+added to the rest in fp32 registers with their scales, which also makes up for the few bits of Hopper's fp8 sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..errors import InputError
+from ..operators.base import Operator
+from ..precision import NAMED
+from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .gemm import GROUP_M, Tiling, add_parts, linear, splits, tile_of, tiles_of, workload
+
+BLOCK = 128
+
+
+@triton.jit
+def _block_scaled(
+    x_desc, w_desc, y_ptr, x_scale_ptr, w_scale_ptr, m, n, k, depth,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    row, column = tile_of(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
+    part = tl.program_id(1)
+    rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    w_scale_at = w_scale_ptr + column * BLOCK_N // BLOCK * (k // BLOCK)  # a tile is within one block of n
+    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(part * depth, min(part * depth + depth, k), BLOCK):
+        x = x_desc.load([row * BLOCK_M, start])
+        w = w_desc.load([column * BLOCK_N, start])
+        block = start // BLOCK
+        scale = tl.load(x_scale_ptr + block * m + rows, rows < m, 0.0) * tl.load(w_scale_at + block)
+        sums += tl.dot(x, w.T) * scale[:, None]
+    y_at = y_ptr + (part * m + rows).to(tl.int64)[:, None] * n + columns[None, :]
+    tl.store(y_at, sums.to(y_ptr.dtype.element_ty), (rows[:, None] < m) & (columns[None, :] < n))
+
+
+def tiling(target: Target, m: int, n: int, k: int) -> Tiling:
+    """A product stands beside the sums it is added to, so tiles are half as large as those of `gemm`."""
+    if m <= 64:
+        tile = Tiling(block_m=max(pow2(m), 16), block_n=64, block_k=BLOCK, num_warps=4, num_stages=5)
+    else:
+        tile = Tiling(block_m=128, block_n=128, block_k=BLOCK, num_warps=8, num_stages=4)
+    return replace(tile, parts=splits(target, tile, m, n, k))
+
+
+def plan(target: Target, x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> Plan:
+    """x[m, k], w[n, k]; x_scale[k / 128, m] so that rows of a tile lie together, w_scale[n / 128, k / 128]; y is fp16.
+
+    Raises InputError where k is no multiple of 128.
+    """
+    (m, k), n = x.shape, w.shape[0]
+    if k % BLOCK:
+        raise InputError(f"k must be a multiple of {BLOCK}; got {k}")
+    tile = tiling(target, m, n, k)
+    y = poisoned(m, n, dtype=torch.float16, device=x.device)
+    depth = tile.depth(k)
+    parts = cdiv(k, depth)
+    out = y if parts == 1 else poisoned(parts, m, n, dtype=torch.float32, device=x.device)
+    launch = Launch(
+        function=_block_scaled,
+        grid=(tiles_of(tile, m, n), parts),
+        arguments={
+            "x_desc": TensorDescriptor.from_tensor(x, [tile.block_m, BLOCK]),
+            "w_desc": TensorDescriptor.from_tensor(w, [tile.block_n, BLOCK]),
+            "y_ptr": out, "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "m": m, "n": n, "k": k, "depth": depth,
+            "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK": BLOCK, "GROUP": GROUP_M,
+        },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )  # fmt: skip
+    return Plan(launches=(launch,) if parts == 1 else (launch, add_parts(out, y)), outputs=(y,))
+
+
+def reference(
+    x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    x_scales = x_scale.T.repeat_interleave(BLOCK, 1)
+    w_scales = w_scale.repeat_interleave(BLOCK, 0)[: w.shape[0]].repeat_interleave(BLOCK, 1)
+    return ((x.float() * x_scales) @ (w.float() * w_scales).T,)
+
+
+def _make(case: Case, device: str, seed: int) -> Inputs:
+    m, n, k, random = case["M"], case["N"], case["K"], Random(device, seed)
+    return {
+        "x": random.normal(m, k, dtype=case.torch_dtype),
+        "w": random.normal(n, k, dtype=case.torch_dtype),
+        "x_scale": random.uniform(k // BLOCK, m, low=0.5, high=2),
+        "w_scale": random.uniform(cdiv(n, BLOCK), k // BLOCK, low=0.5, high=2) / k**0.5,
+    }
+
+
+def _operators(case: Case) -> tuple[Operator, ...]:
+    fp8 = NAMED[case.dtype]
+    x, w = (replace(fp8, group=group, scale_bits=32) for group in (BLOCK, BLOCK * BLOCK))
+    return linear(case, x, w)
+
+
+KERNELS = (
+    Kernel(
+        name="gemm_fp8_block",
+        family="gemm",
+        cases=(
+            case("fp8_e4m3", M=1, N=128, K=256),
+            case("fp8_e4m3", M=65, N=200, K=384),
+            case("fp8_e4m3", M=20, N=72, K=1280),
+        ),
+        full_size=(
+            case("fp8_e4m3", M=4096, N=4096, K=7168),
+            case("fp8_e4m3", M=16, N=4096, K=7168),
+        ),
+        make=_make,
+        plan=plan,
+        reference=reference,
+        tolerance=lambda case: (2**-9, 2**-9),
+        operators=_operators,
+        workload=workload,
+    ),
+)

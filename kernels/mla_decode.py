@@ -1,0 +1,169 @@
+"""o[sequence, head, latent] = softmax over tokens of ([q, q_rope] . [c, c_rope] * scale) @ c, for one new token each.
+
+Multi-head latent attention with its projections absorbed (DeepSeek-V2, arXiv:2405.04434, section 2.1): all heads share
+one latent of each token, which is key and value, and a few rotated elements beside it. A program reads it once, for
+BLOCK_H heads. Splits of the tokens and their merging are those of `decode_attention`.
+"""
+
+from __future__ import annotations
+
+from math import e, log2
+
+import torch
+import triton
+import triton.language as tl
+
+from ..operators.attention import FlashAttention, Heads
+from ..operators.base import Operator, Role, Tensor
+from ..operators.masks import CAUSAL
+from ..workload import Workload
+from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .decode_attention import merge, splits_of
+
+_LOG2_E = log2(e)
+
+
+@triton.jit
+def _mla_decode(
+    q_ptr, c_ptr, o_ptr, weight_ptr, table_ptr, length_ptr, scale, heads, pages,
+    LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
+):  # fmt: skip
+    split, block, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(length_ptr + sequence)
+    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
+    first = split * share
+    last = tl.minimum(first + share, length)
+    inside = block * BLOCK_H + tl.arange(0, BLOCK_H)
+    there = inside < heads
+    head = sequence * heads + inside
+    latent, rope = tl.arange(0, LATENT), LATENT + tl.arange(0, ROPE)
+    q_at = q_ptr + head[:, None] * (LATENT + ROPE)
+    q = tl.load(q_at + latent[None, :], there[:, None], 0.0)
+    q_rope = tl.load(q_at + rope[None, :], there[:, None], 0.0)
+    out = tl.zeros((BLOCK_H, LATENT), dtype=tl.float32)
+    most = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
+    total = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    for token in range(first, last, BLOCK_N):
+        tokens = token + tl.arange(0, BLOCK_N)
+        real = tokens < last
+        page = tl.load(table_ptr + sequence * pages + tokens // PAGE, real, 0).to(tl.int64)
+        c_at = c_ptr + (page * PAGE + tokens % PAGE)[:, None] * (LATENT + ROPE)
+        c = tl.load(c_at + latent[None, :], real[:, None], 0.0)
+        c_rope = tl.load(c_at + rope[None, :], real[:, None], 0.0)
+        scores = tl.dot(q_rope, c_rope.T, tl.dot(q, c.T)) * scale
+        scores = tl.where(real[None, :], scores, -1e30)
+        new = tl.maximum(most, tl.max(scores, 1))
+        weights = tl.exp2(scores - new[:, None])
+        old = tl.exp2(most - new)
+        total = total * old + tl.sum(weights, 1)
+        out = tl.dot(weights.to(c.dtype), c, out * old[:, None])
+        most = new
+    out = out / tl.where(total > 0, total, 1.0)[:, None]  # a split without tokens has weight 0
+    o_at = o_ptr + (head * SPLITS + split).to(tl.int64)[:, None] * LATENT + latent[None, :]
+    tl.store(o_at, out.to(o_ptr.dtype.element_ty), there[:, None])
+    if SPLITS > 1:
+        weight = tl.where(total > 0, most + tl.log2(tl.maximum(total, 1e-30)), -1e30)
+        tl.store(weight_ptr + head * SPLITS + split, weight, there)
+
+
+def plan(
+    target: Target,
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    longest: int,
+    *,
+    latent: int,
+    scale: float,
+) -> Plan:
+    """q[sequences, heads, latent + rope], the first part through the absorbed projection; cache[pages, page, latent +
+    rope]; table and lengths as in `decode_attention`; o[sequences, heads, latent], for the value projection.
+    """
+    (sequences, heads, width), page = q.shape, cache.shape[1]
+    # Shared memory: 32 tokens of a latent of 512 are 36 KB, and queries of 64 heads 72 KB.
+    block_h = min(max(pow2(heads), 16), 64 if target.sm >= 90 else 16)
+    blocks = cdiv(heads, block_h)
+    splits = splits_of(target, sequences * blocks, longest)
+    o = poisoned(sequences, heads, latent, dtype=q.dtype, device=q.device)
+    split = splits > 1
+    parts = poisoned(sequences * heads, splits, latent, dtype=torch.float32, device=q.device) if split else o
+    weight = poisoned(sequences * heads, splits, dtype=torch.float32, device=q.device) if split else None
+    launch = Launch(
+        function=_mla_decode,
+        grid=(splits, blocks, sequences),
+        arguments={
+            "q_ptr": q, "c_ptr": cache, "o_ptr": parts, "weight_ptr": weight, "table_ptr": table,
+            "length_ptr": lengths, "scale": scale * _LOG2_E, "heads": heads, "pages": table.shape[1],
+            "LATENT": latent, "ROPE": width - latent, "BLOCK_H": block_h, "BLOCK_N": 32, "PAGE": page,
+            "SPLITS": splits,
+        },
+        num_warps=8 if block_h == 64 else 4,
+        num_stages=3 if block_h == 64 and target.sm >= 100 else 5,  # there, products take shared memory, too
+    )  # fmt: skip
+    return Plan(launches=(launch, merge(parts, weight, o)) if weight is not None else (launch,), outputs=(o,))
+
+
+def reference(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    longest: int,  # noqa: ARG001
+    *,
+    latent: int,
+    scale: float,
+) -> tuple[torch.Tensor, ...]:
+    found = []
+    for ours, pages, length in zip(q.float(), table.long(), lengths.tolist(), strict=True):
+        c = cache.float()[pages].flatten(0, 1)[:length]
+        found.append((ours @ c.T * scale).softmax(1) @ c[:, :latent])
+    return (torch.stack(found),)
+
+
+def _make(case: Case, device: str, seed: int) -> Inputs:
+    random, dtype, page, batch = Random(device, seed), case.torch_dtype, case["page"], case["B"]
+    width, pages = case["latent"] + case["rope"], cdiv(case["kv"], page)
+    return {
+        "q": random.normal(batch, case["heads"], width, dtype=dtype),
+        "cache": random.normal(batch * pages, page, width, dtype=dtype),
+        "table": random.uniform(batch * pages, low=0, high=1).argsort().to(torch.int32).view(batch, pages),
+        "lengths": torch.full((batch,), case["kv"], dtype=torch.int32).to(device),
+        "longest": case["kv"],
+        "latent": case["latent"],
+        "scale": width**-0.5,
+    }
+
+
+def _operators(case: Case) -> tuple[Operator, ...]:
+    """One KV head of latent and rotated elements, of which the first are its values, too: they are read once."""
+    latent, width = case["latent"], case["latent"] + case["rope"]
+    heads = Heads(num_heads=case["heads"], num_kv_heads=1, head_dim=width, value_dim=latent)
+    q = Tensor(name="q", width=heads.q_width, format=case.format)
+    cache = Tensor(name="cache", width=width, format=case.format, rows=CAUSAL.read, role=Role.KV_CACHE)
+    o = Tensor(name="o", width=case["heads"] * latent, format=case.format)
+    return (FlashAttention(name="attention", inputs=(q, cache), outputs=(o,), heads=heads),)
+
+
+KERNELS = (
+    Kernel(
+        name="mla_decode",
+        family="attention",
+        cases=(
+            case("fp16", B=2, heads=4, latent=64, rope=16, kv=96, page=16),
+            case("fp16", B=1, heads=20, latent=128, rope=32, kv=701, page=64),
+            case("fp16", B=1, heads=70, latent=64, rope=16, kv=45, page=16),
+        ),
+        full_size=(
+            case("bf16", B=32, heads=128, latent=512, rope=64, kv=8192, page=64),
+            case("bf16", B=1, heads=16, latent=512, rope=64, kv=32768, page=64),
+        ),
+        make=_make,
+        plan=plan,
+        reference=reference,
+        tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
+        operators=_operators,
+        workload=lambda case: Workload.decode(batch=case["B"], kv_len=case["kv"]),
+    ),
+)

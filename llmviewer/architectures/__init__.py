@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
@@ -58,8 +59,9 @@ def model_types() -> tuple[str, ...]:
 
 
 def _mentions(module: str, model_type: str) -> bool:
-    """Whether a module may be the one: to import them all takes longer than the analysis."""
-    return f'"{model_type}"' in (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+    """Whether a module registers it, as its text has it: to import them all takes longer than the analysis."""
+    text = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+    return re.search(rf'@architecture\([^)]*"{re.escape(model_type)}"', text) is not None
 
 
 def _load(modules: Iterable[str]) -> None:

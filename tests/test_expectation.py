@@ -232,6 +232,11 @@ def test_counts_that_a_file_lacks_are_those_of_a_relative_and_said_to_be():
         find("P4")
 
 
+def test_fp32_is_not_rounded_to_tf32_and_uses_matrix_units_that_take_it():
+    assert H100.peak("fp32") == pytest.approx(66.9e12)
+    assert find("MI100").peak("fp32") == pytest.approx(46.1e12)
+
+
 @pytest.mark.parametrize("name", ["NVIDIA H100-SXM-80GB", "nvidia_h100_sxm", "H100"])
 def test_tables_may_name_devices_their_way(name):
     assert find(name).name == "h100-sxm"

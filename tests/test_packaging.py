@@ -30,13 +30,13 @@ def test_every_folder_with_files_is_packaged():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     homes = {declared["package-dir"].get(name, name.replace(".", "/")) for name in declared["packages"]}
     code = {path.parent for top in ("llmviewer", "reports", "kernels") for path in (ROOT / top).rglob("*.py")}
-    assert homes == {str(path.relative_to(ROOT)) for path in code} | {"hardware", "models"}
+    assert homes == {str(path.relative_to(ROOT)) for path in code} | {"hardware", "models", "profiles"}
 
 
 def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"llmviewer"}
-    for kind in ("hardware", "models"):
+    for kind in ("hardware", "models", "profiles"):
         shipped = {Path(name).name for name in names if name.startswith(f"llmviewer/data/{kind}/")}
         assert shipped - {"__init__.py"} == {path.name for path in (ROOT / kind).glob("*.yaml")}
     assert "llmviewer/reports/templates/analysis.html.j2" in names

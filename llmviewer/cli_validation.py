@@ -1,0 +1,165 @@
+"""`llmviewer calibrate` and `llmviewer validate`: parameters from measurements, and measurements against them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    from .expectation.validate import Predictions, Validation
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
+@click.option("-o", "--output", required=True, type=_FILE, metavar="FILE", help="Write the profile to a YAML file.")
+@click.option("--device", metavar="NAME", help="Only rows of this device.")
+@click.option("--library", metavar="NAME", help="Only rows of this library: vllm, trtllm, sglang, triton, cublas.")
+@click.option(
+    "--source", multiple=True, metavar="TEXT", help="Where the measurements come from; the files if not given."
+)
+def calibrate(
+    files: tuple[Path, ...], output: Path, device: str | None, library: str | None, source: tuple[str, ...]
+) -> None:
+    """Fits how fast the kernels of a library are on a device, from measurements (docs/measurements.md).
+
+    Parameters, where they come from and their errors, on shape families that were not fitted too, go to a YAML file
+    that `llmviewer validate --profile` reads.
+    """
+    from .expectation.calibrate import LEAST
+    from .expectation.calibrate import calibrate as run
+    from .expectation.device import find
+    from .expectation.profile import to_yaml
+    from .expectation.rows import read
+    from .export import write_text
+
+    wanted = find(device).name if device else None
+    rows = [
+        group
+        for path in files
+        for group in read(path).rows
+        if (wanted is None or group.device.name == wanted) and (library is None or group.stack.library == library)
+    ]
+    profiles = run(
+        rows,
+        sources=source or tuple(path.name for path in files),
+        progress=lambda e: click.echo(
+            f"{e.device} {e.stack.library} {e.family} {' '.join(filter(None, (e.stack.dtype, e.stack.kv_dtype)))} "
+            f"{e.stack.kernel}: {e.rows} rows, off by {e.held_out.mape:.1%} where held out",
+            err=True,
+        ),
+    )
+    if not profiles:
+        raise InputError(f"{files[0]}: no stack has {LEAST} rows with a time_us, which a fit needs")
+    write_text(output, to_yaml(profiles))
+    click.echo(f"{output}: {sum(len(p.entries) for p in profiles)} stacks", err=True)
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
+@click.option(
+    "--profile", "paths", multiple=True, type=_FILE, metavar="FILE", help="A profile, before those that ship."
+)
+@click.option("--predictions-out", type=_FILE, metavar="FILE", help="The rows with what is predicted (.csv, .parquet).")
+@click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
+@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write the scores to a file.")
+def validate(
+    files: tuple[Path, ...], paths: tuple[Path, ...], predictions_out: Path | None, form: str, output: Path | None
+) -> None:
+    """Scores the bound and the expectation against measured kernels (docs/measurements.md).
+
+    Errors by family, device and data type, rows measured faster than the bound, and those whose expectation is
+    farthest off.
+    """
+    from .expectation.profile import read as read_profile
+    from .expectation.profile import shipped
+    from .expectation.rows import read
+    from .expectation.validate import predict
+    from .expectation.validate import validate as run
+    from .export import write_text
+
+    entries = (*(e for path in paths for profile in read_profile(path) for e in profile.entries), *shipped())
+    predictions = [predict(read(path), entries) for path in files]
+    if predictions_out:
+        _write(predictions_out, predictions)
+        click.echo(f"{predictions_out}: {sum(len(one.table.frame) for one in predictions)} rows", err=True)
+    scores = run(predictions)
+    text = json.dumps(_plain(asdict(scores)), indent=2) + "\n" if form == "json" else _table(scores)
+    if output:
+        write_text(output, text)
+        click.echo(f"{output}: written", err=True)
+    else:
+        click.echo(text, nl=False)
+
+
+def _write(path: Path, predictions: Sequence[Predictions]) -> None:
+    import pandas as pd
+
+    from .export import write
+
+    if path.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{path}: must end in .csv or .parquet, the formats of predictions")
+    frame = pd.concat([one.frame() for one in predictions], ignore_index=True)
+    if path.suffix == ".csv":
+        write(path, lambda to: frame.to_csv(to, index=False))
+    else:
+        write(path, lambda to: frame.to_parquet(to, index=False))
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no nan."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _table(scores: Validation) -> str:
+    """Percentages; errors of the expectation, and of the bound in its own column."""
+    head = ("family", "device", "dtype", "from", "rows", "bound", "MAPE", "median", "<20us", ">20us", "bias", "rank",
+            "<10%", "<20%", "in 80%", "under bound")  # fmt: skip
+    lines: list[tuple[str, ...]] = [head]
+    for g in scores.groups:
+        e = g.expected
+        shares = (g.bound.mape, e.mape, e.median, e.mape_short, e.mape_long, e.bias)
+        rest = (e.within_10, e.within_20, e.covered)
+        lines.append((
+            g.family, g.device, g.dtype, g.source, str(e.rows), *map(_percent, shares), f"{e.rank:.3f}",
+            *map(_percent, rest), str(g.violations),
+        ))  # fmt: skip
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    text = [
+        "  ".join(
+            c.ljust(w) if i < 4 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    text += ["", "Farthest off:"] if scores.worst else []
+    text += [_row(row) for row in scores.worst]
+    text += ["", "Not scored:"] if scores.skipped else []
+    text += [f"  {count} rows: {reason}" for reason, count in scores.skipped.items()]
+    return "\n".join(text) + "\n"
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.1f}"
+
+
+def _row(row: dict[str, Any]) -> str:
+    facts = ", ".join(f"{k} {v:g}" if isinstance(v, float) else str(v) for k, v in row.items() if not k.endswith("_us"))
+    return (
+        f"  {facts}: {row['time_us']:.4g} us measured, {row['expected_us']:.4g} expected, {row['bound_us']:.4g} bound"
+    )
+
+
+COMMANDS: Final = (calibrate, validate)

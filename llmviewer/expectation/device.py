@@ -1,0 +1,96 @@
+"""What the models of kernels ask of a device. Numbers of its file, or, where that is said, of its nearest relative."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from ..errors import InputError
+from ..hardware import Hardware
+from ..hardware_files import load_hardware
+from ..resource import MEMORY, matrix, vector
+
+_VENDORS: Final = re.compile(r"^(?:nvidia|amd|intel|instinct)-")
+# Where a file does not count the cores or the L2 cache: the relative whose counts are carried over.
+_RELATIVES: Final[Mapping[str, str]] = {"blackwell": "b200", "blackwell ultra": "b200", "hopper": "h100-sxm"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Rates of a datasheet and the counts that decide how work is cut.
+
+    cores      streaming multiprocessors or compute units
+    l2         last cache before the main memory [B]
+    link       to the other devices of a node, one way, over the host where there is no other [B/s]; 0 if unknown
+    stacked    its memory is beside it on one package (HBM), as that of devices for data centres is
+    assumed    counts that are those of a relative
+    """
+
+    name: str
+    architecture: str
+    vendor: str
+    hardware: Hardware
+    bandwidth: float
+    cores: float
+    l2: float
+    link: float
+    stacked: bool
+    assumed: tuple[str, ...] = ()
+
+    def peak(self, dtype: str) -> float:
+        """Dense, on matrix units; fp32 on vector units where no other takes it as it is, as tf32 does not. [OP/s]"""
+        wanted = matrix(dtype)
+        if dtype == "fp32" and wanted not in self.hardware.rates:
+            wanted = vector(dtype)
+        return self.hardware.rates[self.hardware.supply(wanted)]
+
+
+def of(hardware: Hardware) -> Device:
+    """What `hardware` is for a model of kernels.
+
+    Raises InputError where neither its file nor a relative counts its cores.
+    """
+    numbers = dict(hardware.numbers)
+    last_cache = "l3.capacity" if "l3.capacity" in numbers else "l2.capacity"
+    assumed = []
+    for key in ("cores.count", last_cache):
+        if key not in numbers:
+            relative = _RELATIVES.get(hardware.architecture)
+            if relative is None:
+                raise InputError(f"{hardware.name} has no {key}: its file does not say, so kernels cannot be laid out")
+            numbers[key] = load_hardware(relative).fact(key)
+            assumed.append(f"{key} of {relative}")
+    return Device(
+        name=hardware.name,
+        architecture=hardware.architecture,
+        vendor=hardware.vendor,
+        hardware=hardware,
+        bandwidth=hardware.rates[MEMORY],
+        cores=numbers["cores.count"],
+        l2=numbers[last_cache],
+        link=numbers.get("scale_up.bandwidth", numbers.get("host.bandwidth", 0.0)),
+        stacked=any(fact.key == "memory.type" and str(fact.value).startswith("HBM") for fact in hardware.facts),
+        assumed=tuple(assumed),
+    )
+
+
+@cache
+def find(name: str) -> Device:
+    """The device that a table of measurements calls `name`, such as "H100-SXM-80GB".
+
+    Raises InputError, with the nearest names, where there is none such.
+    """
+    plain = _VENDORS.sub("", re.sub(r"[\s_]+", "-", name.strip().lower()))
+    parts = plain.split("-")
+    for end in range(len(parts), 0, -1):  # makers of tables add form factors and sizes
+        try:
+            return of(load_hardware("-".join(parts[:end])))
+        except InputError as error:
+            if end == len(parts):
+                first = error
+            if "kernels cannot be laid out" in str(error):
+                raise
+    raise first

@@ -1,0 +1,118 @@
+"""What the families of kernels share: parameters with physical names, work, and the smooth largest of times."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, log
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..device import Device
+
+Array = npt.NDArray[Any]
+Shapes = Mapping[str, Array]
+Parameters = Mapping[str, float]
+Features = Mapping[str, Any]
+
+MICROSECOND: Final = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One number of a model, within `low` and `high`, and near `usual` unless measurements say otherwise.
+
+    meaning  what it is, with its unit
+    linear   it may be 0, so it is sought as it is; the others by their logarithms
+    """
+
+    name: str
+    usual: float
+    low: float
+    high: float
+    meaning: str
+    linear: bool = False
+
+    def sought(self, value: float) -> float:
+        """As the search sees it."""
+        return value if self.linear else log(value)
+
+    def found(self, sought: float) -> float:
+        return min(max(sought if self.linear else exp(sought), self.low), self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Whose kernel it is: what a set of parameters belongs to, beside the device.
+
+    kernel  the library's name of it; of element-wise kernels and collectives also the operation
+    """
+
+    library: str
+    dtype: str
+    kv_dtype: str = ""
+    kernel: str = ""
+
+
+class Family(ABC):
+    """Kernels that one model describes.
+
+    parameters  what is fitted
+    variants    ways to lay out the work, one of which a kernel has
+    columns     shapes that a row must have
+    groups      the columns that make a shape family, which are held out together
+    """
+
+    name: ClassVar[str]
+    parameters: ClassVar[tuple[Parameter, ...]]
+    variants: ClassVar[tuple[str, ...]] = ("",)
+    columns: ClassVar[tuple[str, ...]]
+    optional: ClassVar[Mapping[str, float]] = {}
+    groups: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
+        """All that does not depend on parameters."""
+
+    @abstractmethod
+    def seconds(self, p: Parameters, features: Features) -> Array:
+        """The expected time of every row. [s]"""
+
+    @abstractmethod
+    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
+        """The roofline of the same work; what a loop keeps in the cache does not cross the memory bus. [s]"""
+
+    def kept(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
+        """Rows that a fit may rest on: sizes that models have."""
+        return np.ones(len(next(iter(shapes.values()))), dtype=bool)
+
+    def usual(self, stack: Stack) -> dict[str, float]:  # noqa: ARG002 - some kinds of kernels are told apart
+        """What parameters are where measurements do not tell."""
+        return {parameter.name: parameter.usual for parameter in self.parameters}
+
+
+def cold(reuse: Array, l2: float, part: float) -> Array:
+    """How much of a tensor comes from memory when `reuse` bytes were touched since it was there last. 0 to 1.
+
+    part  of the cache that is of use
+    """
+    return np.asarray(np.clip((reuse / (part * l2) - 0.7) / 0.6, 0.0, 1.0))
+
+
+def smooth_max(power: float, a: Array, b: Array) -> Array:
+    """At least the larger, and more where they are close, as they then get in each other's way."""
+    larger, smaller = np.maximum(a, b), np.minimum(a, b)
+    return np.asarray(larger * (1 + (smaller / larger) ** power) ** (1 / power))
+
+
+def best(values: Array) -> Array:
+    """The place of the least of each row, to be used with take."""
+    return np.asarray(np.argmin(values, axis=1)[:, None])
+
+
+def take(values: Array, place: Array) -> Array:
+    """The values there; of a column, its own."""
+    return np.asarray(values[:, 0] if values.shape[1] == 1 else np.take_along_axis(values, place, axis=1)[:, 0])

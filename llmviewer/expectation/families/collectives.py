@@ -1,0 +1,70 @@
+"""Collectives within a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import numpy as np
+
+from ...errors import InputError
+from ..device import Device
+from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, smooth_max
+
+_PARTS: Final[Mapping[str, float]] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
+
+
+class Collectives(Family):
+    """Latency and bytes over links, by the faster of two protocols.
+
+    variants  rings of NCCL with a protocol for short messages; kernels that read every peer's message at once
+    """
+
+    name = "collectives"
+    columns = ("num_gpus", "bytes")
+    groups = ("num_gpus",)
+    optional: ClassVar = {}
+    variants = ("ring", "peers")
+    parameters = (
+        Parameter(name="start_us", usual=5, low=0.5, high=120, meaning="launch [us]"),
+        Parameter(name="hop_us", usual=1.6, low=0.01, high=60, meaning="each further device [us]"),
+        Parameter(name="beta", usual=0.7, low=0.02, high=2, meaning="part of the link that is reached; above 1 where "
+                  "switches add"),
+        Parameter(name="short", usual=0.35, low=0.02, high=1, meaning="of that, by the protocol of short messages"),
+        Parameter(name="long_us", usual=15, low=0.1, high=200, meaning="further start of the other [us]"),
+        Parameter(name="sharp", usual=1.3, low=1, high=6, meaning="power of the smooth maximum"),
+    )  # fmt: skip
+
+    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
+        devices, share = np.asarray(shapes["num_gpus"], dtype=float), _share(shapes, stack)
+        sent = share * shapes["bytes"] / _link(device)
+        direct = (devices - 1) * shapes["bytes"] / _link(device) if variant == "peers" else sent
+        return {"hops": devices - 1, "sent": sent, "direct": direct}
+
+    def seconds(self, p: Parameters, features: Features) -> Array:
+        start = (p["start_us"] + p["hop_us"] * features["hops"]) * MICROSECOND
+        short = smooth_max(p["sharp"], start, features["direct"] / (p["beta"] * p["short"]))
+        long = smooth_max(p["sharp"], start + p["long_us"] * MICROSECOND, features["sent"] / p["beta"])
+        return np.asarray(np.minimum(short, long), dtype=float)
+
+    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
+        share = _share(shapes, stack)
+        reduced = np.where(share > 1, share / 2, share)  # switches that add halve what is sent
+        return np.asarray(reduced * shapes["bytes"] / _link(device))
+
+
+def _share(shapes: Shapes, stack: Stack) -> Array:
+    """Of the full buffer, what a device sends."""
+    operation = stack.kernel.rpartition(" ")[2]
+    devices = np.asarray(shapes["num_gpus"], dtype=float)
+    if operation == "send_recv":
+        return np.ones_like(devices)
+    if operation not in _PARTS:
+        raise InputError(f"op must be one of send_recv, {', '.join(_PARTS)}; got {operation!r}")
+    return np.asarray(_PARTS[operation] * (devices - 1) / devices)
+
+
+def _link(device: Device) -> float:
+    if not device.link:
+        raise InputError(f"{device.name} has no scale_up.bandwidth: its file does not say how devices are linked")
+    return device.link

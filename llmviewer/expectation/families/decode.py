@@ -1,0 +1,128 @@
+"""Attention of one new token of each sequence to its cache."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from ..device import Device
+from ..formats import cache_bytes
+from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold
+
+_SPLITS: Final = np.array([[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]], dtype=float)
+_LEAST: Final = 64  # keys of a part of the cache
+_FEW: Final = 8  # heads that share keys and fill no more than half of the smallest tile
+_LATENT: Final = 512  # columns that keys and values of latent attention share
+
+
+class Decode(Family):
+    """A key head and a part of its cache go to a core; parts are added up afterwards.
+
+    variants  heads that share a key head up to which they make tiles, and beyond which each goes alone; "whole": keys
+              that no heads share are not cut
+    """
+
+    name = "attention_decode"
+    columns = ("batch", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
+    optional: ClassVar = {"window": 0.0, "loop": 0.0}
+    groups = ("q_heads", "kv_heads", "head_dim")
+    parameters = (
+        Parameter(name="alpha", usual=0.3, low=0.005, high=1, meaning="part of the peak that is reached"),
+        Parameter(name="beta", usual=0.87, low=0.05, high=1, meaning="part of the memory bandwidth that is reached"),
+        Parameter(name="start_us", usual=8.5, low=0.5, high=300, meaning="launch and first tile [us]"),
+        Parameter(name="kappa", usual=2, low=0.3, high=30, meaning="of the bandwidth that one core can use, x cores"),
+        Parameter(name="lambda", usual=1.8, low=0.5, high=15, meaning="bandwidth of the L2 cache / of the memory"),
+        Parameter(name="split_us", usual=4, low=0.1, high=60, meaning="adding up parts of the cache [us]"),
+        Parameter(name="tau_us", usual=1.5, low=0.02, high=30, meaning="start and end of a part [us]"),
+        Parameter(name="eta", usual=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
+        Parameter(name="sharp", usual=8, low=1.2, high=20, meaning="power of the smooth maximum"),
+        Parameter(name="key_ns", usual=0.5, low=0.01, high=40, meaning="a key of a part, whatever its width [ns]"),
+        Parameter(name="single", usual=1, low=0.2, high=8, meaning="time / of others where no heads share keys"),
+        Parameter(name="wide", usual=1, low=0.2, high=100, meaning="arithmetic / of fewer where many heads share keys"),
+        Parameter(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
+                  "of two"),
+        Parameter(name="odd_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
+        Parameter(name="pad", usual=0.3, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True),
+        Parameter(name="window_us", usual=1, low=0.01, high=60, meaning="finding a window's keys [us]"),
+        Parameter(name="passed_ns", usual=0.02, low=0.0002, high=20, meaning="a key before the window, of a core [ns]"),
+    )  # fmt: skip
+    variants = ("128", "32", "8", "128 whole", "32 whole")
+
+    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
+        b, kv, heads, kv_heads, _, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
+        windowed = shapes["window"] > 0
+        passed = np.where(windowed[:, None], np.maximum(kv - shapes["window"][:, None], 0), 0)
+        kv = kv - passed
+        most, _, whole = (variant or self.variants[0]).partition(" ")
+        cache, queries, ops = _work(shapes, cache_bytes(stack.kv_dtype or "bf16"))
+        group = heads / kv_heads
+        tile = np.where(group <= 16, 16, np.where(group <= 64, 64, 128))
+        alone = group > float(most)
+        tile = np.where(alone, 1, tile)
+        groups = np.ceil(group / tile)
+        blocks = b * kv_heads * groups * _SPLITS
+        able = (_SPLITS == 1) | ((kv / _SPLITS >= _LEAST) & ~(bool(whole) & (group <= 1)))
+        parted = np.where(_SPLITS > 1, 8 * _SPLITS * b * heads * v_dim, 0)
+        return {
+            "waves": blocks / device.cores,
+            "keys": kv / _SPLITS,
+            "cache": cache / device.bandwidth,
+            "queries": queries / device.bandwidth,
+            "l2": (cache[:, None] * groups + queries[:, None] + parted) / device.bandwidth,
+            "compute": ops / device.peak("bf16"),
+            "padded": ops / device.peak("bf16") * (tile * groups / group)[:, 0],
+            "passed": (passed * np.maximum(blocks[:, :1] / device.cores, 1))[:, 0],
+            "windowed": windowed & (passed[:, 0] > 0),
+            "odd": (np.log2(v_dim) % 1 > 0)[:, 0],
+            "split": np.where(able, _SPLITS > 1, np.inf),
+            "reuse": np.where(shapes["loop"] > 0, cache + queries, np.inf),
+            "size": device.l2,
+            "single": group[:, 0] <= 1,
+            "wide": group[:, 0] > min(float(most), _FEW),
+        }
+
+    def seconds(self, p: Parameters, features: Features) -> Array:
+        f = features
+        waves = f["waves"]
+        wide = np.minimum(1, p["kappa"] * waves)
+        from_memory = f["cache"] * cold(f["reuse"], f["size"], p["eta"]) + f["queries"]
+        memory = from_memory[:, None] / (p["beta"] * wide)
+        l2 = f["l2"] / (p["lambda"] * wide)
+        ops = ((1 - p["pad"]) * f["compute"] + p["pad"] * f["padded"]) * np.where(f["wide"], p["wide"], 1)
+        compute = (ops / p["alpha"])[:, None] / np.minimum(1, waves)
+        largest = np.maximum(np.maximum(memory, l2), compute)
+        power = p["sharp"]
+        rounds = np.maximum(waves, 1) * (p["tau_us"] * MICROSECOND + p["key_ns"] * 1e-3 * MICROSECOND * f["keys"])
+        whole = largest + rounds + f["split"] * (p["split_us"] * MICROSECOND)
+        place = np.argmin(whole, axis=1)
+        at = np.arange(len(place)), place
+        smooth = sum((np.broadcast_to(t, whole.shape)[at] / largest[at]) ** power for t in (memory, l2, compute))
+        core = largest[at] * smooth ** (1 / power) + (whole - largest)[at]
+        core = core * np.where(f["single"], p["single"], 1) * np.where(f["odd"], p["odd"], 1)
+        core = core + f["odd"] * p["odd_us"] * MICROSECOND
+        window = f["windowed"] * p["window_us"] * MICROSECOND + f["passed"] * p["passed_ns"] * 1e-3 * MICROSECOND
+        return np.asarray(p["start_us"] * MICROSECOND + core + window, dtype=float)
+
+    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
+        cache, queries, ops = _work(shapes, cache_bytes(stack.kv_dtype or "bf16"))
+        again = (shapes["loop"] > 0) & (cache + queries <= device.l2)
+        moved = np.where(again, 0, cache + queries)
+        arithmetic = max(device.peak("bf16"), device.peak("fp8") if stack.kv_dtype == "fp8" else 0)
+        return np.maximum(ops / arithmetic, moved / device.bandwidth)
+
+    def usual(self, stack: Stack) -> dict[str, float]:
+        latent = stack.kernel.endswith("mla_absorb")  # all heads share a key: matrix units are filled
+        return super().usual(stack) | ({"alpha": 0.6} if latent else {})
+
+    def kept(self, shapes: Shapes) -> Array:
+        return np.asarray((shapes["kv_len"] >= 64) & (shapes["batch"] <= 512))
+
+
+def _work(shapes: Shapes, width: float) -> tuple[Array, Array, Array]:
+    """Bytes of the cache that are read, of queries and results, and OPs."""
+    b, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float) for c in Decode.columns)
+    kv = np.where(shapes["window"] > 0, np.minimum(kv, shapes["window"]), kv)
+    latent = (kv_heads == 1) & (v_dim == _LATENT) & (dim > v_dim)
+    cache = b * kv_heads * kv * np.where(latent, dim, dim + v_dim) * width
+    return cache, 2 * b * heads * (dim + v_dim), 2 * b * heads * kv * (dim + v_dim)

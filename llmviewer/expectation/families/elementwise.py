@@ -1,0 +1,49 @@
+"""Kernels that move bytes and compute little: norms, activations, additions, quantization, updates of states."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from ..device import Device
+from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold, smooth_max
+
+
+class Elementwise(Family):
+    """Bytes from memory or the cache, and a start for every row."""
+
+    name = "elementwise"
+    columns = ("rows", "bytes")
+    optional: ClassVar = {"cols": 1.0}
+    groups = ("cols",)
+    parameters = (
+        Parameter(name="beta", usual=0.75, low=0.03, high=1, meaning="part of the memory bandwidth that is reached"),
+        Parameter(name="start_us", usual=3, low=0.3, high=120, meaning="launch and ramp [us]"),
+        Parameter(name="lambda", usual=2.5, low=0.8, high=12, meaning="bandwidth of the L2 cache / of the memory"),
+        Parameter(name="row_ns", usual=0.05, low=0.0005, high=60, meaning="start of a row [ns]"),
+        Parameter(name="eta", usual=0.8, low=0.15, high=3, meaning="part of the L2 cache that is of use"),
+        Parameter(name="sharp", usual=2, low=1, high=20, meaning="power of the smooth maximum"),
+    )
+
+    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:  # noqa: ARG002
+        moved = np.asarray(shapes["bytes"], dtype=float)
+        again = shapes.get("loop", np.zeros_like(moved)) > 0
+        return {
+            "moved": moved / device.bandwidth,
+            "rows": np.asarray(shapes["rows"], dtype=float),
+            "reuse": np.where(again, moved, np.inf),
+            "size": device.l2,
+        }
+
+    def seconds(self, p: Parameters, features: Features) -> Array:
+        part = cold(features["reuse"], features["size"], p["eta"])
+        work = features["moved"] / p["beta"] * (part + (1 - part) / p["lambda"])
+        work = work + features["rows"] * (p["row_ns"] * 1e-3 * MICROSECOND)
+        start = p["start_us"] * MICROSECOND
+        return smooth_max(p["sharp"], work, np.full_like(work, start))
+
+    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:  # noqa: ARG002
+        moved = np.asarray(shapes["bytes"], dtype=float)
+        again = (shapes.get("loop", np.zeros_like(moved)) > 0) & (moved <= device.l2)
+        return np.where(again, 0, moved / device.bandwidth)

@@ -1,0 +1,124 @@
+"""Fused mixtures of experts: rows are sorted by expert, two grouped matrix multiplications, and added up again."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from ..device import Device
+from ..formats import kernel_type
+from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold
+from ._routing import TILES, local_load
+
+_WIDTHS: Final = (64, 128, 256)
+_ROWS: Final = np.repeat(np.arange(len(TILES)), len(_WIDTHS))
+_COLUMNS: Final = np.tile(np.array(_WIDTHS, dtype=float), len(TILES))[None, :]
+
+
+class Moe(Family):
+    """What one device does of a layer: no router, no all-to-all."""
+
+    name = "moe"
+    columns = ("tokens", "hidden", "inter", "topk", "experts")
+    optional: ClassVar = {"tp": 1.0, "ep": 1.0, "gated": 1.0, "skew": 0.0, "loop": 0.0}
+    groups = ("hidden", "inter", "topk", "experts")
+    parameters = (
+        Parameter(name="alpha", usual=0.6, low=0.02, high=1, meaning="part of the peak that is reached"),
+        Parameter(name="beta", usual=0.84, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
+        Parameter(name="start_us", usual=30, low=1, high=500, meaning="launches [us]"),
+        Parameter(name="tau_us", usual=2, low=0.02, high=60, meaning="start and end of a tile [us]"),
+        Parameter(name="round", usual=0.5, low=0, high=1, meaning="whole waves rather than parts", linear=True),
+        Parameter(name="pad", usual=0.5, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True),
+        Parameter(name="kappa", usual=3, low=0.3, high=40, meaning="of the bandwidth that one core can use, x cores"),
+        Parameter(name="lambda", usual=3, low=0.5, high=15, meaning="bandwidth of the L2 cache / of the memory"),
+        Parameter(name="passes", usual=4.5, low=0.1, high=60, meaning="over rows before and after, beside it"),
+        Parameter(name="middle", usual=1, low=0.02, high=20, meaning="passes over rows between the multiplications"),
+        Parameter(name="strangers", usual=0.3, low=0.005, high=10, meaning="passes over rows of all devices' experts"),
+        Parameter(name="eta", usual=0.7, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
+        Parameter(name="sharp", usual=2.5, low=1, high=20, meaning="power of the smooth maximum"),
+        Parameter(name="expert_us", usual=0.03, low=0.001, high=3, meaning="an expert of the device [us]"),
+    )
+
+    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:  # noqa: ARG002
+        kind = kernel_type(stack.dtype)
+        work = _work(shapes)
+        peak = device.peak(kind.arithmetic)
+        found: dict[str, Array] = {}
+        everything = np.zeros(len(work["rows"]))
+        for name, n, k in (("up", work["up"], work["hidden"]), ("down", work["hidden"], work["inner"])):
+            weights = work["reached"] * n * k * kind.weight
+            rows = work["rows"] * (k * kind.activation + 2 * n)
+            everything = everything + weights + rows
+            tiles = work["tiles"][:, _ROWS]
+            padded = tiles * np.array(TILES, dtype=float)[_ROWS]
+            columns = np.ceil(n[:, None] / _COLUMNS)
+            found |= {
+                f"{name} ops": (2 * work["rows"] * n * k / peak)[:, None],
+                f"{name} padded": 2 * padded * columns * _COLUMNS * k[:, None] / peak,
+                f"{name} waves": np.maximum(tiles * columns, 1) / device.cores,
+                f"{name} weights": weights[:, None] / device.bandwidth,
+                f"{name} rows": rows[:, None] / device.bandwidth,
+                f"{name} again": (tiles * n[:, None] * k[:, None] * kind.weight + columns * rows[:, None])
+                / device.bandwidth,
+            }
+        return {
+            **found,
+            "pass": 2 * work["hidden"] * (work["rows"] + work["tokens"]) / device.bandwidth,
+            "middle": 2 * (work["up"] + work["inner"]) * work["rows"] / device.bandwidth,
+            "strangers": 2 * (work["hidden"] + work["up"]) * work["all rows"] / device.bandwidth,
+            "reuse": np.where(shapes["loop"] > 0, everything, np.inf),
+            "experts": work["local"],
+            "size": device.l2,
+        }
+
+    def seconds(self, p: Parameters, features: Features) -> Array:
+        f = features
+        warm = cold(f["reuse"], f["size"], p["eta"])[:, None]
+        passes = p["passes"] * f["pass"] + p["middle"] * f["middle"] + p["strangers"] * f["strangers"]
+        time = p["start_us"] * MICROSECOND + passes + f["experts"] * (p["expert_us"] * MICROSECOND)
+        for name in ("up", "down"):
+            waves = f[f"{name} waves"]
+            rounds = p["round"] * np.ceil(waves) + (1 - p["round"]) * np.maximum(waves, 1)
+            wide = np.minimum(1, p["kappa"] * waves)
+            ops = (1 - p["pad"]) * f[f"{name} ops"] + p["pad"] * f[f"{name} padded"]
+            compute = ops / p["alpha"] + rounds * (p["tau_us"] * MICROSECOND)
+            memory = (f[f"{name} weights"] * warm + f[f"{name} rows"]) / (p["beta"] * wide)
+            l2 = (f[f"{name} weights"] + f[f"{name} rows"]) / (p["lambda"] * wide)
+            largest = np.maximum(np.maximum(compute, memory), l2)
+            place = np.argmin(compute * compute + memory * memory + l2 * l2, axis=1)
+            at = np.arange(len(place)), place
+            smooth = sum((t[at] / largest[at]) ** p["sharp"] for t in (compute, memory, l2))
+            time = time + largest[at] * smooth ** (1 / p["sharp"])
+        return np.asarray(time, dtype=float)
+
+    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
+        kind = kernel_type(stack.dtype)
+        work = _work(shapes)
+        a_row = (work["up"] + work["inner"]) * work["hidden"]
+        weights = work["reached"] * a_row * kind.weight
+        rows = 2.0 * 2 * work["hidden"] * work["tokens"]
+        again = (shapes["loop"] > 0) & (weights + rows <= device.l2)
+        ops = 2 * work["rows"] * a_row / device.peak(kind.arithmetic)
+        return np.asarray(np.maximum(ops, np.where(again, 0, weights) / device.bandwidth))
+
+
+def _work(shapes: Shapes) -> dict[str, Array]:
+    names = ("tokens", "hidden", "inter", "topk", "experts", "tp", "ep", "gated", "skew")
+    tokens, hidden, inter, topk, experts, tp, ep, gated, skew = (np.asarray(shapes[c], dtype=float) for c in names)
+    loads = np.array([
+        local_load(int(t), int(e), int(k), int(d), float(s))
+        for t, e, k, d, s in zip(tokens, experts, topk, ep, skew, strict=True)
+    ]).reshape(len(tokens), -1)  # fmt: skip
+    inner = inter / tp
+    return {
+        "tokens": tokens,
+        "hidden": hidden,
+        "inner": inner,
+        "up": (1 + gated) * inner,
+        "rows": loads[:, 0],
+        "all rows": tokens * topk,
+        "reached": loads[:, 1],
+        "tiles": loads[:, 2:],
+        "local": np.maximum(experts / ep, 1),
+    }

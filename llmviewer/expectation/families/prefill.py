@@ -1,0 +1,110 @@
+"""Attention over a prompt: every query of a sequence looks at the keys before it."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from ..device import Device
+from ..formats import cache_bytes, kernel_type
+from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, smooth_max
+
+_SMALL: Final = 64  # rows of the tile that kernels turn to for short prompts
+
+
+class Prefill(Family):
+    """A tile of queries goes to a core, which passes over the keys that they see.
+
+    variants  rows of the tile; "packed" puts the query heads that share a key head into one
+    """
+
+    name = "attention_prefill"
+    columns = ("batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
+    optional: ClassVar = {"window": 0.0, "causal": 1.0}
+    groups = ("q_heads", "kv_heads", "head_dim")
+    variants = ("64", "128", "128 packed", "192 packed", "256")
+    parameters = (
+        Parameter(name="alpha", usual=0.7, low=0.02, high=1, meaning="part of the peak that is reached"),
+        Parameter(name="beta", usual=0.86, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
+        Parameter(name="start_us", usual=11, low=0.5, high=300, meaning="launch and first tile [us]"),
+        Parameter(name="tau_us", usual=2, low=0.02, high=30, meaning="start and end of a tile [us]"),
+        Parameter(name="softmax", usual=60, low=1, high=1500, meaning="a score's exponential, in columns of a head"),
+        Parameter(name="wide", usual=1, low=0.3, high=4, meaning="cost of columns of a head above 128, each"),
+        Parameter(name="round", usual=0.6, low=0, high=1, meaning="whole waves rather than parts", linear=True),
+        Parameter(name="tail", usual=0.2, low=0, high=1, meaning="of the longest tile, left at the end", linear=True),
+        Parameter(name="passes", usual=1.9, low=0.05, high=20, meaning="over queries, beside it"),
+        Parameter(name="cache_passes", usual=2, low=0.05, high=20, meaning="over new keys and values, beside it"),
+        Parameter(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
+                  "of two"),
+        Parameter(name="edge", usual=1, low=0.1, high=12, meaning="keys of a window that are seen in vain, in tiles"),
+        Parameter(name="sharp", usual=6, low=1.2, high=20, meaning="power of the smooth maximum"),
+    )  # fmt: skip
+
+    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
+        b, q, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
+        window = np.where(shapes["window"] > 0, shapes["window"], np.inf)[:, None]
+        causal = np.asarray(shapes["causal"], dtype=float)[:, None] > 0
+        rows, _, packed = (variant or self.variants[0]).partition(" ")
+        tile = np.unique([float(rows), _SMALL])[None, :]
+        group = heads / kv_heads if packed else np.ones_like(heads)
+        tiles = np.ceil(q * group / tile)
+        blocks = b * (kv_heads if packed else heads) * tiles
+        mean = np.where(causal, np.minimum(kv - q + (tiles + 1) / 2 * tile / group, kv), kv)
+        read = b * kv * kv_heads * (dim + v_dim) * cache_bytes(stack.kv_dtype or "bf16")
+        peak = device.peak(kernel_type(stack.dtype).arithmetic)
+        return {
+            "waves": blocks / device.cores,
+            "mean": mean,
+            "last": kv,
+            "window": window,
+            "edge": tile / group,
+            "odd": (np.log2(dim) % 1 > 0)[:, 0],
+            "unit": 2 * tile * device.cores / peak,
+            "narrow": np.minimum(dim, 128) + np.minimum(v_dim, 128),
+            "wide": np.maximum(dim - 128, 0) + np.maximum(v_dim - 128, 0),
+            "moved": ((2 * b * q * heads * (dim + v_dim) + read) / device.bandwidth)[:, 0],
+            "pass": (2 * b * q * heads * dim / device.bandwidth)[:, 0],
+            "cache pass": (4 * b * q * kv_heads * dim / device.bandwidth)[:, 0],
+        }
+
+    def seconds(self, p: Parameters, features: Features) -> Array:
+        f = features
+        waves = f["waves"]
+        key = f["unit"] * (f["narrow"] + p["wide"] * f["wide"] + p["softmax"]) / p["alpha"]
+        rounds = p["round"] * np.ceil(waves) + (1 - p["round"]) * waves
+        tau = p["tau_us"] * MICROSECOND
+        most = f["window"] + p["edge"] * f["edge"]
+        longest = np.minimum(f["last"], most)
+        keys = np.maximum(rounds * np.minimum(f["mean"], most) + p["tail"] * longest, longest)
+        compute = np.min(keys * key + np.maximum(waves, 1) * tau, axis=1)
+        compute = compute * np.where(f["odd"], p["odd"], 1)
+        memory = f["moved"] / p["beta"]
+        core = smooth_max(p["sharp"], compute, memory)
+        passes = p["passes"] * f["pass"] + p["cache_passes"] * f["cache pass"]
+        return np.asarray(p["start_us"] * MICROSECOND + core + passes, dtype=float)
+
+    def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
+        b, q, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float) for c in self.columns)
+        ops = 2 * b * heads * _pairs(q, kv, shapes) * (dim + v_dim)
+        seen = np.where(shapes["window"] > 0, np.minimum(kv, q + shapes["window"]), kv)
+        read = b * seen * kv_heads * (dim + v_dim) * cache_bytes(stack.kv_dtype or "bf16")
+        moved = 2 * b * q * heads * (dim + v_dim) + read
+        again = (shapes.get("loop", np.zeros_like(b)) > 0) & (moved <= device.l2)
+        memory = np.where(again, 0, moved / device.bandwidth)
+        arithmetic = "fp8" if stack.kv_dtype == "fp8" and device.vendor == "nvidia" else stack.dtype
+        peak = max(device.peak(kernel_type(stack.dtype).arithmetic), device.peak(kernel_type(arithmetic).arithmetic))
+        return np.asarray(np.maximum(ops / peak, memory))
+
+    def kept(self, shapes: Shapes) -> Array:
+        return np.asarray(shapes["q_len"] >= 128)
+
+
+def _pairs(q: Array, kv: Array, shapes: Shapes) -> Array:
+    """Queries times the keys that each sees, of one head."""
+    window = np.where(shapes["window"] > 0, shapes["window"], np.inf)
+    full = q * np.minimum(kv, window)
+    before = kv - q  # keys that even the first query sees, beside its own
+    grown = np.clip(np.minimum(window, kv) - before, 0, q)  # queries that see fewer keys than the window holds
+    ramp = grown * before + grown * (grown + 1) / 2
+    return np.asarray(np.where(shapes["causal"] > 0, ramp + (q - grown) * np.minimum(window, kv), full))

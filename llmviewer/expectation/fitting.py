@@ -1,0 +1,86 @@
+"""Parameters from measured times: least squares of the logarithm of the error, with a loss that few rows bend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import InputError
+from .families._family import Array, Family, Features
+
+_SCALE: Final = 0.06  # errors above this share count in proportion, not squared
+_PRIOR: Final = 8.0  # how many rows a parameter's usual value weighs as much as, at a factor of e from it
+_STEP: Final = 5e-3  # wide enough to look across the edges of tiles
+_ROUNDS: Final = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The parameters found, how the work is laid out, and the mean error on the rows that they were fitted to."""
+
+    parameters: dict[str, float]
+    variant: str
+    loss: float
+
+
+def fit(
+    family: Family,
+    features: Features,
+    measured: Array,
+    *,
+    usual: dict[str, float],
+    variant: str = "",
+) -> Fit:
+    """`family` with the parameters that are nearest to `measured` [s].
+
+    usual  where the search begins, and what parameters are drawn to where rows do not tell
+
+    Raises InputError where scipy is not installed.
+    """
+    try:
+        from scipy.optimize import least_squares  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        raise InputError("calibrating needs scipy: pip install 'llmviewer[calibrate]'") from None
+    names = family.parameters
+    centre = np.array([q.sought(usual[q.name]) for q in names])
+    low, high = (np.array([q.sought(getattr(q, side)) for q in names]) for side in ("low", "high"))
+    first = np.array([q.sought(usual[q.name]) for q in names])
+    first = np.clip(first, low + 1e-3 * (high - low), high - 1e-3 * (high - low))
+    logs = np.log(measured)
+
+    def residuals(sought: Array) -> Any:
+        found = {q.name: q.found(float(x)) for q, x in zip(names, sought, strict=True)}
+        errors = np.log(family.seconds(found, features)) - logs
+        return np.concatenate([errors, np.sqrt(_PRIOR) * _SCALE * (sought - centre)])
+
+    def slopes(sought: Array) -> Any:
+        at, columns = residuals(sought), []
+        for i, (value, most) in enumerate(zip(sought, high, strict=True)):
+            step = _STEP if value + _STEP <= most else -_STEP
+            moved = sought.copy()
+            moved[i] += step
+            columns.append((residuals(moved) - at) / step)
+        return np.stack(columns, axis=1)
+
+    result = least_squares(
+        residuals, first, slopes, bounds=(low, high), loss="soft_l1", f_scale=_SCALE, max_nfev=_ROUNDS, ftol=1e-4
+    )
+    found = {q.name: q.found(float(x)) for q, x in zip(names, result.x, strict=True)}
+    errors = np.abs(np.expm1(np.log(family.seconds(found, features)) - logs))
+    return Fit(parameters=found, variant=variant, loss=float(np.mean(np.minimum(errors, 2.0))))
+
+
+def pick(features: Features, rows: Array) -> dict[str, Any]:
+    """The features of some rows; what all rows share stays."""
+    count = max(len(v) for v in features.values() if isinstance(v, np.ndarray))
+    return {
+        key: value[rows] if isinstance(value, np.ndarray) and value.ndim and len(value) == count else value
+        for key, value in features.items()
+    }
+
+
+def best_of(fits: Sequence[Fit]) -> Fit:
+    return min(fits, key=lambda found: found.loss)

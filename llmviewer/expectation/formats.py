@@ -1,0 +1,75 @@
+"""Data types of measured kernels: how wide weights and activations are, and what multiplies them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import InputError, suggest
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelType:
+    """Of a matrix multiplication.
+
+    weight, activation  [B] an element, scales included
+    arithmetic          the data type of the matrix units
+    quantizes           activations come in 16 bits and are quantized by a kernel before
+    """
+
+    weight: float
+    activation: float
+    arithmetic: str
+    quantizes: bool = False
+
+
+TYPES: Final[Mapping[str, KernelType]] = {
+    "fp32": KernelType(weight=4, activation=4, arithmetic="fp32"),
+    "bf16": KernelType(weight=2, activation=2, arithmetic="bf16"),
+    "fp16": KernelType(weight=2, activation=2, arithmetic="fp16"),
+    "fp8": KernelType(weight=1, activation=1, arithmetic="fp8", quantizes=True),
+    "fp8_static": KernelType(weight=1, activation=1, arithmetic="fp8", quantizes=True),
+    "fp8_block": KernelType(weight=1, activation=1, arithmetic="fp8", quantizes=True),
+    "int8": KernelType(weight=1, activation=1, arithmetic="int8"),
+    "sq": KernelType(weight=1, activation=1, arithmetic="int8"),
+    "int8_wo": KernelType(weight=1, activation=2, arithmetic="bf16"),
+    "int4_wo": KernelType(weight=0.5 + 2 / 128, activation=2, arithmetic="bf16"),
+    "nvfp4": KernelType(weight=0.5 + 1 / 16, activation=0.5 + 1 / 16, arithmetic="fp4", quantizes=True),
+    "fp4": KernelType(weight=0.5 + 1 / 32, activation=0.5 + 1 / 32, arithmetic="fp4"),
+    "w4a16_mxfp4": KernelType(weight=0.5 + 1 / 32, activation=2, arithmetic="bf16"),
+    "w4a8_mxfp4_mxfp8": KernelType(weight=0.5 + 1 / 32, activation=1 + 1 / 32, arithmetic="fp8", quantizes=True),
+    "w4afp8": KernelType(weight=0.5 + 2 / 128, activation=1, arithmetic="fp8", quantizes=True),
+}
+CACHE_BYTES: Final[Mapping[str, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+SIMILAR: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in where a type was not measured
+    "bf16": ("fp16",),
+    "fp16": ("bf16",),
+    "fp8": ("fp8_static", "fp8_block", "bf16"),
+    "fp8_static": ("fp8", "fp8_block", "bf16"),
+    "fp8_block": ("fp8", "fp8_static", "bf16"),
+    "nvfp4": ("fp4", "fp8", "bf16"),
+    "fp4": ("nvfp4", "fp8", "bf16"),
+    "int8": ("sq", "fp8", "bf16"),
+    "sq": ("int8", "fp8", "bf16"),
+    "int8_wo": ("int4_wo", "bf16"),
+    "int4_wo": ("int8_wo", "w4a16_mxfp4", "bf16"),
+    "w4a16_mxfp4": ("int4_wo", "bf16"),
+    "w4a8_mxfp4_mxfp8": ("nvfp4", "fp8", "w4afp8"),
+    "w4afp8": ("int4_wo", "fp8"),
+    "fp32": (),
+}
+
+
+def kernel_type(name: str) -> KernelType:
+    """Raises InputError, naming what there is, for a type that is not known."""
+    if name not in TYPES:
+        raise InputError(f"dtype must be one of {', '.join(TYPES)}; got {name!r}; {suggest(name, TYPES)}")
+    return TYPES[name]
+
+
+def cache_bytes(name: str) -> float:
+    """[B] an element of a KV cache. Raises InputError for a type that is not known."""
+    if name not in CACHE_BYTES:
+        raise InputError(f"kv_dtype must be one of {', '.join(CACHE_BYTES)}; got {name!r}")
+    return CACHE_BYTES[name]

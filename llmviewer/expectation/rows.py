@@ -1,0 +1,246 @@
+"""Measured kernels, read from Parquet or CSV (docs/measurements.md), as arrays by device and stack."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError
+from .device import Device, find
+from .families import FAMILIES, Family, Stack
+from .families._family import Array, Shapes
+from .formats import cache_bytes, kernel_type
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_NEEDED: Final = ("gpu", "framework")
+_MARKS: Final = (  # the columns by which a table's family is known, where it has no column that says it
+    ("attention_prefill", "q_len"),
+    ("attention_decode", "kv_len"),
+    ("moe", "experts"),
+    ("gemm", "M"),
+    ("collectives", "num_gpus"),
+    ("elementwise", "bytes"),
+)
+_CUBLAS: Final = {"sarathi", "hf-transformers", "pytorch", "pytorch/te"}  # frameworks whose linear layers are cuBLAS's
+_REPLAYED: Final = "mean_cudagraph"  # the same tensors again and again: what fits stays in the cache
+# Weights that the aiconfigurator collector goes round in its loop; for trtllm as many as the cache needs, up to 5.
+_ROUND: Final = {"vllm": 6.0, "sglang": 6.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows of one stack on one device.
+
+    places    their indices in the table
+    measured  [s]; nan where the table has no time
+    """
+
+    family: Family
+    device: Device
+    stack: Stack
+    version: str
+    places: npt.NDArray[np.int64]
+    shapes: Shapes
+    measured: Array
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def take(self, chosen: Array) -> Rows:
+        return Rows(
+            family=self.family,
+            device=self.device,
+            stack=self.stack,
+            version=self.version,
+            places=self.places[chosen],
+            shapes={name: column[chosen] for name, column in self.shapes.items()},
+            measured=self.measured[chosen],
+        )
+
+    def shape_families(self) -> Array:
+        """A number for each row; rows of one weight shape, head layout or model have the same."""
+        columns = np.stack([self.shapes[name] for name in self.family.groups], axis=1)
+        return np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A file of measurements.
+
+    unread  why rows cannot be used, and how many
+    """
+
+    path: Path
+    frame: pd.DataFrame
+    rows: tuple[Rows, ...]
+    unread: dict[str, int]
+
+
+def read(path: Path) -> Table:
+    """The measurements of a file.
+
+    Raises InputError where the file cannot be read or lacks a column.
+    """
+    frame = _frame(path)
+    family = _family(frame, path)
+    missing = [c for c in (*_NEEDED, *family.columns) if c not in frame]
+    if missing:
+        raise InputError(f"{path}: {family.name} needs the column {missing[0]!r}; it has {', '.join(frame.columns)}")
+    for column in family.columns:
+        try:
+            frame[column].astype(float)
+        except (TypeError, ValueError):
+            raise InputError(f"{path}: {column}: must be numbers; got {frame[column].iloc[0]!r}") from None
+    unread: Counter[str] = Counter()
+    return Table(path=path, frame=frame, rows=tuple(_rows(frame, family, unread)), unread=unread)
+
+
+def read_all(paths: Iterable[Path]) -> list[Table]:
+    return [read(path) for path in paths]
+
+
+def _frame(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    if path.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{path}: must end in .csv or .parquet, the formats of measurements")
+    try:
+        frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder; give a file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # what pandas and pyarrow raise for a file of another kind
+        raise InputError(f"{path}: is not a table: {' '.join(str(error).split())}") from None
+    if not len(frame):
+        raise InputError(f"{path}: holds no rows")
+    return frame.reset_index(drop=True)
+
+
+def _family(frame: pd.DataFrame, path: Path) -> Family:
+    if "family" in frame:
+        name = str(frame["family"].iloc[0])
+        if name in FAMILIES:
+            return FAMILIES[name]
+        raise InputError(f"{path}: family: must be one of {', '.join(FAMILIES)}; got {name!r}")
+    for name, mark in _MARKS:
+        if mark in frame:
+            return FAMILIES[name]
+    raise InputError(f"{path}: no family has these columns; docs/measurements.md says what they are called")
+
+
+def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator[Rows]:
+    labels = {name: _texts(frame, name) for name in ("gpu", "framework", "dtype", "kv_dtype", "version")}
+    labels["kernel"] = _kernels(frame, family)
+    numbers = {name: _numbers(frame, name, None) for name in family.columns}
+    numbers |= {name: _numbers(frame, name, default) for name, default in family.optional.items()}
+    if family.name == "moe" and "distribution" in frame:
+        numbers["skew"] = _skews(frame)
+    given = frame["loop"].to_numpy(float) if "loop" in frame else None
+    replayed = _texts(frame, "stat") == _REPLAYED
+    times = frame["time_us"].to_numpy(float) * 1e-6 if "time_us" in frame else np.full(len(frame), np.nan)
+    sound = np.all([np.isfinite(c) & (c > 0) for c in (numbers[n] for n in family.columns)], axis=0)
+    if family.name == "collectives" and "nodes" in frame:
+        crossing = frame["nodes"].to_numpy(float) > 1
+        unread["more than one node"] += int(np.count_nonzero(crossing & sound))
+        sound = sound & ~crossing
+    unread["a shape is missing or not positive"] += int(np.count_nonzero(~sound)) - unread["more than one node"]
+    keys = frame.assign(**{f"_{name}": column for name, column in labels.items() if name != "version"})
+    for label, found in keys.groupby([f"_{n}" for n in labels if n != "version"], sort=True).indices.items():
+        assert isinstance(label, tuple)
+        gpu, framework, dtype, kv_dtype, kernel = map(str, label)
+        places = found[sound[found]]
+        if not len(places):
+            continue
+        try:
+            device, stack = find(gpu), _stack(family, framework, dtype, kv_dtype, kernel)
+        except InputError as error:
+            unread[str(error)] += len(places)
+            continue
+        shapes = {name: column[places] for name, column in numbers.items()}
+        shapes |= _loop(family, device, stack, shapes, replayed[places]) if given is None else {"loop": given[places]}
+        versions = sorted(set(labels["version"][places]) - {""})
+        yield Rows(
+            family=family,
+            device=device,
+            stack=stack,
+            version=", ".join(versions[-3:]),
+            places=places,
+            shapes=shapes,
+            measured=times[places],
+        )
+
+
+def _stack(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: str) -> Stack:
+    library = "cublas" if family.name == "gemm" and framework in _CUBLAS else framework
+    if family.name in ("gemm", "moe"):
+        kernel_type(dtype)
+    if family.name.startswith("attention"):
+        cache_bytes(kv_dtype or "bf16")
+        kernel_type(dtype or "bf16")
+        return Stack(library=library, dtype=dtype or "bf16", kv_dtype=kv_dtype or "bf16", kernel=kernel)
+    return Stack(library=library, dtype=dtype, kernel=kernel)
+
+
+def _kernels(frame: pd.DataFrame, family: Family) -> Array:
+    """What tells stacks of one library apart: not tiles that it chooses by shape, but what is chosen for it."""
+    if family.name == "gemm":
+        return np.full(len(frame), "", dtype=object)
+    if family.name == "elementwise":
+        return _texts(frame, "op")
+    if family.name == "collectives":
+        joined = _texts(frame, "impl" if "impl" in frame else "kernel") + " " + _texts(frame, "op")
+        return np.asarray(joined, dtype=object)
+    kernel = _texts(frame, "kernel")
+    if family.name.startswith("attention") and "attn" in frame:
+        attention = _texts(frame, "attn")
+        kernel = np.where((attention == "gqa") | (attention == ""), kernel, kernel + " " + attention)
+    return np.asarray(kernel, dtype=object)
+
+
+def _loop(family: Family, device: Device, stack: Stack, shapes: Shapes, replayed: Array) -> dict[str, Array]:
+    """How a benchmark repeats itself, where its table does not say."""
+    if family.name == "elementwise":
+        return {"loop": np.ones(len(replayed))}
+    loop = np.where(replayed, 1.0, 0.0)
+    if family.name != "gemm":
+        return {"loop": loop}
+    rounds: Array | float = (
+        1.0 if stack.library == "vllm" and stack.dtype in ("nvfp4", "fp8_block") else _ROUND.get(stack.library, 1)
+    )
+    if stack.library == "trtllm":
+        weights = shapes["N"] * shapes["K"] * kernel_type(stack.dtype).weight
+        rounds = np.minimum(5, np.ceil(device.l2 / weights))
+    return {"loop": loop * rounds, "private": loop * (stack.library == "sglang")}
+
+
+def _texts(frame: pd.DataFrame, name: str) -> Array:
+    if name not in frame:
+        return np.full(len(frame), "", dtype=object)
+    return frame[name].astype(object).where(frame[name].notna(), "").astype(str).to_numpy(dtype=object)
+
+
+def _numbers(frame: pd.DataFrame, name: str, default: float | None) -> Array:
+    if name not in frame:
+        return np.full(len(frame), default if default is not None else np.nan)
+    column = frame[name].astype(float)
+    return (column if default is None else column.fillna(default)).to_numpy(float)
+
+
+def _skews(frame: pd.DataFrame) -> Array:
+    """The exponent in "power_law_1.2"; 0 for "balanced"."""
+    import pandas as pd
+
+    exponents = frame["distribution"].astype(str).str.extract(r"power_law_([0-9.]+)")[0]
+    skews: Any = pd.to_numeric(exponents).fillna(0.0).to_numpy(float)
+    return np.asarray(skews)

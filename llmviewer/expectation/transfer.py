@@ -1,0 +1,148 @@
+"""Parameters for a stack: those measured on it, or carried over from its nearest relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ..errors import InputError
+from .device import Device, find
+from .families import FAMILIES, Family, Stack
+from .families._family import Array, Shapes
+from .formats import SIMILAR
+from .profile import Entry, Error, transferred
+
+_GENERATIONS: Final = (
+    "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell ultra", "rubin",
+)  # fmt: skip
+_RELATIVES: Final = 5  # stacks that are asked at most
+# What 80 % of measured times lie between where no error of a transfer was measured: no better than a guess.
+_UNKNOWN: Final = Error(
+    mape=0.5, median=0.4, mape_short=0.5, mape_long=0.5, covered=float("nan"), short=(0.5, 2.0), long=(0.5, 2.0)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """Of a number of launches, as arrays. [s]
+
+    source  "calibrated", "transferred" or "bound only", and from where
+    """
+
+    bound: Array
+    expected: Array
+    low: Array
+    high: Array
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The entries that speak for a stack on a device, and how far they can be trusted."""
+
+    entries: tuple[Entry, ...]
+    error: Error
+    source: str
+
+
+def choose(
+    name: str, device: Device, stack: Stack, entries: Sequence[Entry], errors: Callable[[str, str], Error] | None = None
+) -> Choice:
+    """Whose parameters to use for a stack: its own; else, on the device, those of its library; else relatives'.
+
+    Raises InputError where nothing like it was ever measured.
+    """
+    of_family = [e for e in entries if e.family == name]
+    own = [e for e in of_family if e.device == device.name and _of_type(e, stack, stack.dtype)]
+    same = [e for e in own if e.stack.library == stack.library and e.stack.kernel == stack.kernel]
+    if same:
+        return Choice(entries=(same[0],), error=same[0].held_out, source=f"calibrated on {_named(same[0])}")
+    library = [e for e in own if e.stack.library == stack.library and _alike(e, stack)]
+    if library and not stack.kernel:
+        first = max(library, key=lambda e: e.rows)
+        return Choice(entries=(first,), error=first.held_out, source=f"calibrated on {_named(first)}")
+    error = (errors or _measured_error)(name, stack.dtype)
+    for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())):
+        found = [e for e in of_family if _of_type(e, stack, dtype) and _alike(e, stack)]
+        if found:
+            found = _nearest(found, device, stack)
+            devices = ", ".join(dict.fromkeys(e.device for e in found))
+            return Choice(entries=tuple(found), error=error, source=f"transferred from {devices}")
+    raise InputError(f"no profile of {name} in {stack.dtype} on any device")
+
+
+def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
+    """Those of the same maker, kind of memory and nearest architecture, there of the same kernel and library.
+
+    One of each device and library.
+    """
+    ranked = sorted(entries, key=lambda e: (*_distance(e, device, stack), -e.rows))
+    best: dict[tuple[str, str], Entry] = {}
+    for entry in ranked:
+        best.setdefault((entry.device, entry.stack.library), entry)
+    chosen = list(best.values())
+    least = _distance(chosen[0], device, stack)
+    return [e for e in chosen if _distance(e, device, stack) == least][:_RELATIVES]
+
+
+def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
+    other = find(entry.device)
+    kernel = 0 if entry.stack.kernel == stack.kernel else 1
+    library = 0 if entry.stack.library == stack.library else 1
+    kind = int(other.vendor != device.vendor), int(other.stacked != device.stacked)
+    return (*kind, _apart(other, device), library + kernel)
+
+
+def _apart(a: Device, b: Device) -> int:
+    if a.architecture == b.architecture:
+        return 0 if a.name != b.name else -1
+    if a.architecture in _GENERATIONS and b.architecture in _GENERATIONS:
+        return abs(_GENERATIONS.index(a.architecture) - _GENERATIONS.index(b.architecture))
+    return len(_GENERATIONS)
+
+
+def _of_type(entry: Entry, stack: Stack, dtype: str) -> bool:
+    return entry.stack.dtype == dtype and entry.stack.kv_dtype == stack.kv_dtype
+
+
+def _alike(entry: Entry, stack: Stack) -> bool:
+    """Of the same operation or kind of attention, which is the last word of a kernel's name."""
+    kinds = {"mla_absorb", "mla_unabsorbed", "encoder_noncausal"}
+    own, other = (name.rpartition(" ")[2] for name in (stack.kernel, entry.stack.kernel))
+    if entry.family in ("elementwise", "collectives"):
+        return own == other or not own
+    return (own if own in kinds else "") == (other if other in kinds else "")
+
+
+def _measured_error(name: str, dtype: str) -> Error:
+    known = transferred()
+    return known.get((name, dtype)) or known.get((name, "all")) or _UNKNOWN
+
+
+def _named(entry: Entry) -> str:
+    return " ".join(filter(None, (entry.device, entry.stack.library, entry.version, entry.stack.kernel)))
+
+
+def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Sequence[Entry]) -> Expectation:
+    """What kernels of `stack` are expected to take; never less than the bound.
+
+    Where nothing like them was measured, the bound stands for it, with no upper end.
+    """
+    family: Family = FAMILIES[name]
+    bound = family.bound(shapes, device, stack)
+    try:
+        choice = choose(name, device, stack, entries)
+    except InputError as error:
+        return Expectation(
+            bound=bound, expected=bound, low=bound, high=np.full_like(bound, np.inf), source=f"bound only: {error}"
+        )
+    logs = [
+        np.log(family.seconds(e.parameters, family.features(shapes, device, stack, e.variant))) for e in choice.entries
+    ]
+    expected = np.maximum(np.exp(np.median(logs, axis=0) if len(logs) > 2 else np.mean(logs, axis=0)), bound)
+    low, high = choice.error.interval(expected)
+    source = choice.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else "")
+    return Expectation(bound=bound, expected=expected, low=np.maximum(low, bound), high=high, source=source)

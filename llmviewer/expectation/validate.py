@@ -1,0 +1,210 @@
+"""Bound and expectation against measured rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError
+from .families._family import Array
+from .profile import SHORT_S, Entry
+from .rows import Table
+from .transfer import Expectation, expect
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WORST: Final = 10
+COLUMNS: Final = ("bound_us", "expected_us", "expected_low_us", "expected_high_us", "source")
+_TOLERANCE: Final = 1.005  # how much faster than the bound is a violation, beyond what a clock can tell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How near predictions are to measured times. Shares of 1.
+
+    bias      the median of predicted / measured, less 1
+    covered   measured times within the 80 % interval; nan for a bound, which has none
+    """
+
+    rows: int
+    mape: float
+    median: float
+    mape_short: float
+    mape_long: float
+    bias: float
+    rank: float
+    within_10: float
+    within_20: float
+    covered: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Rows of one family, device and data type, all sources of parameters told apart.
+
+    violations  rows that were measured faster than the bound
+    """
+
+    family: str
+    device: str
+    dtype: str
+    source: str
+    bound: Score
+    expected: Score
+    violations: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """The scores of files.
+
+    worst    rows whose expectation is farthest off
+    skipped  rows without a prediction or a time, by reason
+    """
+
+    groups: tuple[Group, ...]
+    worst: tuple[dict[str, Any], ...]
+    skipped: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """A table with what is predicted for each of its rows; nan where nothing is. [us]"""
+
+    table: Table
+    columns: dict[str, Array]
+    skipped: dict[str, int]
+
+    def frame(self) -> pd.DataFrame:
+        return self.table.frame.assign(**self.columns)
+
+
+def predict(table: Table, entries: Sequence[Entry]) -> Predictions:
+    """Bound and expectation of every row of a table that has them."""
+    count = len(table.frame)
+    columns: dict[str, Array] = {name: np.full(count, np.nan) for name in COLUMNS[:-1]}
+    columns["source"] = np.full(count, "", dtype=object)
+    skipped = Counter(table.unread)
+    for rows in table.rows:
+        try:
+            found = expect(rows.family.name, rows.shapes, rows.device, rows.stack, entries)
+        except InputError as error:
+            skipped[str(error)] += len(rows)
+            continue
+        for name, values in zip(COLUMNS, _values(found), strict=True):
+            columns[name][rows.places] = values
+    return Predictions(table=table, columns=columns, skipped={k: n for k, n in skipped.items() if n})
+
+
+def _values(found: Expectation) -> tuple[Any, ...]:
+    times = (found.bound, found.expected, found.low, found.high)
+    return (*(time * 1e6 for time in times), found.source)
+
+
+def validate(predictions: Iterable[Predictions]) -> Validation:
+    """Scores by family, device, data type and where the expectation comes from."""
+    groups, skipped, worst = [], Counter[str](), []
+    for one in predictions:
+        skipped.update(one.skipped)
+        for rows in one.table.rows:
+            times = np.isfinite(rows.measured) & (rows.measured > 0)
+            unmeasured = int(np.count_nonzero(~times))
+            if unmeasured:
+                skipped["time_us is missing or not positive"] += unmeasured
+        groups += _groups(one)
+        worst += _worst(one)
+    worst.sort(key=lambda row: -abs(np.log(row["expected_us"] / row["time_us"])))
+    return Validation(groups=tuple(groups), worst=tuple(worst[:_WORST]), skipped=dict(skipped))
+
+
+def _groups(one: Predictions) -> list[Group]:
+    gathered: dict[tuple[str, str, str, str], list[npt.NDArray[np.int64]]] = {}
+    for rows in one.table.rows:
+        usable = np.isfinite(rows.measured) & (rows.measured > 0)
+        places = rows.places[usable & np.isfinite(one.columns["expected_us"][rows.places])]
+        if len(places):
+            source = str(one.columns["source"][places[0]]).split()[0]
+            key = (rows.family.name, rows.device.name, _type(rows.stack.dtype, rows.stack.kv_dtype), source)
+            gathered.setdefault(key, []).append(places)
+    groups = []
+    for (family, device, dtype, source), parts in sorted(gathered.items()):
+        places = np.concatenate(parts)
+        measured = one.table.frame["time_us"].to_numpy(float)[places]
+        bound, expected, low, high = (one.columns[name][places] for name in COLUMNS[:-1])
+        inside = (measured >= low) & (measured <= high)
+        groups.append(
+            Group(
+                family=family,
+                device=device,
+                dtype=dtype,
+                source=source,
+                bound=score(bound, measured),
+                expected=score(expected, measured, inside),
+                violations=int(np.count_nonzero(measured * _TOLERANCE < bound)),
+            )
+        )
+    return groups
+
+
+def _type(dtype: str, kv_dtype: str) -> str:
+    return f"{dtype}, {kv_dtype} cache" if kv_dtype and kv_dtype != dtype else dtype
+
+
+def score(predicted: Array, measured: Array, inside: Array | None = None) -> Score:
+    """Of predicted and measured times [us]."""
+    off = np.abs(predicted / measured - 1)
+    brief = measured < SHORT_S * 1e6
+    return Score(
+        rows=len(measured),
+        mape=float(np.mean(off)),
+        median=float(np.median(off)),
+        mape_short=_mean(off[brief]),
+        mape_long=_mean(off[~brief]),
+        bias=float(np.median(predicted / measured) - 1),
+        rank=_rank_correlation(predicted, measured),
+        within_10=float(np.mean(off <= 0.1)),
+        within_20=float(np.mean(off <= 0.2)),
+        covered=float(np.mean(inside)) if inside is not None else float("nan"),
+    )
+
+
+def _mean(values: Array) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
+
+
+def _rank_correlation(a: Array, b: Array) -> float:
+    """Spearman's; ties share their mean rank. nan where all are alike."""
+    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan")
+    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
+
+
+def _ranks(values: Array) -> Array:
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    return (last - (count - 1) / 2)[place.reshape(-1)]
+
+
+def _worst(one: Predictions) -> list[dict[str, Any]]:
+    if "time_us" not in one.table.frame:
+        return []
+    measured = one.table.frame["time_us"].to_numpy(float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        off = np.abs(np.log(one.columns["expected_us"] / measured))
+    places = np.argsort(-np.where(np.isfinite(off), off, -1))[:_WORST]
+    names = [n for n in ("gpu", "framework", "kernel", "dtype", "kv_dtype") if n in one.table.frame]
+    shapes = one.table.rows[0].family.columns if one.table.rows else ()
+    rows = []
+    for place in places[np.isfinite(off[places])]:
+        row = one.table.frame.iloc[int(place)]
+        facts: dict[str, Any] = {name: str(row[name]) for name in names}
+        facts |= {name: float(row[name]) for name in shapes}
+        times = {name: float(one.columns[name][place]) for name in ("bound_us", "expected_us")}
+        rows.append({"row": int(place), **facts, "time_us": float(measured[place]), **times})
+    return rows

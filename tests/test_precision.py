@@ -354,8 +354,7 @@ def test_biases_and_norms_keep_the_models_format():
 
 def test_a_tied_head_that_is_quantized_is_held_beside_the_embedding():
     plain, quantized = (
-        weight_bytes(Setting.of("llama-3.2-1b", "a100-sxm-80gb", quant=quant).graph)
-        for quant in ("W16", "lm_head=W8")
+        weight_bytes(Setting.of("llama-3.2-1b", "a100-sxm-80gb", quant=quant).graph) for quant in ("W16", "lm_head=W8")
     )
     assert quantized - plain == 128256 * 2048 * 1
 

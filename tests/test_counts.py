@@ -18,6 +18,7 @@ from llmviewer.operators.attention import FlashAttention, Heads
 from llmviewer.operators.base import Operator
 from llmviewer.operators.elementwise import Quantize
 from llmviewer.operators.masks import Causal
+from llmviewer.operators.sampling import Sample
 from llmviewer.precision import FP16, FP32, NAMED, Format
 from llmviewer.roofline import estimate
 from llmviewer.transforms.flash_attention import flash_attention
@@ -79,6 +80,9 @@ ADD, ADD_THREE = PARTS.add("add", X, PARTS.tensor("y", 8)), PARTS.add("add", X, 
 EMBEDDING = PARTS.embed("embed_tokens", {"tokens": 10}, 8)
 POSITIONS = PARTS.embed("embed_tokens", {"tokens": 10, "positions": 20}, 8)
 QUANTIZE = Quantize(name="quantize", inputs=(X,), outputs=(replace(X, name="x.int8", format=NAMED["int8"]),))
+TOKEN = replace(LM_HEAD.outputs[0], name="token", width=1, format=FP32)  # its number, of 4 B
+SAMPLE = Sample(name="sample", inputs=LM_HEAD.outputs, outputs=(TOKEN,))
+GREEDY = replace(SAMPLE, greedy=True)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +176,11 @@ QUANTIZE = Quantize(name="quantize", inputs=(X,), outputs=(replace(X, name="x.in
         (QUANTIZE, PREFILL, 0, 0, 6 * 8 * (2 + 1), 0),
         (QUANTIZE, DECODE, 0, 0, 2 * 8 * (2 + 1), 0),
         (QUANTIZE, CHUNK, 0, 0, 2 * 8 * (2 + 1), 0),
+        # temperature, five of softmax, a threshold and a running sum for each of 10 logits; a token of 4 B
+        (SAMPLE, PREFILL, 8 * 2 * 10, 0, 2 * (2 * 10 + 4), 0),
+        (SAMPLE, CHUNK, 8 * 1 * 10, 0, 2 * 10 + 4, 0),
+        # the largest: a comparison each
+        (GREEDY, DECODE, 2 * 10, 0, 2 * (2 * 10 + 4), 0),
     ],
 )
 def test_operator_counts_equal_arithmetic_by_hand(

@@ -1,0 +1,106 @@
+"""Choosing tokens in Triton's interpreter: what top-k and top-p leave, ties, and how often each token is drawn."""
+
+from math import e, log2
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from llmviewer.kernels import load_kernel  # noqa: E402
+from llmviewer.kernels.base import case  # noqa: E402
+
+from .kernel_checks import cases, check, counted, moved, named  # noqa: E402
+
+CASES = cases("sampling")
+HALVES = torch.tensor(log2(e))  # the temperature at which a logit that is 1 less has half the weight, to the last bit
+
+
+@pytest.mark.parametrize(("name", "one"), CASES, ids=named)
+def test_a_kernel_computes_what_its_reference_does(name, one, monkeypatch):
+    check(name, one, monkeypatch)
+
+
+@pytest.mark.parametrize(("name", "one"), CASES, ids=named)
+def test_the_operator_moves_every_tensor_once(name, one):
+    assert load_kernel(name).nbytes(one) == moved(name, one)
+
+
+def test_counts_by_hand():
+    # a comparison each; 8 OPs each, and a temperature, k, p and u for each row; a token of 4 bytes
+    assert counted(load_kernel("argmax"), case("bf16", rows=3, vocab=10)) == [(30, 2 * 30 + 4 * 3)]
+    wanted = [(8 * 30, 2 * 30 + 4 * 4 * 3 + 4 * 3)]
+    assert counted(load_kernel("sample"), case("bf16", rows=3, vocab=10, k=2, percent=90)) == wanted
+
+
+def drawn(logits, draws, *, k=0, p=1.0, temperature=HALVES):
+    """How often each token is drawn from one row, of u from 0 to 1 in equal steps."""
+    rows = (torch.as_tensor(logits).expand(draws, -1).contiguous(), temperature.expand(draws).contiguous())
+    tokens = load_kernel("sample").run(
+        logits=rows[0],
+        temperature=rows[1],
+        top_k=torch.full((draws,), k, dtype=torch.int32),
+        top_p=torch.full((draws,), p),
+        uniform=(torch.arange(draws) + 0.5) / draws,
+    )[0]
+    return tokens.long().bincount(minlength=len(logits)).tolist()
+
+
+# Weights 1/8, 1, 1/2, 1/4, 1/8, of which the sum is 2: of 16 draws 1, 8, 4, 2, 1; of 3 of the two largest alone 2, 1.
+LOGITS = [-3.0, 0.0, -1.0, -2.0, -3.0]
+
+
+@pytest.mark.parametrize(
+    ("kept", "wanted"),
+    [
+        ({}, [1, 8, 4, 2, 1]),
+        ({"k": 1}, [0, 2, 0, 0, 0]),
+        ({"k": 2}, [0, 2, 1, 0, 0]),
+        ({"k": 4}, [1, 8, 4, 2, 1]),  # the fourth and the fifth are alike
+        ({"k": 9}, [1, 8, 4, 2, 1]),
+        ({"p": 0.0}, [0, 2, 0, 0, 0]),
+        ({"p": 0.5}, [0, 2, 0, 0, 0]),  # exactly half of the sum
+        ({"p": 0.5 + 2.0**-20}, [0, 2, 1, 0, 0]),
+        ({"p": 0.75}, [0, 2, 1, 0, 0]),
+        ({"p": 0.875 + 2.0**-20}, [1, 8, 4, 2, 1]),
+        ({"k": 2, "p": 0.6}, [0, 2, 0, 0, 0]),  # two thirds of what top-k has left
+        ({"k": 2, "p": 0.7}, [0, 2, 1, 0, 0]),
+    ],
+)
+def test_what_is_left_is_drawn_as_often_as_it_weighs(kept, wanted):
+    assert drawn(LOGITS, sum(wanted), **kept) == wanted
+
+
+def test_a_level_that_has_the_k_largest_and_no_other():
+    """What is below it counts neither for top-k nor for the sum that u is a part of."""
+    assert drawn([*LOGITS, *6 * [-6.0]], 16, k=5) == [1, 8, 4, 2, 1, *6 * [0]]
+
+
+def test_temperature_flattens_and_masked_tokens_are_never_drawn():
+    assert drawn([0.0, -2.0, float("-inf")], 10, temperature=2 * HALVES) == [7, 3, 0]  # 1 : 1/2
+    assert drawn([0.0, -2.0, float("-inf")], 10) == [8, 2, 0]  # 1 : 1/4
+
+
+def test_zeros_of_both_signs_are_alike():
+    assert drawn([-0.0, 0.0, -1.0], 4, k=1) == [2, 2, 0]
+
+
+def test_a_flat_row_keeps_more_than_registers_hold():
+    """All 5000 logits are alike, so all stay, whatever k is."""
+    tokens = drawn([1.5] * 5000, 4, k=3)
+    assert [token for token, times in enumerate(tokens) if times] == [625, 1875, 3125, 4375]
+
+
+def test_the_first_of_the_largest_is_taken():
+    logits = torch.zeros(3, 9000)
+    logits[0, [70, 4000, 8999]] = 1.0
+    logits[1, [4096, 8192]] = 1.0
+    assert load_kernel("argmax").run(logits=logits)[0].tolist() == [70, 4096, 0]
+
+
+def test_tokens_repeat_bit_by_bit_whatever_the_type_that_holds_the_logits():
+    inputs = load_kernel("sample").make(case("bf16", rows=4, vocab=5000, k=50, percent=90), "cpu", 3)
+    first, again = (load_kernel("sample").run(**inputs)[0] for _ in range(2))
+    wide = load_kernel("sample").run(**inputs | {"logits": inputs["logits"].float()})[0]
+    assert torch.equal(first, again)
+    assert torch.equal(first, wide)

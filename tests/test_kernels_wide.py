@@ -1,0 +1,63 @@
+"""Kernels that wait for memory, compiled for GPUs that are not there: they move 16 bytes at a time and do not spill."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+# One process, as this one has Triton's functions for the interpreter. What is disassembled is kept to look at.
+SCRIPT = """
+import json, re, sys
+from llmviewer.kernels import aot, load_kernel
+
+tool, seen = aot._tool, {}
+
+def kept(name, *arguments):
+    seen[name] = tool(name, *arguments)
+    return seen[name]
+
+aot._tool = kept
+targets = {str(target.sm): target for target in aot.TARGETS}
+for name, sm in (wanted.split(":") for wanted in sys.argv[1:]):
+    for launch in load_kernel(name).launches(load_kernel(name).full_size[0], targets[sm]):
+        found = aot.compiled(launch, int(sm))
+        wide = [len(re.findall(rf"\\b{move}\\.\\S*\\b128\\b", seen["nvdisasm"])) for move in ("LDG", "STG")]
+        print(json.dumps([name, int(sm), found.function, found.spills, *wide]))
+"""
+STREAMS = ("rms_norm", "layer_norm", "softmax", "rope", "silu_and_mul", "embedding", "kv_write")
+WANTED = list(product((*STREAMS, "argmax", "sample"), (80, 100)))  # on 90, test_kernels_aot.py sees what spills
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    found = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *(f"{name}:{sm}" for name, sm in WANTED)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "Cannot find ptxas" in found.stderr:
+        pytest.skip("this build of Triton has no ptxas")
+    assert not found.returncode, found.stderr
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+def test_nothing_spills(compiled):
+    assert {(name, sm) for name, sm, *_ in compiled} == set(WANTED)
+    assert [one for one in compiled if one[3]] == []
+
+
+def test_streams_move_16_bytes_at_a_time(compiled):
+    streams = [one for one in compiled if one[0] in STREAMS]
+    assert [one for one in streams if not (one[4] and one[5])] == []
+    logits = [one for one in compiled if one[2] in ("best", "levels", "gather")]
+    assert [one for one in logits if not one[4]] == []

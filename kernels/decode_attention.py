@@ -4,24 +4,33 @@ FlashDecoding (T. Dao et al., "Flash-Decoding for long-context inference", 2023)
 and batch times KV heads are too few programs for a GPU, so the keys of a sequence are split between programs and their
 results put together by a second launch, which weighs them by their sums. All query heads of a KV head are one
 program's: it reads keys and values once for them (GQA, arXiv:2305.13245), as rows of one product, padded to the 16 of a
-matrix unit. The cache is in pages (PagedAttention, arXiv:2309.06180, section 4.1), of 16 bits, or fp8 with a scale for
-all of it.
+matrix unit. The cache is in pages (PagedAttention, arXiv:2309.06180, section 4.1):
+16 bits
+fp8     with a scale for all of it
+int4    code * scale + zero, both in fp16 for each `group` of a token's key or value of one head, whose codes are made
+        when the token comes: no other token has to be known (QServe, arXiv:2405.04532, section 5.1, has one group for
+        all of a head; KIVI, arXiv:2402.02750, section 3, does so with values, and takes keys by channel, which waits
+        for a block of tokens). A byte has an element of the first half of a head and that of the second half beside
+        it, so that a product of each half needs no exchange between threads.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import e, log2
 
 import torch
 import triton
 import triton.language as tl
 
+from ..errors import InputError
 from ..operators.attention import FlashAttention, Heads
 from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import Causal
-from ..precision import NAMED
+from ..precision import NAMED, Format
 from ..workload import Sequences, Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .gemm_weight_only import floats
 
 _LOG2_E = log2(e)
 _BLOCK_N = 64  # keys of a step
@@ -31,19 +40,41 @@ _UNBOUND = 2**30  # a window that no sequence fills
 
 
 @triton.jit
+def span(length, window, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The first key that this program's split has, and the one after its last."""
+    begin = tl.maximum(length - window, 0)
+    share = tl.cdiv(tl.cdiv(length - begin, SPLITS), BLOCK_N) * BLOCK_N
+    first = begin + tl.program_id(0) * share
+    return first, tl.minimum(first + share, length)
+
+
+@triton.jit
+def weigh(scores, most, total):
+    """Weights of scores over the largest so far, by what older sums shrink, and `most` and `total` with them in it."""
+    new = tl.maximum(most, tl.max(scores, 1))
+    weights = tl.exp2(scores - new[:, None])
+    old = tl.exp2(most - new)
+    return weights, old, new, total * old + tl.sum(weights, 1)
+
+
+@triton.jit
+def put_weight(weight_ptr, head, most, total, there, SPLITS: tl.constexpr):
+    """log2 of the sum of a split's weights; one without keys has weight 0."""
+    if SPLITS > 1:
+        weight = tl.where(total > 0, most + tl.log2(tl.maximum(total, 1e-30)), -1e30)
+        tl.store(weight_ptr + head * SPLITS + tl.program_id(0), weight, there)
+
+
+@triton.jit
 def _decode(
     q_ptr, k_ptr, v_ptr, o_ptr, weight_ptr, table_ptr, length_ptr, k_scale_ptr, v_scale_ptr,
     scale, window, heads, kv_heads, dim, pages,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """What one split of one sequence's keys gives the query heads of a KV head, and log2 of the sum of its weights."""
+    """What one split of one sequence's keys gives the query heads of a KV head, and its weight."""
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(length_ptr + sequence)
-    begin = tl.maximum(length - window, 0)
-    share = tl.cdiv(tl.cdiv(length - begin, SPLITS), BLOCK_N) * BLOCK_N
-    first = begin + split * share
-    last = tl.minimum(first + share, length)
+    first, last = span(tl.load(length_ptr + sequence), window, SPLITS, BLOCK_N)
     inside = tl.arange(0, BLOCK_H)
     columns = tl.arange(0, DIM)
     head = sequence * heads + kv_head * GROUP + inside
@@ -62,22 +93,77 @@ def _decode(
         mask = real[:, None] & (columns[None, :] < dim)
         k = tl.load(k_ptr + at, mask, 0.0).to(q.dtype)
         scores = tl.where(real[None, :], tl.dot(q, k.T) * scale, -1e30)
-        new = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.exp2(scores - new[:, None])
-        old = tl.exp2(most - new)
-        total = total * old + tl.sum(weights, 1)
+        weights, old, most, total = weigh(scores, most, total)
         v = tl.load(v_ptr + at, mask, 0.0).to(q.dtype)
         out = tl.dot(weights.to(q.dtype), v, out * old[:, None])
-        most = new
     if v_scale_ptr is not None:
         out *= tl.load(v_scale_ptr)
-    # A split without keys has weight 0.
     out = out / tl.where(total > 0, total, 1.0)[:, None]
     o_at = o_ptr + (head * SPLITS + split).to(tl.int64)[:, None] * dim + columns[None, :]
     tl.store(o_at, out.to(o_ptr.dtype.element_ty), there)
-    if SPLITS > 1:
-        weight = tl.where(total > 0, most + tl.log2(tl.maximum(total, 1e-30)), -1e30)
-        tl.store(weight_ptr + head * SPLITS + split, weight, inside < GROUP)
+    put_weight(weight_ptr, head, most, total, inside < GROUP, SPLITS)
+
+
+@triton.jit
+def _dequantized(codes, pair_ptr, at, real, groups, GROUPS: tl.constexpr, DTYPE: tl.constexpr):
+    """codes[n, half] of 4 bits times the scales, plus the zeros, of GROUPS groups from pair_ptr[n] on."""
+    group = tl.arange(0, GROUPS)
+    pairs = tl.load(pair_ptr + at[:, None] + group[None, :], real[:, None] & (group[None, :] < groups), 0)
+    scale = (pairs & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(DTYPE)
+    zero = (pairs >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(DTYPE)
+    values = floats(codes, DTYPE) - (1024.0 if tl.float16 == DTYPE else 128.0)
+    values = values.reshape(codes.shape[0], GROUPS, codes.shape[1] // GROUPS)
+    values = values * scale[:, :, None] + zero[:, :, None]
+    return values.reshape(codes.shape[0], codes.shape[1])
+
+
+@triton.jit
+def _decode_int4(
+    q_ptr, k_ptr, v_ptr, o_ptr, weight_ptr, table_ptr, length_ptr, k_pair_ptr, v_pair_ptr,
+    scale, window, heads, kv_heads, half, pages, groups,
+    GROUP: tl.constexpr, BLOCK_H: tl.constexpr, HALF: tl.constexpr, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """`_decode` of a cache of 4 bits. `groups` of a head are shared by its halves, or one is both's."""
+    split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, last = span(tl.load(length_ptr + sequence), window, SPLITS, BLOCK_N)
+    inside = tl.arange(0, BLOCK_H)
+    columns = tl.arange(0, HALF)
+    head = sequence * heads + kv_head * GROUP + inside
+    there = (inside[:, None] < GROUP) & (columns[None, :] < half)
+    q_at = q_ptr + head[:, None] * (2 * half) + columns[None, :]
+    q_low, q_high = tl.load(q_at, there, 0.0), tl.load(q_at + half, there, 0.0)
+    DTYPE: tl.constexpr = q_ptr.dtype.element_ty
+    low = tl.zeros((BLOCK_H, HALF), dtype=tl.float32)
+    high = tl.zeros((BLOCK_H, HALF), dtype=tl.float32)
+    most = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
+    total = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    second = groups // 2  # the first group of the second half
+    each = tl.maximum(second, 1)
+    for key in range(first, last, BLOCK_N):
+        keys = key + tl.arange(0, BLOCK_N)
+        real = keys < last
+        page = tl.load(table_ptr + sequence * pages + keys // PAGE, real, 0).to(tl.int64)
+        token = (page * PAGE + keys % PAGE) * kv_heads + kv_head
+        at = token[:, None] * half + columns[None, :]
+        mask = real[:, None] & (columns[None, :] < half)
+        pair = token * groups
+        k = tl.load(k_ptr + at, mask, 0)
+        k_low = _dequantized(k & 15, k_pair_ptr, pair, real, each, GROUPS, DTYPE)
+        k_high = _dequantized(k >> 4, k_pair_ptr, pair + second, real, each, GROUPS, DTYPE)
+        scores = tl.dot(q_high, k_high.T, tl.dot(q_low, k_low.T)) * scale
+        weights, old, most, total = weigh(tl.where(real[None, :], scores, -1e30), most, total)
+        weights = weights.to(DTYPE)
+        v = tl.load(v_ptr + at, mask, 0)
+        v_low = _dequantized(v & 15, v_pair_ptr, pair, real, each, GROUPS, DTYPE)
+        low = tl.dot(weights, v_low, low * old[:, None])
+        v_high = _dequantized(v >> 4, v_pair_ptr, pair + second, real, each, GROUPS, DTYPE)
+        high = tl.dot(weights, v_high, high * old[:, None])
+    sums = tl.where(total > 0, total, 1.0)[:, None]
+    o_at = o_ptr + (head * SPLITS + split).to(tl.int64)[:, None] * (2 * half) + columns[None, :]
+    tl.store(o_at, (low / sums).to(o_ptr.dtype.element_ty), there)
+    tl.store(o_at + half, (high / sums).to(o_ptr.dtype.element_ty), there)
+    put_weight(weight_ptr, head, most, total, inside < GROUP, SPLITS)
 
 
 @triton.jit
@@ -121,8 +207,11 @@ def plan(
     *,
     window: int = 0,
 ) -> Plan:
-    """q[sequences, heads, dim]; k and v[pages, page, kv_heads, dim]; table[sequences, pages], the page of each run of
-    positions; lengths[sequences], `longest` at the most, as the shape of a launch must not depend on what is in memory.
+    """q[sequences, heads, dim]; k and v[pages, page, kv_heads, dim], of int4 [.., dim / 2] bytes and their scales and
+    zeros [.., groups, 2]; table[sequences, pages], the page of each run of positions; lengths[sequences], `longest` at
+    the most, as the shape of a launch must not depend on what is in memory.
+
+    Raises InputError where groups of int4 do not fit.
     """
     (sequences, heads, dim), (_, page, kv_heads, _) = q.shape, k.shape
     group = heads // kv_heads
@@ -131,19 +220,46 @@ def plan(
     split = splits > 1
     parts = poisoned(sequences * heads, splits, dim, dtype=torch.float32, device=q.device) if split else o
     weight = poisoned(sequences * heads, splits, dtype=torch.float32, device=q.device) if split else None
-    launch = Launch(
-        function=_decode,
-        grid=(splits, kv_heads, sequences),
-        arguments={
-            "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": parts, "weight_ptr": weight, "table_ptr": table,
-            "length_ptr": lengths, "k_scale_ptr": k_scale, "v_scale_ptr": v_scale, "scale": dim**-0.5 * _LOG2_E,
-            "window": window or _UNBOUND, "heads": heads, "kv_heads": kv_heads, "dim": dim, "pages": table.shape[1],
-            "GROUP": group, "BLOCK_H": max(pow2(group), 16), "DIM": pow2(dim), "BLOCK_N": _BLOCK_N, "PAGE": page,
-            "SPLITS": splits,
-        },
-        num_stages=3 if dim > 128 else 5,  # of which the pages, read first, take every other one
-    )  # fmt: skip
+    common = {
+        "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": parts, "weight_ptr": weight, "table_ptr": table,
+        "length_ptr": lengths, "scale": dim**-0.5 * _LOG2_E, "window": window or _UNBOUND, "heads": heads,
+        "kv_heads": kv_heads, "pages": table.shape[1], "GROUP": group, "BLOCK_H": max(pow2(group), 16),
+        "BLOCK_N": _BLOCK_N, "PAGE": page, "SPLITS": splits,
+    }  # fmt: skip
+    if k_scale is not None and v_scale is not None and k.dtype == torch.uint8:
+        half, groups = dim // 2, k_scale.shape[3]
+        launch = Launch(
+            function=_decode_int4,
+            grid=(splits, kv_heads, sequences),
+            arguments=common | {
+                "k_pair_ptr": k_scale.view(torch.int32), "v_pair_ptr": v_scale.view(torch.int32), "half": half,
+                "groups": groups, "HALF": pow2(half), "GROUPS": _groups_of(dim, groups),
+            },
+            num_stages=5,
+        )  # fmt: skip
+    else:
+        launch = Launch(
+            function=_decode,
+            grid=(splits, kv_heads, sequences),
+            arguments=common | {"k_scale_ptr": k_scale, "v_scale_ptr": v_scale, "dim": dim, "DIM": pow2(dim)},
+            num_stages=3 if dim > 128 else 5,  # of which the pages, read first, take every other one
+        )
     return Plan(launches=(launch, merge(parts, weight, o)) if weight is not None else (launch,), outputs=(o,))
+
+
+def _groups_of(dim: int, groups: int) -> int:
+    """Groups that a half of a head has room for, padded as its elements are."""
+    group, half = dim // groups, pow2(dim // 2)
+    if dim % 2 or dim % groups or not (groups <= 2 or (groups % 2 == 0 and group == pow2(group))):
+        raise InputError(f"groups of int4 must be a head, its halves, or powers of two in them; got {groups} of {dim}")
+    return half // group if groups > 2 else 1
+
+
+def unpacked(codes: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """Keys or values[.., dim] of bytes[.., dim / 2] and scales and zeros[.., groups, 2]."""
+    values = torch.cat((codes & 15, codes >> 4), dim=-1).float()
+    scale, zero = pairs.float().repeat_interleave(values.shape[-1] // pairs.shape[-2], -2).unbind(-1)
+    return values * scale + zero
 
 
 def reference(
@@ -158,6 +274,8 @@ def reference(
     *,
     window: int = 0,
 ) -> tuple[torch.Tensor, ...]:
+    if k_scale is not None and v_scale is not None and k.dtype == torch.uint8:
+        k, v, k_scale, v_scale = unpacked(k, k_scale), unpacked(v, v_scale), None, None
     found = []
     for ours, pages, length in zip(q.float(), table.long(), lengths.tolist(), strict=True):
         keys, values = (x.float()[pages].flatten(0, 1)[:length].transpose(0, 1) for x in (k, v))
@@ -175,28 +293,42 @@ def _lengths(case: Case) -> list[int]:
 
 def _make(case: Case, device: str, seed: int) -> Inputs:
     random, dtype, dim, page, batch = Random(device, seed), case.torch_dtype, case["dim"], case["page"], case["B"]
-    kept = torch.float8_e4m3fn if case.get("kv_bits") == 8 else dtype
     pages = cdiv(case["kv"], page)
+    slots = (batch * pages, page, case["kv_heads"])
     shuffled = random.uniform(batch * pages, low=0, high=1).argsort()
     found: Inputs = {
         "q": random.normal(batch, case["heads"], dim, dtype=dtype),
-        "k": random.normal(batch * pages, page, case["kv_heads"], dim, dtype=kept),
-        "v": random.normal(batch * pages, page, case["kv_heads"], dim, dtype=kept),
         "table": shuffled.to(torch.int32).view(batch, pages),
         "lengths": torch.tensor(_lengths(case), dtype=torch.int32).to(device),
         "longest": case["kv"],
         "window": case.get("window"),
     }
+    if case.get("kv_bits") == 4:
+        for name in "kv":
+            scale = random.uniform(*slots, dim // case["group"], 1, low=0.1, high=0.3)
+            zero = -scale * random.uniform(*scale.shape, low=6, high=9)
+            found[f"{name}_scale"] = torch.cat((scale, zero), dim=4).to(torch.float16)
+            found[name] = random.integers(*slots, dim // 2, low=0, high=256, dtype=torch.uint8)
+        return found
+    kept = torch.float8_e4m3fn if case.get("kv_bits") == 8 else dtype
+    found |= {name: random.normal(*slots, dim, dtype=kept) for name in "kv"}
     if case.get("kv_bits") == 8:
         found |= {name: random.uniform(1, low=0.5, high=1.5) for name in ("k_scale", "v_scale")}
     return found
+
+
+def _kept_format(case: Case) -> Format:
+    """How keys and values are stored, with the scales and zeros of their groups."""
+    if case.get("kv_bits") == 4:
+        return replace(NAMED["int4"], group=case["group"], scale_bits=16, zero_bits=16)
+    return NAMED["fp8_e4m3"] if case.get("kv_bits") == 8 else case.format
 
 
 def _operators(case: Case) -> tuple[Operator, ...]:
     mask = Causal(case["window"]) if case.get("window") else Causal()
     heads = Heads(num_heads=case["heads"], num_kv_heads=case["kv_heads"], head_dim=case["dim"], mask=mask)
     q, o = (Tensor(name=name, width=heads.q_width, format=case.format) for name in "qo")
-    kept = NAMED["fp8_e4m3"] if case.get("kv_bits") == 8 else case.format
+    kept = _kept_format(case)
     k, v = (Tensor(name=name, width=heads.kv_width, format=kept, rows=mask.read, role=Role.KV_CACHE) for name in "kv")
     return (FlashAttention(name="attention", inputs=(q, k, v), outputs=(o,), heads=heads),)
 
@@ -212,12 +344,17 @@ KERNELS = (
             case("fp16", B=1, heads=2, kv_heads=1, dim=32, kv=700, page=16, window=300),
             case("fp16", B=2, heads=4, kv_heads=1, dim=64, kv=517, page=64, ragged=516),
             case("fp16", B=1, heads=4, kv_heads=2, dim=64, kv=260, page=16, kv_bits=8),
+            case("fp16", B=2, heads=4, kv_heads=2, dim=64, kv=304, page=16, kv_bits=4, group=64),
+            case("fp16", B=2, heads=3, kv_heads=1, dim=80, kv=333, page=16, kv_bits=4, group=40, ragged=200),
+            case("fp16", B=1, heads=2, kv_heads=2, dim=96, kv=560, page=16, kv_bits=4, group=16),
         ),
         full_size=(
             case("bf16", B=16, heads=32, kv_heads=8, dim=128, kv=8192, page=16),
             case("bf16", B=1, heads=32, kv_heads=8, dim=128, kv=32768, page=64),
             case("bf16", B=64, heads=32, kv_heads=32, dim=128, kv=2048, page=16),
             case("bf16", B=16, heads=64, kv_heads=8, dim=128, kv=8192, page=64, kv_bits=8),
+            case("bf16", B=16, heads=64, kv_heads=8, dim=128, kv=8192, page=64, kv_bits=4, group=64),
+            case("fp16", B=16, heads=32, kv_heads=32, dim=128, kv=8192, page=64, kv_bits=4, group=128),
         ),
         make=_make,
         plan=plan,

@@ -32,24 +32,28 @@ _KINDS = {"gemm_w4a16": "int4", "gemm_w8a16": "int8", "gemm_mxfp4": "mxfp4"}
 
 
 @triton.jit
-def _floats(codes, DTYPE: tl.constexpr):
-    """OFFSET + codes of 4 bits, with OFFSET the float whose last bits they become."""
+def floats(codes, DTYPE: tl.constexpr):
+    """OFFSET + codes of 4 bits, with OFFSET the float whose last bits they become: 1024 in fp16, 128 in bf16."""
     magic: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
     return (codes.to(tl.uint16) | magic).to(DTYPE, bitcast=True)
 
 
 @triton.jit
 def _e2m1(codes, exponents, DTYPE: tl.constexpr):
-    """codes[n, k] of 4 bits times 2 ** (exponents[n, k // 32] - 127). Two bits of exponent and one of mantissa go where
-    DTYPE has its lowest ones; that its bias is another is made up for by a product, which subnormals survive, too.
+    """codes[n, k] of 4 bits times 2 ** (exponents[n, k // 32] - 127).
+
+    Two bits of exponent and one of mantissa become those of a number y from 1/8 to 3/2, a quarter of what they stand
+    for, which the scale makes up for; where the exponent is 0, that quarter is 2 y - 1/4. No number on the way is
+    subnormal, so that units need not keep those.
     """
     groups: tl.constexpr = codes.shape[1] // exponents.shape[1]
     shift: tl.constexpr = 9 if tl.float16 == DTYPE else 6
-    bias: tl.constexpr = 2.0**14 if tl.float16 == DTYPE else 2.0**126
+    eighth: tl.constexpr = 0x3000 if tl.float16 == DTYPE else 0x3E00
     bits = codes.to(tl.uint16)
-    bits = ((bits & 7) << shift) | ((bits & 8) << 12)
-    values = bits.to(DTYPE, bitcast=True) * bias
-    scales = (exponents.to(tl.uint32) << 23).to(tl.float32, bitcast=True).to(DTYPE)
+    y = ((bits & 7) << shift) | eighth
+    less = (2 * y.to(DTYPE, bitcast=True) - 0.25).to(tl.uint16, bitcast=True)
+    values = (tl.where((bits & 7) < 2, less, y) | ((bits & 8) << 12)).to(DTYPE, bitcast=True)
+    scales = ((exponents.to(tl.uint32) + 2) << 23).to(tl.float32, bitcast=True).to(DTYPE)
     values = values.reshape(codes.shape[0], exponents.shape[1], groups) * scales[:, :, None]
     return values.reshape(codes.shape[0], codes.shape[1])
 
@@ -87,9 +91,9 @@ def _weight_only(
             scale = tl.load(scale_ptr + g * n + inside).to(tl.float32)
             if KIND == "int4":
                 zeros = tl.load(zero_ptr + g * (n // 2) + inside // 2) >> (inside % 2 * 4).to(tl.uint8)
-                zero = _floats(zeros & 15, DTYPE)[:, None]
-                dot = tl.dot(_floats(w & 15, DTYPE) - zero, tl.load(x_at))
-                dot = tl.dot(_floats(w >> 4, DTYPE) - zero, tl.load(x_at + HALF), dot)
+                zero = floats(zeros & 15, DTYPE)[:, None]
+                dot = tl.dot(floats(w & 15, DTYPE) - zero, tl.load(x_at))
+                dot = tl.dot(floats(w >> 4, DTYPE) - zero, tl.load(x_at + HALF), dot)
             else:
                 dot = tl.dot(w.to(DTYPE), tl.load(x_at))
             sums += dot * scale[:, None]

@@ -18,7 +18,7 @@ from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import CAUSAL
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .decode_attention import merge, splits_of
+from .decode_attention import merge, put_weight, span, splits_of, weigh
 
 _LOG2_E = log2(e)
 
@@ -31,9 +31,7 @@ def _mla_decode(
 ):  # fmt: skip
     split, block, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(length_ptr + sequence)
-    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
-    first = split * share
-    last = tl.minimum(first + share, length)
+    first, last = span(length, length, SPLITS, BLOCK_N)
     inside = block * BLOCK_H + tl.arange(0, BLOCK_H)
     there = inside < heads
     head = sequence * heads + inside
@@ -53,18 +51,12 @@ def _mla_decode(
         c_rope = tl.load(c_at + rope[None, :], real[:, None], 0.0)
         scores = tl.dot(q_rope, c_rope.T, tl.dot(q, c.T)) * scale
         scores = tl.where(real[None, :], scores, -1e30)
-        new = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.exp2(scores - new[:, None])
-        old = tl.exp2(most - new)
-        total = total * old + tl.sum(weights, 1)
+        weights, old, most, total = weigh(scores, most, total)
         out = tl.dot(weights.to(c.dtype), c, out * old[:, None])
-        most = new
-    out = out / tl.where(total > 0, total, 1.0)[:, None]  # a split without tokens has weight 0
+    out = out / tl.where(total > 0, total, 1.0)[:, None]
     o_at = o_ptr + (head * SPLITS + split).to(tl.int64)[:, None] * LATENT + latent[None, :]
     tl.store(o_at, out.to(o_ptr.dtype.element_ty), there[:, None])
-    if SPLITS > 1:
-        weight = tl.where(total > 0, most + tl.log2(tl.maximum(total, 1e-30)), -1e30)
-        tl.store(weight_ptr + head * SPLITS + split, weight, there)
+    put_weight(weight_ptr, head, most, total, there, SPLITS)
 
 
 def plan(

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from llmviewer.errors import InputError  # noqa: E402
 from llmviewer.kernels import load_kernel  # noqa: E402
 from llmviewer.kernels.base import Target, case  # noqa: E402
 
@@ -43,6 +44,9 @@ def test_counts_by_hand():
     ops = 2 * 4 * 5 * (2 * 8 + 2 * 8 + 5)
     assert counted(decode, case("fp16", **one)) == [(ops, 2 * (2 * 2 * 32 + 2 * 2 * 5 * 16))]
     assert counted(decode, case("fp16", **one, kv_bits=8)) == [(ops, 2 * 2 * 2 * 32 + 2 * 2 * 5 * 16)]
+    # half a byte an element, and for each group of 4 of a token's key and value a scale and a zero of 2 bytes
+    packed = 2 * 2 * 5 * (16 / 2 + 4 * 2 * 2)
+    assert counted(decode, case("fp16", **one, kv_bits=4, group=4)) == [(ops, 2 * 2 * 2 * 32 + packed)]
     # 4 heads over one latent of 8 and 2 rotated elements, which is read once
     latent = case("fp16", B=2, heads=4, latent=8, rope=2, kv=5, page=16)
     wanted = (2 * 4 * 5 * (2 * 10 + 2 * 8 + 5), 2 * (2 * 4 * 10 + 2 * 5 * 10 + 2 * 4 * 8))
@@ -53,6 +57,11 @@ def test_counts_by_hand():
     ("name", "one", "kept"),
     [
         ("decode_attention", case("fp16", B=2, heads=4, kv_heads=2, dim=32, kv=301, page=16, ragged=100), ("k", "v")),
+        (
+            "decode_attention",
+            case("fp16", B=2, heads=4, kv_heads=2, dim=32, kv=301, page=16, ragged=100, kv_bits=4, group=8),
+            ("k_scale", "v_scale"),
+        ),
         ("mla_decode", case("fp16", B=1, heads=4, latent=64, rope=16, kv=701, page=64), ("cache",)),
     ],
     ids=named,
@@ -74,6 +83,17 @@ def test_splits_agree_and_read_nothing_past_the_end(name, one, kept):
         launches.add((len(plan.launches), plan.launches[0].grid[0]))
         torch.testing.assert_close(plan()[0].float(), wanted, rtol=2e-3, atol=2e-3)
     assert len(launches) > 1
+
+
+def test_groups_of_int4_that_a_kernel_cannot_take_are_refused():
+    kernel = load_kernel("decode_attention")
+    for dim, group in ((96, 32), (80, 20), (20, 4)):
+        inputs = kernel.make(
+            case("fp16", B=1, heads=1, kv_heads=1, dim=dim, kv=5, page=16, kv_bits=4, group=group), "cpu", 0
+        )
+        message = f"groups of int4 must be a head, its halves, or powers of two in them; got {dim // group} of {dim}"
+        with pytest.raises(InputError, match=f"^{message}$"):
+            kernel.run(**inputs)
 
 
 def test_a_query_does_not_see_what_comes_after_it_nor_other_sequences():

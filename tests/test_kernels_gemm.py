@@ -121,6 +121,15 @@ def test_pairs_of_a_token_and_an_expert_are_sorted_by_expert_and_keep_their_orde
     assert torch.equal(place.arguments["end_ptr"].long(), expert.bincount(minlength=6).cumsum(0))
 
 
+def test_every_code_of_mxfp4_is_what_its_table_says():
+    """All bytes under every scale of a range, by products with unit vectors, which are exact."""
+    kernel = load_kernel("gemm_mxfp4")
+    codes = torch.arange(256, dtype=torch.uint8).view(4, 64)
+    w, scale = codes.repeat(6, 1), torch.arange(115, 139, dtype=torch.uint8)[:, None].expand(24, 4).contiguous()
+    inputs = {"x": torch.eye(128, dtype=torch.float16), "w": w, "scale": scale, "zero": None, "kind": "mxfp4"}
+    assert torch.equal(kernel.run(**inputs)[0].float(), kernel.reference(**inputs)[0])
+
+
 def test_an_expert_that_no_token_takes_does_no_harm():
     kernel = load_kernel("grouped_gemm")
     inputs = kernel.make(case("fp16", M=10, N=16, K=16, experts=4, chosen=1), "cpu", 5)

@@ -1,0 +1,176 @@
+"""`llmviewer measure`: this machine's ceilings and kernels, as rows that calibrate and validate read."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    from .measuring.session import Session
+
+_BACKENDS: Final = ("auto", "triton", "torch", "cpu")
+_QUIET_S: Final = 10  # between two lines on progress where there is no terminal
+_DISTURBED: Final = 0.05
+_WIDTH: Final = 79
+_BAR: Final = 20
+
+
+@click.command()
+@click.option(
+    "--backend", type=click.Choice(_BACKENDS), default="auto", show_default=True,
+    help="Whose kernels: of this package and torch beside them, torch on a GPU, or torch on the CPU. Auto: the GPU "
+    "where there is one.",
+)  # fmt: skip
+@click.option(
+    "--model", "models", multiple=True, metavar="NAME",
+    help="Whose shapes. May be repeated. A few of several kinds if not given.",
+)  # fmt: skip
+@click.option("--minutes", type=float, default=5, show_default=True, help="When to stop.")
+@click.option("--family", metavar="NAMES", help="Only these, of gemm, attention, moe and elementwise.")
+@click.option("--dtype", metavar="NAMES", help="Data types, such as bf16,fp8,int4_wo (docs/measurements.md).")
+@click.option(
+    "--hardware", metavar="NAME|FILE", help="The device, where its name does not tell, or a file of yours is better."
+)
+@click.option("--format", "form", type=click.Choice(("parquet", "csv")), default="parquet", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", default="measured", show_default=True,
+    help="A folder; what it holds already is not measured again.",
+)  # fmt: skip
+def measure(
+    *,
+    backend: str,
+    models: tuple[str, ...],
+    minutes: float,
+    family: str | None,
+    dtype: str | None,
+    hardware: str | None,
+    form: str,
+    output: Path,
+) -> None:
+    """Measures this machine: its bandwidths, matrix rates and latencies, then kernels at the shapes of models, the most
+    telling first (docs/measuring.md).
+
+    Rows go to a folder, one table a family, which `llmviewer calibrate` and `llmviewer validate` read. What is there
+    stays: a run that was stopped or killed goes on where it was.
+    """
+    from .measuring.journal import Journal
+    from .measuring.session import DTYPES, MODELS, Session, ask, backends, header, this_machine
+
+    if not 0.05 <= minutes <= 1440:
+        raise InputError(f"--minutes must be from 0.05 to 1440; got {minutes:g}")
+    if output.exists() and not output.is_dir():
+        raise InputError(f"-o {output}: must be a folder, for a table of each family and what was measured so far")
+    families = _families(family)
+    kind, libraries = backends(backend)
+    given = _dtypes(dtype)
+    questions = ask(libraries, models or MODELS[kind], families, given or DTYPES[kind], every=bool(given))
+    machine = this_machine(kind, hardware)
+    journal = Journal(output, header(machine, libraries))
+    before = len(journal.rows)
+    session = Session(machine=machine, backends=libraries, journal=journal, seconds=minutes * 60)
+    progress = _Progress(session)
+    versions = ", ".join(f"{name} {version}" for name, version in header(machine, libraries)["versions"].items())
+    click.echo(f"{machine.title}: {versions}", err=True)
+    if before:
+        click.echo(f"{output}: {before} rows are there", err=True)
+    try:
+        session.measure_ceilings(progress)
+        session.measure_kernels(questions, progress)
+    except KeyboardInterrupt:
+        progress.end()
+        click.echo("stopped; the same command goes on", err=True)
+    else:
+        progress.end()
+    _report(session, form, before)
+
+
+def _report(session: Session, form: str, before: int) -> None:
+    from .hardware_files import load_hardware
+    from .measuring.summary import ceilings_text, kernels_text
+
+    journal, machine, folder = session.journal, session.machine, session.journal.folder
+    paths = journal.tables(f".{form}")
+    if journal.complete:
+        datasheet = {} if machine.document else load_hardware(machine.hardware).numbers
+        click.echo(ceilings_text(journal.ceilings, datasheet, session.rates))
+    if journal.rows:
+        click.echo(kernels_text(journal.rows))
+    disturbed = sum(row["disturbed"] for row in journal.rows) / max(len(journal.rows), 1)
+    if disturbed > _DISTURBED:
+        click.echo(f"Other programs took a core during {disturbed:.0%} of the launches, which do not count.")
+    if session.put_off:
+        click.echo(
+            f"{session.put_off} times a launch was put off, as other programs take the cores: measure\n"
+            "again when they are done, or with one thread (OMP_NUM_THREADS=1)"
+        )
+    for reason, count in session.left_out.items():
+        click.echo(f"{count} launches left out: {reason}")
+    click.echo(f"{folder}: {len(journal.rows)} rows, {len(journal.rows) - before} of them new")
+    if paths:
+        files = f"{folder}/*.{form}"
+        own = folder / "hardware" if machine.document else machine.folder
+        path = f"LLMVIEWER_HARDWARE_PATH={own} " if own else ""
+        click.echo(
+            f"Next:\n  {path}llmviewer calibrate {files} -o {folder}/profile.yaml\n"
+            f"  {path}llmviewer validate {files} --profile {folder}/profile.yaml"
+        )
+
+
+def _families(text: str | None) -> tuple[str, ...]:
+    every = {
+        "gemm": ("gemm",), "attention": ("attention_prefill", "attention_decode"), "moe": ("moe",),
+        "elementwise": ("elementwise",), "attention_prefill": ("attention_prefill",),
+        "attention_decode": ("attention_decode",),
+    }  # fmt: skip
+    names = _names(text) or tuple(every)
+    for name in names:
+        if name not in every:
+            raise InputError(f"--family must be some of {', '.join(every)}; got {name!r}")
+    return tuple(dict.fromkeys(one for name in names for one in every[name]))
+
+
+def _dtypes(text: str | None) -> tuple[str, ...]:
+    from .expectation.formats import kernel_type
+
+    for name in _names(text):
+        try:
+            kernel_type(name)
+        except InputError as error:
+            raise InputError(f"--{error}") from None
+    return _names(text)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+class _Progress:
+    """Says on stderr how far a run is: over and over on a terminal, else every ten seconds."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._told = time.monotonic()
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, what: str) -> None:
+        now = time.monotonic()
+        if not self._live and now - self._told < _QUIET_S:
+            return
+        self._told = now
+        part = min(self._session.elapsed / self._session.seconds, 1)
+        bar = f"[{'#' * round(_BAR * part):<{_BAR}}] " if self._live else ""
+        line = f"{bar}{part:.0%}, {len(self._session.journal.rows)} rows; {what}"[:_WIDTH]
+        click.echo(f"\r{line}\x1b[K" if self._live else line, err=True, nl=not self._live)
+
+    def end(self) -> None:
+        if self._live:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+COMMANDS: Final = (measure,)

@@ -1,0 +1,192 @@
+"""What the machine reaches when it does one thing only: the ceilings under which its kernels work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any, Final
+
+from .timing import Call, Clock, Sample, fastest
+
+_SMALLEST: Final = 2**16  # of what a stream goes over [B]
+_BEYOND: Final = 4  # times the last cache, from which on a stream is one of the memory
+_MOVED: Final = {"read": 1, "write": 1, "copy": 2, "triad": 3}  # tensors, as STREAM counts them (McCalpin 1995)
+_SIDES: Final = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}  # of square matrices
+_LAUNCHES: Final = 1000
+_LINK_BYTES: Final = 2**28
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """One of them.
+
+    what  such as "copy", "matrix bf16", "launch in a graph", "host to device"
+    size  bytes gone over, or rows of a square matrix; 0 where there is none
+    unit  of value: "B/s", "OP/s" or "s"
+    """
+
+    what: str
+    size: int
+    value: float
+    unit: str
+
+
+def ceilings(device: str, clock: Clock, *, cache: float, dtypes: Sequence[str], limit_s: float) -> Iterator[Ceiling]:
+    """Those of "cpu" or "cuda", as they are found.
+
+    cache    bytes of the last one
+    dtypes   of matrices
+    limit_s  for each
+    """
+    yield from _launches(device, clock, limit_s)
+    yield from _streams(device, clock, cache, limit_s)
+    for dtype in dtypes:
+        for n in _SIDES[device]:
+            with suppress(RuntimeError):  # what torch raises where the device has no such product
+                call = _product(device, dtype, n)
+                rate = 2 * n**3 / _fastest(clock, call, limit_s) if call else 0.0
+                if rate:
+                    yield Ceiling(what=f"matrix {dtype}", size=n, value=rate, unit="OP/s")
+    if device == "cuda":
+        yield from _links(clock, limit_s)
+
+
+def _fastest(clock: Clock, call: Call, limit_s: float) -> float:
+    """A ceiling is what is reached undisturbed. [s]"""
+    call()
+    return fastest(clock.sampler((call,)), limit_s)
+
+
+def _streams(device: str, clock: Clock, cache: float, limit_s: float) -> Iterator[Ceiling]:
+    import torch
+
+    some = torch.randn(_SMALLEST // 4, device=device)
+    for size in sizes(cache):
+        numbers = some.repeat(size // _SMALLEST)
+        for what, tensors in _MOVED.items():
+            a, *others = numbers[: numbers.numel() // tensors * tensors].chunk(tensors)
+            moved = 4 * tensors * a.numel()
+            call = _stream(what, a, *others)
+            yield Ceiling(what=what, size=moved, value=moved / _fastest(clock, call, limit_s), unit="B/s")
+
+
+def sizes(cache: float) -> list[int]:
+    """What streams go over, up to the first size that is one of the memory. [B]"""
+    found = [_SMALLEST]
+    while found[-1] < _BEYOND * cache:
+        found.append(4 * found[-1])
+    return found
+
+
+def _stream(what: str, a: Any, *others: Any) -> Call:
+    import torch
+
+    if what == "read":
+        return a.sum  # type: ignore[no-any-return]
+    if what == "write":
+        return partial(a.fill_, 1.5)
+    if what == "copy":
+        return partial(a.copy_, *others)
+    b, c = others
+    return partial(torch.add, b, c, alpha=3.0, out=a)
+
+
+def _product(device: str, dtype: str, n: int) -> Call | None:
+    """Of square matrices of random numbers; None where torch has none of the type."""
+    import torch
+
+    x, y = (torch.randn(n, n, device=device) for _ in range(2))
+    if dtype in ("bf16", "fp16", "fp32", "tf32"):
+        kept = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype, torch.float32)
+        a, b = x.to(kept), y.to(kept)
+        call: Call = lambda: a @ b  # noqa: E731
+        return call if dtype != "tf32" else lambda: _in_tf32(call)
+    if device == "cpu":
+        return None
+    if dtype == "fp8":
+        one, a, b = torch.ones((), device=device), x.to(torch.float8_e4m3fn), y.to(torch.float8_e4m3fn).T
+        return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)  # noqa: SLF001 - has no public name
+    if dtype == "int8":
+        a, b = (z.mul(40).clamp(-127, 127).to(torch.int8) for z in (x, y.T))
+        return lambda: torch._int_mm(a, b)  # noqa: SLF001
+    return None
+
+
+def _in_tf32(call: Call) -> Any:
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_tf32, before = True, matmul.allow_tf32
+    try:
+        return call()
+    finally:
+        matmul.allow_tf32 = before
+
+
+def _launches(device: str, clock: Clock, limit_s: float) -> Iterator[Ceiling]:
+    """Of the addition of one number."""
+    import torch
+
+    x = torch.zeros(1, device=device)
+
+    def call() -> Any:
+        return x.add_(1.0)
+
+    if device == "cpu":
+        yield Ceiling(what="launch", size=0, value=_fastest(clock, call, limit_s), unit="s")
+        return
+
+    def in_a_row() -> Sample:
+        torch.cuda.synchronize()
+        start = perf_counter()
+        for _ in range(_LAUNCHES):
+            call()
+        torch.cuda.synchronize()
+        return Sample((perf_counter() - start) / _LAUNCHES)
+
+    def awaited() -> Sample:
+        start = perf_counter()
+        call()
+        torch.cuda.synchronize()
+        return Sample(perf_counter() - start)
+
+    call()
+    yield Ceiling(what="launch", size=0, value=fastest(in_a_row, limit_s), unit="s")
+    yield Ceiling(what="launch and wait", size=0, value=fastest(awaited, limit_s), unit="s")
+    yield Ceiling(what="launch in a graph", size=0, value=_fastest(clock, call, limit_s), unit="s")
+
+
+def _links(clock: Clock, limit_s: float) -> Iterator[Ceiling]:
+    import torch
+
+    host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    own = torch.empty(_LINK_BYTES, dtype=torch.uint8, device="cuda")
+    ways = {"host to device": (own, host), "device to host": (host, own)}
+    for what, (to, source) in ways.items():
+        seconds = _fastest(clock, partial(to.copy_, source, non_blocking=True), limit_s)
+        yield Ceiling(what=what, size=_LINK_BYTES, value=_LINK_BYTES / seconds, unit="B/s")
+
+
+def rates(found: Sequence[Ceiling], *, kind: str, cache: float) -> dict[str, float]:
+    """By the keys of a hardware file. [B/s, OP/s]
+
+    A CPU has its matrix rates from vector units, as far as torch tells; a GPU's fp32 is one of vector units.
+    """
+    named: dict[str, float] = {}
+    for one in found:
+        key = _key(one, kind, cache)
+        if key:
+            named[key] = max(one.value, named.get(key, 0.0))
+    return named
+
+
+def _key(one: Ceiling, kind: str, cache: float) -> str:
+    if one.what in _MOVED:
+        return "memory.bandwidth" if one.size >= _BEYOND * cache * 0.99 else ""
+    if one.what.startswith("matrix "):
+        dtype = one.what.removeprefix("matrix ")
+        return f"{'vector' if kind == 'cpu' or dtype == 'fp32' else 'matrix'}.{dtype}"
+    return "host.bandwidth" if one.what == "host to device" else ""

@@ -1,0 +1,109 @@
+"""What was measured, on the disk line by line, so that a kill loses nothing; and tables of it, one file a family."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import InputError
+from ..export import write
+from .ceilings import Ceiling
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA: Final = 1
+_FILE: Final = "journal.jsonl"
+_SAME: Final = ("schema", "gpu", "device", "driver", "versions")  # what rows of one folder have in common
+
+
+class Journal:
+    """A folder with the rows of one machine and its libraries.
+
+    Raises InputError where the folder cannot be made, or holds rows of others.
+    """
+
+    def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
+        self.folder, self.path = folder, folder / _FILE
+        self.rows: list[dict[str, Any]] = []
+        self.ceilings: list[Ceiling] = []
+        self.complete = False  # the ceilings are
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+            whole = [line for line in lines if line.endswith(b"\n")]  # a kill may have left half of one
+            if len(whole) < len(lines):
+                self.path.write_bytes(b"".join(whole))
+            self._read(whole, header)
+        except OSError as error:
+            raise InputError(f"{folder}: must be a folder to write to: {error.strerror}") from None
+        if not whole:
+            self._write("header", {key: header[key] for key in _SAME})
+
+    def _read(self, lines: list[bytes], header: Mapping[str, Any]) -> None:
+        for number, line in enumerate(lines, 1):
+            try:
+                ((kind, entry),) = json.loads(line).items()
+            except (ValueError, AttributeError):
+                raise InputError(
+                    f"{self.path}:{number}: is no line of a journal; give another folder with -o"
+                ) from None
+            if kind == "header":
+                for key in _SAME:
+                    if entry.get(key) != header[key]:
+                        raise InputError(
+                            f"{self.path}: holds rows of {key} {_plain(entry.get(key))}, and here it is "
+                            f"{_plain(header[key])}; give another folder with -o"
+                        )
+            elif kind == "ceiling":
+                self.ceilings.append(Ceiling(**entry))
+            elif kind == "complete":
+                self.complete = True
+            else:
+                self.rows.append(entry)
+
+    def ceiling(self, one: Ceiling) -> None:
+        self.ceilings.append(one)
+        self._write("ceiling", asdict(one))
+
+    def ceilings_complete(self) -> None:
+        self.complete = True
+        self._write("complete", {})
+
+    def row(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self._write("row", row)
+
+    def _write(self, kind: str, entry: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({kind: entry}) + "\n")
+
+    def tables(self, suffix: str) -> list[Path]:
+        """Writes all rows as .parquet or .csv, one file a family."""
+        import pandas as pd
+
+        families: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for row in self.rows:
+            families[row["family"]].append(row)
+        paths = []
+        for family, rows in sorted(families.items()):
+            path = self.folder / f"{family}{suffix}"
+            write(path, partial(_fill, pd.DataFrame(rows), suffix))
+            paths.append(path)
+        return paths
+
+
+def _fill(frame: pd.DataFrame, suffix: str, path: Path) -> None:
+    if suffix == ".csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_parquet(path, index=False)
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else repr(value)

@@ -1,0 +1,194 @@
+"""Which launches to measure: those that the operators of models make, at sizes on a logarithmic grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from ..expectation.device import Device
+from ..expectation.families import FAMILIES, Stack
+from ..expectation.formats import cache_bytes, kernel_type
+from ..graph import Block
+from ..operators.attention import FlashAttention, Heads
+from ..operators.base import Operator
+from ..operators.elementwise import Activation, Add, Norm, Rope, Route
+from ..operators.embedding import Embedding
+from ..operators.linear import ExpertsLinear, Linear, LMHead
+from ..setting import Setting
+
+_TOKENS: Final = tuple(2**n for n in range(14))  # 1 to 8192
+_BATCHES: Final = tuple(2**n for n in range(9))  # 1 to 256
+_PROMPTS: Final = tuple(2**n for n in range(7, 14))  # 128 to 8192
+_PASTS: Final = tuple(2**n for n in range(7, 16))  # 128 to 32768
+_TABLE: Final = 2**14  # rows of an embedding: of more, those that are picked come from memory as well
+_MOST_TOKENS: Final = 16384  # of a prefill
+_MOST_CACHED: Final = 2**20  # tokens of all sequences together
+
+_ANY: Final = "h100-sxm"  # sizes of operators do not depend on the device
+
+# What tables of measurements call operators that move bytes, and what one element of a row is read and written.
+ELEMENTWISE: Final = {
+    "norm": ("post_attention_layernorm", 2),
+    "add": ("add", 3),
+    "activation": ("mlp_act", 3),  # gated: act(gate) * up
+    "rope": ("attn_rope", 2),
+    "embedding": ("emb", 2),
+    "softmax": ("softmax", 2),
+    "quantize": ("quantize", 1.5),  # 16 bits to 8
+}
+_KINDS: Final[Mapping[type[Operator], str]] = {Add: "add", Activation: "activation"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """How long does one launch take?
+
+    op        of element-wise work, what it computes; of attention "gqa" or a kind of latent attention
+    kv_dtype  of the cache
+    sizes     of its family's columns, and those that say more
+    moved     bytes of element-wise work that is no operator of a model by itself
+    """
+
+    family: str
+    op: str
+    dtype: str
+    kv_dtype: str = ""
+    sizes: tuple[tuple[str, int], ...]
+    moved: int = 0
+
+    def __getitem__(self, name: str) -> int:
+        return dict(self.sizes)[name]
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What it shares with others that differ in size only."""
+        return self.family, self.op, self.dtype, self.kv_dtype
+
+    @property
+    def row(self) -> dict[str, object]:
+        """Its columns in a table of measurements."""
+        found: dict[str, object] = {"family": self.family, "dtype": self.dtype, **dict(self.sizes)}
+        if self.family == "elementwise":
+            found |= {"op": ELEMENTWISE.get(self.op, (self.op, 0))[0], "bytes": self.nbytes}
+        if self.family.startswith("attention"):
+            found |= {"attn": self.op, "kv_dtype": self.kv_dtype}
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that it reads and writes."""
+        if self.family == "gemm":
+            kind = kernel_type(self.dtype)
+            m, n, k = self["M"], self["N"], self["K"]
+            return int(n * k * kind.weight + m * k * kind.activation + 2 * m * n)
+        if self.family == "moe":
+            hidden, inter, tokens = self["hidden"], self["inter"], self["tokens"]
+            return int(3 * self["experts"] * hidden * inter * kernel_type(self.dtype).weight + 4 * tokens * hidden)
+        if self.moved:
+            return self.moved
+        if self.family == "elementwise":
+            width = 4 if self.dtype == "fp32" else 2
+            return int(self["rows"] * self["cols"] * ELEMENTWISE[self.op][1] * width)
+        heads, dims = self["q_heads"], self["head_dim"] + self["v_head_dim"]
+        kept = self["head_dim"] if self.op == "mla_absorb" else dims
+        queries = self["batch"] * dict(self.sizes).get("q_len", 1) * heads * dims * 2
+        return int(queries + self["batch"] * self["kv_len"] * self["kv_heads"] * kept * cache_bytes(self.kv_dtype))
+
+    def bound(self, device: Device) -> float:
+        """The least time on a device, with nothing in its cache. [s]"""
+        family = FAMILIES[self.family]
+        wanted = {**dict.fromkeys(family.columns, 0.0), **family.optional, **dict(self.sizes), "bytes": self.nbytes}
+        shapes = {name: np.array([float(value)]) for name, value in wanted.items() if isinstance(value, int | float)}
+        stack = Stack(library="", dtype=self.dtype, kv_dtype=self.kv_dtype)
+        return float(family.bound(shapes, device, stack)[0])
+
+
+def questions(models: Sequence[str], dtypes: Iterable[str]) -> list[Question]:
+    """Those of the operators of models, each once.
+
+    Raises InputError where a model is not known.
+    """
+    blocks = [block.operators for name in models for block in _blocks(name)]
+    found = (one for dtype in dtypes for operators in blocks for one in _of_block(operators, dtype))
+    return list(dict.fromkeys(found))
+
+
+def _blocks(name: str) -> list[Block]:
+    setting = Setting.of(name, _ANY)
+    return [*setting.graph.blocks, *setting.decode_graph.blocks]
+
+
+def _of_block(operators: Sequence[Operator], dtype: str) -> Iterator[Question]:
+    routes = [op.chosen for op in operators if isinstance(op, Route)]
+    experts = [op.weight.shape for op in operators if isinstance(op, ExpertsLinear)]
+    if routes and len(experts) > 1:
+        yield from _experts(experts, routes[0], dtype)
+    for op in operators:
+        if isinstance(op, Linear) and len(op.weight.shape) == 2:
+            n, k = op.weight.shape
+            yield from _asked("gemm", "gemm", dtype, [{"M": m, "N": n, "K": k} for m in _TOKENS])
+        if kernel_type(dtype).weight < 2:
+            continue  # what has no weights is of floats of 16 or 32 bits
+        if isinstance(op, LMHead):
+            yield from _elementwise("softmax", dtype, cols=op.weight.shape[0])
+        elif isinstance(op, FlashAttention):
+            yield from _attention(op.heads, dtype)
+        elif isinstance(op, Embedding):
+            yield from _elementwise(
+                "embedding", dtype, cols=op.outputs[0].width, table=min(op.weights[0].shape[0], _TABLE)
+            )
+        elif isinstance(op, Norm) and op.weights and op.weights[0].shape == (op.outputs[0].width,):
+            yield from _elementwise("norm", dtype, cols=op.outputs[0].width)
+            yield from _elementwise("quantize", dtype, cols=op.outputs[0].width)
+        elif isinstance(op, Rope):
+            heads = {"heads": op.heads.num_heads, "kv_heads": op.heads.num_kv_heads, "dim": op.heads.head_dim}
+            whole = op.rotary_dim == op.heads.head_dim
+            yield from _elementwise("rope", dtype, cols=sum(t.width for t in op.outputs), **heads) if whole else ()
+        elif type(op) in _KINDS:
+            yield from _elementwise(_KINDS[type(op)], dtype, cols=op.outputs[0].width)
+
+
+def _asked(
+    family: str, op: str, dtype: str, sizes: Iterable[Mapping[str, int]], kv_dtype: str = ""
+) -> Iterator[Question]:
+    for one in sizes:
+        yield Question(family=family, op=op, dtype=dtype, kv_dtype=kv_dtype, sizes=tuple(one.items()))
+
+
+def _elementwise(op: str, dtype: str, **columns: int) -> Iterator[Question]:
+    yield from _asked("elementwise", op, dtype, [{"rows": rows} | columns for rows in _TOKENS])
+
+
+def _attention(heads: Heads, dtype: str) -> Iterator[Question]:
+    """Prompts, and tokens after a past: of latent attention the one that is computed from expanded keys and values,
+    and the other from the latent.
+    """
+    window = getattr(heads.mask, "window", inf)
+    columns = {
+        "q_heads": heads.num_heads, "kv_heads": heads.num_kv_heads, "head_dim": heads.head_dim,
+        "v_head_dim": heads.out_dim, "window": int(window) if window < inf else 0,
+    }  # fmt: skip
+    latent = heads.head_dim != heads.out_dim
+    absorbed = latent and heads.num_kv_heads == 1
+    if not absorbed:
+        op = "mla_unabsorbed" if latent else "gqa"
+        lengths = [(b, length) for b, length in product(_BATCHES, _PROMPTS) if b * length <= _MOST_TOKENS]
+        sizes = [{"batch": b, "q_len": length, "kv_len": length} | columns for b, length in lengths]
+        yield from _asked("attention_prefill", op, dtype, sizes, kv_dtype=dtype)
+    if absorbed or not latent:
+        op = "mla_absorb" if latent else "gqa"
+        lengths = [(b, length) for b, length in product(_BATCHES, _PASTS) if b * length <= _MOST_CACHED]
+        sizes = [{"batch": b, "kv_len": length} | columns for b, length in lengths]
+        for kv_dtype in (dtype, "fp8"):
+            yield from _asked("attention_decode", op, dtype, sizes, kv_dtype=kv_dtype)
+
+
+def _experts(shapes: Sequence[tuple[int, ...]], chosen: int, dtype: str) -> Iterator[Question]:
+    count, inter, hidden = shapes[0]
+    columns = {"hidden": hidden, "inter": inter, "topk": chosen, "experts": count, "gated": int(len(shapes) > 2)}
+    yield from _asked("moe", "moe", dtype, [{"tokens": tokens} | columns for tokens in _TOKENS])

@@ -1,0 +1,390 @@
+"""A machine measured within a time: its ceilings, then the most telling launches first."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+from ..errors import InputError
+from ..expectation.device import Device, of
+from ..export import write_text
+from ..hardware_files import hardware_file, load_hardware
+from .ceilings import ceilings, rates
+from .journal import SCHEMA, Journal
+from .machine import Watch, documents, driver, gpu_name, with_rates
+from .order import spread
+from .questions import Question, questions
+from .timing import BusyError, Times, settled
+from .work import Backend, LaunchError, Sets
+
+MODELS: Final = {  # of several head layouts and widths; on a GPU also windows, latent attention and experts
+    "cpu": ("qwen3-0.6b", "llama-3.2-1b", "smollm2-360m"),
+    "gpu": ("llama-3.1-8b", "qwen3-30b-a3b", "gemma-3-12b", "deepseek-v2-lite"),
+}
+DTYPES: Final = {
+    "cpu": ("bf16",),
+    "gpu": ("bf16", "fp8", "fp8_block", "sq", "int4_wo", "int8_wo", "w4a16_mxfp4"),
+}
+_MATRICES: Final = {"cpu": ("fp32", "bf16"), "gpu": ("bf16", "fp16", "tf32", "fp32", "fp8", "int8")}
+_PASSES: Final = 3  # over the ceilings, so that what disturbs one of them for a while does not decide
+_CEILING_PART: Final = 1 / 1000  # of the time, for each ceiling and pass
+_CEILINGS_PART: Final = 0.1  # of it, after which there is no further pass
+_ROW_PART: Final = 1 / 800
+_LONGEST_PART: Final = 1 / 50  # what a launch may take with all its repetitions; longer ones are left out
+_CALLS: Final = 6  # of a launch, about, at least
+_TOO_LONG: Final = "it takes too long for the time given"
+_MEMORY_PART: Final = 0.3  # of what is free, for the tensors of one launch
+_REASON: Final = 200  # letters of what a launch raises
+_FAILURES: Final = 20  # in a row: the device is beyond help
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What is measured.
+
+    name      of its hardware file
+    hardware  by which that is found, where it has one already
+    title     as the machine calls it
+    kind      "cpu" or "gpu"
+    cache     bytes of the last one
+    memory    bytes that are free
+    document  its hardware file, where none ships: a draft that lacks what is measured
+    """
+
+    name: str
+    hardware: str
+    title: str
+    kind: str
+    cache: float
+    memory: float
+    driver: str = ""
+    document: dict[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its file is, if that is not one that ships."""
+        return Path(self.hardware).parent if self.hardware.endswith((".yaml", ".yml")) else None
+
+    @property
+    def torch(self) -> str:
+        return "cuda" if self.kind == "gpu" else "cpu"
+
+
+def this_machine(kind: str, hardware: str | None = None) -> Machine:
+    """The CPU, or the first GPU.
+
+    hardware  the name or the file of the device, where the machine does not say or is not to decide
+    """
+    import torch
+
+    given = load_hardware(hardware) if hardware else None
+    drafts = [one for one in documents() if one["kind"] == kind]
+    document = drafts[0] if drafts else None
+    if kind == "gpu":
+        found = torch.cuda.get_device_properties(0)
+        title, memory, cache = found.name, torch.cuda.mem_get_info()[0], found.L2_cache_size
+        known = given.name if given else gpu_name(title)
+        if known is None and document is None:
+            raise InputError(f"no hardware file has the alias {title!r}; give one with --hardware")
+        if document is not None:
+            document.setdefault("cores", {"source": "driver", "count": found.multi_processor_count})
+            document.setdefault("l2", {"source": "driver", "capacity": f"{cache} B"})
+    else:
+        if document is None:
+            raise InputError("the CPU cannot be read from /proc; give its file with --hardware")
+        title, known = document["title"], given.name if given else None
+        memory = _available() or 4 * 2**30
+        caches = [document[level]["capacity"] for level in ("l3", "l2") if level in document]
+        cache = float(caches[0].split()[0]) if caches else 32 * 2**20
+    return Machine(
+        name=known or str(document["name"] if document else title),
+        hardware=hardware or known or "",
+        title=title,
+        kind=kind,
+        cache=cache,
+        memory=memory,
+        driver=driver() if kind == "gpu" else "",
+        document=None if known else document,
+    )
+
+
+def _available() -> float:
+    """Memory that can be had without swapping. [B]"""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0.0)
+
+
+def backends(name: str) -> tuple[str, tuple[Backend, ...]]:
+    """The kind of device and the libraries that a name stands for; auto: all that this machine has.
+
+    Raises InputError where what it needs is missing.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise InputError("measuring needs torch: pip install 'llmviewer[kernels]'") from None
+    from .torch_backend import TorchBackend
+    from .triton_backend import TritonBackend
+
+    gpu = torch.cuda.is_available()
+    if name == "cpu" or (name == "auto" and not gpu):
+        return "cpu", (TorchBackend("cpu"),)
+    if not gpu:
+        raise InputError(f"--backend {name} needs a GPU that torch can use; --backend cpu measures this machine's CPU")
+    if name == "torch":
+        return "gpu", (TorchBackend("cuda"),)
+    try:
+        return "gpu", (TritonBackend(), TorchBackend("cuda"))
+    except InputError:
+        if name == "triton":
+            raise
+        return "gpu", (TorchBackend("cuda"),)
+
+
+def ask(
+    backends: Sequence[Backend],
+    models: Sequence[str],
+    families: Sequence[str],
+    dtypes: Sequence[str],
+    *,
+    every: bool = False,
+) -> list[Question]:
+    """What a run is to find out.
+
+    every  all data types are wanted, not those that there are kernels for
+
+    Raises InputError where a model is not known, or no kernel answers.
+    """
+    own = [one for backend in backends for one in backend.own() if one.dtype in dtypes]
+    found = [one for one in (*questions(models, dtypes), *own) if one.family in families]
+    able = [one for one in found if any(backend.kernels(one) for backend in backends)]
+    missing = [dtype for dtype in dtypes if dtype not in {one.dtype for one in able}]
+    if missing and (every or not able):
+        raise InputError(
+            f"{' and '.join(backend.framework for backend in backends)}: no kernel of {', '.join(families)} in "
+            f"{missing[0]} at shapes of {', '.join(models)}"
+        )
+    return able
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One kernel for one question."""
+
+    backend: Backend
+    kernel: str
+    question: Question
+
+    def __str__(self) -> str:
+        """Such as "triton gemv gemm bf16 M=1 N=4096 K=4096": by this a row is known."""
+        sizes = (f"{name}={size}" for name, size in self.question.sizes)
+        return " ".join(filter(None, (self.backend.framework, self.kernel, *self.question.kind[1:], *sizes)))
+
+
+class _Kind:
+    """Launches of one kernel in one data type, the most telling sizes first.
+
+    waiting  those that there is no row of, by what their rows are known by
+    bounds   the least time of each, at the ceilings [s]
+    """
+
+    def __init__(self, asked: Sequence[Asked], device: Device) -> None:
+        self.waiting = {str(one): one for one in asked}
+        self.bounds = {str(one): one.question.bound(device) for one in asked}
+        self._largest = self._ratio = 0.0
+
+    def take(self, longest: float) -> Asked | None:
+        """The first that is expected to be done within `longest` seconds, judged by the largest launch there is."""
+        for case in self.waiting:
+            if _CALLS * self.bounds[case] * self._ratio <= longest:
+                return self.waiting.pop(case)
+        return None
+
+    def learn(self, row: Mapping[str, Any]) -> None:
+        """How long a launch took, that need not be asked for again; others' do not matter."""
+        bound = self.bounds.get(row["case"])
+        if bound is None:
+            return
+        self.waiting.pop(row["case"], None)
+        if bound >= self._largest:
+            self._largest, self._ratio = bound, row["time_us"] * 1e-6 / bound
+
+
+@dataclass(kw_only=True)
+class Session:
+    """A run, and how far it is.
+
+    left_out  launches that made no row, by reason
+    put_off   how often a launch was, as other programs took the cores
+    """
+
+    machine: Machine
+    backends: Sequence[Backend]
+    journal: Journal
+    seconds: float
+    left_out: Counter[str] = field(default_factory=Counter)
+    put_off: int = 0
+    start: float = field(default_factory=monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        return monotonic() - self.start
+
+    def measure_ceilings(self, progress: Callable[[str], None]) -> None:
+        """Those that the journal does not hold."""
+        if self.journal.complete:
+            return
+        self.journal.ceilings.clear()
+        machine = self.machine
+        dtypes, limit_s = _MATRICES[machine.kind], self.seconds * _CEILING_PART
+        clock = self.backends[-1].clock
+        for number in range(_PASSES):
+            if number and self.elapsed > _CEILINGS_PART * self.seconds:
+                break
+            for one in ceilings(machine.torch, clock, cache=machine.cache, dtypes=dtypes, limit_s=limit_s):
+                self.journal.ceiling(one)
+                progress(one.what)
+        self.journal.ceilings_complete()
+
+    @property
+    def rates(self) -> dict[str, float]:
+        return rates(self.journal.ceilings, kind=self.machine.kind, cache=self.machine.cache)
+
+    def hardware(self) -> Path:
+        """The file of the device with what was measured, in the journal's folder: where the device has no file, a draft
+        by the name that rows have; else its file with ceilings in place of the datasheet's rates, by a name of its own.
+        """
+        import yaml
+
+        machine, year = self.machine, datetime.now(tz=UTC).year
+        if machine.document is not None:
+            document = with_rates(machine.document, self.rates, year=year, least=machine.kind == "cpu")
+            document |= {"aliases": [machine.name.partition("-")[2] or machine.name]}  # tables drop the maker
+        else:
+            text = hardware_file(machine.hardware).read_text(encoding="utf-8")
+            document = with_rates(yaml.safe_load(text), self.rates, year=year, least=False)
+            document |= {"name": f"{document['name']}-measured", "aliases": []}
+        folder = self.journal.folder / "hardware"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{document['name']}.yaml"
+        write_text(path, yaml.safe_dump(document, sort_keys=False, width=120))
+        return path
+
+    def measure_kernels(self, found: Sequence[Question], progress: Callable[[str], None]) -> None:
+        """Until the time is up, or there is no more to ask: kinds of launches in turn."""
+        device, watch = of(load_hardware(str(self.hardware()))), Watch(self.machine.kind)
+        turn = deque(self._kinds(found, device))
+        wrong: dict[tuple[object, ...], str] = {}
+        failures = 0
+        while turn and self.elapsed < self.seconds and failures < _FAILURES:
+            kind = turn.popleft()
+            asked = kind.take(_LONGEST_PART * self.seconds)
+            if asked is None:
+                self.left_out.update({_TOO_LONG: len(kind.waiting)} if kind.waiting else {})
+                continue
+            turn.append(kind)
+            progress(str(asked))
+            try:
+                _check(asked, wrong)
+                row = self._row(asked, kind.bounds[str(asked)])
+            except BusyError:
+                kind.waiting[str(asked)] = asked  # to be tried again, if there is time
+                self.put_off += 1
+                continue
+            except Exception as error:  # noqa: BLE001 - whatever a launch raises, no row is made of it
+                failures += 1
+                self.left_out[" ".join(f"{asked.backend.framework} {asked.kernel}: {error}".split())[:_REASON]] += 1
+                continue
+            failures = 0
+            state = watch()
+            self.journal.row(row | {"clock_mhz": state.clock_mhz, "throttled": state.throttled})
+            kind.learn(row)
+
+    def _kinds(self, found: Sequence[Question], device: Device) -> list[_Kind]:
+        """Launches of one kernel and data type each, without those that there are rows of."""
+        alike: dict[tuple[object, ...], list[Question]] = defaultdict(list)
+        for question in found:
+            if question.nbytes > _MEMORY_PART * self.machine.memory:
+                self.left_out["it needs more memory than is free"] += 1
+            else:
+                alike[question.kind].append(question)
+        kinds = []
+        for same in alike.values():
+            names = {name: None for question in same for name, _ in question.sizes}
+            points = [[dict(question.sizes).get(name, 0) for name in names] for question in same]
+            order = [same[i] for i in spread(points)]
+            for backend in self.backends:
+                able = [(question, backend.kernels(question)) for question in order]
+                for name in sorted({name for _, names in able for name in names}):
+                    asked = [Asked(backend=backend, kernel=name, question=q) for q, names in able if name in names]
+                    kinds.append(_Kind(asked, device))
+        for kind in kinds:
+            for row in self.journal.rows:
+                kind.learn(row)
+        return kinds
+
+    def _row(self, asked: Asked, bound: float) -> dict[str, Any]:
+        question, backend, machine = asked.question, asked.backend, self.machine
+        sets = Sets.of(question.nbytes, machine.cache, _MEMORY_PART * machine.memory)
+        calls = backend.calls(question, asked.kernel, sets.count)
+        if not backend.finite(calls[0]()):
+            raise LaunchError("gives what is no number")
+        times = settled(backend.clock.sampler(calls), self.seconds * _ROW_PART)
+        return _columns(asked, machine, times, sets) | {"ceiling_us": bound * 1e6}
+
+
+def _check(asked: Asked, wrong: dict[tuple[object, ...], str]) -> None:
+    """Once for each kernel and data type. `wrong` keeps what was found, "" where nothing is.
+
+    Raises LaunchError.
+    """
+    key = asked.backend.framework, asked.kernel, asked.question.kind
+    if key not in wrong:
+        wrong[key] = ""
+        try:
+            asked.backend.check(asked.question, asked.kernel)
+        except Exception as error:  # noqa: BLE001 - whatever a launch raises, the kernel is of no use
+            wrong[key] = str(error)
+    if wrong[key]:
+        raise LaunchError(wrong[key])
+
+
+def header(machine: Machine, backends: Sequence[Backend]) -> dict[str, Any]:
+    """What rows of one folder have in common."""
+    versions = {name: version for backend in backends for name, version in backend.versions.items()}
+    return {
+        "schema": SCHEMA, "gpu": machine.name, "device": machine.title, "driver": machine.driver, "versions": versions,
+    }  # fmt: skip
+
+
+def _columns(asked: Asked, machine: Machine, times: Times, sets: Sets) -> dict[str, Any]:
+    return {
+        "source": "llmviewer measure",
+        "gpu": machine.name,
+        "framework": asked.backend.framework,
+        "version": asked.backend.version,
+        "kernel": asked.kernel,
+        **asked.question.row,
+        "case": str(asked),
+        "time_us": times.median * 1e6,
+        "p20_us": times.p20 * 1e6,
+        "p80_us": times.p80 * 1e6,
+        "repeats": times.repeats,
+        "disturbed": times.disturbed,
+        "stat": "median",
+        "loop": sets.loop,
+        "private": 1,
+        "schema": SCHEMA,
+        "device": machine.title,
+        "driver": machine.driver,
+        **asked.backend.versions,
+        "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,204 @@
+"""Torch's own kernels: what the makers of a CPU or a GPU offer through cuBLAS, cuDNN, oneDNN and MKL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any, Final
+
+from .questions import Question
+from .timing import Call, Clock, GpuClock, HostClock
+from .work import compare
+
+_FLOATS: Final = ("bf16", "fp16", "fp32")
+_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_EPSILON: Final = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-16}  # of a result that is rounded once
+_DRAWN: Final = 2**20  # random numbers, which come again and again: a CPU takes longer to draw than to use them
+_KEPT: Final = 2**33  # bytes of them, on a GPU that has many; a CPU has smaller caches to be filled, too
+_ALIGNED: Final = 128  # elements: where allocators begin a tensor
+_SMALL: Final[Mapping[str, Mapping[str, int]]] = {  # of a case that is checked
+    "gemm": {"M": 37, "N": 96, "K": 160},
+    "attention_prefill": {"batch": 2, "q_len": 70, "kv_len": 70},
+    "attention_decode": {"batch": 3, "kv_len": 150},
+    "elementwise": {"rows": 13, "cols": 256, "table": 50},
+}
+_HEADS: Final = {"q_heads": 4, "kv_heads": 2}
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """make: question to inputs; run and reference: inputs to a tensor."""
+
+    make: Callable[[Question], dict[str, Any]]
+    run: Callable[..., Any]
+    reference: Callable[..., Any]
+
+
+class TorchBackend:
+    """Torch on "cpu" or "cuda"."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._torch, self._device = torch, device
+        self.framework = "pytorch" if device == "cuda" else "pytorch-cpu"
+        self.version = str(torch.__version__).partition("+")[0]
+        self.versions: Mapping[str, str] = {"torch": str(torch.__version__)}
+        if device == "cpu":
+            self.versions = {**self.versions, "threads": str(torch.get_num_threads())}
+        self.clock: Clock = GpuClock() if device == "cuda" else HostClock()
+        self._random = torch.Generator(device).manual_seed(0)
+        self._bytes = min(_KEPT, torch.cuda.mem_get_info()[0] // 8) if device == "cuda" else _KEPT // 8
+        self._numbers: dict[str, Any] = {}  # random ones of each data type, which all inputs are parts of
+        self._next = 0
+        self._operations = {
+            "gemm": _Operation(self._gemm, torch.nn.functional.linear, lambda x, weight: x @ weight.T),
+            "attention_prefill": _Operation(self._prefill, self._attend, self._attended),
+            "attention_decode": _Operation(self._decode, self._attend, self._attended),
+            "norm": _Operation(self._normed, self._norm, self._norm_reference),
+            "add": _Operation(lambda q: self._rows(q, "xy"), lambda x, y: x + y, lambda x, y: x + y),
+            "activation": _Operation(
+                lambda q: self._rows(q, "xy"),
+                lambda x, y: torch.nn.functional.silu(x) * y,
+                lambda x, y: x / (1 + (-x).exp()) * y,
+            ),
+            "rope": _Operation(self._rotated, self._rope, self._rope_reference),
+            "embedding": _Operation(
+                self._embedded,
+                torch.nn.functional.embedding,
+                lambda input, weight: weight[input],  # noqa: A006
+            ),
+            "softmax": _Operation(
+                lambda q: self._rows(q, "x"),
+                lambda x: x.softmax(-1),
+                lambda x: (x - x.amax(-1, keepdim=True)).exp() / (x - x.amax(-1, keepdim=True)).exp().sum(-1)[:, None],
+            ),
+        }
+
+    def own(self) -> Sequence[Question]:
+        return ()
+
+    def kernels(self, question: Question) -> Sequence[str]:
+        known = self._name(question) in self._operations and question.dtype in _FLOATS
+        if not known or question.kv_dtype not in ("", question.dtype) or question.nbytes > self._bytes / 2:
+            return ()
+        if not question.family.startswith("attention"):
+            return ("",)
+        if question.op != "gqa" or question["window"]:
+            return ()
+        return ("flash", "cudnn") if self._device == "cuda" and question.dtype != "fp32" else ("",)
+
+    def check(self, question: Question, kernel: str) -> None:
+        sizes = dict(question.sizes) | dict(_SMALL[question.family])
+        sizes |= _HEADS if "q_heads" in sizes else {}
+        small = replace(question, sizes=tuple(sizes.items()))
+        op = self._operations[self._name(question)]
+        inputs = op.make(small)
+        exact = {n: v.float() if self._torch.is_floating_point(v) else v for n, v in inputs.items()}
+        tolerance = _EPSILON[question.dtype]
+        with self._kernel(kernel):
+            wanted = op.reference(**exact)
+            compare(op.run(**inputs), wanted, 4 * tolerance, 4 * tolerance * float(wanted.abs().max()))
+
+    def calls(self, question: Question, kernel: str, sets: int) -> Sequence[Call]:
+        op = self._operations[self._name(question)]
+        outputs: list[Any] = [None] * sets  # kept until their turn comes again: one that is written again is cached
+
+        def call(inputs: dict[str, Any], number: int) -> Any:
+            if not kernel:
+                outputs[number] = op.run(**inputs)
+                return outputs[number]
+            with self._kernel(kernel):
+                outputs[number] = op.run(**inputs)
+            return outputs[number]
+
+        return [partial(call, op.make(question), number) for number in range(sets)]
+
+    def finite(self, outputs: Any) -> bool:
+        return bool(outputs.sum(dtype=self._torch.float32).isfinite())  # a sum takes in all, and reads it once
+
+    def _name(self, question: Question) -> str:
+        return question.op if question.family == "elementwise" else question.family
+
+    def _kernel(self, name: str) -> Any:
+        """Where torch has several kernels of attention, the one of that name."""
+        if not name:
+            return nullcontext()
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        return sdpa_kernel({"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[name])
+
+    def _normal(self, question: Question, *shape: int) -> Any:
+        """A part of the numbers that are there, the next one each time, so that none is in the cache."""
+        if question.dtype not in self._numbers:
+            dtype = getattr(self._torch, _DTYPES[question.dtype])
+            some = self._torch.randn(_DRAWN, generator=self._random, device=self._device).to(dtype)
+            self._numbers[question.dtype] = some.repeat(max(self._bytes // some.nbytes, 1))
+        numbers, count = self._numbers[question.dtype], prod(shape)
+        start = self._next if self._next + count <= len(numbers) else 0
+        self._next = start + -(-count // _ALIGNED) * _ALIGNED
+        return numbers[start : start + count].view(shape)
+
+    def _rows(self, question: Question, names: str) -> dict[str, Any]:
+        return {name: self._normal(question, question["rows"], question["cols"]) for name in names}
+
+    def _gemm(self, question: Question) -> dict[str, Any]:
+        m, n, k = (question[name] for name in "MNK")
+        return {"x": self._normal(question, m, k), "weight": self._normal(question, n, k)}
+
+    def _prefill(self, question: Question) -> dict[str, Any]:
+        return self._heads(question, question["q_len"])
+
+    def _decode(self, question: Question) -> dict[str, Any]:
+        return self._heads(question, 1)
+
+    def _heads(self, question: Question, q_len: int) -> dict[str, Any]:
+        b, kv, heads, kv_heads = (question[name] for name in ("batch", "kv_len", "q_heads", "kv_heads"))
+        return {
+            "q": self._normal(question, b, heads, q_len, question["head_dim"]),
+            "k": self._normal(question, b, kv_heads, kv, question["head_dim"]),
+            "v": self._normal(question, b, kv_heads, kv, question["v_head_dim"]),
+        }
+
+    def _attend(self, q: Any, k: Any, v: Any) -> Any:
+        attention = self._torch.nn.functional.scaled_dot_product_attention
+        return attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1])
+
+    def _attended(self, q: Any, k: Any, v: Any) -> Any:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        scores = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
+        if q.shape[2] > 1:
+            seen = self._torch.ones(scores.shape[2:], dtype=self._torch.bool, device=q.device).tril()
+            scores = scores.masked_fill(~seen, float("-inf"))
+        return scores.softmax(-1) @ v
+
+    def _normed(self, question: Question) -> dict[str, Any]:
+        return self._rows(question, "x") | {"weight": self._normal(question, question["cols"])}
+
+    def _norm(self, x: Any, weight: Any) -> Any:
+        return self._torch.nn.functional.rms_norm(x, weight.shape, weight, 1e-6)
+
+    def _norm_reference(self, x: Any, weight: Any) -> Any:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
+
+    def _rotated(self, question: Question) -> dict[str, Any]:
+        """Pairs of elements as complex numbers would have them, and the cosine and sine of each row's angle."""
+        rows = self._rows(question, "x")
+        angles = self._torch.arange(question["rows"], device=self._device)[:, None] * 0.01
+        return rows | {name: getattr(angles, name)().to(rows["x"].dtype) for name in ("cos", "sin")}
+
+    def _rope(self, x: Any, cos: Any, sin: Any) -> Any:
+        low, high = x.chunk(2, -1)
+        return self._torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+
+    def _rope_reference(self, x: Any, cos: Any, sin: Any) -> Any:
+        half = x.shape[1] // 2
+        turned = self._torch.complex(x[:, :half], x[:, half:]) * self._torch.complex(cos, sin)
+        return self._torch.cat((turned.real, turned.imag), -1)
+
+    def _embedded(self, question: Question) -> dict[str, Any]:
+        at = self._torch.randint(question["table"], (question["rows"],), generator=self._random, device=self._device)
+        return {"input": at, "weight": self._normal(question, question["table"], question["cols"])}

@@ -1,0 +1,187 @@
+"""The kernels of this package, at the shapes that models have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ..kernels import kernel_names, load_kernel
+from .questions import Question
+from .timing import Call, Clock, GpuClock
+from .work import LaunchError, compare, copies
+
+if TYPE_CHECKING:
+    from ..kernels.base import Case, Kernel
+
+_PAGE: Final = 64  # tokens of a cache
+_CHECKED: Final = 2  # cases of a kernel
+_GEMM: Final[Mapping[str, str]] = {
+    "bf16": "gemm", "fp16": "gemm", "sq": "gemm", "int4_wo": "gemm_w4a16", "int8_wo": "gemm_w8a16",
+    "w4a16_mxfp4": "gemm_mxfp4",
+}  # fmt: skip
+# Families of kernels that are measured at the sizes that they have themselves, and what tables have them under.
+_OWN: Final[Mapping[str, str]] = {
+    "norm": "elementwise", "sampling": "elementwise", "kv_write": "elementwise", "rope_cache": "elementwise",
+    "state": "elementwise",
+}  # fmt: skip
+_ROWS: Final = ("rows", "tokens", "M", "B")  # the size that says how many rows there are
+_GROUP: Final = 128  # elements of k with a scale
+
+
+_Sizes = Mapping[str, int]
+_ELEMENTWISE: Final[Mapping[str, tuple[str, Callable[[_Sizes], _Sizes]]]] = {  # kernels and their own names of sizes
+    "norm": ("rms_norm", lambda s: {"M": s["rows"], "N": s["cols"]}),
+    "activation": ("silu_and_mul", lambda s: {"M": s["rows"], "N": s["cols"]}),
+    "quantize": ("quantize", lambda s: {"M": s["rows"], "K": s["cols"], "group": s["cols"]}),
+    "softmax": ("softmax", lambda s: {"B": 1, "heads": 1, "q": s["rows"], "kv": s["cols"]}),
+    "embedding": ("embedding", lambda s: {"tokens": s["rows"], "vocab": s["table"], "width": s["cols"]}),
+    "rope": ("rope", lambda s: {
+        "tokens": s["rows"], "heads": s["heads"], "kv_heads": s["kv_heads"], "dim": s["dim"], "rotary": s["dim"],
+    }),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A kernel, and its data type and sizes."""
+
+    kernel: str
+    dtype: str
+    sizes: Mapping[str, int]
+
+
+def parts(question: Question) -> tuple[_Part, ...]:
+    """The kernels that answer a question, one after the other; none where it has none."""
+    if question.family == "gemm":
+        return tuple(_gemm(question.dtype, dict(question.sizes)))
+    if question.dtype not in ("bf16", "fp16"):
+        return ()
+    return tuple(_others(question, dict(question.sizes)))
+
+
+def _gemm(dtype: str, sizes: Mapping[str, int]) -> Iterator[_Part]:
+    """Activations in fp8 are quantized first, which tables of measurements count in."""
+    m, k = sizes["M"], sizes["K"]
+    if dtype in ("fp8", "fp8_block"):
+        yield _Part("quantize", "fp8_e4m3", {"M": m, "K": k, "group": k if dtype == "fp8" else _GROUP})
+        yield _Part("gemm" if dtype == "fp8" else "gemm_fp8_block", "fp8_e4m3", sizes)
+    elif m == 1 and dtype in ("bf16", "fp16"):
+        yield _Part("gemv", dtype, sizes)
+    elif dtype in _GEMM:
+        group = {"group": _GROUP} if dtype == "int4_wo" else {}
+        own = {"sq": "int8", "fp16": "fp16"}.get(dtype, "bf16")
+        yield _Part(_GEMM[dtype], own, {**sizes, **group})
+
+
+def _others(question: Question, sizes: Mapping[str, int]) -> Iterator[_Part]:
+    if question.family == "moe" and sizes["gated"]:
+        experts = {"experts": sizes["experts"], "chosen": sizes["topk"]}
+        tokens = {"M": sizes["tokens"], "N": sizes["inter"], "K": sizes["hidden"]}
+        yield _Part("fused_moe", question.dtype, tokens | experts)
+    elif question.family.startswith("attention"):
+        yield from _attention(question, sizes)
+    elif question.moved:
+        own = {name.removeprefix("size_"): size for name, size in sizes.items() if name.startswith("size_")}
+        yield _Part(question.op, question.dtype, own)
+    elif question.op in _ELEMENTWISE:
+        name, arguments = _ELEMENTWISE[question.op]
+        yield _Part(name, "fp8_e4m3" if name == "quantize" else question.dtype, arguments(sizes))
+
+
+def _attention(question: Question, sizes: Mapping[str, int]) -> Iterator[_Part]:
+    dtype, kv_dtype = question.dtype, question.kv_dtype
+    common = {"B": sizes["batch"], "heads": sizes["q_heads"], "kv": sizes["kv_len"]}
+    if question.op == "mla_absorb" and kv_dtype == dtype:
+        latent = {"latent": sizes["v_head_dim"], "rope": sizes["head_dim"] - sizes["v_head_dim"]}
+        yield _Part("mla_decode", dtype, {**common, **latent, "page": _PAGE})
+    if question.op != "gqa":
+        return
+    common |= {"kv_heads": sizes["kv_heads"], "dim": sizes["head_dim"]}
+    common |= {"window": sizes["window"]} if sizes["window"] else {}
+    if question.family == "attention_prefill":
+        yield _Part("flash_attention", dtype, common | {"q": sizes["q_len"]})
+    elif kv_dtype in (dtype, "fp8"):
+        yield _Part("decode_attention", dtype, common | {"page": _PAGE} | ({"kv_bits": 8} if kv_dtype == "fp8" else {}))
+
+
+class TritonBackend:
+    """Triton kernels on "cuda"; on "cpu" in its interpreter, which shows that they run and not how fast.
+
+    Raises InputError where triton is not installed.
+    """
+
+    framework = "triton"
+
+    def __init__(self, device: str = "cuda", clock: Clock | None = None) -> None:
+        load_kernel("copy")
+        import torch
+        import triton
+
+        from ..kernels.base import Target
+
+        self._device, self._target = device, Target.of(torch.device(device))
+        self.version = str(triton.__version__)
+        self.versions: Mapping[str, str] = {"torch": str(torch.__version__), "triton": self.version}
+        self.clock: Clock = clock or GpuClock()
+
+    def own(self) -> Sequence[Question]:
+        """The kernels that no question of a model leads to, at full size."""
+        asked = {name for name, _ in _ELEMENTWISE.values()}
+        kernels = (load_kernel(name) for name in kernel_names() if name not in asked)
+        return [_own(kernel, case) for kernel in kernels if kernel.family in _OWN for case in kernel.full_size]
+
+    def kernels(self, question: Question) -> Sequence[str]:
+        found = [load_kernel(part.kernel) for part in parts(question) if part.kernel in kernel_names()]
+        cases = [_case(part) for part in parts(question)]
+        able = all(k.least_sm(case) <= self._target.sm for k, case in zip(found, cases, strict=True))
+        return (" ".join(kernel.name for kernel in found),) if found and able else ()
+
+    def check(self, question: Question, kernel: str) -> None:  # noqa: ARG002 - the question tells
+        for part in parts(question):
+            found = load_kernel(part.kernel)
+            own = [case for case in found.cases if case.dtype == part.dtype] or found.cases
+            for case in own[:_CHECKED]:
+                _check(found, case, self._device)
+
+    def calls(self, question: Question, kernel: str, sets: int) -> Sequence[Call]:  # noqa: ARG002
+        plans = [list(self._plans(part, sets)) for part in parts(question)]
+
+        def call(number: int) -> Call:
+            own = [of_part[number] for of_part in plans]
+            return own[0] if len(own) == 1 else lambda: [plan() for plan in own][-1]
+
+        return [call(number) for number in range(sets)]
+
+    def _plans(self, part: _Part, sets: int) -> Iterator[Call]:
+        kernel = load_kernel(part.kernel)
+        for inputs in copies(kernel.make(_case(part), self._device, 0), sets):
+            yield kernel.plan(self._target, **inputs)
+
+    def finite(self, outputs: Any) -> bool:
+        return all(bool(output.float().isfinite().all()) for output in outputs)
+
+
+def _own(kernel: Kernel, case: Case) -> Question:
+    rows = next(case[name] for name in _ROWS if case.get(name))
+    moved = int(kernel.nbytes(case))
+    sizes = {"rows": rows, "cols": moved // rows} | {f"size_{name}": size for name, size in case.sizes}
+    return Question(
+        family=_OWN[kernel.family], op=kernel.name, dtype=case.dtype, sizes=tuple(sizes.items()), moved=moved
+    )
+
+
+def _case(part: _Part) -> Case:
+    from ..kernels.base import case
+
+    return case(part.dtype, **part.sizes)
+
+
+def _check(kernel: Kernel, case: Case, device: str) -> None:
+    inputs = kernel.make(case, device, 1)
+    relative, absolute = kernel.tolerance(case)
+    for ours, wanted in zip(kernel.run(**inputs), kernel.reference(**inputs), strict=True):
+        try:
+            compare(ours, wanted, relative, absolute)
+        except LaunchError as error:
+            raise LaunchError(f"{kernel.name} at {case}: {error}") from None

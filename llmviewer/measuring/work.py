@@ -1,0 +1,94 @@
+"""What a backend is: kernels that can be launched on a machine, for the launches that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Final, Protocol
+
+from .questions import Question
+from .timing import Call, Clock
+
+_SETS: Final = 256  # of tensors, at most
+_BEYOND: Final = 8  # times the cache, that sets take together: caches do not drop the oldest first
+_WITHIN: Final = 0.25  # of the cache
+
+
+class LaunchError(Exception):
+    """A launch that gave no result, or a wrong one. No row is made of it."""
+
+
+class Backend(Protocol):
+    """Kernels of one library on one device.
+
+    framework  as tables of measurements call the library
+    versions   of packages, and what else decides how fast it is
+    """
+
+    framework: str
+    version: str
+    versions: Mapping[str, str]
+    clock: Clock
+
+    def own(self) -> Sequence[Question]:
+        """Launches that no operator of a model is by itself."""
+
+    def kernels(self, question: Question) -> Sequence[str]:
+        """Those that answer a question, by the names that tables have for them; none where it has none."""
+
+    def check(self, question: Question, kernel: str) -> None:
+        """A small case against a reference.
+
+        Raises LaunchError where it is wrong.
+        """
+
+    def calls(self, question: Question, kernel: str, sets: int) -> Sequence[Call]:
+        """Launches on so many sets of tensors of random numbers; each returns what it computed."""
+
+    def finite(self, outputs: Any) -> bool:
+        """Whether all that a call returned is numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sets:
+    """How often the tensors of a launch are there, for a benchmark to go round.
+
+    loop  as tables of measurements have it: 0 where none is in the cache when its turn comes, else how many all are
+    """
+
+    count: int
+    loop: int
+
+    @classmethod
+    def of(cls, nbytes: float, cache: float, memory: float) -> Sets:
+        """So many that the cache has none of them, or, where that takes too many, so few that it has all.
+
+        nbytes  of one of them
+        memory  that all may take [B]
+        """
+        most = max(min(_SETS, int(memory / nbytes)), 1)
+        wanted = max(ceil(_BEYOND * cache / nbytes), 1)
+        if wanted <= most or most * nbytes >= _BEYOND / 2 * cache:
+            return cls(count=min(wanted, most), loop=0)
+        within = max(min(most, int(_WITHIN * cache / nbytes)), 1)
+        return cls(count=within, loop=within)
+
+
+def copies(inputs: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
+    """The same inputs in tensors of their own, the first as they are."""
+    yield dict(inputs)
+    for _ in range(count - 1):
+        yield {name: value.clone() if hasattr(value, "clone") else value for name, value in inputs.items()}
+
+
+def compare(ours: Any, wanted: Any, relative: float, absolute: float) -> None:
+    """Raises LaunchError where two tensors differ by more than a tolerance."""
+    if ours.shape != wanted.shape:
+        raise LaunchError(f"gives {tuple(ours.shape)} where its reference gives {tuple(wanted.shape)}")
+    ours, wanted = ours.float(), wanted.float()
+    if not bool(ours.isfinite().all()):
+        raise LaunchError("gives what is no number")
+    over = ((ours - wanted).abs() - relative * wanted.abs()).max().item()
+    if over > absolute:
+        raise LaunchError(f"is off its reference by {over:.3g} above a relative {relative:.3g}")

@@ -1,0 +1,481 @@
+"""Which launches are measured, how often, and what of it is on the disk; and the whole loop on this machine's CPU."""
+
+import json
+from dataclasses import replace
+from itertools import count
+from time import sleep
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.expectation.device import of
+from llmviewer.expectation.rows import read
+from llmviewer.hardware_files import load_hardware
+from llmviewer.measuring import timing
+from llmviewer.measuring.ceilings import Ceiling, rates, sizes
+from llmviewer.measuring.journal import Journal
+from llmviewer.measuring.machine import gpu_name, with_rates
+from llmviewer.measuring.order import spread
+from llmviewer.measuring.questions import questions
+from llmviewer.measuring.session import Machine, Session, ask, header
+from llmviewer.measuring.summary import ceilings_text, kernels_text
+from llmviewer.measuring.timing import BusyError, Sample, settled
+from llmviewer.measuring.work import LaunchError, Sets
+
+H200 = load_hardware("h200")
+MACHINE = Machine(
+    name="h200-sxm", hardware="h200-sxm", title="NVIDIA H200", kind="gpu", cache=50e6, memory=100e9, driver="1"
+)
+CEILINGS = (
+    Ceiling(what="copy", size=2**30, value=4.2e12, unit="B/s"),
+    Ceiling(what="copy", size=2**20, value=9.9e12, unit="B/s"),
+    Ceiling(what="matrix bf16", size=8192, value=7e14, unit="OP/s"),
+    Ceiling(what="matrix bf16", size=4096, value=6e14, unit="OP/s"),
+    Ceiling(what="host to device", size=2**28, value=5e10, unit="B/s"),
+    Ceiling(what="launch", size=0, value=4e-6, unit="s"),
+)
+
+
+class Clock:
+    """A launch takes what it returns."""
+
+    def sampler(self, calls):
+        turn = count()
+        return lambda: Sample(calls[next(turn) % len(calls)]())
+
+
+class Library:
+    """Answers every question in twice its bound, and remembers which were asked."""
+
+    framework, version, clock = "mine", "1.0", Clock()
+    versions = MappingProxyType({"mine": "1.0"})
+
+    def __init__(self, wrong=(), breaks_at=None):
+        self.wrong, self.breaks_at, self.asked, self.checked = wrong, breaks_at, [], []
+
+    def own(self):
+        return ()
+
+    def kernels(self, question):
+        return ("fast",)
+
+    def check(self, question, kernel):
+        self.checked.append(question.kind)
+        if question.op in self.wrong:
+            raise LaunchError("is off its reference")
+
+    def calls(self, question, kernel, sets):
+        if len(self.asked) == self.breaks_at:
+            raise KeyboardInterrupt
+        self.asked.append(question)
+        return [lambda: 2 * question.bound(of(H200)) + 1e-6] * sets
+
+    def finite(self, outputs):
+        return np.isfinite(outputs)
+
+
+def session(folder, library, seconds=60.0):
+    journal = Journal(folder, header(MACHINE, [library]))
+    if not journal.complete:
+        for one in CEILINGS:
+            journal.ceiling(one)
+        journal.ceilings_complete()
+    return Session(machine=MACHINE, backends=[library], journal=journal, seconds=seconds)
+
+
+def run(folder, library, families=("gemm",), models=("qwen3-0.6b",), seconds=60.0):
+    found = session(folder, library, seconds)
+    found.measure_kernels(ask([library], models, families, ("bf16",)), lambda _: None)
+    return found
+
+
+def test_the_first_shapes_are_corners_and_the_next_lie_between():
+    grid = [(m, n) for m in (1, 4, 16, 64, 256) for n in (64, 256, 1024)]
+    order = spread(grid)
+    assert sorted(order) == list(range(len(grid)))
+    first = [grid[i] for i in order[:4]]
+    assert first[:2] == [(1, 64), (256, 1024)]
+    assert set(first[2:]) == {(1, 1024), (256, 64)}
+    assert 16 in {grid[i][0] for i in order[4:6]}
+
+
+def test_shapes_that_differ_in_one_size_only_can_be_ordered():
+    assert spread([(8, 1), (8, 2), (8, 4)]) == [0, 2, 1]
+
+
+def test_a_median_that_is_known_ends_the_repetitions():
+    assert settled(lambda: Sample(1e-5), 10.0).repeats == 8  # too few at 4 to know
+    noisy = count()
+    found = settled(lambda: Sample(1e-5 * (1 + next(noisy) % 2)), 0.02)
+    assert found.repeats > 100
+    assert (found.p20, found.p80) == pytest.approx((1e-5, 2e-5))
+
+
+def test_disturbed_launches_do_not_count():
+    turn = count()
+    found = settled(lambda: Sample(9.0, disturbed=True) if next(turn) % 2 else Sample(1e-5), 1.0)
+    assert found.median == 1e-5
+    assert found.disturbed == pytest.approx(0.5, abs=0.1)
+    with pytest.raises(BusyError, match="other programs take the cores"):
+        settled(lambda: Sample(1e-5, disturbed=True), 0.01)
+
+
+def test_a_launch_is_disturbed_where_the_core_went_to_others_for_a_good_part_of_it(monkeypatch):
+    interruptions = count()
+    monkeypatch.setattr(timing, "_interruptions", lambda: next(interruptions))
+    assert timing.HostClock().sampler([lambda: None])().disturbed
+    monkeypatch.setattr(timing, "_interruptions", lambda: 7)
+    assert not timing.HostClock().sampler([lambda: sum(range(1000))])().disturbed
+    assert timing.HostClock().sampler([lambda: sleep(0.01)])().disturbed  # as one that waits for a core
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "wanted"),
+    [(100e6, Sets(count=4, loop=0)), (1e9, Sets(count=1, loop=0)), (10e3, Sets(count=256, loop=256)),
+     (500e3, Sets(count=25, loop=25))],
+)  # fmt: skip
+def test_tensors_come_from_memory_or_all_of_them_from_the_cache(nbytes, wanted):
+    found = Sets.of(nbytes, cache=50e6, memory=30e9)
+    assert found == wanted
+    assert found.loop * nbytes <= 50e6 / 4
+    assert found.loop or found.count * nbytes >= 4 * 50e6
+
+
+def test_questions_are_the_operators_of_the_model():
+    found = questions(["llama-3.1-8b"], ["bf16"])
+    assert len(set(found)) == len(found)
+    assert {(q["N"], q["K"]) for q in found if q.family == "gemm"} == {
+        (4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336), (128256, 4096),
+    }  # fmt: skip
+    heads = {tuple(q[n] for n in ("q_heads", "kv_heads", "head_dim")) for q in found if q.family.startswith("att")}
+    assert heads == {(32, 8, 128)}
+    assert {q.op for q in found if q.family == "elementwise"} >= {"norm", "add", "activation", "rope", "embedding"}
+    assert {q["cols"] for q in found if q.op == "activation"} == {14336}
+
+
+def test_questions_of_experts_latent_attention_and_windows():
+    found = questions(["deepseek-v2-lite", "gemma-3-12b"], ["bf16"])
+    experts = {tuple(q[n] for n in ("hidden", "inter", "topk", "experts", "gated")) for q in found if q.family == "moe"}
+    assert experts == {(2048, 1408, 6, 64, 1)}
+    latent = {(q.op, q["head_dim"], q["v_head_dim"], q["kv_heads"]) for q in found if q.op.startswith("mla")}
+    assert latent == {("mla_absorb", 576, 512, 1), ("mla_unabsorbed", 192, 128, 16)}
+    assert {q["window"] for q in found if q.op == "gqa"} == {0, 1024}
+
+
+def test_questions_of_quantized_weights_are_matrix_products():
+    found = questions(["qwen3-30b-a3b"], ["int4_wo"])
+    assert {q.family for q in found} == {"gemm", "moe"}
+
+
+def test_a_type_without_a_kernel_is_refused_where_it_was_asked_for():
+    library = Library()
+    library.kernels = lambda question: ("fast",) if question.dtype == "bf16" else ()
+    few = ask([library], ["qwen3-0.6b"], ["gemm"], ["bf16", "fp8"])
+    assert {q.dtype for q in few} == {"bf16"}
+    with pytest.raises(InputError, match=r"^mine: no kernel of gemm in fp8 at shapes of qwen3-0.6b$"):
+        ask([library], ["qwen3-0.6b"], ["gemm"], ["bf16", "fp8"], every=True)
+
+
+def test_bytes_and_bounds_by_hand():
+    found = questions(["deepseek-v2-lite", "llama-3.1-8b"], ["bf16"])
+    device = of(H200)
+
+    def one(family, **sizes):
+        return next(q for q in found if q.family == family and all(dict(q.sizes).get(n) == v for n, v in sizes.items()))
+
+    gemm = one("gemm", M=1, N=14336, K=4096)
+    assert gemm.nbytes == 2 * (14336 * 4096 + 4096 + 14336)
+    assert gemm.bound(device) == pytest.approx(gemm.nbytes / 4.8e12)
+    decode = one("attention_decode", batch=4, kv_len=1024, q_heads=32)
+    assert decode.nbytes == 4 * (2 * 32 * 128 * 2 + 1024 * 8 * 2 * 128 * 2)
+    latent = one("attention_decode", batch=4, kv_len=1024, q_heads=16)
+    assert latent.nbytes == 4 * (16 * (576 + 512) * 2 + 1024 * 576 * 2)
+    prefill = one("attention_prefill", batch=1, q_len=8192, q_heads=32)
+    ops = 4 * 32 * 128 * 8192 * 8193 / 2
+    assert prefill.bound(device) == pytest.approx(ops / 989.4e12, rel=0.01)
+    norm = one("elementwise", rows=16, cols=4096)
+    assert norm.nbytes == 2 * 16 * 4096 * 2
+
+
+def test_rows_have_the_documented_columns_of_every_family(tmp_path):
+    found = run(tmp_path / "m", Library(), ("gemm", "attention_prefill", "attention_decode", "moe", "elementwise"),
+                ("deepseek-v2-lite",), seconds=3)  # fmt: skip
+    for path in found.journal.tables(".parquet"):
+        table = read(path)
+        rows = sum(map(len, table.rows))
+        assert rows == len(table.frame) > 5, table.unread
+        assert {(group.family.name, group.device.name) for group in table.rows} == {(path.stem, "h200-sxm")}
+        for group in table.rows:
+            assert (group.measured > group.family.bound(group.shapes, group.device, group.stack)).all()
+    assert {path.stem for path in (tmp_path / "m").glob("*.parquet")} == {
+        "gemm", "attention_prefill", "attention_decode", "moe", "elementwise",
+    }  # fmt: skip
+    row = found.journal.rows[0]
+    assert (row["schema"], row["gpu"], row["device"], row["driver"], row["stat"]) == (
+        1, "h200-sxm", "NVIDIA H200", "1", "median",
+    )  # fmt: skip
+    assert row["p20_us"] <= row["time_us"] <= row["p80_us"]
+    assert row["date"].startswith("20")
+
+
+def test_kinds_take_turns_and_each_begins_with_what_is_quickly_done(tmp_path):
+    library = Library()
+    run(tmp_path, library, ("gemm", "attention_decode", "elementwise"), seconds=1.0)
+    kinds = [q.kind for q in library.asked]
+    assert len(set(kinds[: len(set(kinds))])) == len(set(kinds))
+    assert len(library.checked) == len(set(kinds))
+    assert library.asked[0].bound(of(H200)) == min(q.bound(of(H200)) for q in library.asked if q.kind == kinds[0])
+
+
+def test_time_ends_a_run_and_what_takes_too_long_is_left_out(tmp_path):
+    library = Library()
+    found = run(tmp_path / "a", library, seconds=0.2)
+    assert 0 < len(library.asked) < len(questions(["qwen3-0.6b"], ["bf16"]))
+    assert found.elapsed < 2
+    slow = Library()
+    slow.calls = lambda question, kernel, sets: [lambda: question["M"] * 1.0] * sets
+    found = session(tmp_path / "b", slow)
+    found.measure_kernels(ask([slow], ("qwen3-0.6b",), ("gemm",), ("bf16",)), lambda _: None)
+    assert found.left_out["it takes too long for the time given"] > 0
+    assert max(row["M"] for row in found.journal.rows) < 8192
+
+
+def test_a_wrong_kernel_makes_no_row(tmp_path):
+    found = run(tmp_path, Library(wrong=("norm",)), ("elementwise",), seconds=2)
+    assert {row["op"] for row in found.journal.rows} >= {"add", "mlp_act"}
+    assert "post_attention_layernorm" not in {row["op"] for row in found.journal.rows}
+    assert found.left_out["mine fast: is off its reference"] > 0
+
+
+def test_no_row_is_made_of_what_is_no_number(tmp_path):
+    library = Library()
+    library.finite = lambda outputs: False
+    found = run(tmp_path, library)
+    assert not found.journal.rows
+    assert found.left_out == {"mine fast: gives what is no number": 20}  # in a row: the device is beyond help
+
+
+def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, Library(breaks_at=30))
+    path = tmp_path / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 1 + len(CEILINGS) + 1 + 30
+    path.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])  # the last row was being written
+    library = Library()
+    found = run(tmp_path, library)
+    cases = [row["case"] for row in found.journal.rows]
+    assert len(cases) == len(set(cases)) == 29 + len(library.asked)
+    whole = run(tmp_path / "other", Library())
+    assert sorted(cases) == sorted(row["case"] for row in whole.journal.rows)
+    assert [json.loads(line) for line in path.read_text().splitlines()][-1]["row"] == found.journal.rows[-1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("gpu", "h100-sxm", "holds rows of gpu 'h100-sxm', and here it is 'h200-sxm'; give another folder with -o"),
+        ("versions", {"mine": "0.9"}, "holds rows of versions mine 0.9, and here it is mine 1.0; give another folder"),
+        ("driver", "", "holds rows of driver '', and here it is '1'; give another folder with -o"),
+    ],
+)
+def test_a_folder_holds_rows_of_one_machine(tmp_path, key, value, message):
+    Journal(tmp_path, header(MACHINE, [Library()]) | {key: value})
+    with pytest.raises(InputError) as raised:
+        session(tmp_path, Library())
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_no_journal_is_not_overwritten(tmp_path):
+    (tmp_path / "journal.jsonl").write_text("my notes\n")
+    with pytest.raises(InputError, match=r"journal.jsonl:1: is no line of a journal; give another folder with -o"):
+        session(tmp_path, Library())
+    assert (tmp_path / "journal.jsonl").read_text() == "my notes\n"
+
+
+def test_ceilings_become_a_hardware_file(tmp_path):
+    assert rates(CEILINGS, kind="gpu", cache=50e6) == {
+        "memory.bandwidth": 4.2e12, "matrix.bf16": 7e14, "host.bandwidth": 5e10,
+    }  # fmt: skip
+    path = session(tmp_path, Library()).hardware()
+    assert path == tmp_path / "hardware" / "h200-sxm-measured.yaml"
+    found = load_hardware(str(path))
+    assert found.fact("memory.bandwidth") == 4.2e12
+    assert found.fact("matrix.bf16") == 7e14
+    assert found.fact("matrix.fp8") == H200.fact("matrix.fp8")
+    assert next(fact.source for fact in found.facts if fact.key == "matrix.bf16") == "measured"
+    text = ceilings_text(CEILINGS, H200.numbers, rates(CEILINGS, kind="gpu", cache=50e6))
+    assert "memory.bandwidth: 88% of the datasheet's 4.80 TB/s" in text
+    assert "launch                       4.00 us" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("cache", [2**20, 40e6, 50e6, 96 * 2**20, 384e6])
+def test_the_longest_stream_is_one_of_the_memory(cache):
+    last = sizes(cache)[-1]
+    assert 4 * cache <= last < 17 * cache
+    assert "memory.bandwidth" in rates([Ceiling(what="triad", size=last // 12 * 12, value=1.0, unit="B/s")], kind="gpu",
+                                       cache=cache)  # fmt: skip
+
+
+def test_a_draft_keeps_the_higher_rate_of_a_formula():
+    draft = {"sources": {}, "vector": {"source": "formula", "fp32": {"value": "200 GOP/s"}, "bf16": "300 GOP/s"}}
+    found = with_rates(
+        draft, {"vector.fp32": 1e11, "vector.bf16": 4e11, "memory.bandwidth": 3e10}, year=2026, least=True
+    )
+    assert found["vector"]["fp32"] == {"value": "200 GOP/s"}
+    assert found["vector"]["bf16"] == {"value": "400.0 GOP/s", "source": "measured"}
+    assert found["memory"]["bandwidth"]["value"] == "30.00 GB/s"
+    assert "bandwidth" not in draft.get("memory", {})
+
+
+def test_gpus_are_known_by_what_the_driver_calls_them():
+    assert gpu_name("NVIDIA H200") == "h200-sxm"
+    assert gpu_name("NVIDIA L4") == "l4"
+    assert gpu_name("Voodoo 2") is None
+
+
+def test_the_summary_compares_with_the_ceiling_and_the_vendor():
+    row = {"framework": "triton", "kernel": "gemv", "family": "gemm", "dtype": "bf16", "loop": 0, "time_us": 20.0,
+           "ceiling_us": 10.0, "case": "triton gemv gemm bf16 M=1 N=8 K=8"}  # fmt: skip
+    other = row | {"framework": "pytorch", "kernel": "", "time_us": 15.0, "case": "pytorch gemm bf16 M=1 N=8 K=8"}
+    lines = kernels_text([row, other]).splitlines()
+    assert lines[1].split() == ["pytorch", "gemm", "bf16", "1", "67%", "67%", "-"]
+    assert lines[2].split() == ["triton", "gemv", "gemm", "bf16", "1", "50%", "50%", "75%"]
+    assert kernels_text([row | {"loop": 256}]).splitlines()[1].split()[-3:] == ["-", "-", "-"]  # it is in the cache
+
+
+def errors(capsys, *arguments):
+    code = main(["measure", *arguments])
+    out = capsys.readouterr()
+    assert (code, out.out) == (2, "")
+    assert out.err.count("\n") == 1
+    return out.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--minutes", "0"), "--minutes must be from 0.05 to 1440; got 0"),
+        (("--family", "gem"), "--family must be some of gemm, attention, moe, elementwise"),
+        (("--model", "lama"), "no model 'lama'"),
+        (("--dtype", "bf17"), "--dtype must be one of fp32, bf16"),
+        (("--backend", "torch"), "--backend torch needs a GPU that torch can use; --backend cpu measures this"),
+        (
+            ("--dtype", "nvfp4"),
+            "pytorch-cpu: no kernel of gemm, attention_prefill, attention_decode, moe, elementwise in nvfp4 at shapes",
+        ),
+        (("--family", "moe"), "pytorch-cpu: no kernel of moe in bf16 at shapes of qwen3-0.6b, llama-3.2-1b"),
+        (("--hardware", "voodoo-2"), "no hardware 'voodoo-2'"),
+    ],
+)
+def test_errors_are_one_line_and_leave_nothing(capsys, tmp_path, arguments, message):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available() and "torch" in arguments:
+        pytest.skip("there is a GPU")
+    folder = tmp_path / "out"
+    assert message in errors(capsys, "--backend", "cpu", *arguments, "-o", str(folder))
+    assert not folder.exists()
+
+
+def test_a_file_is_no_folder(capsys, tmp_path):
+    path = tmp_path / "rows.parquet"
+    path.write_text("mine")
+    assert "must be a folder" in errors(capsys, "--backend", "cpu", "-o", str(path))
+    assert path.read_text() == "mine"
+
+
+def test_triton_kernels_answer_questions_in_the_interpreter(tmp_path):
+    """Which says nothing of speed: the clock is made up, the launches are not."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from llmviewer.measuring.triton_backend import TritonBackend
+
+    class Fake:
+        def sampler(self, calls):
+            for call in calls:
+                call()
+            return lambda: Sample(1e-5)
+
+    backend = TritonBackend("cpu", Fake())
+    found = questions(["llama-3.1-8b", "deepseek-v2-lite"], ["bf16", "int4_wo", "fp8"])
+    kernels = {(q.family, q.op, q.dtype, q.kv_dtype, *backend.kernels(q)) for q in found if backend.kernels(q)}
+    assert kernels >= {
+        ("gemm", "gemm", "bf16", "", "gemm"), ("gemm", "gemm", "bf16", "", "gemv"),
+        ("gemm", "gemm", "int4_wo", "", "gemm_w4a16"), ("gemm", "gemm", "fp8", "", "quantize gemm"),
+        ("attention_prefill", "gqa", "bf16", "bf16", "flash_attention"),
+        ("attention_decode", "gqa", "bf16", "fp8", "decode_attention"),
+        ("attention_decode", "mla_absorb", "bf16", "bf16", "mla_decode"),
+        ("moe", "moe", "bf16", "", "fused_moe"), ("elementwise", "norm", "bf16", "", "rms_norm"),
+    }  # fmt: skip
+    sizes = {"gemm": {"M": 3, "N": 64, "K": 96}, "attention_decode": {"batch": 2, "kv_len": 70},
+             "attention_prefill": {"batch": 1, "q_len": 40, "kv_len": 40}}  # fmt: skip
+    for family, small in sizes.items():
+        question = next(q for q in found if q.family == family and q.op in ("gemm", "gqa") and q.dtype == "bf16"
+                        and q.kv_dtype in ("", "bf16"))  # fmt: skip
+        heads = (
+            {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "v_head_dim": 32} if "q_heads" in dict(question.sizes) else {}
+        )
+        question = replace(question, sizes=tuple((dict(question.sizes) | small | heads).items()))
+        (kernel,) = backend.kernels(question)
+        backend.check(question, kernel)
+        calls = backend.calls(question, kernel, 2)
+        first, second = (call() for call in calls)
+        assert backend.finite(first)
+        assert torch.equal(first[0], second[0])
+        assert first[0].data_ptr() != second[0].data_ptr()
+
+
+def test_torch_kernels_are_checked_against_their_formulas(monkeypatch):
+    pytest.importorskip("torch")
+    from llmviewer.measuring import torch_backend
+
+    monkeypatch.setattr(torch_backend, "_KEPT", 2**28)
+    backend = torch_backend.TorchBackend("cpu")
+    every = [q for dtype in ("bf16", "fp32") for q in questions(["qwen3-0.6b"], [dtype])]
+    found = {q.kind: q for q in reversed(every)}
+    able = {kind: q for kind, q in found.items() if backend.kernels(q)}
+    assert {kind[1] for kind in able} == {"gemm", "gqa", "norm", "add", "activation", "rope", "embedding", "softmax"}
+    for question in able.values():
+        backend.check(question, "")
+    backend._operations["add"] = replace(backend._operations["add"], run=lambda x, y: x - y)
+    with pytest.raises(LaunchError, match="is off its reference"):
+        backend.check(able["elementwise", "add", "bf16", ""], "")
+
+
+def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):
+    """Ceilings, kernels, calibration and validation, for real. Of a busy machine it takes more than one run."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    request.addfinalizer(lambda: torch.set_num_threads(threads))
+    torch.set_num_threads(1)  # which wait for each other, where other tests have the cores
+    folder = tmp_path / "measured"
+    arguments = ["measure", "--backend", "cpu", "--minutes", "0.3", "--family", "gemm", "--model", "smollm2-135m",
+                 "--model", "smollm2-360m", "-o", str(folder)]  # fmt: skip
+    rows = 0
+    for _ in range(4):
+        assert main(arguments) == 0
+        out = capsys.readouterr().out
+        before, rows = rows, len(pd.read_parquet(folder / "gemm.parquet"))
+        assert f"{folder}: {rows} rows, {rows - before} of them new" in out
+        if rows >= 60:
+            break
+    assert "bandwidth [GB/s]" in out
+    assert "matrix bf16" in out
+    frame = pd.read_parquet(folder / "gemm.parquet")
+    assert frame["case"].is_unique
+    assert (frame["time_us"] > 0).all()
+    assert f"LLMVIEWER_HARDWARE_PATH={folder / 'hardware'} llmviewer calibrate" in out
+    monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(folder / "hardware"))
+    profile = folder / "profile.yaml"
+    assert main(["calibrate", str(folder / "gemm.parquet"), "-o", str(profile)]) == 0
+    assert main(["validate", str(folder / "gemm.parquet"), "--profile", str(profile), "--format", "json"]) == 0
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert (group["source"], group["expected"]["rows"]) == ("calibrated", rows)
+    assert group["expected"]["rank"] > 0.7
+    assert group["expected"]["median"] < group["bound"]["median"]

@@ -25,20 +25,40 @@ _FILE = click.Path(path_type=Path)
 @click.option("--device", metavar="NAME", help="Only rows of this device.")
 @click.option("--library", metavar="NAME", help="Only rows of this library: vllm, trtllm, sglang, triton, cublas.")
 @click.option(
+    "--from",
+    "prior",
+    type=_FILE,
+    metavar="FILE",
+    help="The profile that few rows are drawn to; those that ship if not given.",
+)
+@click.option(
+    "--residual",
+    is_flag=True,
+    help="Keep, of stacks with 1,000 rows or more, what the fit leaves of each shape: nearer to shapes between them.",
+)
+@click.option(
     "--source", multiple=True, metavar="TEXT", help="Where the measurements come from; the files if not given."
 )
-def calibrate(
-    files: tuple[Path, ...], output: Path, device: str | None, library: str | None, source: tuple[str, ...]
+def calibrate(  # noqa: PLR0917 - click gives options by name
+    files: tuple[Path, ...],
+    output: Path,
+    device: str | None,
+    library: str | None,
+    prior: Path | None,
+    residual: bool,
+    source: tuple[str, ...],
 ) -> None:
     """Fits how fast the kernels of a library are on a device, from measurements (docs/measurements.md).
 
     Parameters, where they come from and their errors, on shape families that were not fitted too, go to a YAML file
-    that `llmviewer validate --profile` reads.
+    that `llmviewer validate --profile` reads. A stack needs 20 rows: what they do not tell is taken from the profiles
+    of its nearest relatives.
     """
     from .expectation.calibrate import LEAST
     from .expectation.calibrate import calibrate as run
     from .expectation.device import find
-    from .expectation.profile import to_yaml
+    from .expectation.profile import read as read_profile
+    from .expectation.profile import shipped, to_yaml
     from .expectation.rows import read
     from .export import write_text
 
@@ -49,8 +69,11 @@ def calibrate(
         for group in read(path).rows
         if (wanted is None or group.device.name == wanted) and (library is None or group.stack.library == library)
     ]
+    priors = [e for profile in read_profile(prior) for e in profile.entries] if prior else shipped()
     profiles = run(
         rows,
+        priors=priors,
+        residual=residual,
         sources=source or tuple(path.name for path in files),
         progress=lambda e: click.echo(
             f"{e.device} {e.stack.library} {e.family} {' '.join(filter(None, (e.stack.dtype, e.stack.kv_dtype)))} "
@@ -70,10 +93,19 @@ def calibrate(
     "--profile", "paths", multiple=True, type=_FILE, metavar="FILE", help="A profile, before those that ship."
 )
 @click.option("--predictions-out", type=_FILE, metavar="FILE", help="The rows with what is predicted (.csv, .parquet).")
-@click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
-@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write the scores to a file.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("text", "json", "html")),
+    help="What is printed; else what the file's name ends in, else text.",
+)
+@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write the scores to a file (.html, .json, others).")
 def validate(
-    files: tuple[Path, ...], paths: tuple[Path, ...], predictions_out: Path | None, form: str, output: Path | None
+    files: tuple[Path, ...],
+    paths: tuple[Path, ...],
+    predictions_out: Path | None,
+    form: str | None,
+    output: Path | None,
 ) -> None:
     """Scores the bound and the expectation against measured kernels (docs/measurements.md).
 
@@ -93,12 +125,23 @@ def validate(
         _write(predictions_out, predictions)
         click.echo(f"{predictions_out}: {sum(len(one.table.frame) for one in predictions)} rows", err=True)
     scores = run(predictions)
-    text = json.dumps(_plain(asdict(scores)), indent=2) + "\n" if form == "json" else _table(scores)
+    ending = output.suffix.removeprefix(".") if output else ""
+    text = _report(scores, form or ending, [path.name for path in files])
     if output:
         write_text(output, text)
         click.echo(f"{output}: written", err=True)
     else:
         click.echo(text, nl=False)
+
+
+def _report(scores: Validation, form: str, files: Sequence[str]) -> str:
+    if form == "html":
+        from .reports.validation import render_html
+
+        return render_html(scores, files)
+    if form == "json":
+        return json.dumps(_plain({k: v for k, v in asdict(scores).items() if k != "points"}), indent=2) + "\n"
+    return _table(scores)
 
 
 def _write(path: Path, predictions: Sequence[Predictions]) -> None:

@@ -167,8 +167,55 @@ def test_commands_fail_with_one_line(tmp_path, measured, capsys):
     few, out = tmp_path / "few.csv", tmp_path / "out.yaml"
     table(5).to_csv(few, index=False)
     assert main(["calibrate", str(few), "-o", str(out)]) == 2
-    text = "no stack has 40 rows with a time_us, which a fit needs"
+    text = "no stack has 20 rows with a time_us, which a fit needs"
     assert capsys.readouterr().err == f"llmviewer: {few}: {text}\n"
     assert not out.exists()
     assert main(["validate", str(measured), "--predictions-out", str(tmp_path / "x.txt")]) == 2
     assert "must end in .csv or .parquet, the formats of predictions" in capsys.readouterr().err
+
+
+def test_a_residual_makes_shapes_that_were_measured_exact(tmp_path, capsys):
+    pytest.importorskip("scipy")
+    rows, out, later = tmp_path / "rows.csv", tmp_path / "fitted.yaml", tmp_path / "later.csv"
+    table(1100, noise=0.1).to_csv(rows, index=False)
+    assert main(["calibrate", str(rows), "-o", str(out), "--residual"]) == 0
+    ((entry,),) = (profile.entries for profile in read_profile(out))
+    assert len(entry.residual.points) <= 1100
+    assert 0.03 < entry.residual.mape < 0.2
+    command = ["validate", str(rows), "--profile", str(out), "--predictions-out", str(later), "--format", "json"]
+    assert main(command) == 0
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert group["source"] == "measured"
+    assert group["expected"]["mape"] < 0.06 < entry.fit_mape
+    assert set(pd.read_csv(later)["source"]) == {"measured shape on h100-sxm mine"}
+
+
+def test_a_profile_may_be_drawn_to_another_and_the_other_has_to_be_there(measured, profile, tmp_path, capsys):
+    pytest.importorskip("scipy")
+    out = tmp_path / "fitted.yaml"
+    assert main(["calibrate", str(measured), "-o", str(out), "--from", str(profile)]) == 0
+    capsys.readouterr()
+    missing, other = tmp_path / "none.yaml", tmp_path / "other.yaml"
+    assert main(["calibrate", str(measured), "-o", str(other), "--from", str(missing)]) == 2
+    assert capsys.readouterr().err == f"llmviewer: {missing}: no such file\n"
+    assert not other.exists()
+
+
+def test_a_report_has_all_that_was_scored_and_asks_for_nothing_else(measured, profile, tmp_path, capsys):
+    pytest.importorskip("plotly")
+    out = tmp_path / "report.html"
+    assert main(["validate", str(measured), "--profile", str(profile), "-o", str(out)]) == 0
+    assert capsys.readouterr().err == f"{out}: written\n"
+    text = out.read_text(encoding="utf-8")
+    words = ("Expected against measured", "Bound against measured", "Error by family and device", "Farthest off",
+             "Measured kernels on the roofline", "120 measured kernels on h100-sxm")  # fmt: skip
+    assert all(word in text for word in words)
+    assert "src=" not in text.split("</style>")[0]
+
+
+def test_points_lie_under_the_roof(measured):
+    scores = validate([predict(read(measured), [ENTRY])])
+    assert len(scores.points) == 120
+    for point in scores.points:
+        assert 0 < point.attained <= min(1, point.balance) * 1.01
+        assert point.bound_us == pytest.approx(point.measured_us * point.attained / min(1, point.balance))

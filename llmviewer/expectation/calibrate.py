@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from ..errors import InputError
 from .families._family import Array, Features
 from .fitting import Fit, best_of, fit, pick
 from .profile import Entry, Profile, error_of
+from .residual import LEAST as LEAST_POINTS
+from .residual import Residual, points_of
 from .rows import Rows
+from .transfer import choose
 
-LEAST: Final = 40  # rows that a stack must have
+LEAST: Final = 20  # rows that a stack must have
 _MOST: Final = 1500  # rows that a fit uses
 _FOLDS: Final = 3
 
 
 def calibrate(
-    rows: Iterable[Rows], *, sources: Sequence[str] = (), progress: Callable[[Entry], None] = lambda _: None
+    rows: Iterable[Rows],
+    *,
+    priors: Sequence[Entry] = (),
+    residual: bool = False,
+    sources: Sequence[str] = (),
+    progress: Callable[[Entry], None] = lambda _: None,
 ) -> tuple[Profile, ...]:
-    """A profile of every device and library that has rows enough."""
+    """A profile of every device and library that has rows enough.
+
+    priors    what parameters are drawn to where rows do not tell: those of the same stack, or its nearest relatives
+    residual  keep what parameters leave of stacks that have rows enough for it
+    """
     entries: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for group in rows:
-        entry = entry_of(group)
+        entry = entry_of(group, priors, residual=residual)
         if entry:
             entries[entry.device, entry.stack.library].append(entry)
             progress(entry)
@@ -39,8 +53,23 @@ def calibrate(
     )
 
 
-def entry_of(rows: Rows) -> Entry | None:
+def entry_of(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) -> Entry | None:
     """The fit of one stack; None where it has too few rows."""
+    found = judged(rows, priors, residual=residual)
+    return found.entry if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A fit, the rows that it may rest on, and what was expected of each when its part was held out. [s]"""
+
+    entry: Entry
+    rows: Rows
+    held_out: Array
+
+
+def judged(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) -> Judged | None:
+    """The fit of one stack, with what its error is made of."""
     usable = np.isfinite(rows.measured) & (rows.measured > 0) & rows.family.kept(rows.shapes)
     rows = rows.take(np.flatnonzero(usable))
     if len(rows) < LEAST:
@@ -51,17 +80,18 @@ def entry_of(rows: Rows) -> Entry | None:
     fold = random.permutation(int(families.max()) + 1)[families] % _FOLDS
     if families.max() + 1 < _FOLDS:
         fold = order % _FOLDS
+    usual = _usual(rows, priors)
     candidates = {v: rows.family.features(rows.shapes, rows.device, rows.stack, v) for v in rows.family.variants}
-    whole = best_of([_fitted(rows, features, order, variant) for variant, features in candidates.items()])
+    whole = best_of([_fitted(rows, features, order, usual, variant) for variant, features in candidates.items()])
     features = candidates[whole.variant]
     held_out = np.empty(len(rows))
     for which in range(_FOLDS):
         others = order[fold[order] != which]
         own = np.flatnonzero(fold == which)
-        found = _fitted(rows, features, others, whole.variant)
+        found = _fitted(rows, features, others, usual, whole.variant)
         held_out[own] = rows.family.seconds(found.parameters, pick(features, own))
     held_out = np.maximum(held_out, rows.family.bound(rows.shapes, rows.device, rows.stack))
-    return Entry(
+    entry = Entry(
         device=rows.device.name,
         family=rows.family.name,
         stack=rows.stack,
@@ -71,11 +101,42 @@ def entry_of(rows: Rows) -> Entry | None:
         version=rows.version,
         fit_mape=whole.loss,
         held_out=error_of(held_out, rows.measured, fold),
+        residual=_residual(rows, features, order, whole) if residual and len(rows) >= LEAST_POINTS else None,
     )
+    return Judged(entry=entry, rows=rows, held_out=held_out)
 
 
-def _fitted(rows: Rows, features: Features, chosen: Array, variant: str) -> Fit:
+def _residual(rows: Rows, features: Features, order: Array, whole: Fit) -> Residual:
+    """What a fit leaves, judged on rows that are held out at random: it is for shapes between those measured."""
+    expected = rows.family.seconds(whole.parameters, features)
+    bound = rows.family.bound(rows.shapes, rows.device, rows.stack)
+    held_out, fold = np.empty(len(rows)), np.empty(len(rows))
+    fold[order] = np.arange(len(rows)) % _FOLDS
+    for which in range(_FOLDS):
+        own, others = np.flatnonzero(fold == which), order[fold[order] != which]
+        found = _fitted(rows, features, others, whole.parameters, whole.variant)
+        times = rows.family.seconds(found.parameters, features)
+        kept = rows.take(others)
+        columns, points, factors = points_of(rows.family, kept.shapes, kept.measured / times[others])
+        part = Residual(columns=columns, points=points, factors=factors, mape=0.0, interval=(1.0, 1.0))
+        held_out[own] = np.maximum(times[own] * part.apply(rows.take(own).shapes).factor, bound[own])
+    error = error_of(held_out, rows.measured, fold)
+    columns, points, factors = points_of(rows.family, rows.shapes, rows.measured / expected)
+    return Residual(columns=columns, points=points, factors=factors, mape=error.mape, interval=error.long)
+
+
+def _usual(rows: Rows, priors: Sequence[Entry]) -> dict[str, float]:
+    """Where the search begins: the family's usual parameters, or the mean of what speaks for the stack already."""
+    try:
+        entries = choose(rows.family.name, rows.device, rows.stack, priors).entries
+    except InputError:
+        return rows.family.usual(rows.stack)
+    return {
+        q.name: q.found(float(np.mean([q.sought(e.parameters[q.name]) for e in entries])))
+        for q in rows.family.parameters
+    }
+
+
+def _fitted(rows: Rows, features: Features, chosen: Array, usual: Mapping[str, float], variant: str) -> Fit:
     some = chosen[:_MOST]
-    return fit(
-        rows.family, pick(features, some), rows.measured[some], usual=rows.family.usual(rows.stack), variant=variant
-    )
+    return fit(rows.family, pick(features, some), rows.measured[some], usual=usual, variant=variant)

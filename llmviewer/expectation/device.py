@@ -19,25 +19,35 @@ _RELATIVES: Final[Mapping[str, str]] = {"blackwell": "b200", "blackwell ultra": 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
-    """Rates of a datasheet and the counts that decide how work is cut.
+class Kin:
+    """What decides how near devices are to each other.
 
-    cores      streaming multiprocessors or compute units
-    l2         last cache before the main memory [B]
-    link       to the other devices of a node, one way, over the host where there is no other [B/s]; 0 if unknown
     stacked    its memory is beside it on one package (HBM), as that of devices for data centres is
-    assumed    counts that are those of a relative
     """
 
     name: str
     architecture: str
     vendor: str
+    stacked: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device(Kin):
+    """Rates of a datasheet and the counts that decide how work is cut.
+
+    cores      streaming multiprocessors or compute units
+    l2         last cache before the main memory [B]
+    link       to the other devices of a node, one way, over the host where there is no other [B/s]; 0 if unknown
+    hosted     that link is the host's, which all devices of a node share
+    assumed    counts that are those of a relative
+    """
+
     hardware: Hardware
     bandwidth: float
     cores: float
     l2: float
     link: float
-    stacked: bool
+    hosted: bool
     assumed: tuple[str, ...] = ()
 
     def peak(self, dtype: str) -> float:
@@ -72,6 +82,7 @@ def of(hardware: Hardware) -> Device:
         cores=numbers["cores.count"],
         l2=numbers[last_cache],
         link=numbers.get("scale_up.bandwidth", numbers.get("host.bandwidth", 0.0)),
+        hosted="scale_up.bandwidth" not in numbers,
         stacked=any(fact.key == "memory.type" and str(fact.value).startswith("HBM") for fact in hardware.facts),
         assumed=tuple(assumed),
     )

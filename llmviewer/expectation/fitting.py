@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ def fit(
     features: Features,
     measured: Array,
     *,
-    usual: dict[str, float],
+    usual: Mapping[str, float],
     variant: str = "",
 ) -> Fit:
     """`family` with the parameters that are nearest to `measured` [s].

@@ -14,11 +14,14 @@ from .._layout import data_dir
 from ..documents import Section, read_yaml
 from .families import FAMILIES, Family, Stack
 from .families._family import Array
+from .residual import Residual
+from .residual import plain as plain_residual
 
 SHORT_S: Final = 20e-6  # below, launches and clocks decide; errors are told apart
 FOLDER: Final = data_dir("profiles")
 _ENTRY: Final = (
     "family", "dtype", "kv_dtype", "kernel", "variant", "parameters", "rows", "version", "fit_mape", "held_out",
+    "residual",
 )  # fmt: skip
 _HELD_OUT: Final = ("mape", "median", "short", "long", "covered", "interval_short", "interval_long")
 
@@ -27,7 +30,7 @@ _HELD_OUT: Final = ("mape", "median", "short", "long", "covered", "interval_shor
 class Error:
     """Of rows that were not fitted: mean and median absolute percentage, and those of short and of long kernels.
 
-    covered      the share of measured times in an interval that was learned from other shape families than theirs
+    covered      the share of measured times in an interval that was learned from other parts of the rows than theirs
     short, long  factors on the expectation between which 80 % of the measured times lie
     """
 
@@ -48,7 +51,10 @@ class Error:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One stack on one device."""
+    """One stack on one device.
+
+    residual  what parameters leave of its measurements, where there are many
+    """
 
     device: str
     family: str
@@ -59,6 +65,7 @@ class Entry:
     version: str
     fit_mape: float
     held_out: Error
+    residual: Residual | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,25 +79,56 @@ class Profile:
 
 
 def error_of(expected: Array, measured: Array, part: Array) -> Error:
-    """What is said of expectations for rows that were not fitted, which fall into parts."""
+    """What is said of expectations for rows that were not fitted, which fall into parts.
+
+    Parts differ from each other more than rows of one part do, so intervals are widened, or narrowed, until 80 % of
+    the times of every part lie in what was learned from the other parts.
+    """
     ratio = measured / expected
     off = np.abs(expected / measured - 1)
     brief = expected < SHORT_S
-    inside = np.zeros(len(ratio), dtype=bool)
-    for one in np.unique(part):
-        own, others = part == one, part != one
+    needed = np.empty(len(ratio))
+    parts = [(part == one, part != one if np.any(part != one) else part == one) for one in np.unique(part)]
+    for own, others in parts:
         for which in (brief, ~brief):
-            low, high = _middle(ratio, which & others, others)
-            inside |= own & which & (ratio >= low) & (ratio <= high)
+            rows = own & which
+            needed[rows] = _distance(ratio[rows], _middle(ratio, which & others, others))
+    inside = np.zeros(len(ratio), dtype=bool)
+    for own, others in parts:
+        inside |= own & (needed <= np.quantile(needed[others], _COVERED))
+    wider = min(float(np.quantile(needed, _COVERED)), _WIDEST)
     return Error(
         covered=float(np.mean(inside)),
         mape=float(np.mean(off)),
         median=float(np.median(off)),
         mape_short=_mean(off[brief]),
         mape_long=_mean(off[~brief]),
-        short=_middle(ratio, brief, brief | True),
-        long=_middle(ratio, ~brief, brief | True),
+        short=_widened(_middle(ratio, brief, brief | True), wider),
+        long=_widened(_middle(ratio, ~brief, brief | True), wider),
     )
+
+
+_COVERED: Final = 0.8
+_WIDEST: Final = 4.0  # times, as a power, by which few rows may widen what they show
+_LEAST: Final = 0.01  # of an interval whose times are exact by chance
+
+
+def _distance(ratio: Array, interval: tuple[float, float]) -> Array:
+    """How far from 1, where the ends of the interval are at 1."""
+    low, high = _sides(interval)
+    return np.asarray(np.log(ratio) / np.where(ratio < 1, -low, high))
+
+
+def _widened(interval: tuple[float, float], factor: float) -> tuple[float, float]:
+    low, high = _sides(interval)
+    return float(np.exp(-low * factor)), float(np.exp(high * factor))
+
+
+def _sides(interval: tuple[float, float]) -> tuple[float, float]:
+    """Logarithms of how far it reaches: to neither side much less than to the other, by the luck of few parts."""
+    low, high = -np.log(interval[0]), np.log(interval[1])
+    least = max(low, high, _LEAST) / 3
+    return max(low, least), max(high, least)
 
 
 def _mean(values: Array) -> float:
@@ -123,11 +161,11 @@ def _plain(profile: Profile) -> dict[str, Any]:
         "device": profile.device,
         "library": profile.library,
         "sources": list(profile.sources),
-        "entries": [_plain_entry(entry) for entry in profile.entries],
+        "entries": [plain_entry(entry) for entry in profile.entries],
     }
 
 
-def _plain_entry(entry: Entry) -> dict[str, Any]:
+def plain_entry(entry: Entry) -> dict[str, Any]:
     labels = {"dtype": entry.stack.dtype, "kv_dtype": entry.stack.kv_dtype, "kernel": entry.stack.kernel}
     error = entry.held_out
     plain = {
@@ -139,6 +177,7 @@ def _plain_entry(entry: Entry) -> dict[str, Any]:
         "version": entry.version,
         "fit_mape": _rounded(entry.fit_mape),
         "held_out": plain_error(error),
+        "residual": plain_residual(entry.residual) if entry.residual else "",
     }
     return {key: value for key, value in plain.items() if value != ""}
 
@@ -194,6 +233,28 @@ def _entry(section: Section, device: str, library: str) -> Entry:
         version=section.text("version", ""),
         fit_mape=section.number("fit_mape"),
         held_out=read_error(held_out),
+        residual=_residual(section.section("residual"), of) if "residual" in section else None,
+    )
+
+
+def _residual(section: Section, of: Family) -> Residual:
+    section.only(("columns", "mape", "interval", "points"))
+    columns, known = section.texts("columns"), (*of.columns, *of.optional)
+    if not columns or set(columns) - set(known):
+        raise section.error("columns", f"must be some of {', '.join(known)}; got {', '.join(columns) or 'none'}")
+    points = section.get("points")
+    try:
+        rows = np.asarray(points, dtype=float).reshape(len(points), len(columns) + 1)
+    except (TypeError, ValueError):
+        rows = np.zeros((0, 1))
+    if not len(rows) or not np.all(np.isfinite(rows)) or np.any(rows[:, :-1] < 0) or np.any(rows[:, -1] <= 0):
+        raise section.error("points", f"must be rows of {', '.join(columns)} and a factor above 0")
+    return Residual(
+        columns=columns,
+        points=rows[:, :-1],
+        factors=rows[:, -1],
+        mape=section.number("mape"),
+        interval=_pair(section, "interval"),
     )
 
 
@@ -233,10 +294,16 @@ def _pair(section: Section, key: str) -> tuple[float, float]:
 
 
 @cache
+def profiles() -> tuple[Profile, ...]:
+    """Those that ship."""
+    paths = sorted(path for path in FOLDER.glob("*.yaml") if path.name != TRANSFERRED)
+    return tuple(profile for path in paths for profile in read(path))
+
+
+@cache
 def shipped() -> tuple[Entry, ...]:
     """All entries of the profiles that ship."""
-    paths = sorted(path for path in FOLDER.glob("*.yaml") if path.name != TRANSFERRED)
-    return tuple(entry for path in paths for profile in read(path) for entry in profile.entries)
+    return tuple(entry for profile in profiles() for entry in profile.entries)
 
 
 TRANSFERRED: Final = "transferred.yaml"

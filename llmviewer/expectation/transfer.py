@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from ..errors import InputError
-from .device import Device, find
+from .device import Device, Kin
 from .families import FAMILIES, Family, Stack
 from .families._family import Array, Shapes
 from .formats import SIMILAR
-from .profile import Entry, Error, transferred
+from .index import index, kin
+from .profile import Entry, Error
+from .residual import NEIGHBOURS, Residual
 
 _GENERATIONS: Final = (
     "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell ultra", "rubin",
@@ -29,14 +31,18 @@ _UNKNOWN: Final = Error(
 class Expectation:
     """Of a number of launches, as arrays. [s]
 
+    fixed   of what is expected, launches and other costs that do not shrink with the work
     source  "calibrated", "transferred" or "bound only", and from where
+    sources where launches differ in it, that of each: "measured shape" where the very shape was measured
     """
 
     bound: Array
     expected: Array
     low: Array
     high: Array
+    fixed: Array
     source: str
+    sources: Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +95,16 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
 
 
 def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
-    other = find(entry.device)
+    other = kin(entry.device)
     kernel = 0 if entry.stack.kernel == stack.kernel else 1
     library = 0 if entry.stack.library == stack.library else 1
+    if not FAMILIES[entry.family].aged:
+        return (int(other.vendor != device.vendor),)
     kind = int(other.vendor != device.vendor), int(other.stacked != device.stacked)
     return (*kind, _apart(other, device), library + kernel)
 
 
-def _apart(a: Device, b: Device) -> int:
+def _apart(a: Kin, b: Kin) -> int:
     if a.architecture == b.architecture:
         return 0 if a.name != b.name else -1
     if a.architecture in _GENERATIONS and b.architecture in _GENERATIONS:
@@ -118,12 +126,19 @@ def _alike(entry: Entry, stack: Stack) -> bool:
 
 
 def _measured_error(name: str, dtype: str) -> Error:
-    known = transferred()
+    known = index().errors
     return known.get((name, dtype)) or known.get((name, "all")) or _UNKNOWN
 
 
 def _named(entry: Entry) -> str:
     return " ".join(filter(None, (entry.device, entry.stack.library, entry.version, entry.stack.kernel)))
+
+
+def bound_only(bound: Array, why: str) -> Expectation:
+    """Where nothing is known above the bound."""
+    open_end = np.full_like(bound, np.inf)
+    none = np.zeros_like(bound)
+    return Expectation(bound=bound, expected=bound, low=bound, high=open_end, fixed=none, source=f"bound only: {why}")
 
 
 def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Sequence[Entry]) -> Expectation:
@@ -136,13 +151,44 @@ def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Seq
     try:
         choice = choose(name, device, stack, entries)
     except InputError as error:
-        return Expectation(
-            bound=bound, expected=bound, low=bound, high=np.full_like(bound, np.inf), source=f"bound only: {error}"
-        )
-    logs = [
-        np.log(family.seconds(e.parameters, family.features(shapes, device, stack, e.variant))) for e in choice.entries
-    ]
-    expected = np.maximum(np.exp(np.median(logs, axis=0) if len(logs) > 2 else np.mean(logs, axis=0)), bound)
+        return bound_only(bound, str(error))
+    found = reached(choice, family, shapes, device, stack)
+    expected = np.maximum(found.expected, bound)
+    later = expected / found.expected
+    return replace(found, bound=bound, expected=expected, low=np.maximum(found.low * later, bound),
+                   high=found.high * later)  # fmt: skip
+
+
+def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stack: Stack) -> Expectation:
+    """What kernels are expected to take by the parameters of a choice, whatever their bound."""
+    features = {e.variant: family.features(shapes, device, stack, e.variant) for e in choice.entries}
+    logs = [np.log(family.seconds(e.parameters, features[e.variant])) for e in choice.entries]
+    fixed = [family.fixed(e.parameters, features[e.variant]) for e in choice.entries]
+    expected = np.exp(np.median(logs, axis=0) if len(logs) > 2 else np.mean(logs, axis=0))
     low, high = choice.error.interval(expected)
-    source = choice.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else "")
-    return Expectation(bound=bound, expected=expected, low=np.maximum(low, bound), high=high, source=source)
+    found = Expectation(
+        bound=np.zeros_like(expected),
+        expected=expected,
+        low=low,
+        high=high,
+        fixed=np.broadcast_to(np.median(np.broadcast_arrays(*fixed), axis=0), expected.shape),
+        source=choice.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else ""),
+    )
+    first = choice.entries[0]
+    own = first.residual if first.device == device.name else None
+    return _corrected(found, first, own, shapes) if own else found
+
+
+def _corrected(found: Expectation, entry: Entry, residual: Residual, shapes: Shapes) -> Expectation:
+    """By what parameters left of measurements nearby."""
+    nearness = residual.apply(shapes)
+    expected = found.expected * nearness.factor
+    low, high = residual.interval
+    near = np.where(nearness.near, f"calibrated, {NEIGHBOURS} neighbours on {_named(entry)}", found.source)
+    return replace(
+        found,
+        expected=expected,
+        low=np.where(nearness.near, expected * low, found.low * nearness.factor),
+        high=np.where(nearness.near, expected * high, found.high * nearness.factor),
+        sources=np.where(nearness.measured, f"measured shape on {_named(entry)}", near).astype(object),
+    )

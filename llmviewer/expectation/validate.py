@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WORST: Final = 10
+_DRAWN: Final = 4000  # points of a report, chosen at random where there are more
 COLUMNS: Final = ("bound_us", "expected_us", "expected_low_us", "expected_high_us", "source")
 _TOLERANCE: Final = 1.005  # how much faster than the bound is a violation, beyond what a clock can tell
 
@@ -61,14 +62,34 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Point:
+    """A row that was measured and predicted.
+
+    balance   least time of its arithmetic / that of its bytes: the arithmetic intensity / the ridge's; 0 without any
+    attained  share of the peak
+    """
+
+    family: str
+    device: str
+    name: str
+    measured_us: float
+    bound_us: float
+    expected_us: float
+    balance: float
+    attained: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Validation:
     """The scores of files.
 
+    points   to be drawn
     worst    rows whose expectation is farthest off
     skipped  rows without a prediction or a time, by reason
     """
 
     groups: tuple[Group, ...]
+    points: tuple[Point, ...]
     worst: tuple[dict[str, Any], ...]
     skipped: dict[str, int]
 
@@ -104,12 +125,13 @@ def predict(table: Table, entries: Sequence[Entry]) -> Predictions:
 
 def _values(found: Expectation) -> tuple[Any, ...]:
     times = (found.bound, found.expected, found.low, found.high)
-    return (*(time * 1e6 for time in times), found.source)
+    return (*(time * 1e6 for time in times), found.source if found.sources is None else found.sources)
 
 
 def validate(predictions: Iterable[Predictions]) -> Validation:
     """Scores by family, device, data type and where the expectation comes from."""
     groups, skipped, worst = [], Counter[str](), []
+    points: list[Point] = []
     for one in predictions:
         skipped.update(one.skipped)
         for rows in one.table.rows:
@@ -119,8 +141,41 @@ def validate(predictions: Iterable[Predictions]) -> Validation:
                 skipped["time_us is missing or not positive"] += unmeasured
         groups += _groups(one)
         worst += _worst(one)
+        points += _points(one)
     worst.sort(key=lambda row: -abs(np.log(row["expected_us"] / row["time_us"])))
-    return Validation(groups=tuple(groups), worst=tuple(worst[:_WORST]), skipped=dict(skipped))
+    chosen = np.random.default_rng(0).permutation(len(points))[:_DRAWN]
+    return Validation(
+        groups=tuple(groups),
+        points=tuple(points[i] for i in sorted(chosen)),
+        worst=tuple(worst[:_WORST]),
+        skipped=dict(skipped),
+    )
+
+
+def _points(one: Predictions) -> list[Point]:
+    """At most as many rows as are drawn of all files."""
+    scored = np.isfinite(one.columns["expected_us"])
+    share = min(1.0, _DRAWN / max(int(np.count_nonzero(scored)), 1))
+    random = np.random.default_rng(0)
+    found = []
+    for rows in one.table.rows:
+        usable = np.isfinite(rows.measured) & (rows.measured > 0) & scored[rows.places]
+        kept = rows.take(np.flatnonzero(usable & (random.random(len(rows)) < share)))
+        if not len(kept):
+            continue
+        arithmetic, moving = rows.family.ideals(kept.shapes, rows.device, rows.stack)
+        name = " ".join(filter(None, (rows.device.name, rows.stack.library, rows.stack.dtype, rows.stack.kernel)))
+        times = (one.columns[column][kept.places] for column in ("bound_us", "expected_us"))
+        columns = (kept.measured, *times, arithmetic, moving)
+        for measured, bound, expected, of_ops, of_bytes in zip(*(c.tolist() for c in columns), strict=True):
+            found.append(
+                Point(
+                    family=rows.family.name, device=rows.device.name, name=name, measured_us=measured * 1e6,
+                    bound_us=bound, expected_us=expected, balance=of_ops / of_bytes if rows.family.computes else 0.0,
+                    attained=of_ops / measured if rows.family.computes else 0.0,
+                )
+            )  # fmt: skip
+    return found
 
 
 def _groups(one: Predictions) -> list[Group]:
@@ -128,10 +183,10 @@ def _groups(one: Predictions) -> list[Group]:
     for rows in one.table.rows:
         usable = np.isfinite(rows.measured) & (rows.measured > 0)
         places = rows.places[usable & np.isfinite(one.columns["expected_us"][rows.places])]
-        if len(places):
-            source = str(one.columns["source"][places[0]]).split()[0]
-            key = (rows.family.name, rows.device.name, _type(rows.stack.dtype, rows.stack.kv_dtype), source)
-            gathered.setdefault(key, []).append(places)
+        kinds = np.array([str(source).split()[0].rstrip(",:;") for source in one.columns["source"][places]])
+        for source in np.unique(kinds):
+            key = (rows.family.name, rows.device.name, _type(rows.stack.dtype, rows.stack.kv_dtype), str(source))
+            gathered.setdefault(key, []).append(places[kinds == source])
     groups = []
     for (family, device, dtype, source), parts in sorted(gathered.items()):
         places = np.concatenate(parts)

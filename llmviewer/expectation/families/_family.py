@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Any, ClassVar, Final
 
@@ -19,6 +19,7 @@ Parameters = Mapping[str, float]
 Features = Mapping[str, Any]
 
 MICROSECOND: Final = 1e-6
+_FAR: Final = 1e12  # times a rate that then bounds nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,8 @@ class Family(ABC):
     variants    ways to lay out the work, one of which a kernel has
     columns     shapes that a row must have
     groups      the columns that make a shape family, which are held out together
+    computes    its kernels multiply matrices, so that they have a place on the roofline
+    aged        how well kernels use a device depends on its generation and kind of memory
     """
 
     name: ClassVar[str]
@@ -72,6 +75,8 @@ class Family(ABC):
     columns: ClassVar[tuple[str, ...]]
     optional: ClassVar[Mapping[str, float]] = {}
     groups: ClassVar[tuple[str, ...]]
+    computes: ClassVar[bool] = True
+    aged: ClassVar[bool] = True
 
     @abstractmethod
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
@@ -84,6 +89,18 @@ class Family(ABC):
     @abstractmethod
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
         """The roofline of the same work; what a loop keeps in the cache does not cross the memory bus. [s]"""
+
+    def ideals(self, shapes: Shapes, device: Device, stack: Stack) -> tuple[Array, Array]:
+        """The bound's least times of arithmetic and of bytes from memory, nothing of which is in the cache yet. [s]"""
+        plain = {**shapes, "loop": np.zeros(len(next(iter(shapes.values()))))}
+        rates = {resource: rate * _FAR for resource, rate in device.hardware.rates.items()}
+        moving = replace(device, hardware=replace(device.hardware, rates=rates))
+        computing = replace(device, bandwidth=device.bandwidth * _FAR)
+        return self.bound(plain, computing, stack), self.bound(plain, moving, stack)
+
+    def fixed(self, p: Parameters, features: Features) -> Array | float:  # noqa: ARG002 - some have hops
+        """What of it work as small as can be takes too: launches, and the start and end of one tile. [s]"""
+        return (p["start_us"] + p.get("tau_us", 0.0)) * MICROSECOND
 
     def kept(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
         """Rows that a fit may rest on: sizes that models have."""
@@ -100,6 +117,11 @@ def cold(reuse: Array, l2: float, part: float) -> Array:
     part  of the cache that is of use
     """
     return np.asarray(np.clip((reuse / (part * l2) - 0.7) / 0.6, 0.0, 1.0))
+
+
+def from_memory(touched: Array, loop: Array, l2: float) -> Array:
+    """The least that comes from memory of what is touched again and again: no cache keeps more than it holds. [B]"""
+    return np.asarray(np.where(loop > 0, np.maximum(touched - l2, 0), touched))
 
 
 def smooth_max(power: float, a: Array, b: Array) -> Array:

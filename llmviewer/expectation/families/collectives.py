@@ -23,6 +23,7 @@ class Collectives(Family):
     name = "collectives"
     columns = ("num_gpus", "bytes")
     groups = ("num_gpus",)
+    computes = False
     optional: ClassVar = {}
     variants = ("ring", "peers")
     parameters = (
@@ -32,20 +33,27 @@ class Collectives(Family):
                   "switches add"),
         Parameter(name="short", usual=0.35, low=0.02, high=1, meaning="of that, by the protocol of short messages"),
         Parameter(name="long_us", usual=15, low=0.1, high=200, meaning="further start of the other [us]"),
+        Parameter(name="crowd", usual=1, low=0, high=3, meaning="power of the number of devices by which a host's link "
+                  "slows down beyond two", linear=True),
         Parameter(name="sharp", usual=1.3, low=1, high=6, meaning="power of the smooth maximum"),
     )  # fmt: skip
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
         devices, share = np.asarray(shapes["num_gpus"], dtype=float), _share(shapes, stack)
         sent = share * shapes["bytes"] / _link(device)
+        crowd = np.maximum(devices / 2, 1) if device.hosted else np.ones_like(devices)
         direct = (devices - 1) * shapes["bytes"] / _link(device) if variant == "peers" else sent
-        return {"hops": devices - 1, "sent": sent, "direct": direct}
+        return {"hops": devices - 1, "sent": sent, "direct": direct, "crowd": crowd}
 
     def seconds(self, p: Parameters, features: Features) -> Array:
+        crowded = features["crowd"] ** p["crowd"] / p["beta"]
         start = (p["start_us"] + p["hop_us"] * features["hops"]) * MICROSECOND
-        short = smooth_max(p["sharp"], start, features["direct"] / (p["beta"] * p["short"]))
-        long = smooth_max(p["sharp"], start + p["long_us"] * MICROSECOND, features["sent"] / p["beta"])
+        short = smooth_max(p["sharp"], start, features["direct"] * crowded / p["short"])
+        long = smooth_max(p["sharp"], start + p["long_us"] * MICROSECOND, features["sent"] * crowded)
         return np.asarray(np.minimum(short, long), dtype=float)
+
+    def fixed(self, p: Parameters, features: Features) -> Array | float:
+        return np.asarray((p["start_us"] + p["hop_us"] * features["hops"]) * MICROSECOND, dtype=float)
 
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
         share = _share(shapes, stack)

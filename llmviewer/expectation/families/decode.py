@@ -8,10 +8,11 @@ import numpy as np
 
 from ..device import Device
 from ..formats import cache_bytes
-from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold
+from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold, from_memory
 
 _SPLITS: Final = np.array([[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]], dtype=float)
 _LEAST: Final = 64  # keys of a part of the cache
+_FEW_PARTS: Final = 8  # that kernels without a heuristic cut a cache into
 _FEW: Final = 8  # heads that share keys and fill no more than half of the smallest tile
 _LATENT: Final = 512  # columns that keys and values of latent attention share
 
@@ -19,8 +20,9 @@ _LATENT: Final = 512  # columns that keys and values of latent attention share
 class Decode(Family):
     """A key head and a part of its cache go to a core; parts are added up afterwards.
 
-    variants  heads that share a key head up to which they make tiles, and beyond which each goes alone; "whole": keys
-              that no heads share are not cut
+    variants  heads that share a key head up to which they make tiles, and beyond which each goes alone. "apart": also
+              under a window; "narrow": tiles stay small for twice the heads; "few": keys are cut into 8 parts at
+              most, "one": into none, "whole": those that no heads share into none
     """
 
     name = "attention_decode"
@@ -37,9 +39,11 @@ class Decode(Family):
         Parameter(name="tau_us", usual=1.5, low=0.02, high=30, meaning="start and end of a part [us]"),
         Parameter(name="eta", usual=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
         Parameter(name="sharp", usual=8, low=1.2, high=20, meaning="power of the smooth maximum"),
-        Parameter(name="key_ns", usual=0.5, low=0.01, high=40, meaning="a key of a part, whatever its width [ns]"),
+        Parameter(name="key_ns", usual=0.5, low=0.01, high=400, meaning="a key of a part, whatever its width [ns]"),
         Parameter(name="single", usual=1, low=0.2, high=8, meaning="time / of others where no heads share keys"),
+        Parameter(name="single_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
         Parameter(name="wide", usual=1, low=0.2, high=100, meaning="arithmetic / of fewer where many heads share keys"),
+        Parameter(name="broad", usual=1, low=0.3, high=4, meaning="time / of others where a head is wider than 128"),
         Parameter(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
                   "of two"),
         Parameter(name="odd_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
@@ -47,22 +51,26 @@ class Decode(Family):
         Parameter(name="window_us", usual=1, low=0.01, high=60, meaning="finding a window's keys [us]"),
         Parameter(name="passed_ns", usual=0.02, low=0.0002, high=20, meaning="a key before the window, of a core [ns]"),
     )  # fmt: skip
-    variants = ("128", "32", "8", "128 whole", "32 whole")
+    variants = ("128", "32", "8", "128 whole", "32 whole", "128 apart", "32 apart", "128 whole apart", "128 narrow",
+                "128 few", "128 apart few", "128 whole few", "128 one")  # fmt: skip
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
         b, kv, heads, kv_heads, _, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
         windowed = shapes["window"] > 0
         passed = np.where(windowed[:, None], np.maximum(kv - shapes["window"][:, None], 0), 0)
         kv = kv - passed
-        most, _, whole = (variant or self.variants[0]).partition(" ")
+        most, *ways = (variant or self.variants[0]).split()
         cache, queries, ops = _work(shapes, cache_bytes(stack.kv_dtype or "bf16"))
         group = heads / kv_heads
-        tile = np.where(group <= 16, 16, np.where(group <= 64, 64, 128))
-        alone = group > float(most)
+        smallest = 32 if "narrow" in ways else 16  # heads that the smallest tile takes, twice if need be
+        tile = np.where(group <= smallest, 16, np.where(group <= 64, 64, 128))
+        alone = (group > float(most)) | (windowed[:, None] & ("apart" in ways))
         tile = np.where(alone, 1, tile)
         groups = np.ceil(group / tile)
         blocks = b * kv_heads * groups * _SPLITS
-        able = (_SPLITS == 1) | ((kv / _SPLITS >= _LEAST) & ~(bool(whole) & (group <= 1)))
+        most_parts = 1 if "one" in ways else _FEW_PARTS if "few" in ways else np.inf
+        cut = (kv / _SPLITS >= _LEAST) & (most_parts >= _SPLITS) & ~(("whole" in ways) & (group <= 1))
+        able = (_SPLITS == 1) | cut
         parted = np.where(_SPLITS > 1, 8 * _SPLITS * b * heads * v_dim, 0)
         return {
             "waves": blocks / device.cores,
@@ -75,6 +83,7 @@ class Decode(Family):
             "passed": (passed * np.maximum(blocks[:, :1] / device.cores, 1))[:, 0],
             "windowed": windowed & (passed[:, 0] > 0),
             "odd": (np.log2(v_dim) % 1 > 0)[:, 0],
+            "broad": ((v_dim > 128) & (v_dim < _LATENT))[:, 0],
             "split": np.where(able, _SPLITS > 1, np.inf),
             "reuse": np.where(shapes["loop"] > 0, cache + queries, np.inf),
             "size": device.l2,
@@ -100,14 +109,14 @@ class Decode(Family):
         smooth = sum((np.broadcast_to(t, whole.shape)[at] / largest[at]) ** power for t in (memory, l2, compute))
         core = largest[at] * smooth ** (1 / power) + (whole - largest)[at]
         core = core * np.where(f["single"], p["single"], 1) * np.where(f["odd"], p["odd"], 1)
-        core = core + f["odd"] * p["odd_us"] * MICROSECOND
+        core = core * np.where(f["broad"], p["broad"], 1)
+        core = core + (f["odd"] * p["odd_us"] + f["single"] * p["single_us"]) * MICROSECOND
         window = f["windowed"] * p["window_us"] * MICROSECOND + f["passed"] * p["passed_ns"] * 1e-3 * MICROSECOND
         return np.asarray(p["start_us"] * MICROSECOND + core + window, dtype=float)
 
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
         cache, queries, ops = _work(shapes, cache_bytes(stack.kv_dtype or "bf16"))
-        again = (shapes["loop"] > 0) & (cache + queries <= device.l2)
-        moved = np.where(again, 0, cache + queries)
+        moved = from_memory(cache + queries, shapes["loop"], device.l2)
         arithmetic = max(device.peak("bf16"), device.peak("fp8") if stack.kv_dtype == "fp8" else 0)
         return np.maximum(ops / arithmetic, moved / device.bandwidth)
 

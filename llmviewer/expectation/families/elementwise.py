@@ -7,7 +7,19 @@ from typing import ClassVar
 import numpy as np
 
 from ..device import Device
-from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold, smooth_max
+from ._family import (
+    MICROSECOND,
+    Array,
+    Family,
+    Features,
+    Parameter,
+    Parameters,
+    Shapes,
+    Stack,
+    cold,
+    from_memory,
+    smooth_max,
+)
 
 
 class Elementwise(Family):
@@ -17,6 +29,8 @@ class Elementwise(Family):
     columns = ("rows", "bytes")
     optional: ClassVar = {"cols": 1.0}
     groups = ("cols",)
+    computes = False
+    aged = False  # their launches are the host's, and bandwidths are reached alike
     parameters = (
         Parameter(name="beta", usual=0.75, low=0.03, high=1, meaning="part of the memory bandwidth that is reached"),
         Parameter(name="start_us", usual=3, low=0.3, high=120, meaning="launch and ramp [us]"),
@@ -45,5 +59,4 @@ class Elementwise(Family):
 
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:  # noqa: ARG002
         moved = np.asarray(shapes["bytes"], dtype=float)
-        again = (shapes.get("loop", np.zeros_like(moved)) > 0) & (moved <= device.l2)
-        return np.where(again, 0, moved / device.bandwidth)
+        return from_memory(moved, shapes.get("loop", np.zeros_like(moved)), device.l2) / device.bandwidth

@@ -8,7 +8,20 @@ import numpy as np
 
 from ..device import Device
 from ..formats import kernel_type
-from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, best, cold, take
+from ._family import (
+    MICROSECOND,
+    Array,
+    Family,
+    Features,
+    Parameter,
+    Parameters,
+    Shapes,
+    Stack,
+    best,
+    cold,
+    from_memory,
+    take,
+)
 
 # Tiles that libraries of matrix multiplication have in common, and parts that K is cut into.
 _TILES: Final = ((16, 64), (32, 64), (64, 64), (64, 128), (128, 64), (128, 128), (128, 192), (128, 256), (256, 128),
@@ -98,12 +111,18 @@ class Gemm(Family):
             time = time + p["quantize_us"] * MICROSECOND + p["passes"] * f["quantized"]
         return np.asarray(time, dtype=float)
 
+    def fixed(self, p: Parameters, features: Features) -> Array | float:
+        quantizes = features["quantized"] is not None
+        return (p["start_us"] + p["tau_us"] + quantizes * p["quantize_us"]) * MICROSECOND
+
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
         kind = kernel_type(stack.dtype)
         weights, inputs, written = _bytes(shapes, kind.weight, kind.activation)
         ops = 2.0 * shapes["M"] * shapes["N"] * shapes["K"] * shapes["batch"]
-        lasting, reuse = _reuse(shapes, weights, inputs + written)
-        moved = weights * (lasting > device.l2) + (inputs + written) * (reuse > device.l2)
+        sets = np.maximum(shapes["loop"], 1)
+        around = sets * weights + np.where(shapes["private"] > 0, sets, 1) * (inputs + written)
+        around = np.where(shapes["loop"] > 0, around, weights + inputs + written)
+        moved = from_memory(around, shapes["loop"], device.l2) / sets
         return np.asarray(np.maximum(ops / device.peak(kind.arithmetic), moved / device.bandwidth))
 
     def kept(self, shapes: Shapes) -> Array:

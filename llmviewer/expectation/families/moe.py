@@ -8,8 +8,8 @@ import numpy as np
 
 from ..device import Device
 from ..formats import kernel_type
-from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold
-from ._routing import TILES, local_load
+from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold, from_memory
+from ._routing import TILES, local_loads
 
 _WIDTHS: Final = (64, 128, 256)
 _ROWS: Final = np.repeat(np.arange(len(TILES)), len(_WIDTHS))
@@ -98,18 +98,15 @@ class Moe(Family):
         a_row = (work["up"] + work["inner"]) * work["hidden"]
         weights = work["reached"] * a_row * kind.weight
         rows = 2.0 * 2 * work["hidden"] * work["tokens"]
-        again = (shapes["loop"] > 0) & (weights + rows <= device.l2)
+        moved = np.minimum(weights, from_memory(weights + rows, shapes["loop"], device.l2))
         ops = 2 * work["rows"] * a_row / device.peak(kind.arithmetic)
-        return np.asarray(np.maximum(ops, np.where(again, 0, weights) / device.bandwidth))
+        return np.asarray(np.maximum(ops, moved / device.bandwidth))
 
 
 def _work(shapes: Shapes) -> dict[str, Array]:
     names = ("tokens", "hidden", "inter", "topk", "experts", "tp", "ep", "gated", "skew")
     tokens, hidden, inter, topk, experts, tp, ep, gated, skew = (np.asarray(shapes[c], dtype=float) for c in names)
-    loads = np.array([
-        local_load(int(t), int(e), int(k), int(d), float(s))
-        for t, e, k, d, s in zip(tokens, experts, topk, ep, skew, strict=True)
-    ]).reshape(len(tokens), -1)  # fmt: skip
+    loads = local_loads(tokens, experts, topk, ep, skew)
     inner = inter / tp
     return {
         "tokens": tokens,

@@ -8,7 +8,19 @@ import numpy as np
 
 from ..device import Device
 from ..formats import cache_bytes, kernel_type
-from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, smooth_max
+from ._family import (
+    MICROSECOND,
+    Array,
+    Family,
+    Features,
+    Parameter,
+    Parameters,
+    Shapes,
+    Stack,
+    cold,
+    from_memory,
+    smooth_max,
+)
 
 _SMALL: Final = 64  # rows of the tile that kernels turn to for short prompts
 
@@ -16,14 +28,15 @@ _SMALL: Final = 64  # rows of the tile that kernels turn to for short prompts
 class Prefill(Family):
     """A tile of queries goes to a core, which passes over the keys that they see.
 
-    variants  rows of the tile; "packed" puts the query heads that share a key head into one
+    variants  rows of the tile; "packed" puts the query heads that share a key head into one, "blind" passes over keys
+              that a window hides
     """
 
     name = "attention_prefill"
     columns = ("batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
-    optional: ClassVar = {"window": 0.0, "causal": 1.0}
+    optional: ClassVar = {"window": 0.0, "causal": 1.0, "loop": 0.0}
     groups = ("q_heads", "kv_heads", "head_dim")
-    variants = ("64", "128", "128 packed", "192 packed", "256")
+    variants = ("64", "128", "128 packed", "192 packed", "256", "128 blind")
     parameters = (
         Parameter(name="alpha", usual=0.7, low=0.02, high=1, meaning="part of the peak that is reached"),
         Parameter(name="beta", usual=0.86, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
@@ -35,9 +48,12 @@ class Prefill(Family):
         Parameter(name="tail", usual=0.2, low=0, high=1, meaning="of the longest tile, left at the end", linear=True),
         Parameter(name="passes", usual=1.9, low=0.05, high=20, meaning="over queries, beside it"),
         Parameter(name="cache_passes", usual=2, low=0.05, high=20, meaning="over new keys and values, beside it"),
+        Parameter(name="token_ns", usual=0.3, low=0.001, high=60, meaning="a new token, however many heads [ns]"),
         Parameter(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
                   "of two"),
         Parameter(name="edge", usual=1, low=0.1, high=12, meaning="keys of a window that are seen in vain, in tiles"),
+        Parameter(name="lambda", usual=2.5, low=0.8, high=15, meaning="bandwidth of the L2 cache / of the memory"),
+        Parameter(name="eta", usual=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
         Parameter(name="sharp", usual=6, low=1.2, high=20, meaning="power of the smooth maximum"),
     )  # fmt: skip
 
@@ -45,7 +61,9 @@ class Prefill(Family):
         b, q, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
         window = np.where(shapes["window"] > 0, shapes["window"], np.inf)[:, None]
         causal = np.asarray(shapes["causal"], dtype=float)[:, None] > 0
-        rows, _, packed = (variant or self.variants[0]).partition(" ")
+        rows, _, way = (variant or self.variants[0]).partition(" ")
+        packed = way == "packed"
+        window = np.full_like(window, np.inf) if way == "blind" else window
         tile = np.unique([float(rows), _SMALL])[None, :]
         group = heads / kv_heads if packed else np.ones_like(heads)
         tiles = np.ceil(q * group / tile)
@@ -53,6 +71,7 @@ class Prefill(Family):
         mean = np.where(causal, np.minimum(kv - q + (tiles + 1) / 2 * tile / group, kv), kv)
         read = b * kv * kv_heads * (dim + v_dim) * cache_bytes(stack.kv_dtype or "bf16")
         peak = device.peak(kernel_type(stack.dtype).arithmetic)
+        moved = (2 * b * q * heads * (dim + v_dim) + read)[:, 0]
         return {
             "waves": blocks / device.cores,
             "mean": mean,
@@ -63,7 +82,10 @@ class Prefill(Family):
             "unit": 2 * tile * device.cores / peak,
             "narrow": np.minimum(dim, 128) + np.minimum(v_dim, 128),
             "wide": np.maximum(dim - 128, 0) + np.maximum(v_dim - 128, 0),
-            "moved": ((2 * b * q * heads * (dim + v_dim) + read) / device.bandwidth)[:, 0],
+            "moved": moved / device.bandwidth,
+            "reuse": np.where(shapes["loop"] > 0, moved, np.inf),
+            "size": device.l2,
+            "tokens": (b * q)[:, 0],
             "pass": (2 * b * q * heads * dim / device.bandwidth)[:, 0],
             "cache pass": (4 * b * q * kv_heads * dim / device.bandwidth)[:, 0],
         }
@@ -79,9 +101,12 @@ class Prefill(Family):
         keys = np.maximum(rounds * np.minimum(f["mean"], most) + p["tail"] * longest, longest)
         compute = np.min(keys * key + np.maximum(waves, 1) * tau, axis=1)
         compute = compute * np.where(f["odd"], p["odd"], 1)
-        memory = f["moved"] / p["beta"]
+        part = cold(f["reuse"], f["size"], p["eta"])
+        part = part + (1 - part) / p["lambda"]
+        memory = f["moved"] * part / p["beta"]
         core = smooth_max(p["sharp"], compute, memory)
         passes = p["passes"] * f["pass"] + p["cache_passes"] * f["cache pass"]
+        passes = passes * part + p["token_ns"] * 1e-3 * MICROSECOND * f["tokens"]
         return np.asarray(p["start_us"] * MICROSECOND + core + passes, dtype=float)
 
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
@@ -90,8 +115,7 @@ class Prefill(Family):
         seen = np.where(shapes["window"] > 0, np.minimum(kv, q + shapes["window"]), kv)
         read = b * seen * kv_heads * (dim + v_dim) * cache_bytes(stack.kv_dtype or "bf16")
         moved = 2 * b * q * heads * (dim + v_dim) + read
-        again = (shapes.get("loop", np.zeros_like(b)) > 0) & (moved <= device.l2)
-        memory = np.where(again, 0, moved / device.bandwidth)
+        memory = from_memory(moved, shapes["loop"], device.l2) / device.bandwidth
         arithmetic = "fp8" if stack.kv_dtype == "fp8" and device.vendor == "nvidia" else stack.dtype
         peak = max(device.peak(kernel_type(stack.dtype).arithmetic), device.peak(kernel_type(arithmetic).arithmetic))
         return np.asarray(np.maximum(ops / peak, memory))

@@ -1,0 +1,104 @@
+"""`llmviewer profiles`: which kernels were measured and fitted, and how far off they were where they were not."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from .errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from .expectation.profile import Entry, Profile
+
+_HEAD: Final = ("device", "library", "family", "dtype", "rows", "off", "<20us")
+_WIDTH: Final = 80
+_LEFT: Final = (0, 1, 2, 3)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
+def profiles(name: str | None, form: str) -> None:
+    """Lists the profiles that ship, or those of a device or a library, NAME: what `expect` rests on.
+
+    Each line is for the kernels of a library on a device, by family and data type: how many measurements they were
+    fitted to, and how far off the expectation is on shapes that were held out, of short kernels too. A data type such
+    as bf16/fp8 is that of the queries and of the cache.
+    """
+    from .expectation.profile import profiles as every
+    from .hardware_files import hardware_names, load_hardware
+
+    found = list(every())
+    if name:
+        known = {p.device for p in found} | {p.library for p in found}
+        wanted = load_hardware(name).name if name not in known and _is_device(name) else name
+        if wanted not in known:
+            names = [n for n in hardware_names() if n in known] + sorted(known - set(hardware_names()))
+            raise InputError(f"no profile of a device or a library {name!r}; {suggest(name, names)}")
+        found = [p for p in found if wanted in (p.device, p.library)]
+    listed = [(profile, entry) for profile in found for entry in profile.entries]
+    if form == "json":
+        click.echo(json.dumps([_plain(*each) for each in listed], indent=2))
+        return
+    click.echo(_table(listed), nl=False)
+    sources = dict.fromkeys(source for profile in found for source in profile.sources)
+    lines = (textwrap.fill(source, _WIDTH, initial_indent="  ", subsequent_indent="    ") for source in sources)
+    click.echo("\n".join(("", "Measured by:", *lines)))
+
+
+def _is_device(name: str) -> bool:
+    from .hardware_files import load_hardware
+
+    try:
+        load_hardware(name)
+    except InputError:
+        return False
+    return True
+
+
+def _plain(profile: Profile, entry: Entry) -> dict[str, Any]:
+    held_out = {key: _finite(value) for key, value in asdict(entry.held_out).items()}
+    return {
+        "device": entry.device,
+        "library": entry.stack.library,
+        "family": entry.family,
+        "dtype": entry.stack.dtype,
+        "kv_dtype": entry.stack.kv_dtype,
+        "kernel": entry.stack.kernel,
+        "version": entry.version,
+        "rows": entry.rows,
+        "held_out": held_out,
+        "parameters": dict(entry.parameters),
+        "source": list(profile.sources),
+    }
+
+
+def _finite(value: object) -> object:
+    """JSON has no nan."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _table(listed: list[tuple[Profile, Entry]]) -> str:
+    """A line for each family and data type, that of a cache behind it: of the kernel with most rows."""
+    from .reports.columns import columns
+
+    best: dict[tuple[str, ...], Entry] = {}
+    for _, e in listed:
+        dtype = "/".join(filter(None, (e.stack.dtype, e.stack.kv_dtype)))
+        key = (e.device, e.stack.library, e.family.removeprefix("attention_"), dtype)
+        if key not in best or e.rows > best[key].rows:
+            best[key] = e
+    lines = [(*key, str(e.rows), *map(_percent, (e.held_out.mape, e.held_out.mape_short))) for key, e in best.items()]
+    return columns([_HEAD, *lines], left=_LEFT, gap=" ")
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.1%}"
+
+
+COMMANDS: Final = (profiles,)

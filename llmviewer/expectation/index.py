@@ -1,0 +1,105 @@
+"""profiles/index.json: what the profiles that ship say, in a form that is read in a few milliseconds.
+
+`python -m llmviewer.expectation.index` remakes it from the YAML files, which are the truth: where their sizes are not
+those that it knows, they are read instead, and a test compares all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from .device import Kin, find
+from .families import Stack
+from .profile import FOLDER, Entry, Error, plain_entry, plain_error, shipped, transferred
+
+PATH: Final = FOLDER / "index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """kin      devices that were measured, and what decides how near they are
+    errors   those of transfers, by family and data type
+    """
+
+    entries: tuple[Entry, ...]
+    kin: Mapping[str, Kin]
+    errors: Mapping[tuple[str, str], Error]
+
+
+@cache
+def index() -> Index:
+    """What ships."""
+    found = json.loads(PATH.read_text(encoding="utf-8"))
+    if found["sizes"] != _sizes():
+        devices = {entry.device: find(entry.device) for entry in shipped()}
+        return Index(entries=shipped(), kin=devices, errors=transferred())
+    return Index(
+        entries=tuple(map(_entry, found["entries"])),
+        kin={k["name"]: Kin(**k) for k in found["devices"]},
+        errors={(name, dtype): _error(error) for name, dtype, error in found["errors"]},
+    )
+
+
+def _sizes() -> dict[str, int]:
+    """Of the files. [B]"""
+    return {path.name: path.stat().st_size for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+def kin(name: str) -> Kin:
+    """What decides how near the device is that a profile calls `name`."""
+    known = index().kin
+    return known[name] if name in known else find(name)
+
+
+def to_json() -> str:
+    """The text of the file, an entry a line."""
+    devices = [find(name) for name in sorted({entry.device for entry in shipped()})]
+    facts = [{key: getattr(device, key) for key in Kin.__dataclass_fields__} for device in devices]
+    entries = [{"device": e.device, "library": e.stack.library, **plain_entry(e)} for e in shipped()]
+    errors = [[name, dtype, plain_error(error)] for (name, dtype), error in transferred().items()]
+    parts: dict[str, list[Any]] = {"devices": facts, "entries": entries, "errors": errors}
+    between = ",\n"
+    lists = (f'"{key}": [\n{between.join(map(json.dumps, items))}\n]' for key, items in parts.items())
+    sizes = f'"sizes": {json.dumps(_sizes())}'
+    return "{\n" + between.join((sizes, *lists)) + "\n}\n"
+
+
+def _entry(found: Mapping[str, Any]) -> Entry:
+    labels = {key: found.get(key, "") for key in ("library", "dtype", "kv_dtype", "kernel")}
+    return Entry(
+        device=found["device"],
+        family=found["family"],
+        stack=Stack(**labels),
+        variant=found.get("variant", ""),
+        parameters=found["parameters"],
+        rows=found["rows"],
+        version=found.get("version", ""),
+        fit_mape=found["fit_mape"],
+        held_out=_error(found["held_out"]),
+    )
+
+
+def _error(found: Mapping[str, Any]) -> Error:
+    nan = float("nan")
+    return Error(
+        mape=found["mape"],
+        median=found["median"],
+        mape_short=found.get("short", nan),
+        mape_long=found.get("long", nan),
+        covered=found.get("covered", nan),
+        short=tuple(found["interval_short"]),
+        long=tuple(found["interval_long"]),
+    )
+
+
+def _remake(path: Path = PATH) -> None:
+    path.write_text(to_json(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _remake()

@@ -1,0 +1,377 @@
+"""From the operators of an estimate to the kernels that a library runs for them.
+
+A serving library runs what reads the same tensor as one matrix multiplication, and the experts of a layer as one fused
+kernel. What no measured kernel does is laid out as its nearest relative, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import inf, prod
+from typing import Final
+
+import numpy as np
+
+from ..forms import Form, Num, evaluate, total
+from ..operators.attention import QK, SV, Attention, FlashAttention, Softmax
+from ..operators.base import Operator, Tensor
+from ..operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
+from ..operators.elementwise import Combine, Permute, Quantize
+from ..operators.linear import ExpertsLinear, Linear
+from ..operators.masks import Across, Causal, Everything, Mask, Probe, Tiled
+from ..parallel.overlap import Overlapped
+from ..precision import Format
+from ..roofline import OperatorEstimate
+from ..workload import Spans, Workload
+from .families import FAMILIES, Stack
+from .families._family import Array
+from .formats import kernel_type
+
+ALONE: Final = ("cublas", "pytorch")  # libraries that run every operator by itself
+# Kinds of operators that move bytes, as measured tables call them; the others are as an addition, which only does that.
+_MOVERS: Final[Mapping[str, str]] = {
+    "norm": "post_attention_layernorm",
+    "activation": "mlp_act",
+    "rope": "attn_rope",
+    "embedding": "emb",
+}
+_STREAMS: Final = ("add", "elementwise", "quantize", "permute", "combine", "place", "transfer", *_MOVERS)
+_COLLECTIVES: Final[Mapping[type[Operator], str]] = {
+    AllReduce: "all_reduce", AllGather: "all_gather", ReduceScatter: "reduce_scatter", AllToAll: "alltoall",
+}  # fmt: skip
+# Kernels by which serving libraries add up short messages, and the longest that they take: max_size of
+# vllm/distributed/device_communicators/custom_all_reduce.py, as recalled; the others' are alike.
+_SHORT: Final[Mapping[str, str]] = {
+    "vllm": "vLLM_custom_graph", "sglang": "SGLang_CustomAllReduce_graph", "trtllm": "TRTLLM",
+}  # fmt: skip
+_SHORT_BYTES: Final = 8 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One kernel: its family, whose it is and its shapes, as numbers or arrays over the workload.
+
+    where  the workloads in which it is what is run
+    """
+
+    family: str
+    stack: Stack
+    shapes: Mapping[str, Num]
+    where: Num = True
+
+    def columns(self, chosen: Array) -> dict[str, Array]:
+        """The columns of its family in the workloads `chosen`; what is not said is as it is where nothing repeats."""
+        family = FAMILIES[self.family]
+        wanted = {**dict.fromkeys(family.columns, 0.0), **family.optional}
+        columns = {key: np.asarray(self.shapes.get(key, usual), dtype=float) for key, usual in wanted.items()}
+        return {key: np.broadcast_to(column, chosen.shape)[chosen] for key, column in columns.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Kernels that run one after another for some operators together.
+
+    members  places of the operators in their estimate
+    kernels  none where no kernel is known: then `remark` is why
+    beside   those that run at the same time as they do
+    remark   what the kernels that were measured do not have
+    """
+
+    members: tuple[int, ...]
+    kernels: tuple[Kernel, ...] = ()
+    beside: tuple[Kernel, ...] = ()
+    remark: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """An operator, as it is beside a collective that travels meanwhile, and what a launch of it does."""
+
+    op: Operator
+    row: OperatorEstimate
+    workload: Workload
+
+    def of(self, form: Form) -> Num:
+        return evaluate(form.on(self.row.block.stream), self.workload)
+
+    @property
+    def ops(self) -> Num:
+        return self.row.ops if self.op is self.row.operator else self.of(total(self.op.arithmetic().values()))
+
+    @property
+    def nbytes(self) -> Num:
+        return self.row.bytes if self.op is self.row.operator else self.of(self.op.work().nbytes)
+
+    @property
+    def groups(self) -> tuple[Spans, ...]:
+        part = self.row.block.stream.of(self.workload)
+        assert isinstance(part, Workload)
+        return part.groups
+
+
+def launches(rows: Sequence[OperatorEstimate], workload: Workload, *, library: str, half: str) -> tuple[Launch, ...]:
+    """What `library` launches for the operators of an estimate; every one of them is a member of one launch.
+
+    half  the 16-bit type that the device computes in
+    """
+    found: list[Launch] = []
+    for _, places in groupby(range(len(rows)), key=lambda place: id(rows[place].block)):
+        found.extend(_of_block(rows, tuple(places), workload, library, half))
+    return tuple(found)
+
+
+def _of_block(
+    rows: Sequence[OperatorEstimate], places: tuple[int, ...], workload: Workload, library: str, half: str
+) -> Iterator[Launch]:
+    works = {place: _Work(op=_own(rows[place].operator), row=rows[place], workload=workload) for place in places}
+    experts = () if library in ALONE else _experts(works)
+    joined = {place: members for members in (experts, *_products(works, library, half)) for place in members}
+    for place, work in works.items():
+        members = joined.get(place, (place,))
+        if place != members[0]:
+            continue
+        launch = (
+            _moe(members, works, library, half)
+            if members is experts
+            else _gemm(members, works, library, half)
+            if place in joined
+            else _launch(place, work, library, half)
+        )
+        meanwhile = [rows[m].operator for m in members]
+        beside = [
+            kernel
+            for op in meanwhile
+            if isinstance(op, Overlapped)
+            for kernel in _collective(op.then, work, library)[0]
+        ]
+        yield Launch(members=members, kernels=launch.kernels, beside=tuple(beside), remark=launch.remark)
+
+
+def _own(op: Operator) -> Operator:
+    return op.first if isinstance(op, Overlapped) else op
+
+
+def _launch(place: int, work: _Work, library: str, half: str) -> Launch:
+    """Of an operator that has a kernel to itself."""
+    op, members = work.op, (place,)
+    if isinstance(op, Collective):
+        kernels, remark = _collective(op, work, library)
+        return Launch(members=members, kernels=kernels, remark=remark)
+    if isinstance(op, FlashAttention):
+        kernels = tuple(k for spans in work.groups for k in _attention(op, spans, library, half))
+        known = isinstance(op.heads.mask, Causal | Everything | Across)
+        return Launch(members=members, kernels=kernels, remark="" if known else "such masks were not measured")
+    if isinstance(op, QK | SV):
+        return Launch(members=members, kernels=tuple(_scores(op, spans, library, half) for spans in work.groups))
+    name, dtype = _MOVERS.get(op.kind, "add"), "fp16"
+    if isinstance(op, Softmax):
+        name, dtype = "softmax", "fp32"
+    moved = work.nbytes
+    shapes = {"rows": np.maximum(np.divide(moved, _row_bytes(op)), 1), "bytes": moved}
+    kernel = Kernel(family="elementwise", stack=Stack(library=library, dtype=dtype, kernel=name), shapes=shapes)
+    alike = isinstance(op, Softmax) or op.kind in _STREAMS
+    return Launch(
+        members=members, kernels=(kernel,), remark="" if alike else f"its bytes alone, as no {op.kind} was measured"
+    )
+
+
+def _products(works: Mapping[int, _Work], library: str, half: str) -> list[tuple[int, ...]]:
+    """Linear layers that are one matrix multiplication each, with the conversion of their input.
+
+    Those on both sides of what mixes tokens are apart, even where attention and MLP read the same.
+    """
+    found: list[list[int]] = []
+    alike: dict[tuple[str, str], list[int]] = {}  # those that others may join
+    waiting: list[int] = []  # a conversion whose reader may come next
+    for place, work in works.items():
+        op = work.op
+        if isinstance(op, Quantize):
+            waiting = [place]
+        elif isinstance(op, Linear) and op.dense and not isinstance(op, ExpertsLinear):
+            dtype = _product(op, half)
+            before = waiting if waiting and _reads(op, works[waiting[0]].op) and kernel_type(dtype).quantizes else []
+            key = (op.inputs[0].name, dtype)
+            if key in alike and _plain(op):
+                alike[key].append(place)
+            else:
+                found.append([*before, place])
+                alike |= {key: found[-1]} if _plain(op) and library not in ALONE else {}
+            waiting = []
+        elif isinstance(op, Attention) or op.kind in ("scan", "conv"):
+            alike.clear()
+    return [tuple(group) for group in found]
+
+
+def _plain(op: Operator) -> bool:
+    return type(op) is Linear and _shape(op)[0] == 1
+
+
+def _reads(op: Operator, writer: Operator) -> bool:
+    return any(t.name == writer.outputs[0].name for t in op.inputs)
+
+
+def _shape(op: Linear) -> tuple[int, float, float]:
+    """(products that are alike, columns of the result, elements of a row): heads and parts go side by side."""
+    size, rows, width = op.weight.numel, op.weight.shape[0], op.inputs[0].width
+    most = round(width * sum(t.width for t in op.outputs) / size)
+    if width == size // rows or most < 2:
+        return 1, rows, size / rows
+    batch = next(n for n in range(most, 0, -1) if width % n == 0)  # results may be beside what is not multiplied
+    return batch, size / width, width / batch
+
+
+def _gemm(members: tuple[int, ...], works: Mapping[int, _Work], library: str, half: str) -> Launch:
+    linears = [(op, work) for m in members if isinstance(op := (work := works[m]).op, Linear)]
+    first, work = linears[0]
+    batch, n, k = _shape(first)
+    rows = np.divide(work.ops, 2.0 * batch * n * k)
+    n = sum(_shape(op)[1] for op, _ in linears)
+    stack = Stack(library=library, dtype=_product(first, half))
+    return Launch(
+        members=members,
+        kernels=(Kernel(family="gemm", stack=stack, shapes={"M": rows, "N": n, "K": k, "batch": batch}),),
+    )
+
+
+def _product(op: Linear, half: str) -> str:
+    """The data type of a product with a weight, as measured tables call it."""
+    return _type(op.inputs[0].format, op.weight.format, half)
+
+
+def _type(x: Format, weight: Format, half: str) -> str:
+    floats = weight.compute.startswith("fp")
+    if x.bits > 8:
+        wide = "fp32" if weight.bits > 16 else half
+        narrow = "w4a16_mxfp4" if floats else "int4_wo"
+        return wide if weight.bits > 8 else "int8_wo" if weight.bits > 4 else narrow
+    if x.bits > 4 and x.compute == "fp8":
+        return "w4afp8" if weight.bits <= 4 else "fp8_block" if weight.group else "fp8"
+    if x.bits > 4 or not floats:
+        return "sq" if weight.bits > 4 or x.bits <= 4 else "int4_wo"
+    return "nvfp4" if weight.name == "nvfp4" else "fp4"
+
+
+def _experts(works: Mapping[int, _Work]) -> tuple[int, ...]:
+    """What one fused kernel does: copies by expert, their products, what is between, and the sum; not what travels."""
+    inside: set[str] = set()
+    members = []
+    for place, work in works.items():
+        op = work.op
+        reads = any(t.name in inside for t in op.inputs)
+        if isinstance(op, Collective):
+            inside |= {t.name for t in op.outputs} if reads else set()
+        elif isinstance(op, Permute | ExpertsLinear) or reads:
+            members.append(place)
+            inside |= set() if isinstance(op, Combine) else {t.name for t in op.outputs}
+    products = [works[m].op for m in members if isinstance(works[m].op, ExpertsLinear)]
+    return tuple(members) if len(products) > 1 else ()
+
+
+def _moe(members: tuple[int, ...], works: Mapping[int, _Work], library: str, half: str) -> Launch:
+    products = [(op, works[m]) for m in members if isinstance(op := works[m].op, ExpertsLinear)]
+    chosen = next((op.chosen for m in members if isinstance(op := works[m].op, Combine)), 1)
+    down, work = products[-1]
+    experts, hidden, inner = down.weight.shape[0], down.weight.shape[1], prod(down.weight.shape[2:])
+    up = sum(op.weight.numel for op, _ in products[:-1]) / (experts * hidden)
+    copies = np.divide(work.ops, 2.0 * hidden * inner)
+    shapes: dict[str, Num] = {
+        "tokens": np.maximum(np.rint(np.divide(copies, chosen)), 1),
+        "hidden": hidden,
+        "inter": inner,
+        "topk": chosen,
+        "experts": experts,
+        "gated": float(up > inner),
+    }
+    stack = Stack(library=library, dtype=_product(down, half))
+    return Launch(members=members, kernels=(Kernel(family="moe", stack=stack, shapes=shapes),))
+
+
+def _attention(op: FlashAttention, spans: Spans, library: str, half: str) -> Iterator[Kernel]:
+    """A kernel for prompts and one for single tokens: which of them is run is for each workload to say."""
+    heads, mask, cache = op.heads, op.heads.mask, op.inputs[1].format
+    batch, queries, keys, causal = _seen(mask, spans)
+    window = getattr(mask, "window", inf)
+    shapes: dict[str, Num] = {
+        "batch": batch,
+        "q_len": queries,
+        "kv_len": keys,
+        "q_heads": heads.num_heads,
+        "kv_heads": heads.num_kv_heads,
+        "head_dim": heads.head_dim,
+        "v_head_dim": heads.out_dim,
+        "window": window if window < inf else 0.0,
+        "causal": float(causal),
+    }
+    latent = heads.out_dim != heads.head_dim
+    absorbed = latent and heads.num_kv_heads == 1
+    kind = "mla_unabsorbed" if latent and not absorbed else ""
+    kind = kind if isinstance(mask, Causal) else "encoder_noncausal" if not mask.keeps else ""
+    bits = op.inputs[0].format.bits
+    dtype = "fp32" if bits > 16 else "fp8" if bits <= 8 else half
+    once = np.less_equal(queries, 1)
+    for name, kernel, where in (
+        ("attention_decode", "mla_absorb" if absorbed else "", once),
+        ("attention_prefill", kind, ~once),
+    ):
+        narrow = "bf16" if name == "attention_decode" and dtype == "fp8" else dtype
+        narrow = "bf16" if narrow == "fp16" else narrow
+        stack = Stack(library=library, dtype=narrow, kv_dtype="fp8" if cache.bits <= 8 else "bf16", kernel=kernel)
+        yield Kernel(family=name, stack=stack, shapes=shapes, where=where)
+
+
+def _seen(mask: Mask, spans: Spans) -> tuple[Num, Num, Num, bool]:
+    """(sequences, queries and keys of each, whether queries see but those before them), for kernels that were measured.
+
+    Under other masks, every query sees as many keys as it does on average.
+    """
+    if isinstance(mask, Causal):
+        return spans.batch, spans.q_len, spans.kv_len, True
+    if isinstance(mask, Probe):
+        return spans.batch, np.minimum(spans.q_len, 1), spans.q_len, False
+    tokens = np.multiply(spans.batch, spans.q_len)
+    pairs = evaluate(mask.pairs, Workload((spans,)))
+    each = np.divide(pairs, np.maximum(tokens, 1))
+    if isinstance(mask, Tiled):
+        return tokens / np.maximum(each, 1), each, each, False
+    return spans.batch, spans.q_len, np.maximum(each, np.minimum(spans.q_len, 1)), False
+
+
+def _scores(op: QK | SV, spans: Spans, library: str, half: str) -> Kernel:
+    """A product of every head, of queries with keys or of scores with values."""
+    heads = op.heads
+    tokens = np.maximum(np.multiply(spans.batch, spans.q_len), 1)
+    keys = np.maximum(np.divide(evaluate(heads.mask.cells, Workload((spans,))), tokens), 1)
+    n, k = (keys, heads.head_dim) if isinstance(op, QK) else (heads.out_dim, keys)
+    shapes = {"M": spans.q_len, "N": n, "K": k, "batch": np.multiply(spans.batch, heads.num_heads)}
+    return Kernel(family="gemm", stack=Stack(library=library, dtype=half), shapes=shapes)
+
+
+def _collective(op: Collective, work: _Work, library: str) -> tuple[tuple[Kernel, ...], str]:
+    """Kernels of a collective, and why there are none."""
+    name = _COLLECTIVES.get(type(op))
+    if name is None:
+        return (), f"no {op.kind} of this kind was measured"
+    if op.group.outer > 1:
+        return (), "collectives between domains were not measured"
+    sent = np.multiply(work.of(op.payload()), getattr(op, "parts", 1.0))
+    shapes = {"num_gpus": op.group.inner, "bytes": sent}
+    usual = Stack(library="nccl", dtype="fp16", kernel=f"nccl {name}")
+    if name != "all_reduce" or library not in _SHORT:
+        return (Kernel(family="collectives", stack=usual, shapes=shapes),), ""
+    own = Stack(library=library, dtype="bf16", kernel=f"{_SHORT[library]} {name}")
+    short = np.less_equal(sent, _SHORT_BYTES)
+    return (
+        Kernel(family="collectives", stack=own, shapes=shapes, where=short),
+        Kernel(family="collectives", stack=usual, shapes=shapes, where=~short),
+    ), ""
+
+
+def _row_bytes(op: Operator) -> float:
+    """What one row of it moves. [B]"""
+
+    def width(tensor: Tensor) -> float:
+        return tensor.width * tensor.format.stored_bits / 8
+
+    return max(sum(map(width, op.reads())) + sum(map(width, op.writes())), 1.0)

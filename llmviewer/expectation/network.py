@@ -1,0 +1,366 @@
+"""What a pass is expected to take: kernels one after another, and how far off all of them together may be.
+
+Errors of one stack are those of its parameters, so they add; those of different stacks have nothing to do with each
+other, so their squares add. An operator that no kernel is known for takes its bound, and widens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from ..errors import InputError, suggest
+from ..forms import Num
+from ..hardware import Hardware
+from ..layout import Layout
+from ..resource import matrix
+from ..roofline import OperatorEstimate, Plan
+from ..workload import Workload
+from .device import Device, of
+from .families import FAMILIES, Stack
+from .families._family import Array
+from .index import index
+from .launches import Kernel, Launch, launches
+from .profile import Entry
+from .transfer import Choice, Expectation, bound_only, choose, reached
+
+_FAMILIES: Final = 3  # that a library must have been measured in, to stand for a device when none is asked for
+_MOSTLY: Final = 0.5  # of what is expected, when fixed costs are what decides
+_STEPS: Final = 8  # decode steps of a generation that are looked at
+_TOLD: Final = 0.01
+BOUND_ONLY: Final = "bound only"
+LATENCY: Final = "latency"  # a regime beside those that resources bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """What is expected, and between what 80 % of measured times lie. [s]"""
+
+    expected: Num
+    low: Num
+    high: Num
+
+    def numbers(self) -> tuple[float, float, float]:
+        """Of one workload: what is expected, from and to. [s]"""
+        expected, low, high = (float(np.sum(side)) for side in (self.expected, self.low, self.high))
+        return expected, low, high
+
+    def map(self, f: Callable[[Num], Num]) -> Interval:
+        return Interval(expected=f(self.expected), low=f(self.low), high=f(self.high))
+
+    def join(self, other: Interval, f: Callable[[Num, Num], Num]) -> Interval:
+        names = ("expected", "low", "high")
+        return Interval(**{name: f(getattr(self, name), getattr(other, name)) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """One launch of an operator, or its share of one that it has with others.
+
+    high     infinite where only the bound is known
+    latency  whether launches and other fixed costs are most of it
+    stacks   whose errors it has
+    """
+
+    expected: Array
+    low: Array
+    high: Array
+    latency: Array
+    source: str
+    stacks: tuple[str, ...]
+
+    @property
+    def modelled(self) -> bool:
+        return bool(self.stacks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Every operator of an estimate, in its order."""
+
+    operators: tuple[OperatorEstimate, ...]
+    launches: tuple[Expected, ...]
+
+    @cached_property
+    def total(self) -> Interval:
+        return self._sum(range(len(self.operators)))
+
+    @cached_property
+    def stages(self) -> tuple[Interval, ...]:
+        """What the stages of a pipeline take."""
+        stages = [row.block.stage for row in self.operators]
+        return tuple(self._sum([i for i, s in enumerate(stages) if s == n]) for n in sorted(set(stages)))
+
+    @cached_property
+    def unmodelled_share(self) -> Array:
+        """Of the time expected, that of operators of which only the bound is known."""
+        rows = zip(self.operators, self.launches, strict=True)
+        alone: Num = sum((row.repeat * e.expected for row, e in rows if not e.modelled), start=np.zeros(1))
+        return np.asarray(np.divide(alone, self.total.expected))
+
+    def prefill(self, parts: Num) -> Interval:
+        """Of a pipeline, all stages for the first of `parts` micro-batches, and the slowest for each further one."""
+        return self.total.join(self._slowest, lambda total, stage: total + (parts - 1) * stage)
+
+    def step(self, parts: Num) -> Interval:
+        """Time between two tokens of a sequence: of a pipeline, until the slowest stage is through with all parts."""
+        return self.total.join(self._slowest, lambda total, stage: np.maximum(total, parts * stage))
+
+    @property
+    def _slowest(self) -> Interval:
+        first, *rest = self.stages
+        for stage in rest:
+            first = first.join(stage, np.maximum)
+        return first
+
+    @property
+    def modelled(self) -> bool:
+        """Whether more than the bound is known of anything."""
+        return any(each.modelled for each in self.launches)
+
+    @cached_property
+    def source(self) -> str:
+        """Where most of what is expected comes from, and how much of it does not."""
+        times: dict[str, float] = {}
+        for row, each in zip(self.operators, self.launches, strict=True):
+            first = each.source.partition("; ")[0]
+            name = " ".join(first.split()[:4]) if first.startswith("calibrated") else first
+            times[name] = times.get(name, 0.0) + float(np.sum(row.repeat * each.expected))
+        whole, main = sum(times.values()), max(times, key=times.__getitem__)
+        others = {
+            kind: sum(time for name, time in times.items() if name.startswith(kind) and name != main) / whole
+            for kind in ("transferred", BOUND_ONLY)
+            if not main.startswith(kind)
+        }
+        return main + "".join(f", {share:.0%} {kind}" for kind, share in others.items() if share >= _TOLD)
+
+    def _sum(self, places: Iterable[int]) -> Interval:
+        expected: Num = np.zeros(1)
+        apart: dict[tuple[str, ...], tuple[Num, Num]] = {}
+        for place in places:
+            count, each = self.operators[place].repeat, self.launches[place]
+            expected = expected + count * each.expected
+            if each.modelled:
+                below, above = apart.get(each.stacks, (0.0, 0.0))
+                apart[each.stacks] = (
+                    below + count * (each.expected - each.low),
+                    above + count * (each.high - each.expected),
+                )
+        below, above = (np.sqrt(sum((side[i] ** 2 for side in apart.values()), start=0.0)) for i in (0, 1))
+        return Interval(expected=expected, low=expected - below, high=expected + above)
+
+
+class Kernels:
+    """The kernels of a library on a device.
+
+    library  "" is the one that was measured in most families on the device, or its nearest relatives' where none was
+    """
+
+    def __init__(self, hardware: Hardware, library: str = "") -> None:
+        self.hardware = hardware
+        self.entries = index().entries
+        self.asked = library
+        self.own = [e for e in self.entries if e.device == hardware.name]
+        self.half = "bf16" if matrix("bf16") in hardware.rates else "fp16"
+        self._choices: dict[tuple[str, Stack], Choice | str] = {}
+        self._stacks: dict[tuple[str, Stack, bool], Stack] = {}
+
+    @cached_property
+    def device(self) -> Device | str:
+        """What kernels are laid out on, or why they cannot be."""
+        if self.hardware.kind not in ("gpu", "") and not self.own:
+            return f"no kernel was measured on {self.hardware.name}, nor on its like"
+        try:
+            return of(self.hardware)
+        except InputError as error:
+            return str(error)
+
+    @cached_property
+    def library(self) -> str:
+        if self.asked:
+            return self.asked
+        families: dict[str, set[str]] = {}
+        for e in self.own:
+            families.setdefault(e.stack.library, set()).add(e.family)
+        errors = {name: np.mean([e.held_out.mape for e in self.own if e.stack.library == name]) for name in families}
+        able = [name for name, found in families.items() if len(found) >= _FAMILIES]
+        return min(able, key=lambda name: (-len(families[name]), errors[name]), default="")
+
+    def expect(self, rows: Sequence[OperatorEstimate], workload: Workload) -> Pass:
+        """What one launch of every operator is expected to take; never less than its bound."""
+        bounds = [np.atleast_1d(np.asarray(row.time_s, dtype=float)) for row in rows]
+        found: list[Expected | None] = [None] * len(rows)
+        for launch in launches(rows, workload, library=self.library, half=self.half):
+            mine = np.broadcast_arrays(*(bounds[m] for m in launch.members))
+            whole = sum(mine[1:], start=mine[0])
+            each = self._launch(launch, whole)
+            for place, bound in zip(launch.members, mine, strict=True):
+                found[place] = _share(each, bound, whole)
+        return Pass(operators=tuple(rows), launches=tuple(each for each in found if each is not None))
+
+    def _launch(self, launch: Launch, bound: Array) -> Expected:
+        parts = [self._kernel(kernel, bound) for kernel in launch.kernels]
+        known = [part for part in parts if part]
+        if not known:
+            why = launch.remark if not launch.kernels else self._why(launch.kernels[0])
+            return _expected(bound_only(bound, why), ())
+        beside = [part for kernel in launch.beside if (part := self._kernel(kernel, bound))]
+        result = _together(known, np.add)
+        result = _together([result, _together(beside, np.add)], np.maximum) if beside else result
+        note = f"; {launch.remark}" if launch.remark else ""
+        lift = np.maximum(np.divide(bound, result.expected, out=np.ones_like(bound), where=result.expected > 0), 1)
+        return replace(
+            result,
+            expected=np.maximum(result.expected, bound),
+            low=np.maximum(result.low * lift, bound),
+            high=np.maximum(result.high * lift, bound),
+            source=result.source + note,
+        )
+
+    def _kernel(self, kernel: Kernel, bound: Array) -> Expected | None:
+        """None where it is never run; 0 in the workloads in which it is not, all of which others are for."""
+        chosen = np.broadcast_to(np.asarray(kernel.where), bound.shape) & (bound > 0)
+        if not np.any(chosen):
+            return None
+        stack = self._stack(kernel)
+        choice = self._choice(kernel.family, stack)
+        if isinstance(choice, str):
+            return None
+        assert isinstance(self.device, Device)
+        try:
+            found = reached(choice, FAMILIES[kernel.family], kernel.columns(chosen), self.device, stack)
+        except InputError as error:
+            self._choices[kernel.family, stack] = str(error)
+            return None
+        name = f"{kernel.family} {stack.dtype} {stack.kv_dtype} {found.source}"
+        if np.all(chosen):
+            return _expected(found, (name,))
+        full = {key: np.zeros(bound.shape) for key in ("expected", "low", "high", "fixed")}
+        for key, column in full.items():
+            column[chosen] = getattr(found, key)
+        return _expected(Expectation(bound=bound, source=found.source, **full), (name,))
+
+    def _why(self, kernel: Kernel) -> str:
+        choice = self._choice(kernel.family, self._stack(kernel))
+        return choice if isinstance(choice, str) else "not run"
+
+    def _choice(self, family: str, stack: Stack) -> Choice | str:
+        """Whose parameters to use, or why there are none."""
+        key = (family, stack)
+        if key not in self._choices:
+            device = self.device
+            try:
+                self._choices[key] = device if isinstance(device, str) else choose(family, device, stack, self.entries)
+            except InputError as error:
+                self._choices[key] = str(error)
+        return self._choices[key]
+
+    def _stack(self, kernel: Kernel) -> Stack:
+        """The stack of a kernel by the name that its library has for it on this device, where it was measured there.
+
+        What only moves bytes, and collectives, are alike in all libraries; and where no library is asked for, the one
+        that was measured stands in.
+        """
+        plain = float(np.min(kernel.shapes.get("gated", 1.0))) == 0
+        key = (kernel.family, kernel.stack, plain)
+        if key not in self._stacks:
+            alike = [e for e in self.own if _alike(e, kernel, plain=plain)]
+            others = alike if not self.asked or kernel.family in ("elementwise", "collectives") else []
+            mine = [e for e in alike if e.stack.library == kernel.stack.library] or others
+            best = max(mine, key=lambda e: e.rows, default=None)
+            self._stacks[key] = best.stack if best else kernel.stack
+        return self._stacks[key]
+
+
+def check_library(name: str) -> str:
+    """`name`, if kernels of such a library were measured.
+
+    Raises InputError, naming those that were.
+    """
+    known = sorted({e.stack.library for e in index().entries})
+    if name and name not in known:
+        raise InputError(f"no kernels of a library {name!r} were measured; {suggest(name, known)}")
+    return name
+
+
+def _alike(entry: Entry, kernel: Kernel, *, plain: bool) -> bool:
+    """Whether an entry is of a kernel's family, types and kind, which is the last word of its name."""
+    stack = entry.stack
+    if (entry.family, stack.dtype, stack.kv_dtype) != (kernel.family, kernel.stack.dtype, kernel.stack.kv_dtype):
+        return False
+    if entry.family == "moe":
+        return stack.kernel.endswith("nongated") == plain
+    kinds = ("mla_absorb", "mla_unabsorbed", "encoder_noncausal")
+    own, other = (name.rpartition(" ")[2] for name in (stack.kernel, kernel.stack.kernel))
+    if entry.family.startswith("attention"):
+        return (own if own in kinds else "") == other
+    return own == other
+
+
+def _expected(found: Expectation, stacks: tuple[str, ...]) -> Expected:
+    return Expected(
+        expected=found.expected,
+        low=found.low,
+        high=found.high,
+        latency=found.fixed > _MOSTLY * found.expected,
+        source=found.source,
+        stacks=stacks,
+    )
+
+
+def _together(parts: Sequence[Expected], f: Callable[[Array, Array], Array]) -> Expected:
+    first, *rest = parts
+    for part in rest:
+        first = Expected(
+            expected=f(first.expected, part.expected),
+            low=f(first.low, part.low),
+            high=f(first.high, part.high),
+            latency=first.latency | part.latency,
+            source="; ".join(dict.fromkeys((first.source, part.source))),
+            stacks=tuple(dict.fromkeys((*first.stacks, *part.stacks))),
+        )
+    return first
+
+
+def _share(launch: Expected, bound: Array, whole: Array) -> Expected:
+    """What an operator has of a launch that has several: as much as of their bounds."""
+    if bound is whole:
+        return launch
+    part = np.divide(bound, whole, out=np.zeros_like(whole), where=whole > 0)
+    high = np.multiply(part, launch.high, out=np.zeros_like(whole), where=part > 0)  # which may have no end
+    return replace(launch, expected=part * launch.expected, low=part * launch.low, high=high)
+
+
+def prefill_expected(
+    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, prompt: Num, images: Num = 0
+) -> Interval | None:
+    """What prefill_s() bounds from below; None where no more than the bound is known."""
+    workload = Workload.prefill(batch=layout.share(batch), prompt=prompt, images=images)
+    found = kernels.expect(plan.estimate(workload).operators, workload)
+    return found.prefill(layout.parts(batch)) if found.modelled else None
+
+
+def step_expected(
+    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, kv_len: Num, prompt: Num = 0
+) -> Interval | None:
+    """What step_s() bounds from below; None where no more than the bound is known."""
+    workload = Workload.decode(batch=layout.share(batch), kv_len=kv_len, prompt=prompt)
+    found = kernels.expect(plan.estimate(workload).operators, workload)
+    return found.step(layout.parts(batch)) if found.modelled else None
+
+
+def decode_expected(
+    kernels: Kernels, plan: Plan, layout: Layout, *, batch: int, prompt: int, steps: int
+) -> Interval | None:
+    """What the `steps` after a prefill take: each where they are few, else those amid equal parts of them.
+
+    That is exact where times are linear in the length, as they nearly are between the points where kernels change.
+    """
+    points = min(steps, _STEPS)
+    lengths = prompt + 0.5 + (np.arange(points) + 0.5) * steps / points
+    found = step_expected(kernels, plan, layout, batch=batch, kv_len=lengths, prompt=prompt)
+    return found.map(lambda s: float(np.mean(s)) * steps) if found else None

@@ -1,0 +1,104 @@
+"""What a model of few parameters leaves of a table of measurements, carried over to shapes near those of the table.
+
+An expectation is multiplied by the weighted mean of measured / expected of the nearest measured shapes, by the
+logarithms of their sizes. Weights fall with the square of the distance, and the model itself has one too, so that far
+from every point nothing is changed: a smoother between an interpolation and a regression on physical features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from .families import Family
+from .families._family import Array, Shapes
+
+LEAST: Final = 1000  # rows of a stack; of fewer, parameters say as much
+MOST: Final = 4000  # points that a profile keeps
+NEIGHBOURS: Final = 8
+_REACH: Final = 1.0  # doublings of a size at which a point weighs as much as the model
+_SAME: Final = 1e-6
+_CHUNK: Final = 1024  # rows whose distances to all points are held at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual:
+    """Of one stack on one device.
+
+    columns   sizes that tell shapes apart
+    points    as measured, a row each
+    factors   measured / expected of each
+    mape      of rows that were held out at random, with the other rows' points
+    interval  factors on the expectation near points between which 80 % of measured times lie
+    """
+
+    columns: tuple[str, ...]
+    points: Array = field(repr=False, compare=False)
+    factors: Array = field(repr=False, compare=False)
+    mape: float
+    interval: tuple[float, float]
+
+    def apply(self, shapes: Shapes) -> Nearness:
+        """What expectations of `shapes` are multiplied by, and how near points are."""
+        wanted, known = self._place(shapes), _logs(self.points)
+        logs = np.log(self.factors)
+        parts = [_near(wanted[i : i + _CHUNK], known, logs) for i in range(0, len(wanted), _CHUNK)]
+        change, nearest = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+        return Nearness(factor=np.exp(change), measured=nearest < _SAME, near=nearest < _REACH)
+
+    def _place(self, shapes: Shapes) -> Array:
+        return _logs(np.stack([np.asarray(shapes[name], dtype=float) for name in self.columns], axis=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearness:
+    """Of a number of shapes.
+
+    measured  the shape is one of the points
+    near      a point is within a doubling of one size
+    """
+
+    factor: Array
+    measured: Array
+    near: Array
+
+
+def _logs(sizes: Array) -> Array:
+    return np.asarray(np.log2(1 + sizes))
+
+
+def _near(wanted: Array, known: Array, logs: Array) -> tuple[Array, Array]:
+    """The mean logarithm of the factors of the nearest points, and how far the nearest is."""
+    squares = np.sum(wanted**2, axis=1)[:, None] + np.sum(known**2, axis=1) - 2 * wanted @ known.T
+    count = min(NEIGHBOURS, len(known))
+    places = np.argpartition(squares, count - 1, axis=1)[:, :count]
+    nearest = np.sum((wanted[:, None, :] - known[places]) ** 2, axis=2)
+    weights = 1 / (nearest + _SAME**2)
+    change = np.sum(weights * logs[places], axis=1) / (np.sum(weights, axis=1) + 1 / _REACH**2)
+    return change, np.sqrt(nearest.min(axis=1))
+
+
+def points_of(family: Family, shapes: Shapes, ratio: Array) -> tuple[tuple[str, ...], Array, Array]:
+    """The columns in which rows differ, and the points and factors that are kept of measured / expected."""
+    names = tuple(n for n in (*family.columns, *family.optional) if n in shapes and np.ptp(shapes[n]) > 0)
+    points = np.stack([np.asarray(shapes[name], dtype=float) for name in names or family.columns], axis=1)
+    kept, place = np.unique(points, axis=0, return_inverse=True)
+    place = place.reshape(-1)
+    factors = np.exp(np.bincount(place, np.log(ratio)) / np.bincount(place))
+    if len(kept) > MOST:
+        chosen = np.sort(np.random.default_rng(0).permutation(len(kept))[:MOST])
+        kept, factors = kept[chosen], factors[chosen]
+    return names or family.columns, kept, factors
+
+
+def plain(residual: Residual) -> dict[str, Any]:
+    """As a profile's file has it."""
+    rows = np.column_stack([residual.points, [float(f"{f:.4g}") for f in residual.factors]])
+    return {
+        "columns": list(residual.columns),
+        "mape": float(f"{residual.mape:.4g}"),
+        "interval": [float(f"{end:.4g}") for end in residual.interval],
+        "points": [[int(v) if v == int(v) else float(v) for v in row] for row in rows.tolist()],
+    }

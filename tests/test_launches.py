@@ -1,0 +1,336 @@
+"""Operators as the kernels that a library runs for them, and what a whole pass is expected to take."""
+
+import json
+from io import StringIO
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import llmviewer
+from llmviewer import InputError, analyze, load_hardware
+from llmviewer.cli import main
+from llmviewer.expectation import index as index_file
+from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.launches import launches
+from llmviewer.expectation.network import Kernels, decode_expected, step_expected
+from llmviewer.expectation.profile import shipped, transferred
+from llmviewer.hardware_files import hardware_names
+from llmviewer.model_files import model_names
+from llmviewer.setting import Setting
+from llmviewer.workload import Workload
+
+DEVICES = ("h100-sxm", "b200", "l40s", "mi300x", "t4", "tpu-v5e")
+
+
+def found(model, workload, *, phase="decode", library="vllm", **asked):
+    """{names of the members: the kernels of their launch} of one block each, and the launches."""
+    setting = Setting.of(model, asked.pop("hardware", "h100-sxm"), **asked)
+    rows = setting.plan_of(phase).estimate(workload).operators
+    made = launches(rows, workload, library=library, half="bf16")
+    assert sorted(place for launch in made for place in launch.members) == list(range(len(rows)))
+    return {tuple(rows[m].operator.name for m in launch.members): launch for launch in made}
+
+
+def shapes(launch):
+    (kernel,) = launch.kernels
+    return {key: float(np.max(value)) for key, value in kernel.shapes.items()}
+
+
+def test_linear_layers_that_read_the_same_are_one_product_in_serving_libraries():
+    workload = Workload.decode(batch=16, kv_len=1000)
+    joint = found("llama-3-8b", workload)
+    assert shapes(joint["q_proj", "k_proj", "v_proj"]) == {"M": 16, "N": 4096 + 2 * 1024, "K": 4096, "batch": 1}
+    assert shapes(joint["gate_proj", "up_proj"]) == {"M": 16, "N": 2 * 14336, "K": 4096, "batch": 1}
+    assert shapes(joint["down_proj",]) == {"M": 16, "N": 4096, "K": 14336, "batch": 1}
+    assert shapes(joint["lm_head",])["N"] == 128256
+    alone = found("llama-3-8b", workload, library="cublas")
+    assert shapes(alone["k_proj",]) == {"M": 16, "N": 1024, "K": 4096, "batch": 1}
+
+
+def test_linear_layers_on_both_sides_of_attention_are_apart_even_where_they_read_the_same():
+    names = found("gpt-j-6b", Workload.decode(batch=1, kv_len=9))
+    assert ("q_proj", "k_proj", "v_proj") in names
+    assert ("up_proj",) in names
+
+
+def test_what_only_moves_bytes_has_the_kernel_of_its_kind():
+    launch = found("llama-3-8b", Workload.prefill(batch=2, prompt=100))["attn_norm",]
+    (kernel,) = launch.kernels
+    assert kernel.stack == Stack(library="vllm", dtype="fp16", kernel="post_attention_layernorm")
+    assert kernel.shapes["bytes"] == 2 * 2 * 200 * 4096 + 2 * 4096  # in, out and the weight
+    assert kernel.shapes["rows"] == pytest.approx(200, rel=0.01)
+
+
+def test_experts_are_one_fused_kernel():
+    launch = found("mixtral-8x7b", Workload.prefill(batch=1, prompt=512))[
+        "permute", "expert_gate_proj", "expert_up_proj", "expert_act", "expert_down_proj", "combine"
+    ]
+    wanted = {"tokens": 512, "hidden": 4096, "inter": 14336, "topk": 2, "experts": 8, "gated": 1}
+    assert shapes(launch) == wanted
+    halves = found("mixtral-8x7b", Workload.prefill(batch=1, prompt=512), layout="tp=2", hardware="h100-sxm")
+    cut = next(launch for names, launch in halves.items() if "expert_down_proj" in names)
+    assert shapes(cut) == wanted | {"inter": 7168}
+
+
+def test_attention_of_prompts_and_of_single_tokens_are_different_kernels():
+    workload = Workload.prefill(batch=2, prompt=np.array([1.0, 700.0]))
+    decode, prefill = found("gemma-2-9b", workload, phase="prefill")["attention",].kernels
+    assert (decode.family, prefill.family) == ("attention_decode", "attention_prefill")
+    assert decode.where.tolist() == [True, False]
+    assert prefill.where.tolist() == [False, True]
+    window = {names: launch for names, launch in found("mistral-7b-v0.1", workload).items() if "attention" in names}
+    assert window["attention",].kernels[0].shapes["window"] == 4096
+
+
+def test_latent_attention_is_another_kernel_where_its_cache_is_not_expanded():
+    decode = found("deepseek-v3", Workload.decode(batch=4, kv_len=3000))
+    kernel = next(k for names, launch in decode.items() if names == ("attention",) for k in launch.kernels)
+    assert (kernel.family, kernel.stack.kernel) == ("attention_decode", "mla_absorb")
+    assert (kernel.shapes["kv_heads"], kernel.shapes["head_dim"], kernel.shapes["v_head_dim"]) == (1, 576, 512)
+    assert any({"q_a_proj", "kv_a_proj"} <= set(names) for names in decode)  # with a norm and a product between them
+    absorb = next(launch for names, launch in decode.items() if "q_absorb" in names)
+    assert shapes(absorb) == {"M": 4, "N": 512, "K": 128, "batch": 128}
+    prefill = found("deepseek-v3", Workload.prefill(batch=1, prompt=500), phase="prefill")["attention",].kernels[1]
+    assert (prefill.stack.kernel, prefill.shapes["head_dim"]) == ("mla_unabsorbed", 192)
+
+
+def test_encoders_see_both_ways_and_scores_that_are_stored_are_products_of_every_head():
+    kernel = found("bert-base-uncased", Workload.prefill(batch=3, prompt=200), phase="prefill")["attention",].kernels[1]
+    assert (kernel.stack.kernel, kernel.shapes["causal"], kernel.shapes["kv_len"]) == ("encoder_noncausal", 0, 200)
+    eager = found("llama-3-8b", Workload.decode(batch=3, kv_len=200), attention="eager")
+    assert shapes(eager["qk_matmul",]) == {"M": 1, "N": 200, "K": 128, "batch": 3 * 32}
+    assert shapes(eager["sv_matmul",]) == {"M": 1, "N": 128, "K": 200, "batch": 3 * 32}
+    assert eager["softmax",].kernels[0].stack.kernel == "softmax"
+
+
+def test_collectives_are_those_of_nccl_but_for_short_sums():
+    made = found("llama-3-8b", Workload.decode(batch=np.array([1.0, 4096.0]), kv_len=9), layout="tp=4")
+    own, nccl = made["o_proj_all_reduce",].kernels
+    assert own.stack.kernel == "vLLM_custom_graph all_reduce"
+    assert (own.where.tolist(), nccl.where.tolist()) == ([True, False], [False, True])
+    assert nccl.shapes["bytes"].tolist() == [8192, 8192 * 4096]
+    assert nccl.shapes["num_gpus"] == 4
+    across = found("llama-3-8b", Workload.decode(batch=1, kv_len=9), layout="tp=16")["o_proj_all_reduce",]
+    assert not across.kernels
+    assert "between domains" in across.remark
+
+
+def test_a_joint_kernel_is_shared_out_among_its_operators_as_their_bounds_are():
+    setting, workload = Setting.of("llama-3-8b", "h100"), Workload.decode(batch=8, kv_len=5000)
+    rows = setting.decode_plan.estimate(workload).operators
+    passed = setting.kernels.expect(rows, workload)
+    shares = {r.operator.name: (r, e) for r, e in zip(rows, passed.launches, strict=True)}
+    (q, of_q), (k, of_k), (v, of_v) = (shares[f"{name}_proj"] for name in "qkv")
+    over = [float(each.expected[0] / row.time_s) for row, each in ((q, of_q), (k, of_k), (v, of_v))]
+    assert over == pytest.approx([over[0]] * 3)
+    kernels = setting.kernels
+    gemm = kernels.expect([q], workload).launches[0].expected  # by itself: a launch for it alone
+    assert of_q.expected < gemm
+    assert of_q.expected + of_k.expected + of_v.expected > gemm
+
+
+@pytest.mark.parametrize("hardware", DEVICES)
+def test_nothing_is_expected_sooner_than_its_bound(hardware):
+    """Every model that ships, both phases, one token and many."""
+    device = load_hardware(hardware)
+    kernels = Kernels(device)
+    for name in model_names():
+        setting = Setting.of(name, device)
+        images = int(setting.model.sees and setting.model.image_tokens <= 1500)
+        passes = [(setting.plan, Workload.prefill(batch=2, prompt=np.array([1500.0, 3000.0]), images=images))]
+        if setting.model.generates:
+            lengths = np.array([1600.0, 60000.0])
+            passes.append((setting.decode_plan, Workload.decode(batch=lengths / 100, kv_len=lengths, prompt=1500)))
+        for plan, workload in passes:
+            rows = plan.estimate(workload).operators
+            passed = kernels.expect(rows, workload)
+            for row, each in zip(rows, passed.launches, strict=True):
+                tiny = 1 + 1e-12
+                for less, more in ((row.time_s, each.low), (each.low, each.expected), (each.expected, each.high)):
+                    assert np.all(less <= more * tiny), (name, row.operator.name, each.source)
+            total = passed.total
+            assert np.all(plan.time_s(workload) <= total.low * tiny)
+            assert np.all((total.low <= total.expected * tiny) & (total.expected <= total.high * tiny))
+            assert np.all(np.isfinite(total.high))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    model=st.sampled_from(["llama-3-8b", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b", "mamba2-2.7b"]),
+    hardware=st.sampled_from(sorted(hardware_names())),
+    library=st.sampled_from(["", "vllm", "trtllm", "cublas"]),
+    quant=st.sampled_from([None, "W4A16g128", "fp8", "W8A8KV8", "nvfp4"]),
+    batch=st.integers(1, 300),
+    prompt=st.integers(1, 20000),
+)
+def test_what_is_asked_is_expected_above_its_bound(model, hardware, library, quant, batch, prompt):
+    try:
+        result = analyze(model, hardware, library=library, quant=quant, batch=batch, prompt=prompt, gen=20)
+    except InputError:
+        return  # a type that the device has no unit for
+    whole = result.generation
+    for _, phase in result.phases:
+        if phase.total.expected_time_s is None:
+            assert phase.total.expectation_source.startswith("bound only: ")
+            continue
+        assert phase.total.bound_time_s <= phase.total.expected_low_s * (1 + 1e-12)
+        assert phase.total.expected_low_s <= phase.total.expected_time_s <= phase.total.expected_high_s
+        assert phase.time_s <= phase.expected_time_s
+        regimes = sum(phase.total.time_by_regime_s.values())
+        assert regimes == pytest.approx(phase.total.expected_time_s)
+    if whole.expected_ttft_s:
+        assert whole.ttft_s <= whole.expected_ttft_low_s <= whole.expected_ttft_s <= whole.expected_ttft_high_s
+        assert whole.tpot_s <= whole.expected_tpot_low_s * (1 + 1e-12)
+        assert whole.expected_latency_s == pytest.approx(whole.expected_ttft_s + 19 * whole.expected_tpot_s)
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "batch", "prompt", "gen"),
+    [
+        ("llama-3-8b", "h100", 1, 1024, 512),
+        ("gemma-3-27b", "b200", 8, 500, 3000),
+        ("llama-2-7b", "rtx-4090", 1, 10, 900),
+    ],
+)
+def test_a_generation_is_the_sum_of_its_steps(model, hardware, batch, prompt, gen):
+    setting = Setting.of(model, hardware)
+    asked = {"batch": batch, "prompt": prompt}
+    mean = decode_expected(setting.kernels, setting.decode_plan, setting.layout, steps=gen - 1, **asked)
+    each = step_expected(
+        setting.kernels, setting.decode_plan, setting.layout, kv_len=prompt + np.arange(1.0, gen), **asked
+    )
+    assert mean.numbers()[0] == pytest.approx(float(np.sum(each.expected)), rel=1e-3)
+
+
+def test_errors_of_one_stack_add_and_those_of_different_ones_add_in_squares():
+    setting, workload = Setting.of("llama-3-8b", "h100"), Workload.decode(batch=8, kv_len=5000)
+    rows = setting.decode_plan.estimate(workload).operators
+    passed = setting.kernels.expect(rows, workload)
+    above = {}
+    for row, each in zip(rows, passed.launches, strict=True):
+        above[each.stacks] = above.get(each.stacks, 0) + row.repeat * (each.high[0] - each.expected[0])
+    assert len(above) == 7  # products, attention, and five kinds that move bytes
+    whole = passed.total
+    assert whole.high[0] - whole.expected[0] == pytest.approx(sum(side**2 for side in above.values()) ** 0.5)
+
+
+def test_pipelines_wait_for_their_slowest_stage():
+    result = analyze("llama-3-8b", "h100", batch=8, layout="tp=2 pp=2")
+    prefill, decode = result.phases.prefill, result.phases.decode
+    assert prefill.expected_time_s > prefill.total.expected_time_s
+    assert result.generation.expected_ttft_s == pytest.approx(prefill.expected_time_s)
+    assert decode.expected_time_s > decode.total.expected_time_s
+
+
+def test_survey_accounting_and_devices_that_were_not_measured_say_why_nothing_is_expected():
+    survey = analyze("llama-2-7b", "rtx-a6000", accounting="survey")
+    assert survey.generation.expected_ttft_s is None
+    assert survey.phases.decode.operators[0].regime is None
+    assert survey.phases.decode.total.expectation_source == ("bound only: survey accounting counts what no kernel does")
+    tpu = analyze("llama-2-7b", "tpu-v5e")
+    assert tpu.phases.prefill.total.expected_time_s is None
+    assert "no time is expected above the bound: no kernel was measured on tpu-v5e, nor on its like" in tpu.notes
+
+
+def test_operators_of_which_only_the_bound_is_known_are_named():
+    result = analyze("whisper-base", "h100", quant="fp32")
+    share = result.phases.prefill.total.unmodelled_share
+    assert share > 0.01
+    (note,) = (note for note in result.notes if "is the bound: no kernel of" in note and "prefill" in note)
+    assert note.startswith(f"{share:.0%} of the prefill expected")
+    alone = [op for op in result.phases.prefill.operators if op.expected_high_s is None]
+    assert alone
+    assert all(op.expected_time_s == op.expected_low_s == op.bound_time_s for op in alone)
+    assert all(op.expectation_source.startswith("bound only: ") for op in alone)
+
+
+def test_a_library_changes_what_is_expected_and_never_the_bound():
+    vllm, cublas = (analyze("llama-3-8b", "h100", library=name) for name in ("vllm", "cublas"))
+    assert vllm.inputs.library == "vllm"
+    assert vllm.generation.ttft_s == cublas.generation.ttft_s
+    assert vllm.generation.expected_tpot_s < cublas.generation.expected_tpot_s  # which runs q, k and v apart
+    assert vllm.phases.decode.total.expectation_source == "calibrated on h100-sxm vllm"
+    with pytest.raises(InputError, match=r"no kernels of a library 'vlm' were measured; did you mean vllm\?"):
+        analyze("llama-3-8b", "h100", library="vlm")
+
+
+def test_latency_is_a_regime_and_the_advice_says_what_helps():
+    small, large = (analyze("qwen2.5-0.5b", "h100", batch=batch) for batch in (1, 512))
+    regimes = {op.name: op.regime for op in small.phases.decode.operators}
+    assert regimes["rope"] == regimes["attention"] == "latency"
+    assert {op.name: op.bound for op in small.phases.decode.operators}["rope"] == "memory"
+    share = small.phases.decode.total.time_by_regime_s["latency"] / small.phases.decode.total.expected_time_s
+    assert f"{share:.0%} of it is latency" in small.phases.decode.advice
+    assert "batch 16 is expected to give" in small.phases.decode.advice
+    assert "latency" not in large.phases.prefill.advice
+
+
+def test_a_sweep_has_what_analyze_expects():
+    over = {"batch": [1, 7, 64], "prompt": [1, 100, 5000]}
+    asked = {"layout": "tp=2 pp=2", "library": "vllm"}
+    frame = llmviewer.sweep("mixtral-8x7b", "h100", over, expected=True, **asked).to_frame()
+    assert "expected_ttft_s" not in llmviewer.sweep("mixtral-8x7b", "h100", over, **asked).columns
+    for row in frame.itertuples():
+        result = analyze("mixtral-8x7b", "h100", batch=row.batch, prompt=row.prompt, gen=2, **asked)
+        for column, value in (
+            ("ttft", result.generation.expected_ttft_s),
+            ("ttft_low", result.generation.expected_ttft_low_s),
+            ("ttft_high", result.generation.expected_ttft_high_s),
+            ("decode_step", result.phases.decode.expected_time_s),
+            ("decode_step_high", result.phases.decode.expected_high_s),
+        ):
+            assert getattr(row, f"expected_{column}_s") == pytest.approx(value, rel=1e-6)  # gemm counts in 32 bits
+    nothing = llmviewer.sweep("llama-3-8b", "tpu-v5e", {"batch": [1, 2]}, expected=True).to_frame()
+    assert nothing["expected_ttft_s"].isna().all()
+    with pytest.raises(InputError, match="expected: survey accounting counts what no kernel does"):
+        llmviewer.sweep("llama-3-8b", "h100", {"batch": [1]}, expected=True, accounting="survey")
+
+
+def test_the_index_says_what_the_profiles_do():
+    """If not: python -m llmviewer.expectation.index"""
+    assert index_file.PATH.read_text() == index_file.to_json()
+    assert list(map(repr, index_file.index().entries)) == list(map(repr, shipped()))
+    assert repr(index_file.index().errors) == repr(dict(transferred()))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fixed_costs_are_less_than_what_is_expected(name):
+    from tests.test_expectation import H100, STACKS
+    from tests.test_expectation import shapes as columns
+
+    family, stack = FAMILIES[name], STACKS[name]
+    features = family.features(columns(name), H100, stack, family.variants[0])
+    p = family.usual(stack)
+    assert 0 < np.max(family.fixed(p, features)) < family.seconds(p, features)[0]
+
+
+def test_the_command_line_shows_both_numbers_in_eighty_columns(capsys):
+    assert main(["analyze", "llama-3-8b", "h100", "--library", "vllm"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "; expect " in out
+    assert "calibrated on h100-sxm vllm" in " ".join(out.split())
+    assert "expect share" in out
+    assert main(["analyze", "llama-3-8b", "h100", "--library", "vllmm"]) == 2
+    assert capsys.readouterr().err == "llmviewer: no kernels of a library 'vllmm' were measured; did you mean vllm?\n"
+    assert main(["sweep", "llama-3-8b", "h100", "--over", "batch=1,2", "--expected"]) == 0
+    assert pd.read_csv(StringIO(capsys.readouterr().out))["expected_decode_step_s"].notna().all()
+    assert main(["sweep", "llama-3-8b", "h100", "--over", "batch=1,2", "--expected", "-o", "never/"]) == 2
+
+
+def test_profiles_are_listed(capsys):
+    assert main(["profiles"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "h100-sxm" in out
+    assert main(["profiles", "h100-sxm", "--format", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {entry["device"] for entry in listed} == {"h100-sxm"}
+    assert len(listed) == sum(e.device == "h100-sxm" for e in shipped())
+    assert {"library", "family", "dtype", "rows", "held_out", "source"} <= listed[0].keys()
+    assert main(["profiles", "vllm"]) == 0
+    assert main(["profiles", "h100-sx"]) == 2
+    assert "did you mean h100-sxm?" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""Expectations against speeds that authors of kernels publish, and against rows of our own where there are any."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from llmviewer.expectation.calibrate import calibrate
+from llmviewer.expectation.device import find
+from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.profile import shipped
+from llmviewer.expectation.rows import read
+from llmviewer.expectation.transfer import expect
+
+HERE = Path(__file__).parent
+PUBLISHED = yaml.safe_load((HERE / "published_kernels.yaml").read_text(encoding="utf-8"))["kernels"]
+MEASURED = sorted(
+    path for path in (HERE.parent / "reports" / "measurements").glob("*") if path.suffix in (".parquet", ".csv")
+)
+LIMIT = 0.15  # median error on shape families that were not calibrated with
+LEAST = 60  # rows of a stack that a half is worth calibrating on
+UNDER_BOUND = 0.005  # share of rows
+
+
+def seconds(found):
+    """Published speeds as times, and the shapes that they are of."""
+    columns = dict(zip(found["columns"], np.array(found["rows"], dtype=float).T, strict=True))
+    rate = columns.pop("TFLOPS") * 1e12
+    if found["family"] == "gemm":
+        return 2 * np.prod(list(columns.values()), axis=0) / rate, columns
+    columns |= {"kv_heads": columns["q_heads"], "kv_len": columns["q_len"], "v_head_dim": columns["head_dim"]}
+    columns["causal"] = np.zeros(len(rate))
+    pairs = columns["batch"] * columns["q_heads"] * columns["q_len"] ** 2
+    return 4 * pairs * columns["head_dim"] / rate, columns
+
+
+@pytest.mark.parametrize("found", PUBLISHED, ids=[found["source"].split(",")[0] for found in PUBLISHED])
+def test_published_speeds_are_expected(found):
+    times, columns = seconds(found)
+    family, attention = FAMILIES[found["family"]], found["family"].startswith("attention")
+    stack = Stack(library=found["library"], dtype=found["dtype"], kv_dtype="bf16" if attention else "",
+                  kernel=found.get("kernel", ""))  # fmt: skip
+    shapes = {**{key: np.full(len(times), value) for key, value in family.optional.items()}, **columns}
+    expectation = expect(family.name, shapes, find(found["device"]), stack, shipped())
+    assert expectation.source.startswith(f"calibrated on {found['device']}")
+    assert np.all(expectation.bound <= times)
+    assert np.mean(np.abs(expectation.expected / times - 1)) < found["within"]
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=[path.name for path in MEASURED])
+def test_rows_of_our_own_are_expected_from_the_other_half_of_their_shapes(path):
+    pytest.importorskip("scipy")
+    errors, under, count = [], 0, 0
+    for rows in read(path).rows:
+        kept = rows.take(np.flatnonzero(rows.family.kept(rows.shapes) & (rows.measured > 0)))
+        bound = rows.family.bound(kept.shapes, kept.device, kept.stack)
+        under, count = under + np.count_nonzero(kept.measured * 1.005 < bound), count + len(kept)
+        half = kept.shape_families() % 2 == 0
+        if len(kept) < LEAST or not 0.2 < np.mean(half) < 0.8:
+            continue
+        profiles = calibrate([kept.take(np.flatnonzero(half))], priors=shipped())
+        rest = kept.take(np.flatnonzero(~half))
+        entries = [entry for profile in profiles for entry in profile.entries]
+        found = expect(rest.family.name, rest.shapes, rest.device, rest.stack, entries)
+        errors += list(np.abs(found.expected / rest.measured - 1))
+    assert under <= UNDER_BOUND * count
+    assert not errors or np.median(errors) < LIMIT

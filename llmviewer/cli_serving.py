@@ -1,0 +1,226 @@
+"""`llmviewer simulate`, `plan` and `advise`: requests over time, what to buy for them, and what would help."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from .errors import InputError
+
+FORMATS: Final = ("text", "json", "csv", "markdown", "html")
+_SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
+_FILE: Final = click.Path(path_type=Path)
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _reported(command: _F) -> _F:
+    options = (
+        click.option(
+            "--format", "form", type=click.Choice(FORMATS), help="Text if not given, or what the file's name says."
+        ),
+        click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write the report to a file."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+_depreciation = click.option(
+    "--depreciation",
+    "years",
+    metavar="YEARS",
+    type=float,
+    help="Spread a purchase price over so many years of use without a pause. Without it only cloud prices count.",
+)
+_hardware_set = click.option(
+    "--hardware-set", metavar="KEY=VALUE", multiple=True, help="What if, as of analyze. May be repeated."
+)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("hardware")
+@click.option("--rate", type=float, metavar="R", help="Requests a second, which come at random (Poisson).")
+@click.option(
+    "--arrivals",
+    type=_FILE,
+    metavar="FILE",
+    help="In place of --rate and lengths: a CSV file with columns timestamp, prompt and gen, or as Azure's traces have "
+    "them.",
+)
+@click.option(
+    "--prompt-lengths",
+    metavar="LENGTHS",
+    help="Tokens, 1024 if not given: 512, uniform:100-900, lognormal:mean=512,p95=1536 (or two of p50, p90, p95, p99), "
+    "or a file with one a line.",
+)
+@click.option("--gen-lengths", metavar="LENGTHS", help="Of answers, likewise; 128 if not given.")
+@click.option(
+    "--policy",
+    metavar="POLICY",
+    help="static, decode-first, prefill-first, fcfs, or chunked:TOKENS, which a step reads and writes. The engine's, "
+    "or chunked:512.",
+)
+@click.option(
+    "--engine",
+    metavar="NAME",
+    help="Steps as are expected of huggingface, deepspeed, vllm, openppl, flashdecoding++, lightllm or tensorrt-llm. "
+    "Lower bounds if not given.",
+)
+@click.option("--requests", type=int, default=1000, show_default=True, help="How many come; or the first of the file.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals and lengths drawn.")
+@click.option("--max-batch", type=int, default=256, show_default=True, help="Sequences at a time, if memory has room.")
+@click.option("--block", type=int, help="Tokens of a block of the KV cache. The engine's, or 16.")
+@click.option("--copies", type=int, default=1, show_default=True, help="Of the model; requests go to them in turn.")
+@click.option(
+    "--readers", type=int, default=0, help="More copies, which read the prompts, so that the others decode only."
+)
+@click.option("--prefill-hardware", metavar="HARDWARE", help="Another kind of devices for the readers.")
+@click.option("--kv-transfer", metavar="after|overlapped", help="As of analyze; after if not given.")
+@click.option("--ttft", type=float, metavar="SECONDS", default=inf, help="Goal: the longest time to first token.")
+@click.option("--tpot", type=float, metavar="SECONDS", default=inf, help="Goal: the longest time per output token.")
+@click.option("--quant", metavar="SCHEME", help="As of analyze. As published if not given.")
+@click.option("--attention", metavar="eager|flash", help="As of analyze.")
+@click.option(
+    "--with",
+    "techniques",
+    metavar="TECHNIQUE",
+    multiple=True,
+    help="As of analyze, if it changes what a step does and not which are taken. May be repeated.",
+)
+@click.option("--tp", type=int, default=1, show_default=True, help="Devices that share each copy (tensor parallelism).")
+@click.option("--ep", type=int, default=1, show_default=True, help="Of these, parts that experts are shared out among.")
+@_depreciation
+@_hardware_set
+@_reported
+def simulate(*, tp: int, ep: int, form: str | None, output: Path | None, **question: Any) -> None:
+    """Requests that arrive over time at MODEL on HARDWARE: what they wait, and what holds them up.
+
+    Step by step, with the caches in blocks of memory, for percentiles; beside it the means in closed form.
+    """
+    from .layout import Layout
+    from .reports import serving as report
+    from .serving.service import simulate as run
+
+    _emit(report, run(layout=Layout(tp=tp, ep=ep), **question), form, output)
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--rate", type=float, required=True, metavar="R", help="Requests a second, which come at random (Poisson)."
+)
+@click.option("--ttft", type=float, metavar="SECONDS", default=inf, help="The longest mean time to first token.")
+@click.option("--tpot", type=float, metavar="SECONDS", default=inf, help="The longest mean time per output token.")
+@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
+@click.option("--gen", type=int, default=256, show_default=True, help="Tokens of each answer.")
+@click.option("--hardware", metavar="all|NAMES", default="all", show_default=True, help="Devices: h100-sxm,l40s.")
+@click.option("--max-devices", type=int, default=16, show_default=True, help="Of all copies of the model together.")
+@click.option(
+    "--quant",
+    "quants",
+    metavar="SCHEME",
+    multiple=True,
+    help="A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128, W4A8g128, KV8.",
+)
+@click.option(
+    "--layout",
+    "layouts",
+    metavar="DEGREES",
+    multiple=True,
+    help="How a copy may lie, such as 'tp=4 pp=2', or '' for one device. May be repeated. If not given: one device, "
+    "tp=2, 4, 8, 16, pp=2, and pp=2 with tp=2 and 4.",
+)
+@click.option(
+    "--by", type=click.Choice(("cost", "energy", "devices")), help="What is to be low. The first that is known."
+)
+@_depreciation
+@_reported
+def plan(
+    *,
+    hardware: str,
+    quants: tuple[str, ...],
+    layouts: tuple[str, ...],
+    form: str | None,
+    output: Path | None,
+    **question: Any,
+) -> None:
+    """The cheapest devices, count, layout, precision and batch that serve MODEL at a rate within given times.
+
+    What else keeps to them, what no other beats (Pareto), and what rules each of the others out.
+    """
+    from .reports import plans as report
+    from .serving.planning import LAYOUTS, QUANTS
+    from .serving.planning import plan as run
+
+    devices = None if hardware == "all" else [name.strip() for name in hardware.split(",") if name.strip()]
+    question |= {"hardware": devices, "quants": quants or QUANTS, "layouts": layouts or LAYOUTS}
+    if not sys.stderr.isatty():
+        _emit(report, run(**question), form, output)
+        return
+    with click.progressbar(length=1, label="layouts and precisions", file=sys.stderr) as bar:
+
+        def progress(done: int, settings: int) -> None:
+            bar.length = settings
+            bar.update(done - bar.pos)
+
+        found = run(progress=progress, **question)
+    _emit(report, found, form, output)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("hardware")
+@click.option(
+    "--for",
+    "wanted",
+    type=click.Choice(("latency", "ttft", "tpot", "throughput")),
+    default="latency",
+    show_default=True,
+    help="What is to be better.",
+)
+@click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time.")
+@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
+@click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
+@click.option("--quant", metavar="SCHEME", help="As of analyze: the precision that is in use already.")
+@click.option("--attention", metavar="eager|flash", help="As of analyze.")
+@click.option("--layout", metavar="DEGREES", default="", help="As of plan: how the model lies already.")
+@click.option(
+    "--with", "given", metavar="TECHNIQUE", multiple=True, help="One that is in use already. May be repeated."
+)
+@click.option("--max-devices", type=int, default=1, show_default=True, help="Up to which tensor parallelism is tried.")
+@_hardware_set
+@_reported
+def advise(*, form: str | None, output: Path | None, **question: Any) -> None:
+    """What each technique would buy for MODEL on HARDWARE, alone and in combinations of up to three, best first.
+
+    Techniques have their usual parameters (`llmviewer techniques`); what they do to the answers is not weighed.
+    """
+    from .reports import recommendations as report
+    from .serving.advising import recommend as run
+
+    _emit(report, run(**question), form, output)
+
+
+def _emit(report: Any, found: object, form: str | None, output: Path | None) -> None:
+    """`found` as `report` renders it, to the screen or to a file."""
+    from .export import write_text
+
+    if output and not form and output.suffix.lower() not in _SUFFIXES:
+        raise InputError(f"{output}: must end in one of {', '.join(_SUFFIXES)}; or give --format")
+    chosen = form or (_SUFFIXES[output.suffix.lower()] if output else "text")
+    text = getattr(report, f"render_{chosen}")(found)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    write_text(output, text)
+    click.echo(f"{output}: written", err=True)
+
+
+COMMANDS: Final = (simulate, plan, advise)

@@ -1,0 +1,355 @@
+"""recommend(): what each technique would buy for a model on a device, alone and with others, and what would remain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from itertools import combinations
+from typing import Any, Final
+
+import numpy as np
+
+from .. import __version__
+from ..errors import InputError
+from ..hardware import Hardware
+from ..hardware_files import load_hardware
+from ..model import Model
+from ..model_files import load_model
+from ..roofline import Plan
+from ..setting import Attention, Setting, whole
+from ..techniques import parse_technique, techniques
+from ..workload import Workload
+
+SCHEMA_VERSION: Final = 1  # of to_dict()
+TOGETHER: Final = 3  # techniques in the largest combination
+_PRECISIONS: Final = ("fp8", "W8A8", "W4A16g128", "W4A8g128", "nvfp4")
+_CACHES: Final = ("KV8", "KV4")
+_DEGREES: Final = (2, 4, 8)
+_BATCHES: Final = (2, 4, 8, 16)
+_OFFLOADED: Final = ("weights=0.25", "weights=0.5", "weights=0.9")
+_COMBINED: Final = 8  # options that are combined: the best of each group, and of each kind of technique the best two
+_WORTH: Final = 0.02  # of what is used, to be worth a word
+_LEAST: Final = 1.005  # times better, to be worth a line
+
+
+class For(StrEnum):
+    """What is to be better."""
+
+    LATENCY = "latency"
+    TTFT = "ttft"
+    TPOT = "tpot"
+    THROUGHPUT = "throughput"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One thing that can be done: `group` is what it is one of, of which one can be had at a time."""
+
+    name: str
+    group: str
+    change: tuple[str, Any]  # an argument of analyze()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """A whole answer of every sequence on one setting. Times are lower bounds.
+
+    ops, bytes    of a device, for each token of the answers
+    passes        of the model that answers, for each token of a sequence after the first
+    reading       what the prefill is bound by
+    bound         what a decode step in the middle of the answer is bound by
+    """
+
+    setting: Setting
+    ttft_s: float
+    tpot_s: float
+    latency_s: float
+    tokens_per_s: float
+    memory_bytes: float
+    ops: float
+    bytes: float
+    passes: float
+    reading: str
+    bound: str
+
+    @classmethod
+    def of(cls, setting: Setting, *, batch: int, prompt: int, gen: int) -> Generated:
+        schedule = setting.schedule(batch=batch, prompt=prompt, gen=gen)
+        tokens, runs = float(schedule.answer), (*schedule.first, *schedule.rest)
+        middle = Workload.decode(batch=setting.layout.share(batch), kv_len=prompt + gen // 2, prompt=prompt)
+        return cls(
+            setting=setting,
+            ttft_s=float(schedule.ttft_s),
+            tpot_s=float(schedule.tpot_s),
+            latency_s=float(schedule.latency_s),
+            tokens_per_s=tokens / float(schedule.latency_s),
+            memory_bytes=float(setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen)),
+            ops=float(sum(run.amount("ops") for run in runs)) / tokens,
+            bytes=float(sum(run.amount("bytes") for run in runs)) / tokens,
+            passes=1 / float(schedule.tokens_per_step),
+            reading=_bound(
+                setting.plan, setting.prefill(Workload.prefill(batch=middle.groups[0].batch, prompt=prompt))
+            ),
+            bound=_bound(setting.decode_plan, setting.step(middle)),
+        )
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_bytes <= self.setting.hardware.capacity
+
+    def merit(self, wanted: For) -> float:
+        """What is to be large. [1/s]"""
+        return {
+            For.LATENCY: 1 / self.latency_s, For.TTFT: 1 / self.ttft_s, For.TPOT: 1 / self.tpot_s,
+            For.THROUGHPUT: self.tokens_per_s,
+        }[wanted]  # fmt: skip
+
+
+def _bound(plan: Plan, workload: Workload) -> str:
+    """What most of the time of a pass waits for."""
+    times: dict[str, float] = {}
+    for row in plan.estimate(workload).operators:
+        unit = str(row.limiting.item().unit if isinstance(row.limiting, np.ndarray) else row.limiting.unit)
+        name = unit if unit in ("memory", "link") else "compute"
+        times[name] = times.get(name, 0.0) + row.repeat * float(row.time_s)
+    return max(times, key=times.__getitem__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Options together, and what they make of a generation.
+
+    gain                times better than without them; where that does not fit the memory, than its bound
+    ops, bytes, passes  over those without them
+    """
+
+    options: tuple[Option, ...]
+    result: Generated
+    gain: float
+    ops: float
+    bytes: float
+    passes: float
+    before: str  # what bounds the phase in which most of the time is saved
+
+    @classmethod
+    def of(cls, options: tuple[Option, ...], base: Generated, result: Generated, wanted: For) -> Line:
+        ratios = {name: getattr(result, name) / getattr(base, name) for name in ("ops", "bytes", "passes")}
+        gain = result.merit(wanted) / base.merit(wanted)
+        saved = base.latency_s - result.latency_s
+        before = base.reading if base.ttft_s - result.ttft_s > saved / 2 > 0 or wanted is For.TTFT else base.bound
+        return cls(options=options, result=result, gain=gain, before=before, **ratios)
+
+    @property
+    def name(self) -> str:
+        return " + ".join(option.name for option in self.options)
+
+    @property
+    def relieves(self) -> str:
+        """The resource of which less is used, in words: passes where there are fewer, else what bounds."""
+        falls = {"passes": self.passes, "memory traffic": self.bytes, "OPs": self.ops}
+        if self.passes < 1 - _WORTH:
+            name = "passes"
+        else:
+            first = "OPs" if self.before == "compute" else "memory traffic"
+            name = first if falls[first] < 1 - _WORTH else min(falls, key=falls.__getitem__)
+        return f"{name} {falls[name] - 1:+.0%}" if falls[name] < 1 - _WORTH else "a little of each"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The answer. `alone` and `together` have the best first.
+
+    idle     options that would not help, or make it worse
+    large    options with which it does not fit the memory
+    refused  options that make no sense here, with the reason
+    """
+
+    wanted: For
+    batch: int
+    prompt: int
+    gen: int
+    given: tuple[str, ...]
+    base: Generated
+    alone: tuple[Line, ...]
+    together: tuple[Line, ...]
+    idle: tuple[Line, ...]
+    large: tuple[Line, ...]
+    refused: tuple[tuple[Option, str], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/serving.md has its keys."""
+        setting = self.base.setting
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "model": setting.model.name,
+            "hardware": setting.hardware.name,
+            "inputs": {
+                "for": str(self.wanted), "batch": self.batch, "prompt": self.prompt, "gen": self.gen,
+                "quant": str(setting.quantization), "attention": str(setting.attention),
+                "layout": str(setting.layout), "techniques": list(self.given),
+            },
+            "without": _numbers(self.base),
+            "alone": [_line(line) for line in self.alone],
+            "together": [_line(line) for line in self.together],
+            "no_help": [_line(line) for line in self.idle],
+            "too_large": [_line(line) for line in self.large],
+            "refused": [{"technique": option.name, "reason": reason} for option, reason in self.refused],
+        }  # fmt: skip
+
+
+def recommend(
+    model: str | Model,
+    hardware: str | Hardware,
+    *,
+    wanted: str = "latency",
+    batch: int = 1,
+    prompt: int = 1024,
+    gen: int = 128,
+    quant: str | None = None,
+    attention: str | None = None,
+    layout: str = "",
+    given: Sequence[str] = (),
+    max_devices: int = 1,
+    hardware_set: Sequence[str] = (),
+    progress: Callable[[int, int], object] = lambda done, options: None,
+) -> Advice:
+    """Every technique with its usual parameters, precisions, degrees of parallelism: what each would buy here.
+
+    wanted       "latency", "ttft", "tpot" or "throughput"
+    given        techniques that are in use already; the other arguments are as those of analyze()
+    max_devices  up to which tensor parallelism is tried
+
+    Raises InputError where something given cannot be used, or where the model does not generate.
+    """
+    try:
+        aim = For(wanted)
+    except ValueError:
+        raise InputError(f"wanted must be one of {', '.join(For)}; got {wanted!r}") from None
+    size = {name: whole(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
+    asked: dict[str, Any] = {
+        "quant": quant, "attention": attention, "layout": layout, "techniques": tuple(given), **size,
+    }  # fmt: skip
+    device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
+    run = partial(_run, load_model(model) if isinstance(model, str) else model, device)
+    if gen < 2:
+        raise InputError("gen must be at least 2, as techniques are weighed by a whole answer; got 1")
+    base = run(asked)
+    options = list(_options(base, aim, asked, whole("max_devices", max_devices)))
+    lines: list[Line] = []
+    refused: list[tuple[Option, str]] = []
+    for done, option in enumerate(options, 1):
+        try:
+            lines.append(Line.of((option,), base, run(_with(asked, (option,))), aim))
+        except InputError as error:
+            refused.append((option, str(error)))
+        progress(done, len(options))
+    lines.sort(key=lambda line: -line.gain)
+    fitting = [line for line in lines if line.result.fits]
+    alone = [line for line in fitting if line.gain > _LEAST or not base.fits]
+    together = [line for line in _combined(base, alone, run, asked, aim) if line.result.fits]
+    together.sort(key=lambda line: -line.gain)
+    return Advice(
+        wanted=aim, given=tuple(given), base=base, alone=tuple(alone), together=tuple(together),
+        idle=tuple(line for line in fitting if line.gain <= _LEAST and base.fits),
+        large=tuple(line for line in lines if not line.result.fits), refused=tuple(refused), **size,
+    )  # fmt: skip
+
+
+def _run(model: Model, hardware: Hardware, asked: dict[str, Any]) -> Generated:
+    """A generation with the arguments of analyze()."""
+    size = {name: asked[name] for name in ("batch", "prompt", "gen")}
+    setting = Setting.of(model, hardware, **{name: value for name, value in asked.items() if name not in size})
+    if not setting.model.generates:
+        raise InputError(f"{setting.model.name} does not generate: techniques are weighed by a whole answer")
+    if setting.layout.pp > 1:
+        raise InputError(f"layout: pp must be 1 for advice; got {setting.layout.pp}")
+    return Generated.of(setting, **size)
+
+
+def _options(base: Generated, aim: For, asked: dict[str, Any], most: int) -> Iterator[Option]:
+    """All that could be done, but what is done already."""
+    for text in _PRECISIONS:
+        yield Option(name=text, group="precision", change=("quant", text))
+    for text in _CACHES:
+        yield Option(name=text, group="cache", change=("cache", text))
+    setting = base.setting
+    if setting.attention is Attention.EAGER:
+        yield Option(name="flash attention", group="attention", change=("attention", "flash"))
+    if setting.layout.devices == 1:
+        for degree in (degree for degree in _DEGREES if degree <= most):
+            yield Option(name=f"tp={degree}", group="layout", change=("layout", f"tp={degree}"))
+    if aim is For.THROUGHPUT:
+        for factor in _BATCHES:
+            batch = asked["batch"] * factor
+            yield Option(name=f"batch {batch}", group="batch", change=("batch", batch))
+    if not base.fits:
+        for text in _OFFLOADED:
+            yield Option(name=f"offload {text}", group="offload", change=("offload", text))
+    taken = {parse_technique(text).name for text in asked["techniques"]}
+    for name, kind in techniques().items():
+        try:
+            usual = parse_technique(name)
+        except InputError:  # it has a parameter without a usual value
+            continue
+        if name not in taken and not usual.quant:
+            yield Option(name=name, group=str(kind.kind), change=("techniques", name))
+
+
+def _with(asked: dict[str, Any], options: Sequence[Option]) -> dict[str, Any]:
+    """The arguments of analyze() with some options."""
+    changed = dict(asked)
+    cache = ""
+    for option in options:
+        name, value = option.change
+        if name == "techniques":
+            changed[name] = (*changed[name], value)
+        elif name == "cache":
+            cache = value
+        else:
+            changed[name] = value
+    if cache:
+        own = changed["quant"] or ""
+        changed["quant"] = f"{_spelled(own)}{cache}"
+    return changed
+
+
+def _spelled(quant: str) -> str:
+    """A precision to which that of a cache can be added."""
+    alone = {"fp8": "Wfp8Afp8", "nvfp4": "Wnvfp4Anvfp4", "": ""}
+    return alone.get(quant, quant)
+
+
+def _combined(
+    base: Generated, alone: Sequence[Line], run: Callable[[dict[str, Any]], Generated], asked: dict[str, Any], aim: For
+) -> Iterator[Line]:
+    """Two and three of the best that can be had together, where they are better than each alone."""
+    best: list[Line] = []
+    for line in alone:
+        option = line.options[0]
+        several = 2 if option.change[0] == "techniques" else 1
+        if sum(other.options[0].group == option.group for other in best) < several:
+            best.append(line)
+    for count in range(2, TOGETHER + 1):
+        for lines in combinations(best[:_COMBINED], count):
+            options = tuple(line.options[0] for line in lines)
+            try:
+                line = Line.of(options, base, run(_with(asked, options)), aim)
+            except InputError:  # they make no sense together
+                continue
+            if line.gain > max(one.gain for one in lines):
+                yield line
+
+
+def _numbers(one: Generated) -> dict[str, Any]:
+    names = ("ttft_s", "tpot_s", "latency_s", "tokens_per_s", "memory_bytes", "fits", "bound")
+    return {name: getattr(one, name) for name in names}
+
+
+def _line(line: Line) -> dict[str, Any]:
+    return {
+        "techniques": [option.name for option in line.options], "gain": line.gain, "relieves": line.relieves,
+        "ops_ratio": line.ops, "bytes_ratio": line.bytes, "passes_ratio": line.passes, **_numbers(line.result),
+    }  # fmt: skip

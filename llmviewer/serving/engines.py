@@ -1,0 +1,96 @@
+"""Engines: whose kernels they run, and what they add to them, so that a step takes as long as one of theirs.
+
+Seven engines were measured side by side on one A100 80 GB, LLaMA-2-7B, one sequence, 1024 tokens read and 128 written
+(arXiv:2404.14294, table 6; speculative decoding off). Kernel libraries were measured elsewhere (docs/accuracy.md), so
+where nothing is `fitted`, those numbers are predicted; where something is, one number of the engine was fitted to its
+row of the table, and the row says nothing more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ..errors import InputError, suggest
+from ..forms import Num
+
+TABLE: Final = "arXiv:2404.14294, table 6"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What a step takes: its kernels, or the launches where those take longer, and what comes once a step.
+
+    library   whose kernels were measured
+    attention "flash", or "eager" where scores go through memory
+    kernels   time of its kernels over that of the library's
+    launch_s  host time of a launch of the model's graph; 0 where a CUDA graph replays them [s]
+    step_s    between two steps [s]
+    policy    its scheduler, as --policy has it; block: tokens of a block of its cache
+    tokens_per_s  as measured in the table [1/s]
+    fitted    the name of the number that is fitted to that; "" where it is predicted
+    """
+
+    name: str
+    title: str
+    library: str
+    attention: str = "flash"
+    kernels: float = 1.0
+    launch_s: float = 0.0
+    step_s: float = 0.0
+    policy: str
+    block: int = 16
+    tokens_per_s: float
+    fitted: str = ""
+    note: str
+
+    def time_s(self, kernels_s: Num, launches: int) -> Num:
+        """A step whose kernels take `kernels_s` in the library. [s]"""
+        return np.maximum(kernels_s * self.kernels, launches * self.launch_s) + self.step_s
+
+
+ENGINES: Final = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            name="huggingface", title="Hugging Face transformers", library="pytorch", attention="eager",
+            launch_s=49.1e-6, policy="static", tokens_per_s=38.963, fitted="launch_s",
+            note="PyTorch launches kernels one by one; a launch of the graph is several of its.",
+        ),
+        Engine(
+            name="deepspeed", title="DeepSpeed", library="cublas", policy="chunked:512", tokens_per_s=80.947,
+            note="Its own kernels were not measured; cuBLAS stands in. Split and fuse: parts of prompts.",
+        ),
+        Engine(
+            name="vllm", title="vLLM", library="vllm", policy="prefill-first", tokens_per_s=90.052,
+            note="Paged cache, continuous batching.",
+        ),
+        Engine(
+            name="openppl", title="OpenPPL", library="cublas", policy="fcfs", tokens_per_s=81.169,
+            note="Its own kernels were not measured; cuBLAS stands in.",
+        ),
+        Engine(
+            name="flashdecoding++", title="FlashDecoding++", library="vllm", kernels=0.805, policy="prefill-first",
+            tokens_per_s=106.636, fitted="kernels",
+            note="Flat matrix products and a softmax that waits for nobody (arXiv:2311.01282).",
+        ),
+        Engine(
+            name="lightllm", title="LightLLM", library="sglang", step_s=1.85e-3, policy="chunked:512", block=1,
+            tokens_per_s=73.599, fitted="step_s",
+            note="Triton kernels, of which SGLang's are the nearest measured; a cache by token.",
+        ),
+        Engine(
+            name="tensorrt-llm", title="TensorRT-LLM", library="trtllm", policy="prefill-first", tokens_per_s=92.512,
+            note="Paged cache, in-flight batching; its scheduler is not open.",
+        ),
+    )
+}  # fmt: skip
+
+
+def find_engine(name: str) -> Engine:
+    """Raises InputError, with the nearest names, where there is none such."""
+    if name not in ENGINES:
+        raise InputError(f"no engine {name!r}; {suggest(name, ENGINES)}")
+    return ENGINES[name]

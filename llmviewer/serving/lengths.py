@@ -1,0 +1,177 @@
+"""How long prompts and answers are: distributions of whole numbers of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..documents import read_text
+from ..errors import InputError
+
+Tokens = npt.NDArray[np.int64]
+
+_NORMAL: Final = {50: 0.0, 90: 1.2815515655446004, 95: 1.6448536269514722, 99: 2.3263478740408408}  # quantiles
+_LONGEST: Final = 1 << 24  # tokens of a request
+_NOTATION: Final = (
+    "must be a number of tokens, uniform:LEAST-MOST, lognormal:KEY=TOKENS,KEY=TOKENS with two of mean, p50, p90, p95 "
+    "and p99, or the name of a text file with one length a line"
+)
+
+
+class Lengths(Protocol):
+    """A distribution of lengths. [tokens]"""
+
+    @property
+    def mean(self) -> float:
+        """Of what it draws, before rounding."""
+
+    def draw(self, generator: np.random.Generator, count: int) -> Tokens:
+        """`count` of them, independent of each other, none below 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """All alike."""
+
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        return float(self.tokens)
+
+    def draw(self, generator: np.random.Generator, count: int) -> Tokens:
+        del generator
+        return np.full(count, self.tokens, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform:
+    """Every length from `least` to `most`, both included."""
+
+    least: int
+    most: int
+
+    @property
+    def mean(self) -> float:
+        return (self.least + self.most) / 2
+
+    def draw(self, generator: np.random.Generator, count: int) -> Tokens:
+        return generator.integers(self.least, self.most, size=count, endpoint=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lognormal:
+    """Rounded to whole tokens; exp(location) is the median and `scale` the deviation of the logarithm."""
+
+    location: float
+    scale: float
+
+    @property
+    def mean(self) -> float:
+        return exp(self.location + self.scale**2 / 2)
+
+    def draw(self, generator: np.random.Generator, count: int) -> Tokens:
+        drawn = np.rint(generator.lognormal(self.location, self.scale, size=count))
+        return np.clip(drawn, 1, _LONGEST).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Empirical:
+    """One of the lengths seen, each as likely."""
+
+    seen: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.seen) / len(self.seen)
+
+    def draw(self, generator: np.random.Generator, count: int) -> Tokens:
+        return generator.choice(np.array(self.seen, dtype=np.int64), size=count)
+
+
+def parse_lengths(text: str, name: str) -> Lengths:
+    """Read "512", "uniform:100-900", "lognormal:mean=512,p95=2048" or the path of a file with one length a line.
+
+    name  of what is read, for what is said where it is wrong
+
+    Raises InputError where the text is none of these.
+    """
+    kind, colon, given = text.strip().partition(":")
+    if not colon:
+        if kind.lstrip("-").replace(".", "", 1).isdigit():
+            return Constant(tokens=_whole(kind, text, name))
+        if Path(kind).suffix or Path(kind).exists():
+            return _file(Path(kind), name)
+    if kind == "uniform":
+        least, _, most = (part.strip() for part in given.partition("-"))
+        found = Uniform(least=_whole(least, text, name), most=_whole(most, text, name))
+        if found.most < found.least:
+            raise _wrong(text, name)
+        return found
+    if kind == "lognormal":
+        return _lognormal(given, text, name)
+    raise _wrong(text, name)
+
+
+def _lognormal(given: str, text: str, name: str) -> Lognormal:
+    numbers: dict[str, float] = {}
+    for part in given.split(","):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        try:
+            number = float(value)
+        except ValueError:
+            raise _wrong(text, name) from None
+        if key in numbers or (key != "mean" and key not in {f"p{q}" for q in _NORMAL}) or not 1 <= number <= _LONGEST:
+            raise _wrong(text, name)
+        numbers[key] = number
+    if len(numbers) != 2:
+        raise _wrong(text, name)
+    mean = numbers.pop("mean", 0.0)
+    return _by_mean(mean, numbers, text, name) if mean else _by_quantiles(numbers, text, name)
+
+
+def _by_quantiles(numbers: Mapping[str, float], text: str, name: str) -> Lognormal:
+    (z0, low), (z1, high) = sorted((_NORMAL[int(key[1:])], value) for key, value in numbers.items())
+    scale = (log(high) - log(low)) / (z1 - z0)
+    if scale <= 0:
+        raise InputError(f"{name} {text!r}: a higher percentile must be a greater length")
+    return Lognormal(location=log(low) - z0 * scale, scale=scale)
+
+
+def _by_mean(mean: float, numbers: Mapping[str, float], text: str, name: str) -> Lognormal:
+    """The smaller root of log quantile = log mean - scale^2 / 2 + z scale, which falls to 0 with their distance."""
+    ((key, value),) = numbers.items()
+    z, distance = _NORMAL[int(key[1:])], log(value / mean)
+    if not 0 < distance <= z * z / 2 and z:
+        most = mean * exp(z * z / 2)
+        raise InputError(
+            f"{name} {text!r}: {key} must be above the mean, and {most:.0f} at most; or give two percentiles"
+        )
+    if not z and distance >= 0:
+        raise InputError(f"{name} {text!r}: p50 must be below the mean; or give two percentiles")
+    scale = z - sqrt(z * z - 2 * distance) if z else sqrt(-2 * distance)
+    return Lognormal(location=log(mean) - scale**2 / 2, scale=scale)
+
+
+def _file(path: Path, name: str) -> Empirical:
+    lines = [line.strip() for line in read_text(path).splitlines()]
+    seen = tuple(_whole(line, line, f"{path}: {name}") for line in lines if line)
+    if not seen:
+        raise InputError(f"{path}: {name}: holds no length; give one a line")
+    return Empirical(seen=seen)
+
+
+def _whole(digits: str, text: str, name: str) -> int:
+    if not digits.isdecimal() or not 1 <= int(digits) <= _LONGEST:
+        raise _wrong(text, name)
+    return int(digits)
+
+
+def _wrong(text: str, name: str) -> InputError:
+    return InputError(f"{name}: {_NOTATION}, of 1 to {_LONGEST} tokens; got {text!r}")

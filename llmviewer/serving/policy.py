@@ -1,0 +1,67 @@
+"""In what order a device reads prompts and writes answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import InputError, suggest
+
+_BUDGET: Final = 2048  # tokens of whole prompts that are read in one step, where more than one waits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A scheduler, said in what it allows.
+
+    mixes   a step reads prompts and decodes at once; else it does one of them, and prompts come first
+    cuts    a prompt is read in parts
+    drains  requests are taken up only by a device that has finished all others
+    padded  all prompts are read, and all answers written, to the length of the longest in the batch
+    budget  tokens of a step: of prompts and of sequences that decode where prompts are cut, of whole prompts where they
+            are not, of which one is always read
+    """
+
+    name: str
+    mixes: bool = False
+    cuts: bool = False
+    drains: bool = False
+    padded: bool = False
+    budget: int = _BUDGET
+
+    def most_read(self, longest: int) -> int:
+        """Tokens of prompts in a step at most, where the longest has so many; a padded batch apart."""
+        return self.budget if self.cuts else max(self.budget, longest)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.budget}" if self.cuts else self.name
+
+
+POLICIES: Final = {
+    policy.name: policy
+    for policy in (
+        Policy(name="static", drains=True, padded=True),
+        Policy(name="decode-first", drains=True),
+        Policy(name="prefill-first"),  # vLLM until chunks were its default (arXiv:2309.06180)
+        Policy(name="fcfs", mixes=True),  # iterations of whole prompts and decode steps: Orca (OSDI 2022)
+        Policy(name="chunked", mixes=True, cuts=True, budget=512),  # Sarathi-Serve (arXiv:2403.02310)
+    )
+}
+
+
+def parse_policy(text: str) -> Policy:
+    """Read the name of a policy; "chunked:512" with the tokens of a step.
+
+    Raises InputError where there is none such.
+    """
+    name, colon, budget = (part.strip() for part in text.partition(":"))
+    if name not in POLICIES:
+        raise InputError(f"policy must be one of {', '.join(POLICIES)}; got {text!r}; {suggest(name, POLICIES)}")
+    policy = POLICIES[name]
+    if not colon:
+        return policy
+    if not policy.cuts:
+        raise InputError(f"policy {name} has no tokens to give; only chunked has, as in chunked:512; got {text!r}")
+    if not budget.isdecimal() or not 1 <= int(budget) <= 1 << 24:
+        raise InputError(f"policy chunked:TOKENS must give a whole number of at least 1; got {text!r}")
+    return Policy(name=name, mixes=True, cuts=True, budget=int(budget))

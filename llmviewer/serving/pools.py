@@ -1,0 +1,67 @@
+"""Prefills and decode steps on devices of their own, several of each (arXiv:2311.18677, arXiv:2401.09670)."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..layout import ALONE
+from ..model import kv_cache_bytes
+from ..setting import Setting
+from ..transforms.offload import ON_DEVICE
+from .steps import Steps
+from .traffic import Times, Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefilled:
+    """What the devices that read prompts make of all requests. [s]
+
+    start_s  when its prompt is taken up
+    ready_s  when its cache is where its answer is written
+    busy_s   of all devices together
+    """
+
+    start_s: Times
+    ready_s: Times
+    busy_s: float
+
+
+def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, overlapped: bool) -> Prefilled:
+    """Prompts in the order of their arrival, one at a time on each of `copies` of the model.
+
+    transfer_s  how long the cache of each prompt travels, after the prefill, or while it runs where `overlapped`
+
+    Raises InputError where the longest prompt does not fit.
+    """
+    longest = int(np.max(traffic.prompt))
+    steps.check_fits(longest, steps.room_bytes(longest), float(steps.cache_bytes(float(longest))))
+    lengths, place = np.unique(traffic.prompt, return_inverse=True)
+    own = np.broadcast_to(np.asarray(steps.prefill_s(lengths.astype(float)), dtype=float), lengths.shape)[place]
+    free = [0.0] * copies
+    start = np.empty(len(traffic))
+    for request, (arrival, time_s) in enumerate(zip(traffic.arrival_s.tolist(), own.tolist(), strict=True)):
+        begin = max(arrival, heapq.heappop(free))
+        heapq.heappush(free, begin + time_s)
+        start[request] = begin
+    ready = start + (np.maximum(own, transfer_s) if overlapped else own + transfer_s)
+    return Prefilled(start_s=start, ready_s=ready, busy_s=float(np.sum(own)))
+
+
+def transfer_s(reads: Setting, writes: Setting, traffic: Traffic) -> Times:
+    """How long the cache of each prompt travels, over the links of the slower side, all of its devices at once. [s]"""
+    whole = Setting(
+        model=writes.model, hardware=writes.hardware, quantization=writes.quantization, attention=writes.attention,
+        accounting=writes.accounting, mla=writes.mla, layout=ALONE, offload=ON_DEVICE,
+    )  # fmt: skip
+    prompts = traffic.prompt.astype(float)
+    nbytes = kv_cache_bytes(whole.graph, batch=1, context=prompts, prompt=prompts)
+    return np.broadcast_to(np.asarray(nbytes, dtype=float), prompts.shape) / min(_pace(reads), _pace(writes))
+
+
+def _pace(setting: Setting) -> float:
+    """Of all devices of a side, on the links that lead to others. [B/s]"""
+    tier = "scale_out" if "scale_out.bandwidth" in setting.hardware.numbers else "host"
+    return setting.layout.devices * setting.hardware.fact(f"{tier}.bandwidth")

@@ -1,0 +1,443 @@
+"""simulate(): requests that arrive over time at copies of a model: what each waits, and what holds them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from math import inf, isfinite, nan
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .. import __version__
+from ..comparison import hourly
+from ..disaggregation import KvTransfer
+from ..errors import InputError
+from ..hardware import Hardware
+from ..layout import ALONE, Layout
+from ..model import Model
+from ..setting import Setting, member, whole
+from ..techniques import Technique
+from ..units import seconds
+from .engines import Engine, find_engine
+from .lengths import parse_lengths
+from .policy import POLICIES, Policy, parse_policy
+from .pools import prefill, transfer_s
+from .simulation import Served, Usage, serve
+from .steady import Steady, steady
+from .steps import Steps
+from .traffic import Times, Traffic, poisson, read_traffic
+
+SCHEMA_VERSION: Final = 1  # of to_dict()
+PERCENTILES: Final = (50, 90, 95, 99)
+_POLICY: Final = "chunked:512"  # where nothing is said; the block and the lengths likewise
+_BLOCK: Final = 16
+_LENGTHS: Final = {"prompt_lengths": "1024", "gen_lengths": "128"}
+_MOST_REQUESTS: Final = 1_000_000
+_POINTS: Final = 400  # of a line over time
+_FEW: Final = 0.05  # a share of the time that is worth a word
+_STALLED: Final = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goals:
+    """What an answer has to keep to; inf where anything goes. [s]"""
+
+    ttft_s: float = inf
+    tpot_s: float = inf
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name.removesuffix('_s')} must be a positive number; got {getattr(self, name):g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What became of all requests. Steps take as long as their lower bounds, or as is expected of an engine.
+
+    setting         of one copy of the model; of those that decode, where others read the prompts
+    reads           of one copy that reads prompts, where those are others
+    readers         copies that do
+    copies          of the model, the readers apart
+    expected        the same in closed form, as one copy has it; None where prompts are read elsewhere
+    reading_busy_s  of the readers together
+    """
+
+    setting: Setting
+    traffic: Traffic
+    policy: Policy
+    copies: int
+    max_batch: int
+    block: int
+    seed: int | None
+    goals: Goals
+    years: float | None
+    engine: Engine | None
+    start_s: Times
+    first_s: Times
+    finish_s: Times
+    gap_s: Times
+    preemptions: int
+    usage: Usage
+    expected: Steady | None
+    reads: Setting | None = None
+    readers: int = 0
+    reading_busy_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> Times:
+        return self.first_s - self.traffic.arrival_s
+
+    @property
+    def tpot_s(self) -> Times:
+        """Of requests with more than one token."""
+        several = self.traffic.gen > 1
+        return (self.finish_s - self.first_s)[several] / (self.traffic.gen[several] - 1)
+
+    @property
+    def latency_s(self) -> Times:
+        return self.finish_s - self.traffic.arrival_s
+
+    @property
+    def wait_s(self) -> Times:
+        """Until the prompt is taken up."""
+        return self.start_s - self.traffic.arrival_s
+
+    @property
+    def metrics(self) -> dict[str, Times]:
+        """Times of requests by name."""
+        return {
+            "wait_s": self.wait_s, "ttft_s": self.ttft_s, "tpot_s": self.tpot_s, "gap_s": self.gap_s,
+            "latency_s": self.latency_s,
+        }  # fmt: skip
+
+    @cached_property
+    def span_s(self) -> float:
+        """From the first arrival to the last answer."""
+        return float(np.max(self.finish_s) - self.traffic.arrival_s[0])
+
+    @property
+    def tokens_per_s(self) -> float:
+        return float(np.sum(self.traffic.gen)) / self.span_s
+
+    @property
+    def requests_per_s(self) -> float:
+        return len(self.traffic) / self.span_s
+
+    @cached_property
+    def good(self) -> float:
+        """The part of the requests that keep to both goals; those of one token have no time per token."""
+        several = self.traffic.gen > 1
+        tpot = np.zeros(len(self.traffic))
+        tpot[several] = self.tpot_s
+        return float(np.mean((self.ttft_s <= self.goals.ttft_s) & (tpot <= self.goals.tpot_s)))
+
+    @property
+    def utilization(self) -> float:
+        """The part of the time in which a copy works; of those that decode, where others read the prompts."""
+        return self.usage.busy_s / (self.copies * self.span_s)
+
+    @property
+    def reading_utilization(self) -> float:
+        """The part of the time, until the last prompt is read, in which a reader works."""
+        if not self.readers:
+            return 0.0
+        return self.reading_busy_s / (self.readers * float(np.max(self.first_s) - self.traffic.arrival_s[0]))
+
+    @property
+    def sides(self) -> tuple[tuple[Setting, int], ...]:
+        """Settings and how many copies there are of each."""
+        others = ((self.reads, self.readers),) if self.reads else ()
+        return ((self.setting, self.copies), *others)
+
+    @property
+    def devices(self) -> int:
+        return sum(setting.layout.devices * count for setting, count in self.sides)
+
+    @property
+    def tokens_per_joule(self) -> float:
+        """At the TDP of all devices all the time; nan where a file does not say it. [1/J]"""
+        return self.tokens_per_s / self._sum(lambda device: device.numbers.get("power.tdp", nan))
+
+    @property
+    def tokens_per_dollar(self) -> float:
+        """Of a cloud's prices, or of purchases spread over the years; nan where a file has none. [1/USD]"""
+        return 3600 * self.tokens_per_s / self._sum(lambda device: hourly(device, self.years))
+
+    def _sum(self, of: Any) -> float:
+        return float(sum(count * s.layout.devices * of(s.hardware) for s, count in self.sides))
+
+    @cached_property
+    def in_system(self) -> tuple[Times, Times]:
+        """Moments, and the requests that have arrived but are not answered from then on."""
+        return _counted(self.traffic.arrival_s, self.finish_s)
+
+    @cached_property
+    def waiting(self) -> tuple[Times, Times]:
+        """Moments, and the requests that have arrived but are not taken up from then on."""
+        return _counted(self.traffic.arrival_s, self.start_s)
+
+    @property
+    def limit(self) -> str:
+        """What holds requests up most, in words."""
+        return next(self._limits())
+
+    def _limits(self) -> Iterator[str]:
+        usage, busy = self.usage, max(self.usage.busy_s, 1e-300)
+        wait, read = float(np.mean(self.wait_s)), float(np.mean(self.first_s - self.start_s))
+        full, crowded, mixed = usage.full_s / busy, usage.crowded_s / busy, usage.mixed_s / busy
+        if self.reads and self.reading_utilization > max(self.utilization, 1 - _FEW):
+            yield f"The devices that read prompts, which work {self.reading_utilization:.0%} of the time."
+        if self.expected and self.expected.max_rate <= self.traffic.rate / self.copies < inf:
+            cause = f", as memory has room for {self.expected.max_batch} caches" if full > _FEW else ""
+            yield (
+                f"Load: {self.traffic.rate / self.copies:.3g} requests a second come to each copy, which serves "
+                f"{self.expected.max_rate:.3g} at most{cause}. The queue grows for as long as they come."
+            )
+        if full > max(crowded, _FEW):
+            yield f"Memory: in {full:.0%} of the busy time the next request waits for room for its cache."
+        if crowded > _FEW:
+            yield f"The batch: in {crowded:.0%} of the busy time all {self.max_batch} places of it are taken."
+        if self.policy.drains and wait > read:
+            yield f"Batches that end together: a request waits {seconds(wait)} on average for the one before its own."
+        if wait > read:
+            yield f"Queueing: a prompt waits {seconds(wait)} on average for the device and is read in {seconds(read)}."
+        if usage.written > len(self.traffic) and usage.reading_s / busy > _STALLED:
+            yield f"Prompts: for {usage.reading_s / busy:.0%} of the busy time one is read while nobody decodes."
+        if mixed > _STALLED:
+            yield f"Prompts: {mixed:.0%} of the busy time are steps that read one beside those that decode."
+        yield f"The steps themselves: nobody waits for long, and the device works {self.utilization:.0%} of the time."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/serving.md has its keys."""
+        usage = {f.name: getattr(self.usage, f.name) for f in fields(Usage)}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "model": self.setting.model.name,
+            "hardware": self.setting.hardware.name,
+            "inputs": {
+                "quant": str(self.setting.quantization), "layout": str(self.setting.layout),
+                "techniques": list(map(str, self.setting.techniques)), "policy": str(self.policy),
+                "engine": self.engine.name if self.engine else None,
+                "copies": self.copies, "readers": self.readers,
+                "prefill_hardware": self.reads.hardware.name if self.reads else None,
+                "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
+                "rate": _known(self.traffic.rate), "mean_prompt": float(np.mean(self.traffic.prompt)),
+                "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": _known(self.goals.ttft_s),
+                "tpot_s": _known(self.goals.tpot_s), "years": self.years,
+            },
+            "devices": self.devices,
+            "times": {name: summary(values) for name, values in self.metrics.items()},
+            "span_s": self.span_s,
+            "tokens_per_s": self.tokens_per_s,
+            "requests_per_s": self.requests_per_s,
+            "good": self.good,
+            "goodput_requests_per_s": self.good * self.requests_per_s,
+            "utilization": self.utilization,
+            "reading_utilization": self.reading_utilization if self.readers else None,
+            "mean_running": self.usage.sequence_s / (self.copies * self.span_s),
+            "preemptions": self.preemptions,
+            "usage": usage,
+            "tokens_per_joule_at_tdp": _known(self.tokens_per_joule),
+            "tokens_per_dollar": _known(self.tokens_per_dollar),
+            "limit": self.limit,
+            "closed_form": None if self.expected is None else {
+                f.name: _known(getattr(self.expected, f.name)) for f in fields(Steady)
+            },
+            "queue": [
+                {"time_s": t, "waiting": n} for t, n in zip(*(c.tolist() for c in thinned(*self.waiting)), strict=True)
+            ],
+        }  # fmt: skip
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each request. [s], [tokens]"""
+        columns = {
+            "arrival_s": self.traffic.arrival_s, "prompt": self.traffic.prompt, "gen": self.traffic.gen,
+            "start_s": self.start_s, "first_s": self.first_s, "finish_s": self.finish_s, "gap_s": self.gap_s,
+        }  # fmt: skip
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            yield dict(zip(columns, values, strict=True))
+
+
+def simulate(
+    model: str | Model,
+    hardware: str | Hardware,
+    *,
+    rate: float | None = None,
+    arrivals: str | Path | None = None,
+    prompt_lengths: str | None = None,
+    gen_lengths: str | None = None,
+    policy: str | None = None,
+    engine: str | None = None,
+    requests: int = 1000,
+    seed: int = 0,
+    max_batch: int = 256,
+    block: int | None = None,
+    copies: int = 1,
+    readers: int = 0,
+    prefill_hardware: str | Hardware | None = None,
+    kv_transfer: str | None = None,
+    ttft: float = inf,
+    tpot: float = inf,
+    years: float | None = None,
+    quant: str | None = None,
+    attention: str | None = None,
+    mla: str = "auto",
+    expert_skew: float = 0,
+    layout: str | Layout = ALONE,
+    hardware_set: Sequence[str] = (),
+    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
+) -> Simulation:
+    """`requests` that arrive at random, `rate` a second, or those of a file, served step by step.
+
+    arrivals          a CSV file with timestamp, prompt and gen, in place of rate and lengths
+    prompt_lengths    a number, uniform:LEAST-MOST, lognormal:mean=..,p95=.. or a file; 1024 if None [tokens]
+    gen_lengths       likewise; 128 if None [tokens]
+    policy            one of POLICIES; "chunked:512", the default, reads and decodes 512 tokens in a step
+    engine            one of ENGINES, whose steps take as long as is expected of them, and whose policy and block are
+                      meant where none are given; steps take as long as their lower bounds where none is given
+    max_batch, block  sequences at a time; tokens of a block of the cache
+    copies            of the model, each on the devices of `layout`, which get requests in turn
+    readers           copies that read prompts, so that the others decode only, on `prefill_hardware` if given
+    kv_transfer       as of disaggregate(); "after" if None
+    ttft, tpot        goals that requests are held to [s]
+    years             over which a purchase is spread where a device has no cloud price
+    techniques        those that change what a step does, not which steps are taken
+
+    Raises InputError where something given cannot be used, or where a request does not fit.
+    """
+    requests = whole("requests", requests)
+    if requests > _MOST_REQUESTS:
+        raise InputError(f"requests must be at most {_MOST_REQUESTS}; got {requests}")
+    lengths = {"prompt_lengths": prompt_lengths, "gen_lengths": gen_lengths}
+    apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer}
+    _check_use(arrivals=arrivals, lengths=lengths, readers=readers, apart=apart, policy=policy)
+    made = find_engine(engine) if engine else None
+    policy = policy or (made.policy if made else _POLICY)
+    block = made.block if block is None and made else _BLOCK if block is None else block
+    counts = {"max_batch": max_batch, "block": block, "copies": copies}
+    max_batch, block, copies = (whole(name, value) for name, value in counts.items())
+    readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
+    if (rate is None) == (arrivals is None):
+        raise InputError("rate or arrivals must be given, and not both: requests a second, or a file of requests")
+    if rate is not None and not (0 < rate < inf):
+        raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
+    goals, chosen = Goals(ttft_s=ttft, tpot_s=tpot), parse_policy(policy)
+    if years is not None and not 0 < years < inf:
+        raise InputError(f"years must be a positive number; got {years:g}")
+    when = member(KvTransfer, "kv_transfer", kv_transfer or KvTransfer.AFTER)
+    asked: dict[str, Any] = {
+        "quant": quant, "attention": attention or (made.attention if made else None),
+        "library": made.library if made else "", "mla": mla, "expert_skew": expert_skew, "layout": layout,
+        "hardware_set": hardware_set, "techniques": techniques,
+    }  # fmt: skip
+    setting = Setting.of(model, hardware, **asked)
+    if rate is None:
+        traffic = read_traffic(Path(str(arrivals)), requests)
+    else:
+        prompts, gens = (parse_lengths(text or _LENGTHS[name], name) for name, text in lengths.items())
+        generator = np.random.default_rng(seed)
+        traffic = poisson(rate=rate, prompts=prompts, gens=gens, requests=requests, generator=generator)
+    common: dict[str, Any] = {
+        "traffic": traffic, "copies": copies, "max_batch": max_batch, "block": block, "goals": goals, "years": years,
+        "seed": None if rate is None else seed, "engine": made,
+    }  # fmt: skip
+    if readers:
+        reads = Setting.of(model, prefill_hardware or hardware, **asked)
+        return _apart(reads, replace(setting, decodes_only=True), readers, when, common)
+    steps = Steps(setting, made)
+    offered = traffic.rate / copies
+    served = _shared(steps, traffic, copies, policy=chosen, max_batch=max_batch, block=block)
+    found = steady(steps, traffic, rate=offered, policy=chosen, max_batch=max_batch) if isfinite(offered) else None
+    return Simulation(
+        setting=setting, policy=chosen, expected=found, start_s=served.start_s, first_s=served.first_s,
+        finish_s=served.finish_s, gap_s=served.gap_s, preemptions=int(np.sum(served.preempted)), usage=served.usage,
+        **common,
+    )  # fmt: skip
+
+
+def _check_use(
+    *, arrivals: object, lengths: Mapping[str, object], readers: int, apart: Mapping[str, object], policy: object
+) -> None:
+    """Raises InputError where something is given that would change nothing."""
+    for name, value in lengths.items():
+        if arrivals is not None and value is not None:
+            raise InputError(f"{name} must be left out beside arrivals, a file that has the length of each request")
+    for name, value in apart.items():
+        if not readers and value is not None:
+            raise InputError(f"{name} needs readers: how many copies of the model read prompts apart from the others")
+    if readers and policy is not None:
+        raise InputError("policy must be left out beside readers: no device both reads and decodes")
+
+
+def _apart(reads: Setting, writes: Setting, readers: int, when: KvTransfer, common: dict[str, Any]) -> Simulation:
+    """Prompts are read by some, and answered by others."""
+    traffic: Traffic = common["traffic"]
+    policy = POLICIES["prefill-first"]  # of what lost its cache and is read again
+    travel = transfer_s(reads, writes, traffic)
+    reader, writer = (Steps(side, common["engine"]) for side in (reads, writes))
+    read = prefill(
+        reader, traffic, copies=readers, transfer_s=travel, overlapped=when is KvTransfer.OVERLAPPED
+    )  # fmt: skip
+    order = np.argsort(read.ready_s, kind="stable")
+    ready = replace(traffic.only(order), arrival_s=read.ready_s[order])
+    served = _shared(
+        writer, ready, common["copies"], policy=policy, max_batch=common["max_batch"], block=common["block"],
+        read_elsewhere=True,
+    )  # fmt: skip
+    back = np.argsort(order)
+    return Simulation(
+        setting=writes, policy=policy, expected=None, reads=reads, readers=readers, reading_busy_s=read.busy_s,
+        start_s=read.start_s, first_s=served.first_s[back], finish_s=served.finish_s[back], gap_s=served.gap_s[back],
+        preemptions=int(np.sum(served.preempted)), usage=served.usage, **common,
+    )  # fmt: skip
+
+
+def _shared(steps: Steps, traffic: Traffic, copies: int, **how: Any) -> Served:
+    """What several copies make of the requests, which they get in turn."""
+    each = [np.arange(copy, len(traffic), copies) for copy in range(min(copies, len(traffic)))]
+    parts = [serve(steps, traffic.only(own), **how) for own in each]
+    if len(parts) == 1:
+        return parts[0]
+    columns = {}
+    for f in fields(Served):
+        if f.name != "usage":
+            column = np.empty(len(traffic), dtype=getattr(parts[0], f.name).dtype)
+            for own, part in zip(each, parts, strict=True):
+                column[own] = getattr(part, f.name)
+            columns[f.name] = column
+    usage = Usage(**{f.name: sum(getattr(part.usage, f.name) for part in parts) for f in fields(Usage)})
+    return Served(usage=usage, **columns)
+
+
+def summary(values: Times) -> dict[str, float | None]:
+    """Mean, percentiles and the largest; None where there is nothing."""
+    if not len(values):
+        return dict.fromkeys(("mean", *(f"p{q}" for q in PERCENTILES), "max"))
+    quantiles = np.percentile(values, PERCENTILES).tolist()
+    named = {f"p{q}": value for q, value in zip(PERCENTILES, quantiles, strict=True)}
+    return {"mean": float(np.mean(values)), **named, "max": float(np.max(values))}
+
+
+def thinned(time_s: Times, values: Times) -> tuple[Times, Times]:
+    """At most _POINTS of them, evenly, the first and the last included."""
+    if len(time_s) <= _POINTS:
+        return time_s, values
+    place = np.linspace(0, len(time_s) - 1, _POINTS).astype(int)
+    return time_s[place], values[place]
+
+
+def _counted(come: Times, go: Times) -> tuple[Times, Times]:
+    """When those who have come and not gone change in number, and how many they are from then on."""
+    time_s = np.concatenate((come, go))
+    order = np.argsort(time_s, kind="stable")
+    change = np.concatenate((np.ones(len(come)), -np.ones(len(go))))
+    return time_s[order], np.cumsum(change[order])
+
+
+def _known(value: float) -> float | None:
+    return value if isfinite(value) else None

@@ -1,0 +1,220 @@
+"""The steady state in closed form: the batch at which departures keep up with arrivals, and what a request waits.
+
+Little's law (doi:10.1287/opre.9.3.383): the sequences that decode are the rate of requests times how long each decodes,
+which in turn depends on how many they are. Prompts queue for the device as customers with priority do, who wait for the
+step that runs and for the prompts before them (Cobham, doi:10.1287/opre.2.1.70).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isinf
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..workload import Spans
+from .policy import Policy
+from .steps import Steps
+from .traffic import Traffic
+
+Column = npt.NDArray[np.float64]
+
+_REQUESTS: Final = 128  # of the traffic whose lengths stand for all
+_BATCHES: Final = 192  # between which the batch is looked for
+_STEPS: Final = 64  # of the longest answer, at which is asked how many are still written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steady:
+    """Means of the steady state; inf where requests come faster than they are served.
+
+    batch        sequences that decode, or that a batch has where it is served as a whole
+    utilization  part of the time in which the device works
+    max_rate     requests that it can serve at most [1/s]
+    max_batch    sequences that it can have at most, by memory and as asked
+    """
+
+    batch: float
+    utilization: float
+    ttft_s: float
+    tpot_s: float
+    max_rate: float
+    max_batch: int
+
+    @property
+    def stable(self) -> bool:
+        return not isinf(self.ttft_s)
+
+
+def steady(steps: Steps, traffic: Traffic, *, rate: float, policy: Policy, max_batch: int) -> Steady:
+    """`rate` requests a second with lengths as those of `traffic`, of any policy.
+
+    max_batch  sequences at a time, if memory has room for the caches of so many in the middle of their answers
+    """
+    lengths = _Lengths.of(traffic)
+    longest = int(lengths.prompt[-1])
+    if policy.padded:
+        fitting = steps.fitting(max_batch, prompt=longest, gen=int(lengths.gen[-1]))
+    else:
+        room = steps.room_bytes(policy.most_read(longest))
+        fitting = int(room / float(steps.cache_bytes(lengths.middle))) if room > 0 else 0
+    most = min(max_batch, fitting)
+    if not most:
+        return _overrun(max_rate=0, most=0)
+    kind = _in_batches if policy.drains else _flowing
+    return kind(steps, lengths, rate, policy, most)
+
+
+def _overrun(*, max_rate: float, most: int) -> Steady:
+    return Steady(batch=most, utilization=1, ttft_s=inf, tpot_s=inf, max_rate=max_rate, max_batch=most)
+
+
+class _Lengths(NamedTuple):
+    """Those of the traffic, each from the shortest to the longest, evenly. [tokens]
+
+    wanted  tokens of a request that decode steps write, on average
+    middle  what a sequence that decodes attends to on average
+    """
+
+    prompt: Column
+    gen: Column
+    wanted: float
+    middle: float
+
+    @classmethod
+    def of(cls, traffic: Traffic) -> _Lengths:
+        count = min(_REQUESTS, len(traffic))
+        place = ((np.arange(count) + 0.5) * len(traffic) / count).astype(int)
+        prompt, gen = (np.sort(lengths)[place].astype(float) for lengths in (traffic.prompt, traffic.gen))
+        middle = np.sum(traffic.gen * (traffic.prompt + traffic.gen / 2)) / np.sum(traffic.gen)
+        return cls(prompt, gen, float(np.mean(traffic.gen)) - 1, float(middle))
+
+
+class _Reading(NamedTuple):
+    """What reading a request takes of the device, by batch.
+
+    time_s, square  of the device, mean and mean of the square [s]
+    along           steps in which those that decode take part
+    more_s          by which the last part of a prompt, in a step of its own, takes longer than its share of others
+    """
+
+    time_s: Column
+    square: Column
+    along: Column
+    more_s: Column
+
+
+def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> _Reading:
+    """Steps that read a prompt, beside `batch` sequences that decode where the policy mixes.
+
+    The parts of a prompt differ in how many tokens are before them; the one in the middle stands for all, as the time
+    is a line in that.
+    """
+    prompt, others = lengths.prompt[:, None], batch[None, :] if policy.mixes else np.zeros((1, 1))
+    part = np.minimum(prompt, np.maximum(policy.budget - others, 1)) if policy.cuts else prompt + 0 * others
+    parts = prompt / part
+    decoding = Spans(batch=others, q_len=1.0, kv_len=lengths.middle)
+
+    def step_s(tokens: Column, end: Column) -> Column:
+        read = Spans(batch=1.0, q_len=tokens, kv_len=end, logits=np.minimum(1 / parts, tokens))
+        return np.asarray(steps.mixed_s((decoding, read)), dtype=float)
+
+    each_s = step_s(part, (prompt + part) / 2)
+    rest = prompt - np.floor(parts) * part
+    more_s = np.where(rest > 0, step_s(np.maximum(rest, 1e-3), prompt) - rest / part * each_s, 0.0)
+    shape = (len(prompt), len(batch))
+    time_s, parts, more_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s))
+    along = np.mean(parts, axis=0) if policy.mixes else np.zeros(len(batch))
+    return _Reading(np.mean(time_s, axis=0), np.mean(time_s**2, axis=0), along, np.mean(more_s, axis=0))
+
+
+def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most: int) -> Steady:
+    """Requests come and go while others decode.
+
+    In a second, `rate` prompts are read, and what is left of it goes to steps that decode alone. A request that decodes
+    has B others beside it where B is the mean, as arrivals at random see the mean (PASTA, doi:10.1287/opre.30.2.223).
+    """
+    wanted = lengths.wanted
+    batch = np.concatenate(([0.0], np.geomspace(1 / 64, most, _BATCHES)))
+    reading = _reading(steps, lengths, policy, batch)
+    step_s, alone_s = (
+        np.broadcast_to(np.asarray(steps.decode_s(batch=count, kv_len=lengths.middle), dtype=float), batch.shape)
+        for count in (1 + batch, np.maximum(batch, 1))
+    )
+    per_request = wanted * alone_s / np.maximum(batch, 1e-9) + reading.time_s - reading.along * alone_s
+    max_rate = float(np.max(1 / np.maximum(per_request, reading.time_s)[1:]))
+    busy = rate * reading.time_s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = np.where(busy < 1, 1 / (rate * reading.along + (1 - busy) / step_s), inf)
+    missing = rate * wanted * tpot - batch
+    place = int(np.argmax(missing <= 0))
+    if rate >= max_rate or missing[place] > 0:
+        return _overrun(max_rate=max_rate, most=most)
+    at = 0.0 if place == 0 else missing[place - 1] / (missing[place - 1] - missing[place])
+
+    def found(values: Column) -> float:
+        return float(values[max(place - 1, 0)] * (1 - at) + values[place] * at)
+
+    sequences, occupied = found(batch), found(busy)
+    somebody = 1 - float(np.exp(-sequences))  # of as many as come at random
+    decoding = (1 - occupied) * somebody
+    last_s = somebody * reading.more_s + (1 - somebody) * reading.more_s[0]
+    residual = rate * found(reading.square) / 2 + decoding * found(step_s) / 2
+    return Steady(
+        batch=sequences,
+        utilization=occupied + decoding,
+        ttft_s=found(reading.time_s + last_s) + residual / (1 - occupied),
+        tpot_s=found(tpot) if wanted else 0.0,
+        max_rate=max_rate,
+        max_batch=most,
+    )
+
+
+def _in_batches(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most: int) -> Steady:
+    """Those who came while a batch was served are the next; a request that finds nobody is a batch alone.
+
+    Rough where lengths vary, as the longest answer of a batch stands for a random one.
+    """
+    batch = np.unique(np.round(np.geomspace(1, most, _BATCHES)))
+    longest = batch / (batch + 1)  # the quantile that the longest of so many is at on average
+    prompts, answers = (
+        np.where(batch > 1, np.quantile(each, longest), np.mean(each)) for each in (lengths.prompt, lengths.gen)
+    )
+    if policy.padded:
+        read = np.asarray(steps.prefill_s(prompts, batch), dtype=float)
+        parts = np.ones(len(batch))
+    else:
+        read = batch * np.mean(np.broadcast_to(steps.prefill_s(lengths.prompt), lengths.prompt.shape))
+        parts = np.maximum(batch * np.mean(lengths.prompt) / policy.budget, 1)
+    step = (np.arange(_STEPS) + 0.5) / _STEPS * np.maximum(answers - 1, 0)[:, None]
+    left = np.mean(lengths.gen - 1 > step[:, :, None], axis=2)
+    alive = batch[:, None] * (1.0 if policy.padded else left)
+    context = (prompts[:, None] if policy.padded else float(np.mean(lengths.prompt))) + step + 1
+    step_s = np.mean(np.broadcast_to(steps.decode_s(batch=np.maximum(alive, 1), kv_len=context), step.shape), axis=1)
+    decoding = step_s * np.maximum(answers - 1, 0)
+    cycle = read + decoding
+    max_rate = float(np.max(batch / cycle))
+    taken = 1.0
+    for _ in range(_BATCHES):
+        spent = float(np.interp(taken, batch, cycle))
+        taken = rate * spent / -float(np.expm1(-rate * spent))
+    if rate >= max_rate or taken > most:
+        return _overrun(max_rate=max_rate, most=most)
+
+    def found(values: Column) -> float:
+        return float(np.interp(taken, batch, values))
+
+    utilization = spent / (spent + float(np.exp(-rate * spent)) / rate)
+    several = lengths.gen[lengths.gen > 1] - 1
+    each = float(np.mean(1 / several)) if len(several) else 0.0
+    later = found(read * (parts - 1) / (2 * parts)) * each  # for the prompts of the same batch that are read after it
+    return Steady(
+        batch=taken,
+        utilization=utilization,
+        ttft_s=utilization * spent / 2 + found(read * (parts + 1) / (2 * parts)),
+        tpot_s=found(decoding) * each if policy.padded else found(step_s) + later,
+        max_rate=max_rate,
+        max_batch=most,
+    )

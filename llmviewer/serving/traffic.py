@@ -1,0 +1,114 @@
+"""Requests: when each arrives, what it brings and what is written for it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from math import inf, isfinite
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..documents import read_text
+from ..errors import InputError
+from .lengths import Lengths, Tokens
+
+Times = npt.NDArray[np.float64]
+
+# Names of the columns of a file: ours, and those of the traces that Azure published (github.com/Azure/
+# AzurePublicDataset, AzureLLMInferenceDataset2023.md; CC-BY).
+_COLUMNS: Final = {
+    "timestamp": ("timestamp", "arrival_s", "arrived_at"),
+    "prompt": ("prompt", "contexttokens", "prompt_tokens"),
+    "gen": ("gen", "generatedtokens", "output_tokens"),
+}
+_FRACTION: Final = 6  # digits of a second that a date has at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Requests in the order of their arrival.
+
+    arrival_s  when each arrives, the first at 0 or later [s]
+    prompt     tokens that each brings
+    gen        tokens that are written for each, of which its prefill gives the first
+    """
+
+    arrival_s: Times
+    prompt: Tokens
+    gen: Tokens
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def rate(self) -> float:
+        """Requests over the time in which they arrive; inf where all come at once. [1/s]"""
+        span = float(self.arrival_s[-1])
+        return len(self) / span if span > 0 else inf
+
+    def only(self, which: npt.NDArray[np.intp]) -> Traffic:
+        """Some of them."""
+        return Traffic(arrival_s=self.arrival_s[which], prompt=self.prompt[which], gen=self.gen[which])
+
+
+def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, generator: np.random.Generator) -> Traffic:
+    """`requests` that come independently of each other, `rate` a second on average."""
+    gaps = generator.exponential(1 / rate, size=requests)
+    return Traffic(
+        arrival_s=np.cumsum(gaps),
+        prompt=prompts.draw(generator, requests),
+        gen=gens.draw(generator, requests),
+    )
+
+
+def read_traffic(path: Path, most: int | None = None) -> Traffic:
+    """The first `most` rows of a CSV file with columns timestamp (seconds, or dates as in Azure's traces), prompt, gen.
+
+    Requests that generate nothing are left out.
+
+    Raises InputError, with its line, where a row is wrong.
+    """
+    reader = csv.DictReader(read_text(path).splitlines())
+    names = {name.strip().lower(): name for name in reader.fieldnames or ()}
+    columns = {}
+    for key, known in _COLUMNS.items():
+        found = next((names[name] for name in known if name in names), None)
+        if found is None:
+            raise InputError(f"{path}: {key}: must be a column of the header, which has {', '.join(names) or 'none'}")
+        columns[key] = found
+    rows = [_row(row, columns, f"{path}:{line}") for line, row in enumerate(reader, 2)]
+    rows = sorted(row for row in rows if row[2] > 0)[:most]
+    if not rows:
+        raise InputError(f"{path}: holds no request that generates anything")
+    times, prompts, gens = zip(*rows, strict=True)
+    arrival = np.array(times)
+    return Traffic(arrival_s=arrival - arrival[0], prompt=np.array(prompts), gen=np.array(gens))
+
+
+def _row(row: Mapping[str, str | None], columns: Mapping[str, str], where: str) -> tuple[float, int, int]:
+    stamp, prompt, gen = ((row[columns[key]] or "").strip() for key in _COLUMNS)
+    if not prompt.isdecimal() or int(prompt) < 1:
+        raise InputError(f"{where}: prompt must be a whole number of at least 1; got {prompt!r}")
+    if not gen.isdecimal():
+        raise InputError(f"{where}: gen must be a whole number; got {gen!r}")
+    return _time(stamp, where), int(prompt), int(gen)
+
+
+def _time(stamp: str, where: str) -> float:
+    """Seconds, or a date in seconds since 1970."""
+    try:
+        seconds = float(stamp)
+    except ValueError:
+        whole, dot, fraction = stamp.partition(".")
+        try:
+            seconds = datetime.fromisoformat(f"{whole}{dot}{fraction[:_FRACTION]}").timestamp()
+        except ValueError:
+            raise InputError(f"{where}: timestamp must be seconds or a date and time; got {stamp!r}") from None
+    if not isfinite(seconds):
+        raise InputError(f"{where}: timestamp must be finite; got {stamp!r}")
+    return seconds

@@ -1,0 +1,65 @@
+"""What plans cost against how long they take."""
+
+from __future__ import annotations
+
+from math import inf, isnan
+
+import plotly.graph_objects as go
+
+from llmviewer.serving.planning import Candidate, ServicePlan
+from llmviewer.units import seconds
+
+from .drawing import BLUE, GREEN, INK, VERMILLION, frame
+
+_MOST = 2000  # points
+
+
+def front(found: ServicePlan, key: str, name: str) -> go.Figure:
+    """Every candidate with a price, those that no other beats, and the best."""
+    figure = frame(
+        f"{found.by.unit} against {name}", "each point keeps to the goals; the line joins what is best in both"
+    )
+    priced = [one for one in found.able if not isnan(one.price(found.by))][:_MOST]
+    kept = {id(one) for one in found.front}
+    groups = {
+        "beaten": ([one for one in priced if id(one) not in kept], INK, 5, 0.35),
+        "beaten by none": ([one for one in priced if id(one) in kept], BLUE, 8, 0.9),
+        "lowest": ([found.best] if found.best else [], VERMILLION, 13, 1.0),
+    }
+    for label, (ones, color, size, opacity) in groups.items():
+        if ones:
+            figure.add_scatter(
+                x=[getattr(one, key) for one in ones], y=[one.price(found.by) for one in ones], mode="markers",
+                name=label, marker={"color": color, "size": size, "opacity": opacity},
+                hovertext=[_words(one, found) for one in ones], hovertemplate="%{hovertext}<extra></extra>",
+            )  # fmt: skip
+    steps = _stairs(priced, found, key)
+    figure.add_scatter(
+        x=[x for x, _ in steps], y=[y for _, y in steps], mode="lines", showlegend=False, hoverinfo="skip",
+        line={"color": BLUE, "width": 1, "shape": "vh"},
+    )  # fmt: skip
+    goal = getattr(found.goals, key)
+    if goal < inf:
+        figure.add_vline(x=goal, line={"color": GREEN, "width": 1.5, "dash": "dash"})
+    figure.update_xaxes(title_text=f"{name} [s]", type="log", dtick=1)
+    figure.update_yaxes(title_text=found.by.unit, type="log", dtick=1, exponentformat="none")
+    return figure
+
+
+def _stairs(ones: list[Candidate], found: ServicePlan, key: str) -> list[tuple[float, float]]:
+    """Those than which none is both quicker and cheaper, quickest first."""
+    steps: list[tuple[float, float]] = []
+    for x, y in sorted((getattr(one, key), one.price(found.by)) for one in ones):
+        if not steps or y < steps[-1][1]:
+            steps.append((x, y))
+    return steps
+
+
+def _words(one: Candidate, found: ServicePlan) -> str:
+    lines = (
+        f"<b>{one.copies} x {one.layout.devices} x {one.hardware.name}</b>, {one.layout}",
+        f"{one.quant}, {one.price(found.by):.3g} {found.by.unit}",
+        f"first token {seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token",
+        f"{one.batch:.3g} at a time on each copy, up to {one.max_rate:.3g} requests/s",
+    )
+    return "<br>".join(lines)

@@ -1,0 +1,184 @@
+"""A plan as text, Markdown, CSV, JSON and HTML: the cheapest, what no other beats, and what rules the others out."""
+
+from __future__ import annotations
+
+import json
+from math import inf, isnan
+from typing import Final
+
+from llmviewer import __version__
+from llmviewer.comparison import PUBLISHED
+from llmviewer.serving.planning import Candidate, ServicePlan
+from llmviewer.units import seconds
+
+from .comparison import csv_of, json_of, number_item, time_item
+from .listing import Item, Table, markdowns, texts
+from .page import Card, Picture, picture, plotly_js, template
+
+_MOST: Final = 20  # rows of a table in words
+_SAID: Final = (
+    "Steps take as long as their lower bounds, so no plan needs less, and a real one needs more. Times are means at "
+    "random arrivals; `llmviewer simulate` gives their percentiles."
+)
+
+
+def render_text(found: ServicePlan) -> str:
+    return texts(f"{headline(found)}\n", tables(found), remarks(found))
+
+
+def render_markdown(found: ServicePlan) -> str:
+    return markdowns(headline(found), tables(found), remarks(found))
+
+
+def render_csv(found: ServicePlan) -> str:
+    """One row for each candidate that keeps to the goals, cheapest first, then for each device that does not."""
+    return csv_of(found.rows())
+
+
+def render_json(found: ServicePlan) -> str:
+    return json_of(found.to_dict())
+
+
+def render_html(found: ServicePlan) -> str:
+    """The whole page. It holds plotly.js, so it is some five megabytes long."""
+    from . import drawing
+
+    return template("comparison.html.j2").render(
+        title=title(found),
+        setting=headline(found),
+        bounds_said=_SAID,
+        remarks=remarks(found)[:-1],
+        cards=_cards(found),
+        pictures=_pictures(found),
+        tables=tables(found),
+        version=__version__,
+        inputs=json.dumps(found.to_dict()["inputs"], indent=2),
+        plotly_js=plotly_js(),
+        ink=drawing.INK,
+        grid=drawing.GRID,
+        paper=drawing.PAPER,
+    )
+
+
+def title(found: ServicePlan) -> str:
+    return (
+        f"Serving {found.model.title}: {found.rate:g} requests a second, prompts of {found.prompt}, answers of "
+        f"{found.gen} tokens"
+    )
+
+
+def headline(found: ServicePlan) -> str:
+    """What was asked, and the best in words."""
+    limits = {"first token": found.goals.ttft_s, "a token": found.goals.tpot_s}
+    asked = ", ".join(f"{seconds(value)} to the first token" if "first" in name else f"{seconds(value)} a token"
+                      for name, value in limits.items() if value < inf)  # fmt: skip
+    within = f" within {asked}" if asked else ""
+    return f"{title(found)}{within}, on at most {found.max_devices} devices. {best(found)}"
+
+
+def best(found: ServicePlan) -> str:
+    """The cheapest in words."""
+    one = found.best
+    if one is None:
+        if not found.able:
+            return "No plan keeps to that."
+        return f"{len(found.each)} devices keep to that, and none of them has {_priced(found)}."
+    most = f"{one.max_rate:.3g} requests a second at most"
+    return (
+        f"Lowest in {found.by.unit}: {devices(one)}, {_precision(one)}: {number_item(one.price(found.by)).text} "
+        f"{found.by.unit}. First token after {seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token, on average; "
+        f"{one.batch:.3g} sequences decode at a time on each copy, which needs room for {one.limit}; {most}."
+    )
+
+
+def devices(one: Candidate) -> str:
+    """Such as "2 x (4 x h100-sxm, tp=4)"."""
+    name = one.hardware.name
+    if one.layout.devices > 1:
+        name = f"({one.layout.devices} x {name}, {one.layout})"
+    return f"{one.copies} x {name}"
+
+
+def _precision(one: Candidate) -> str:
+    return "as published" if one.quant == PUBLISHED else one.quant
+
+
+def _priced(found: ServicePlan) -> str:
+    return "a TDP in its file" if found.by == "energy" else "a price in its file; try --depreciation or --by devices"
+
+
+def remarks(found: ServicePlan) -> list[str]:
+    said = [f"{found.tried:,} settings of devices, layouts, precisions, copies and batches were tried."]
+    if found.best and found.unpriced:
+        names = ", ".join(found.unpriced)
+        said.append(f"Not ranked, as their files have no {'TDP' if found.by == 'energy' else 'price'}: {names}.")
+    return [*said, _SAID]
+
+
+def tables(found: ServicePlan) -> list[Table]:
+    """The cheapest of every device, the front, and the rest with the reasons."""
+    each = _table(
+        found, f"Lowest in {found.by.unit} of every device that keeps to it", found.each[:_MOST],
+        "TTFT, TPOT: time to first token and per output token. Batch: sequences at a time on each copy, on average "
+        "and as many as there is room for.",
+    )  # fmt: skip
+    front = _table(
+        found, "Beaten by no other in price, power, devices, times and rate together (Pareto)", found.front[:_MOST],
+        f"The first {_MOST} of {len(found.front)}." if len(found.front) > _MOST else "",
+    )  # fmt: skip
+    why = Table(
+        title="Devices that do not keep to it",
+        about="In the setting that comes closest.",
+        head=("device", "precision", "layout", "why"),
+        words=("device", "precision", "layout", "why"),
+        body=tuple(
+            (
+                Item(text=one.hardware.name), Item(text=_precision(one)), Item(text=str(one.layout)),
+                Item(text=one.reason, key=one.excess),
+            )
+            for one in found.rejected
+        ),
+    )  # fmt: skip
+    return [table for table in (each, front, why) if table.body]
+
+
+def _table(found: ServicePlan, name: str, rows: tuple[Candidate, ...], about: str) -> Table:
+    return Table(
+        title=name,
+        about=about,
+        head=("devices", "precision", found.by.unit, "TTFT", "TPOT", "batch", "req/s"),
+        words=("devices", "precision"),
+        body=tuple(
+            (
+                Item(text=devices(one)), Item(text=_precision(one)), number_item(one.price(found.by)),
+                time_item(one.ttft_s), time_item(one.tpot_s),
+                Item(text=f"{one.batch:.3g}<{one.limit}", key=one.batch), number_item(one.max_rate),
+            )
+            for one in rows
+        ),
+    )  # fmt: skip
+
+
+def _cards(found: ServicePlan) -> list[Card]:
+    one = found.best
+    if one is None:
+        return []
+    return [
+        Card(label="devices", value=devices(one), about=_precision(one)),
+        Card(
+            label=f"lowest {found.by.unit}", value=number_item(one.price(found.by)).text, about=f"{one.devices} devices"
+        ),
+        Card(label="time to first token", value=seconds(one.ttft_s), about="on average"),
+        Card(label="time per token", value=seconds(one.tpot_s), about="on average"),
+        Card(label="most requests/s", value=number_item(one.max_rate).text, about=f"{found.rate:g} are asked"),
+    ]
+
+
+def _pictures(found: ServicePlan) -> list[list[Picture]]:
+    from .fronts import front
+
+    priced = [one for one in found.able if not isnan(one.price(found.by))]
+    if not priced:
+        return []
+    pairs = (("tpot_s", "time per output token"), ("ttft_s", "time to first token"))
+    return [[picture(front(found, key, name), f"front-{key[:4]}") for key, name in pairs]]

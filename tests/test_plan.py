@@ -1,0 +1,287 @@
+"""plan(): the same as every setting tried by hand, what rules the others out, and what a user reads and is told."""
+
+import csv
+import io
+import json
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+
+from llmviewer.cli import main
+from llmviewer.comparison import hourly
+from llmviewer.errors import InputError
+from llmviewer.generation import prefill_s, step_s
+from llmviewer.hardware_files import load_hardware
+from llmviewer.layout import parse_layout
+from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, By, plan
+from llmviewer.serving.service import simulate
+from llmviewer.setting import Setting
+from llmviewer.workload import Workload
+
+DEVICES = ("h100-sxm", "a100-sxm-80gb", "l40s", "mi300x", "rtx-4090", "trainium1")
+GOALS = {"rate": 4, "ttft": 0.5, "tpot": 0.03}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return plan("llama-3.1-70b", hardware=DEVICES, **GOALS)
+
+
+def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most, limits):
+    """The fewest copies that keep to the goals, one number at a time: (copies, limit, times); None where none do."""
+    try:
+        setting = Setting.of(model, device, layout=layout, quant=None if quant == "published" else quant)
+        plans = setting.plan, setting.decode_plan
+    except InputError:
+        return None
+    laid = setting.layout
+    through = float(prefill_s(plans[0], laid, batch=1, prompt=prompt))
+    values = plans[0].values(Workload.prefill(batch=1, prompt=prompt))
+    every = max(float(stage.seconds(values)) for stage in plans[0].stages) if laid.pp > 1 else through
+    steps = [float(step_s(plans[1], laid, batch=float(b), kv_len=prompt + gen / 2)) for b in limits]
+    for copies in range(1, most // laid.devices + 1):
+        own = rate / copies
+        busy = own * every
+        if busy >= 1:
+            continue
+        missing = [own * (gen - 1) * step / (1 - busy) - (b - 1) for b, step in zip(limits, steps, strict=True)]
+        place = next((i for i, value in enumerate(missing) if value <= 0), None)
+        if place is None:
+            continue
+        part = missing[place - 1] / (missing[place - 1] - missing[place]) if place else 0.0
+        before = max(place - 1, 0)
+        batch = limits[before] - 1 + part * (limits[place] - limits[before])
+        step = steps[before] + part * (steps[place] - steps[before])
+        first = through + (own * every**2 / 2 + (1 - busy) * (1 - math.exp(-batch)) * step / 2) / (1 - busy)
+        each = step / (1 - busy)
+        fall = (missing[place - 1] - missing[place]) / (limits[place] - limits[place - 1]) if place else 1.0
+        limit = next((b for b in limits if b >= 1 + batch + 3.09 * math.sqrt(batch / max(fall, 0.05))), None)
+        if limit is None or first > ttft or each > tpot:
+            continue
+        weights, cache, _ = setting.footprint.parts(batch=float(limit), prompt=prompt, gen=gen)
+        reading = setting.footprint.parts(batch=float(laid.pp), prompt=prompt, gen=gen)[2]
+        writing = setting.footprint.parts(batch=float(limit), prompt=1, gen=prompt + gen - 1)[2]
+        if weights + cache + max(reading, writing) <= setting.hardware.capacity:
+            return copies, limit, first, each
+    return None
+
+
+def test_it_is_what_every_setting_tried_by_hand_gives():
+    devices, layouts = ("h100-sxm", "l40s", "mi300x", "rtx-4090"), ("", "tp=2", "tp=4", "pp=2", "tp=3")
+    quants, limits = ("published", "fp8", "W4A16g128"), (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+    for goals in (GOALS, {"rate": 0.3, "ttft": 0.3, "tpot": 0.05}, {"rate": 12, "ttft": 2, "tpot": 0.1}):
+        asked = {"prompt": 1500, "gen": 200, **goals}
+        found = plan(
+            "llama-3.1-70b", hardware=devices, layouts=layouts, quants=quants, batches=limits, max_devices=12, **asked
+        )
+        ours = {(one.hardware.name, str(one.layout), one.quant): one for one in found.able}
+        assert len(ours) == len(found.able)
+        tried = 0
+        for device, layout, quant in product(devices, layouts, quants):
+            hand = by_hand("llama-3.1-70b", device, layout, quant, most=12, limits=limits, **asked)
+            one = ours.get((device, str(parse_layout(layout)), quant))
+            assert (hand is None) == (one is None), (device, layout, quant, goals)
+            if hand:
+                tried += 1
+                assert (one.copies, one.limit) == hand[:2]
+                assert (one.ttft_s, one.tpot_s) == pytest.approx(hand[2:])
+        assert tried
+        prices = [one.usd_per_h for one in found.able if not math.isnan(one.usd_per_h)]
+        assert prices[0] == min(prices) == found.best.usd_per_h
+
+
+def test_it_keeps_to_what_is_asked(found):
+    for one in found.able:
+        assert one.ttft_s <= 0.5
+        assert one.tpot_s <= 0.03
+        assert one.devices <= 16
+        assert one.memory <= 1
+        assert one.utilization < 1
+        assert one.batch < one.limit
+    assert found.tried == sum(6 * 64 * 6 * (16 // parse_layout(layout).devices) for layout in LAYOUTS)
+
+
+def test_the_cheapest_comes_first_and_those_without_a_price_last(found):
+    prices = [one.usd_per_h for one in found.able]
+    known = [price for price in prices if not math.isnan(price)]
+    assert known == sorted(known)
+    assert all(math.isnan(price) for price in prices[len(known) :])
+    assert found.by is By.COST
+    assert found.best is found.able[0]
+    assert found.best.usd_per_h == pytest.approx(found.best.devices * hourly(load_hardware("h100-sxm"), None))
+    assert set(found.unpriced) == {"l40s", "mi300x", "rtx-4090"}
+
+
+def test_nobody_beats_those_of_the_front(found):
+    def least(one):
+        numbers = (one.usd_per_h, one.watts, one.devices, one.ttft_s, one.tpot_s, -one.max_rate)
+        return [math.inf if math.isnan(x) else x for x in numbers]
+
+    front = [least(one) for one in found.front]
+    for own in front:
+        assert not any(np.all(np.less_equal(o, own)) and o != own for o in map(least, found.able))
+    for own in map(least, found.able):
+        assert any(np.all(np.less_equal(o, own)) for o in front)
+    assert found.best in found.front
+
+
+def test_simulated_it_keeps_to_the_goals(found):
+    best = found.best
+    run = simulate(
+        "llama-3.1-70b", best.hardware, rate=4, prompt_lengths="1024", gen_lengths="256", policy="prefill-first",
+        quant=best.quant, layout=best.layout, copies=best.copies, max_batch=best.limit, requests=1500,
+    )  # fmt: skip
+    assert float(np.mean(run.ttft_s)) == pytest.approx(best.ttft_s, rel=0.15)
+    assert float(np.mean(run.tpot_s)) == pytest.approx(best.tpot_s, rel=0.05)
+    assert run.usage.crowded_s < 0.03 * run.usage.busy_s
+
+
+def test_harder_goals_never_cost_less():
+    costs = []
+    for tpot in (0.1, 0.03, 0.01, 0.004):
+        best = plan("llama-3.1-70b", hardware=DEVICES, quants=["fp8"], rate=4, ttft=0.5, tpot=tpot).best
+        costs.append(best.usd_per_h if best else math.inf)
+    assert costs == sorted(costs)
+    rates = [
+        plan("llama-3.1-8b", hardware=DEVICES, quants=["fp8"], rate=r, tpot=0.03).best.usd_per_h
+        for r in (1, 20, 100, 200)
+    ]
+    assert rates == sorted(rates)
+    assert rates[-1] > rates[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "reason"),
+    [
+        ("rtx-4090", {"layouts": [""]}, "memory: 142 GB, 5.5x the 25.8 GB of each device"),
+        ("h100-sxm", {"layouts": ["tp=4"], "tpot": 0.001}, "time per token: "),
+        ("h100-sxm", {"layouts": ["tp=4"], "ttft": 0.001}, "time to first token: "),
+        ("h100-sxm", {"layouts": ["tp=4"], "rate": 1000}, "rate: "),
+        ("h100-sxm", {"layouts": ["tp=5"]}, "layout: "),
+        ("rtx-3090", {"layouts": ["tp=16"]}, "layout: rtx-3090 has no scale_out.bandwidth"),
+        ("h100-sxm", {"layouts": ["tp=8"], "batches": [1, 2], "rate": 40}, "rate: "),
+        ("h100-sxm", {"layouts": ["tp=4"], "batches": [2, 3], "rate": 0.6}, "batch: "),
+    ],
+)
+def test_what_rules_a_device_out(device, options, reason):
+    found = plan("llama-3.1-70b", hardware=[device], quants=["published"], **{"rate": 4, **options})
+    assert found.able == ()
+    assert found.best is None
+    (one,) = found.rejected
+    assert one.reason.startswith(reason)
+    assert one.excess > 1
+
+
+def test_what_is_low_is_chosen_by_what_is_known():
+    asked = {"rate": 1, "tpot": 0.05, "quants": ["fp8"]}
+    assert plan("llama-3.1-8b", hardware=["l40s", "l4"], **asked).by is By.ENERGY
+    assert plan("llama-3.1-8b", hardware=["l40s", "rtx-4090"], years=3, **asked).best.hardware.name == "rtx-4090"
+    by_devices = plan("llama-3.1-8b", hardware=["l40s", "h100-sxm"], by="devices", **asked)
+    assert by_devices.best.devices == 1
+    priceless = plan("llama-3.1-8b", hardware=["l40s"], by="cost", **asked)
+    assert priceless.best is None
+    assert priceless.able
+
+
+def test_experts_and_latent_attention_are_planned_for():
+    found = plan(
+        "deepseek-v3", hardware=["h200-sxm", "mi325x"], rate=2, tpot=0.05, layouts=["tp=8", "dp=8 ep=8"], quants=["fp8"]
+    )
+    assert {str(one.layout) for one in found.able} >= {"tp=8"}
+
+
+def test_progress_is_told():
+    told = []
+    plan(
+        "llama-3.1-8b", hardware=["l4"], rate=1, layouts=["", "tp=2"], quants=["fp8", "KV8", "fp8"],
+        progress=lambda *at: told.append(at),
+    )  # fmt: skip
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_the_sizes_that_are_searched():
+    assert (len(LAYOUTS), len(QUANTS), len(BATCHES)) == (8, 6, 64)
+    assert list(BATCHES) == sorted(BATCHES)
+
+
+ASKED = [
+    "plan",
+    "llama-3.1-8b",
+    "--rate",
+    "5",
+    "--ttft",
+    "0.2",
+    "--tpot",
+    "0.02",
+    "--hardware",
+    "h100-sxm,l40s,p100-sxm2",
+]
+
+
+def test_the_report(capsys):
+    assert main(ASKED) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert max(map(len, captured.out.splitlines())) <= 80
+    words = " ".join(captured.out.split())
+    for said in (
+        "Lowest in USD/h: 1 x h100-sxm",
+        "Beaten by no other",
+        "Not ranked, as their files have no price: l40s",
+    ):
+        assert said in words
+
+
+def test_the_formats(capsys, tmp_path):
+    assert main([*ASKED, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["best"]["hardware"] == "h100-sxm"
+    assert document["inputs"]["ttft_s"] == 0.2
+    assert all(row["factor"] is None for row in document["candidates"])
+    assert main([*ASKED, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == len(document["candidates"]) + len(document["rejected"])
+    assert rows[0]["rank"] == "1"
+    assert any(row["pareto"] == "True" for row in rows)
+    path = tmp_path / "plan.html"
+    assert main([*ASKED, "-o", str(path)]) == 0
+    page = path.read_text()
+    assert 'id="front-tpot"' in page
+    assert 'id="front-ttft"' in page
+    assert "Lowest in USD/h" in page
+
+
+BAD = [
+    (["--rate", "0"], "rate must be a positive number of requests a second; got 0"),
+    (["--ttft", "-1"], "ttft must be a positive number; got -1"),
+    (["--tpot", "nan"], "tpot must be a positive number; got nan"),
+    (["--hardware", "h1000"], "no hardware 'h1000'"),
+    (["--hardware", ","], "hardware: nothing to plan with"),
+    (["--layout", "xp=2"], "layout 'xp=2': must be degrees of"),
+    (["--layout", "tp=32"], "layouts: nothing to plan with"),
+    (["--quant", "W99"], "bits must be 16, 32 or between 1 and 8"),
+    (["--max-devices", "0"], "max_devices must be a whole number of at least 1; got 0"),
+    (["--gen", "0"], "gen must be a whole number of at least 1; got 0"),
+    (["--depreciation", "0"], "years must be a positive number; got 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_mistakes_get_one_line(capsys, options, said):
+    assert main([*ASKED, *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("llmviewer: ")
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_what_cannot_be_planned():
+    with pytest.raises(InputError, match="t5-base is not served token by token"):
+        plan("t5-base", rate=1, hardware=["l4"])
+    with pytest.raises(InputError, match="batches must have a number above 1"):
+        plan("llama-3.1-8b", rate=1, hardware=["l4"], batches=[1])
+    with pytest.raises(InputError, match="by must be one of cost, energy, devices; got 'beauty'"):
+        plan("llama-3.1-8b", rate=1, hardware=["l4"], by="beauty")

@@ -1,0 +1,96 @@
+"""Techniques by name, one file each or a close family: what people do to make inference faster.
+
+A technique says what it makes of the graph, the passes and the memory; the engine knows of none of them. A module
+registers its own; nothing lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Final, TypeVar
+
+from ..errors import InputError, suggest
+from ._parameters import About, about, read
+from ._schedule import Run, Schedule
+from ._technique import Finding, Kind, Machine, Technique, altered
+
+_MODULES: Final = tuple(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+_KINDS: dict[str, type[Technique]] = {}
+
+_T = TypeVar("_T", bound=type[Technique])
+
+
+def technique(name: str) -> Callable[[_T], _T]:
+    """Registers a class under the name that users write."""
+
+    def register(kind: _T) -> _T:
+        if name in _KINDS:
+            raise RuntimeError(f"{name!r} is registered twice: {_KINDS[name].__module__} and {kind.__module__}")
+        kind.name = name
+        _KINDS[name] = kind
+        return kind
+
+    return register
+
+
+def techniques() -> Mapping[str, type[Technique]]:
+    """All of them by name, those of one kind next to each other."""
+    for module in _MODULES:
+        import_module(f"{__name__}.{module}")
+    order = list(Kind)
+    return dict(sorted(_KINDS.items(), key=lambda item: (order.index(item[1].kind), item[0])))
+
+
+def parse_technique(text: str | Mapping[str, object]) -> Technique:
+    """Read "NAME" or "NAME:key=value,key=value", or a mapping of a name to a mapping of parameters, as in YAML.
+
+    Raises InputError, with the nearest names, where the text is none of these.
+    """
+    name, given = _parts(text)
+    known = techniques()
+    if name not in known:
+        raise InputError(f"no technique {name!r}: {suggest(name, known)} (`llmviewer techniques` lists all)")
+    return known[name](**read(known[name], name, given))
+
+
+def _parts(text: str | Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
+    must = "a technique must be NAME or NAME:key=value,key=value, such as speculative:draft=llama-68m,gamma=4"
+    if isinstance(text, Mapping):
+        items = [*text.items()]
+        if len(items) != 1 or not isinstance(items[0][1] or {}, Mapping):
+            raise InputError(f"{must}, or one name and its parameters in YAML; got {dict(text)!r}")
+        name, inner = items[0]
+        return str(name), {str(key): value for key, value in (inner or {}).items()}  # type: ignore[attr-defined]
+    if not isinstance(text, str):
+        raise InputError(f"{must}; got {text!r}")
+    name, _, rest = text.partition(":")
+    given: dict[str, object] = {}
+    for part in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key or not value or key in given:
+            raise InputError(f"{must}; got {part!r} in {text!r}")
+        given[key] = value
+    return name.strip(), given
+
+
+def parse_techniques(asked: Sequence[str | Mapping[str, object] | Technique]) -> tuple[Technique, ...]:
+    """Those asked for, each once, in the order in which they change passes.
+
+    Raises InputError where one does not parse, or stands twice.
+    """
+    if isinstance(asked, str):
+        raise InputError(f"techniques must be a list of them; got {asked!r}")
+    found = tuple(one if isinstance(one, Technique) else parse_technique(one) for one in asked)
+    names = [one.name for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise InputError(f"{twice} is asked for twice; give it once, with all its parameters")
+    return tuple(sorted(found, key=lambda one: (one.order, one.name)))
+
+
+__all__ = [
+    "About", "Finding", "Kind", "Machine", "Run", "Schedule", "Technique", "about", "altered", "parse_technique",
+    "parse_techniques", "technique", "techniques",
+]  # fmt: skip

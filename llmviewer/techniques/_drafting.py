@@ -1,0 +1,148 @@
+"""What all forms of speculative decoding share: tokens are proposed cheaply, and verified in one pass of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+import numpy as np
+
+from ..forms import Num
+from ..model import Model
+from ..operators.linear import LMHead
+from ..roofline import Plan
+from ..workload import Spans, Workload
+from ._parameters import parameter
+from ._schedule import Run, Schedule, each
+from ._technique import Finding, Kind, Machine, Technique
+
+FREE: Final = 1.1  # a verification that takes so much longer than a decode step is no longer free
+_BATCHES: Final = np.arange(1, 4097)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafting(Technique):
+    """A pass of the model takes several tokens of each sequence, of which some are kept."""
+
+    kind = Kind.DECODING
+    order = 9  # what verifies several tokens takes the steps that others have left
+    usual: ClassVar[float | None] = None  # tokens of a pass where nothing is said
+
+    alpha: float | None = parameter("probability that a proposed token is accepted", None, least=0, most=1)
+    tau: float | None = parameter("tokens that a pass leaves, as measured; instead of alpha", None, least=1)
+
+    @property
+    def proposed(self) -> int:
+        """Tokens that a pass verifies beside the one that it would take anyway."""
+        return self.depth
+
+    @property
+    def depth(self) -> int:
+        """Tokens that a pass can accept, its own apart."""
+        raise NotImplementedError
+
+    @property
+    def tokens(self) -> float:
+        """Those that a pass leaves on average, its own included."""
+        if self.alpha is None:
+            return self.tau or self.usual or 1.0
+        return self.expected(self.alpha)
+
+    def expected(self, alpha: float) -> float:
+        """Tokens of a pass where each that is proposed is accepted with probability `alpha`."""
+        return expected_tokens(alpha, self.depth)
+
+    def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:  # noqa: ARG002
+        """What proposes them, for a `run` of decode steps each of which becomes a verification."""
+        return iter(())
+
+    def started(self, run: Run, machine: Machine) -> Iterator[Run]:  # noqa: ARG002
+        """What has to be done once, after the prefill `run`."""
+        return iter(())
+
+    def step(self, workload: Workload) -> Workload:
+        return each(workload, self._verified)
+
+    def _verified(self, s: Spans) -> Spans:
+        new = s.q_len + self.proposed
+        return replace(s, q_len=new, kv_len=s.kv_len + self.proposed, logits=new)
+
+    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:
+        def verified(run: Run) -> Iterator[Run]:
+            if not (run.main and all(np.all(np.equal(s.q_len, 1)) for s in run.workload.groups)):
+                yield run
+                return
+            yield from self.drafts(run, machine)
+            times = np.divide(run.times, self.tokens)
+            yield replace(run, name="verification", workload=self.step(run.workload), times=times)
+
+        decoding = schedule.map(rest=verified)
+        if not schedule.rest:
+            return decoding
+        once = (new for run in schedule.first if run.main for new in self.started(run, machine))
+        return replace(decoding, rest=(*once, *decoding.rest))
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+        if self.alpha is not None and self.tau is not None:
+            return "give one of alpha (a probability for each token) and tau (tokens of each pass)"
+        if self.alpha is None and not (self.tau or self.usual):
+            return "give alpha (a probability for each token) or tau (tokens of each pass)"
+        if self.tokens > self.depth + 1:
+            return f"a pass that can accept {self.depth} tokens leaves at most {self.depth + 1}; got {self.tokens:g}"
+        for other in others:
+            if other is not self and isinstance(other, Drafting):
+                return f"{other.name} proposes tokens too, and a pass verifies those of one of them"
+        if not vocabulary(machine.model):
+            return f"{machine.model.name} has no prediction head that would verify tokens"
+        return ""
+
+    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
+        plan, (group,) = machine.decode_plan, step.groups
+        plain = replace(group, q_len=1, kv_len=group.kv_len - self.proposed, logits=1)
+        ratio = float(self._over(plan, plain))
+        many = self._over(plan, replace(plain, batch=_BATCHES))
+        beyond = np.flatnonzero(many > FREE)
+        free = int(_BATCHES[beyond[0]] - 1) if beyond.size else None
+        upto = f"up to batch {free}" if free else "at no batch" if free == 0 else f"at every batch to {_BATCHES[-1]}"
+        return (
+            Finding(
+                key="verification_over_step",
+                value=ratio,
+                text=f"a verification of {self.proposed + 1} tokens takes {ratio:.3g} times as long as a decode step",
+            ),
+            Finding(
+                key="free_up_to_batch",
+                value=free,
+                text=f"verification is free (within {FREE - 1:.0%} of a decode step) {upto} at this context",
+            ),
+        )
+
+    def _over(self, plan: Plan, plain: Spans) -> Num:
+        return plan.time_s(Workload((self._verified(plain),))) / plan.time_s(Workload((plain,)))
+
+
+def expected_tokens(alpha: float, gamma: int) -> float:
+    """(1 - alpha^(gamma+1)) / (1 - alpha): tokens of a pass that verifies gamma of which each is accepted with
+    probability alpha, the pass's own included (arXiv:2211.17192, equation 1).
+    """
+    return gamma + 1.0 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
+
+
+def in_turn(run: Run, plan: Plan, name: str, *, passes: int, tokens: float, width: int = 1) -> Run:
+    """`passes` steps of `plan` one after the other, of `width` tokens of each sequence, for each `tokens` that the
+    steps of `run` make.
+    """
+
+    def spread(s: Spans) -> Spans:
+        kv_len = np.asarray(s.kv_len, dtype=np.float64)[..., None] + width * (np.arange(passes) + 1) - 1
+        return replace(s, q_len=width, kv_len=kv_len.reshape(*kv_len.shape[:-2], -1), logits=width, images=0)
+
+    times = np.divide(run.times, tokens)
+    times = np.repeat(times, passes, axis=-1) if np.ndim(times) else times
+    return Run(name=name, plan=plan, workload=each(run.workload, spread), times=times, main=False)
+
+
+def vocabulary(model: Model) -> int:
+    """Rows of the prediction head; 0 where there is none."""
+    return next((op.weight.shape[0] for _, op in model.graph if isinstance(op, LMHead)), 0)

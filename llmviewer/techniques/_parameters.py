@@ -1,0 +1,119 @@
+"""Parameters of techniques: fields that say what they mean, in which unit and within which limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_ABOUT: Final = "about"
+_WORDS: Final = {"true": True, "yes": True, "false": False, "no": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a parameter means. `least` and `most` are allowed themselves, but where `open` says that they are not."""
+
+    text: str
+    unit: str = ""
+    least: float = -math.inf
+    most: float = math.inf
+    open: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def limits(self) -> str:
+        """Such as "from 0 to 1" or "at least 1"; "" where there are none."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.most < math.inf:
+            return f"{'between' if self.open else 'from'} {self.least:g} {'and' if self.open else 'to'} {self.most:g}"
+        if self.least == -math.inf:
+            return ""
+        return f"{'above' if self.open else 'at least'} {self.least:g}"
+
+    def holds(self, value: object) -> bool:
+        """Whether `value` is within the limits."""
+        if self.choices:
+            return value in self.choices
+        if not isinstance(value, int | float):
+            return True
+        inside = self.least < value < self.most if self.open else self.least <= value <= self.most
+        return math.isfinite(value) and inside
+
+
+def parameter(
+    text: str,
+    default: Any = MISSING,
+    *,
+    unit: str = "",
+    least: float = -math.inf,
+    most: float = math.inf,
+    open: bool = False,  # noqa: A002
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field of a technique. Without a default it has to be given."""
+    about = About(text=text, unit=unit, least=least, most=most, open=open, choices=choices)
+    metadata = {_ABOUT: about}
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+
+
+def about(parameter: Field[Any]) -> About:
+    """What was said of a field."""
+    found: About = parameter.metadata[_ABOUT]
+    return found
+
+
+def check(technique: DataclassInstance, name: str) -> None:
+    """Raises InputError where a parameter of the technique `name` is outside of its limits."""
+    for f in fields(technique):
+        value = getattr(technique, f.name)
+        if value is not None and not about(f).holds(value):
+            raise InputError(f"{name}: {f.name} must be {about(f).limits}; got {_shown(value)}")
+
+
+def read(kind: type[DataclassInstance], name: str, given: Mapping[str, object]) -> dict[str, Any]:
+    """The arguments of `kind`, whose fields have the names in `given`: texts as a user writes them, or values.
+
+    Raises InputError at a name that is no parameter, one that is missing, and a value that does not parse.
+    """
+    known = {f.name: f for f in fields(kind)}
+    for key in given:
+        if key not in known:
+            has = suggest(key, known) if known else "it has no parameters"
+            raise InputError(f"{name}: no parameter {key!r}; {has}")
+    for key, f in known.items():
+        if f.default is MISSING and key not in given:
+            raise InputError(f"{name}: {key} must be given: {about(f).text}")
+    return {key: _value(value, known[key], f"{name}: {key}") for key, value in given.items()}
+
+
+def _value(value: object, f: Field[Any], where: str) -> object:
+    kind = str(f.type).removesuffix(" | None")
+    text = str(value)
+    if kind == "str":
+        return text
+    if kind == "bool":
+        found = value if isinstance(value, bool) else _WORDS.get(text.lower())
+        if found is None:
+            raise InputError(f"{where} must be true or false; got {_shown(value)}")
+        return found
+    must = "a whole number" if kind == "int" else "a number"
+    limits = f", {about(f).limits}" if about(f).limits else ""
+    try:
+        number = float(text)
+    except ValueError:
+        raise InputError(f"{where} must be {must}{limits}; got {_shown(value)}") from None
+    if isinstance(value, bool) or not math.isfinite(number) or (kind == "int" and number != int(number)):
+        raise InputError(f"{where} must be {must}{limits}; got {_shown(value)}")
+    return int(number) if kind == "int" else number
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) else str(value)

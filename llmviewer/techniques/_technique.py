@@ -1,0 +1,143 @@
+"""What a technique may do: the hooks, each of which leaves everything as it was unless a technique overrides it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import ClassVar, Protocol
+
+from ..graph import Graph
+from ..hardware import Hardware
+from ..layout import Layout
+from ..model import Model
+from ..roofline import Plan
+from ..workload import Workload
+from ._parameters import check
+from ._schedule import Schedule
+
+
+class Kind(StrEnum):
+    """Which part of the work it changes most."""
+
+    DECODING = "decoding"
+    ATTENTION = "attention and cache"
+    COMPRESSION = "compression"
+    GRAPH = "graph"
+    INPUT = "input"
+
+
+class Machine(Protocol):
+    """What a technique may ask of the setting that it is part of."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def hardware(self) -> Hardware: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def decode_graph(self) -> Graph: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def decode_plan(self) -> Plan: ...
+    def helper(self, model: Model, quant: str | None) -> Machine:
+        """Another model on this device, with this attention and layout, in this precision where `quant` is None."""
+        ...
+
+    def planned(self, graph: Graph) -> Plan:
+        """A graph laid out on the device."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A number that says where a technique stands, and the words for it. None where there is no such number."""
+
+    key: str
+    value: float | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique:
+    """Its fields are its parameters."""
+
+    name: ClassVar[str] = ""
+    kind: ClassVar[Kind]
+    order: ClassVar[int] = 0  # lower ones change passes before higher ones, whichever was asked for first
+    decode_alone: ClassVar[bool] = False  # a decode step runs another graph than the prefill
+
+    def __post_init__(self) -> None:
+        check(self, self.name)
+
+    def __str__(self) -> str:
+        values = ((f, getattr(self, f.name)) for f in fields(self))
+        given = [f"{f.name}={_text(value)}" for f, value in values if value not in (f.default, None)]
+        return f"{self.name}:{','.join(given)}" if given else self.name
+
+    @property
+    def quant(self) -> str:
+        """The precision that it is, as --quant has it; "" where it is none."""
+        return ""
+
+    def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
+        """The model's graph, before it is laid out on devices and quantized."""
+        return graph
+
+    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
+        """The graph with its formats and fused attention, just before it runs."""
+        return graph
+
+    def prefill(self, workload: Workload) -> Workload:
+        """The pass that reads the prompts; the last of them where there are several."""
+        return workload
+
+    def step(self, workload: Workload) -> Workload:
+        """A pass that continues them."""
+        return workload
+
+    def kept(self, workload: Workload) -> Workload:
+        """The sequences whose cache is held in the end."""
+        return workload
+
+    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
+        """The runs of a generation."""
+        return schedule.map(
+            first=lambda run: (replace(run, workload=self.prefill(run.workload)),) if run.main else (run,),
+            rest=lambda run: (replace(run, workload=self.step(run.workload)),) if run.main else (run,),
+        )
+
+    def beside(self, machine: Machine) -> tuple[Graph, ...]:  # noqa: ARG002
+        """Networks whose weights and caches are held besides the model's."""
+        return ()
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        """Why it makes no sense here, beside `others`; "" where it does."""
+        return ""
+
+    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+        """What is worth knowing of it at the decode `step` shown."""
+        return ()
+
+    def notes(self, machine: Machine) -> tuple[str, ...]:  # noqa: ARG002
+        """Sentences that a reader of the results should know."""
+        return ()
+
+    @classmethod
+    def text(cls) -> str:
+        """Its documentation."""
+        return inspect.cleandoc(cls.__doc__ or "")
+
+
+def altered(technique: Technique, *hooks: str) -> bool:
+    """Whether it overrides one of the hooks."""
+    return any(getattr(type(technique), hook) is not getattr(Technique, hook) for hook in hooks)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

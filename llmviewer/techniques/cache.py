@@ -1,0 +1,251 @@
+"""How the cache is kept: in which pages, in how many bits, for which layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..forms import Feature, Form, kv_tokens, total
+from ..graph import Block, Graph
+from ..hardware import Hardware
+from ..operators.attention import QK, SV, FlashAttention
+from ..operators.base import Operator, Role, Tensor
+from ..operators.elementwise import Elementwise, Rope
+from ..operators.linear import Linear
+from ..precision import Format
+from ..workload import Workload
+from . import technique
+from ._masks import causal
+from ._parameters import parameter
+from ._technique import Finding, Kind, Machine, Technique
+from .depth import cut
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocated(Technique):
+    """Memory for the cache comes in pieces of `page` tokens of one sequence."""
+
+    kind = Kind.ATTENTION
+
+    @property
+    def page(self) -> int:
+        """[tokens]"""
+        raise NotImplementedError
+
+    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
+        return graph.map(lambda op: op.with_tensors(self._paged))
+
+    def _paged(self, t: Tensor) -> Tensor:
+        if t.role is not Role.KV_CACHE:
+            return t
+        held = t.rows if t.held is None else t.held
+        return replace(t, held=total(c * self._pages(feature) for feature, c in held.terms))
+
+    def _pages(self, feature: Feature) -> Form:
+        if feature.name == "kv_tokens":
+            feature = replace(feature, name="kv_pages", arguments=(self.page, *feature.arguments))
+        return Form(((feature, 1.0),))
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        other = next((other for other in others if isinstance(other, Allocated)), None)
+        return f"{other.name} says how memory is given out too" if other else ""
+
+    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+        used, given = step.kv_tokens(np.inf), step.kv_pages(self.page, np.inf)
+        waste = float(1 - used / given)
+        return (
+            Finding(
+                key="cache_waste",
+                value=waste,
+                text=f"{waste:.1%} of the memory given to a cache of full attention is not used at this context",
+            ),
+        )
+
+
+@technique("paged")
+@dataclass(frozen=True, kw_only=True)
+class Paged(Allocated):
+    """PagedAttention: memory for the cache is given out in blocks of a few tokens; block=1 is token by token.
+
+    Changes: the memory that the cache takes: the last block of a sequence is not full.
+    Formula: cache of a sequence = ceil(tokens / block) blocks; (block - 1) / 2 tokens are wasted on average.
+    Source: arXiv:2309.06180, section 4.
+    Helps: against reservations of the greatest length: more sequences fit.
+    Cannot: make a step faster. Looking up tables of blocks is not counted.
+    """
+
+    block: int = parameter("tokens of a block", 16, unit="tokens", least=1)
+
+    @property
+    def page(self) -> int:
+        return self.block
+
+
+@technique("static")
+@dataclass(frozen=True, kw_only=True)
+class Static(Allocated):
+    """Static allocation: each sequence has memory reserved for `length` tokens from the start.
+
+    Changes: the memory that the cache takes.
+    Formula: cache of a sequence = `length` tokens; a sequence that is longer takes another reservation.
+    Source: arXiv:2309.06180, section 3.1.
+    Helps: nothing but simplicity; it is what paging is compared with.
+    Cannot: hold many sequences whose length is not known.
+    """
+
+    length: int = parameter("tokens reserved for a sequence", 4096, unit="tokens", least=1)
+
+    @property
+    def page(self) -> int:
+        return self.length
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualAttention(FlashAttention):
+    """FlashAttention over a cache in few bits, whose last tokens lie there in more: `extra` rows' worth of bytes."""
+
+    extra: Form
+
+    def reads(self) -> tuple[Tensor, ...]:
+        query, *cached = super().reads()
+        return (query, *(replace(t, rows=t.rows + self.extra) for t in cached))
+
+
+@technique("kv-quant")
+@dataclass(frozen=True, kw_only=True)
+class KvQuant(Technique):
+    """KV quantization with a residual window (KIVI): old keys and values in few bits, the last tokens as they are.
+
+    Changes: bytes of the cache held, and read in decode; the prefill computes with what it has just made, in full.
+    Formula: bits of an element = bits + 32 / group (a 16-bit scale and zero point), for all but the last `residual`
+    tokens of a sequence, which keep theirs; each element read in few bits is converted, 2 OPs.
+    Source: arXiv:2402.02750, section 3.
+    Helps: long contexts and large batches: memory, and decode that waits for the cache.
+    Cannot: shorten the prefill, nor steps that wait for weights. `--quant KV4` is the same without a residual window.
+    Left out: moving tokens from the window to where they are quantized.
+    """
+
+    kind = Kind.ATTENTION
+    decode_alone = True
+
+    bits: int = parameter("bits of an element, scales apart", 2, least=1, most=8)
+    group: int = parameter("elements that share a scale", 32, least=1)
+    residual: int = parameter("last tokens that keep their precision", 128, unit="tokens", least=0)
+
+    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
+        return graph.map(lambda op: self._quantized(op, decode=decode))
+
+    def _quantized(self, op: Operator, *, decode: bool) -> Operator:
+        cached = [t for t in op.inputs if t.role is Role.KV_CACHE]
+        if decode and cached and isinstance(op, FlashAttention):
+            values = {name: getattr(op, name) for name in op.__dataclass_fields__}
+            op = ResidualAttention(**values, extra=self._extra(cached[0].format))
+        return op.with_tensors(lambda t: self._stored(t, decode=decode) if t.role is Role.KV_CACHE else t)
+
+    def _stored(self, t: Tensor, *, decode: bool) -> Tensor:
+        held = t.rows if t.held is None else t.held
+        if not held:  # another layer holds it
+            return t if not decode else replace(t, format=self._format(t.format))
+        if not decode:
+            part = self._format(t.format).stored_bits / t.format.stored_bits
+            return replace(t, held=part * (held + self._extra(t.format)))
+        return replace(t, format=self._format(t.format), held=held + self._extra(t.format))
+
+    def _format(self, own: Format) -> Format:
+        compute = "int4" if self.bits <= 4 else "int8"
+        low = Format(f"int{self.bits}", self.bits, compute, group=self.group, scale_bits=16, zero_bits=16)
+        return low if low.stored_bits < own.stored_bits else own
+
+    def _extra(self, own: Format) -> Form:
+        """What the residual window takes beyond its few bits, in rows of those."""
+        if not self.residual:
+            return Form()
+        return (own.stored_bits / self._format(own).stored_bits - 1) * kv_tokens(self.residual)
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if not list(causal(machine.model.graph)):
+            return f"{machine.model.name} has no cache of keys and values that is known here"
+        return ""
+
+
+@technique("cross-layer-kv")
+@dataclass(frozen=True, kw_only=True)
+class CrossLayer(Technique):
+    """Cross-layer attention: of every `every` layers the first makes keys and values, and all of them use those.
+
+    Changes: the other layers have no projections of keys and values and no cache of their own; they read the first's.
+    Formula: cache / every; projections of keys and values / every; bytes of the cache read as before.
+    Source: arXiv:2405.12981, section 2.2.
+    Helps: memory: longer contexts and larger batches fit.
+    Cannot: read less of the cache, as each layer reads it by itself; a model has to be trained so.
+    """
+
+    kind = Kind.ATTENTION
+
+    every: int = parameter("layers that share keys and values", 2, least=2, most=1024)
+
+    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
+        return Graph(tuple(
+            piece
+            for block in graph.blocks
+            for piece in (cut(block, lambda n: n % self.every != 0, _borrowing) if _own_cache(block) else (block,))
+        ))  # fmt: skip
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if not any(_own_cache(block) for block in machine.model.graph.blocks):
+            return f"{machine.model.name} has no keys and values that layers make for themselves alone"
+        return ""
+
+
+def _own_cache(block: Block) -> bool:
+    """Whether its layers write keys and values by a projection or a rotation, and attend to them."""
+    written = {t.name for op in block.operators for t in op.outputs if t.role is Role.KV_CACHE}
+    read = {
+        t.name
+        for op in block.operators
+        if isinstance(op, QK | SV | FlashAttention)
+        for t in op.inputs
+        if t.role is Role.KV_CACHE
+    }
+    return block.main and written == read and bool(written)
+
+
+def _borrowing(block: Block) -> Block:
+    """A block whose keys and values another layer has made."""
+    operators: list[Operator] = []
+    unused = {t.name for op in block.operators for t in op.outputs if t.role is Role.KV_CACHE}
+    for op in reversed(block.operators):
+        used = tuple(t for t in op.outputs if t.name not in unused)
+        if op.outputs and not used:
+            unused |= {t.name for t in op.inputs} - _read_elsewhere(block, op)
+            continue
+        if len(used) < len(op.outputs):
+            if isinstance(op, Rope):
+                unused.add(op.inputs[1].name)
+            op = _without(op, used)  # noqa: PLW2901
+        operators.append(op.with_tensors(lambda t: replace(t, held=Form()) if t.role is Role.KV_CACHE else t))
+    return replace(block, name=f"{block.name}.borrowing", operators=tuple(reversed(operators)))
+
+
+def _read_elsewhere(block: Block, op: Operator) -> set[str]:
+    return {t.name for other in block.operators if other is not op for t in other.inputs}
+
+
+def _without(op: Operator, used: tuple[Tensor, ...]) -> Operator:
+    """`op` with the outputs that are used: a rotation of queries alone, or fewer columns of a projection."""
+    if isinstance(op, Rope):
+        turned = op.heads.num_heads * op.rotary_dim
+        return Elementwise(
+            name=op.name,
+            kind=op.kind,
+            inputs=op.inputs[:1],
+            outputs=used,
+            ops_per_element=3 * turned / op.inputs[0].width,
+        )
+    if isinstance(op, Linear):
+        part = sum(t.width for t in used) / sum(t.width for t in op.outputs)
+        narrower = [replace(w, shape=(round(w.shape[0] * part), *w.shape[1:])) for w in op.weights]
+        return replace(op, outputs=used, weights=tuple(narrower))
+    return replace(op, outputs=used)

@@ -1,0 +1,68 @@
+"""What happens after the logits: choosing a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log2
+
+from ..graph import Block, Graph
+from ..hardware import Hardware
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Elementwise
+from ..operators.linear import LMHead
+from ..precision import FP32
+from . import technique
+from ._parameters import parameter
+from ._technique import Kind, Machine, Technique
+
+_SOFTMAX = 5  # OPs of a logit: maximum, subtract, exp, sum, divide
+_DRAW = 2  # a running sum, and a comparison with the number drawn
+
+
+@technique("sampling")
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Technique):
+    """Choosing a token from the logits: the largest, or one drawn at random from all, the top k or the top p of them.
+
+    Changes: a launch after the prediction head, which reads the logits of each position that is wanted.
+    Formula: OPs of each of V logits: 1 (greedy: a comparison); 1 + 5 + 2 (temperature, softmax, draw); and with top-k
+    or top-p the log2(V) comparisons of a sort.
+    Source: arXiv:1904.09751 (top p).
+    Helps: to see what analyses leave out: it is little beside the head.
+    Cannot: be seen to wait for the host, which it does in plain programs.
+    """
+
+    kind = Kind.DECODING
+
+    method: str = parameter(
+        "how a token is chosen", "greedy", choices=("greedy", "temperature", "top-k", "top-p")
+    )  # fmt: skip
+
+    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
+        return graph.map_blocks(self._chosen)
+
+    def _chosen(self, block: Block) -> Block:
+        operators: list[Operator] = []
+        for op in block.operators:
+            operators.append(op)
+            if isinstance(op, LMHead):
+                logits = op.outputs[0]
+                token = Tensor(name=f"{op.name}_token", width=1, format=FP32, rows=logits.rows)
+                ops = self._ops(logits.width) * logits.width
+                operators.append(
+                    Elementwise(name="sample", kind="sampling", inputs=(logits,), outputs=(token,), ops_per_element=ops)
+                )
+        return replace(block, operators=tuple(operators))
+
+    def _ops(self, vocabulary: int) -> float:
+        """Of each logit."""
+        if self.method == "greedy":
+            return 1
+        sort = log2(max(vocabulary, 2)) if self.method in ("top-k", "top-p") else 0
+        return 1 + _SOFTMAX + _DRAW + sort
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if not any(isinstance(op, LMHead) for _, op in machine.model.graph):
+            return f"{machine.model.name} has no prediction head to choose tokens from"
+        return ""

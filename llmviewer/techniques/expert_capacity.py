@@ -1,0 +1,54 @@
+"""Experts that each take as many tokens as the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..forms import Feature, Form
+from ..graph import Block, Graph
+from ..operators.base import Tensor
+from ..operators.elementwise import Permute
+from ..operators.linear import ExpertsLinear
+from . import technique
+from ._parameters import parameter
+from ._technique import Kind, Machine, Technique
+
+
+@technique("expert-capacity")
+@dataclass(frozen=True, kw_only=True)
+class ExpertCapacity(Technique):
+    """Expert capacity: each expert takes the same number of tokens, with empty places or by dropping what is too much.
+
+    Changes: rows that experts compute, gathered and moved.
+    Formula: rows of an expert = round(factor x chosen x tokens / experts), at least one.
+    Source: arXiv:2101.03961, section 2.2; the rounding is that of lilianweng.github.io (2023-01-10).
+    Helps: batched products of one shape, as training and early engines have them; a factor below 1 saves OPs.
+    Cannot: save weights that are read; empty places are computed, dropped tokens skip their experts.
+    """
+
+    kind = Kind.GRAPH
+
+    factor: float = parameter("places over tokens", 1.25, least=0, open=True)
+
+    def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
+        return graph.map_blocks(self._padded)
+
+    def _padded(self, block: Block) -> Block:
+        permute = next((op for op in block.operators if isinstance(op, Permute)), None)
+        experts = [op for op in block.operators if isinstance(op, ExpertsLinear)]
+        if permute is None or not experts:
+            return block
+        count, gathered = experts[0].weight.shape[0], permute.outputs[0].rows
+        chosen = round(experts[0].weight.active * count)
+        places = Form(((Feature("expert_rows", (count, chosen, self.factor), block.stream), 1.0),))
+
+        def tensor(t: Tensor) -> Tensor:
+            return replace(t, rows=places) if t.rows == gathered else t
+
+        return block.map(lambda op: op.with_tensors(tensor))
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if not any(isinstance(op, Permute) for _, op in machine.model.graph):
+            return f"{machine.model.name} has no experts that tokens are gathered for"
+        return ""

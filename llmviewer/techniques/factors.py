@@ -1,0 +1,168 @@
+"""Products with thin matrices: in place of wide ones, or beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from math import prod
+from typing import ClassVar, Final
+
+from ..errors import suggest
+from ..forms import SINGLE, Form, distinct_experts
+from ..graph import Block, Graph
+from ..hardware import Hardware
+from ..operators.base import Operator, Role, Tensor, Weight
+from ..operators.linear import Linear
+from ..precision import HALF, product, resolved
+from ..resource import Resource, matrix
+from ..workload import Workload
+from . import technique
+from ._linears import compressible, inner, layers
+from ._parameters import parameter
+from ._technique import Finding, Kind, Machine, Technique
+
+_MULTIPLE: Final = 16  # that ranks of a network are cut into
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnLinears(Technique):
+    """Something done to the linears of layers that a pattern names."""
+
+    kind = Kind.COMPRESSION
+
+    targets: str = parameter("linears, as in file names, such as *_proj or down_proj", "*")
+
+    def chosen(self, block: Block, op: Operator) -> bool:
+        """Whether it is done to `op`."""
+        return layers(block) and compressible(op) and fnmatchcase(op.name, self.targets)
+
+    def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
+        return self.applied(graph)
+
+    def applied(self, graph: Graph) -> Graph:
+        """The graph with what runs instead."""
+        return graph.map_blocks(
+            lambda block: replace(
+                block,
+                operators=tuple(
+                    new
+                    for op in block.operators
+                    for new in (self.changed(op) if isinstance(op, Linear) and self.chosen(block, op) else (op,))
+                ),
+            )
+        )
+
+    def changed(self, op: Linear) -> Iterator[Operator]:
+        """What runs instead."""
+        raise NotImplementedError
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        graph = machine.model.graph
+        names = {op.name for block, op in graph if layers(block) and compressible(op)}
+        if not any(self.chosen(block, op) for block, op in graph):
+            return f"no linear is called {self.targets!r}; {suggest(self.targets, names)}"
+        return ""
+
+
+@technique("low-rank")
+@dataclass(frozen=True, kw_only=True)
+class LowRank(_OnLinears):
+    """Low-rank factorisation (SVD-LLM, ASVD): a matrix becomes a product of two thin ones.
+
+    Changes: a linear of n x k becomes two, of rank x k and n x rank, with a tensor of width rank between them.
+    Formula: OPs and bytes of weights x rank (n + k) / (n k); fewer only where rank < n k / (n + k).
+    Source: arXiv:2404.14294, section 5.2.3, equation 11; arXiv:2403.07378.
+    Helps: memory, decode through bytes and prefill through OPs, all alike.
+    Cannot: help above the break-even rank, which is half of the width of a square matrix; launches double.
+    """
+
+    rank: int = parameter("rank of all factors; by ratio if 0", 0, least=0)
+    ratio: float = parameter(
+        "part of its parameters that a matrix keeps, where no rank is given", 0.5, least=0, open=True
+    )
+
+    def changed(self, op: Linear) -> Iterator[Operator]:
+        n, k = op.weight.shape
+        rank = self._rank(n, k)
+        x = op.inputs[0]
+        between = inner(f"{op.name}_rank", rank, replace(x, format=op.outputs[0].format))
+        first, second = (replace(op.weight, name=f"{op.name}.{part}.weight", shape=shape)
+                         for part, shape in (("in", (rank, k)), ("out", (n, rank))))  # fmt: skip
+        yield Linear(name=f"{op.name}_in", inputs=(x,), outputs=(between,), weights=(first,))
+        yield replace(op, inputs=(between,), weights=(second, *op.weights[1:]))
+
+    def _rank(self, n: int, k: int) -> int:
+        """What was asked for, or a multiple of 16 where the matrix has room for one."""
+        wanted = self.ratio * n * k / (n + k)
+        return self.rank or int(wanted // _MULTIPLE * _MULTIPLE) or max(round(wanted), 1)
+
+    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+        shapes = {op.weight.shape for b, op in machine.model.graph if isinstance(op, Linear) and self.chosen(b, op)}
+        even = min(prod(shape) / sum(shape) for shape in shapes)
+        text = f"a factorisation is smaller than the matrix below rank {even:.0f} of the smallest matrix"
+        return (Finding(key="break_even_rank", value=even, text=text),)
+
+    def notes(self, machine: Machine) -> tuple[str, ...]:
+        shapes = {op.weight.shape for b, op in machine.model.graph if isinstance(op, Linear) and self.chosen(b, op)}
+        grown = sum(1 for n, k in shapes if self._rank(n, k) * (n + k) >= n * k)
+        return (f"low-rank: {grown} of {len(shapes)} shapes of matrices do not get smaller",) if grown else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thin(Linear):
+    """y[row, n] = x[row, k] @ weight[adapter of the row, n, k].T (+ what stands beside it)."""
+
+    dense: ClassVar[bool] = False
+
+    kind: str = "lora"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        x = self.inputs[0]
+        one = self.weight.numel // self.weight.shape[0]
+        return {matrix(product(x.format, self.weight.format)): 2 * one * x.rows}
+
+
+@technique("lora")
+@dataclass(frozen=True, kw_only=True)
+class Lora(_OnLinears):
+    """LoRA adapters: beside each matrix two thin ones, merged into it or run by themselves, one pair or many.
+
+    Changes: unmerged, each linear has two thin ones beside it, the second of which adds to its result; a pass reads the
+    adapters that its sequences choose, and all are held, in 16 bits. Merged, nothing changes.
+    Formula: OPs 2 x rank x (n + k) a token; adapters read = a (1 - (1 - 1/a)^sequences) of a.
+    Source: arXiv:2106.09685, section 4; many at once: arXiv:2311.03285.
+    Helps: many fine-tuned models in the memory of one; merged, a single one at no cost.
+    Cannot: be merged where sequences of a batch choose different ones. Small launches weigh more than the bound says.
+    """
+
+    rank: int = parameter("rank of an adapter", 16, least=1)
+    adapters: int = parameter("adapters that are held, all alike likely", 1, least=1)
+    merged: bool = parameter("whether the one adapter is added into the weights", default=False)
+
+    def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
+        return graph
+
+    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
+        return graph if self.merged else self.applied(graph)
+
+    def changed(self, op: Linear) -> Iterator[Operator]:
+        n, k = op.weight.shape
+        x, outputs = op.inputs[0], op.outputs
+        between = inner(f"{op.name}_lora", self.rank, replace(x, format=outputs[0].format))
+        base = tuple(replace(t, name=f"{t.name}_base", role=Role.ACTIVATION, held=None) for t in outputs)
+        yield replace(op, outputs=base)
+        yield self._thin(f"{op.name}_lora_in", (x,), (between,), (self.rank, k))
+        yield self._thin(f"{op.name}_lora_out", (between, *base), outputs, (n, self.rank))
+
+    def _thin(self, name: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], shape: tuple[int, int]) -> Thin:
+        """A product with one of the adapters, that of the sequence."""
+        chosen = distinct_experts(self.adapters, 1).on(SINGLE)
+        fmt = resolved(HALF, inputs[0].format)
+        matrices = Weight(name=f"{name}.weight", shape=(self.adapters, *shape), format=fmt, rows=chosen)
+        return Thin(name=name, inputs=inputs, outputs=outputs, weights=(matrices,))
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+        if self.merged and self.adapters > 1:
+            return f"one adapter can be merged; got adapters={self.adapters}"
+        return super().refuses(machine, others)

@@ -1,0 +1,168 @@
+"""Keys and values through something narrow: a latent for each token, or fewer keys for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from ..architectures._attention import LatentAttention
+from ..architectures._parts import Parts
+from ..forms import TOKENS, Form, kv_tokens, pairs
+from ..graph import Block, Graph
+from ..hardware import Hardware
+from ..operators.attention import QK, Attention
+from ..operators.base import Operator, Role
+from ..operators.masks import Causal, Mask
+from ..precision import product
+from ..resource import Resource, matrix
+from . import technique
+from ._masks import causal, masked
+from ._parameters import parameter
+from ._technique import Kind, Machine, Technique
+
+
+@technique("mla")
+@dataclass(frozen=True, kw_only=True)
+class Mla(Technique):
+    """Conversion to latent attention (TransMLA): keys and values of all heads come from a latent that is cached.
+
+    Changes: projections of keys and values become one to a latent of `rank` and a rotated key of `rope` that all heads
+    share, and an expansion; the cache holds those two. A decode step brings queries to the latent (--mla).
+    Formula: cache of a token and layer = rank + rope instead of 2 x key heads x head size.
+    Source: arXiv:2502.07864; arXiv:2405.04434, section 2.1.
+    Helps: long contexts and large batches of models with many key heads.
+    Cannot: help prompts, which get the expansion besides; a step computes more for each pair. Models have to be tuned.
+    """
+
+    kind = Kind.ATTENTION
+
+    rank: int = parameter("width of the latent", 512, least=1)
+    rope: int = parameter("elements of a head that are rotated", 64, least=1)
+
+    def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
+        return graph.map_blocks(self._converted)
+
+    def _converted(self, block: Block) -> Block:
+        found = _self_attention(block)
+        if not found:
+            return block
+        first, last, qk = found
+        x, out = block.operators[first].inputs[0], block.operators[last]
+        heads = qk.heads
+        mixer = LatentAttention(
+            num_heads=heads.num_heads,
+            q_rank=0,
+            kv_rank=self.rank,
+            nope_dim=heads.head_dim - self.rope,
+            rope_dim=self.rope,
+            value_dim=heads.out_dim,
+        )
+        made = mixer.operators(Parts(format=x.format), x)
+        made = (*made[:-1], replace(out, inputs=(made[-1].inputs[0],)))
+        return replace(block, operators=(*block.operators[:first], *made, *block.operators[last + 1 :]))
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+        other = next((other for other in others if other.kind is Kind.ATTENTION), None)
+        if other:
+            return f"{other.name} is about the keys and values that there would be no more"
+        found = [known for block in machine.model.graph.blocks if (known := _self_attention(block))]
+        if not found:
+            return f"{machine.model.name} has no layers of full attention with projections that are known here"
+        narrow = min(qk.heads.head_dim for _, _, qk in found)
+        if self.rope >= narrow:
+            return f"rope must be less than the {narrow} elements of a head; got {self.rope}"
+        return ""
+
+
+def _self_attention(block: Block) -> tuple[int, int, QK] | None:
+    """Places of the first and the last operator of plain full attention, whose input is that of the first."""
+    scores = [op for op in block.operators if isinstance(op, QK)]
+    ends = [i for i, op in enumerate(block.operators) if op.name == "o_proj"]
+    starts = [i for i, op in enumerate(block.operators) if op.name in ("q_proj", "qkv_proj")]
+    if len(scores) != 1 or len(ends) != 1 or len(starts) != 1 or not block.main:
+        return None
+    mask, keys = scores[0].heads.mask, scores[0].inputs[1:]
+    plain = type(mask) is Causal and mask.window == inf and len(keys) == 1
+    gated = len(block.operators[starts[0]].outputs) not in (1, 3)
+    return (starts[0], ends[0], scores[0]) if plain and not gated else None
+
+
+@dataclass(frozen=True)
+class Projected(Mask):
+    """`rank` mixtures of the keys before the query."""
+
+    rank: int
+
+    @property
+    def pairs(self) -> Form:
+        return pairs(self.rank)
+
+    @property
+    def cells(self) -> Form:
+        return pairs(self.rank)
+
+    @property
+    def read(self) -> Form:
+        return kv_tokens(self.rank)
+
+    def __str__(self) -> str:
+        return f"{self.rank} mixtures"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing(Operator):
+    """Keys or values of all tokens as mixtures of them: a multiply-add for each element and mixture."""
+
+    rank: int
+
+    kind: str = "projection"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        x = self.inputs[0]
+        return {matrix(product(x.format, x.format)): 2 * self.rank * x.width * TOKENS}
+
+
+@technique("low-rank-attention")
+@dataclass(frozen=True, kw_only=True)
+class LowRankAttention(Technique):
+    """Low-rank attention (Linformer): queries see `rank` mixtures of the keys and values instead of each of them.
+
+    Changes: pairs and cache are those of `rank` tokens; keys and values are mixed as they come.
+    Formula: pairs n x rank; mixing 2 x rank OPs for each element of a key and a value.
+    Source: arXiv:2006.04768, section 4.
+    Helps: long prompts, whose attention becomes linear, and long contexts, whose cache stops growing.
+    Cannot: be switched on in a model that was not trained so. Weights of the mixtures are left out.
+    """
+
+    kind = Kind.ATTENTION
+
+    rank: int = parameter("mixtures of keys", 256, least=1)
+
+    def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
+        return masked(graph, lambda own: Projected(self.rank) if own.window == inf else None)
+
+    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
+        return graph.map_blocks(self._mixed)
+
+    def _mixed(self, block: Block) -> Block:
+        masks = {str(op.heads.mask) for op in block.operators if isinstance(op, Attention)}
+        if str(Projected(self.rank)) not in masks:
+            return block
+        operators: list[Operator] = []
+        for op in block.operators:
+            written = [t for t in op.outputs if t.role is Role.KV_CACHE]
+            new = {t.name: replace(t, name=f"{t.name}_new", role=Role.ACTIVATION) for t in written}
+            operators.append(replace(op, outputs=tuple(new.get(t.name, t) for t in op.outputs)))
+            operators += [
+                Mixing(name=f"{t.name}_mix", inputs=(new[t.name],), outputs=(t,), rank=self.rank) for t in written
+            ]
+        return replace(block, operators=tuple(operators))
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+        other = next((other for other in others if other.kind is Kind.ATTENTION), None)
+        if other:
+            return f"{other.name} is about the keys that queries see too"
+        if not any(own.window == inf for own in causal(machine.model.graph)):
+            return f"{machine.model.name} has no attention that sees all before it"
+        return ""

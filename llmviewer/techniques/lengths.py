@@ -1,0 +1,115 @@
+"""Prompts that are not all alike: padded to the longest, or packed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from ..documents import read_text
+from ..errors import InputError
+from ..workload import Spans, Workload
+from . import technique
+from ._parameters import parameter
+from ._schedule import Run, Schedule, each
+from ._technique import Finding, Kind, Machine, Technique
+
+Spread: TypeAlias = Callable[[Spans, int, float], Spans]
+
+_MOST: Final = 1000  # lengths that differ
+
+
+@technique("lengths")
+@dataclass(frozen=True, kw_only=True)
+class Lengths(Technique):
+    """Prompts of the lengths in a file, packed one after the other or padded to the longest.
+
+    Changes: passes have the tokens of all prompts together (packed), or of as many prompts of the greatest length. Of
+    `batch` prompts, each length has its part of the file. --prompt is not used.
+    Formula: tokens = sum of lengths, or batch x the longest; attention is that of each sequence by itself.
+    Source: arXiv:2210.03052 (ByteTransformer); arXiv:2404.14294, section 6.1.1.
+    Helps: to see what padding costs, where lengths differ much.
+    Cannot: say how sequences are gathered; memory is for the longest prompt of each.
+    """
+
+    kind = Kind.INPUT
+    order = -9
+
+    file: str = parameter("a text file with a length on each line")
+    packed: bool = parameter("no padding between prompts", default=True)
+
+    @cached_property
+    def counts(self) -> Counter[int]:
+        """How often each length stands in the file."""
+        found: Counter[int] = Counter()
+        for number, line in enumerate(read_text(Path(self.file)).splitlines(), 1):
+            if not line.strip():
+                continue
+            if not re.fullmatch(r"[1-9]\d{0,8}", line.strip()):
+                raise InputError(f"{self.file}:{number}: must be a length from 1; got {line.strip()!r}")
+            found[int(line)] += 1
+        if not found or len(found) > _MOST:
+            raise InputError(f"{self.file}: must have from 1 to {_MOST} different lengths; got {len(found)}")
+        return found
+
+    @property
+    def longest(self) -> int:
+        return max(self.counts)
+
+    @property
+    def mean(self) -> float:
+        return sum(length * times for length, times in self.counts.items()) / self.counts.total()
+
+    @property
+    def _shown(self) -> int:
+        """The length of the pass that is shown operator by operator."""
+        return ceil(self.mean) if self.packed else self.longest
+
+    def prefill(self, workload: Workload) -> Workload:
+        return each(workload, lambda s: _read(s, self._shown))
+
+    def step(self, workload: Workload) -> Workload:
+        return each(workload, lambda s: _continued(s, self._shown))
+
+    def kept(self, workload: Workload) -> Workload:
+        return each(workload, lambda s: _continued(s, self.longest))
+
+    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:
+        if not self.packed:
+            return super().schedule(schedule, machine)
+
+        def several(run: Run, change: Spread) -> Iterator[Run]:
+            groups = (change(s, length, times / self.counts.total())
+                      for s in run.workload.groups for length, times in sorted(self.counts.items()))  # fmt: skip
+            yield replace(run, workload=Workload(tuple(groups)))
+
+        return schedule.map(
+            first=lambda run: several(run, lambda s, n, part: _read(s, n).times(part)),
+            rest=lambda run: several(run, lambda s, n, part: _continued(s, n).times(part)),
+        )
+
+    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
+        wasted = 1 - self.mean / self.longest
+        text = f"padding to {self.longest} tokens would make {wasted:.0%} of the tokens of a prefill empty"
+        return (Finding(key="padding", value=wasted, text=text),)
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+        other = next((other for other in others if other.kind is Kind.INPUT or other.name == "skeleton"), None)
+        if other:
+            return f"{other.name} takes prompts as all alike"
+        if machine.model.encodes or machine.model.sees:
+            return f"prompts of {machine.model.name} are taken as all alike"
+        return ""
+
+
+def _read(s: Spans, length: int) -> Spans:
+    return replace(s, q_len=length, kv_len=length, source=length)
+
+
+def _continued(s: Spans, length: int) -> Spans:
+    return replace(s, kv_len=s.kv_len - s.source + length, source=length)

@@ -1,0 +1,78 @@
+"""Attention without pairs: a state instead of a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..forms import SEQUENCES
+from ..graph import Block, Graph
+from ..operators.attention import QK, SV, Softmax
+from ..operators.base import Operator, Role, Tensor
+from ..operators.masks import Causal
+from ..operators.state_space import Scan
+from ..precision import FP32
+from . import technique
+from ._masks import causal
+from ._parameters import parameter
+from ._technique import Kind, Machine, Technique
+
+_FEATURE_OPS = 4  # elu(x) + 1 of a query or key: compare, exp, subtract, add one
+
+
+@technique("linear-attention")
+@dataclass(frozen=True, kw_only=True)
+class LinearAttention(Technique):
+    """Linear attention: scores without a softmax, so that keys and values sum up in a state of fixed size.
+
+    Changes: pairs and cache go; each head keeps a matrix of key x value and a vector for the quotient, which every pass
+    reads and writes. Prompts are taken in chunks, within which pairs are computed.
+    Formula: out = phi(Q) (phi(K)^T V): 4 x key x value OPs a token and head, 2 x (key + value) a pair within a chunk.
+    Source: arXiv:2006.16236, equations 4 to 6; in chunks: arXiv:2312.06635.
+    Helps: long contexts: a step costs the same however long they are, and memory does not grow.
+    Cannot: be switched on in a model that was not trained so; short contexts read more state than they had cache. With
+    tensor parallelism every rank keeps and computes all of it here.
+    """
+
+    kind = Kind.ATTENTION
+
+    chunk: int = parameter("tokens of a prompt taken together", 64, unit="tokens", least=1)
+
+    def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
+        return graph.map_blocks(self._linear)
+
+    def _linear(self, block: Block) -> Block:
+        operators: list[Operator] = []
+        cached: set[str] = set()
+        for op in block.operators:
+            operators.append(op)
+            match operators[-3:]:
+                case [QK() as qk, Softmax(), SV() as sv] if type(qk.heads.mask) is Causal and len(qk.inputs) == 2:
+                    operators[-3:] = [self._scan(qk, sv)]
+                    cached |= {t.name for t in (*qk.inputs, *sv.inputs) if t.role is Role.KV_CACHE}
+
+        def used(t: Tensor) -> Tensor:
+            return replace(t, role=Role.ACTIVATION, held=None) if t.name in cached else t
+
+        return replace(block, operators=tuple(op.with_tensors(used) for op in operators))
+
+    def _scan(self, qk: QK, sv: SV) -> Scan:
+        heads, (query, key), value, out = qk.heads, qk.inputs, sv.inputs[1], sv.outputs[0]
+        width = heads.num_heads * heads.head_dim * (heads.out_dim + 1)
+        state = Tensor(name="scan_state", width=width, format=FP32, rows=SEQUENCES, role=Role.STATE)
+        inputs = (query, *(replace(t, rows=query.rows) for t in (key, value)))
+        features = _FEATURE_OPS * (heads.q_width + heads.kv_width)
+        return Scan(
+            name="scan",
+            inputs=(*inputs, state),
+            outputs=(out, state),
+            pair_ops=heads.num_heads * 2 * (heads.head_dim + heads.out_dim),
+            token_ops=heads.num_heads * 4 * heads.head_dim * (heads.out_dim + 1) + features,
+            chunk=self.chunk,
+        )
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+        if not list(causal(machine.model.graph)):
+            return f"{machine.model.name} has no attention that could be linear"
+        other = next((other for other in others if other.kind is Kind.ATTENTION), None)
+        return f"{other.name} is about a cache, and there is none" if other else ""

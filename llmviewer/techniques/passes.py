@@ -1,0 +1,110 @@
+"""Generations made of other passes: without a cache, in points side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..forms import Num
+from ..workload import Spans, Workload
+from . import technique
+from ._drafting import Drafting
+from ._parameters import parameter
+from ._schedule import Run, Schedule, each
+from ._spans import shared
+from ._technique import Kind, Machine, Technique
+
+
+@technique("no-cache")
+@dataclass(frozen=True, kw_only=True)
+class NoCache(Technique):
+    """No KV cache: every token is computed from the whole text before it, as the plainest program does.
+
+    Changes: a decode step becomes a pass over prompt and answer so far; no cache is held.
+    Formula: time of m tokens = sum over i < m of a prefill of n + i tokens: quadratic in the answer, where a step with
+    a cache is linear in the context.
+    Source: the comparison that arXiv:2404.14294, section 2.2 begins with.
+    Helps: to see what the cache buys; memory, where nothing else fits.
+    Cannot: make anything faster.
+    """
+
+    kind = Kind.DECODING
+
+    def step(self, workload: Workload) -> Workload:
+        return each(workload, lambda s: replace(s, q_len=s.kv_len))
+
+    def kept(self, workload: Workload) -> Workload:
+        return each(workload, lambda s: Spans(batch=s.batch, q_len=0, kv_len=0, logits=0))
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+        other = next((other for other in others if other.kind in (Kind.ATTENTION, Kind.DECODING)), None)
+        if other:
+            return f"{other.name} is about a cache or passes that go on from one"
+        if machine.model.encodes:
+            return f"{machine.model.name} keeps what its encoder has read"
+        return ""
+
+
+@technique("skeleton")
+@dataclass(frozen=True, kw_only=True)
+class Skeleton(Technique):
+    """Skeleton-of-Thought: a short outline first, then all of its points are written side by side.
+
+    Changes: the outline is decoded by itself; then `points` sequences for each prompt read their instruction and write
+    their part of the answer; they have prompt and outline in common, held once.
+    Formula: prefill + outline steps at batch B + a pass of points x B instructions + (m / points) steps at batch
+    points x B.
+    Source: arXiv:2307.15337, section 2.
+    Helps: long answers in parts that do not need each other, at small batches: m / points steps instead of m.
+    Cannot: help where the larger batch is no longer free, nor short answers, which outline and instructions outweigh.
+    """
+
+    kind = Kind.DECODING
+
+    points: int = parameter("parts of the answer", 8, least=1, most=4096)
+    outline: int = parameter("tokens of the outline", 40, unit="tokens", least=1)
+    instruction: int = parameter("tokens that ask for one point", 20, unit="tokens", least=1)
+
+    def step(self, workload: Workload) -> Workload:
+        return each(workload, lambda s: self._points(replace(s, kv_len=s.kv_len + self._before), common=False))
+
+    def kept(self, workload: Workload) -> Workload:
+        def held(s: Spans) -> Spans:
+            written = np.ceil((s.kv_len - s.source) / self.points)
+            return self._points(replace(s, kv_len=s.source + self._before + written), common=True)
+
+        return each(workload, held)
+
+    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
+        return schedule.map(rest=lambda run: self._runs(run) if run.main else (run,))
+
+    def _runs(self, run: Run) -> Iterator[Run]:
+        (s,) = run.workload.groups
+        steps = np.ceil(np.shape(s.kv_len)[-1] / self.points)
+        outline = replace(s, kv_len=s.source + np.arange(1.0, self.outline + 1))
+        read = replace(s, q_len=self.instruction, kv_len=s.source + self._before)
+        written = replace(s, kv_len=s.source + np.arange(1.0, steps + 1))
+        yield replace(run, name="outline", workload=Workload((outline,)))
+        yield replace(run, name="instructions", workload=Workload((self._points(read, common=False),)))
+        yield replace(run, name="points", workload=self.step(Workload((written,))))
+
+    @property
+    def _before(self) -> int:
+        """Tokens after the prompt that each point goes on from."""
+        return self.outline + self.instruction
+
+    def _points(self, s: Spans, *, common: bool) -> Spans:
+        prefix: Num = s.source + self.outline
+        return shared(s, copies=self.points, prefix=prefix, common=common)
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+        other = next(
+            (other for other in others if other.kind is Kind.DECODING and not isinstance(other, Drafting)), None
+        )
+        if other:
+            return f"{other.name} arranges the passes of an answer too"
+        if machine.model.encodes:
+            return f"{machine.model.name} reads its prompt with an encoder, before which no outline can be put"
+        return ""

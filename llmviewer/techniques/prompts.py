@@ -1,0 +1,208 @@
+"""Prompts that are made shorter or longer, are there already, or are read in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ..forms import Num
+from ..graph import Graph
+from ..model import Model
+from ..model_files import load_model
+from ..workload import Sequences, Spans, Workload
+from . import technique
+from ._parameters import parameter
+from ._schedule import Run, Schedule, each
+from ._spans import shared
+from ._technique import Finding, Kind, Machine, Technique
+
+_LENGTHS = 2.0 ** np.arange(4, 21)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewritten(Technique):
+    """Prompts of another length than those given."""
+
+    kind = Kind.INPUT
+    order = -9  # whatever else happens to a prompt happens to the new one
+
+    def length(self, prompt: Num) -> Num:
+        """Of the prompt that the model reads. [tokens]"""
+        raise NotImplementedError
+
+    def prefill(self, workload: Workload) -> Workload:
+        def read(s: Spans) -> Spans:
+            new = self.length(s.kv_len)
+            return replace(s, q_len=new, kv_len=new, source=new)
+
+        return each(workload, read)
+
+    def step(self, workload: Workload) -> Workload:
+        def longer(s: Spans) -> Spans:
+            return replace(s, kv_len=s.kv_len - s.source + self.length(s.source), source=self.length(s.source))
+
+        return each(workload, longer)
+
+    def kept(self, workload: Workload) -> Workload:
+        return self.step(workload)
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        other = next((other for other in others if isinstance(other, Rewritten)), None)
+        return f"{other.name} says how long prompts are too" if other else ""
+
+
+@technique("prompt-compression")
+@dataclass(frozen=True, kw_only=True)
+class Compression(Rewritten):
+    """Prompt compression (LLMLingua, Selective Context): a small model scores the prompt's tokens, and some are kept.
+
+    Changes: the prompt is `ratio` as long everywhere; the scorer reads all of it first, in a pass of its own.
+    Formula: TTFT = prefill of the scorer(n) + prefill(ratio x n).
+    Source: arXiv:2310.05736; arXiv:2404.14294, section 4.1.
+    Helps: the prefill of long prompts, whose attention grows with their square, and the cache of decode steps.
+    Cannot: help steps that wait for weights, nor short prompts, which the scorer outweighs.
+    """
+
+    ratio: float = parameter("part of the prompt that is kept", 0.5, least=0, most=1, open=True)
+    scorer: str = parameter("the model that scores; none if not given", "")
+    scorer_quant: str = parameter("precision of the scorer", "W16A16")
+
+    def length(self, prompt: Num) -> Num:
+        kept: Num = np.ceil(self.ratio * np.asarray(prompt, dtype=np.float64))[()]
+        return kept
+
+    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:
+        shorter = super().schedule(schedule, machine)
+        if not self.scorer:
+            return shorter
+        plan = self._scorer(machine).plan
+        scoring = (
+            replace(r, name=f"scoring by {self.scorer}", plan=plan, main=False) for r in schedule.first if r.main
+        )
+        return replace(shorter, first=(*scoring, *shorter.first))
+
+    def beside(self, machine: Machine) -> tuple[Graph, ...]:
+        return (self._scorer(machine).decode_graph,) if self.scorer else ()
+
+    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
+        if not self.scorer:
+            return ()
+        (s,) = step.groups
+        whole, kept = (
+            Workload((Sequences(batch=s.batch, q_len=n, kv_len=n),)) for n in (_LENGTHS, self.length(_LENGTHS))
+        )
+        plan, scorer = machine.plan, self._scorer(machine).plan
+        pays = plan.time_s(kept) + scorer.time_s(whole) < plan.time_s(whole)
+        first = int(_LENGTHS[np.argmax(pays)]) if np.any(pays) else None
+        word = f"from prompts of about {first} tokens on" if first else f"at no length to {_LENGTHS[-1]:.0f} tokens"
+        return (Finding(key="pays_from_prompt", value=first, text=f"the first token comes sooner {word}"),)
+
+    @cached_property
+    def model(self) -> Model:
+        """The scorer."""
+        return load_model(self.scorer)
+
+    def _scorer(self, machine: Machine) -> Machine:
+        return machine.helper(self.model, self.scorer_quant)
+
+
+@technique("rag")
+@dataclass(frozen=True, kw_only=True)
+class Retrieved(Rewritten):
+    """Retrieval: passages that were found are put before each prompt.
+
+    Changes: the prompt is longer everywhere.
+    Formula: n becomes n + passages x tokens.
+    Source: arXiv:2005.11401; arXiv:2404.14294, section 4.1.4.
+    Helps: to see what retrieval costs, against a corpus as prompt or without it.
+    Cannot: say how long the search takes, which is not counted.
+    """
+
+    passages: int = parameter("passages put before the prompt", 5, least=1)
+    tokens: int = parameter("tokens of a passage", 200, unit="tokens", least=1)
+
+    def length(self, prompt: Num) -> Num:
+        return prompt + self.passages * self.tokens
+
+
+@technique("prefix-cache")
+@dataclass(frozen=True, kw_only=True)
+class PrefixCache(Technique):
+    """Prefix caching: keys and values of the beginning of a prompt are there already (RadixAttention, system prompts).
+
+    Changes: the prefill takes the rest of the prompt alone, which attends to all of it; what the prompts of a batch
+    have in common is held once.
+    Formula: new tokens of the prefill = n - floor(hit x n), at least one; they attend to n.
+    Source: arXiv:2312.07104, section 3; arXiv:2309.06180, section 4.4.
+    Helps: the first token, where prompts begin alike; memory, where that is all the same beginning.
+    Cannot: help decode steps, which read the cache of the whole prompt.
+    """
+
+    kind = Kind.INPUT
+    order = -8
+
+    hit: float = parameter("part of the prompt that is there already", 0.5, least=0, most=1)
+    common: bool = parameter("whether all prompts of a batch begin alike", True)
+
+    def prefill(self, workload: Workload) -> Workload:
+        return each(workload, lambda s: replace(s, q_len=s.kv_len - self._found(s.kv_len), images=0))
+
+    def kept(self, workload: Workload) -> Workload:
+        if not self.common:
+            return workload
+
+        return each(workload, lambda s: shared(s, copies=1, among=s.batch, prefix=self._found(s.source), common=True))
+
+    def _found(self, prompt: Num) -> Num:
+        found: Num = np.minimum(np.floor(self.hit * np.asarray(prompt)), np.asarray(prompt) - 1)[()]
+        return found
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if machine.model.encodes:
+            return (
+                f"the encoder of {machine.model.name} sees its prompt both ways: no part of it is done before the rest"
+            )
+        return ""
+
+
+@technique("chunked-prefill")
+@dataclass(frozen=True, kw_only=True)
+class Chunked(Technique):
+    """Chunked prefill: a prompt is read in parts, each of which attends to those before it.
+
+    Changes: one prefill becomes ceil(n / tokens) passes, which read weights and the cache so far again.
+    Formula: keys read = sum over chunks of what is cached after them, about n^2 / (2 x tokens) instead of n.
+    Source: arXiv:2308.16369, section 4; arXiv:2403.02310.
+    Helps: live activations; others who wait for a decode step between two chunks (see serving).
+    Cannot: make a prompt faster by itself: small chunks wait for weights.
+    """
+
+    kind = Kind.INPUT
+    order = -7
+
+    tokens: int = parameter("tokens of each sequence in a chunk", 512, unit="tokens", least=1)
+
+    def prefill(self, workload: Workload) -> Workload:
+        return each(workload, lambda s: replace(s, q_len=np.minimum(s.q_len, self.tokens)))
+
+    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
+        return schedule.map(first=lambda run: self._chunks(run) if run.main else (run,))
+
+    def _chunks(self, run: Run) -> Iterator[Run]:
+        (s,) = run.workload.groups
+        new = int(s.q_len)
+        ends = np.append(np.arange(self.tokens, new, self.tokens), new)
+        sizes = np.diff(ends, prepend=0)
+        last = ends == new
+        chunks = replace(
+            s, q_len=sizes, kv_len=s.past + ends, logits=last * s.logits, images=(ends == ends[0]) * s.images
+        )
+        yield replace(run, name="chunks of the prefill", workload=Workload((chunks,)))
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if machine.model.encodes:
+            return f"the encoder of {machine.model.name} sees its prompt both ways: it cannot be read in parts"
+        return ""

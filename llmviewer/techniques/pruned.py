@@ -1,0 +1,172 @@
+"""Smaller networks made of larger ones: fewer heads, neurons and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..graph import Block, Graph
+from ..operators.attention import QK, SV, Attention, Heads, Softmax
+from ..operators.base import Operator, Tensor, Weight
+from ..operators.elementwise import Activation, Add, Elementwise, Norm, Rope
+from ..operators.embedding import Embedding
+from ..operators.linear import ExpertsLinear, Linear
+from . import technique
+from ._linears import compressible, layers
+from ._parameters import parameter
+from ._technique import Kind, Machine, Technique
+
+_KNOWN: Final = (Norm, Add, Linear, Embedding)  # what can be between layers
+
+
+@technique("structured-pruning")
+@dataclass(frozen=True, kw_only=True)
+class StructuredPruning(Technique):
+    """Structured pruning (LLM-Pruner, Sheared LLaMA, SliceGPT): heads, neurons, layers or a part of the width go.
+
+    Changes: the network is smaller: everything that those parts read, compute, hold and cache.
+    Formula: projections, cache and pairs x heads; feed-forward networks x ffn; all of a layer x layers; one side of
+    every matrix, embedding and head x hidden. Heads go with the keys and values that they share.
+    Source: arXiv:2305.11627; arXiv:2310.06694; arXiv:2401.15024.
+    Helps: prefill, decode and memory, on any device.
+    Cannot: prune experts, and attention by latents or states, which are left as they are.
+    """
+
+    kind = Kind.COMPRESSION
+
+    heads: float = parameter("part of the heads that stays", 1.0, least=0, most=1)
+    ffn: float = parameter("part of the neurons that stays", 1.0, least=0, most=1)
+    layers: float = parameter("part of the layers that stays", 1.0, least=0, most=1)
+    hidden: float = parameter("part of the width between layers that stays", 1.0, least=0, most=1)
+
+    def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
+        stay = max(round(self.layers * graph.layers), 1)
+        blocks = (replace(block, layers=tuple(n for n in block.layers if n < stay)) if layers(block) else block
+                  for block in graph.blocks)  # fmt: skip
+        left = (new for new, old in zip(blocks, graph.blocks, strict=True) if new.layers or not old.layers)
+        return Graph(tuple(self._narrower(block) if block.main else block for block in left))
+
+    def _narrower(self, block: Block) -> Block:
+        inside = {**self._heads(block), **self._neurons(block)} if layers(block) else {}
+        parts = {**inside, **(dict.fromkeys(_stream(block), self.hidden) if self.hidden < 1 else {})}
+        return block.map(lambda op: _fitted(op, parts, self.heads)) if parts else block
+
+    def _neurons(self, block: Block) -> dict[str, float]:
+        """The part of their width that tensors between the linears of feed-forward networks keep."""
+        acts = (op for op in block.operators if isinstance(op, Activation)) if self.ffn < 1 else ()
+        found: dict[str, float] = {}
+        for act in acts:
+            names = {t.name for t in (*act.inputs, *act.outputs)}
+            around = [op for op in block.operators if op is not act and names & {t.name for t in _tensors(op)}]
+            if all(compressible(op) for op in around):
+                width = act.outputs[0].width
+                found |= dict.fromkeys(names, max(round(self.ffn * width), 1) / width)
+        return found
+
+    def _heads(self, block: Block) -> dict[str, float]:
+        """The part of their width that tensors of attention keep."""
+        if self.heads == 1 or not _prunable(block):
+            return {}
+        found: dict[str, float] = {}
+        for op in block.operators:
+            if isinstance(op, QK | SV):
+                queries, keys = _left(op.heads, self.heads)
+                asking = op.inputs[:1] if isinstance(op, QK) else op.outputs
+                found |= dict.fromkeys((t.name for t in (*asking, *op.outputs)), queries)
+                found |= dict.fromkeys((t.name for t in op.inputs[1:]), keys)
+            if isinstance(op, Softmax):
+                found |= dict.fromkeys((t.name for t in _tensors(op)), _left(op.heads, self.heads)[0])
+        for op in reversed(block.operators):  # where queries and keys come from
+            if isinstance(op, Norm | Rope):
+                pairs = zip(op.inputs, op.outputs, strict=True)
+                found |= {before.name: found[after.name] for before, after in pairs if after.name in found}
+        for op in block.operators:  # where results go
+            if isinstance(op, Elementwise) and not isinstance(op, Norm | Activation):
+                parts = {found[t.name] for t in op.inputs if t.name in found}
+                found |= dict.fromkeys((t.name for t in _tensors(op)), parts.pop()) if len(parts) == 1 else {}
+        return found
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        graph = machine.model.graph
+        if not (self.heads and self.ffn and self.layers and self.hidden):
+            return "something has to stay of heads, ffn, layers and hidden"
+        if self.heads == self.ffn == self.layers == self.hidden == 1:
+            return "give heads, ffn, layers or hidden: with 1 for each of them nothing is left out"
+        between = {op.name: op for block in graph.blocks if block.main for op in _on_stream(block)}
+        strange = [name for name, op in between.items() if not isinstance(op, _KNOWN) or isinstance(op, ExpertsLinear)]
+        if self.hidden < 1 and strange:
+            return f"how {strange[0]} of {machine.model.name} gets narrower is not known here; leave out hidden"
+        if self.heads < 1 and not any(layers(block) and _prunable(block) for block in graph.blocks):
+            return f"the attention of {machine.model.name} has no heads that can be left out here"
+        if self.ffn < 1 and not any(layers(block) and self._neurons(block) for block in graph.blocks):
+            return f"{machine.model.name} has no feed-forward network that all tokens go through"
+        return ""
+
+
+def _stream(block: Block) -> set[str]:
+    """Tensors as wide as what layers pass on: norms of it, what is added to it, embeddings."""
+    found = {block.input, block.output} - {"logits"}
+    before: set[str] = set()
+    while found != before:
+        before = set(found)
+        for op in block.operators:
+            names = {t.name for t in _tensors(op)}
+            alike = isinstance(op, Add) or (isinstance(op, Norm) and not op.group)
+            if isinstance(op, Embedding) or (alike and names & found):
+                found |= names
+    return found
+
+
+def _on_stream(block: Block) -> Iterator[Operator]:
+    """The operators that read or write such tensors."""
+    stream = _stream(block)
+    return (op for op in block.operators if stream & {t.name for t in _tensors(op)})
+
+
+def _prunable(block: Block) -> bool:
+    """Whether linears make queries, keys and values of heads that are written to a cache of their own."""
+    attention = [op for op in block.operators if isinstance(op, Attention)]
+    return bool(attention) and all(
+        isinstance(op, QK | Softmax | SV) and (not isinstance(op, QK) or len(op.inputs) == 2) for op in attention
+    )
+
+
+def _left(heads: Heads, part: float) -> tuple[float, float]:
+    """The part of query heads and of key heads that stays: whole groups, or queries alone where all share a key."""
+    if heads.num_kv_heads == 1:
+        return max(round(part * heads.num_heads), 1) / heads.num_heads, 1.0
+    kept = max(round(part * heads.num_kv_heads), 1) / heads.num_kv_heads
+    return kept, kept
+
+
+def _tensors(op: Operator) -> tuple[Tensor, ...]:
+    return (*op.inputs, *op.outputs)
+
+
+def _fitted(op: Operator, parts: dict[str, float], kept: float) -> Operator:
+    """`op` with tensors as wide as `parts` says, and weights and heads to go with them."""
+    new = op.with_tensors(lambda t: replace(t, width=round(t.width * parts.get(t.name, 1.0))))
+    if all(t.name not in parts for t in _tensors(op)):
+        return op
+    if isinstance(new, Linear):
+        rows = sum(t.width for t in new.outputs) / sum(t.width for t in op.outputs)
+        columns = new.inputs[0].width / op.inputs[0].width
+
+        def weight(w: Weight) -> Weight:
+            return replace(w, shape=(round(w.shape[0] * rows), *(round(n * columns) for n in w.shape[1:])))
+
+        return new.with_weights(weight)
+    if isinstance(new, Embedding):
+        return new.with_weights(lambda w: replace(w, shape=(w.shape[0], new.outputs[0].width)))
+    if isinstance(new, Norm) and not new.group:
+        return new.with_weights(lambda w: replace(w, shape=(new.inputs[0].width,)))
+    if isinstance(new, QK | Softmax | SV | Rope):
+        queries, keys = _left(new.heads, kept)
+        heads = replace(
+            new.heads,
+            num_heads=round(queries * new.heads.num_heads),
+            num_kv_heads=round(keys * new.heads.num_kv_heads),
+        )
+        return replace(new, heads=heads)
+    return new

@@ -1,0 +1,78 @@
+"""Decode attention cut along the context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..forms import TOKENS
+from ..graph import Block, Graph
+from ..hardware import Hardware
+from ..operators.attention import FlashAttention
+from ..operators.base import Operator, Role, Tensor
+from ..operators.elementwise import Elementwise
+from ..precision import FP32
+from ..workload import Workload
+from . import technique
+from ._parameters import parameter
+from ._technique import Finding, Kind, Machine, Technique
+
+
+@technique("split-kv")
+@dataclass(frozen=True, kw_only=True)
+class SplitKv(Technique):
+    """FlashDecoding: the attention of a decode step is cut along the context, and the parts are put together.
+
+    Changes: in decode, each split writes its part of the result in fp32, with its largest score and their sum, and a
+    second launch reads them.
+    Formula: batch x heads x splits x (head size + 2) x 4 bytes, written and read; busy cores = min(1, batch x key heads
+    x splits / cores).
+    Source: arXiv:2404.14294, section 6.1.1; pytorch.org/blog/flash-decoding (2023).
+    Helps: small batches and long contexts, where a core for each key head would leave most of them idle; the bound,
+    which takes all cores as busy, shows the price alone.
+    Cannot: help where batch x key heads are as many as the cores already.
+    """
+
+    kind = Kind.GRAPH
+    decode_alone = True
+
+    splits: int = parameter("parts of the context", 8, least=1, most=4096)
+
+    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
+        return graph.map_blocks(self._split) if decode and self.splits > 1 else graph
+
+    def _split(self, block: Block) -> Block:
+        operators: list[Operator] = []
+        for op in block.operators:
+            if not (isinstance(op, FlashAttention) and any(t.role is Role.KV_CACHE for t in op.inputs)):
+                operators.append(op)
+                continue
+            width = op.heads.num_heads * (op.heads.out_dim + 2) * self.splits
+            parts = Tensor(name=f"{op.name}_parts", width=width, format=FP32, rows=TOKENS)
+            operators.append(replace(op, outputs=(parts,)))
+            operators.append(
+                Elementwise(
+                    name=f"{op.name}_join",
+                    kind="reduction",
+                    inputs=(parts,),
+                    outputs=op.outputs,
+                    ops_per_element=3 * self.splits,  # scale, add, and the sum of weights
+                )
+            )
+        return replace(block, operators=tuple(operators))
+
+    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
+        cores = machine.hardware.numbers.get("cores.count")
+        heads = [op.heads.num_kv_heads for _, op in machine.decode_graph if isinstance(op, FlashAttention)]
+        if not cores or not heads:
+            return ()
+        alone, split = (min(1.0, float(np.max(step.sequences())) * min(heads) * n / cores) for n in (1, self.splits))
+        text = f"{split:.0%} of {cores:.0f} cores have a part of decode attention, {alone:.0%} without splits"
+        return (Finding(key="busy_cores", value=split, text=text),)
+
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if not any(isinstance(op, FlashAttention) for _, op in machine.decode_graph):
+            return f"{machine.model.name} has no flash attention here to split"
+        return ""

@@ -1,0 +1,943 @@
+"""Techniques: by hand, against networks that are made that way, and laws that hold for all of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from functools import cache
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmviewer._layout import ROOT
+from llmviewer.analysis import analyze
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.generation import generation
+from llmviewer.hardware_files import load_hardware
+from llmviewer.memory import weight_bytes
+from llmviewer.model import kv_cache_bytes
+from llmviewer.model_files import load_model
+from llmviewer.reports import techniques as report
+from llmviewer.setting import Setting
+from llmviewer.techniques import parse_technique, parse_techniques, techniques
+from llmviewer.techniques._drafting import expected_tokens
+from llmviewer.techniques.schemes import SCHEMES
+from llmviewer.workload import Sequences, Workload
+
+A100 = load_hardware("a100-sxm-80gb")
+LLAMA = "llama-2-7b"
+MATRICES = 32 * (4 * 4096**2 + 3 * 4096 * 11008)  # numbers in the linears of its layers
+TOKEN = 524288  # bytes of its cache for one token
+SPECULATIVE = "speculative:draft=llama-68m,gamma=4,alpha=0.7"
+GIVEN = {  # what has to be said
+    "speculative": "draft=llama-68m,alpha=0.7",
+    "window": "size=64",
+    "quantized": "scheme=quarot",
+    "structured-pruning": "heads=0.5,ffn=0.5",
+    "lengths": f"file={Path(__file__).with_name('lengths.txt')}",
+}
+SURFACE = (
+    "llama-2-7b", "gpt2", "falcon-7b", "mistral-7b-v0.1", "qwen3-8b", "gemma-2-9b", "mixtral-8x7b", "deepseek-v3",
+    "deepseek-v3.2", "mamba-2.8b", "jamba-v0.1", "gpt-oss-20b", "flan-t5-base", "bert-base-uncased", "bloom-560m",
+    "phi-2", "llama-4-scout", "llava-1.5-7b",
+)  # fmt: skip
+model = cache(load_model)
+
+
+def written(name):
+    return f"{name}:{GIVEN[name]}" if name in GIVEN else name
+
+
+def setting(*asked, of=LLAMA, hardware=A100, **options):
+    return Setting.of(model(of) if isinstance(of, str) else of, hardware, techniques=asked, **options)
+
+
+def plan_of(found, phase, workload, field):
+    """An amount of one pass."""
+    return float(found.plan_of(phase).estimate(workload).sum(field))
+
+
+def step(kv_len=1025, batch=1, prompt=0):
+    return Workload.decode(batch=batch, kv_len=kv_len, prompt=prompt)
+
+
+def refused(*asked, **options):
+    with pytest.raises(InputError) as caught:
+        setting(*asked, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def made(tmp_path, **changes):
+    """Llama 2 7B with other fields."""
+    config = {
+        "model_type": "llama", "torch_dtype": "float16", "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "vocab_size": 32000, "tie_word_embeddings": False, "head_dim": 128,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | changes), encoding="utf-8")
+    return load_model(str(path))
+
+
+def tried(*asked, **options):
+    """The setting, or why it is refused."""
+    try:
+        return setting(*asked, **options), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def same(one, other):
+    """Both passes take the same of everything."""
+    for phase, workload in (("prefill", Workload.prefill(batch=2, prompt=300)), ("decode", step(301, batch=2))):
+        for field in ("ops", "weight_bytes", "activation_bytes", "kv_bytes", "time_s"):
+            ours, theirs = (plan_of(found, phase, workload, field) for found in (one, other))
+            assert ours == pytest.approx(theirs, rel=1e-12), (phase, field)
+    sizes = {"batch": 2, "prompt": 300, "gen": 9}
+    assert one.footprint.parts(**sizes) == pytest.approx(other.footprint.parts(**sizes))
+
+
+# What is written, and what is wrong with it.
+
+
+def test_a_technique_reads_as_it_is_written():
+    for name in techniques():
+        one = parse_technique(written(name))
+        assert parse_technique(str(one)) == one
+    assert parse_technique({"speculative": {"draft": "llama-68m", "alpha": 0.7}}) == parse_technique(
+        "speculative: draft = llama-68m, alpha=0.7"
+    )
+    assert parse_technique({"fusion": None}) == parse_technique("fusion")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("sparsty", "no technique 'sparsty': did you mean sparsity? (`llmviewer techniques` lists all)"),
+        ("speculative", ("speculative: draft must be given: the model that drafts: anything that `llmviewer analyze` "
+         "takes")),
+        ("sparsity:k=2", "sparsity: no parameter 'k'; there is m, n"),
+        ("no-cache:k=2", "no-cache: no parameter 'k'; it has no parameters"),
+        ("window:size=abc", "window: size must be a whole number, at least 1; got 'abc'"),
+        ("window:size=1.5", "window: size must be a whole number, at least 1; got '1.5'"),
+        ("window:size=0", "window: size must be at least 1; got 0"),
+        ("pruning:sparsity=1", "pruning: sparsity must be between 0 and 1; got 1.0"),
+        ("pruning:sparsity=nan", "pruning: sparsity must be a number, between 0 and 1; got 'nan'"),
+        ("pruning:format=csr", "pruning: format must be one of dense, bitmap, index; got 'csr'"),
+        ("fusion:qkv=maybe", "fusion: qkv must be true or false; got 'maybe'"),
+        ("fusion:qkv", ("a technique must be NAME or NAME:key=value,key=value, such as "
+         "speculative:draft=llama-68m,gamma=4; got 'qkv' in 'fusion:qkv'")),
+    ],
+)  # fmt: skip
+def test_what_does_not_parse_is_told_in_one_line(text, error):
+    with pytest.raises(InputError) as caught:
+        parse_technique(text)
+    assert str(caught.value) == error
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "error"),
+    [
+        (("speculative:draft=llama-68m",), {}, ("speculative: give alpha (a probability for each token) or tau (tokens "
+         "of each pass)")),
+        (("speculative:draft=llama-68m,alpha=.5,tau=2",), {}, ("speculative: give one of alpha (a probability for each "
+         "token) and tau (tokens of each pass)")),
+        (("speculative:draft=llama-68m,tau=6",), {}, ("speculative: a pass that can accept 4 tokens leaves at most 5; "
+         "got 6")),
+        (("speculative:draft=llama-68m,alpha=.5,tree=4xx2",), {}, "speculative: tree must be candidates at each depth"),
+        (("speculative:draft=flan-t5-base,alpha=.5",), {}, ("speculative: flan-t5-base cannot draft for llama-2-7b: "
+         "both must be decoders that generate")),
+        ((SPECULATIVE,), {"of": "bert-base-uncased"}, ("speculative: bert-base-uncased does not generate: there are no "
+         "passes to arrange")),
+        ((SPECULATIVE, "medusa"), {}, ("medusa: speculative proposes tokens too, and a pass verifies those of one of "
+         "them")),
+        (("medusa:nodes=3",), {}, "medusa: a tree of 3 nodes has no path of 4 tokens; give nodes=4 or more"),
+        (("mtp",), {}, "mtp: llama-2-7b has no layers that predict further tokens, or none that are known"),
+        (("window:size=9", "h2o"), {}, "h2o: window says which keys are seen too"),
+        (("window:size=9000",), {"of": "mistral-7b-v0.1"}, ("window: no attention of mistral-7b-v0.1 sees more than "
+         "9000 tokens")),
+        (("sparsity:n=4",), {}, "sparsity: n must be less than m=4; got 4"),
+        (("sparsity", "pruning"), {}, "pruning: sparsity says which weights are zero"),
+        (("quantized:scheme=awq",), {"quant": "W8"}, ("quantized: is W4A16g128, and --quant W8 says the precision too; "
+         "give one of them")),
+        (("no-cache", "best-of"), {}, "no-cache: best-of is about a cache or passes that go on from one"),
+        (("cross-layer-kv",), {"of": "deepseek-v3"}, ("cross-layer-kv: deepseek-v3 has no keys and values that layers "
+         "make for themselves alone")),
+        (("chunked-prefill",), {"layout": "pp=2"}, ("chunked-prefill: in a pipeline, how its passes follow each other "
+         "is not known here; leave out pp")),
+        (("sparsity",), {"accounting": "survey"}, ("sparsity: accounting survey has conventions of its own; use "
+         "faithful")),
+        (("low-rank:targets=nothing",), {}, ("low-rank: no linear is called 'nothing'; there is down_proj, gate_proj, "
+         "k_proj, o_proj, q_proj, up_proj, v_proj")),
+        (("lora:merged=true,adapters=2",), {}, "lora: one adapter can be merged; got adapters=2"),
+        (("structured-pruning",), {}, "structured-pruning: give heads, ffn, layers or hidden"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_with_the_reason(asked, options, error):
+    assert error in refused(*asked, **options)
+
+
+def test_a_technique_stands_once_and_in_a_list():
+    with pytest.raises(InputError, match=r"^sparsity is asked for twice; give it once, with all its parameters$"):
+        parse_techniques(["sparsity", "sparsity:n=1"])
+    with pytest.raises(InputError, match=r"^techniques must be a list of them; got 'sparsity'$"):
+        parse_techniques("sparsity")
+
+
+def test_every_technique_says_what_it_changes_and_what_it_cannot():
+    for name, kind in techniques().items():
+        described = report.describe(kind)
+        assert described["about"].keys() >= {"changes", "formula", "source", "helps", "cannot"}, name
+        assert described["summary"], name
+        assert all(parameter["about"] for parameter in described["parameters"]), name
+
+
+def test_the_page_of_the_documentation_is_what_the_techniques_say():
+    page = (ROOT / "docs" / "techniques.md").read_text(encoding="utf-8")
+    assert page == report.render_markdown(techniques()), "make it anew: llmviewer techniques -o docs/techniques.md"
+
+
+# The command line, and files.
+
+
+def test_the_command_line_lists_them_and_shows_one(capsys):
+    assert main(["techniques"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in techniques())
+    assert main(["techniques", "speculative"]) == 0
+    shown = capsys.readouterr().out
+    assert "arXiv:2211.17192" in shown
+    assert max(map(len, (listed + shown).splitlines())) <= 80
+    assert main(["techniques", "sparsity", "--format", "json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert [p["name"] for p in one["parameters"]] == ["n", "m"]
+    assert main(["techniques", "sparsty"]) == 2
+    assert capsys.readouterr().err == "llmviewer: no technique 'sparsty': did you mean sparsity?\n"
+
+
+def test_analyze_says_what_techniques_gain(capsys):
+    assert main(["analyze", LLAMA, "a100-sxm-80gb", "--with", SPECULATIVE, "--with", "sparsity"]) == 0
+    text = capsys.readouterr().out
+    assert "2.77 tokens a pass; prefill once" in text
+    assert "verification is free (within 10% of a decode step) up to batch" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    assert main(["analyze", LLAMA, "a100-sxm-80gb", "--with", SPECULATIVE, "--format", "json"]) == 0
+    effect = json.loads(capsys.readouterr().out)["effect"]
+    assert effect["techniques"] == ["speculative:alpha=0.7,draft=llama-68m"]
+    assert effect["tokens_per_step"] == pytest.approx(2.7731)
+    assert effect["speed_up"] == pytest.approx(effect["without"]["latency_s"] / effect["result"]["latency_s"])
+    assert [run["name"] for run in effect["runs"]] == [
+        "prefill", "prompt of llama-68m", "draft llama-68m", "verification",
+    ]  # fmt: skip
+    assert main(["analyze", LLAMA, "a100-sxm-80gb", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["effect"] is None
+
+
+def test_the_decode_step_shown_is_the_verification():
+    found = analyze(LLAMA, A100, techniques=[SPECULATIVE])
+    assert (found.phases.decode.q_len, found.phases.decode.kv_len) == (5, 1029)
+    assert found.inputs.techniques == ("speculative:alpha=0.7,draft=llama-68m",)
+
+
+SCENARIO = """\
+model: llama-2-7b
+hardware: a100-sxm-80gb
+batch: 8
+kv-len: 2000
+with:
+  - sparsity
+  - speculative: {draft: llama-68m, gamma: 4, alpha: 0.7}
+"""
+
+
+def test_a_scenario_says_what_the_command_line_does_not(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    assert main(["analyze", "--scenario", str(path), "--batch", "2", "--format", "json"]) == 0
+    inputs = json.loads(capsys.readouterr().out)["inputs"]
+    assert (inputs["batch"], inputs["kv_len"], inputs["prompt"]) == (2, 2000, 1024)
+    assert inputs["techniques"] == ["sparsity", "speculative:alpha=0.7,draft=llama-68m"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("batch: 8", "bach: 8", "bach: unknown key; did you mean batch?"),
+        ("batch: 8", "batch: [8]", "batch: must be one value; got [8]"),
+        ("- sparsity", "- sparsty", "no technique 'sparsty': did you mean sparsity?"),
+        ("gamma: 4", "gama: 4", "speculative: no parameter 'gama'; did you mean gamma?"),
+    ],
+)
+def test_a_scenario_that_is_wrong_is_told_in_one_line(tmp_path, capsys, old, new, error):
+    path = tmp_path / "mine.yaml"
+    path.write_text(SCENARIO.replace(old, new), encoding="utf-8")
+    assert main(["analyze", "--scenario", str(path)]) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_techniques_are_for_one_kind_of_device(capsys):
+    asked = ["analyze", LLAMA, "a100-sxm-80gb", "--decode-hardware", "h100-sxm", "--with", "fusion"]
+    assert main(asked) == 2
+    assert capsys.readouterr().err.startswith("llmviewer: --with is for one kind of device")
+
+
+# The schedule.
+
+
+@pytest.mark.parametrize("layout", ["", "tp=2", "dp=2", "cp=2", "pp=2", "pp=4 tp=2"])
+@pytest.mark.parametrize("name", [LLAMA, "mistral-7b-v0.1", "deepseek-v2-lite", "flan-t5-base", "jamba-v0.1"])
+def test_without_techniques_the_schedule_is_the_generation(name, layout):
+    if name == "flan-t5-base" and "pp" in layout:
+        pytest.skip("encoder and decoder are not cut into stages")
+    bare = setting(of=name, layout=layout)
+    found = bare.schedule(batch=3, prompt=100, gen=50)
+    asked = generation(bare.plan, bare.decode_plan, batch=3, prompt=100, gen=50, layout=bare.layout)
+    assert found.ttft_s == pytest.approx(float(asked.ttft_s), rel=1e-12)
+    assert found.decoding_s == pytest.approx(float(asked.latency_s - asked.ttft_s), rel=1e-12)
+    assert found.tokens_per_step == 1
+
+
+def test_one_token_takes_the_prefill_alone():
+    found = analyze(LLAMA, A100, gen=1, techniques=[SPECULATIVE])
+    assert found.generation.tpot_s is None
+    assert [run.name for run in found.effect.runs] == ["prefill"]
+
+
+# Speculative decoding.
+
+
+@pytest.mark.parametrize(("alpha", "gamma", "tokens"), [(0, 4, 1), (1, 4, 5), (0.5, 2, 1.75), (0.8, 1, 1.8)])
+def test_tokens_of_a_pass(alpha, gamma, tokens):
+    assert expected_tokens(alpha, gamma) == pytest.approx(tokens)
+    drawn = np.random.default_rng(1).random((200_000, gamma)) < alpha
+    assert (1 + np.cumprod(drawn, axis=1).sum(axis=1)).mean() == pytest.approx(tokens, rel=0.01)
+
+
+def test_passes_of_speculative_decoding_by_hand():
+    """Three drafts at contexts n, n + 1, n + 2, then four tokens at once, for each two tokens."""
+    found = setting("speculative:draft=llama-68m,gamma=3,tau=2")
+    draft = Setting.of("llama-68m", A100, quant="W16A16")
+    runs = {run.name: run for run in found.schedule(batch=2, prompt=10, gen=4).rest}
+    contexts = (11, 12, 13)
+    drafting = sum(float(draft.plan.time_s(step(n + j, batch=2))) for n in contexts for j in range(3)) / 2
+    verifying = sum(float(found.plan.time_s(Workload.verify(batch=2, draft=3, past=n - 1))) for n in contexts) / 2
+    assert runs["draft llama-68m"].time_s == pytest.approx(drafting, rel=1e-12)
+    assert runs["verification"].time_s == pytest.approx(verifying, rel=1e-12)
+    assert runs["verification"].passes == 1.5
+    assert runs["prompt of llama-68m"].time_s == draft.plan.time_s(Workload.prefill(batch=2, prompt=10))
+
+
+def test_a_tree_is_drafted_by_depth_and_verified_whole():
+    found = setting("speculative:draft=llama-68m,tree=4x2,alpha=0.5")
+    *drafts, verification = found.schedule(batch=1, prompt=10, gen=2).rest[1:]
+    assert [run.workload.groups[0].q_len for run in drafts] == [1, 4]
+    assert [int(run.workload.groups[0].kv_len[-1]) for run in drafts] == [11, 15]
+    assert verification.workload.groups[0].q_len == 1 + 4 + 8
+    reached = 1 - 0.5**4
+    assert found.techniques[0].tokens == 1 + reached + reached * (1 - 0.5**2)
+
+
+@given(st.integers(1, 16), st.floats(0, 1), st.sampled_from((1, 8, 64, 512)))
+def test_no_draft_gains_more_than_the_tokens_of_a_pass(gamma, alpha, batch):
+    found = setting(f"speculative:draft=llama-68m,gamma={gamma},alpha={alpha}")
+    asked = {"batch": batch, "prompt": 128, "gen": 5}
+    gain = setting().schedule(**asked).decoding_s / found.schedule(**asked).decoding_s
+    assert gain <= found.techniques[0].tokens * (1 + 1e-9)
+
+
+def test_a_draft_that_costs_nothing_gains_its_tokens_while_steps_wait_for_weights():
+    found, bare = setting("retrieval:length=3,tau=2"), setting()
+    gains = [bare.schedule(batch=b, prompt=16, gen=9).tpot_s / found.schedule(batch=b, prompt=16, gen=9).tpot_s
+             for b in (1, 16, 256, 2048)]  # fmt: skip
+    assert gains[0] == pytest.approx(2, rel=0.005)
+    assert all(before > after for before, after in pairwise(gains))
+    assert gains[-1] < 0.6
+
+
+def test_verification_is_free_up_to_the_batch_that_is_told():
+    found = setting(SPECULATIVE)
+    told = {f.key: f.value for f in found.techniques[0].findings(found, found.step(step()))}
+    free = told["free_up_to_batch"]
+    over = [float(found.plan.time_s(Workload.verify(batch=b, draft=4, past=1024)) / found.plan.time_s(step(batch=b)))
+            for b in (1, free, free + 1)]  # fmt: skip
+    assert over[0] == pytest.approx(told["verification_over_step"])
+    assert over[1] <= 1.1 < over[2]
+
+
+def test_a_technique_pays_up_to_the_batch_that_is_told():
+    found = analyze(LLAMA, A100, techniques=["contextual-sparsity"]).effect
+    assert found.said[-1] == f"tokens after the first come faster up to batch {found.pays_up_to_batch}, if it fits"
+    gains = []
+    for batch in (found.pays_up_to_batch, found.pays_up_to_batch + 1):
+        asked = {"batch": batch, "prompt": 1024, "gen": 128}
+        gains.append(setting().schedule(**asked).tpot_s / setting("contextual-sparsity").schedule(**asked).tpot_s)
+    assert gains[0] > 1.001 >= gains[1]
+    assert analyze(LLAMA, A100, techniques=["no-cache"]).effect.pays_up_to_batch == 0
+    assert analyze(LLAMA, A100, techniques=["sparsity"]).effect.pays_up_to_batch is None
+
+
+def test_the_draft_is_held_beside_the_model():
+    sizes = {"batch": 3, "prompt": 100, "gen": 28}
+    weights, cached, _ = setting(SPECULATIVE).footprint.parts(**sizes)
+    own = setting().footprint.parts(**sizes)
+    assert weights - own[0] == 2 * 68030208
+    assert cached - own[1] == 3 * 128 * 2 * 2 * 2 * 768
+
+
+def test_drafts_of_several_answers_are_as_many():
+    asked = {"batch": 2, "prompt": 50, "gen": 9}
+    one, other = (setting(*order).schedule(**asked) for order in (("best-of", SPECULATIVE), (SPECULATIVE, "best-of")))
+    assert one.latency_s == other.latency_s
+    drafts = next(run for run in one.rest if run.name == "draft llama-68m")
+    assert drafts.workload.groups[0].batch == 8
+
+
+def test_medusa_heads_by_hand():
+    found = setting("medusa:heads=3,nodes=16,tau=2")
+    held = 2 * 3 * (4096 * 4096 + 4096 + 32000 * 4096)
+    ours, theirs = (f.footprint.parts(batch=1, prompt=9, gen=1)[0] for f in (found, setting()))
+    assert ours - theirs == held
+    heads = found.schedule(batch=1, prompt=9, gen=2).rest[0]
+    assert heads.amount("ops") * 2 == pytest.approx(3 * (2 * 4096 * (4096 + 32000) + 5 * 4096))
+
+
+def test_an_eagle_layer_is_a_layer_a_projection_and_the_head():
+    found = setting("eagle:draft_depth=5,nodes=5,tau=5")
+    layer = next(block for block in found.graph.blocks if block.layers)
+    held = sum(w.stored_bytes for op in layer.operators for w in op.weights) + 2 * 2 * 4096 * 4096
+    extra = (f.footprint.parts(batch=1, prompt=9, gen=1)[0] for f in (found, setting()))
+    assert next(extra) - next(extra) == held
+
+
+def test_layers_that_predict_are_those_of_the_model():
+    found = setting("mtp", of="deepseek-v3", hardware=load_hardware("b200"), layout="tp=8")
+    whole = Setting.of("deepseek-v3", "b200", mtp=True, layout="tp=8")
+    asked = {"batch": 1, "prompt": 9, "gen": 1}
+    weights, both = found.footprint.parts(**asked)[0], whole.footprint.parts(**asked)[0]
+    assert weights == pytest.approx(both, rel=1e-9)
+
+
+def test_some_layers_draft_for_all():
+    found = setting("self-speculative:layers=0.25,gamma=2,tau=2")
+    draft, verification = found.schedule(batch=1, prompt=9, gen=2).rest
+    assert draft.passes == 1
+    part = sum(block.repeat for block, op in found.graph if op.name == "q_proj") * 0.25
+    assert draft.amount("ops") * 2 < verification.amount("ops") * 2
+    assert part == 8
+    assert found.footprint.parts(batch=1, prompt=9, gen=1) == setting().footprint.parts(batch=1, prompt=9, gen=1)
+
+
+# Several answers, other passes.
+
+
+@pytest.mark.parametrize(("prompt", "tokens"), [("shared", 100 + 4 * 28), ("read-once", 212), ("copied", 4 * 128)])
+def test_the_cache_of_several_answers(prompt, tokens):
+    found = setting(f"best-of:n=4,prompt={prompt}").footprint.parts(batch=3, prompt=100, gen=28)
+    assert found[1] == 3 * tokens * TOKEN
+
+
+def test_a_prompt_read_once_is_read_once():
+    shared, once = (setting(f"best-of:n=4,prompt={how}") for how in ("shared", "read-once"))
+    asked = step(1001, prompt=1000)
+    read = [plan_of(found, "decode", found.step(asked), "kv_bytes") for found in (shared, once)]
+    assert read[0] - read[1] == pytest.approx(3 * 1000 * TOKEN)
+
+
+def test_without_a_cache_every_step_is_a_prefill():
+    found = setting("no-cache").schedule(batch=2, prompt=10, gen=4)
+    plan = setting().plan
+    by_hand = sum(float(plan.time_s(Workload.prefill(batch=2, prompt=n))) for n in (11, 12, 13))
+    assert found.decoding_s == pytest.approx(by_hand, rel=1e-12)
+    assert setting("no-cache").footprint.parts(batch=2, prompt=10, gen=4)[1] == 0
+
+
+def test_a_skeleton_by_hand():
+    found = setting("skeleton:points=4,outline=2,instruction=3").schedule(batch=1, prompt=10, gen=9)
+    plan = setting().plan
+    outline, instructions, points = found.rest
+    assert outline.time_s == pytest.approx(sum(float(plan.time_s(step(n))) for n in (11, 12)), rel=1e-12)
+    assert instructions.time_s == plan.time_s(Workload((Sequences(batch=4, q_len=3, kv_len=15),)))
+    assert points.time_s == pytest.approx(sum(float(plan.time_s(step(n, batch=4))) for n in (16, 17)), rel=1e-12)
+    kept = setting("skeleton:points=4,outline=2,instruction=3").footprint.parts(batch=1, prompt=10, gen=8)
+    assert kept[1] == (12 + 4 * (3 + 2)) * TOKEN
+
+
+# Tokens that skip layers, neurons that are not needed.
+
+
+def test_leaving_early_saves_what_lies_beyond():
+    found, bare = setting("early-exit:exit=0.5,stay=0.25,sure=nothing"), setting()
+    assert found.plan.time_s(step()) == bare.plan.time_s(step())  # the prefill's graph
+    layer = plan_of(bare, "decode", step(), "weight_bytes") - 2 * 4096 * (32000 + 1 + 1)
+    read = plan_of(found, "decode", step(), "weight_bytes") - 2 * 4096 * (32000 + 1 + 1)
+    filled = 2 * (2 * 4096 * 4096 + 4096) / (layer / 32)  # keys, values and the norm before them, for all
+    assert read / layer == pytest.approx(0.5 + 0.5 * (filled + (1 - filled) * 0.25), rel=1e-6)
+    many = plan_of(found, "decode", step(batch=64), "weight_bytes") - 2 * 4096 * (32000 + 64 + 1)
+    assert many / layer == pytest.approx(1, rel=1e-4)  # some token always stays
+
+
+def test_all_leave_together():
+    one, many = (
+        plan_of(setting("early-exit:by=batch,sure=nothing"), "decode", step(batch=b), "weight_bytes") for b in (1, 64)
+    )
+    assert many - one == pytest.approx(63 * 2 * 4096)  # rows of the embedding
+
+
+def test_mixture_of_depths_by_hand():
+    found, bare = setting("mixture-of-depths:share=0.25,every=2"), setting()
+    asked = Workload.prefill(batch=1, prompt=1000)
+    rows = {row.block.name: row for row in found.plan.estimate(asked).operators if row.operator.name == "q_proj"}
+    assert rows["layer.routed"].ops == 0.25 * rows["layer"].ops
+    attention = {
+        row.block.name: row.ops for row in found.plan.estimate(asked).operators if row.operator.name == "attention"
+    }
+    assert attention["layer.routed"] == pytest.approx(attention["layer"] / 16)
+    cached = (f.footprint.parts(batch=1, prompt=900, gen=100)[1] for f in (found, bare))
+    assert next(cached) == pytest.approx(next(cached) * (0.5 + 0.5 * 0.25))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 32])
+def test_a_batch_reads_the_union_of_its_neurons(batch):
+    found, bare = setting("contextual-sparsity:active=0.2"), setting()
+    neurons = 2 * 32 * 3 * 4096 * 11008
+    read = [plan_of(f, "decode", step(batch=batch), "weight_bytes") for f in (found, bare)]
+    assert read[1] - read[0] == pytest.approx(neurons * 0.8**batch)
+    ops = [plan_of(f, "decode", step(batch=batch), "ops") for f in (found, bare)]
+    assert ops[1] - ops[0] == pytest.approx(0.8 * neurons * batch)
+
+
+def test_heads_that_are_not_needed_are_not_projected():
+    found, bare = setting("contextual-sparsity:active=0.5,heads=0.25,rank=0"), setting()
+    read = plan_of(bare, "decode", step(), "weight_bytes") - plan_of(found, "decode", step(), "weight_bytes")
+    assert read == pytest.approx(2 * 32 * (0.5 * 3 * 4096 * 11008 + 0.75 * 2 * 4096**2))
+
+
+# Attention and cache.
+
+
+@pytest.mark.parametrize(("asked", "window"), [("window:size=64", 64), ("streaming:sinks=4,window=60", 64)])
+def test_a_window_is_a_model_that_has_one(tmp_path, asked, window):
+    config = {"model_type": "mistral", "sliding_window": window}
+    same(setting(asked), setting(of=made(tmp_path, **config)))
+
+
+def test_a_window_that_a_model_has_stays_where_it_is_narrower():
+    found = setting("window:size=3000", of="gemma-2-9b")
+    masks = {str(op.heads.mask) for _, op in found.graph if op.kind == "attention"}
+    assert masks == {"3000"}  # gemma 2 has 4096 and all
+    assert {str(op.heads.mask) for _, op in setting("window:size=5000", of="gemma-2-9b").graph
+            if op.kind == "attention"} == {"4096", "5000"}  # fmt: skip
+
+
+def test_what_h2o_keeps_is_what_a_step_reads():
+    found, bare = setting("h2o:heavy=100,recent=28"), setting()
+    prompt = Workload.prefill(batch=1, prompt=1000)
+    for field in ("ops", "activation_bytes", "weight_bytes", "kv_bytes"):
+        assert plan_of(found, "prefill", prompt, field) == plan_of(bare, "prefill", prompt, field)
+    full, short = (plan_of(found, "decode", step(n), "kv_bytes") for n in (2000, 129))
+    assert full == short == plan_of(bare, "decode", step(129), "kv_bytes")
+    assert found.footprint.parts(batch=2, prompt=1000, gen=9)[1] == 2 * 128 * TOKEN
+
+
+def test_blocks_of_keys_by_density():
+    found, bare = setting("block-sparse:density=0.25"), setting()
+    pairs = 32 * 32 * 1000 * 1001 / 2 * (4 * 128 + 5)
+    asked = Workload.prefill(batch=1, prompt=1000)
+    assert plan_of(bare, "prefill", asked, "ops") - plan_of(found, "prefill", asked, "ops") == pytest.approx(
+        0.75 * pairs
+    )
+    read = (plan_of(f, "decode", step(1000), "kv_bytes") for f in (bare, found))
+    assert next(read) - next(read) == 750 * TOKEN
+    assert found.footprint.parts(batch=1, prompt=99, gen=1)[1] == 100 * TOKEN
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens"), [("paged:block=16", 112), ("paged:block=1", 101), ("static:length=4096", 4096)]
+)
+def test_pages_of_the_cache(asked, tokens):
+    found = setting(asked)
+    assert found.footprint.parts(batch=3, prompt=100, gen=1)[1] == 3 * tokens * TOKEN
+    (waste,) = found.techniques[0].findings(found, step(101))
+    assert waste.value == pytest.approx(1 - 101 / tokens)
+
+
+def test_a_cache_in_two_bits_with_its_last_tokens_whole():
+    found, bare = setting("kv-quant:bits=2,group=32,residual=128"), setting()
+    tokens = 1000
+    low = TOKEN * (tokens - 128) * 3 / 16 + TOKEN * 128  # 2 bits, and 32 of scale and zero point for 32
+    assert found.footprint.parts(batch=2, prompt=tokens - 1, gen=1)[1] == pytest.approx(2 * low)
+    written = TOKEN * 3 / 16
+    assert plan_of(found, "decode", step(tokens), "kv_bytes") == pytest.approx(low + written)
+    asked = Workload.prefill(batch=1, prompt=500)
+    assert plan_of(found, "prefill", asked, "time_s") == plan_of(bare, "prefill", asked, "time_s")
+
+
+def test_layers_that_borrow_keys_make_none():
+    found, bare = setting("cross-layer-kv:every=2"), setting()
+    asked = Workload.prefill(batch=1, prompt=100)
+    ops = (plan_of(f, "prefill", asked, "ops") for f in (bare, found))
+    assert next(ops) - next(ops) == 16 * 100 * (2 * 2 * 4096**2 + 3 * 4096)
+    assert found.footprint.parts(batch=1, prompt=99, gen=1)[1] == 50 * TOKEN
+    assert weight_bytes(bare.graph) - weight_bytes(found.graph) == 16 * 2 * 2 * 4096**2
+    written = plan_of(bare, "decode", step(), "kv_bytes") - plan_of(found, "decode", step(), "kv_bytes")
+    assert written == TOKEN / 2  # they read as before
+
+
+def test_one_projection_of_queries_keys_and_values_gets_narrower():
+    found, bare = setting("cross-layer-kv:every=12", of="gpt2"), setting(of="gpt2")
+    assert weight_bytes(bare.graph) - weight_bytes(found.graph) == 11 * 4 * (2 * 768 * 768 + 2 * 768)
+
+
+def test_linear_attention_costs_the_same_however_long_the_context():
+    found = setting("linear-attention")
+    assert found.decode_plan.time_s(step(100)) == found.decode_plan.time_s(step(100_000))
+    state = 4 * 32 * 32 * 128 * 129
+    assert found.footprint.parts(batch=3, prompt=5000, gen=9)[1] == 3 * state
+
+
+def test_a_latent_instead_of_keys_and_values():
+    found, bare = setting("mla:rank=512,rope=64"), setting()
+    assert found.footprint.parts(batch=1, prompt=99, gen=1)[1] == 100 * 32 * (512 + 64) * 2
+    layer = 4096 * 4096 + 4096 * (512 + 64) + 512 + 512 * 32 * (64 + 128)
+    assert weight_bytes(bare.graph) - weight_bytes(found.graph) == 2 * 32 * (3 * 4096**2 - layer)
+    names = [op.name for block in found.decode_graph.blocks if block.layers for op in block.operators]
+    assert "q_absorb" in names  # a step does not expand the cache
+    assert "kv_b_proj" in [op.name for _, op in found.graph]
+
+
+def test_mixtures_of_keys_are_made_of_each_and_kept():
+    found, bare = setting("low-rank-attention:rank=100"), setting()
+    assert found.footprint.parts(batch=3, prompt=1000, gen=9)[1] == 3 * 100 * TOKEN
+    seen = 4 * 128 + 5  # OPs of a pair and head
+    ops = plan_of(bare, "decode", step(1000), "ops") - plan_of(found, "decode", step(1000), "ops")
+    assert ops == 32 * (32 * 900 * seen - 2 * 100 * 2 * 4096)
+
+
+# Prompts.
+
+
+def test_a_compressed_prompt_is_a_shorter_one():
+    found = setting("prompt-compression:ratio=0.25").schedule(batch=2, prompt=400, gen=9)
+    short = setting().schedule(batch=2, prompt=100, gen=9)
+    assert (found.ttft_s, found.decoding_s) == (short.ttft_s, short.decoding_s)
+    asked = {"batch": 2, "gen": 9}
+    parts = setting("prompt-compression:ratio=0.25").footprint.parts(prompt=400, **asked)
+    assert parts == setting().footprint.parts(prompt=100, **asked)
+
+
+def test_the_scorer_reads_all_of_it():
+    scored = setting("prompt-compression:ratio=0.5,scorer=llama-68m").schedule(batch=1, prompt=400, gen=2)
+    small = Setting.of("llama-68m", A100, quant="W16A16")
+    plain = setting("prompt-compression:ratio=0.5").schedule(batch=1, prompt=400, gen=2)
+    assert scored.ttft_s - plain.ttft_s == pytest.approx(
+        float(small.plan.time_s(Workload.prefill(batch=1, prompt=400))), rel=1e-9
+    )
+
+
+def test_passages_make_a_prompt_longer():
+    found = setting("rag:passages=3,tokens=100").schedule(batch=1, prompt=400, gen=9)
+    assert found.latency_s == setting().schedule(batch=1, prompt=700, gen=9).latency_s
+
+
+def test_a_prefix_that_is_there_is_not_read_again():
+    found = setting("prefix-cache:hit=0.75")
+    chunk = setting().plan.time_s(Workload.chunk(batch=2, chunk=100, past=300))
+    assert found.schedule(batch=2, prompt=400, gen=1).ttft_s == chunk
+    assert found.footprint.parts(batch=2, prompt=400, gen=8)[1] == (300 + 2 * 108) * TOKEN
+    alone = setting("prefix-cache:hit=0.75,common=false")
+    assert alone.footprint.parts(batch=2, prompt=400, gen=8)[1] == 2 * 408 * TOKEN
+
+
+@pytest.mark.parametrize(("prompt", "chunk"), [(1000, 300), (1000, 1000), (7, 100), (1024, 512)])
+def test_chunks_do_the_work_of_the_whole_and_read_the_cache_again(prompt, chunk):
+    found, bare = setting(f"chunked-prefill:tokens={chunk}"), setting()
+    (run,) = found.schedule(batch=2, prompt=prompt, gen=1).first
+    assert run.passes == -(-prompt // chunk)
+    assert float(run.amount("ops")) == pytest.approx(
+        plan_of(bare, "prefill", Workload.prefill(batch=2, prompt=prompt), "ops")
+    )
+    ends = [*range(chunk, prompt, chunk), prompt]
+    whole = [
+        bare.plan.time_s(Workload.chunk(batch=2, chunk=e - s, past=s)) for s, e in zip([0, *ends], ends, strict=False)
+    ]
+    assert run.time_s <= sum(whole)  # logits are those of the last chunk
+    assert run.time_s == pytest.approx(sum(whole), rel=0.02)
+
+
+def test_prompts_of_all_lengths_packed_and_padded():
+    """100, 100, 300 and 1000 tokens, of four prompts."""
+    plan = setting().plan
+    packed = setting(written("lengths")).schedule(batch=4, prompt=7, gen=3)
+    asked = Workload.prefill(batch=2, prompt=100) + Workload.prefill(batch=1, prompt=300)
+    assert packed.ttft_s == pytest.approx(float(plan.time_s(asked + Workload.prefill(batch=1, prompt=1000))), rel=1e-12)
+    steps = [
+        step(100 + n, batch=2, prompt=100) + step(300 + n, prompt=300) + step(1000 + n, prompt=1000) for n in (1, 2)
+    ]
+    assert packed.decoding_s == pytest.approx(sum(float(plan.time_s(one)) for one in steps), rel=1e-12)
+    padded = setting(f"{written('lengths')},packed=false").schedule(batch=4, prompt=7, gen=3)
+    assert padded.latency_s == setting().schedule(batch=4, prompt=1000, gen=3).latency_s
+    (found,) = setting(written("lengths")).techniques[0].findings(setting(), step())
+    assert found.value == 1 - 1500 / 4000
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("12\nmany\n", "2: must be a length from 1; got 'many'"), ("\n", " must have from 1 to 1000 different lengths")],
+)
+def test_a_file_of_lengths_that_is_wrong_is_told_by_its_line(tmp_path, text, error):
+    path = tmp_path / "lengths.txt"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        setting(f"lengths:file={path}").schedule(batch=1, prompt=9, gen=2)
+    assert f"{path}:{error}" in str(caught.value)
+
+
+# Compression.
+
+
+def test_2_of_4_weights_by_hand():
+    found, bare = setting("sparsity"), setting()
+    saved = weight_bytes(bare.graph) - weight_bytes(found.graph)
+    assert saved == 2 * MATRICES * (1 - 0.5625)
+    asked = Workload.prefill(batch=1, prompt=512)
+    ops = (plan_of(f, "prefill", asked, "ops") for f in (bare, found))
+    assert next(ops) - next(ops) == 512 * MATRICES
+
+
+def test_sparse_units_are_needed():
+    for asked, hardware in (("sparsity", "v100-sxm2-32gb"), ("sparsity:n=1", "a100-sxm-80gb")):
+        found = setting(asked, hardware=load_hardware(hardware))
+        same(found, setting(hardware=load_hardware(hardware)))
+        (note,) = found.techniques[0].notes(found)
+        assert "stored and computed as if dense" in note
+    assert setting("sparsity").techniques[0].notes(setting("sparsity")) == ()
+
+
+def test_formats_of_unstructured_zeros():
+    dense, even = setting("pruning:sparsity=0.5"), setting("pruning:sparsity=0.0625,format=bitmap")
+    same(dense, setting())
+    assert weight_bytes(even.graph) == weight_bytes(setting().graph)  # a bit for each of 16
+    index = setting("pruning:sparsity=0.5,format=index")
+    assert weight_bytes(index.graph) == weight_bytes(setting().graph)  # 16 bits for each of the half that is left
+    asked = Workload.prefill(batch=1, prompt=512)
+    assert plan_of(even, "prefill", asked, "ops") == plan_of(setting(), "prefill", asked, "ops")
+
+
+def test_fewer_neurons_are_a_narrower_model(tmp_path):
+    same(setting("structured-pruning:ffn=0.25"), setting(of=made(tmp_path, intermediate_size=2752)))
+
+
+def test_fewer_heads_are_a_model_with_fewer(tmp_path):
+    config = {"num_attention_heads": 8, "num_key_value_heads": 8}
+    same(setting("structured-pruning:heads=0.25"), setting(of=made(tmp_path, **config)))
+
+
+def test_fewer_groups_are_a_model_with_fewer(tmp_path):
+    whole = made(tmp_path, num_key_value_heads=8)
+    config = {"num_attention_heads": 16, "num_key_value_heads": 4}
+    same(setting("structured-pruning:heads=0.5", of=whole), setting(of=made(tmp_path, **config)))
+
+
+def test_a_part_of_the_width_is_a_narrower_model(tmp_path):
+    same(setting("structured-pruning:hidden=0.5"), setting(of=made(tmp_path, hidden_size=2048)))
+    assert "how permute of mixtral-8x7b gets narrower is not known here" in refused(
+        "structured-pruning:hidden=0.5", of="mixtral-8x7b"
+    )
+
+
+def test_fewer_layers_are_a_shallower_model(tmp_path):
+    same(setting("structured-pruning:layers=0.75"), setting(of=made(tmp_path, num_hidden_layers=24)))
+
+
+def test_a_product_of_thin_matrices_breaks_even_at_its_rank():
+    even = setting("low-rank:rank=2048,targets=q_proj")
+    assert weight_bytes(even.graph) == weight_bytes(setting().graph)
+    finding = even.techniques[0].findings(even, step())[0]
+    assert finding.value == 4096 * 4096 / 8192
+    half = setting("low-rank:rank=1024,targets=q_proj")
+    assert weight_bytes(setting().graph) - weight_bytes(half.graph) == 2 * 32 * 2 * 1024 * 4096
+    ops = (plan_of(f, "decode", step(), "ops") for f in (setting(), half))
+    assert next(ops) - next(ops) == 2 * 32 * 2 * 1024 * 4096
+
+
+@pytest.mark.parametrize(("batch", "adapters"), [(1, 1), (1, 50), (8, 50)])
+def test_adapters_beside_each_matrix(batch, adapters):
+    found, bare = setting(f"lora:rank=8,adapters={adapters}"), setting()
+    one = 32 * 8 * (4 * 8192 + 3 * (4096 + 11008))
+    assert weight_bytes(found.graph) - weight_bytes(bare.graph) == 2 * adapters * one
+    asked = step(batch=batch)
+    ops, read = (
+        plan_of(found, "decode", asked, f) - plan_of(bare, "decode", asked, f) for f in ("ops", "weight_bytes")
+    )
+    assert ops == pytest.approx(2 * one * batch)
+    assert read == pytest.approx(2 * one * adapters * (1 - (1 - 1 / adapters) ** batch))
+    same(setting("lora:merged=true"), bare)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_scheme_is_its_formats(scheme):
+    found = setting(f"quantized:scheme={scheme}")
+    plain = setting(quant=SCHEMES[scheme].quant)
+    assert found.quantization == plain.quantization
+    if not (SCHEMES[scheme].outliers or SCHEMES[scheme].rotated):
+        same(found, plain)
+    assert found.bare().quantization == setting().quantization
+
+
+def test_outliers_are_a_second_product():
+    low, some, wide = setting(quant="W8A8"), setting("quantized:scheme=llm.int8,outliers=0.25"), setting()
+    asked = Workload.prefill(batch=1, prompt=2048)
+    times = [plan_of(f, "prefill", asked, "time_s") for f in (low, some, wide)]
+    assert times[0] < times[1] < times[2]
+    assert plan_of(some, "prefill", asked, "ops") == pytest.approx(plan_of(low, "prefill", asked, "ops"))
+    assert weight_bytes(some.graph) - weight_bytes(low.graph) == pytest.approx(MATRICES / 4)
+
+
+def test_a_rotation_is_d_log_d():
+    found, plain = setting("quantized:scheme=quarot"), setting(quant="W4A4KV4")
+    extra = plan_of(found, "decode", step(), "ops") - plan_of(plain, "decode", step(), "ops")
+    assert extra == pytest.approx(32 * (4096 * np.log2(4096) + 11008 * np.log2(11008)))
+
+
+# Launches.
+
+
+@pytest.mark.parametrize(("method", "ops"), [("greedy", 1), ("temperature", 8), ("top-p", 8 + np.log2(32000))])
+def test_choosing_a_token_reads_the_logits(method, ops):
+    found, bare = setting(f"sampling:method={method}"), setting()
+    extra = {name: plan_of(found, "decode", step(batch=3), name) - plan_of(bare, "decode", step(batch=3), name)
+             for name in ("ops", "activation_bytes")}  # fmt: skip
+    assert extra["ops"] == pytest.approx(3 * 32000 * ops)
+    assert extra["activation_bytes"] == pytest.approx(3 * (32000 * 2 + 4))
+
+
+def test_splits_of_attention_are_written_and_read():
+    found, bare = setting("split-kv:splits=8"), setting()
+    moved = plan_of(found, "decode", step(), "activation_bytes") - plan_of(bare, "decode", step(), "activation_bytes")
+    assert moved == 32 * 2 * 32 * 8 * (128 + 2) * 4
+    asked = Workload.prefill(batch=1, prompt=100)
+    assert plan_of(found, "prefill", asked, "time_s") == plan_of(bare, "prefill", asked, "time_s")
+    (busy,) = setting("split-kv:splits=2").techniques[0].findings(found, step())
+    assert busy.value == 2 * 32 / 108
+
+
+def test_a_layer_is_seven_launches():
+    found = setting("fusion")
+    (layer,) = (block for block in found.graph.blocks if block.layers)
+    assert [op.name for op in layer.operators] == [
+        "attn_norm", "q+k+v+rope", "attention", "o+add", "mlp_norm", "gate+up+act", "down+add",
+    ]  # fmt: skip
+
+
+def test_fusing_moves_less_and_computes_the_same():
+    found, bare = setting("fusion"), setting()
+    asked = Workload.prefill(batch=1, prompt=1000)
+    for field in ("ops", "weight_bytes", "kv_bytes"):
+        assert plan_of(found, "prefill", asked, field) == pytest.approx(plan_of(bare, "prefill", asked, field))
+    saved = plan_of(bare, "prefill", asked, "activation_bytes") - plan_of(found, "prefill", asked, "activation_bytes")
+    rows = 2 * 1000 * 32
+    hidden, inner = 4096 * rows, 11008 * rows
+    # inputs of q, k, v and of gate, up read once; q and k, gate and up, o and down not written and read again
+    assert saved == pytest.approx(2 * hidden + hidden + 2 * 2 * hidden + 2 * 2 * inner + 2 * 2 * hidden)
+    assert plan_of(found, "prefill", asked, "time_s") < plan_of(bare, "prefill", asked, "time_s")
+
+
+# Laws.
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_every_technique_runs_or_is_refused_in_a_line(name):
+    """On every kind of network: graphs that can be run as they stand, and numbers that are numbers."""
+    device = load_hardware("h200-sxm")
+    run = 0
+    for technique in techniques():
+        found, why = tried(written(technique), of=name, hardware=device)
+        if found is None:
+            assert why.startswith(f"{technique}: ")
+            continue
+        found.graph.check()
+        found.decode_graph.check()
+        schedule = found.schedule(batch=2, prompt=700, gen=5)
+        assert 0 < float(schedule.latency_s) < np.inf, technique
+        assert float(found.footprint.total_bytes(batch=2, prompt=700, gen=5)) > 0, technique
+        run += 1
+    assert run >= 5
+
+
+@pytest.mark.parametrize("layout", ["tp=2", "tp=2 dp=2", "cp=2", "pp=2"])
+def test_techniques_on_several_devices(layout):
+    run = 0
+    for technique in techniques():
+        found, why = tried(written(technique), layout=layout)
+        if found is None:
+            assert why
+            continue
+        found.graph.check()
+        found.decode_graph.check()
+        assert float(found.schedule(batch=4, prompt=700, gen=5).latency_s) > 0
+        run += 1
+    assert run >= 8
+
+
+PAIRS = [pair for pair in combinations(techniques(), 2)]  # noqa: C416
+
+
+@given(st.sampled_from(PAIRS))
+def test_it_does_not_matter_which_is_asked_for_first(pair):
+    (one, why), (other, why_not) = (tried(*map(written, order)) for order in (pair, reversed(pair)))
+    if one is None:
+        assert why == why_not
+        assert why.split(":")[0] in pair
+        return
+    asked = {"batch": 2, "prompt": 300, "gen": 9}
+    assert one.graph == other.graph
+    assert float(one.schedule(**asked).latency_s) == float(other.schedule(**asked).latency_s)
+    assert one.footprint.parts(**asked) == other.footprint.parts(**asked)
+    one.graph.check()
+    one.decode_graph.check()
+
+
+LESS = {  # what a technique lowers and what it leaves alone, in (a prefill, a step, memory)
+    "window:size=64": ("ops", "kv_bytes"),
+    "h2o:heavy=10,recent=10": ("kv_bytes",),
+    "block-sparse": ("ops", "kv_bytes"),
+    "kv-quant": ("kv_bytes",),
+    "sparsity": ("ops", "weight_bytes"),
+    "low-rank": ("ops", "weight_bytes"),
+    "structured-pruning:heads=0.5,ffn=0.5": ("ops", "weight_bytes", "kv_bytes"),
+    "fusion": ("activation_bytes",),
+    "mixture-of-depths": ("ops", "kv_bytes", "weight_bytes", "activation_bytes"),
+    "early-exit:sure=nothing": ("ops", "kv_bytes", "weight_bytes", "activation_bytes"),
+    "contextual-sparsity": ("ops", "weight_bytes"),
+    "cross-layer-kv": ("ops", "weight_bytes", "kv_bytes"),
+}
+SUMS = ("ops", "weight_bytes", "activation_bytes", "kv_bytes")
+
+
+@pytest.mark.parametrize("asked", LESS)
+@given(batch=st.integers(1, 64), kv_len=st.integers(200, 4000))
+def test_what_a_technique_lowers_and_what_it_conserves(asked, batch, kv_len):
+    found, bare = setting(asked), setting()
+    for name in SUMS:
+        with_it, without = (plan_of(f, "decode", step(kv_len, batch=batch), name) for f in (found, bare))
+        assert with_it <= without * (1 + 1e-12) or name == "activation_bytes", name
+        if name in LESS[asked]:
+            assert with_it < without, name
+
+
+def test_limits_of_parameters_are_held_by_objects_too():
+    kind = techniques()["window"]
+    with pytest.raises(InputError, match=r"^window: size must be at least 1; got 0$"):
+        kind(size=0)
+    assert [f.name for f in fields(kind)] == ["size"]
+    assert replace(kind(size=4), size=5).tokens == 5
+
+
+def test_the_cache_of_a_full_model_is_what_it_was():
+    assert kv_cache_bytes(setting().graph, batch=1, context=1) == TOKEN

@@ -1,0 +1,51 @@
+"""`llmviewer web`: the dashboard on this machine."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from .errors import InputError
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=8050, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 lets others look too."
+)
+@click.option("--open/--no-open", "opens", default=True, help="Open the page in a browser.")
+def web(port: int, host: str, opens: bool) -> None:
+    """Opens a page that shows what bounds a model on a device, and what would change it.
+
+    Needs the extra `web` (pip install 'llmviewer[web]'). docs/web.md says how to serve it to others.
+    """
+    try:
+        from .webapp.app import create
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] in ("dash", "dash_ag_grid", "dash_cytoscape", "flask"):
+            raise InputError("web: needs the extra `web`: pip install 'llmviewer[web]'") from None
+        raise
+    import logging
+    import socket
+    import threading
+    import webbrowser
+
+    from werkzeug.serving import make_server
+
+    try:
+        (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise InputError(f"--host {host} --port {port}: cannot listen there: {error.strerror}") from None
+    server = make_server(host, port, create().server, threaded=True, fd=listening.fileno())
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{listening.getsockname()[1]}/"
+    click.echo(f"{url} (stop with Ctrl-C)", err=True)
+    if opens:
+        threading.Timer(0.3, webbrowser.open, (url,)).start()
+    server.serve_forever()
+
+
+COMMANDS: Final = (web,)

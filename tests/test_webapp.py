@@ -1,0 +1,549 @@
+"""The dashboard without a browser: states and their links, views, and callbacks as a browser calls them."""
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmviewer.analysis import analyze
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.hardware_files import hardware_names
+from llmviewer.model_files import model_names
+from llmviewer.reports.drawing import GRID, INK, PAPER
+from llmviewer.reports.marks import identity
+from llmviewer.techniques import techniques
+from llmviewer.techniques._parameters import about
+from llmviewer.units import seconds
+
+pytest.importorskip("dash")
+
+from llmviewer.webapp import answers, controls, state
+from llmviewer.webapp.app import create
+from llmviewer.webapp.state import KINDS, File, Number, State
+from llmviewer.webapp.tabs import TABS
+from llmviewer.webapp.views import inspector, memory, network, overview
+from llmviewer.webapp.words import CONTROLS, GLOSSARY
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = (
+    '{"model_type": "llama", "torch_dtype": "bfloat16", "hidden_size": 512, "intermediate_size": 1024, '
+    '"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1000}'
+)
+
+
+@pytest.fixture(scope="module")
+def app():
+    return create()
+
+
+@pytest.fixture(scope="module")
+def client(app):
+    return app.server.test_client()
+
+
+# What is asked, and its link
+
+
+def _values(kind):
+    if isinstance(kind, Number):
+        return st.integers(kind.least, kind.most)
+    if isinstance(kind, state.Fraction):
+        return st.floats(kind.least, kind.most).map(lambda x: float(f"{x:g}"))
+    if isinstance(kind, state.Flag):
+        return st.booleans()
+    if isinstance(kind, state.Word):
+        return st.sampled_from(tuple(kind.known()))
+    plain = st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="|"), max_size=20)
+    if isinstance(kind, state.List):
+        inner = plain.filter(bool) if isinstance(kind.kind, state.Text) else _values(kind.kind)
+        return st.lists(inner, min_size=kind.least, max_size=min(kind.most, 4), unique=True)
+    return plain
+
+
+VALUES = st.fixed_dictionaries({name: _values(kind) for name, kind in KINDS.items() if name != "set"})
+
+
+@given(VALUES)
+def test_a_link_gives_the_state_that_it_was_made_of(values):
+    asked = State.of(values)
+    again, notices = State.of_link(asked.link)
+    assert again == asked
+    assert notices == ()
+
+
+@given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))))
+def test_no_link_is_too_strange(query):
+    found, _ = State.of_link(query)
+    assert State.of_link(found.link)[0] == found
+
+
+@given(st.sampled_from(tuple(KINDS)), st.text(max_size=40))
+def test_a_value_that_cannot_be_used_is_as_usual_with_a_notice(name, text):
+    from urllib.parse import quote
+
+    found, notices = State.of_link(f"?{name}={quote(text, safe='', errors='replace')}")
+    assert getattr(found, name) == getattr(State(), name) or notices == ()
+    near, _ = answers.settled(found)
+    assert answers.answers(near)
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../models/gpt2.yaml", "models/gpt2.yaml", "os:getcwd", "org/name", "file:gpt2.json", "."]
+)
+def test_a_link_names_only_what_ships(name):
+    found, notices = State.of_link(f"?model={name}&on={name}")
+    assert found == State()
+    assert notices
+    with pytest.raises(InputError):
+        answers.answers(State(model=name))
+    with pytest.raises(InputError):
+        answers.answers(State(on=(name,)))
+
+
+def test_a_technique_names_only_models_that_ship():
+    answers.answers(State(model="llama-2-7b", techniques=("speculative:draft=llama-68m,gamma=4,alpha=0.8",)))
+    for draft in ("os:getcwd", "models/gpt2.yaml", "/etc/passwd"):
+        with pytest.raises(InputError, match="must be a model that ships"):
+            answers.answers(State(model="llama-2-7b", techniques=(f"speculative:draft={draft},gamma=4,alpha=0.8",)))
+    with pytest.raises(InputError, match="must be a model that ships, and no file"):
+        answers.answers(State(techniques=("lengths: file = /etc/passwd",)))
+    texts = {
+        f.name for kind in techniques().values() for f in fields(kind) if "str" in str(f.type) and not about(f).choices
+    }
+    assert texts >= set(answers.WORDS_OF_TECHNIQUES)
+    assert texts <= {
+        *answers.WORDS_OF_TECHNIQUES,
+        "draft",
+        "scorer",
+        "file",
+    }  # look at a further one: can it be a path?
+
+
+def test_a_file_is_in_its_link_and_too_large_a_one_is_not():
+    file = answers.model_file("my model.json", CONFIG)
+    asked = State.of({"model": f"file:{file.name}"}, [file])
+    assert State.of_link(asked.link) == (asked, ())
+    noise = base64.b64encode(os.urandom(9000)).decode()
+    large = File(name="large.json", text=CONFIG[:-1] + f', "_name_or_path": "{noise}"}}')
+    asked = State.of({"model": "file:large.json"}, [large])
+    assert len(asked.link) < state.LONGEST_LINK
+    found, notices = State.of_link(asked.link)
+    assert found == State()
+    assert "drop it in again" in notices[0]
+    assert State.of_link(asked.link, [large]) == (asked, ())
+
+
+def test_a_file_of_a_link_does_not_swell():
+    packed = base64.urlsafe_b64encode(zlib.compress(b" " * 50_000_000, 9)).decode()
+    found, notices = State.of_link(f"?model=file:a.json&file=a.json~{packed}")
+    assert found == State()
+    assert "too large" in notices[0]
+
+
+@pytest.mark.parametrize("name", ["../a.json", "a.gguf", "a.safetensors", "A.json", "a/b.yaml", ".json"])
+def test_a_file_of_a_link_has_a_plain_name(name):
+    packed = base64.urlsafe_b64encode(zlib.compress(CONFIG.encode())).decode()
+    _, notices = State.of_link(f"?file={name}~{packed}")
+    assert "has a name that no file here has" in notices[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "text", "message"),
+    [
+        (
+            answers.model_file,
+            "x.json",
+            "{",
+            "x.json:1:2: is not JSON: Expecting property name enclosed in double quotes",
+        ),
+        (answers.model_file, "x.json", '{"model_type": "no"}', "x.json: model_type: "),
+        (answers.model_file, "x.py", "import os", "x.py: must be a config.json, or a YAML of a model; got .py"),
+        (answers.model_file, "x.yaml", "!!python/object/apply:os.getcwd []", "x.yaml:1:1: is not YAML: "),
+        (answers.hardware_file, "x.yaml", "name: ../x", "x.yaml: name: must be lower-case letters, digits, dots and "),
+        (answers.hardware_file, "x.yaml", "name: x\nvendor: me", "x.yaml: sources: is missing"),
+        (answers.hardware_file, "x.json", "{}", "x.json: must be a YAML like those in hardware/; got .json"),
+        (answers.model_file, "x.json", " " * 1_000_001, "x.json: must have at most 1,000,000 bytes; got 1,000,001"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_why(make, name, text, message):
+    with pytest.raises(InputError) as error:
+        make(name, text)
+    assert str(error.value).startswith(message)
+    assert "/tmp" not in str(error.value)
+
+
+def test_a_file_is_analyzed_as_from_a_path(tmp_path):
+    (tmp_path / "tiny.json").write_text(CONFIG)
+    device = (ROOT / "hardware" / "l4.yaml").read_text()
+    own = re.sub(r"(?m)^name: .*$", "name: own", re.sub(r"(?m)^aliases: .*$", "", device))
+    (tmp_path / "own.yaml").write_text(own)
+    files = [answers.model_file("tiny.json", CONFIG), answers.hardware_file("any.yaml", own)]
+    (found,) = answers.answers(State.of({"model": "file:tiny.json", "on": ["file:own.yaml"]}, files))
+    expected = analyze(str(tmp_path / "tiny.json"), str(tmp_path / "own.yaml"))
+    assert found.analysis.generation == expected.generation
+    assert found.analysis.memory == expected.memory
+
+
+# What is found
+
+
+ASKED = [
+    State(),
+    State(model="llama-2-7b", on=("rtx-a6000", "tpu-v5e"), phase="prefill", quant="W4A16g128", prompt=2048, batch=8),
+    State(model="deepseek-v3", on=("h200-sxm",), tp=8, mla="naive"),
+    State(model="bert-base-uncased", on=("l4",), context=99),
+    State(model="mamba-130m", on=("t4",)),
+    State(model="t5-small", on=("a100-sxm-80gb",), gen=16),
+    State(model="mixtral-8x7b", on=("h100-sxm",), skew=0.8, offload="weights=0.2", attention="eager"),
+    State(model="llama-2-7b", on=("rtx-a6000",), accounting="survey"),
+    State(on=("h100-sxm",), set=("h100-sxm:memory.bandwidth=2x",), library="vllm"),
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda s: s.link or "usual")
+def test_answers_are_those_of_analyze(asked):
+    found = answers.answers(asked)
+    for one, name in zip(found, asked.on, strict=True):
+        expected = analyze(
+            asked.model, name, batch=asked.batch, prompt=asked.prompt, gen=asked.gen,
+            kv_len=asked.context or None if one.analysis.model.generates else None, quant=asked.quant or None,
+            attention=asked.attention or None, accounting=asked.accounting, mla=asked.mla, expert_skew=asked.skew,
+            layout=asked.layout, offload=asked.offload, hardware_set=asked.changes(name), library=asked.library,
+        )  # fmt: skip
+        assert one.analysis.generation == expected.generation
+        assert one.analysis.phases == expected.phases
+        assert one.analysis.memory == expected.memory
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda s: s.link or "usual")
+def test_every_tab_shows_every_answer(asked):
+    found = answers.answers(asked)
+    for tab in TABS:
+        assert json.dumps(tab.show(found, asked).to_plotly_json(), default=lambda c: c.to_plotly_json())
+    for op in overview.names(found, asked.phase):
+        one = inspector.inspect(found[0], asked.phase, op)
+        assert one.name == op
+        (result,) = [r for r in found[0].phase(asked.phase).operators if identity(r) == op]
+        assert one.busy[0][1] == pytest.approx(result.per_call.bound_time_s)
+        assert one.bound == result.bound
+
+
+def test_the_operators_of_the_table_sum_up_to_the_phase():
+    found = answers.answers(ASKED[1])
+    rows = overview.operators(found, "prefill")
+    for one in found:
+        own = [row for row in rows if row["device"] == one.name]
+        assert sum(row["time"] for row in own) == pytest.approx(one.analysis.phases.prefill.total.bound_time_s)
+    assert len({row["id"] for row in rows}) == len(rows)
+
+
+def test_bars_and_points_are_those_of_the_operators():
+    found = answers.answers(State(on=("h100-sxm", "l4")))
+    bars = overview.times(found, "decode").figure
+    lengths = {}
+    for trace in bars.data:
+        if trace.type == "bar":
+            for row, length in zip(trace.y, trace.x, strict=True):
+                lengths[row.partition("<br>")[0]] = lengths.get(row.partition("<br>")[0], 0) + length
+    for one in found:
+        assert lengths[one.name] == pytest.approx(1e3 * one.analysis.phases.decode.total.bound_time_s)
+    assert overview.marked(found, "decode", "layer.up_proj")[0] == [
+        op.intensity for one in found for op in one.analysis.phases.decode.operators if op.name == "up_proj"
+    ]
+    assert overview.marked(found, "decode", "") == ([], [])
+    points = {
+        key for trace in overview.roofline(found[:1], "decode").figure.data if trace.customdata is not None
+        for key in trace.customdata
+    }  # fmt: skip
+    assert points <= set(overview.names(found, "decode"))
+    sizes = memory.bars(found).figure
+    for i, one in enumerate(found):
+        total = sum(trace.x[i] for trace in sizes.data if trace.type == "bar")
+        assert total == pytest.approx(one.analysis.memory.total_bytes / 1e9)
+
+
+def test_the_network_has_every_operator_once_and_edges_between_them():
+    (found,) = answers.answers(State(model="deepseek-v3", on=("h200-sxm",), tp=8))
+    parts = network.elements(found, "decode")
+    nodes = [part["data"]["id"] for part in parts if part["classes"] == "operator"]
+    assert len(set(nodes)) == len(nodes)
+    assert {identity(op) for op in found.analysis.phases.decode.operators} <= set(nodes)
+    edges = [part["data"] for part in parts if part["classes"] == "tensor"]
+    assert {edge[end] for edge in edges for end in ("source", "target")} <= set(nodes)
+    assert any("[tokens, " in edge["label"] for edge in edges)
+
+
+def test_what_would_help_an_operator_does():
+    (found,) = answers.answers(State())
+    one = inspector.inspect(found, "decode", "layer.down_proj")
+    (now,) = [op for op in found.analysis.phases.decode.operators if identity(op) == "layer.down_proj"]
+    (time,) = [time for name, time, _ in one.helps if name.startswith("4-bit")]
+    changed = analyze("llama-3.1-8b", "h100-sxm", quant="W4g128").phases.decode
+    (then,) = [op for op in changed.operators if identity(op) == "layer.down_proj"]
+    assert time == seconds(then.bound_time_s)
+    assert then.bound_time_s < now.bound_time_s
+
+
+# The page
+
+
+def test_every_field_has_a_control_with_a_line_about_it(app):
+    page = json.dumps(app.layout.to_plotly_json(), default=lambda c: c.to_plotly_json())
+    for name in KINDS:
+        assert f'"id": "{name}"' in page
+    for name, word in CONTROLS.items():
+        assert name in KINDS
+        assert 10 < len(word.about) <= 100
+        assert "\n" not in word.about
+    assert KINDS.keys() - CONTROLS.keys() == {"set", "tab"}
+    assert [term.name.lower() for term in GLOSSARY] == sorted(term.name.lower() for term in GLOSSARY)
+    assert set(state.TABS) >= {tab.name for tab in TABS}
+
+
+@pytest.mark.parametrize("text", ["", "W4A16g128", "fp8", "W8A8KV8", "nvfp4", "W1.58A8", "W4A16,down_proj=W8A16"])
+def test_parts_of_a_precision(text):
+    parts = controls.precision_parts(text)
+    again = controls.precision_of(parts)
+    if "," not in text:
+        assert controls.precision_parts(again) == parts
+    assert controls.precision_parts("W4A16g128") == {"W": "4g128", "A": "16", "KV": "usual"}
+
+
+def test_every_part_of_a_precision_can_be_asked_for():
+    for letter, (_, shorts) in controls.PARTS.items():
+        for short in shorts:
+            answers.answers(State(quant=f"{letter}{short}"))
+
+
+def test_the_style_knows_the_colours_that_figures_are_drawn_in():
+    style = (ROOT / "webapp" / "assets" / "style.css").read_text()
+    for colour in (INK, GRID, PAPER):
+        assert f': {colour}"]' in style
+
+
+def test_the_page_comes_with_a_policy_and_asks_nothing_of_another_host(client):
+    response = client.get("/")
+    assert "default-src 'self'" in response.headers["Content-Security-Policy"]
+    assert not re.findall(r'(?:src|href)="(?!/)', response.text)
+    assert client.get("/assets/../state.py").status_code == 404
+    assert client.get("/assets/%2e%2e/state.py").status_code == 404
+
+
+class Browser:
+    """What a browser has of the page, and how it calls."""
+
+    def __init__(self, app):
+        self.app, self.client = app, app.server.test_client()
+        layout = json.loads(self.client.get("/_dash-layout").data)
+        self.props = {}
+        self._walk(layout)
+        self.call("link.data", "url.search")
+
+    def _walk(self, part):
+        if isinstance(part, dict):
+            if "props" in part and part["props"].get("id"):
+                self.props[part["props"]["id"]] = part["props"]
+            for inner in part.values():
+                self._walk(inner)
+        elif isinstance(part, list):
+            for inner in part:
+                self._walk(inner)
+
+    def _of(self, place):
+        return {**place, "value": self.props.get(place["id"], {}).get(place["property"])}
+
+    def call(self, output, *changed):
+        """Calls the callback with such an output because of what changed, and keeps what comes back."""
+        (found,) = [
+            one
+            for one in json.loads(self.client.get("/_dash-dependencies").data)
+            if output in re.split(r"[.]{2,3}", one["output"])
+        ]
+        outputs = [
+            dict(zip(("id", "property"), part.rpartition(".")[::2], strict=True))
+            for part in found["output"].strip(".").split("...")
+        ]
+        response = self.client.post("/_dash-update-component", json={
+            "output": found["output"], "outputs": outputs if ".." in found["output"] else outputs[0],
+            "inputs": [self._of(place) for place in found["inputs"]],
+            "state": [self._of(place) for place in found["state"]], "changedPropIds": list(changed),
+        })  # fmt: skip
+        if response.status_code == 204:
+            return None
+        assert response.status_code == 200, response.text
+        for name, props in json.loads(response.data)["response"].items():
+            self.props.setdefault(name, {}).update(props)
+        return response.text
+
+    def set(self, name, value, prop="value"):
+        self.props[name][prop] = value
+        return self.call("link.data", f"{name}.{prop}")
+
+
+def test_a_change_is_answered_and_is_in_the_link(app):
+    browser = Browser(app)
+    browser.set("batch", 8)
+    assert browser.props["url"]["search"] == "?batch=8"
+    assert browser.props["batch-slider"]["value"] == 3
+    browser.set("prompt-slider", 11)
+    assert browser.props["prompt"]["value"] == 2048
+    browser.set("quant-W", "4g128")
+    assert browser.props["quant"]["value"] == "W4g128"
+    answer = browser.call("answer.children", "asked.data")
+    expected = analyze("llama-3.1-8b", "h100-sxm", batch=8, prompt=2048, quant="W4g128").generation
+    assert f'"{seconds(expected.tpot_s)}"' in answer
+    other = Browser(app)
+    other.props["url"]["search"] = browser.props["url"]["search"]
+    other.call("link.data", "url.search")
+    assert {name: other.props[name]["value"] for name in KINDS} == {
+        name: browser.props[name]["value"] for name in KINDS
+    }
+
+
+def test_a_mistake_is_said_beside_its_control_and_what_was_answered_stays(app):
+    browser = Browser(app)
+    browser.set("batch", 4)
+    for name, value, message in (
+        ("quant", "W17", "bits must be"), ("ep", 3, "ep must divide"), ("batch", 0, "whole number from 1"),
+        ("batch", None, "whole number from 1"), ("offload", "all", "must be weights=PART"), ("tp", 10**9, "1,024"),
+        ("techniques", "nothing", "no technique"), ("skew", -1, "number from 0 to 10"),
+    ):  # fmt: skip
+        before, kept = browser.props["link"]["data"], browser.props[name].get("value")
+        browser.set(name, value)
+        assert message in browser.props[f"error-{name}"]["children"]
+        assert browser.props["link"]["data"] == before
+        assert browser.props[name]["value"] == value
+        browser.set(name, kept)
+        assert browser.props[f"error-{name}"]["children"] == ""
+
+
+def test_a_fault_of_our_own_is_said_and_what_was_answered_stays(app, monkeypatch, caplog):
+    browser = Browser(app)
+    right = answers.analyzed
+
+    def wrong(setting, **asked):
+        if asked["batch"] == 77:
+            raise KeyError("oops")
+        return right(setting, **asked)
+
+    monkeypatch.setattr(answers, "analyzed", wrong)
+    browser.set("batch", 77)
+    assert "has a fault" in browser.props["error-batch"]["children"]
+    assert browser.props["link"]["data"] == ""
+    assert "KeyError: 'oops'" in caplog.text
+
+
+def test_a_mistake_does_not_hold_up_other_controls(app):
+    browser = Browser(app)
+    browser.set("quant", "W17")
+    browser.set("batch", 16)
+    assert browser.props["link"]["data"] == "?batch=16"
+    assert "bits must be" in browser.props["error-quant"]["children"]
+    assert browser.props["error-batch"]["children"] == ""
+
+
+def test_a_number_of_a_device_is_changed_and_put_back(app):
+    browser = Browser(app)
+    row = next(r for r in browser.props["numbers"]["rowData"] if r["key"] == "memory.bandwidth")
+    browser.set("numbers", [{"data": {**row, "value": "2x"}}], "cellValueChanged")
+    assert browser.props["set"]["value"] == ["h100-sxm:memory.bandwidth=2x"]
+    assert browser.props["set"]["value"][0] in browser.props["set"]["options"]
+    browser.set("numbers", [{"data": {**row, "value": "fast"}}], "cellValueChanged")
+    assert "--hardware-set memory.bandwidth=fast" in browser.props["error-set"]["children"]
+    assert "memory.bandwidth=2x" in browser.props["link"]["data"]
+    browser.set("set", [])
+    assert browser.props["link"]["data"] == ""
+
+
+def test_files_are_kept_by_the_browser(app):
+    browser = Browser(app)
+    browser.props["model-file"]["filename"] = "broken.json"
+    browser.set("model-file", "data:application/json;base64," + base64.b64encode(b"{").decode(), "contents")
+    assert browser.props["error-model"]["children"].startswith("broken.json:1:2: is not JSON")
+    browser.props["model-file"]["filename"] = "tiny.json"
+    contents = base64.b64encode(CONFIG.encode()).decode()
+    browser.set("model-file", f"data:application/json;base64,{contents}", "contents")
+    assert browser.props["model"]["value"] == "file:tiny.json"
+    assert browser.props["model"]["options"][0]["value"] == "file:tiny.json"
+    assert browser.props["files"]["data"] == [["tiny.json", CONFIG]]
+    assert browser.props["error-model"]["children"] == ""
+    browser.set("model-file", "nonsense", "contents")
+    assert browser.props["error-model"]["children"].startswith("tiny.json")
+
+
+def test_what_is_saved_is_what_is_reported(app):
+    browser = Browser(app)
+    browser.set("batch", 8)
+    saved = {}
+    for form in ("html", "csv", "json"):
+        browser.props[f"save-{form}"]["n_clicks"] = 1
+        browser.call("download.data", f"save-{form}.n_clicks")
+        saved[form] = browser.props["download"]["data"]
+        assert saved[form]["filename"] == f"llama-3.1-8b-h100-sxm.{form}"
+    expected = analyze("llama-3.1-8b", "h100-sxm", batch=8)
+    assert json.loads(saved["json"]["content"]) == expected.to_dict()
+    assert saved["csv"]["content"].count("\n") == 1 + sum(len(phase.operators) for _, phase in expected.phases)
+    assert saved["html"]["content"].startswith("<!doctype html>")
+
+
+def test_fifty_users_at_once_each_get_their_own_answer(app):
+    names, devices = model_names()[::7], hardware_names()[::3]
+    asked = [
+        State(
+            model="llama-3.1-8b" if i % 2 else "gpt2", on=(devices[i % len(devices)],), batch=1 + i, prompt=64 + 8 * i
+        )
+        for i in range(50)
+    ]
+    assert names
+
+    def one(wanted):
+        browser = Browser(app)
+        browser.props["url"]["search"] = wanted.link
+        browser.call("link.data", "url.search")
+        assert browser.props["link"]["data"] == wanted.link
+        return browser.call("answer.children", "asked.data")
+
+    with ThreadPoolExecutor(50) as pool:
+        found = list(pool.map(one, asked))
+    for wanted, text in zip(asked, found, strict=True):
+        whole = analyze(wanted.model, wanted.on[0], batch=wanted.batch, prompt=wanted.prompt).generation
+        for value in (seconds(whole.ttft_s), seconds(whole.tpot_s), f"{whole.tokens_per_s:.4g}"):
+            assert f'"{value}"' in text, (wanted, value)
+
+
+def test_states_that_differ_in_what_is_looked_at_share_an_answer():
+    asked = State(batch=7)
+    (first,) = answers.answers(asked)
+    (again,) = answers.answers(replace(asked, phase="prefill", tab="memory", op="layer.q_proj"))
+    assert first is again
+
+
+# The command
+
+
+def test_the_command_says_what_it_lacks(capsys):
+    code = (
+        "import sys; sys.modules['dash'] = None; from llmviewer.cli import main; sys.exit(main(['web', '--no-open']))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "llmviewer: web: needs the extra `web`: pip install 'llmviewer[web]'\n"
+    assert main(["web", "--no-open", "--host", "203.0.113.1"]) == 2
+    assert capsys.readouterr().err.startswith("llmviewer: --host 203.0.113.1 --port 8050: cannot listen there")
+
+
+def test_servers_of_wsgi_find_the_page():
+    from llmviewer.webapp.wsgi import server
+
+    assert server.test_client().get("/").status_code == 200

@@ -1,0 +1,87 @@
+"""Sweeps, comparison and validation in a browser."""
+
+import shutil
+
+import pytest
+
+from llmviewer.analysis import analyze
+from llmviewer.units import seconds
+
+if not shutil.which("chromium"):
+    pytest.skip("no chromium on this machine", allow_module_level=True)
+pytest.importorskip("playwright")
+
+from llmviewer.webapp.screenshots import open_page, settled
+from tests.test_webapp_browser import browser, fill, page, server
+
+__all__ = ["browser", "page", "server"]  # fixtures
+
+
+def test_sweeps_follow_their_controls_and_the_link(page, server):
+    open_page(page, f"{server}?on=h100-sxm|l4&tab=sweeps")
+    assert page.locator("#sweep-decode .scatterlayer .trace").count() >= 2
+    assert page.locator("#sweep-map-1 .heatmaplayer image").count() == 1
+    page.click("#curves >> text=precision")
+    page.wait_for_function("location.search.includes('curves=precisions')")
+    settled(page)
+    fill(page, "quants", "W16A16; W4A16; W17")
+    assert "bits must be" in page.inner_text(".sweeps .error")
+    names = page.eval_on_selector_all("#sweep-decode .legendtext", "all => all.map(t => t.textContent)")
+    assert names[:2] == ["W16A16", "W4A16"]
+    shown = page.inner_text(".sweeps table")
+    page.reload()
+    settled(page)
+    assert page.inner_text(".sweeps table") == shown
+    with page.expect_download() as download:
+        page.click("#sweeps-csv")
+    assert download.value.path().read_text().startswith("of,batch,decode_step_s")
+    open_page(page, f"{server}?on=h100-sxm&tab=sweeps&sweep=figure-5")
+    assert "Rooflines of" in page.inner_text(".sweeps h3")
+
+
+def test_a_setting_is_pinned_compared_and_let_go(page, server):
+    open_page(page, f"{server}?tab=compare")
+    assert page.locator("#compare-times").count() == 0
+    page.click("text=Pin h100-sxm as A")
+    page.wait_for_selector("text=Unpin A")
+    fill(page, "quant", "W4A16g128")
+    assert "A to now: " in page.inner_text(".said >> nth=1")
+    cells = page.eval_on_selector_all(
+        ".compare table >> nth=0 >> tr:has(th:text-is('time per output token')) td", "all => all.map(c => c.innerText)"
+    )
+    times = [analyze("llama-3.1-8b", "h100-sxm", quant=quant).generation.tpot_s for quant in (None, "W4A16g128")]
+    assert cells == [seconds(times[0]), f"{seconds(times[1])} ({times[1] / times[0]:.3g}x)"]
+    other = page.context.browser.new_page()  # the link has the pins
+    open_page(other, page.url)
+    assert other.inner_text(".compare") == page.inner_text(".compare")
+    other.close()
+    page.focus("text=Unpin A")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=Pin h100-sxm as A")
+    assert "pins" not in page.url
+
+
+def test_measurements_are_dropped_in_and_scored(page, server, tmp_path):
+    good, bad = tmp_path / "mine.csv", tmp_path / "bad.csv"
+    rows = "\n".join(f"H100-SXM,vllm,bf16,{2**i},4096,4096,{10 + 2**i / 50}" for i in range(12))
+    good.write_text(f"gpu,framework,dtype,M,N,K,time_us\n{rows}\n")
+    bad.write_text("a,b\n1,2\n")
+    open_page(page, f"{server}?tab=validation")
+    page.set_input_files("#measured input", bad)
+    page.wait_for_selector("#measured-result .error")
+    assert page.inner_text("#measured-result").startswith("bad.csv: no family has these columns")
+    page.set_input_files("#measured input", good)
+    page.wait_for_selector("#measured-scatter .scatterlayer .points path")
+    assert page.locator("#measured-scatter .scatterlayer .trace >> nth=0 >> .points path").count() == 12
+    assert "calibrated" in page.inner_text("#measured-result table >> nth=0")
+    with page.expect_download() as download:
+        page.click("#measured-csv")
+    assert len(download.value.path().read_text().splitlines()) == 13
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_tab_is_wider_than_the_page(page, server, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    for tab in ("sweeps", "compare", "validation"):
+        open_page(page, f"{server}?tab={tab}&on=h100-sxm|l40s&pins=batch%3D8|model%3Dgpt2")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, tab

@@ -1,0 +1,226 @@
+"""The dashboard's comparison: pins in the link, numbers and words that are those of analyze()."""
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmviewer.analysis import analyze
+from llmviewer.units import seconds, si
+
+pytest.importorskip("dash")
+
+from llmviewer.webapp.answers import answers, model_file
+from llmviewer.webapp.app import create
+from llmviewer.webapp.state import MOST_PINS, State
+from llmviewer.webapp.tabs import compare as tab
+from llmviewer.webapp.views import compare
+from tests.test_webapp import CONFIG, Browser
+
+FULL = State(model="llama-3.1-70b", on=("mi300x",), batch=16)
+W4 = replace(FULL, quant="W4A16g128", pins=(FULL.pin("mi300x"),))
+
+
+@pytest.fixture(scope="module")
+def app():
+    return create()
+
+
+def _shown(state):
+    return json.dumps(tab.show(answers(state), state).to_plotly_json(), default=lambda c: c.to_plotly_json())
+
+
+def test_a_pin_gives_the_question_back():
+    asked = State(
+        model="deepseek-v3", on=("h200-sxm", "mi300x"), tp=8, offload="weights=0.5,kv=0.2@storage", tab="compare",
+        set=("mi300x:memory.bandwidth=2x", "h200-sxm:memory.bandwidth=3x"), op="a.b", sweep="length",
+        techniques=("window:size=4096", "skeleton"), pins=("batch=2",), phase="prefill",
+    )  # fmt: skip
+    again, notices = State.of_link(asked.pin("mi300x"))
+    assert notices == ()
+    assert again == replace(asked.question, on=("mi300x",), set=("mi300x:memory.bandwidth=2x",))
+    assert State().pin("h100-sxm") == "model=llama-3.1-8b"
+    several = replace(asked, pins=tuple(asked.pin(name) for name in asked.on))
+    assert State.of_link(several.link) == (several, ())
+
+
+def test_a_file_that_only_a_pin_names_stays_in_the_link():
+    file = model_file("tiny.json", CONFIG)
+    pin = State.of({"model": "file:tiny.json"}, [file]).pin("h100-sxm")
+    asked = State.of({"pins": [pin]}, [file])
+    assert State.of_link(asked.link) == (asked, ())
+    settings, problems = compare.compared(answers(asked), asked)
+    assert problems == ()
+    assert settings[0].answer.analysis.model.name == "tiny"
+    without = replace(asked, files=())
+    settings, problems = compare.compared(answers(without), without)
+    assert [one.short for one in settings] == ["A", "now"]
+    assert "A: file:tiny.json is a file that is not in it: drop it in again" in problems
+
+
+@given(st.lists(st.text(max_size=80), max_size=8))
+def test_no_pin_is_too_strange(pins):
+    from urllib.parse import urlencode
+
+    state, _ = State.of_link(urlencode({"pins": "|".join(pins)}))
+    found = answers(State())
+    settings, _ = compare.compared(found, state)
+    assert settings[-1].answer == found[0]
+    assert tab.show(found, state)
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        ("model=../../etc/passwd", "A: model: no '../../etc/passwd'"),
+        ("batch=0", "A: batch: must be a whole number"),
+        ("tp=7", "A cannot be answered: tp=7 does not divide"),
+        ("quant=W17", "A cannot be answered: quantization 'W17'"),
+        ("pins=pins=pins=batch%3D2", ""),
+    ],
+)
+def test_a_pin_that_is_wrong_says_so(pin, message):
+    state = State(pins=(pin,))
+    settings, problems = compare.compared(answers(state), state)
+    assert problems[0].startswith(message) if message else not problems
+    assert settings[-1].pin == -1
+    assert "Unpin A" in _shown(state)
+
+
+def test_too_many_pins_or_too_long_ones_are_none_with_a_notice():
+    for pins in ("|".join(f"batch={i}" for i in range(1, MOST_PINS + 2)), "x" * 5000):
+        state, notices = State.of_link(f"?pins={pins.replace('=', '%3D')}")
+        assert state == State()
+        assert notices[0].startswith("link: pins: must be ")
+
+
+def test_numbers_are_those_of_analyze():
+    settings, problems = compare.compared(answers(W4), W4)
+    assert problems == ()
+    heads, *lines = compare.numbers(settings)
+    assert heads == ("", "A: mi300x", "now: mi300x")
+    found = {line[0]: line[1:] for line in lines}
+    a = analyze("llama-3.1-70b", "mi300x", batch=16)
+    b = analyze("llama-3.1-70b", "mi300x", batch=16, quant="W4A16g128")
+    times = a.generation.tpot_s, b.generation.tpot_s
+    assert found["time per output token"] == (seconds(times[0]), f"{seconds(times[1])} ({times[1] / times[0]:.3g}x)")
+    assert found["memory"][0] == f"{si(a.memory.total_bytes)}B"
+    assert found["largest batch"][1].startswith(f"{b.memory.max_batch:,} (")
+    assert found["decode is bound by"] == ("memory", "memory")
+    raw = dict(zip(*compare.raw(settings)[:2], strict=True))
+    assert raw["ttft_s"] == a.generation.ttft_s
+    assert raw["expected_tpot_s"] == a.generation.expected_tpot_s
+    assert raw["fits"] is True
+
+
+def test_words_say_by_how_much_and_why():
+    settings, _ = compare.compared(answers(W4), W4)
+    decode, prefill = compare.words(settings)
+    a = analyze("llama-3.1-70b", "mi300x", batch=16).phases.decode
+    b = analyze("llama-3.1-70b", "mi300x", batch=16, quant="W4A16g128").phases.decode
+    weights = b.total.weight_bytes / a.total.weight_bytes
+    assert decode == f"A to now: {a.time_s / b.time_s:.3g}x faster decode: weights read {weights:.3g}x."
+    assert prefill.startswith("A to now: ")
+    devices = State(model="llama-3.1-70b", on=("h100-sxm", "l40s"))
+    (decode, prefill) = compare.words(compare.compared(answers(devices), devices)[0])
+    assert re.fullmatch(r"h100-sxm to l40s: 3\.88x slower decode: memory bandwidth 0\.258x\.", decode)
+    assert "peak 0.366x" in prefill
+    assert "slower prefill" in prefill
+    turned = replace(State(model="llama-3.1-8b", batch=512), pins=(State().pin("h100-sxm"),))
+    said = " ".join(compare.words(compare.compared(answers(turned), turned)[0]))
+    assert "512x the sequences" in said
+    same = replace(FULL, pins=(FULL.pin("mi300x"),))
+    assert compare.words(compare.compared(answers(same), same)[0]) == [
+        "A to now: as fast decode.", "A to now: as fast prefill.",
+    ]  # fmt: skip
+
+
+def test_operators_that_move_are_bound_otherwise():
+    state = replace(State(model="llama-3.1-8b", batch=512, on=("h100-sxm", "l40s")), pins=(State().pin("h100-sxm"),))
+    settings, _ = compare.compared(answers(state), state)
+    moved = compare.moves(settings, "decode")
+    assert moved
+    for one in moved:
+        bounds = set()
+        for place, setting in zip(one.places, settings, strict=True):
+            ops = {f"{op.block}.{op.name}": op for op in setting.answer.phase("decode").operators}
+            assert place == (ops[one.operator].bound, ops[one.operator].share)
+            bounds.add(place[0])
+        assert len(bounds) > 1
+    others = {key for s in settings for key in (f"{o.block}.{o.name}" for o in s.answer.phase("decode").operators)}
+    for key in others - {one.operator for one in moved}:
+        bounds = {
+            op.bound for s in settings for op in s.answer.phase("decode").operators if f"{op.block}.{op.name}" == key
+        }
+        assert len(bounds) == 1
+    assert compare.moves(compare.compared(answers(W4), W4)[0], "decode") == []
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        State(), W4, State(on=("h100-sxm", "l4")), State(model="bert-base-uncased", pins=("model=gpt2",)),
+        State(model="gpt2", phase="prefill", pins=("model=t5-small", "model=mamba-130m&on=l4", "accounting=survey")),
+    ],
+    ids=lambda s: s.link or "usual",
+)  # fmt: skip
+def test_every_comparison_is_shown(state):
+    page = _shown(state)
+    assert ("compare-times" in page) == (len(state.on) + len(state.pins) > 1)
+
+
+def _press(app, browser, which, at, count):
+    """What the page gets where a button of those is pressed."""
+    (found,) = [o for o in json.loads(browser.client.get("/_dash-dependencies").data) if "pins.value@" in o["output"]]
+    ids = {kind: [{kind: i} for i in range(number)] for kind, number in count.items()}
+    inputs = [
+        [{"id": one, "property": "n_clicks", "value": 1 if (kind, i) == (which, at) else None}
+         for i, one in enumerate(ids[kind])]
+        for kind in ("pin", "unpin")
+    ]  # fmt: skip
+    name = found["output"].rpartition(".")[2]
+    response = browser.client.post("/_dash-update-component", json={
+        "output": found["output"], "outputs": {"id": "pins", "property": name}, "inputs": inputs,
+        "state": [
+            {"id": part, "property": "data", "value": browser.props[part]["data"]} for part in ("asked", "files")
+        ],
+        "changedPropIds": [f'{{"{which}":{at}}}.n_clicks'] if which else [],
+    })  # fmt: skip
+    if response.status_code == 204:
+        return False
+    assert response.status_code == 200, response.text
+    ((value,),) = [list(props.values()) for props in json.loads(response.data)["response"].values()]
+    browser.set("pins", value)
+    return True
+
+
+def test_buttons_pin_and_let_go(app):
+    browser = Browser(app)
+    browser.set("batch", 4)
+    assert not _press(app, browser, "", 0, {"pin": 1, "unpin": 0})
+    assert _press(app, browser, "pin", 0, {"pin": 1, "unpin": 0})
+    browser.set("batch", 8)
+    browser.set("on", ["h100-sxm", "l4"])
+    assert _press(app, browser, "pin", 1, {"pin": 2, "unpin": 1})
+    state, notices = State.of_link(browser.props["url"]["search"])
+    assert (state.pins, notices) == (("batch=4", "on=l4&batch=8"), ())
+    other = Browser(app)
+    other.props["url"]["search"] = browser.props["url"]["search"]
+    other.call("link.data", "url.search")
+    assert other.props["pins"]["value"] == "batch=4|on=l4&batch=8"
+    assert _press(app, browser, "unpin", 0, {"pin": 2, "unpin": 2})
+    assert State.of_link(browser.props["url"]["search"])[0].pins == ("on=l4&batch=8",)
+
+
+def test_the_numbers_are_saved(app):
+    callback = next(one for key, one in app.callback_map.items() if "compare-download" in key)
+    saved = callback["callback"].__wrapped__(1, W4.link, [])
+    rows = list(csv.DictReader(io.StringIO(saved["content"])))
+    expected = analyze("llama-3.1-70b", "mi300x", batch=16, quant="W4A16g128").generation
+    assert [row["setting"] for row in rows] == ["A: mi300x", "now: mi300x"]
+    assert float(rows[1]["tpot_s"]) == expected.tpot_s

@@ -1,0 +1,168 @@
+"""The dashboard's validation: errors of the profiles that ship, and uploads that may be anything."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from llmviewer.errors import InputError
+from llmviewer.expectation.families import FAMILIES
+from llmviewer.expectation.index import index
+from llmviewer.expectation.rows import read
+from llmviewer.expectation.validate import predict, validate
+
+pytest.importorskip("dash")
+
+from llmviewer.webapp.answers import answers
+from llmviewer.webapp.app import create
+from llmviewer.webapp.state import State
+from llmviewer.webapp.tabs import validation as tab
+from llmviewer.webapp.views import validation
+
+GEMM = pd.DataFrame({
+    "gpu": ["H100-SXM-80GB"] * 3 + ["l40s", "nothing"], "framework": ["vllm"] * 5, "dtype": ["bf16"] * 5,
+    "M": [1, 128, 4096, 64, 1], "N": [4096] * 5, "K": [4096] * 5, "time_us": [14.0, 16.0, 300.0, None, 3.0],
+    "remark": ["=1+1"] * 5,
+})  # fmt: skip
+
+
+def _csv(frame):
+    return frame.to_csv(index=False).encode()
+
+
+def _parquet(frame):
+    out = io.BytesIO()
+    frame.to_parquet(out, index=False)
+    return out.getvalue()
+
+
+def _page(part):
+    return json.dumps(part.to_plotly_json(), default=lambda c: c.to_plotly_json())
+
+
+def test_errors_are_those_of_the_profiles():
+    found = answers(State(on=("h100-sxm", "l4")))
+    entries = [entry for entry in index().entries if entry.device == "h100-sxm"]
+    rows = validation.profiles(found)
+    assert [row["held_out"] for row in rows] == [entry.held_out.mape for entry in entries]
+    assert {row["device"] for row in rows} == {"h100-sxm"}
+    assert validation.unmeasured(found) == ["l4"]
+    figure = validation.errors_figure(found).figure
+    dots = {trace.name: sorted(trace.x) for trace in figure.data if trace.type == "box"}
+    assert dots["h100-sxm"] == sorted(entry.held_out.mape for entry in entries)
+    assert dots["a device not measured"] == sorted(error.mape for error in index().errors.values())
+    assert len(validation.transfers()) == 1 + len(index().errors)
+
+
+def test_what_a_number_rests_on_is_that_of_the_analysis():
+    found = answers(State(on=("h100-sxm", "l4")))
+    lines = validation.rests_on(found)[1:]
+    totals = [phase.total for one in found for _, phase in one.analysis.phases]
+    assert [line[-1] for line in lines] == [total.expectation_source for total in totals]
+    survey = validation.rests_on(answers(State(accounting="survey")))
+    assert {line[3] for line in survey[1:]} == {"-"}
+
+
+@pytest.mark.parametrize(
+    "state", [State(), State(on=("l4", "t4")), State(accounting="survey"), State(model="resnet-50")]
+)
+def test_every_answer_is_shown(state):
+    state = state if state.model != "resnet-50" else State(model="bert-base-uncased")
+    assert "validation-errors" in _page(tab.show(answers(state), state))
+
+
+@pytest.mark.parametrize(("name", "write"), [("mine.csv", _csv), ("mine.parquet", _parquet)])
+def test_an_upload_is_scored_as_validate_does(name, write, tmp_path):
+    path = tmp_path / "mine.csv"
+    GEMM.to_csv(path, index=False)
+    expected = validate([predict(read(path), index().entries)])
+    found = validation.measured(name, write(GEMM))
+    assert repr(found.scores.groups) == repr(expected.groups)  # nan is not equal to itself
+    assert found.scores.skipped == expected.skipped
+    assert sum(found.scores.skipped.values()) == 2
+    assert [row["row"] for row in found.scores.worst] == [row["row"] for row in expected.worst]
+    figure = validation.scatter(found, name).figure
+    assert list(figure.data[0].x) == [14.0, 16.0, 300.0]
+    np.testing.assert_allclose(figure.data[0].y, found.predictions.columns["expected_us"][:3])
+    assert validation.scores(found)[1][:5] == ("gemm", "h100-sxm", "bf16", "calibrated", "3")
+    heads, *rows = validation.predicted(found)
+    assert len(rows) == 5
+    assert "remark" not in heads
+    assert "expected_us" in heads
+
+
+def test_rows_without_times_are_predicted_and_not_drawn():
+    found = validation.measured("a.csv", _csv(GEMM.drop(columns="time_us")))
+    assert validation.scatter(found, "a") is None
+    assert "expected_us" in validation.predicted(found)[0]
+
+
+def _swelling():
+    return _parquet(GEMM.assign(framework="x" * 2000))
+
+
+def _nested():
+    return _parquet(GEMM.assign(framework=[["vllm"]] * 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.json", b"{}", "a.json: must end in .csv or .parquet, the formats of measurements"),
+        ("../../etc/passwd", b"", "passwd: must end in .csv or .parquet"),
+        ("a.csv", b"", "a.csv: is not a table: No columns to parse from file"),
+        ("a.csv", b"gpu,framework\n", "a.csv: holds no rows"),
+        ("a.csv", b"x,y\n1,2\n", "a.csv: no family has these columns"),
+        ("a.csv", b"gpu,M\nh100,1\n", "a.csv: gemm needs the column 'framework'"),
+        ("a.csv", b"\xff\xfe\x00\x01\n1", "a.csv: is not a table: "),
+        ("a.csv", b"M" + b",x" * 300 + b"\n", "a.csv: must have at most 200 columns; got 301"),
+        ("a.csv", b"M\n" + b"1\n" * 20_001, "a.csv: must have at most 20,000 rows; got 20,002"),
+        ("a.csv", b"x" * 5_000_001, "a.csv: must have at most 5,000,000 bytes; got 5,000,001"),
+        ("a.csv", _csv(pd.concat([GEMM.assign(gpu=f"d{i}") for i in range(101)])), "a.csv: must have at most 100 devi"),
+        ("a.csv", _csv(GEMM.assign(family="os.system")), "a.csv: family: must be one of gemm, "),
+        ("a.parquet", b"PAR1 not really PAR1", "a.parquet: is not a table: "),
+        ("a.parquet", b"", "a.parquet: is not a table: "),
+        ("a.parquet", _swelling(), "a.parquet: framework: must be texts of at most 1000 characters"),
+        ("a.parquet", _nested(), "a.parquet: framework: must be numbers or texts; got list"),
+    ],
+)
+def test_an_upload_that_cannot_be_used_says_why(name, data, message):
+    with pytest.raises(InputError) as error:
+        validation.measured(name, data)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+    assert "/tmp" not in str(error.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda f: f.name)
+def test_strange_numbers_are_not_scored_and_break_nothing(family):
+    strange = [0, -1, "nonsense", "", "inf", "nan", "1e308", "1e11", 3.5]
+    table = pd.DataFrame({
+        "gpu": "h100-sxm", "framework": "vllm", "dtype": "bf16", "family": family.name, "op": "all_reduce",
+        **dict.fromkeys((*family.columns, *family.optional), strange), "time_us": strange,
+    })  # fmt: skip
+    found = validation.measured("a.csv", _csv(table))
+    assert sum(found.scores.skipped.values()) >= 6
+    assert _page(tab._result(found, "a.csv"))
+
+
+def test_columns_that_stand_twice_are_read_once():
+    text = b"gpu,framework,dtype,M,N,K,M,time_us\nh100-sxm,vllm,bf16,1,4096,4096,2,10\n"
+    assert len(validation.measured("a.csv", text).scores.groups) == 1
+
+
+def test_the_page_says_what_is_wrong_and_saves_what_is_right():
+    app = create()
+    read_, save = (
+        next(one["callback"].__wrapped__ for key, one in app.callback_map.items() if key.startswith(name))
+        for name in ("measured-result", "measured-download")
+    )
+    packed = base64.b64encode(_csv(GEMM)).decode()
+    assert "measured-scatter" in _page(read_(f"data:text/csv;base64,{packed}", "mine.csv"))
+    for contents, name in (("data:,nonsense!", "mine.csv"), (f"data:;base64,{packed}", "mine.exe"), ("x", None)):
+        assert '"className": "error"' in _page(read_(contents, name))
+    content = save(1, f"data:text/csv;base64,{packed}", "mine.csv")["content"]
+    assert len(content.splitlines()) == 6

@@ -1,0 +1,265 @@
+"""A state -> what analyze() finds for each of its devices. Pure functions, remembered for as long as there is room."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from llmviewer._layout import data_dir
+from llmviewer.analysis import Analysis, Phase, analyzed
+from llmviewer.documents import read_yaml
+from llmviewer.errors import InputError, suggest
+from llmviewer.hardware import Hardware
+from llmviewer.hardware_files import hardware_names, load_hardware
+from llmviewer.model import Model
+from llmviewer.model_files import load_model, model_names
+from llmviewer.setting import Setting
+from llmviewer.techniques import about, techniques
+
+from .state import LARGEST_FILE, MINE, File, State
+
+_LOG: Final = logging.getLogger(__name__)
+WORDS_OF_TECHNIQUES: Final = ("draft_quant", "scorer_quant", "targets", "tree")  # texts that are read as they stand
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was found for one device; `name` is what the state calls it."""
+
+    name: str
+    setting: Setting
+    analysis: Analysis
+
+    def phase(self, name: str) -> Phase:
+        """That of a name; the one there is, where the model does not generate."""
+        return dict(self.analysis.phases).get(name, self.analysis.phases.prefill)
+
+    def phase_name(self, name: str) -> str:
+        """The name of phase(name)."""
+        return name if name in dict(self.analysis.phases) else "prefill"
+
+
+def answers(state: State) -> tuple[Answer, ...]:
+    """One for each device, in their order.
+
+    Raises InputError where the question has no answer.
+    """
+    return tuple(_answer(_of_one(state, name)) for name in state.on)
+
+
+def why_not(state: State) -> str:
+    """Why a question has no answer, in one line; nothing where it has one."""
+    try:
+        answers(state)
+    except InputError as error:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the page stays, and the log says what to mend
+        _LOG.exception(state.link)
+        return "llmviewer has a fault and cannot work this out; the log of the server has more"
+    return ""
+
+
+def settled(state: State) -> tuple[State, tuple[str, ...]]:
+    """`state` where it has an answer; else one near it that has, with a notice."""
+    found = ""
+    usual = State()
+    for near in (
+        state,
+        replace(usual, model=state.model, on=state.on, files=state.files, tab=state.tab),
+        replace(usual, model=state.model, files=state.files, tab=state.tab),
+        replace(usual, tab=state.tab),
+    ):
+        problem = why_not(near)
+        if not problem:
+            return near, (f"link: cannot be answered, and another page is shown: {found}",) if found else ()
+        found = found or problem
+    raise AssertionError("the usual state has an answer")
+
+
+def model_file(name: str, text: str) -> File:
+    """A config.json or a YAML that describes a model, once it has been read through.
+
+    Raises InputError, which names the file and what is wrong with it.
+    """
+    _short(name, text)
+    suffix = Path(name).suffix.lower()
+    if suffix not in (".json", ".yaml", ".yml"):
+        raise InputError(f"{name}: must be a config.json, or a YAML of a model; got {suffix or 'no ending'}")
+    stem = _stem(name) if suffix == ".json" else _said(name, text)
+    file = File(name=f"{stem}{'.json' if suffix == '.json' else '.yaml'}", text=text)
+    model(file, shown=name)
+    return file
+
+
+def hardware_file(name: str, text: str) -> File:
+    """A YAML of a device, likewise.
+
+    Raises InputError.
+    """
+    _short(name, text)
+    if Path(name).suffix.lower() not in (".yaml", ".yml"):
+        raise InputError(f"{name}: must be a YAML like those in hardware/; got {Path(name).suffix or 'no ending'}")
+    file = File(name=f"{_said(name, text)}.yaml", text=text)
+    hardware(file, (), shown=name)
+    return file
+
+
+@lru_cache(maxsize=64)
+def model(file: File, *, shown: str = "") -> Model:
+    """That of a file which was dropped in."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / file.name
+        path.write_text(file.text, encoding="utf-8")
+        try:
+            found = load_model(str(path))
+        except InputError as error:
+            raise InputError(str(error).replace(str(path), shown or file.name)) from None
+    return replace(
+        found,
+        source=found.source.replace(str(path), shown or file.name),
+        notes=tuple(note.replace(str(path), shown or file.name) for note in found.notes),
+    )
+
+
+@lru_cache(maxsize=64)
+def hardware(file: File, changes: tuple[str, ...], *, shown: str = "") -> Hardware:
+    """That of a file which was dropped in, under what-ifs."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / file.name
+        path.write_text(file.text, encoding="utf-8")
+        try:
+            return load_hardware(str(path), changes)
+        except InputError as error:
+            raise InputError(str(error).replace(str(path), shown or file.name)) from None
+
+
+@lru_cache(maxsize=1)
+def model_catalogue() -> Mapping[str, tuple[str, int]]:
+    """Title and parameters, as published, of each model that ships."""
+    files = {name: read_yaml(data_dir("models") / f"{name}.yaml") for name in model_names()}
+    return {name: (file.text("title"), file.integer("parameters")) for name, file in files.items()}
+
+
+@lru_cache(maxsize=1)
+def hardware_catalogue() -> Mapping[str, Hardware]:
+    """The devices that ship, and those of the user's folder."""
+    return {name: load_hardware(name) for name in hardware_names()}
+
+
+def device(state: State, name: str) -> Hardware:
+    """One of the devices of a state, with what the user changed of it."""
+    if name.startswith(MINE):
+        return hardware(_file(state, name), state.changes(name))
+    return _shipped_hardware(name, state.changes(name))
+
+
+def _of_one(state: State, name: str) -> State:
+    """The question about one of the devices: what does not matter to it is as usual."""
+    question = replace(state.question, on=(name,))
+    files = tuple(file for file in state.files if f"{MINE}{file.name}" in (state.model, name))
+    return replace(question, set=tuple(f"{name}:{change}" for change in state.changes(name)), files=files)
+
+
+@lru_cache(maxsize=512)
+def _answer(question: State) -> Answer:
+    (name,) = question.on
+    setting = _setting(replace(question, batch=1, prompt=1, gen=1, context=0, images=0))
+    analysis = analyzed(
+        setting,
+        batch=question.batch,
+        prompt=question.prompt,
+        gen=question.gen,
+        kv_len=question.context or None if setting.model.generates else None,
+        images=question.images,
+        mtp=question.mtp,
+    )
+    return Answer(name=name, setting=setting, analysis=analysis)
+
+
+@lru_cache(maxsize=128)
+def _setting(question: State) -> Setting:
+    (name,) = question.on
+    chosen = question.model
+    return Setting.of(
+        model(_file(question, chosen)) if chosen.startswith(MINE) else _shipped_model(chosen),
+        device(question, name),
+        quant=question.quant or None,
+        attention=question.attention or None,
+        accounting=question.accounting,
+        mla=question.mla,
+        expert_skew=question.skew,
+        mtp=question.mtp,
+        layout=question.layout,
+        offload=question.offload,
+        techniques=[_safe(text) for text in question.techniques],
+        library=question.library,
+    )
+
+
+@lru_cache(maxsize=64)
+def _shipped_model(name: str) -> Model:
+    """Only names of what ships: nothing that a link says is taken for a path, a repository or code."""
+    if name not in model_names():
+        raise InputError(f"no model {name!r}")
+    return load_model(name)
+
+
+@lru_cache(maxsize=256)
+def _shipped_hardware(name: str, changes: tuple[str, ...]) -> Hardware:
+    if name not in hardware_names():
+        raise InputError(f"no device {name!r}")
+    return load_hardware(name, changes)
+
+
+def _file(state: State, name: str) -> File:
+    found = [file for file in state.files if f"{MINE}{file.name}" == name]
+    if not found:
+        raise InputError(f"{name} is a file that is not here: drop it in again")
+    return found[0]
+
+
+def _safe(text: str) -> str:
+    """A technique as it is written, if no path and no code stands in it: of its texts, those that are more than words
+    name a model that ships.
+    """
+    name, _, rest = text.partition(":")
+    kind = techniques().get(name.strip())
+    words = {f.name for f in fields(kind) if about(f).choices or f.name in WORDS_OF_TECHNIQUES} if kind else set()
+    texts = {f.name for f in fields(kind) if "str" in str(f.type)} - words if kind else set()
+    for part in rest.split(","):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if key in texts and value not in model_names():
+            raise InputError(f"{name}: {key} must be a model that ships, and no file; {suggest(value, model_names())}")
+    return text
+
+
+def _short(name: str, text: str) -> None:
+    if len(text.encode()) > LARGEST_FILE:
+        raise InputError(f"{name}: must have at most {LARGEST_FILE:,} bytes; got {len(text.encode()):,}")
+
+
+def _stem(name: str) -> str:
+    """What a config.json is called here."""
+    plain = re.sub(r"[^a-z0-9._-]+", "-", Path(name.replace("\\", "/")).stem.lower()).strip("-._")
+    return "my-model" if plain in ("", "config") else plain[:40]  # config.json names nothing
+
+
+def _said(name: str, text: str) -> str:
+    """The name that a YAML gives itself, which has to be that of its file."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "file.yaml"
+        path.write_text(text, encoding="utf-8")
+        try:
+            said = read_yaml(path).text("name")
+        except InputError as error:
+            raise InputError(str(error).replace(str(path), name)) from None
+    if not _NAME.fullmatch(said):
+        raise InputError(f"{name}: name: must be lower-case letters, digits, dots and dashes; got {said[:60]!r}")
+    return said

@@ -1,0 +1,313 @@
+"""The controls of the page, one for each field of a state and its name for an id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from math import log2
+from typing import Any, Final
+
+from dash import dcc, html
+from dash.development.base_component import Component
+from dash_ag_grid import AgGrid
+
+from llmviewer.errors import InputError
+from llmviewer.hardware import Hardware
+from llmviewer.precision import Format, parse_scheme
+from llmviewer.techniques import techniques
+from llmviewer.transforms.quantize import parse_quantization
+from llmviewer.units import si
+
+from .answers import hardware_catalogue, model_catalogue
+from .state import KINDS, LARGEST_FILE, MINE, File, Number, State, libraries
+from .words import CONTROLS
+
+SLIDERS: Final = {"batch": 10, "prompt": 17, "gen": 14}  # log2 of where they end
+DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
+PARTS: Final = {  # of a precision: the letter of each, and what it can be in short
+    "W": ("weights", ("16", "fp8", "8", "4g128", "nf4", "nvfp4", "mxfp4", "3g128", "2g128", "1.58")),
+    "A": ("activations", ("16", "fp8", "8", "nvfp4", "4")),
+    "KV": ("KV cache", ("16", "fp8", "8", "4")),
+}
+_NAMES: Final = {
+    "16": "16 bits", "8": "int8", "4": "int4", "4g128": "int4, groups of 128", "3g128": "int3, groups of 128",
+    "2g128": "int2, groups of 128", "1.58": "ternary (1.58 bits)",
+}  # fmt: skip
+_NAMED: Final[Any] = {"aria-label": "What is asked"}
+_BETWEEN: Final = {"techniques": ";", "quants": ";", "pins": "|"}  # what stands between several, in one text
+_SWEEPS: Final = {
+    "batch": "Curves along the batch", "length": "Curves along the length",
+    "figure-4": "Figure 4: roofline of operators", "figure-5": "Figure 5: rooflines by data type",
+    "figure-6": "Figure 6: memory by precision", "figure-7": "Figure 7: decode time by precision",
+    "figure-8": "Figure 8: prefill time by precision",
+}  # fmt: skip
+_USUAL: Final = "usual"  # a choice that leaves it to the model
+
+
+def panel(state: State) -> Component:
+    """All controls. The page fills in what its link says."""
+    return html.Form(
+        [
+            _control("model", dcc.Dropdown(model_options(()), state.model, id="model", clearable=False, maxHeight=420,
+                                           placeholder="Search 335 models"),
+                     _drop("model", "config.json", ".json,.yaml,.yml")),
+            _control("on", dcc.Dropdown(device_options(()), list(state.on), id="on", multi=True, maxHeight=420,
+                                        closeOnSelect=False),
+                     _drop("on", "device YAML", ".yaml,.yml"), _numbers()),
+            _control("phase", _radio("phase", {"decode": "Decode", "prefill": "Prefill"}, state.phase)),
+            *(_scaled(name, getattr(state, name)) for name in SLIDERS),
+            _control("quant", dcc.Input(id="quant", type="text", value="", debounce=True,
+                                        placeholder="as published, or W4A16g128", spellCheck=False),
+                     html.Div([_part(letter) for letter in PARTS], className="parts")),
+            _control("attention", _radio("attention", {"flash": "Flash", "eager": "Eager"}, "flash")),
+            html.Details([
+                html.Summary("Techniques and kernels"),
+                _control("techniques", dcc.Input(id="techniques", type="text", value="", debounce=True,
+                                                 spellCheck=False, list="known-techniques",
+                                                 placeholder="medusa; window:size=4096"),
+                         html.Datalist([html.Option(value=name) for name in techniques()], id="known-techniques")),
+                _control("library", dcc.Dropdown(
+                    [{"label": name or "measured best", "value": name} for name in libraries()], "", id="library",
+                    clearable=False, searchable=False)),
+            ]),
+            html.Details([html.Summary("Parallelism"), html.Div([_integer(n) for n in DEGREES], className="row")]),
+            html.Details([
+                html.Summary("More"),
+                _integer("context", placeholder="first step's"), _integer("images"),
+                _control("mla", _radio("mla", {w: w.capitalize() for w in ("auto", "naive", "absorbed")}, "auto")),
+                _control("accounting",
+                         _radio("accounting", {"faithful": "Faithful", "survey": "Survey"}, "faithful")),
+                _control("skew", dcc.Input(id="skew", type="number", value=0, min=0, max=10, step="any",
+                                           debounce=True)),
+                _control("offload", dcc.Input(id="offload", type="text", value="", debounce=True,
+                                              placeholder="weights=0.5,kv=0.2", spellCheck=False)),
+                _control("mtp", _radio("mtp", {0: "Off", 1: "On"}, 0)),
+            ]),
+        ],
+        id="controls", **_NAMED,
+    )  # fmt: skip
+
+
+def of_sweeps(state: State) -> Component:
+    """What the sweeps show. It stands above them, and is hidden elsewhere."""
+    choices = [{"label": label, "value": name} for name, label in _SWEEPS.items()]
+    return html.Div(
+        [
+            _control("sweep", dcc.Dropdown(choices, state.sweep, id="sweep", clearable=False, searchable=False)),
+            _control("curves", _radio("curves", {"devices": "device", "precisions": "precision"}, state.curves)),
+            _control("quants", dcc.Input(id="quants", type="text", value="", debounce=True, spellCheck=False,
+                                         placeholder="W16A16; W8A16; W4A16")),
+        ],
+        id="sweeping",
+    )  # fmt: skip
+
+
+def pinned() -> Component:
+    """The settings that are pinned, which buttons change."""
+    return html.Div(
+        [dcc.Input(id="pins", type="hidden", value=""), html.Div(id="error-pins", className="error", role="alert")]
+    )
+
+
+def values(state: State) -> dict[str, Any]:
+    """What each control shows in a state, by its id."""
+    shown = {name: getattr(state, name) for name in CONTROLS}
+    parts = precision_parts(state.quant)
+    return {
+        **shown,
+        "on": list(state.on),
+        "set": list(state.set),
+        "context": state.context or None,
+        "op": state.op or None,
+        "attention": state.attention or ("eager" if state.accounting == "survey" else "flash"),
+        "mtp": int(state.mtp),
+        "techniques": "; ".join(state.techniques),
+        "quants": "; ".join(state.quants),
+        "pins": "|".join(state.pins),
+        **{f"{name}-slider": min(log2(shown[name]), end) for name, end in SLIDERS.items()},
+        **{f"quant-{letter}": part for letter, part in parts.items()},
+        "tab": state.tab,
+    }
+
+
+def read(name: str, value: Any, of: State) -> Any:
+    """What a control that shows `value` says for the field of that name."""
+    if name == "context":
+        return value or 0
+    if name == "mtp":
+        return bool(value)
+    if name == "attention":
+        return "" if value == values(State(accounting=of.accounting))["attention"] else value
+    if name in _BETWEEN:
+        return [part.strip() for part in (value or "").split(_BETWEEN[name]) if part.strip()]
+    if name in ("on", "set"):
+        return value or []
+    return "" if value is None and not isinstance(KINDS[name], Number) else value
+
+
+def precision_parts(quant: str) -> dict[str, str]:
+    """What a precision is made of, as far as there are short names for it."""
+    if not quant:
+        return dict.fromkeys(PARTS, _USUAL)
+    try:
+        scheme = parse_quantization(quant).scheme
+    except InputError:
+        return dict.fromkeys(PARTS, _USUAL)
+    stored = zip(PARTS, (scheme.weight, scheme.activation, scheme.kv_cache), strict=True)
+    return {
+        letter: next((short for short, fmt in _formats(letter).items() if fmt == own), _USUAL) for letter, own in stored
+    }
+
+
+@cache
+def _formats(letter: str) -> dict[str, Format | None]:
+    """What the short names of a part stand for."""
+    schemes = {short: parse_scheme(f"{letter}{short}") for short in PARTS[letter][1]}
+    return {short: one.weight or one.activation or one.kv_cache for short, one in schemes.items()}
+
+
+def precision_of(parts: dict[str, str]) -> str:
+    """The notation for parts by their letters."""
+    return "".join(f"{letter}{short}" for letter, short in parts.items() if short and short != _USUAL)
+
+
+def model_options(files: Iterable[File]) -> list[dict[str, str]]:
+    """Models to choose from, the user's own first; found by their titles and by their names."""
+    own = [{"label": f"{file.name} (yours)", "value": f"{MINE}{file.name}"} for file in files if file.is_model]
+    return own + [
+        {
+            "label": f"{title} \N{MIDDLE DOT} {_billions(parameters)}",
+            "value": name,
+            "search": f"{name} {title}",
+        }
+        for name, (title, parameters) in model_catalogue().items()
+    ]
+
+
+def device_options(files: Iterable[File]) -> list[dict[str, str]]:
+    own = [{"label": f"{file.name} (yours)", "value": f"{MINE}{file.name}"} for file in files if not file.is_model]
+    return own + [
+        {
+            "label": f"{device.title} \N{MIDDLE DOT} {si(device.bandwidth())}B/s",
+            "value": name,
+            "search": f"{name} {device.title} {' '.join(device.aliases)}",
+        }
+        for name, device in hardware_catalogue().items()
+    ]
+
+
+def _billions(parameters: int) -> str:
+    """As the field has it: 70.6B, 124M."""
+    return si(parameters).replace(" ", "").replace("G", "B")
+
+
+def number_rows(devices: Iterable[tuple[str, Hardware]]) -> list[dict[str, str]]:
+    """Every number of some devices, as their files have it, with its source; first those that most depends on."""
+    rows = [
+        {
+            "device": name,
+            "key": fact.key,
+            "value": fact.text,
+            "source": fact.note if not fact.source else str(device.sources[fact.source]),
+        }
+        for name, device in devices
+        for fact in device.facts
+        if isinstance(fact.value, float)
+    ]
+    order = ("memory", "matrix", "vector", "scale_up", "scale_out", "host", "storage")
+    rank = {section: place for place, section in enumerate(order)}
+    return sorted(rows, key=lambda row: rank.get(row["key"].partition(".")[0], len(order)))
+
+
+def _control(name: str, *widgets: Any) -> Component:
+    """A label, its explanation, the widgets, and a place for what is wrong with them."""
+    word = CONTROLS[name]
+    return html.Div(
+        [
+            html.Div([
+                html.Label(word.label, htmlFor=name, title=word.about, id=f"label-{name}"),
+                html.Details([html.Summary("?", title=word.about), html.P(word.about)], className="about"),
+            ], className="head"),
+            *widgets,
+            html.Div(id=f"error-{name}", className="error", role="alert"),
+        ],
+        className=f"control {name}",
+    )  # fmt: skip
+
+
+def _scaled(name: str, value: int) -> Component:
+    """A number, and a slider that doubles it."""
+    end = SLIDERS[name]
+    kind = KINDS[name]
+    assert isinstance(kind, Number)
+    each = 2 if end <= 10 else 4
+    marks = {power: _short(2**power) for power in range(0, end + 1, each)}
+    return _control(
+        name,
+        html.Div([
+            dcc.Slider(0, end, 1, id=f"{name}-slider", value=log2(value), marks=marks, allow_direct_input=False,
+                       updatemode="mouseup"),
+            dcc.Input(id=name, type="number", value=value, min=kind.least, max=kind.most, step=1, debounce=True),
+        ], className="scaled"),
+    )  # fmt: skip
+
+
+def _short(number: int) -> str:
+    return f"{number // 1024}k" if number >= 1024 else str(number)
+
+
+def _integer(name: str, placeholder: str = "") -> Component:
+    kind = KINDS[name]
+    assert isinstance(kind, Number)
+    return _control(
+        name,
+        dcc.Input(
+            id=name, type="number", value=kind.least or None, min=kind.least, max=kind.most, step=1, debounce=True,
+            placeholder=placeholder,
+        ),
+    )  # fmt: skip
+
+
+def _radio(name: str, choices: dict[Any, str], value: Any) -> Component:
+    options = [{"label": label, "value": choice} for choice, label in choices.items()]
+    return dcc.RadioItems(options, value, id=name, inline=True, className="choices")
+
+
+def _part(letter: str) -> Component:
+    name, shorts = PARTS[letter]
+    options = [
+        {"label": "as published", "value": _USUAL},
+        *({"label": _NAMES.get(short, short), "value": short} for short in shorts),
+    ]
+    return html.Div([
+        html.Span(name, className="soft"),
+        dcc.Dropdown(options, _USUAL, id=f"quant-{letter}", clearable=False, searchable=False),
+    ])  # fmt: skip
+
+
+def _drop(name: str, what: str, accept: str) -> Component:
+    return html.Div([
+        dcc.Upload(f"or drop a {what} here", id=f"{name}-file", max_size=LARGEST_FILE, accept=accept, className="drop"),
+    ])  # fmt: skip
+
+
+def _numbers() -> Component:
+    """Every number of the devices, to be changed in place."""
+    columns = [
+        {"field": "key", "headerName": "number", "width": 136, "filter": True, "tooltipField": "key"},
+        {"field": "value", "editable": True, "width": 98, "cellClass": "editable"},
+        {"field": "source", "width": 260, "tooltipField": "source"},
+        {"field": "device", "width": 110},
+    ]  # fmt: skip
+    return html.Details([
+        html.Summary("Numbers of the devices: change one to ask what if"),
+        html.P("Double-click a value. A quantity with its unit, or a factor such as 2x.", className="soft"),
+        AgGrid(
+            id="numbers", columnDefs=columns, rowData=[], className="ag-theme-quartz grid",
+            defaultColDef={"sortable": True, "resizable": True}, style={"height": 260},
+            dashGridOptions={"rowHeight": 28, "headerHeight": 30, "tooltipShowDelay": 300,
+                             "stopEditingWhenCellsLoseFocus": True},
+        ),
+        dcc.Dropdown([], [], id="set", multi=True, placeholder="no what-ifs"),
+        html.Div(id="error-set", className="error", role="alert"),
+    ])  # fmt: skip

@@ -1,0 +1,345 @@
+"""All that a page shows as one value: what its controls say, and what stands in its link."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Self
+from urllib.parse import parse_qsl, unquote, urlencode
+
+from llmviewer.errors import InputError, suggest
+from llmviewer.expectation.index import index
+from llmviewer.hardware_files import hardware_names
+from llmviewer.layout import Layout
+from llmviewer.model_files import model_names
+
+LARGEST_FILE: Final = 1_000_000  # of a file that a user drops in [B]
+LONGEST_LINK: Final = 3_800  # servers in front of the page refuse requests of more than some 4000 characters
+MINE: Final = "file:"  # begins the name of a model or device that a user dropped in
+TABS: Final = ("overview", "network", "memory", "sweeps", "compare", "validation", "glossary")
+SWEEPS: Final = ("batch", "length", "figure-4", "figure-5", "figure-6", "figure-7", "figure-8")
+MOST_PINS: Final = 6
+_MOST_DEVICES: Final = 8
+_LONGEST_TEXT: Final = 300
+_LONGEST_PIN: Final = 700
+_CALLED: Final = re.compile(rf"{MINE}([a-z0-9._-]+)")  # files that a pin names
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}\.(?:json|yaml)")
+_READ_MOST: Final = 2_000_000  # of a link, before anything is made of it [characters]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """A whole number of a range."""
+
+    least: int
+    most: int
+
+    def read(self, text: str) -> int:
+        return int(text)
+
+    def check(self, value: object) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not self.least <= value <= self.most:
+            given = "nothing" if value is None else repr(value)
+            raise ValueError(f"must be a whole number from {self.least:,} to {self.most:,}; got {given}")
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fraction:
+    """A number of a range."""
+
+    least: float
+    most: float
+
+    def read(self, text: str) -> float:
+        return float(text)
+
+    def check(self, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self.least <= value <= self.most:
+            raise ValueError(f"must be a number from {self.least:g} to {self.most:g}; got {value!r}")
+        return float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """One of a few words, or a name of what ships or was dropped in."""
+
+    known: Callable[[], Iterable[str]]
+
+    def read(self, text: str) -> str:
+        return text
+
+    def check(self, value: object) -> str:
+        known = tuple(self.known())
+        if not isinstance(value, str) or (value not in known and not value.startswith(MINE)):
+            raise ValueError(f"no {str(value)[:60]!r}; {suggest(str(value)[:60], known)}")
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """Yes or no."""
+
+    def read(self, text: str) -> bool:
+        return self.check({"1": True, "0": False}.get(text))
+
+    def check(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"must be 1 or 0; got {value!r}")  # noqa: TRY004 - a user's mistake
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A short text, which is understood elsewhere."""
+
+    most: int = _LONGEST_TEXT  # characters
+
+    def read(self, text: str) -> str:
+        return text
+
+    def check(self, value: object) -> str:
+        value = "" if value is None else value
+        if not isinstance(value, str) or len(value) > self.most or not value.isprintable():
+            raise ValueError(f"must be a text of at most {self.most} printable characters")
+        return value.strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class List:
+    """Several of a kind, of which none stands twice."""
+
+    kind: Word | Text
+    least: int
+    most: int
+
+    def read(self, text: str) -> list[str]:
+        return [self.kind.read(part) for part in text.split("|") if part]
+
+    def check(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple) or not self.least <= len(value) <= self.most:
+            raise ValueError(f"must be {self.least} to {self.most} of them")
+        return tuple(dict.fromkeys(self.kind.check(part) for part in value))
+
+
+def libraries() -> tuple[str, ...]:
+    """Those whose kernels were measured, and nothing for the one that was measured best."""
+    return ("", *sorted({entry.stack.library for entry in index().entries}))
+
+
+Kind = Number | Fraction | Word | Flag | Text | List
+
+
+def _of(kind: Kind, default: Any) -> Any:
+    return field(default=default, metadata={"kind": kind})
+
+
+def _words(*words: str) -> Word:
+    return Word(known=lambda: words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """What a user dropped in: a config.json, or a YAML of a model or a device."""
+
+    name: str
+    text: str
+
+    @property
+    def is_model(self) -> bool:
+        """Rather than a device."""
+        return self.name.endswith(".json") or re.search(r"^config:", self.text, re.MULTILINE) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What is asked, and what of the answer is looked at. Names of fields are those of controls, and keys of the link.
+
+    on       devices
+    set      what-ifs, each as DEVICE:KEY=VALUE
+    library  whose kernels times are expected of; of what was measured best if empty
+    context  tokens that the decode step shown attends to; the first step's if 0
+    quant    as published if empty; `attention` likewise as the accounting has it
+    op       the operator selected, as BLOCK.NAME; that of the largest share of time if empty
+    sweep    what the sweeps run along, or which figure of "LLM Inference Unveiled" they are
+    curves   what each of their curves is of; `quants` the precisions, those of the paper if empty
+    pins     settings that are compared with this one, each as `pin` has it
+    files    those that `model` and `on` name
+    """
+
+    model: str = _of(Word(known=model_names), "llama-3.1-8b")
+    on: tuple[str, ...] = _of(List(kind=Word(known=hardware_names), least=1, most=_MOST_DEVICES), ("h100-sxm",))
+    set: tuple[str, ...] = _of(List(kind=Text(), least=0, most=64), ())
+    phase: str = _of(_words("prefill", "decode"), "decode")
+    batch: int = _of(Number(least=1, most=65_536), 1)
+    prompt: int = _of(Number(least=1, most=4_194_304), 1024)
+    gen: int = _of(Number(least=1, most=65_536), 128)  # more take techniques long to step through
+    context: int = _of(Number(least=0, most=8_388_608), 0)
+    quant: str = _of(Text(), "")
+    attention: str = _of(_words("", "flash", "eager"), "")
+    tp: int = _of(Number(least=1, most=1024), 1)
+    pp: int = _of(Number(least=1, most=1024), 1)
+    ep: int = _of(Number(least=1, most=1024), 1)
+    dp: int = _of(Number(least=1, most=1024), 1)
+    cp: int = _of(Number(least=1, most=1024), 1)
+    mla: str = _of(_words("auto", "naive", "absorbed"), "auto")
+    accounting: str = _of(_words("faithful", "survey"), "faithful")
+    skew: float = _of(Fraction(least=0, most=10), 0.0)
+    images: int = _of(Number(least=0, most=1024), 0)
+    offload: str = _of(Text(), "")
+    mtp: bool = _of(Flag(), default=False)
+    library: str = _of(Word(known=libraries), "")
+    techniques: tuple[str, ...] = _of(List(kind=Text(), least=0, most=8), ())
+    tab: str = _of(_words(*TABS), "overview")
+    op: str = _of(Text(), "")
+    sweep: str = _of(_words(*SWEEPS), "batch")
+    curves: str = _of(_words("devices", "precisions"), "devices")
+    quants: tuple[str, ...] = _of(List(kind=Text(), least=0, most=6), ())
+    pins: tuple[str, ...] = _of(List(kind=Text(most=_LONGEST_PIN), least=0, most=MOST_PINS), ())
+    files: tuple[File, ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], files: Iterable[File] = ()) -> Self:
+        """From values of controls by name; what is not among them is as usual.
+
+        Raises FieldError where one cannot be used.
+        """
+        found: dict[str, Any] = {}
+        for name, kind in KINDS.items():
+            if name in values:
+                try:
+                    found[name] = kind.check(values[name])
+                except ValueError as error:
+                    raise FieldError(name, str(error)) from None
+        return cls(**found).having(files)
+
+    @classmethod
+    def of_link(cls, query: str, files: Iterable[File] = ()) -> tuple[Self, tuple[str, ...]]:
+        """What a link says, and a notice for each part of it that cannot be used and is as usual instead.
+
+        files  that the browser holds beside the link
+        """
+        found: dict[str, Any] = {}
+        notices: list[str] = []
+        held = {one.name: one for one in files}
+        for key, text in _pairs(query, notices):
+            try:
+                if key == "file":
+                    one = _unpacked(text)
+                    held[one.name] = one
+                elif key in KINDS:
+                    found[key] = KINDS[key].check(KINDS[key].read(text))
+                else:
+                    notices.append(f"link: {key[:40]!r} is not known to this page")
+            except ValueError as error:
+                notices.append(f"link: {key}: {error}; the usual one is shown")
+        state = cls(**found)
+        for name in (state.model, *state.on):
+            if name.startswith(MINE) and name.removeprefix(MINE) not in held:
+                notices.append(f"link: {name} is a file that is not in it: drop it in again")
+                usual = cls()
+                state = replace(
+                    state,
+                    model=usual.model if name == state.model else state.model,
+                    on=tuple(n for n in state.on if n != name) or usual.on,
+                )
+        return state.having(held.values()), tuple(notices)
+
+    @property
+    def link(self) -> str:
+        """The query of a link to this, with what differs from the usual and as much of files as there is room for."""
+        usual = type(self)()
+        said = {name: _written(getattr(self, name)) for name in KINDS if getattr(self, name) != getattr(usual, name)}
+        query = urlencode(said, safe=":|,=/")
+        whole = "&".join(filter(None, (query, urlencode([("file", _packed(one)) for one in self.files]))))
+        query = whole if len(whole) <= LONGEST_LINK else query
+        return f"?{query}" if query else ""
+
+    @property
+    def layout(self) -> Layout:
+        """Raises InputError where the degrees do not go together."""
+        return Layout(tp=self.tp, pp=self.pp, ep=self.ep, dp=self.dp, cp=self.cp)
+
+    @property
+    def question(self) -> Self:
+        """The same without what is only looked at: two states with equal questions have equal answers."""
+        return replace(self, phase="decode", tab="overview", op="", sweep="batch", curves="devices", quants=(), pins=())
+
+    def pin(self, device: str) -> str:
+        """The question about one of its devices, to be kept beside others: a link without files."""
+        changes = tuple(f"{device}:{change}" for change in self.changes(device))
+        link = replace(self.question, on=(device,), set=changes, files=()).link or f"?model={self.model}"
+        return link.removeprefix("?").replace("|", "%7C")
+
+    def changes(self, device: str) -> tuple[str, ...]:
+        """The what-ifs of a device, as KEY=VALUE."""
+        pairs = (change.partition("=") for change in self.set)
+        own = ((*key.rpartition(":"), value) for key, _, value in pairs)
+        return tuple(f"{key}={value}" for name, _, key, value in own if name == device)
+
+    def having(self, files: Iterable[File]) -> Self:
+        """With those of `files` that it names, and without what-ifs of devices that are not on."""
+        named = {name.removeprefix(MINE) for name in (self.model, *self.on) if name.startswith(MINE)}
+        named |= {name for pin in self.pins for name in _CALLED.findall(unquote(pin))}
+        return replace(
+            self,
+            files=tuple(one for one in files if one.name in named),
+            set=tuple(one for one in self.set if one.partition("=")[0].rpartition(":")[0] in self.on),
+        )
+
+
+KINDS: Final[Mapping[str, Kind]] = {f.name: f.metadata["kind"] for f in fields(State) if f.metadata}
+
+
+class FieldError(InputError):
+    """A control whose value cannot be used."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name} {problem}")
+        self.name = name
+
+
+def _pairs(query: str, notices: list[str]) -> list[tuple[str, str]]:
+    """Keys and values of a link; the last of a key that stands twice, files apart, and nothing of what is no link."""
+    try:
+        pairs = parse_qsl(query[:_READ_MOST].removeprefix("?"), keep_blank_values=True, max_num_fields=100)
+    except ValueError:
+        notices.append("link: has too many parts; the usual page is shown")
+        return []
+    files = [(key, text) for key, text in pairs if key == "file"]
+    return [*files, *((key, text) for key, text in dict(pairs).items() if key != "file")]
+
+
+def _written(value: object) -> str:
+    if isinstance(value, tuple):
+        return "|".join(value)
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _packed(file: File) -> str:
+    data = base64.urlsafe_b64encode(zlib.compress(file.text.encode(), 9)).decode().rstrip("=")
+    return f"{file.name}~{data}"
+
+
+def _unpacked(text: str) -> File:
+    name, _, data = text.partition("~")
+    try:
+        packed = base64.urlsafe_b64decode(data + "=" * (-len(data) % 4))
+        reader = zlib.decompressobj()
+        plain = reader.decompress(packed, LARGEST_FILE + 1)  # no more is unpacked than a file may have
+        found = plain.decode()
+    except (binascii.Error, zlib.error, UnicodeError, ValueError):
+        raise ValueError("is damaged") from None
+    if len(plain) > LARGEST_FILE or not reader.eof:
+        raise ValueError("is damaged or too large")
+    if not _NAME.fullmatch(name):
+        raise ValueError("has a name that no file here has")
+    return File(name=name, text=found)

@@ -1,0 +1,18 @@
+"""The tabs of the page, in their order."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from . import compare, glossary, memory, network, overview, sweeps, validation
+from ._parts import Tab
+
+TABS: Final[tuple[Tab, ...]] = (
+    overview.TAB,
+    network.TAB,
+    memory.TAB,
+    sweeps.TAB,
+    compare.TAB,
+    validation.TAB,
+    glossary.TAB,
+)

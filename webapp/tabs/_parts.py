@@ -1,0 +1,87 @@
+"""What tabs are made of."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dash import Dash, Input, Output, dcc, html
+from dash.development.base_component import Component
+
+from ..answers import Answer
+from ..state import State
+from ..views.shown import Shown
+
+_CONFIG: Final[Any] = {
+    "displaylogo": False,
+    "doubleClick": "reset",
+    "showSendToCloud": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "toImageButtonOptions": {"format": "png", "scale": 2, "filename": "llmviewer"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tab:
+    """A tab. `show` makes what is in it of answers, one for each device; `register` adds its callbacks to an app.
+
+    A callback of a tab has what the page asks as Input("asked", "data"), the link of State.question, and what the
+    browser holds as State("files", "data"); `app.asked(link, files)` makes a State of them.
+    """
+
+    name: str
+    label: str
+    show: Callable[[tuple[Answer, ...], State], Component]
+    register: Callable[[Dash], None] = lambda app: None
+
+
+def picture(name: str, one: Shown) -> Component:
+    """A figure under its words."""
+    return html.Figure(
+        [
+            html.Figcaption([
+                html.H3(one.title), html.Span(one.subtitle, className="soft"),
+                html.Button("SVG", type="button", title="Save the figure as SVG", className="quiet svg"),
+            ]),
+            dcc.Graph(id=name, figure=one.figure, config=_CONFIG, responsive=True,
+                      style={"height": one.figure.layout.height}),
+        ],
+        className="picture",
+    )  # fmt: skip
+
+
+def table(lines: Sequence[Sequence[Any]], className: str = "") -> Component:  # noqa: N803 - as Dash has it
+    """A line of heads and lines of cells, the first of which names the line."""
+    head, *rest = lines
+    return html.Div(
+        html.Table([
+            html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head])),
+            html.Tbody([
+                html.Tr([html.Th(line[0], scope="row"), *(html.Td(cell) for cell in line[1:])]) for line in rest
+            ]),
+        ]),
+        className=f"scroll {className}".rstrip(),
+    )  # fmt: skip
+
+
+def saved(name: str, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Lines as a CSV file for dcc.Download."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return {"content": text.getvalue(), "filename": name, "type": "text/csv"}
+
+
+def in_browser(app: Any, script: str, output: Output, given: Input) -> None:
+    """A callback that the browser answers by itself."""
+    app.clientside_callback(script, output, given, prevent_initial_call=True)
+
+
+def badge(bound: str) -> Component:
+    return html.Span(f"{bound}-bound", className=f"badge {bound}")
+
+
+def panel(*children: Any, className: str = "") -> Component:  # noqa: N803
+    return html.Section(list(children), className=f"panel {className}".rstrip())

@@ -1,0 +1,155 @@
+"""Validation: how far to trust a number, from profiles that ship and from a user's own measurements."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+
+from dash import Dash, Input, Output, dcc, html
+from dash import State as Held
+from dash.development.base_component import Component
+from dash.exceptions import PreventUpdate
+from dash_ag_grid import AgGrid
+
+from llmviewer.errors import InputError
+
+from ..answers import Answer
+from ..state import State
+from ..views import validation
+from ..views.validation import Measured
+from ._parts import Tab, in_browser, panel, picture, saved, table
+
+_PERCENT: Final = {"function": "percent(params.value)"}
+_COLUMNS: Final[list[dict[str, Any]]] = [
+    {"field": "device", "width": 125, "pinned": "left"}, {"field": "family", "width": 145},
+    {"field": "library", "width": 105}, {"field": "dtype", "headerName": "data type", "width": 130},
+    {"field": "kernel", "width": 160, "tooltipField": "kernel"},
+    {"field": "held_out", "headerName": "mean error", "width": 135, "valueFormatter": _PERCENT, "sort": "desc"},
+    {"field": "median", "headerName": "median row", "width": 135, "valueFormatter": _PERCENT},
+    {"field": "short", "headerName": "under 20 us", "width": 135, "valueFormatter": _PERCENT},
+    {"field": "long", "headerName": "over 20 us", "width": 135, "valueFormatter": _PERCENT},
+    {"field": "covered", "headerName": "in the 80 %", "width": 135, "valueFormatter": _PERCENT},
+    {"field": "fitted", "headerName": "where fitted", "width": 135, "valueFormatter": _PERCENT},
+    {"field": "rows", "width": 90}, {"field": "version", "width": 110},
+]  # fmt: skip
+_WORDS: Final = frozenset(("device", "family", "library", "dtype", "kernel", "version"))
+
+
+def show(found: tuple[Answer, ...], _state: State) -> Component:
+    rows = validation.profiles(found)
+    alone = validation.unmeasured(found)
+    lone = "what is expected there is carried over from relatives, with the errors of a device not measured."
+    said = [html.P(f"Nothing was measured on {', '.join(alone)}: {lone}")] * bool(alone)
+    return html.Div([
+        panel(
+            html.H3("What the expected times rest on"),
+            html.P("A bound holds for any kernel. What is expected of real ones was fitted to measurements.",
+                   className="soft"),
+            table(validation.rests_on(found), "words"),
+        ),
+        panel(*said, picture("validation-errors", validation.errors_figure(found))),
+        *([_grid(rows)] if rows else []),
+        panel(html.Details([
+            html.Summary("Errors on a device that was not measured"),
+            html.P("Every device that was, predicted from all others.", className="soft"),
+            table(validation.transfers()),
+        ])),
+        _upload(),
+        dcc.Download(id="measured-download"),
+    ])  # fmt: skip
+
+
+def _grid(rows: list[dict[str, Any]]) -> Component:
+    columns = [
+        {**column, "filter": "agTextColumnFilter" if column["field"] in _WORDS else "agNumberColumnFilter",
+         "type": None if column["field"] in _WORDS else "rightAligned"}
+        for column in _COLUMNS
+    ]  # fmt: skip
+    return panel(
+        html.Div([
+            html.H3("Profiles of these devices"),
+            html.Span("errors are means of |expected / measured - 1| on shapes that were not fitted", className="soft"),
+            html.Button("CSV", id="profiles-csv", type="button", className="quiet"),
+        ], className="figcaption"),
+        AgGrid(
+            id="profiles", rowData=rows, columnDefs=columns, className="ag-theme-quartz grid",
+            getRowId="params.data.id", defaultColDef={"sortable": True, "resizable": True},
+            csvExportParams={"fileName": "profiles.csv"}, style={"height": min(420, 60 + 30 * len(rows))},
+            dashGridOptions={"rowHeight": 30, "headerHeight": 34},
+        ),
+    )  # fmt: skip
+
+
+def _upload() -> Component:
+    return panel(
+        html.H3("Your own measurements"),
+        html.P(
+            "A .csv or .parquet of up to 5 MB and 20,000 rows with columns gpu, framework, dtype, the shape (M, N, K "
+            "of a gemm) and time_us, as docs/measurements.md says. It is read in memory and not kept.",
+            className="soft",
+        ),
+        dcc.Upload("drop measurements here, or choose a file", id="measured", max_size=validation.LARGEST,
+                   accept=".csv,.parquet", className="drop"),
+        dcc.Loading(html.Div(id="measured-result"), delay_show=200, type="dot"),
+    )  # fmt: skip
+
+
+def _result(one: Measured, name: str) -> Component:
+    cloud = validation.scatter(one, name)
+    groups, worst, skipped = validation.scores(one), validation.worst(one), validation.skipped(one)
+    return html.Div([
+        *([picture("measured-scatter", cloud)] if cloud else [html.P("No row has both a time and a prediction.")]),
+        html.Div([
+            html.H4("Errors by family"), html.Button("CSV of all rows", id="measured-csv", type="button",
+                                                     className="quiet"),
+        ], className="figcaption"),
+        *([table(groups)] if len(groups) > 1 else []),
+        *([html.H4("Farthest off"), table(worst, "words")] if len(worst) > 1 else []),
+        *([html.H4("Not scored"), html.Ul([html.Li(line) for line in skipped], className="said")] if skipped else []),
+    ])  # fmt: skip
+
+
+def _read(contents: str, name: str | None) -> Measured:
+    """Raises InputError where it is no table of measurements."""
+    try:
+        data = base64.b64decode(contents.partition(",")[2], validate=True)
+    except binascii.Error:
+        raise InputError(f"{name}: did not arrive whole; drop it in again") from None
+    return validation.measured(name or "file", data)
+
+
+def register(app: Dash) -> None:
+    in_browser(app, "n => !!n", Output("profiles", "exportDataAsCsv"), Input("profiles-csv", "n_clicks"))
+
+    @app.callback(
+        Output("measured-result", "children"),
+        Input("measured", "contents"),
+        Held("measured", "filename"),
+        prevent_initial_call=True,
+    )
+    def read(contents: str | None, name: str | None) -> Component:
+        if not contents:
+            raise PreventUpdate
+        try:
+            return _result(_read(contents, name), str(name)[:80])
+        except InputError as error:
+            return html.P(str(error), className="error", role="alert")
+
+    @app.callback(
+        Output("measured-download", "data"),
+        Input("measured-csv", "n_clicks"),
+        Held("measured", "contents"),
+        Held("measured", "filename"),
+        prevent_initial_call=True,
+    )
+    def save(clicks: int | None, contents: str | None, name: str | None) -> dict[str, Any]:
+        if not clicks or not contents:
+            raise PreventUpdate
+        try:
+            return saved("predictions.csv", validation.predicted(_read(contents, name)))
+        except InputError:  # which the page says where it was dropped in
+            raise PreventUpdate from None
+
+
+TAB: Final = Tab(name="validation", label="Validation", show=show, register=register)

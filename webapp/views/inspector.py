@@ -1,0 +1,192 @@
+"""One operator: its formula in words and numbers, what it moves, what holds it up, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from llmviewer.analysis import OperatorResult, Phase
+from llmviewer.errors import InputError
+from llmviewer.forms import evaluate
+from llmviewer.operators.base import KEPT, Role, Tensor
+from llmviewer.precision import parse_scheme
+from llmviewer.reports.graph import shape, weight_shape
+from llmviewer.reports.marks import identity
+from llmviewer.reports.table import number
+from llmviewer.resource import Resource, Unit
+from llmviewer.roofline import PlannedOperator
+from llmviewer.setting import Accounting, Attention, Setting
+from llmviewer.units import seconds, si
+from llmviewer.workload import Workload
+
+from ..answers import Answer
+
+_WORTH: Final = 1.05  # a change that helps by less is not told
+_DOES: Final = {
+    "linear": "Matrix product: every new token with the weight.",
+    "lm_head": "Matrix product: hidden states to a score for each word of the vocabulary.",
+    "attention": "Every new token compared with the keys before it, and their values weighed by that.",
+    "experts": "Matrix products: every new token with the weights of the experts it chose.",
+    "router": "Matrix product: which experts each token goes to.",
+    "norm": "Each token's vector brought to one scale.",
+    "add": "The sum of two tensors.",
+    "activation": "A function of each element.",
+    "rope": "Queries and keys turned by their position.",
+    "embedding": "A row of the table looked up for each token.",
+    "scan": "A recurrence over tokens: each updates a state of fixed size.",
+    "conv": "A convolution over neighbouring tokens.",
+}
+_HELPS: Final = (
+    ("4-bit weights (W4 g128)", "W4g128"), ("8-bit weights and activations (W8A8)", "W8A8"), ("fp8", "fp8"),
+    ("nvfp4", "nvfp4"), ("an 8-bit KV cache (KV8)", "KV8"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspected:
+    """All that the inspector shows of an operator on one device.
+
+    formulas  (what, formula over the workload, its value)
+    tensors   (direction, tensor with its shape, bytes of one launch)
+    busy      (resource, how long one launch keeps it busy [s], share of the longest)
+    helps     (change, time then, how many times faster)
+    """
+
+    name: str
+    title: str
+    does: str
+    bound: str
+    position: str
+    formulas: tuple[tuple[str, str, str], ...]
+    tensors: tuple[tuple[str, str, str], ...]
+    busy: tuple[tuple[str, float, float], ...]
+    times: tuple[tuple[str, str], ...]
+    helps: tuple[tuple[str, str, str], ...]
+
+
+def inspect(answer: Answer, phase: str, op: str) -> Inspected:
+    """The operator called `op`, or where there is none such the one that takes longest."""
+    name = answer.phase_name(phase)
+    shown = answer.phase(phase)
+    result = next((one for one in shown.operators if identity(one) == op), None)
+    result = result or max(shown.operators, key=lambda one: one.share)
+    workload = asked(answer, phase)
+    row = _planned(answer.setting, name, result)
+    assert row is not None
+    work = row.work
+    busy = {resource: float(evaluate(form, workload)) for resource, form in row.busy_s.items()}
+    longest = max(busy.values())
+    amounts = (
+        ("OPs", work.ops, "OP"), ("conversions", work.conversion_ops, "OP"), ("weights", work.weight_bytes, "B"),
+        ("activations", work.activation_bytes, "B"), ("KV cache", work.kv_bytes, "B"), ("links", work.link_bytes, "B"),
+    )  # fmt: skip
+    return Inspected(
+        name=identity(result),
+        title=f"{result.name} \N{MULTIPLICATION SIGN} {result.repeat}",
+        does=_DOES.get(result.kind, f"An operator of kind {result.kind}."),
+        bound=result.bound,
+        position=_position(answer, result),
+        formulas=tuple(
+            (what, str(form), f"{si(float(evaluate(form, workload)))}{unit}") for what, form, unit in amounts if form
+        ),
+        tensors=tuple(_tensors(row, workload)),
+        busy=tuple((_called(r), s, s / longest) for r, s in sorted(busy.items(), key=lambda one: -one[1]) if s),
+        times=_times(result, shown),
+        helps=tuple(_helps(answer.setting, name, result, workload)),
+    )
+
+
+def asked(answer: Answer, phase: str) -> Workload:
+    """The pass that a phase is."""
+    shown, inputs = answer.phase(phase), answer.analysis.inputs
+    if answer.phase_name(phase) == "decode":
+        return Workload.decode(batch=shown.batch, kv_len=shown.kv_len, prompt=inputs.prompt)
+    return Workload.prefill(batch=shown.batch, prompt=inputs.prompt, images=inputs.images)
+
+
+def _planned(setting: Setting, phase: str, op: OperatorResult) -> PlannedOperator | None:
+    rows = setting.plan_of(phase).operators
+    return next((row for row in rows if (row.block.name, row.operator.name) == (op.block, op.name)), None)
+
+
+def _times(result: OperatorResult, phase: Phase) -> tuple[tuple[str, str], ...]:
+    expected = result.expected_time_s
+    return (
+        ("one launch, at least", seconds(result.per_call.bound_time_s)),
+        (f"all {result.repeat}, at least", f"{seconds(result.bound_time_s)}, {result.share:.1%} of the phase"),
+        *((("all, expected of real kernels", seconds(expected)),) if expected else ()),
+        ("the phase, at least", seconds(phase.total.bound_time_s)),
+    )
+
+
+def _position(answer: Answer, op: OperatorResult) -> str:
+    """Where it is on the roofline, in words."""
+    hardware = answer.analysis.hardware
+    if op.bound == "link":
+        return f"Waits for the {op.limited_by.removeprefix('link ')} link; under no roof."
+    unit = Resource(Unit(op.compute_unit), op.compute_dtype)
+    peak = hardware.rates[unit]
+    turning = peak / hardware.bandwidth()
+    roof = f"{si(peak)}OP/s of {unit.dtype} {unit.unit} units, turning point {number(turning)} OP/B"
+    if not op.ops:
+        return f"No arithmetic: only bytes. Roof: {roof}."
+    side = "left of" if op.intensity < turning else "right of"
+    return (
+        f"{number(op.intensity)} OP/B, {side} the turning point: attains {si(op.attainable_ops_per_s)}OP/s at most, "
+        f"{op.attainable_ops_per_s / peak:.1%} of {roof}."
+    )
+
+
+def _called(resource: Resource) -> str:
+    return "memory" if resource.unit is Unit.MEMORY else f"{resource.dtype} {resource.unit}"
+
+
+def _tensors(row: PlannedOperator, workload: Workload) -> Iterator[tuple[str, str, str]]:
+    """What crosses the memory bus in one launch."""
+    stream = row.block.stream
+
+    def moved(tensor: Tensor) -> str:
+        return f"{si(float(evaluate(tensor.nbytes.on(stream), workload)))}B"
+
+    op = row.operator
+    for weight in op.weights:
+        form = f"{weight_shape(weight)} {weight.format}"
+        yield "weight", form, f"{si(float(evaluate(weight.nbytes.on(stream), workload)))}B"
+    for direction, tensors in (("reads", op.reads()), ("writes", op.writes())):
+        for tensor in tensors:
+            kept = "" if tensor.role is Role.ACTIVATION else " (KV cache)" if tensor.role in KEPT else ""
+            yield direction, f"{tensor.name} {shape(tensor)}{kept}", moved(tensor)
+
+
+def _helps(setting: Setting, phase: str, op: OperatorResult, workload: Workload) -> Iterator[tuple[str, str, str]]:
+    """Techniques under which the same operator takes less, the best first."""
+    found: list[tuple[float, str, str]] = []
+    for name, changed in _changes(setting):
+        try:
+            row = _planned(changed, phase, op)
+        except InputError:  # this device has no unit for that
+            continue
+        if row is None:
+            continue
+        then = row.block.repeat * max(float(evaluate(form, workload)) for form in row.busy_s.values())
+        if then and op.bound_time_s / then >= _WORTH:
+            found.append((then, name, f"{op.bound_time_s / then:.2g}x faster"))
+    (sequences,) = workload.groups
+    row = _planned(setting, phase, op)
+    if row and sequences.q_len == 1:
+        many = Workload((replace(sequences, batch=16 * sequences.batch),))
+        then = row.block.repeat * max(float(evaluate(form, many)) for form in row.busy_s.values())
+        if (gain := 16 * op.bound_time_s / then) >= _WORTH:
+            found.append((then / 16, f"batch {int(16 * sequences.batch)}, per sequence", f"{gain:.2g}x less"))
+    yield from ((name, seconds(then), gain) for then, name, gain in sorted(found))
+
+
+def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
+    survey = setting.accounting is Accounting.SURVEY
+    for name, text in _HELPS:
+        if not (survey and text == "KV8"):
+            scheme = parse_scheme(text).over(setting.quantization.scheme)
+            yield name, replace(setting, quantization=replace(setting.quantization, scheme=scheme))
+    if setting.attention is Attention.EAGER:
+        yield "flash attention", replace(setting, attention=Attention.FLASH)

@@ -1,0 +1,41 @@
+"""What a request takes of each device's memory, and how far batch and context can grow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmviewer.reports import figures
+from llmviewer.reports.marks import spare
+from llmviewer.units import si
+
+from ..answers import Answer
+from .shown import Shown, shown
+
+
+def bars(found: Sequence[Answer]) -> Shown:
+    return shown(figures.memories({one.name: one.analysis for one in found}))
+
+
+def table(found: Sequence[Answer]) -> list[tuple[str, ...]]:
+    """A line of heads, then one for each device."""
+    heads = (
+        "device", "weights", "KV cache", "activations", "in all", "memory", "verdict", "largest batch",
+        "longest context",
+    )  # fmt: skip
+    lines = []
+    for one in found:
+        memory = one.analysis.memory
+        rest, word = spare(memory)
+        sizes = (memory.weight_bytes, memory.kv_cache_bytes, memory.activation_bytes, memory.total_bytes)
+        lines.append((
+            one.name, *(f"{si(size)}B" for size in (*sizes, memory.capacity_bytes)),
+            f"{'fits' if memory.fits else 'does not fit'}, {si(rest)}B {word}",
+            _largest(memory.max_batch), _largest(memory.max_context),
+        ))  # fmt: skip
+    return [heads, *lines]
+
+
+def _largest(number: int | None) -> str:
+    if number is None:
+        return "no limit"
+    return f"{number:,}" if number else "none"

@@ -1,0 +1,85 @@
+"""What bounds a phase and where its time goes: the answer in words, totals, figures and the operator table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llmviewer.reports import figures
+from llmviewer.reports.drawing import SKY
+from llmviewer.reports.html import memory_cards, time_cards
+from llmviewer.reports.marks import identity
+from llmviewer.reports.page import Card
+from llmviewer.reports.text import headline, sentence
+
+from ..answers import Answer
+from .shown import Shown, shown
+
+
+def words(answer: Answer, phase: str) -> tuple[str, str, str]:
+    """What was asked, what bounds it ("memory", ...), and the sentence on what does and what would help."""
+    one = answer.phase(phase)
+    return headline(answer.analysis), one.total.bound, sentence(one.advice)
+
+
+def cards(answer: Answer) -> list[Card]:
+    """The totals of one device."""
+    return [*time_cards(answer.analysis), *memory_cards(answer.analysis)]
+
+
+def totals(found: Sequence[Answer], phase: str) -> list[tuple[str, ...]]:
+    """The totals of several devices: a line of heads, then one for each device."""
+    each = [cards(one) for one in found]
+    heads = ("device", "bound", *(card.label for card in each[0]))
+    lines = [
+        (one.name, one.phase(phase).total.bound, *(card.value for card in own))
+        for one, own in zip(found, each, strict=True)
+    ]
+    return [heads, *lines]
+
+
+def roofline(found: Sequence[Answer], phase: str) -> Shown:
+    """The operators of a phase, under the roofs of all devices; the first trace is to mark the operator selected."""
+    name = found[0].phase_name(phase)
+    if len(found) == 1:
+        figure = figures.roofline(found[0].analysis, name)
+    else:
+        figure = figures.rooflines({one.name: one.analysis for one in found}, name)
+    figure.add_scatter(
+        x=[], y=[], mode="markers", showlegend=False, hoverinfo="skip",
+        marker={"symbol": "circle", "size": 44, "color": SKY, "opacity": 0.5},
+    )  # fmt: skip
+    figure.data = (figure.data[-1], *figure.data[:-1])  # below all others
+    return shown(figure)
+
+
+def marked(found: Sequence[Answer], phase: str, op: str) -> tuple[list[float], list[float]]:
+    """Where an operator is on the rooflines of those devices under whose roofs it is."""
+    results = [one for each in found for one in each.phase(phase).operators if identity(one) == op]
+    under = [one for one in results if one.ops and one.bound != "link"]
+    return [one.intensity for one in under], [one.attainable_ops_per_s for one in under]
+
+
+def times(found: Sequence[Answer], phase: str) -> Shown:
+    return shown(figures.phase_bars({one.name: one.analysis for one in found}, found[0].phase_name(phase)))
+
+
+def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
+    """A row for each device and operator, in OPs, bytes and seconds."""
+    return [
+        {
+            "id": f"{one.name} {identity(op)}", "op": identity(op), "device": one.name, "operator": op.name,
+            "block": op.block, "kind": op.kind, "repeat": op.repeat, "ops": op.ops, "weights": op.weight_bytes,
+            "activations": op.activation_bytes, "kv": op.kv_bytes, "intensity": op.intensity,
+            "attainable": op.attainable_ops_per_s, "bound": op.bound, "dtype": op.compute_dtype,
+            "time": op.bound_time_s, "expected": op.expected_time_s, "share": op.share,
+        }
+        for one in found
+        for op in one.phase(phase).operators
+    ]  # fmt: skip
+
+
+def names(found: Sequence[Answer], phase: str) -> list[str]:
+    """The operators of a phase, largest share of time first."""
+    ranked = sorted(found[0].phase(phase).operators, key=lambda op: op.share, reverse=True)
+    return [identity(op) for op in ranked]

@@ -1,0 +1,329 @@
+"""How far to trust a number: errors of the profiles behind it, and expectations against a user's own measurements."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from llmviewer.errors import InputError
+from llmviewer.expectation import rows as measurements
+from llmviewer.expectation.families import FAMILIES
+from llmviewer.expectation.index import index
+from llmviewer.expectation.profile import Entry, Error
+from llmviewer.expectation.validate import Predictions, Validation, predict, validate
+from llmviewer.reports.trust import Dot, against, errors
+from llmviewer.units import seconds
+
+from ..answers import Answer
+from .shown import Shown, shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LARGEST: Final = 5_000_000  # of a file of measurements [B]
+_MOST_ROWS, _MOST_COLUMNS, _MOST_DEVICES, _MOST_STACKS = 20_000, 200, 100, 2000
+_MOST_UNPACKED: Final = 200_000_000  # [B]
+_LARGEST: Final = 1e12  # of a size or a time; what is larger is no measurement
+_LARGEST_OF: Final = {"experts": 4096, "topk": 4096, "tp": 4096, "ep": 4096, "num_gpus": 65_536}
+_LONGEST_LABEL: Final = 1000  # characters
+_MOST_POINTS, _MOST_GROUPS = 4000, 6  # of a figure
+_LABELS: Final = (
+    "gpu", "framework", "version", "kernel", "dtype", "kv_dtype", "stat", "family", "attn", "distribution", "op",
+    "impl",
+)  # fmt: skip
+_NUMBERS: Final = frozenset(
+    ("time_us", "loop", "nodes", *(n for f in FAMILIES.values() for n in (*f.columns, *f.optional)))
+)
+_STACK: Final = ("gpu", "framework", "kernel", "dtype", "kv_dtype", "op", "impl", "attn")
+
+
+def rests_on(found: Sequence[Answer]) -> list[tuple[str, ...]]:
+    """What is expected of each phase on each device, how sure, and of what: heads, then a line for each."""
+    lines: list[tuple[str, ...]] = [("device", "phase", "at least", "expected", "80 % of times like it", "rests on")]
+    for one in found:
+        for name, phase in one.analysis.phases:
+            total = phase.total
+            low, high = total.expected_low_s, total.expected_high_s
+            between = "-" if low is None else f"{seconds(low)} to {seconds(high)}" if high else f"from {seconds(low)}"
+            lines.append((
+                one.name, name, seconds(total.bound_time_s), seconds(total.expected_time_s), between,
+                total.expectation_source,
+            ))  # fmt: skip
+    return lines
+
+
+def profiles(found: Sequence[Answer]) -> list[dict[str, Any]]:
+    """A row for each stack that was measured on one of the devices, its errors in shares of 1."""
+    return [
+        {
+            "id": str(i), "device": entry.device, "family": _said(entry.family), "library": entry.stack.library,
+            "version": entry.version, "dtype": _dtype(entry), "kernel": entry.stack.kernel, "rows": entry.rows,
+            "fitted": entry.fit_mape, **_errors(entry.held_out),
+        }
+        for i, entry in enumerate(_entries(found))
+    ]  # fmt: skip
+
+
+def transfers() -> list[tuple[str, ...]]:
+    """Errors on a device that nothing was fitted on: heads, then a line for each family and data type."""
+    lines: list[tuple[str, ...]] = [
+        ("family", "data type", "mean error", "median row", "under 20 us", "over 20 us", "in the 80 %")
+    ]
+    for (family, dtype), error in sorted(index().errors.items()):
+        numbers = (error.mape, error.median, error.mape_short, error.mape_long, error.covered)
+        lines.append((_said(family), dtype, *map(_percent, numbers)))
+    return lines
+
+
+def unmeasured(found: Sequence[Answer]) -> list[str]:
+    """The devices that no profile is of."""
+    measured = {entry.device for entry in index().entries}
+    return [one.name for one in found if one.analysis.hardware.name not in measured]
+
+
+def errors_figure(found: Sequence[Answer]) -> Shown:
+    """Errors of the profiles of the devices, and of transfers to devices that were not measured."""
+    named: dict[str, list[Dot]] = {}
+    for entry in _entries(found):
+        error, stack = entry.held_out, entry.stack
+        words = " ".join(filter(None, (stack.library, entry.version, stack.kernel, _dtype(entry))))
+        text = f"<b>{words}</b><br>{_percent(error.mape)} off, {entry.rows:,} rows"
+        named.setdefault(entry.device, []).append(Dot(_said(entry.family), error.mape, text))
+    named["a device not measured"] = [
+        Dot(_said(family), error.mape, f"<b>{dtype}</b>, carried over<br>{_percent(error.mape)} off")
+        for (family, dtype), error in sorted(index().errors.items())
+    ]
+    order = [_said(name) for name in FAMILIES]
+    named = {name: sorted(dots, key=lambda dot: order.index(dot.row)) for name, dots in named.items()}
+    about = "of shapes that were not fitted; a dot for each library, data type and kernel"
+    return shown(errors(named, "Errors of what is expected", about))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A user's own measurements, scored."""
+
+    predictions: Predictions
+    scores: Validation
+
+
+def measured(name: str, data: bytes) -> Measured:
+    """Bound and expectation against the rows of a .csv or .parquet (docs/measurements.md).
+
+    Raises InputError, which names the file and what is wrong with it.
+    """
+    title = Path(name.replace("\\", "/")).name[:80]
+    suffix = Path(title).suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise InputError(f"{title}: must end in .csv or .parquet, the formats of measurements")
+    if len(data) > LARGEST:
+        raise InputError(f"{title}: must have at most {LARGEST:,} bytes; got {len(data):,}")
+    frame = _plain(_csv(title, data) if suffix == ".csv" else _parquet(title, data), title)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "measured.parquet"
+        frame.to_parquet(path, index=False)
+        try:
+            table = measurements.read(path)
+        except InputError as error:
+            raise InputError(str(error).replace(str(path), title)) from None
+    with np.errstate(all="ignore"):
+        predictions = predict(table, index().entries)
+        return Measured(predictions=predictions, scores=validate([predictions]))
+
+
+def scatter(one: Measured, name: str) -> Shown | None:
+    """Expected against measured times; None where no row has both."""
+    frame, expected = one.predictions.table.frame, one.predictions.columns["expected_us"]
+    if "time_us" not in frame:
+        return None
+    times = frame["time_us"].to_numpy(float)
+    groups: dict[str, list[Any]] = {}
+    for rows in one.predictions.table.rows:
+        ours = expected[rows.places]
+        good = np.isfinite(times[rows.places]) & (times[rows.places] > 0) & np.isfinite(ours) & (ours > 0)
+        if good.any():
+            called = " ".join(filter(None, (rows.device.name, rows.stack.library, rows.stack.dtype)))
+            groups.setdefault(called, []).append(rows.places[good])
+    if not groups:
+        return None
+    places = {key: np.concatenate(parts) for key, parts in groups.items()}
+    ranked = sorted(places, key=lambda key: -len(places[key]))
+    kept = {key: places[key] for key in ranked[: _MOST_GROUPS - (len(ranked) > _MOST_GROUPS)]}
+    if len(ranked) > _MOST_GROUPS:
+        kept["others"] = np.concatenate([places[key] for key in ranked[len(kept) :]])
+    count = sum(map(len, kept.values()))
+    each = max(1, math.ceil(count / _MOST_POINTS))
+    named = {key: (times[own[::each]], expected[own[::each]]) for key, own in kept.items()}
+    every = "" if each == 1 else f"; one of {each} is drawn"
+    return shown(against(named, f"Expected against measured: {name}", f"{count:,} rows{every}"))
+
+
+def scores(one: Measured) -> list[tuple[str, ...]]:
+    """Errors by family, device and data type: heads, then a line for each."""
+    lines: list[tuple[str, ...]] = [(
+        "family", "device", "data type", "from", "rows", "mean error", "median row", "under 20 us", "over 20 us",
+        "bias", "within 20 %", "in the 80 %", "of the bound", "faster than bound",
+    )]  # fmt: skip
+    for group in one.scores.groups:
+        own = group.expected
+        shares = (own.mape, own.median, own.mape_short, own.mape_long, own.bias, own.within_20, own.covered)
+        lines.append((
+            _said(group.family), group.device, group.dtype, group.source, f"{own.rows:,}", *map(_percent, shares),
+            _percent(group.bound.mape), f"{group.violations:,}",
+        ))  # fmt: skip
+    return lines
+
+
+def worst(one: Measured) -> list[tuple[str, ...]]:
+    """The rows that are farthest off: heads, then a line for each."""
+    lines: list[tuple[str, ...]] = [("row", "what", "measured", "expected", "at least", "off")]
+    for row in one.scores.worst:
+        facts = {key: value for key, value in row.items() if key != "row" and not key.endswith("_us") and value != ""}
+        what = ", ".join(f"{k} {v:g}" if isinstance(v, float) else v for k, v in facts.items())
+        times = (row["time_us"], row["expected_us"], row["bound_us"])
+        off = row["expected_us"] / row["time_us"] - 1
+        lines.append((str(row["row"] + 1), what, *(seconds(1e-6 * time) for time in times), f"{off:+.0%}"))
+    return lines
+
+
+def skipped(one: Measured) -> list[str]:
+    """Rows that were not scored, with the reason."""
+    return [f"{count:,} rows: {reason}" for reason, count in Counter(one.scores.skipped).most_common(10)]
+
+
+def predicted(one: Measured) -> list[tuple[Any, ...]]:
+    """The rows that were read, with what is predicted: heads, then a line for each."""
+    frame = one.predictions.frame()
+    return [tuple(frame.columns), *frame.itertuples(index=False, name=None)]
+
+
+def _entries(found: Sequence[Answer]) -> list[Entry]:
+    names = {one.analysis.hardware.name for one in found}
+    return [entry for entry in index().entries if entry.device in names]
+
+
+def _errors(error: Error) -> dict[str, float | None]:
+    numbers = {
+        "held_out": error.mape, "median": error.median, "short": error.mape_short, "long": error.mape_long,
+        "covered": error.covered,
+    }  # fmt: skip
+    return {key: None if math.isnan(value) else value for key, value in numbers.items()}
+
+
+def _said(family: str) -> str:
+    return family.replace("_", " ")
+
+
+def _dtype(entry: Entry) -> str:
+    cache = entry.stack.kv_dtype
+    return f"{entry.stack.dtype}, {cache} cache" if cache and cache != entry.stack.dtype else entry.stack.dtype
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1%}"
+
+
+def _csv(title: str, data: bytes) -> pd.DataFrame:
+    import io
+
+    import pandas as pd
+
+    head, rows = data.partition(b"\n")[0], data.count(b"\n")
+    _check(title, rows=rows, columns=1 + head.count(b","))
+    try:
+        return pd.read_csv(io.BytesIO(data))
+    except (ValueError, OverflowError) as error:  # a table of another kind, or no text
+        raise InputError(f"{title}: is not a table: {' '.join(str(error).split())[:200]}") from None
+
+
+def _parquet(title: str, data: bytes) -> pd.DataFrame:
+    import io
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(io.BytesIO(data))
+        about = file.metadata
+        _check(title, rows=about.num_rows, columns=about.num_columns)
+        groups = [about.row_group(i) for i in range(about.num_row_groups)]
+        if sum(group.total_byte_size for group in groups) > _MOST_UNPACKED:
+            raise InputError(f"{title}: is larger than {_MOST_UNPACKED:,} bytes when unpacked")
+        names = [name for name in file.schema_arrow.names if name in _NUMBERS or name in _LABELS]
+        # As dictionaries, a long text that many rows have is held once.
+        texts = [f.name for f in file.schema_arrow if pa.types.is_string(f.type) or pa.types.is_large_string(f.type)]
+        table = pq.ParquetFile(io.BytesIO(data), read_dictionary=texts).read(columns=names)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{title}: is not a table: {' '.join(str(error).split())[:200]}") from None
+    for name in names:
+        _check_kind(title, name, table[name])
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
+
+
+def _check_kind(title: str, name: str, column: Any) -> None:
+    """Raises InputError where a column holds other than numbers and short texts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    values = [chunk.dictionary for chunk in column.chunks] if pa.types.is_dictionary(kind) else [column]
+    for part in values:
+        if pa.types.is_string(part.type) or pa.types.is_large_string(part.type):
+            if (pc.max(pc.utf8_length(part)).as_py() or 0) > _LONGEST_LABEL:
+                raise InputError(f"{title}: {name}: must be texts of at most {_LONGEST_LABEL} characters")
+        elif not (
+            pa.types.is_integer(part.type)
+            or pa.types.is_floating(part.type)
+            or pa.types.is_boolean(part.type)
+            or pa.types.is_null(part.type)
+        ):
+            raise InputError(f"{title}: {name}: must be numbers or texts; got {part.type}")
+
+
+def _check(title: str, *, rows: int, columns: int) -> None:
+    for what, number, most in (("rows", rows, _MOST_ROWS), ("columns", columns, _MOST_COLUMNS)):
+        if number > most:
+            raise InputError(f"{title}: must have at most {most:,} {what}; got {number:,}")
+
+
+def _plain(frame: pd.DataFrame, title: str) -> pd.DataFrame:
+    """The columns that are read, numbers as numbers and labels as short texts."""
+    import pandas as pd
+
+    if not len(frame):
+        raise InputError(f"{title}: holds no rows")
+    kept: dict[str, Any] = {}
+    for name in map(str, frame.columns):
+        if name in _NUMBERS:
+            numbers = pd.to_numeric(_texts(frame[name]), errors="coerce").to_numpy(float)
+            kept[name] = np.where(np.abs(numbers) <= _LARGEST_OF.get(name, _LARGEST), numbers, np.nan)
+        elif name in _LABELS:
+            kept[name] = _texts(frame[name])
+    if not kept:
+        raise InputError(f"{title}: no family has these columns; docs/measurements.md says what they are called")
+    found = pd.DataFrame(kept)
+    labels = [name for name in _STACK if name in found]
+    for columns, most, what in (
+        (["gpu"], _MOST_DEVICES, "devices"),
+        (labels, _MOST_STACKS, "libraries, data types and kernels"),
+    ):
+        count = len(found[columns].drop_duplicates()) if "gpu" in found else 0
+        if count > most:
+            raise InputError(f"{title}: must have at most {most:,} {what}; got {count:,}")
+    return found
+
+
+def _texts(column: Iterable[Any]) -> pd.Series[str]:
+    """Of any column; empty where there is nothing."""
+    import pandas as pd
+
+    values = pd.Series(list(column), dtype=object)
+    return values.where(values.notna(), "").astype(str).str.slice(0, _LONGEST_LABEL)

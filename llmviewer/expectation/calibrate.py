@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import InputError
 from .families._family import Array, Features
 from .fitting import Fit, best_of, fit, pick
-from .profile import Entry, Profile, error_of
+from .profile import Entry, Profile, error_of, sizes_of
 from .residual import LEAST as LEAST_POINTS
 from .residual import Residual, points_of
 from .rows import Rows
@@ -99,6 +99,7 @@ def judged(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) 
         parameters=whole.parameters,
         rows=len(rows),
         version=rows.version,
+        sizes=sizes_of(rows.family, rows.shapes),
         fit_mape=whole.loss,
         held_out=error_of(held_out, rows.measured, fold),
         residual=_residual(rows, features, order, whole) if residual and len(rows) >= LEAST_POINTS else None,

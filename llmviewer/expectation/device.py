@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 from ..errors import InputError
 from ..hardware import Hardware
-from ..hardware_files import load_hardware
+from ..hardware_files import PATH_VARIABLE, hardware_file, load_hardware
 from ..resource import MEMORY, matrix, vector
 
 _VENDORS: Final = re.compile(r"^(?:nvidia|amd|intel|instinct)-")
@@ -88,20 +89,32 @@ def of(hardware: Hardware) -> Device:
     )
 
 
-@cache
 def find(name: str) -> Device:
     """The device that a table of measurements calls `name`, such as "H100-SXM-80GB".
 
+    A file may have the maker in its name, as drafts have; else the maker goes, and form factors and sizes do, which
+    makers of tables add.
+
     Raises InputError, with the nearest names, where there is none such.
     """
-    plain = _VENDORS.sub("", re.sub(r"[\s_]+", "-", name.strip().lower()))
-    parts = plain.split("-")
-    for end in range(len(parts), 0, -1):  # makers of tables add form factors and sizes
+    return _find(name, os.environ.get(PATH_VARIABLE, ""))
+
+
+@cache
+def _find(name: str, folder: str) -> Device:  # noqa: ARG001 - the folder decides what is found
+    given = re.sub(r"[\s_]+", "-", name.strip().lower())
+    plain = _VENDORS.sub("", given)
+    for candidate in (name.strip(), *_shortened(given, plain)):
         try:
-            return of(load_hardware("-".join(parts[:end])))
-        except InputError as error:
-            if end == len(parts):
-                first = error
-            if "kernels cannot be laid out" in str(error):
-                raise
-    raise first
+            hardware_file(candidate)
+        except InputError:
+            continue
+        return of(load_hardware(candidate))
+    return of(load_hardware(plain))
+
+
+def _shortened(*names: str) -> Iterator[str]:
+    """The names, word by word from their ends, as long as there are words."""
+    words = [name.split("-") for name in names]
+    for fewer in range(max(map(len, words))):
+        yield from ("-".join(parts[: len(parts) - fewer]) for parts in words if fewer < len(parts))

@@ -42,6 +42,7 @@ TYPES: Final[Mapping[str, KernelType]] = {
     "w4afp8": KernelType(weight=0.5 + 2 / 128, activation=1, arithmetic="fp8", quantizes=True),
 }
 CACHE_BYTES: Final[Mapping[str, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+TWINS: Final = ({"bf16", "fp16"}, {"fp8", "fp8_static"}, {"int8", "sq"})  # that take as long on a device
 SIMILAR: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in where a type was not measured
     "bf16": ("fp16",),
     "fp16": ("bf16",),

@@ -79,6 +79,7 @@ def _entry(found: Mapping[str, Any]) -> Entry:
         parameters=found["parameters"],
         rows=found["rows"],
         version=found.get("version", ""),
+        sizes={name: (least, most) for name, (least, most) in found.get("sizes", {}).items()},
         fit_mape=found["fit_mape"],
         held_out=_error(found["held_out"]),
     )

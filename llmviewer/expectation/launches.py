@@ -29,7 +29,7 @@ from .families import FAMILIES, Stack
 from .families._family import Array
 from .formats import kernel_type
 
-ALONE: Final = ("cublas", "pytorch")  # libraries that run every operator by itself
+ALONE: Final = ("cublas", "pytorch", "pytorch-cpu")  # libraries that run every operator by itself
 # Kinds of operators that move bytes, as measured tables call them; the others are as an addition, which only does that.
 _MOVERS: Final[Mapping[str, str]] = {
     "norm": "post_attention_layernorm",

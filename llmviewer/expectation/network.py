@@ -1,14 +1,16 @@
 """What a pass is expected to take: kernels one after another, and how far off all of them together may be.
 
+Of the kernels that a library has for an operator, the one is expected that is fastest at its shape.
+
 Errors of one stack are those of its parameters, so they add; those of different stacks have nothing to do with each
 other, so their squares add. An operator that no kernel is known for takes its bound, and widens nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Final
 
 import numpy as np
@@ -25,7 +27,7 @@ from .families import FAMILIES, Stack
 from .families._family import Array
 from .index import index
 from .launches import Kernel, Launch, launches
-from .profile import Entry
+from .profile import Entry, Profile
 from .transfer import Choice, Expectation, bound_only, choose, reached
 
 _FAMILIES: Final = 3  # that a library must have been measured in, to stand for a device when none is asked for
@@ -157,17 +159,22 @@ class Pass:
 class Kernels:
     """The kernels of a library on a device.
 
-    library  "" is the one that was measured in most families on the device, or its nearest relatives' where none was
+    library   "" is the one that was measured in most families on the device, by `profiles` where they have it, or its
+              nearest relatives' where none was
+    profiles  before those that ship
     """
 
-    def __init__(self, hardware: Hardware, library: str = "") -> None:
+    def __init__(self, hardware: Hardware, library: str = "", profiles: Sequence[Profile] = ()) -> None:
         self.hardware = hardware
-        self.entries = index().entries
+        self.given = tuple(e for profile in profiles for e in profile.entries)
+        known = {(e.device, e.family, e.stack) for e in self.given}
+        others = (e for e in index().entries if (e.device, e.family, e.stack) not in known)
+        self.entries = (*self.given, *others)
         self.asked = library
         self.own = [e for e in self.entries if e.device == hardware.name]
         self.half = "bf16" if matrix("bf16") in hardware.rates else "fp16"
         self._choices: dict[tuple[str, Stack], Choice | str] = {}
-        self._stacks: dict[tuple[str, Stack, bool], Stack] = {}
+        self._stacks: dict[tuple[str, Stack, bool], tuple[Stack, ...]] = {}
 
     @cached_property
     def device(self) -> Device | str:
@@ -183,11 +190,12 @@ class Kernels:
     def library(self) -> str:
         if self.asked:
             return self.asked
+        mine = [e for e in self.given if e.device == self.hardware.name]
         families: dict[str, set[str]] = {}
-        for e in self.own:
+        for e in mine or self.own:
             families.setdefault(e.stack.library, set()).add(e.family)
         errors = {name: np.mean([e.held_out.mape for e in self.own if e.stack.library == name]) for name in families}
-        able = [name for name, found in families.items() if len(found) >= _FAMILIES]
+        able = [name for name, found in families.items() if mine or len(found) >= _FAMILIES]
         return min(able, key=lambda name: (-len(families[name]), errors[name]), default="")
 
     def expect(self, rows: Sequence[OperatorEstimate], workload: Workload) -> Pass:
@@ -226,17 +234,13 @@ class Kernels:
         chosen = np.broadcast_to(np.asarray(kernel.where), bound.shape) & (bound > 0)
         if not np.any(chosen):
             return None
-        stack = self._stack(kernel)
-        choice = self._choice(kernel.family, stack)
-        if isinstance(choice, str):
+        columns = kernel.columns(chosen)
+        able = [each for stack in self._able(kernel) if (each := self._alternative(kernel.family, stack, columns))]
+        if not able:
             return None
-        assert isinstance(self.device, Device)
-        try:
-            found = reached(choice, FAMILIES[kernel.family], kernel.columns(chosen), self.device, stack)
-        except InputError as error:
-            self._choices[kernel.family, stack] = str(error)
-            return None
-        name = f"{kernel.family} {stack.dtype} {stack.kv_dtype} {found.source}"
+        found = reduce(_sooner, able).found
+        stack = kernel.stack
+        name = f"{kernel.family} {stack.dtype} {stack.kv_dtype} {' or '.join(each.found.source for each in able)}"
         if np.all(chosen):
             return _expected(found, (name,))
         full = {key: np.zeros(bound.shape) for key in ("expected", "low", "high", "fixed")}
@@ -244,8 +248,21 @@ class Kernels:
             column[chosen] = getattr(found, key)
         return _expected(Expectation(bound=bound, source=found.source, **full), (name,))
 
+    def _alternative(self, family: str, stack: Stack, columns: Mapping[str, Array]) -> _Alternative | None:
+        """What one of the kernels that a library has takes; None where that cannot be known."""
+        choice = self._choice(family, stack)
+        if isinstance(choice, str):
+            return None
+        assert isinstance(self.device, Device)
+        try:
+            found = reached(choice, FAMILIES[family], columns, self.device, stack)
+        except InputError as error:
+            self._choices[family, stack] = str(error)
+            return None
+        return _Alternative(found=found, beyond=choice.entries[0].beyond(columns))
+
     def _why(self, kernel: Kernel) -> str:
-        choice = self._choice(kernel.family, self._stack(kernel))
+        choice = self._choice(kernel.family, self._able(kernel)[0])
         return choice if isinstance(choice, str) else "not run"
 
     def _choice(self, family: str, stack: Stack) -> Choice | str:
@@ -259,29 +276,56 @@ class Kernels:
                 self._choices[key] = str(error)
         return self._choices[key]
 
-    def _stack(self, kernel: Kernel) -> Stack:
-        """The stack of a kernel by the name that its library has for it on this device, where it was measured there.
+    def _able(self, kernel: Kernel) -> tuple[Stack, ...]:
+        """What does the work of a kernel, by the names that its library has on this device, where measured there.
 
         What only moves bytes, and collectives, are alike in all libraries; and where no library is asked for, the one
-        that was measured stands in.
+        that was measured most stands in.
         """
         plain = float(np.min(kernel.shapes.get("gated", 1.0))) == 0
         key = (kernel.family, kernel.stack, plain)
         if key not in self._stacks:
             alike = [e for e in self.own if _alike(e, kernel, plain=plain)]
             others = alike if not self.asked or kernel.family in ("elementwise", "collectives") else []
-            mine = [e for e in alike if e.stack.library == kernel.stack.library] or others
-            best = max(mine, key=lambda e: e.rows, default=None)
-            self._stacks[key] = best.stack if best else kernel.stack
+            most = max(others, key=lambda e: (e in self.given, e.rows), default=None)
+            library = kernel.stack.library
+            if most and all(e.stack.library != library for e in alike):
+                library = most.stack.library
+            mine = sorted((e for e in alike if e.stack.library == library), key=lambda e: -e.rows)
+            mine = [e for e in mine if e in self.given] or mine
+            mine = [e for e in mine if e.stack == kernel.stack] or mine
+            several = kernel.family not in ("elementwise", "collectives")  # where kernels differ in what they do
+            self._stacks[key] = tuple(e.stack for e in (mine if several else mine[:1])) or (kernel.stack,)
         return self._stacks[key]
 
 
-def check_library(name: str) -> str:
+@dataclass(frozen=True, kw_only=True)
+class _Alternative:
+    """One of the kernels that can do the same work.
+
+    beyond  how many sizes of a shape were not measured of it
+    """
+
+    found: Expectation
+    beyond: Array
+
+
+def _sooner(one: _Alternative, other: _Alternative) -> _Alternative:
+    """The one that was measured nearer to a shape, or takes less time where that is alike, for every shape."""
+    a, b = one.found, other.found
+    first = (one.beyond < other.beyond) | ((one.beyond == other.beyond) & (a.expected <= b.expected))
+    keys = ("bound", "expected", "low", "high", "fixed")
+    best = {key: np.where(first, getattr(a, key), getattr(b, key)) for key in keys}
+    source = a.source if 2 * np.count_nonzero(first) >= first.size else b.source
+    return _Alternative(found=Expectation(source=source, **best), beyond=np.where(first, one.beyond, other.beyond))
+
+
+def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
     """`name`, if kernels of such a library were measured.
 
     Raises InputError, naming those that were.
     """
-    known = sorted({e.stack.library for e in index().entries})
+    known = sorted({e.stack.library for e in index().entries} | {profile.library for profile in profiles})
     if name and name not in known:
         raise InputError(f"no kernels of a library {name!r} were measured; {suggest(name, known)}")
     return name

@@ -13,15 +13,15 @@ import numpy as np
 from .._layout import data_dir
 from ..documents import Section, read_yaml
 from .families import FAMILIES, Family, Stack
-from .families._family import Array
+from .families._family import Array, Shapes
 from .residual import Residual
 from .residual import plain as plain_residual
 
 SHORT_S: Final = 20e-6  # below, launches and clocks decide; errors are told apart
 FOLDER: Final = data_dir("profiles")
 _ENTRY: Final = (
-    "family", "dtype", "kv_dtype", "kernel", "variant", "parameters", "rows", "version", "fit_mape", "held_out",
-    "residual",
+    "family", "dtype", "kv_dtype", "kernel", "variant", "parameters", "rows", "version", "sizes", "fit_mape",
+    "held_out", "residual",
 )  # fmt: skip
 _HELD_OUT: Final = ("mape", "median", "short", "long", "covered", "interval_short", "interval_long")
 
@@ -53,6 +53,7 @@ class Error:
 class Entry:
     """One stack on one device.
 
+    sizes     of the shapes measured, what one device has of them: the least and the most
     residual  what parameters leave of its measurements, where there are many
     """
 
@@ -65,7 +66,17 @@ class Entry:
     version: str
     fit_mape: float
     held_out: Error
+    sizes: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     residual: Residual | None = None
+
+    def beyond(self, shapes: Shapes) -> Array:
+        """How many sizes of each shape are less or more than any that was measured."""
+        found = _own_sizes(FAMILIES[self.family], shapes)
+        outside = [
+            (found[name] < least * (1 - _SLACK)) | (found[name] > most * (1 + _SLACK))
+            for name, (least, most) in self.sizes.items()
+        ]
+        return np.sum(outside, axis=0, dtype=int) if outside else np.zeros(1, dtype=int)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +87,27 @@ class Profile:
     library: str
     sources: tuple[str, ...]
     entries: tuple[Entry, ...] = field(repr=False)
+
+
+_SLACK: Final = 1e-3  # of sizes, which are written with four digits
+_TOLD: Final = ("window", "causal", "gated")  # of the columns that a row need not have, those of its shape
+_SHARED: Final[Mapping[str, str]] = {"inter": "tp", "experts": "ep"}  # sizes, and how many devices share them
+
+
+def sizes_of(family: Family, shapes: Shapes) -> dict[str, tuple[float, float]]:
+    """The least and the most of each size that some shapes have."""
+    own = _own_sizes(family, shapes)
+    return {name: (float(np.min(sizes)), float(np.max(sizes))) for name, sizes in own.items()}
+
+
+def _own_sizes(family: Family, shapes: Shapes) -> dict[str, Array]:
+    """What one device has of each size that tells shapes apart; not how they were measured."""
+    told = [name for name in family.optional if name in _TOLD]
+    return {
+        name: np.asarray(shapes[name], dtype=float) / np.asarray(shapes.get(_SHARED.get(name, ""), 1.0), dtype=float)
+        for name in (*family.columns, *told)
+        if name in shapes
+    }
 
 
 def error_of(expected: Array, measured: Array, part: Array) -> Error:
@@ -175,6 +207,7 @@ def plain_entry(entry: Entry) -> dict[str, Any]:
         "parameters": {name: _rounded(value) for name, value in entry.parameters.items()},
         "rows": entry.rows,
         "version": entry.version,
+        "sizes": {name: [_rounded(end) for end in ends] for name, ends in entry.sizes.items()} or "",
         "fit_mape": _rounded(entry.fit_mape),
         "held_out": plain_error(error),
         "residual": plain_residual(entry.residual) if entry.residual else "",
@@ -231,10 +264,26 @@ def _entry(section: Section, device: str, library: str) -> Entry:
         parameters=_parameters(section.section("parameters"), of),
         rows=section.integer("rows"),
         version=section.text("version", ""),
+        sizes=_sizes(section.section("sizes"), of) if "sizes" in section else {},
         fit_mape=section.number("fit_mape"),
         held_out=read_error(held_out),
         residual=_residual(section.section("residual"), of) if "residual" in section else None,
     )
+
+
+def _sizes(section: Section, of: Family) -> dict[str, tuple[float, float]]:
+    section.only((*of.columns, *of.optional))
+    found = {}
+    for name in section:
+        ends = section.get(name)
+        if not _numbers(ends, 2) or not 0 <= ends[0] <= ends[1]:
+            raise section.error(name, f"must be the least and the most; got {ends!r}")
+        found[name] = (float(ends[0]), float(ends[1]))
+    return found
+
+
+def _numbers(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(isinstance(v, int | float) for v in value)
 
 
 def _residual(section: Section, of: Family) -> Residual:
@@ -285,7 +334,7 @@ def read_error(section: Section) -> Error:
 
 def _pair(section: Section, key: str) -> tuple[float, float]:
     value = section.get(key)
-    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(v, int | float) for v in value):
+    if not _numbers(value, 2):
         raise section.error(key, f"must be two factors; got {value!r}")
     low, high = map(float, value)
     if not 0 < low <= 1 <= high:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +35,11 @@ _CUBLAS: Final = {"sarathi", "hf-transformers", "pytorch", "pytorch/te"}  # fram
 _REPLAYED: Final = "mean_cudagraph"  # the same tensors again and again: what fits stays in the cache
 # Weights that the aiconfigurator collector goes round in its loop; for trtllm as many as the cache needs, up to 5.
 _ROUND: Final = {"vllm": 6.0, "sglang": 6.0}
+# Experts chosen, experts and width of models whose experts have no gate (Nemotron 3: mlp_hidden_act is relu2). From
+# these versions on the aiconfigurator collector runs them so, while its tables say it of trtllm only: with the weights
+# of a gate, they would have been read at up to 1.4 times the memory's bandwidth.
+_UNGATED: Final = ((6, 128, 2688), (22, 512, 2048), (22, 512, 4096), (22, 512, 8192))
+_UNGATED_SINCE: Final[Mapping[str, tuple[float, ...]]] = {"vllm": (0, 24), "sglang": (0, 5, 14)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +153,8 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
     numbers |= {name: _numbers(frame, name, default) for name, default in family.optional.items()}
     if family.name == "moe" and "distribution" in frame:
         numbers["skew"] = _skews(frame)
+    if family.name == "moe":
+        numbers["gated"] = np.where(_ungated(labels, numbers), 0.0, numbers["gated"])
     given = frame["loop"].to_numpy(float) if "loop" in frame else None
     replayed = _texts(frame, "stat") == _REPLAYED
     times = frame["time_us"].to_numpy(float) * 1e-6 if "time_us" in frame else np.full(len(frame), np.nan)
@@ -222,6 +231,23 @@ def _loop(family: Family, device: Device, stack: Stack, shapes: Shapes, replayed
         weights = shapes["N"] * shapes["K"] * kernel_type(stack.dtype).weight
         rounds = np.minimum(5, np.ceil(device.l2 / weights))
     return {"loop": loop * rounds, "private": loop * (stack.library == "sglang")}
+
+
+def _ungated(labels: Mapping[str, Array], numbers: Mapping[str, Array]) -> Array:
+    """Rows of experts without a gate, whatever the table says of them."""
+    kinds = np.stack([numbers[name] for name in ("topk", "experts", "hidden")], axis=1)
+    alike = np.any([np.all(kinds == kind, axis=1) for kind in _UNGATED], axis=0)
+    since = {name: _UNGATED_SINCE.get(name, (inf,)) for name in set(labels["framework"])}
+    stacks = zip(labels["framework"], labels["version"], strict=True)
+    late = np.array([_release(version) >= since[library] for library, version in stacks])
+    both: Array = np.logical_and(alike, late)
+    return both
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(0, 24, 1) of "0.24.1rc2"."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def _texts(frame: pd.DataFrame, name: str) -> Array:

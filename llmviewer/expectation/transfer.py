@@ -12,7 +12,7 @@ from ..errors import InputError
 from .device import Device, Kin
 from .families import FAMILIES, Family, Stack
 from .families._family import Array, Shapes
-from .formats import SIMILAR
+from .formats import SIMILAR, TWINS
 from .index import index, kin
 from .profile import Entry, Error
 from .residual import NEIGHBOURS, Residual
@@ -59,18 +59,27 @@ def choose(
 ) -> Choice:
     """Whose parameters to use for a stack: its own; else, on the device, those of its library; else relatives'.
 
+    On the device, a twin of the data type stands in for it before other devices do: as sure as a transfer, but where
+    only bytes are moved, which a type's width says all about.
+
     Raises InputError where nothing like it was ever measured.
     """
     of_family = [e for e in entries if e.family == name]
-    own = [e for e in of_family if e.device == device.name and _of_type(e, stack, stack.dtype)]
-    same = [e for e in own if e.stack.library == stack.library and e.stack.kernel == stack.kernel]
-    if same:
-        return Choice(entries=(same[0],), error=same[0].held_out, source=f"calibrated on {_named(same[0])}")
-    library = [e for e in own if e.stack.library == stack.library and _alike(e, stack)]
-    if library and not stack.kernel:
-        first = max(library, key=lambda e: e.rows)
-        return Choice(entries=(first,), error=first.held_out, source=f"calibrated on {_named(first)}")
     error = (errors or _measured_error)(name, stack.dtype)
+    own = [e for e in of_family if e.device == device.name and e.stack.library == stack.library]
+    exact = [e for e in own if _of_type(e, stack, stack.dtype)]
+    for found in (exact, [e for e in own if e not in exact and _twins(e, stack)]):
+        same = [e for e in found if e.stack.kernel == stack.kernel]
+        alike = [] if stack.kernel else sorted((e for e in found if _alike(e, stack)), key=lambda e: -e.rows)
+        if same or alike:
+            first = (same or alike)[0]
+            known = found is exact or name == "elementwise"
+            note = "" if found is exact else f" in {first.stack.dtype}"
+            return Choice(
+                entries=(first,),
+                error=first.held_out if known else error,
+                source=f"calibrated on {_named(first)}{note}",
+            )
     for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())):
         found = [e for e in of_family if _of_type(e, stack, dtype) and _alike(e, stack)]
         if found:
@@ -114,6 +123,14 @@ def _apart(a: Kin, b: Kin) -> int:
 
 def _of_type(entry: Entry, stack: Stack, dtype: str) -> bool:
     return entry.stack.dtype == dtype and entry.stack.kv_dtype == stack.kv_dtype
+
+
+def _twins(entry: Entry, stack: Stack) -> bool:
+    """Of types that take as long: as wide, as fast, and multiplied by the same kernels."""
+    if entry.family == "elementwise":
+        return True
+    pairs = (entry.stack.dtype, stack.dtype), (entry.stack.kv_dtype, stack.kv_dtype)
+    return all(own == other or {own, other} in TWINS for own, other in pairs)
 
 
 def _alike(entry: Entry, stack: Stack) -> bool:

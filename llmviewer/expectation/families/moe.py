@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 import numpy as np
@@ -93,8 +94,15 @@ class Moe(Family):
         return np.asarray(time, dtype=float)
 
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
+        """Of the experts that tokens reach.
+
+        Where some are more popular than others and copies of tokens are fewer than experts, who is reached is luck:
+        then the bound has what no routing can avoid, on the device with the most an equal part of the copies, and as
+        many experts as those need, since a token goes to an expert once.
+        """
         kind = kernel_type(stack.dtype)
         work = _work(shapes)
+        work |= _least(shapes, work)
         a_row = (work["up"] + work["inner"]) * work["hidden"]
         weights = work["reached"] * a_row * kind.weight
         rows = 2.0 * 2 * work["hidden"] * work["tokens"]
@@ -119,3 +127,11 @@ def _work(shapes: Shapes) -> dict[str, Array]:
         "tiles": loads[:, 2:],
         "local": np.maximum(experts / ep, 1),
     }
+
+
+def _least(shapes: Shapes, work: Mapping[str, Array]) -> dict[str, Array]:
+    """Rows and experts that every routing reaches, where a few tokens do not tell which."""
+    lucky = (shapes["skew"] > 0) & (work["all rows"] < shapes["experts"])
+    rows = np.ceil(work["all rows"] / shapes["ep"])
+    least = {"rows": rows, "reached": np.ceil(rows / work["tokens"])}
+    return {name: np.where(lucky, np.minimum(column, work[name]), work[name]) for name, column in least.items()}

@@ -5,6 +5,7 @@ start     `llmviewer --help` and a whole `llmviewer analyze`, against `python -c
 analysis  one analyze() in a warm process
 extract   YAML to graph, of every model that ships, without torch or transformers; the slowest against importing numpy,
           which takes some 100 ms where 50 ms are allowed
+expect    expectations per second of processor time, kernels of random shapes, by family
 sweep     a million (batch, prompt, precision) points of LLaMA-2-7b: prefill, decode step and memory of each
 
 --check exits with 1 where a limit is missed. The peak memory is that of the whole process.
@@ -20,12 +21,19 @@ from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 
+import numpy as np
+
 import llmviewer
+from llmviewer.expectation.device import find
+from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.index import index
+from llmviewer.expectation.transfer import choose, reached
 from llmviewer.model_files import load_model, model_names
 
 START_LIMITS = {"start": 2.5, "analyze": 3.5}  # times importing numpy
 EXTRACT_LIMIT = 0.3  # times importing numpy
 SWEEP_LIMIT_S = 1.0
+EXPECT_LIMITS = {"gemm": 0.5e6, "attention_prefill": 0.5e6, "attention_decode": 0.5e6}  # 1/s: a million on two cores
 MEMORY_LIMIT = 2e9  # B
 _TOLD = 5  # slowest models
 _MODEL, _DEVICE = "llama-2-7b", "rtx-a6000"
@@ -36,6 +44,7 @@ def main() -> int:
     extracted = extractions()
     slowest, slowest_s = extracted[0]
     points, sweep_s = million_points()
+    rates = expectations()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"start     --help {ratios['start']:.2f}x, analyze {ratios['analyze']:.2f}x of importing numpy")
     print(f"analysis  {fastest(lambda: llmviewer.analyze(_MODEL, _DEVICE, prompt=2048), times=20) * 1e3:.1f} ms")
@@ -43,6 +52,7 @@ def main() -> int:
     print(f"extract   {len(extracted)} models, the slowest {slowest_s / numpy_s:.2f}x of importing numpy: {told}")
     rate = points / sweep_s / 1e6
     print(f"sweep     {points} points in {sweep_s:.2f} s on one core, {rate:.1f} M/s; {peak / 1e9:.2f} GB")
+    print(f"expect    {', '.join(f'{name} {rate / 1e6:.2f} M/s' for name, rate in rates.items())} of one core")
     missed = [
         f"{name} takes {ratio:.2f}x of importing numpy, above {START_LIMITS[name]}x"
         for name, ratio in ratios.items()
@@ -54,6 +64,9 @@ def main() -> int:
         missed.append(f"models are not read without {' and '.join(sorted(heavy))}")
     if sweep_s > SWEEP_LIMIT_S:
         missed.append(f"a million points take {sweep_s:.2f} s, above {SWEEP_LIMIT_S} s")
+    for name, limit in EXPECT_LIMITS.items():
+        if rates[name] < limit:
+            missed.append(f"{name}: {rates[name] / 1e6:.2f} M expectations a second, below {limit / 1e6} M")
     if peak > MEMORY_LIMIT:
         missed.append(f"the sweep takes {peak / 1e9:.2f} GB, above {MEMORY_LIMIT / 1e9} GB")
     for line in missed:
@@ -93,6 +106,41 @@ def million_points() -> tuple[int, float]:
     }
     points = len(llmviewer.sweep(_MODEL, _DEVICE, over))
     return points, fastest(lambda: llmviewer.sweep(_MODEL, _DEVICE, over), times=3)
+
+
+def expectations(kernels: int = 100_000, together: int = 2048) -> dict[str, float]:
+    """Of an H100, by family; as many at a time as stay in a core's cache. [1/s]"""
+    random = np.random.default_rng(0)
+    attention = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128}
+    asked = {
+        "gemm": ("vllm", "bf16", "", {"M": (1, 8192), "N": (256, 20000), "K": (256, 20000)}),
+        "attention_prefill": (
+            "vllm",
+            "bf16",
+            "bf16",
+            {"batch": (1, 16), "q_len": (1, 8000), "kv_len": 8000} | attention,
+        ),
+        "attention_decode": ("vllm", "bf16", "bf16", {"batch": (1, 256), "kv_len": (1, 100_000)} | attention),
+        "moe": ("vllm", "bf16", "", {"tokens": (1, 8192), "hidden": 4096, "inter": 14336, "topk": 2, "experts": 8}),
+        "elementwise": ("sarathi", "fp16", "", {"rows": (1, 8192), "bytes": (1, 10**8)}),
+        "collectives": ("nccl", "fp16", "", {"num_gpus": 8, "bytes": (1, 10**8)}),
+    }
+    device, rates = find("h100-sxm"), {}
+    for name, (library, dtype, kv_dtype, ranges) in asked.items():
+        family = FAMILIES[name]
+        columns = {
+            key: random.integers(*ends, kernels) if isinstance(ends, tuple) else np.full(kernels, ends)
+            for key, ends in {**family.optional, **ranges}.items()
+        }
+        kernel = "nccl all_reduce" if name == "collectives" else "add" if name == "elementwise" else ""
+        stack = Stack(library=library, dtype=dtype, kv_dtype=kv_dtype, kernel=kernel)
+        choice = choose(name, device, stack, index().entries)
+        start = time.process_time()
+        for i in range(0, kernels, together):
+            part = {key: column[i : i + together].astype(float) for key, column in columns.items()}
+            reached(choice, family, part, device, stack)
+        rates[name] = kernels / (time.process_time() - start)
+    return rates
 
 
 def fastest(call: Callable[[], object], *, times: int) -> float:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .hardware_files import hardware_names, load_hardware
     from .model import Model
     from .model_files import load_model, model_names
+    from .serving.advising import Advice, recommend
+    from .serving.planning import ServicePlan, plan
+    from .serving.service import Simulation, simulate
 
 if _IN_CHECKOUT:  # reports/ lies beside this folder, not inside it
     __path__.append(str(_ROOT))
@@ -49,8 +52,15 @@ _HOME = {
     "model_names": "model_files",
     "Sweep": "grid",
     "sweep": "grid",
+    "Advice": "serving.advising",
+    "recommend": "serving.advising",
+    "ServicePlan": "serving.planning",
+    "plan": "serving.planning",
+    "Simulation": "serving.service",
+    "simulate": "serving.service",
 }
 __all__ = [
+    "Advice",
     "Analysis",
     "Choice",
     "Comparison",
@@ -58,6 +68,8 @@ __all__ = [
     "Hardware",
     "InputError",
     "Model",
+    "ServicePlan",
+    "Simulation",
     "Sweep",
     "__version__",
     "analyze",
@@ -68,6 +80,9 @@ __all__ = [
     "load_hardware",
     "load_model",
     "model_names",
+    "plan",
+    "recommend",
+    "simulate",
     "sweep",
 ]
 

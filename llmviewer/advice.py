@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Final
 
+from .expectation.network import Pass
 from .memory import Memory
 from .precision import NAMED, Scheme, parse_scheme
 from .resource import Resource, Unit, matrix
@@ -17,6 +18,7 @@ from .units import seconds, si
 from .workload import Workload
 
 _WORTH: Final = 1.05  # a change that helps by less is not offered
+_MUCH: Final = 0.3  # of the time expected, when latency is worth a word
 _BATCHES: Final = (16, 8, 4, 2)  # times the batch asked for: the largest that fits is offered
 
 
@@ -25,6 +27,7 @@ def advise(
     workload: Workload,
     phase: str,
     estimate: Estimate,
+    expected: Pass | None = None,
     *,
     max_batch: int | None,
     offloaded: Setting | None = None,
@@ -32,6 +35,7 @@ def advise(
     """Such as "decode is memory-bound: ...; what would help: 4-bit weights (W4 g128) 6.14 ms (3x faster), ...".
 
     estimate   of `workload` in this phase
+    expected   what it is expected to take, where that is known
     max_batch  the largest that fits, None where nothing limits it
     offloaded  what would fit, where `setting` does not: that of fitting()
     """
@@ -61,6 +65,8 @@ def advise(
         nothing = nothing if setting.offload == ON_DEVICE else "less of it offloaded, or a faster link"
     name = phase if setting.model.generates else "the one pass"
     advice = f"{name} is {bound}-bound: {why}; " + (f"what would help: {', '.join(offers)}" if offers else nothing)
+    if expected and expected.modelled:
+        advice += _latency(setting, workload, phase, expected, max_batch)
     return advice + (_if_offloaded(offloaded, workload, phase, time_s) if offloaded else "")
 
 
@@ -79,6 +85,25 @@ def fitting(setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: i
         asked = replace(setting, offload=replace(setting.offload, weights=share))
         needed = float(asked.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen, images=images))
     return asked if asked is not setting else None
+
+
+def _latency(setting: Setting, workload: Workload, phase: str, expected: Pass, max_batch: int | None) -> str:
+    """Of launches so short that fixed costs decide, which no unit and no bandwidth makes faster."""
+    whole = expected.total.numbers()[0]
+    rows = zip(expected.operators, expected.launches, strict=True)
+    share = sum(row.repeat * each.expected[0] for row, each in rows if each.latency[0]) / whole
+    if share < _MUCH:
+        return ""
+    advice = f"; as expected, {share:.0%} of it is latency, fixed costs of short kernels: fewer of them"
+    advice += " (fused, in a CUDA graph) help"
+    kernels, plan = setting.kernels, setting.plan_of(phase)
+    most = None if max_batch is None else max_batch // _together(setting, workload)
+    batch, many = _largest(workload, most)
+    if kernels and many:
+        then = kernels.expect(plan.estimate(many).operators, many).total.numbers()[0]
+        gain = batch / workload.groups[0].batch * whole / then
+        advice += f", and batch {batch} is expected to give {gain:.2g}x the tokens per second" if gain >= _WORTH else ""
+    return advice
 
 
 def _if_offloaded(offloaded: Setting, workload: Workload, phase: str, time_s: float) -> str:
@@ -163,11 +188,17 @@ def _with(setting: Setting, scheme: Scheme) -> Setting:
 
 def _larger_batch(plan: Plan, workload: Workload, time_s: float, max_batch: int | None) -> Iterator[str]:
     """More sequences that share one reading of the weights, as many as fit."""
-    (sequences,) = workload.groups
-    batches = [factor * int(sequences.batch) for factor in _BATCHES]
-    for batch in (b for b in batches if max_batch is None or b <= max_batch):
-        many = Workload((replace(sequences, batch=batch),))
-        gain = batch / sequences.batch * time_s / float(plan.time_s(many))
+    batch, many = _largest(workload, max_batch)
+    if many:
+        gain = batch / workload.groups[0].batch * time_s / float(plan.time_s(many))
         if gain >= _WORTH:
             yield f"batch {batch} ({gain:.2g}x the tokens per second)"
-        return
+
+
+def _largest(workload: Workload, max_batch: int | None) -> tuple[int, Workload | None]:
+    """The largest of some larger batches that fits, and a pass of it; None where none does."""
+    (sequences,) = workload.groups
+    for batch in (factor * int(sequences.batch) for factor in _BATCHES):
+        if max_batch is None or batch <= max_batch:
+            return batch, Workload((replace(sequences, batch=batch),))
+    return 0, None

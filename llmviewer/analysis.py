@@ -5,11 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
+from operator import add
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from . import __version__
 from .advice import advise, fitting
+from .effect import Effect, effect
 from .errors import InputError
+from .expectation.network import (
+    BOUND_ONLY,
+    LATENCY,
+    Expected,
+    Interval,
+    Pass,
+    decode_expected,
+    prefill_expected,
+)
 from .generation import generation, prefill_s, step_s
 from .hardware import Hardware
 from .layout import ALONE, Layout
@@ -18,6 +32,7 @@ from .model import Model
 from .notes import notes
 from .roofline import Estimate, OperatorEstimate
 from .setting import Accounting, Attention, Mla, Setting, check_images, whole
+from .techniques import Run, Schedule, Technique
 from .transforms.offload import ON_DEVICE, Offload
 from .workload import Workload
 
@@ -25,6 +40,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION: Final = 1  # of to_dict(); rises when a key changes its meaning or goes
+_NOTHING: Final = Interval(expected=0.0, low=0.0, high=0.0)
+_NO_KERNELS: Final = f"{BOUND_ONLY}: survey accounting counts what no kernel does"
+_TOLD: Final = 0.01  # of the time expected, when operators of which only the bound is known are named
+_NAMED: Final = 4
 _SUMS: Final = ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes")
 
 
@@ -48,7 +67,9 @@ class OperatorResult:
     bound                 "memory", "compute" or "link"; `limited_by` names the resource
     link_bytes            to and from other devices, host memory and storage
     compute_dtype         the type this device computes in, on its `compute_unit`; operands ask for `operand_dtype`
-    expected_time_s       what to expect of real kernels; None until a calibration exists
+    expected_time_s       what to expect of real kernels, as `expectation_source` says; of measured times, 80 % lie from
+                          expected_low_s to expected_high_s, which is None where only the bound is known
+    regime                "latency" where fixed costs are most of what is expected, else `bound`
     share                 part of the phase's bound
     """
 
@@ -72,13 +93,21 @@ class OperatorResult:
     operand_dtype: str
     bound_time_s: float
     expected_time_s: float | None
+    expected_low_s: float | None
+    expected_high_s: float | None
+    expectation_source: str
+    regime: str | None
     share: float
     per_call: PerCall
 
 
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """A phase as a whole. `bound` is what most of its time is bound by; `time_by_bound_s` has the parts. [s]"""
+    """A phase as a whole. `bound` is what most of its time is bound by; `time_by_bound_s` has the parts. [s]
+
+    unmodelled_share  of the time expected, that of operators of which only the bound is known
+    time_by_regime_s  parts of the time expected
+    """
 
     ops: float
     bytes: float
@@ -90,7 +119,12 @@ class Total:
     bound: str
     bound_time_s: float
     expected_time_s: float | None
+    expected_low_s: float | None
+    expected_high_s: float | None
+    expectation_source: str
+    unmodelled_share: float | None
     time_by_bound_s: Mapping[str, float]
+    time_by_regime_s: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +132,16 @@ class Phase:
     """One forward pass: `batch` sequences of q_len new tokens that attend to kv_len.
 
     Of several devices, this is what one of them does, in every stage of a pipeline. `micro_batches` such passes follow
-    each other through it, and the batch of all takes `time_s`: more than the sum over operators where stages wait.
+    each other through it, and the batch of all takes `time_s`, and as expected `expected_time_s`: more than the sum
+    over operators where stages wait.
     """
 
     batch: int
     micro_batches: int
     time_s: float
+    expected_time_s: float | None
+    expected_low_s: float | None
+    expected_high_s: float | None
     q_len: int
     kv_len: int
     operators: tuple[OperatorResult, ...]
@@ -125,15 +163,27 @@ class Phases:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationResult:
-    """Lower bounds. tpot_s, the mean over the decode steps, is None where one token is generated: no step is taken.
+    """Lower bounds, and what is expected. tpot_s, the mean over the decode steps, is None where one token is generated:
+    no step is taken.
 
-    A model that does not generate takes ttft_s for its one pass, and tokens_per_s are those that it reads.
+    A model that does not generate takes ttft_s for its one pass, and tokens_per_s are those that it reads. What is
+    expected is None where only bounds are known.
     """
 
     ttft_s: float
     tpot_s: float | None
     latency_s: float
     tokens_per_s: float
+    expected_ttft_s: float | None = None
+    expected_ttft_low_s: float | None = None
+    expected_ttft_high_s: float | None = None
+    expected_tpot_s: float | None = None
+    expected_tpot_low_s: float | None = None
+    expected_tpot_high_s: float | None = None
+    expected_latency_s: float | None = None
+    expected_latency_low_s: float | None = None
+    expected_latency_high_s: float | None = None
+    expected_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +205,8 @@ class Inputs:
     devices: int
     offload: str
     hardware_set: tuple[str, ...]
+    techniques: tuple[str, ...] = ()
+    library: str = ""  # whose kernels are expected: as asked, or what stands in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +220,7 @@ class Analysis:
     memory: Memory
     generation: GenerationResult
     notes: tuple[str, ...]
+    effect: Effect | None = None  # of techniques, where any were asked for
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/json.md has its keys. Whole numbers are ints, what is unknown is None."""
@@ -185,6 +238,7 @@ class Analysis:
                 "fits": self.memory.fits,
             },
             "generation": asdict(self.generation),
+            "effect": asdict(self.effect) | {"speed_up": self.effect.speed_up} if self.effect else None,
             "notes": list(self.notes),
         }
         return {key: _plain(value) for key, value in document.items()}
@@ -219,6 +273,8 @@ def analyze(
     layout: str | Layout = ALONE,
     offload: str | Offload = ON_DEVICE,
     hardware_set: Sequence[str] = (),
+    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
+    library: str = "",
 ) -> Analysis:
     """The roofline of `model` on `hardware`.
 
@@ -235,6 +291,8 @@ def analyze(
     layout           degrees of parallelism, such as "tp=8 pp=2"; `batch` is that of all devices together
     offload          parts that lie in host memory or on storage, such as "weights=0.5,kv=0.2@storage"
     hardware_set     what-ifs such as "memory.bandwidth=2x"
+    techniques       such as "speculative:draft=llama-68m,gamma=4,alpha=0.7" (docs/techniques.md)
+    library          whose kernels times are expected of, such as "vllm"; what was measured best on the device if ""
 
     Raises InputError, one line of text, where something given cannot be used.
     """
@@ -250,6 +308,8 @@ def analyze(
         layout=layout,
         offload=offload,
         hardware_set=hardware_set,
+        techniques=techniques,
+        library=library,
     )
     return analyzed(setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, mtp=mtp)
 
@@ -264,12 +324,18 @@ def analyzed(
     written = gen if context else 0
     longest = max(gen, context - prompt) if context else 0  # the step shown has to fit too
     share = int(setting.layout.share(batch))
-    prefill = Workload.prefill(batch=share, prompt=prompt, images=images)
-    decode = Workload.decode(batch=share, kv_len=context, prompt=prompt) if context else None
+    prefill = setting.prefill(Workload.prefill(batch=share, prompt=prompt, images=images))
+    decode = setting.step(Workload.decode(batch=share, kv_len=context, prompt=prompt)) if context else None
+    asked = {"batch": batch, "prompt": prompt, "gen": written or 1, "images": images}
+    schedule = setting.schedule(**asked) if setting.techniques else None
     footprint = memory(
         setting.footprint, setting.hardware.capacity, batch=batch, prompt=prompt, gen=longest, images=images
     )
     offloaded = fitting(setting, footprint, batch=batch, prompt=prompt, gen=longest, images=images)
+    phases = Phases(
+        prefill=_phase(setting, "prefill", prefill, footprint.max_batch, batch, offloaded=offloaded),
+        decode=_phase(setting, "decode", decode, footprint.max_batch, batch, offloaded=offloaded) if decode else None,
+    )
     return Analysis(
         model=setting.model,
         hardware=setting.hardware,
@@ -289,16 +355,16 @@ def analyzed(
             devices=setting.layout.devices,
             offload=str(setting.offload),
             hardware_set=tuple(setting.hardware.changes),
+            techniques=tuple(map(str, setting.techniques)),
+            library=setting.kernels.library if setting.kernels else "",
         ),
-        phases=Phases(
-            prefill=_phase(setting, "prefill", prefill, footprint.max_batch, batch, offloaded=offloaded),
-            decode=_phase(setting, "decode", decode, footprint.max_batch, batch, offloaded=offloaded)
-            if decode
-            else None,
-        ),
+        phases=phases,
         memory=footprint,
-        generation=_generation(setting, batch=batch, prompt=prompt, gen=written, images=images),
-        notes=notes(setting, prompt=prompt, written=longest, images=images),
+        generation=_scheduled(setting, schedule)
+        if schedule and written
+        else _generation(setting, batch=batch, prompt=prompt, gen=written, images=images),
+        notes=(*notes(setting, prompt=prompt, written=longest, images=images), *_unmodelled(phases)),
+        effect=effect(setting, schedule, decode, **asked) if schedule else None,
     )
 
 
@@ -358,11 +424,87 @@ def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
     return given or prompt + 1
 
 
+def _scheduled(setting: Setting, schedule: Schedule) -> GenerationResult:
+    """Of the passes that techniques arrange."""
+    first, rest = (_of_runs(setting, runs) for runs in (schedule.first, schedule.rest))
+    return GenerationResult(
+        ttft_s=float(schedule.ttft_s),
+        tpot_s=float(schedule.tpot_s) if schedule.rest else None,
+        latency_s=float(schedule.latency_s),
+        tokens_per_s=float(schedule.answer / schedule.latency_s),
+        **_expected_answer(first, rest, steps=float(schedule.steps), tokens=float(schedule.answer)),
+    )
+
+
+def _of_runs(setting: Setting, runs: Sequence[Run]) -> Interval | None:
+    """What passes are expected to take, one after another."""
+    kernels, whole = setting.kernels, Interval(expected=0.0, low=0.0, high=0.0)
+    for run in runs:
+        found = kernels.expect(run.plan.estimate(run.workload).operators, run.workload) if kernels else None
+        if not found or not found.modelled:
+            return None
+        bound = np.sum(run.plan.time_s(run.workload) * np.asarray(run.times))
+        for_each = run.time_s / bound  # where all passes are alike, there may be one entry for all
+        times = found.total.map(partial(np.multiply, run.times)).map(np.sum)
+        whole = whole.join(times.map(partial(np.multiply, for_each)), add)
+    return whole
+
+
+def _expected_answer(
+    first: Interval | None, rest: Interval | None, *, steps: float, tokens: float
+) -> dict[str, float | None]:
+    """Fields of GenerationResult, from what is expected until the first token and after it.
+
+    Errors of both are those of the same kernels, so they add.
+    """
+    if first is None or rest is None:
+        return {}
+    whole = first.join(rest, add)
+    each = rest.map(lambda s: s / steps) if steps else None
+    found: dict[str, float | None] = {"expected_tokens_per_s": tokens / whole.numbers()[0]}
+    for name, interval in (("ttft", first), ("tpot", each), ("latency", whole)):
+        found |= {f"expected_{name}{end}_s": value for end, value in _ends(interval).items()}
+    return found
+
+
+def _ends(interval: Interval | None) -> dict[str, float | None]:
+    """What is expected, and between what most measured times lie. [s]"""
+    numbers: Sequence[float | None] = interval.numbers() if interval else (None, None, None)
+    return dict(zip(("", "_low", "_high"), numbers, strict=True))
+
+
+def _unmodelled(phases: Phases) -> Iterator[str]:
+    """Of what no time above the bound is expected, where it is worth telling."""
+    for name, phase in phases:
+        total = phase.total
+        if total.expected_time_s is None:
+            yield f"no time is expected above the bound: {total.expectation_source.removeprefix(f'{BOUND_ONLY}: ')}"
+            return
+        if total.unmodelled_share and total.unmodelled_share > _TOLD:
+            alone = dict.fromkeys(op.name for op in phase.operators if op.expectation_source.startswith(BOUND_ONLY))
+            more = ", ..." if len(alone) > _NAMED else ""
+            names = f"{', '.join(list(alone)[:_NAMED])}{more}"
+            yield f"{total.unmodelled_share:.0%} of the {name} expected is the bound: no kernel of {names} was measured"
+
+
 def _generation(setting: Setting, *, batch: int, prompt: int, gen: int, images: int) -> GenerationResult:
     """Of `gen` tokens, or of one pass where none are written."""
+    kernels, first = setting.kernels, None
+    if kernels:
+        first = prefill_expected(kernels, setting.plan, setting.layout, batch=batch, prompt=prompt, images=images)
     if not gen:
         time_s = float(prefill_s(setting.plan, setting.layout, batch=batch, prompt=prompt, images=images))
-        return GenerationResult(ttft_s=time_s, tpot_s=None, latency_s=time_s, tokens_per_s=batch * prompt / time_s)
+        return GenerationResult(
+            ttft_s=time_s,
+            tpot_s=None,
+            latency_s=time_s,
+            tokens_per_s=batch * prompt / time_s,
+            **_expected_answer(first, _NOTHING if first else None, steps=0, tokens=batch * prompt),
+        )
+    rest = None
+    if kernels and first:
+        lengths = {"batch": batch, "prompt": prompt, "steps": gen - 1}
+        rest = decode_expected(kernels, setting.decode_plan, setting.layout, **lengths) if gen > 1 else _NOTHING
     asked = {"batch": batch, "prompt": prompt, "gen": gen, "images": images}
     answer = generation(setting.plan, setting.decode_plan, layout=setting.layout, **asked)
     return GenerationResult(
@@ -370,6 +512,7 @@ def _generation(setting: Setting, *, batch: int, prompt: int, gen: int, images: 
         tpot_s=None if gen == 1 else float(answer.tpot_s),
         latency_s=float(answer.latency_s),
         tokens_per_s=float(answer.tokens_per_s),
+        **_expected_answer(first, rest, steps=gen - 1, tokens=batch * gen),
     )
 
 
@@ -380,28 +523,47 @@ def _phase(
     plan, layout = setting.plan_of(name), setting.layout
     lengths = {"batch": batch, "prompt": sequences.source}
     time_s = (
-        step_s(plan, layout, kv_len=sequences.kv_len, **lengths)
-        if name == "decode"
-        else prefill_s(plan, layout, images=sequences.images, **lengths)
+        plan.time_s(workload)
+        if layout.pp == 1
+        else (
+            step_s(plan, layout, kv_len=sequences.kv_len, **lengths)
+            if name == "decode"
+            else prefill_s(plan, layout, images=sequences.images, **lengths)
+        )
     )
     rows = plan.estimate(workload).operators
     estimate = Estimate(operators=tuple(row for row in rows if row.time_s > 0))  # what is run in this pass
-    total = _total(estimate)
+    found = setting.kernels.expect(estimate.operators, workload) if setting.kernels else None
+    if found and found.modelled:
+        parts = layout.parts(batch)
+        whole = found.step(parts) if name == "decode" else found.prefill(parts)
+    else:
+        whole = None
+    total = _total(estimate, found)
+    launches: Sequence[Expected | None] = found.launches if found else [None] * len(estimate.operators)
     return Phase(
         batch=int(sequences.batch),
         micro_batches=int(layout.parts(batch)),
         time_s=float(time_s),
+        **_expected(whole),
         q_len=int(sequences.q_len),
         kv_len=int(sequences.kv_len),
-        operators=tuple(_operator(row, total.bound_time_s) for row in estimate.operators),
+        operators=tuple(_operator(row, each, total) for row, each in zip(estimate.operators, launches, strict=True)),
         total=total,
-        advice=advise(setting, workload, name, estimate, max_batch=max_batch, offloaded=offloaded),
+        advice=advise(setting, workload, name, estimate, found, max_batch=max_batch, offloaded=offloaded),
     )
 
 
-def _operator(row: OperatorEstimate, phase_s: float) -> OperatorResult:
+def _expected(whole: Interval | None) -> dict[str, Any]:
+    """Fields of what a phase is expected to take."""
+    return {f"expected{end or '_time'}_s": value for end, value in _ends(whole).items()}
+
+
+def _operator(row: OperatorEstimate, each: Expected | None, phase: Total) -> OperatorResult:
     n = row.repeat
     limiting = row.limiting
+    known = each if phase.expected_time_s is not None else None
+    high = float(n * known.high[0]) if known and known.modelled else None
     return OperatorResult(
         name=row.operator.name,
         kind=row.operator.kind,
@@ -416,14 +578,27 @@ def _operator(row: OperatorEstimate, phase_s: float) -> OperatorResult:
         compute_dtype=row.compute.dtype,
         operand_dtype=row.wanted.dtype,
         bound_time_s=float(n * row.time_s),
-        expected_time_s=None,
-        share=float(n * row.time_s / phase_s),
+        expected_time_s=float(n * known.expected[0]) if known else None,
+        expected_low_s=float(n * known.low[0]) if known else None,
+        expected_high_s=high,
+        expectation_source=each.source if each else _NO_KERNELS,
+        regime=_regime(row, known) if known else None,
+        share=float(n * row.time_s / phase.bound_time_s),
         per_call=PerCall(**{f: float(getattr(row, f)) for f in _SUMS}, bound_time_s=float(row.time_s)),
     )
 
 
-def _total(estimate: Estimate) -> Total:
+def _regime(row: OperatorEstimate, each: Expected) -> str:
+    return LATENCY if each.latency[0] else str(row.limiting.bound)
+
+
+def _total(estimate: Estimate, found: Pass | None) -> Total:
     by_bound: dict[str, float] = {}
+    by_regime: dict[str, float] = {}
+    known = found if found and found.modelled else None
+    for row, each in zip(estimate.operators, known.launches if known else (), strict=known is not None):
+        regime = _regime(row, each)
+        by_regime[regime] = by_regime.get(regime, 0.0) + float(row.repeat * each.expected[0])
     for row in estimate.operators:
         bound = row.limiting.bound
         by_bound[bound] = by_bound.get(bound, 0.0) + float(row.repeat * row.time_s)
@@ -435,8 +610,11 @@ def _total(estimate: Estimate) -> Total:
         attainable_ops_per_s=sums["ops"] / time_s,
         bound=max(by_bound, key=by_bound.__getitem__),
         bound_time_s=time_s,
-        expected_time_s=None,
+        **_expected(known.total if known else None),
+        expectation_source=found.source if found else _NO_KERNELS,
+        unmodelled_share=float(known.unmodelled_share[0]) if known else None,
         time_by_bound_s=by_bound,
+        time_by_regime_s=by_regime,
     )
 
 

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import click
 
 from . import __version__
+from .cli_measure import COMMANDS as MEASURING
+from .cli_profiles import COMMANDS as PROFILES
+from .cli_serving import COMMANDS as PLANNING
+from .cli_techniques import COMMANDS as TECHNIQUES
+from .cli_techniques import with_techniques
 from .cli_validation import COMMANDS
+from .cli_web import COMMANDS as SERVING
 from .errors import InputError
 
 if TYPE_CHECKING:
@@ -50,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @click.group(
-    commands=COMMANDS,
+    commands=(*COMMANDS, *PROFILES, *PLANNING, *TECHNIQUES, *MEASURING, *SERVING),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with: llmviewer analyze llama-2-7b rtx-a6000",
 )
@@ -215,6 +221,16 @@ def _expert_skew(command: _F) -> _F:
     )(command)
 
 
+def _library(command: _F) -> _F:
+    return click.option(
+        "--library",
+        metavar="NAME",
+        default="",
+        help="Whose kernels times are expected of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). What was "
+        "measured best on the device if not given.",
+    )(command)
+
+
 def _mtp(command: _F) -> _F:
     return click.option(
         "--mtp", is_flag=True, help="Also run the layers that predict further tokens, where the model has some."
@@ -267,7 +283,9 @@ def _output(*, what: str) -> Callable[[_F], _F]:
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), help="Text if not given, or what the file's name says.")
 @click.option("--per-call/--all-calls", default=None, help="OPs and bytes of one launch, or of all (text, markdown).")
+@_library
 @_two_kinds
+@with_techniques
 @_output(what="the report")
 def analyze(
     *,
@@ -290,6 +308,8 @@ def analyze(
     if sides:
         from .disaggregation import disaggregate
 
+        if question.pop("techniques"):
+            raise InputError("--with is for one kind of device; leave out --prefill-... and --decode-...")
         hardware, layout = question.pop("hardware"), question.pop("layout")
         usual = {
             f"{side}_{what}": value for side in _SIDES for what, value in (("hardware", hardware), ("layout", layout))
@@ -443,6 +463,8 @@ def _check(devices: Sequence[Hardware]) -> None:
 @click.option("--gen", type=int, help="Tokens generated; adds time per token and latency of the whole generation.")
 @click.option("--kv-len", type=int, help="Context of the decode step; prompt + 1 if not given.")
 @click.option("--images", type=int, help="Pictures in each prompt; none if not given.")
+@click.option("--expected", is_flag=True, help="Adds what to expect of real kernels: time to first token, decode step.")
+@_library
 @click.option(
     "-o", "--output", metavar="FILE|DIR/", help="Write the points to a file (.csv or .parquet), or shards to a folder."
 )
@@ -532,6 +554,8 @@ def _fill(
     if workers and dask:
         raise InputError("--workers and --dask exclude each other: a Dask cluster has workers of its own")
     options = dict(question)
+    if options.pop("expected") | bool(options.pop("library")):
+        raise InputError("--expected and --library are not for sweeps in a folder")
     layout, offload = options.pop("layout"), str(options.pop("offload"))
     text = "" if layout == ALONE else str(layout)
     if parse_layout(text) != layout:

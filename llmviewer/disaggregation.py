@@ -53,7 +53,28 @@ class Disaggregated:
         latency = ttft + self.decoding_s
         tokens = asked.batch * (asked.gen or 0)
         tpot = self.decode.generation.tpot_s
-        return GenerationResult(ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=tokens / latency)
+        return GenerationResult(
+            ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=tokens / latency, **self._expected(tokens)
+        )
+
+    def _expected(self, tokens: int) -> dict[str, float | None]:
+        """What is expected of both sides; the cache travels as fast as its links."""
+        reads, writes = self.prefill.generation, self.decode.generation
+        found: dict[str, float | None] = {}
+        for end in ("", "_low", "_high"):
+            read, whole, first, each = (
+                getattr(side, f"expected_{what}{end}_s")
+                for side, what in ((reads, "ttft"), (writes, "latency"), (writes, "ttft"), (writes, "tpot"))
+            )
+            if read is None or whole is None:
+                return {}
+            overlapped = self.kv_transfer is KvTransfer.OVERLAPPED
+            ttft = max(read, self.kv_transfer_s) if overlapped else read + self.kv_transfer_s
+            latency = ttft + whole - first
+            found |= {f"expected_ttft{end}_s": ttft, f"expected_tpot{end}_s": each, f"expected_latency{end}_s": latency}
+            if not end:
+                found["expected_tokens_per_s"] = tokens / latency
+        return found
 
     @property
     def decoding_s(self) -> float:
@@ -124,6 +145,7 @@ def disaggregate(
     mtp: bool = False,
     offload: str | Offload = ON_DEVICE,
     hardware_set: Sequence[str] = (),
+    library: str = "",
 ) -> Disaggregated:
     """`batch` prompts are read on one kind of device, and continued on another.
 
@@ -137,7 +159,7 @@ def disaggregate(
         raise InputError(f"{loaded.name} does not generate: there are no decode steps to take on other devices")
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "accounting": accounting, "mla": mla, "expert_skew": expert_skew,
-        "mtp": mtp, "offload": offload, "hardware_set": hardware_set,
+        "mtp": mtp, "offload": offload, "hardware_set": hardware_set, "library": library,
     }  # fmt: skip
     when = member(KvTransfer, "kv_transfer", kv_transfer)
     reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **asked)

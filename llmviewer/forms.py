@@ -44,6 +44,29 @@ def images(patches: int) -> Stream:
     return Stream("images", (patches,))
 
 
+def sampled(share: float) -> Stream:
+    """What the part `share` of the tokens goes on to."""
+    return Stream("sampled", (share,))
+
+
+def together(share: float) -> Stream:
+    """What the part `share` of the passes goes on to with all of its tokens."""
+    return Stream("together", (share,))
+
+
+SINGLE: Final = Stream("single")  # each sequence as if it were one token
+
+
+def evicted(budget: float) -> Stream:
+    """The pass with no more than `budget` tokens of each sequence left of those before it."""
+    return Stream("evicted", (budget,))
+
+
+def thinned(share: float) -> Stream:
+    """What the part `share` of the tokens does, which sees none but its like."""
+    return Stream("thinned", (share,))
+
+
 def replicas(ranks: float) -> Stream:
     """What `ranks` devices with as much to do as this one have together."""
     return Stream("replicas", (ranks,))
@@ -193,6 +216,11 @@ def all_pairs() -> Form:
     return _one("cells", np.inf)
 
 
+def touched_kv(density: float) -> Form:
+    """Cached positions read where each query of a sequence reads the part `density` of them, no two the same."""
+    return _one("touched_kv", density)
+
+
 def near_pairs(reach: int) -> Form:
     """(token, token) pairs no further apart than `reach`, in which each sees those before and after it."""
     return _one("near_pairs", reach)
@@ -223,6 +251,11 @@ def distinct_experts(experts: int, chosen: int, skew: float = 0) -> Form:
     that fall with their rank to the power of `skew`.
     """
     return _one("distinct_experts", experts, chosen, *((skew,) if skew else ()))
+
+
+def any_of(share: float) -> Form:
+    """The chance that at least one token needs what each needs with the probability `share`."""
+    return _one("distinct_experts", 1, share)
 
 
 def table_rows(rows: int) -> Form:

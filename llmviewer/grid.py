@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InputError, suggest
+from .expectation.network import Interval, prefill_expected, step_expected
 from .forms import Num
 from .generation import generation, prefill_s, step_s
 from .hardware import Hardware
@@ -44,6 +45,8 @@ class Sweep:
     decode_tokens_per_s                             batch over decode_step_s
     tpot_s, latency_s, tokens_per_s                 the whole generation, where `gen` is given
     weight_bytes, kv_cache_bytes, activation_bytes, total_bytes, fits
+    expected_ttft_s, expected_decode_step_s, and their _low_s and _high_s, where asked for; nan where only bounds are
+    known
 
     A model that does not generate has one pass, the prefill, and no columns of decode steps.
     """
@@ -80,13 +83,15 @@ def sweep(
     layout: str | Layout = ALONE,
     offload: str | Offload = ON_DEVICE,
     hardware_set: Sequence[str] = (),
+    expected: bool = False,
+    library: str = "",
     progress: Callable[[int, int], object] = lambda done, points: None,
 ) -> Sweep:
     """Every combination of the values in `over`, whose keys are among NUMBERS and TECHNIQUES.
 
     The other arguments are as those of analyze(), for what `over` does not name. Without `gen` no generation is
     summed up and memory is for the prompt and one token. kv_len follows the prompt where it is not given. There are no
-    pictures where `images` is not given.
+    pictures where `images` is not given. `expected` adds what to expect of real kernels, of `library`.
     progress  is told of points done, and of how many there are, as they come
 
     Raises InputError where an axis is unknown, empty or holds a number below 1.
@@ -105,7 +110,10 @@ def sweep(
         layout=layout,
         offload=offload,
         hardware_set=hardware_set,
+        library=library,
     )
+    if expected and base.kernels is None:
+        raise InputError("expected: survey accounting counts what no kernel does; use faithful")
     numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len, "images": images}
     for name, value in numbers.items():
         if value is not None:
@@ -124,7 +132,9 @@ def sweep(
         setting = base.having(**chosen)
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
-            for name, column in _points(setting, _numbers(over, shape, chunk, numbers)).items():
+            at = _numbers(over, shape, chunk, numbers)
+            found = _points(setting, at) | (_expected(setting, at) if expected else {})
+            for name, column in found.items():
                 if name not in columns:
                     columns[name] = np.empty(points, dtype=_dtype(name, column))
                 columns[name][chunk] = column
@@ -259,3 +269,25 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
     total = weights + cache + activations
     columns |= {"weight_bytes": weights, "kv_cache_bytes": cache, "activation_bytes": activations}
     return columns | {"total_bytes": total, "fits": total <= setting.hardware.capacity}
+
+
+def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
+    """Columns of what real kernels are expected to take for the numbers `at`."""
+    batch, prompt, _, kv_len, images = (at[name] for name in NUMBERS)
+    kernels = setting.kernels
+    assert batch is not None
+    assert prompt is not None
+    assert kernels is not None
+    context = prompt + 1 if kv_len is None else kv_len
+    lengths = {"batch": batch, "prompt": prompt}
+    ttft = prefill_expected(kernels, setting.plan, setting.layout, images=0 if images is None else images, **lengths)
+    columns = _interval("expected_ttft", ttft)
+    if setting.model.generates:
+        step = step_expected(kernels, setting.decode_plan, setting.layout, kv_len=context, **lengths)
+        columns |= _interval("expected_decode_step", step)
+    return columns
+
+
+def _interval(name: str, found: Interval | None) -> dict[str, Num | str]:
+    expected, low, high = (found.expected, found.low, found.high) if found else (np.nan, np.nan, np.nan)
+    return {f"{name}_s": expected, f"{name}_low_s": low, f"{name}_high_s": high}

@@ -113,13 +113,31 @@ class _Stage:
         )
 
 
+def _as_asked(workload: Workload) -> Workload:
+    return workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """What becomes of the passes that are asked for, and of the sequences whose cache is held in the end."""
+
+    prefill: Callable[[Workload], Workload] = _as_asked
+    step: Callable[[Workload], Workload] = _as_asked
+    kept: Callable[[Workload], Workload] = _as_asked
+
+
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What a graph needs of a device's memory, before the workload is known; in a pipeline, of the fullest. [B]"""
+    """What a graph needs of a device's memory, before the workload is known; in a pipeline, of the fullest. [B]
+
+    beside  what other networks need that are held too, and run when this one does not
+    """
 
     stages: tuple[_Stage, ...]
     layout: Layout = ALONE
     offload: Offload = ON_DEVICE
+    shapes: Shapes = Shapes()
+    beside: tuple[Footprint, ...] = ()
 
     @classmethod
     def of(
@@ -145,15 +163,18 @@ class Footprint:
         Activations are those of the worse of the prefill, with `images` in each prompt, and the last decode step.
         """
         local, share = self.layout.local(batch), self.layout.share(batch)
-        full = Workload.decode(batch=local, kv_len=prompt + gen, prompt=prompt)
-        prefill = Workload.prefill(batch=share, prompt=prompt, images=images)
-        step = Workload.decode(batch=share, kv_len=prompt + gen, prompt=prompt)
+        full = self.shapes.kept(Workload.decode(batch=local, kv_len=prompt + gen, prompt=prompt))
+        prefill = self.shapes.prefill(Workload.prefill(batch=share, prompt=prompt, images=images))
+        step = self.shapes.step(Workload.decode(batch=share, kv_len=prompt + gen, prompt=prompt))
         fullest: tuple[Num, Num, Num] = (0.0, 0.0, 0.0)
         for stage in self.stages:
             live = np.maximum(_largest_of(stage.live, prefill), _largest_of(stage.decode_live, step))
             needs = (stage.weight_bytes, evaluate(stage.kv_cache, full), live)
             more = np.greater(sum(needs), sum(fullest))
             fullest = needs if len(self.stages) == 1 else _chosen(more, needs, fullest)
+        for other in self.beside:
+            weights, cache, live = other.parts(batch=batch, prompt=prompt, gen=gen)
+            fullest = (fullest[0] + weights, fullest[1] + cache, np.maximum(fullest[2], live))
         return fullest
 
     def total_bytes(self, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
@@ -162,7 +183,7 @@ class Footprint:
 
     def away(self, place: str, *, batch: Num, prompt: Num, gen: Num) -> Num:
         """Weights and cache that lie in `place`; in a pipeline, of the stage with the most. [B]"""
-        full = Workload.decode(batch=self.layout.local(batch), kv_len=prompt + gen, prompt=prompt)
+        full = self.shapes.kept(Workload.decode(batch=self.layout.local(batch), kv_len=prompt + gen, prompt=prompt))
         each = (
             self.offload.away(place, weights=stage.weights_away, kv=evaluate(stage.cache_away, full))
             for stage in self.stages

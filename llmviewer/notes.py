@@ -15,7 +15,8 @@ from .units import si
 def notes(setting: Setting, *, prompt: int, written: int, images: int = 0) -> tuple[str, ...]:
     """One sentence each; `prompt`, with `images` in it, and `written` are the longest asked for. [tokens]"""
     model, hardware = setting.model, setting.hardware
-    found = [*model.notes, *_conversions(setting), *_substitutions(setting), *_links(setting), *_copied(setting)]
+    ours = (note for one in setting.techniques for note in one.notes(setting))
+    found = [*model.notes, *ours, *_conversions(setting), *_substitutions(setting), *_links(setting), *_copied(setting)]
     if model.picture and prompt != model.picture:
         found.append(
             f"{model.name} reads pictures of {model.picture} tokens: --prompt {model.picture} counts what it does"

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from typing import Self, TypeVar
 
 import numpy as np
 
 from .documents import LARGEST
 from .errors import InputError
+from .expectation.network import Kernels, check_library
+from .forms import Num
 from .graph import Graph
 from .hardware import Hardware
 from .hardware_files import load_hardware
 from .layout import ALONE, Layout, Network, parse_layout
-from .memory import Footprint
+from .memory import Footprint, Shapes
 from .model import Model
 from .model_files import load_model
 from .operators.attention import Indexer
@@ -25,12 +27,14 @@ from .operators.linear import LatentExpansion
 from .parallel import parallel
 from .parallel.overlap import overlapped
 from .roofline import Plan, plan
+from .techniques import Run, Schedule, Technique, altered, parse_techniques
 from .transforms.absorb import absorb
 from .transforms.flash_attention import flash_attention
 from .transforms.offload import ON_DEVICE, Offload, offload, parse_offload
 from .transforms.quantize import Quantization, parse_quantization, quantize
 from .transforms.skew import skew
 from .transforms.survey import survey
+from .workload import Workload
 
 _E = TypeVar("_E", bound=StrEnum)
 
@@ -73,6 +77,9 @@ class Setting:
     layout: Layout = ALONE
     offload: Offload = ON_DEVICE
     decodes_only: bool = False  # other devices read the prompts
+    techniques: tuple[Technique, ...] = ()
+    unnamed: Quantization | None = None  # the precision without the technique that names another one
+    library: str = ""  # whose kernels times are expected of; what was measured best on the device if ""
 
     @classmethod
     def of(
@@ -89,6 +96,8 @@ class Setting:
         layout: str | Layout = ALONE,
         offload: str | Offload = ON_DEVICE,
         hardware_set: Sequence[str] = (),
+        techniques: Sequence[str | Mapping[str, object] | Technique] = (),
+        library: str = "",
     ) -> Setting:
         """From what a user writes. Attention is flash, but eager in the survey's accounting, unless said otherwise.
 
@@ -101,17 +110,41 @@ class Setting:
             raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
         loaded = load_model(model) if isinstance(model, str) else model
         loaded = _predicting(loaded) if mtp else loaded
+        ours = parse_techniques(techniques)
+        named, published = _one_quant(quant, ours), loaded.quantization
         return cls(
             model=loaded,
             hardware=device,
-            quantization=parse_quantization(quant).over(loaded.quantization) if quant else loaded.quantization,
+            quantization=parse_quantization(named).over(published) if named else published,
             attention=member(Attention, "attention", attention) if attention else usual,
             accounting=counted,
             mla=member(Mla, "mla", mla),
             expert_skew=expert_skew,
             layout=parse_layout(layout) if isinstance(layout, str) else layout,
             offload=parse_offload(offload) if isinstance(offload, str) else offload,
-        )
+            techniques=ours,
+            unnamed=published if named != quant else None,
+            library=check_library(library),
+        ).agreed()
+
+    def agreed(self) -> Self:
+        """Itself.
+
+        Raises InputError, with the reason, where a technique makes no sense here or beside another one.
+        """
+        for one in self.techniques:
+            others = [other for other in self.techniques if other is not one]
+            reason = one.refuses(self, others)
+            passes = altered(one, "prefill", "step", "kept", "schedule")
+            if passes and not self.model.generates:
+                reason = reason or f"{self.model.name} does not generate: there are no passes to arrange"
+            if passes and self.layout.pp > 1:
+                reason = reason or "in a pipeline, how its passes follow each other is not known here; leave out pp"
+            if self.accounting is Accounting.SURVEY and altered(one, "lowered"):
+                reason = reason or "accounting survey has conventions of its own; use faithful"
+            if reason:
+                raise InputError(f"{one.name}: {reason}")
+        return self
 
     @cached_property
     def graph(self) -> Graph:
@@ -127,10 +160,15 @@ class Setting:
         absorbed = self.mla is not Mla.NAIVE and self._has(LatentExpansion)
         fetched = self.offload.kv > 0
         differs = self.layout.cp > 1 or fetched or (absorbed and self.mla is Mla.AUTO and not self._has(Indexer))
+        differs = differs or any(one.decode_alone for one in self.techniques)
         return self._lowered(absorbed=absorbed, decode=True) if differs else self.graph
 
     def _has(self, kind: type[Operator]) -> bool:
-        return any(isinstance(op, kind) for _, op in self.model.graph)
+        return any(isinstance(op, kind) for _, op in self._changed(decode=False))
+
+    def _changed(self, *, decode: bool) -> Graph:
+        """The model's graph as techniques change it, before everything else."""
+        return self.model.graph.then(*(partial(one.network, decode=decode) for one in self.techniques))
 
     @cached_property
     def plan(self) -> Plan:
@@ -149,7 +187,61 @@ class Setting:
     @cached_property
     def footprint(self) -> Footprint:
         whole = Footprint.of(self.graph, self.decode_graph, self.layout, self.offload)
-        return whole.decoding() if self.decodes_only else whole
+        whole = whole.decoding() if self.decodes_only else whole
+        if not self.techniques:
+            return whole
+        shapes = Shapes(prefill=self.prefill, step=self.step, kept=self.kept)
+        held = (Footprint.of(graph, layout=self.layout) for one in self.techniques for graph in one.beside(self))
+        return replace(whole, shapes=shapes, beside=tuple(replace(other, shapes=shapes) for other in held))
+
+    @cached_property
+    def kernels(self) -> Kernels | None:
+        """Of which times are expected; none in the survey's accounting, whose work no kernel does."""
+        return None if self.accounting is Accounting.SURVEY else Kernels(self.hardware, self.library)
+
+    def prefill(self, workload: Workload) -> Workload:
+        """What techniques make of the pass that reads the prompts."""
+        return reduce(lambda pass_, one: one.prefill(pass_), self.techniques, workload)
+
+    def step(self, workload: Workload) -> Workload:
+        """What techniques make of a decode step."""
+        return reduce(lambda pass_, one: one.step(pass_), self.techniques, workload)
+
+    def kept(self, workload: Workload) -> Workload:
+        """Of which sequences techniques hold the cache in the end."""
+        return reduce(lambda pass_, one: one.kept(pass_), self.techniques, workload)
+
+    def schedule(self, *, batch: Num, prompt: int, gen: int, images: int = 0) -> Schedule:
+        """The passes of a generation under the techniques: a prefill and a decode step for each token after the first,
+        where there are none.
+        """
+        share, parts = self.layout.share(batch), self.layout.parts(batch)
+        first = Workload.prefill(batch=share, prompt=prompt, images=images)
+        steps = Workload.decode(batch=share, kv_len=prompt + np.arange(1.0, gen), prompt=prompt)
+        plain = Schedule(
+            first=(Run(name="prefill", plan=self.plan, workload=first, parts=parts),),
+            rest=(Run(name="decode", plan=self.decode_plan, workload=steps, parts=parts, turns=True),)
+            if gen > 1
+            else (),
+            answer=batch * gen,
+            steps=gen - 1,
+        )
+        return reduce(lambda schedule, one: one.schedule(schedule, self), self.techniques, plain)
+
+    def helper(self, model: Model, quant: str | None) -> Setting:
+        """Another model on the same device, in another precision or, where it is None, in that of all linears of this
+        one; techniques leave it alone.
+        """
+        quantization = parse_quantization(quant) if quant else Quantization(scheme=self.quantization.scheme)
+        return replace(self, model=model, quantization=quantization, offload=ON_DEVICE, techniques=())
+
+    def bare(self) -> Self:
+        """The same without techniques."""
+        return replace(self, techniques=(), quantization=self.unnamed or self.quantization, unnamed=None)
+
+    def planned(self, graph: Graph) -> Plan:
+        """A graph that has been lowered, laid out on the device."""
+        return plan(graph, self.linked)
 
     @cached_property
     def _network(self) -> Network:
@@ -167,6 +259,7 @@ class Setting:
         shared = (parallel(self._network, decode=decode),) if self.layout.devices > 1 else ()
         flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
         away = (offload(self.offload, decode=decode),) if self.offload != ON_DEVICE else ()
+        model = self._changed(decode=decode)
         if self.accounting is Accounting.SURVEY:
             if self.quantization.overrides and self.quantization == self.model.quantization:
                 raise InputError(
@@ -175,9 +268,11 @@ class Setting:
                 )
             if self.quantization.overrides:
                 raise InputError("accounting survey has one precision for all operators; drop the overrides of --quant")
-            return self.model.graph.then(skewed, *shared, *latent, *flash, survey(self.quantization.scheme), *away)
+            return model.then(skewed, *shared, *latent, *flash, survey(self.quantization.scheme), *away)
         joined = (overlapped,) if self.layout.overlap else ()
-        return self.model.graph.then(skewed, *shared, quantize(self.quantization), *latent, *flash, *away, *joined)
+        ours = (partial(one.lowered, hardware=self.hardware, decode=decode) for one in self.techniques)
+        lowered = model.then(skewed, *shared, quantize(self.quantization), *latent, *flash, *ours)
+        return lowered.then(*away, *joined)
 
     def having(self, *, quant: str | None = None, attention: str | None = None) -> Self:
         """The same with another precision or attention, where one is given, as a user writes it."""
@@ -217,6 +312,18 @@ def _predicting(model: Model) -> Model:
     if model.predicting is None:
         raise InputError(f"mtp: {model.name} has no layers that predict further tokens, or none that are known")
     return model.predicting
+
+
+def _one_quant(given: str | None, techniques: Sequence[Technique]) -> str | None:
+    """The precision asked for, by --quant or by a technique.
+
+    Raises InputError where more than one says it.
+    """
+    named = [one for one in techniques if one.quant]
+    if named and (given or len(named) > 1):
+        other = f"--quant {given}" if given else named[1].name
+        raise InputError(f"{named[0].name}: is {named[0].quant}, and {other} says the precision too; give one of them")
+    return named[0].quant if named else given
 
 
 def member(kind: type[_E], name: str, value: str) -> _E:

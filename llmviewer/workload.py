@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, reduce
 from operator import add
 
@@ -38,8 +38,7 @@ class Spans:
 
     def times(self, number: Num) -> Spans:
         """`number` times as many sequences."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Spans(**(values | {"batch": self.batch * number}))
+        return replace(self, batch=self.batch * number)
 
     def of_source(self) -> Spans:
         """What the encoder reads in this pass: the part of the new tokens that is its input."""
@@ -123,6 +122,25 @@ class Sequences(Spans):
         if not np.all((np.asarray(self.logits) >= 0) & np.less_equal(self.logits, self.q_len)):
             raise InputError(f"logits must be between 0 and q_len={self.q_len}; got {self.logits}")
 
+    def times(self, number: Num) -> Spans:
+        return Spans(**{f.name: getattr(self, f.name) for f in fields(Spans)}).times(number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thinned(Spans):
+    """Spans of whose tokens, new and before, only the part `share` takes part."""
+
+    share: float
+
+    def pairs(self, window: float) -> Num:
+        return self.share**2 * super().pairs(window)
+
+    def kv_tokens(self, window: float) -> Num:
+        return self.share * super().kv_tokens(window)
+
+    def kv_streams(self, tile: float, resident: float, window: float) -> Num:
+        return np.minimum(self.share * self.q_len, 1.0) * super().kv_streams(tile, resident, window)
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -177,6 +195,27 @@ class Workload:
         """What `ranks` devices that each have such a pass have together."""
         return _Part(tuple(s.times(ranks) for s in self.groups))
 
+    def sampled(self, share: float) -> Workload:
+        """What the part `share` of the tokens goes on to, each by itself."""
+        return _Sampled(tuple(s.times(share) for s in self.groups), share=share)
+
+    def together(self, share: float) -> Workload:
+        """What the part `share` of passes like this one goes on to with all of its tokens, on average."""
+        return _Together(tuple(s.times(share) for s in self.groups), share=share)
+
+    def thinned(self, share: float) -> Workload:
+        """What the part `share` of the tokens does, which sees none but its like."""
+        values = ({f.name: getattr(s, f.name) for f in fields(Spans)} for s in self.groups)
+        return _Thinned(tuple(Thinned(**value, share=share) for value in values), share=share)
+
+    def single(self) -> Workload:
+        """Each sequence as if it were one token."""
+        return Workload(tuple(Spans(batch=s.batch, q_len=1, kv_len=1) for s in self.groups))
+
+    def evicted(self, budget: float) -> Workload:
+        """The same where no more than `budget` tokens of each sequence are left of those before the pass."""
+        return Workload(tuple(replace(s, kv_len=s.q_len + np.minimum(s.past, budget)) for s in self.groups))
+
     def one(self) -> Num:
         """Once per pass, whatever it holds: the reading of a weight."""
         return 1.0
@@ -213,6 +252,14 @@ class Workload:
         """Cached positions read by queries that attend to `chosen` keys each: no fewer than where all differ."""
         return self._sum(lambda s: np.minimum(s.kv_len, chosen * s.q_len))
 
+    def kv_pages(self, page: float, window: float) -> Num:
+        """Cached positions that pages of `page` tokens have room for, the last one of each sequence not full."""
+        return self._sum(lambda s: np.ceil(s.kv_tokens(window) / page) * page)
+
+    def touched_kv(self, density: float) -> Num:
+        """Cached positions that a sequence's queries read, each the part `density` of all, no two the same."""
+        return self._sum(lambda s: np.minimum(density * s.q_len, 1.0) * s.kv_len)
+
     def near_pairs(self, reach: float) -> Num:
         """(token, token) pairs no further apart than `reach`, before or after."""
         return self._sum(lambda s: s.near_pairs(reach))
@@ -241,6 +288,13 @@ class Workload:
         if not skew:
             return experts * (1 - (1 - chosen / experts) ** tokens)
         return reduce(add, (1 - (1 - share) ** tokens for share in _shares(int(experts), int(chosen), skew)))
+
+    def expert_rows(self, experts: float, chosen: float, factor: float) -> Num:
+        """Rows that experts take, each of which has places for `factor` times its even part of the tokens: a whole
+        number of them, at least one.
+        """
+        rows: Num = experts * np.maximum(np.rint(factor * chosen * self.tokens() / experts), 1.0)
+        return rows
 
     def pairs(self, window: float) -> Num:
         """(query, key) pairs left by a causal mask of `window` keys."""
@@ -274,6 +328,32 @@ class _Part(Workload):
 
     def sequences(self) -> Num:
         return self._sum(lambda s: np.minimum(s.q_len, 1.0))
+
+
+@dataclass(frozen=True)
+class _Sampled(Workload):
+    """What some tokens do: what a pass does once is done if there is any of them."""
+
+    share: float = 1.0
+
+    def one(self) -> Num:
+        return 1 - (1 - self.share) ** (self.tokens() / self.share)
+
+
+@dataclass(frozen=True)
+class _Together(_Sampled):
+    """What some passes do, over all of them: what a pass does once is done in these."""
+
+    def one(self) -> Num:
+        return self.share
+
+
+@dataclass(frozen=True)
+class _Thinned(_Sampled):
+    """The same of Thinned sequences, whose lengths are those of all tokens."""
+
+    def tokens(self) -> Num:
+        return self.share * super().tokens()
 
 
 class _Target(_Part):

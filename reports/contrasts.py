@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import ceil, log10
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 
 from llmviewer.choice import Choice
@@ -56,6 +57,24 @@ def bound_map(cell: Cell, name: str, phase: str) -> go.Figure:
     most = cell.model.max_context or _LENGTHS[-1]
     lengths = [n for n in _LENGTHS if n <= most] or [most]
     share = memory_share(cell, phase, _BATCHES, lengths)
+    beyond = [[not fits(cell, phase, batch=batch, length=n) for batch in _BATCHES] for n in lengths]
+    return share_map(name, phase, batches=_BATCHES, lengths=lengths, share=share, beyond=beyond)
+
+
+def share_map(
+    name: str,
+    phase: str,
+    *,
+    batches: Sequence[int],
+    lengths: Sequence[int],
+    share: npt.NDArray[Any],
+    beyond: Sequence[Sequence[bool]],
+    others: str = "compute",
+) -> go.Figure:
+    """The part of a pass's time that waits for memory, [length, batch], and crosses where it is `beyond` the memory.
+
+    others  what the rest of the time waits for
+    """
     length = "context" if phase == "decode" else "prompt"
     figure = frame(
         f"{name}: what bounds {phase}",
@@ -63,19 +82,23 @@ def bound_map(cell: Cell, name: str, phase: str) -> go.Figure:
         height=400,
     )
     figure.add_heatmap(
-        x=list(map(str, _BATCHES)), y=list(map(tokens, lengths)), z=share, zmin=0, zmax=1, xgap=1, ygap=1,
+        x=list(map(str, batches)), y=list(map(tokens, lengths)), z=share, zmin=0, zmax=1, xgap=1, ygap=1,
         colorscale=[[0, BOUND_COLOR["compute"]], [0.5, "rgb(246, 240, 226)"], [1, BOUND_COLOR["memory"]]],
         colorbar={
             "orientation": "h", "thickness": 10, "len": 0.9, "x": 0.5, "y": -0.3, "yanchor": "top",
-            "tickvals": [0, 1], "ticktext": ["compute", "memory"], "tickfont": {"size": 12}, "outlinewidth": 0,
+            "tickvals": [0, 1], "ticktext": [others, "memory"], "tickfont": {"size": 12}, "outlinewidth": 0,
         },
         customdata=[[f"{value:.0%}" for value in row] for row in share],
         hovertemplate=f"batch %{{x}}, {length} %{{y}}: %{{customdata}} of the time waits for memory<extra></extra>",
     )  # fmt: skip
-    grid = [(batch, n) for n in lengths for batch in _BATCHES]
-    beyond = [(str(batch), tokens(n)) for batch, n in grid if not fits(cell, phase, batch=batch, length=n)]
+    crossed = [
+        (str(batch), tokens(n))
+        for n, row in zip(lengths, beyond, strict=True)
+        for batch, over in zip(batches, row, strict=True)
+        if over
+    ]
     figure.add_scatter(
-        x=[x for x, _ in beyond], y=[y for _, y in beyond], mode="markers", hoverinfo="skip", showlegend=False,
+        x=[x for x, _ in crossed], y=[y for _, y in crossed], mode="markers", hoverinfo="skip", showlegend=False,
         marker={"symbol": "x-thin", "size": 7, "line": {"color": _CROSS, "width": 1.2}},
     )  # fmt: skip
     figure.update_xaxes(title_text="batch [sequences]", type="category", showgrid=False, tickangle=0, nticks=6)

@@ -31,7 +31,8 @@ def edges(graph: Graph) -> Iterator[tuple[tuple[Block, Operator], tuple[Block, O
                 if writer:
                     yield writer, (block, op), t
             writers.update((t.name, (block, op)) for t in op.outputs)
-        left[block.output] = writers[block.output]
+        if block.output in writers:  # which the last of a layout need not
+            left[block.output] = writers[block.output]
         before = block.output
 
 
@@ -44,11 +45,13 @@ def _rows(form: Form) -> str:
     return " + ".join(str(f) if c == 1 else f"{c:g} {f}" for f, c in form.terms)
 
 
-def _weight(weight: Weight) -> str:
+def weight_shape(weight: Weight) -> str:
+    """Such as "q_proj.weight [4096, 4096]"."""
     return f"{weight.name} {list(weight.shape)}{' tied' if weight.tied else ''}"
 
 
-def _title(block: Block) -> str:
+def title(block: Block) -> str:
+    """What a block is, how often it repeats, and where."""
     if not block.layers:
         return block.name
     first, last = block.layers[0], block.layers[-1]
@@ -64,8 +67,8 @@ def _text(model: Model) -> str:
         for op in block.operators:
             reads = ", ".join(f"{t.name} {shape(t)}" for t in op.inputs) or "token ids"
             writes = ", ".join(f"{t.name} {shape(t)}" for t in op.outputs)
-            lines.append((op.name, op.kind, reads, writes, ", ".join(map(_weight, op.weights))))
-        parts += ["", _title(block), columns(lines, left=range(5)).rstrip("\n")]
+            lines.append((op.name, op.kind, reads, writes, ", ".join(map(weight_shape, op.weights))))
+        parts += ["", title(block), columns(lines, left=range(5)).rstrip("\n")]
     return "\n".join(parts) + "\n"
 
 
@@ -119,7 +122,7 @@ def _identity(block: Block, op: Operator) -> str:
 def _dot(model: Model) -> str:
     lines = [f'digraph "{model.name}" {{', "  node [shape=box, fontname=Helvetica];"]
     for index, block in enumerate(model.graph.blocks):
-        lines += [f"  subgraph cluster_{index} {{", f'    label="{_title(block)}";']
+        lines += [f"  subgraph cluster_{index} {{", f'    label="{title(block)}";']
         lines += [f'    {_identity(block, op)} [label="{op.name}\\n{op.kind}"];' for op in block.operators]
         lines.append("  }")
     for (a, writer), (b, reader), t in edges(model.graph):
@@ -130,7 +133,7 @@ def _dot(model: Model) -> str:
 def _mermaid(model: Model) -> str:
     lines = ["flowchart TD"]
     for block in model.graph.blocks:
-        lines.append(f'  subgraph {_identity(block, block.operators[0])}_block["{_title(block)}"]')
+        lines.append(f'  subgraph {_identity(block, block.operators[0])}_block["{title(block)}"]')
         lines += [f'    {_identity(block, op)}["{op.name}"]' for op in block.operators]
         lines.append("  end")
     for (a, writer), (b, reader), t in edges(model.graph):

@@ -14,7 +14,7 @@ from llmviewer.units import seconds, si
 from .marks import spare
 from .page import Card, Picture, picture, plotly_js, template
 from .table import COLUMNS, LEGEND, flat_rows, shows_calls
-from .text import called, headline, phase_line, sentence
+from .text import called, effect_lines, expectation, headline, phase_line, sentence
 
 _WORDS: Final = frozenset({"operator", "bound", "in"})  # columns of words; the others are of numbers
 _HEADS: Final = {  # names and meanings of columns where there is room for them
@@ -27,6 +27,7 @@ _HEADS: Final = {  # names and meanings of columns where there is room for them
     "OP/s": ("attainable [OP/s]", "arithmetic over the least time"),
     "in": ("computed in", "data type that this device computes in"),
     "time": ("time", "least time of all launches"),
+    "expect": ("expected", "time to expect of real kernels"),
     "share": ("share", "of the phase's time"),
 }
 
@@ -61,7 +62,7 @@ def render(analysis: Analysis) -> str:
         {name: analysis for name, _ in analysis.phases},
         title=title,
         setting=headline(analysis).removeprefix(f"{title}: "),
-        cards=time_cards(analysis) + memory_cards(analysis),
+        cards=time_cards(analysis) + effect_cards(analysis) + memory_cards(analysis),
         inputs=inputs(analysis),
     )
 
@@ -93,6 +94,7 @@ def page(
             for index, side in enumerate(distinct)
         ],
         notes=[sentence(note) for note in analysis.notes],
+        expected=any(phase.total.expected_time_s is not None for _, phase in analysis.phases),
         devices=list({side.hardware.name: side.hardware for side in distinct}.values()),
         inputs=json.dumps(inputs, indent=2),
         version=__version__,
@@ -105,23 +107,51 @@ def page(
 
 def time_cards(analysis: Analysis) -> list[Card]:
     asked, whole = analysis.inputs, analysis.generation
+    pace = _expect(f"{whole.expected_tokens_per_s:.4g}" if whole.expected_tokens_per_s else "")
     if not asked.gen:
         read = f"{asked.batch} × {asked.prompt} tokens"
         return [
-            Card(label="one pass", value=seconds(whole.latency_s), about=f"over {read}"),
-            Card(label="tokens per second", value=f"{whole.tokens_per_s:.4g}", about="read, of all sequences"),
+            Card(
+                label="one pass",
+                value=seconds(whole.latency_s),
+                about=f"over {read}" + _expect(expectation(whole, "latency")),
+            ),
+            Card(label="tokens per second", value=f"{whole.tokens_per_s:.4g}", about="read, of all sequences" + pace),
         ]
     return [
         Card(
-            label="time to first token", value=seconds(whole.ttft_s), about=f"prefill of {asked.batch} × {asked.prompt}"
+            label="time to first token",
+            value=seconds(whole.ttft_s),
+            about=f"prefill of {asked.batch} × {asked.prompt}" + _expect(expectation(whole, "ttft")),
         ),
         Card(
             label="time per output token",
             value=seconds(whole.tpot_s),
-            about=f"mean of {asked.gen - 1} decode steps" if asked.gen > 1 else "no decode step is taken",
+            about=(f"mean of {asked.gen - 1} decode steps" if asked.gen > 1 else "no decode step is taken")
+            + _expect(expectation(whole, "tpot")),
         ),
-        Card(label="tokens per second", value=f"{whole.tokens_per_s:.4g}", about="generated, of all sequences"),
-        Card(label="latency", value=seconds(whole.latency_s), about=f"until token {asked.gen}"),
+        Card(label="tokens per second", value=f"{whole.tokens_per_s:.4g}", about="generated, of all sequences" + pace),
+        Card(
+            label="latency",
+            value=seconds(whole.latency_s),
+            about=f"until token {asked.gen}" + _expect(expectation(whole, "latency")),
+        ),
+    ]
+
+
+def _expect(text: str) -> str:
+    return f"; expect {text}" if text else ""
+
+
+def effect_cards(analysis: Analysis) -> list[Card]:
+    """What techniques do, where any were asked for."""
+    if not analysis.effect:
+        return []
+    passes, gain, *pays = (value for _, value in effect_lines(analysis.effect))
+    about = "; ".join((gain, *pays))
+    return [
+        Card(label="techniques", value=f"{analysis.effect.speed_up:.3g}x as fast", about=about),
+        Card(label="passes", value=str(len(analysis.effect.runs)), about=passes),
     ]
 
 
@@ -182,7 +212,7 @@ def _keys(phase: Phase, index: int, *, calls: bool) -> tuple[float | str, ...]:
     amounts = op.per_call if calls else op
     return (
         index, op.repeat, amounts.ops, amounts.weight_bytes, amounts.activation_bytes, amounts.kv_bytes, op.intensity,
-        op.attainable_ops_per_s, op.bound, op.compute_dtype, op.bound_time_s, op.share,
+        op.attainable_ops_per_s, op.bound, op.compute_dtype, op.bound_time_s, op.expected_time_s or 0, op.share,
     )  # fmt: skip
 
 

@@ -83,6 +83,17 @@ class Point:
         return self.sum("ops") / self.sum("bound_time_s")
 
     @property
+    def expected(self) -> float | None:
+        """What real kernels are expected to attain, all together; None where only the bound is known. [OP/s]"""
+        known = all(op.expected_time_s is not None for op in self.operators)
+        return self.sum("ops") / self.sum("expected_time_s") if known else None
+
+    @property
+    def operator(self) -> str:
+        """BLOCK.NAME of the one with the largest share."""
+        return identity(max(self.operators, key=lambda op: op.share))
+
+    @property
     def label(self) -> str:
         """On as many lines as it takes to stay narrow."""
         words = f"{joined(op.name for op in self.operators)} {self.share:.0%}".replace(" ", _SPACE)
@@ -115,9 +126,15 @@ class Point:
                 f"{si(self.sum('ops'))}OP, {si(self.sum('bytes'))}B: {parts}",
                 f"{number(self.intensity)} OP/B, attainable {si(self.attainable)}OP/s",
                 f"{self.bound}-bound, by {limits}",
-                f"{seconds(self.sum('bound_time_s'))}, {self.share:.1%} of {phase}",
+                f"{seconds(self.sum('bound_time_s'))}, {self.share:.1%} of {phase}" + self._expectation(),
             )
         )
+
+    def _expectation(self) -> str:
+        if self.expected is None:
+            return ""
+        regimes = ", ".join(dict.fromkeys(op.regime for op in self.operators if op.regime))
+        return f"<br>expect {seconds(self.sum('expected_time_s'))} ({regimes}), {si(self.expected)}OP/s"
 
 
 def points(phase: Phase) -> list[Point]:
@@ -148,6 +165,11 @@ def about(phase: Phase) -> str:
     return f"batch {phase.batch}, {tokens} at a context of {phase.kv_len}, {time} at least{left_out}"
 
 
+def identity(op: OperatorResult) -> str:
+    """BLOCK.NAME, which no other operator of a graph has."""
+    return f"{op.block}.{op.name}"
+
+
 def joined(names: Iterable[str]) -> str:
     """Names, those with the same last word together.
 
@@ -163,9 +185,13 @@ def joined(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A part of a phase's bar, `share` long from `start`."""
+    """A part of a phase's bar, `share` long from `start`.
+
+    operator  BLOCK.NAME; nothing where it is several
+    """
 
     row: str
+    operator: str
     bound: str
     start: float
     share: float
@@ -188,7 +214,8 @@ def pieces(phase: Phase, row: str) -> list[Piece]:
         hover = f"<b>{name}</b>: {seconds(time_s)}, {share:.1%}, {bound}-bound"
         if name == "other":
             hover += "".join(f"<br>{op.name} {seconds(op.bound_time_s)}" for op in ops)
-        found.append(Piece(row=row, bound=bound, start=start, share=share, text=f"{name}<br>{share:.0%}", hover=hover))
+        text, operator = f"{name}<br>{share:.0%}", "" if name == "other" else identity(ops[0])
+        found.append(Piece(row=row, operator=operator, bound=bound, start=start, share=share, text=text, hover=hover))
         start += share
     return found
 

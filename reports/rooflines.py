@@ -16,7 +16,7 @@ from llmviewer.resource import Resource, Unit, vector
 from llmviewer.units import si
 
 from .drawing import BOUND_COLOR, INK, PAPER, frame, lines
-from .marks import Point, Roof, about, points, roofs
+from .marks import Point, Roof, about, joined, points, roofs
 from .table import number
 from .text import called
 
@@ -29,6 +29,7 @@ _SYMBOL: Final = {
 _LABELS: Final = 4  # points that are named in the picture
 _BELOW, _LEGEND_ROW = 64, 20  # heights of what is between a plot and its legend, and of a line of that [px]
 _FAR: Final = 1e7  # times a turning point: beyond what is shown
+_HOLLOW: Final = "expected of real kernels"
 _LABELLED: Final = 0.01  # share of time from which on a point is worth a name
 
 
@@ -50,12 +51,14 @@ def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
     _ink(figure, x=[low, main.turning, high], y=[low * main.bandwidth, main.rate, main.rate])
     for kind in dict.fromkeys(p.kind for p in found):
         _markers(figure, kind, [p for p in found if p.kind == kind], name)
+    _expected(figure, found)
     for roof, dash in zip(others, ("dash", "dot", "dashdot"), strict=False):
         _lower_roof(figure, roof, high=high, dash=dash)
     tops = _inner_slopes(figure, analysis.hardware, main, low)
     _turning_point(figure, main)
     _labels(figure, found)
-    bottom = min([p.attainable for p in found] + [low * main.bandwidth])
+    large = [p.expected for p in found if p.expected is not None and p.share >= _LABELLED]
+    bottom = min([p.attainable for p in found] + large + [low * main.bandwidth])
     _window(figure, x=(low, high), y=(bottom / 10, 12 * max(*(roof.rate for roof in (main, *others)), *tops)))
     return figure
 
@@ -98,17 +101,32 @@ def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Fi
         low, high = min(low, left), max(high, right, 10 * main.turning)
         bottom, top = min(bottom, *(p.attainable for p in found)), max(top, main.rate)
         _roof_of(figure, main, name, line)
+        hollow = [(p.intensity, p.expected) for p in found if p.expected is not None]
+        if hollow:
+            figure.add_scatter(
+                x=[x for x, _ in hollow], y=[y for _, y in hollow], mode="markers", legendgroup=name, name=_HOLLOW,
+                showlegend=False, hoverinfo="skip", marker={"symbol": "circle-open", "color": line["color"], "size": 7},
+            )  # fmt: skip
         for kind in dict.fromkeys(p.kind for p in found):
             own = [p for p in found if p.kind == kind]
             figure.add_scatter(
                 x=[p.intensity for p in own], y=[p.attainable for p in own], mode="markers", legendgroup=name,
                 showlegend=False, hovertemplate="%{hovertext}<extra></extra>",
                 hovertext=[f"<b>{name}</b><br>{p.hover(phase)}" for p in own],
+                customdata=[p.operator for p in own],
                 marker={
                     "symbol": _SYMBOL.get(kind, "circle-open"), "size": [_diameter(p.share) / 1.5 for p in own],
                     "color": line["color"], "opacity": 0.8, "line": {"color": PAPER, "width": 1},
                 },
             )  # fmt: skip
+    if any(trace.name == _HOLLOW for trace in figure.data):
+        figure.add_scatter(
+            x=[None],
+            y=[None],
+            mode="markers",
+            name="expected",
+            marker={"symbol": "circle-open", "size": 9, "color": INK},
+        )
     for kind in kinds:
         figure.add_scatter(
             x=[None], y=[None], mode="markers", name=kind,
@@ -245,6 +263,7 @@ def _markers(figure: go.Figure, kind: str, own: Sequence[Point], phase: str) -> 
     figure.add_scatter(
         x=[p.intensity for p in own], y=[p.attainable for p in own], mode="markers", legendgroup=kind,
         showlegend=False, hovertext=[p.hover(phase) for p in own], hovertemplate="%{hovertext}<extra></extra>",
+        customdata=[p.operator for p in own],
         marker={
             "symbol": symbol, "size": [_diameter(p.share) for p in own], "opacity": 0.85,
             "color": [BOUND_COLOR[p.bound] for p in own], "line": {"color": PAPER, "width": 1},
@@ -253,6 +272,29 @@ def _markers(figure: go.Figure, kind: str, own: Sequence[Point], phase: str) -> 
     figure.add_scatter(
         x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
         marker={"symbol": symbol, "size": 9, "color": INK},
+    )  # fmt: skip
+
+
+def _expected(figure: go.Figure, found: Sequence[Point]) -> None:
+    """Hollow points where real kernels are expected, each on a line below its bound."""
+    known = [(p, p.expected) for p in found if p.expected is not None]
+    if not known:
+        return
+    figure.add_scatter(
+        x=[x for p, _ in known for x in (p.intensity, p.intensity, None)],
+        y=[y for p, expected in known for y in (p.attainable, expected, None)],
+        mode="lines", line={"color": INK, "width": 1}, opacity=0.5, hoverinfo="skip", showlegend=False,
+        legendgroup="expected",
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[p.intensity for p, _ in known], y=[expected for _, expected in known], mode="markers",
+        name=_HOLLOW, legendgroup="expected",
+        hovertext=[f"<b>{joined(op.name for op in p.operators)}</b>, expected" for p, _ in known],
+        hovertemplate="%{hovertext}, %{y:.3s}OP/s<extra></extra>",
+        marker={
+            "symbol": "circle-open", "size": [_diameter(p.share) * 0.7 for p, _ in known],
+            "color": [BOUND_COLOR[p.bound] for p, _ in known], "line": {"width": 1.5},
+        },
     )  # fmt: skip
 
 

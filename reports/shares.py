@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import plotly.graph_objects as go
@@ -39,6 +39,68 @@ def time_bars(analysis: Analysis) -> go.Figure:
     return figure
 
 
+def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
+    """How long a phase takes on several devices, by name, and what of it each operator takes."""
+    shown = {name: dict(one.phases).get(phase, one.phases.prefill) for name, one in analyses.items()}
+    rows = {name: f"{name}<br>{seconds(one.total.bound_time_s)}" for name, one in shown.items()}
+    figure = frame(
+        f"Where the time of {phase} goes", f"operators below {OTHER:.0%} are taken together as other",
+        height=190 + 74 * len(shown),
+    )  # fmt: skip
+    longest = max(one.total.bound_time_s for one in shown.values())
+    scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")) if s * longest >= 1)
+    for bound in BOUND_COLOR:
+        own = [
+            (piece, scale * one.total.bound_time_s)
+            for name, one in shown.items()
+            for piece in pieces(one, rows[name])
+            if piece.bound == bound
+        ]
+        if own:
+            _pieces(figure, bound, [piece for piece, _ in own], lengths=[length for _, length in own])
+    expected = [(rows[name], one.total.expected_time_s) for name, one in shown.items() if one.total.expected_time_s]
+    if expected:
+        figure.add_scatter(
+            y=[row for row, _ in expected], x=[scale * time_s for _, time_s in expected], mode="markers",
+            name="expected of real kernels", hovertext=[f"expected {seconds(time_s)}" for _, time_s in expected],
+            hovertemplate="%{hovertext}<extra></extra>",
+            marker={"symbol": "line-ns-open", "size": 34, "color": INK, "line": {"width": 3}},
+        )  # fmt: skip
+        longest = max(longest, *(time_s for _, time_s in expected))
+    figure.update_layout(barmode="overlay", uniformtext={"minsize": 9, "mode": "hide"}, showlegend=True)
+    figure.update_xaxes(title_text=f"time [{unit}]", range=[0, 1.02 * scale * longest], showgrid=False)
+    figure.update_yaxes(categoryorder="array", categoryarray=list(rows.values())[::-1], showline=False, ticks="")
+    return figure
+
+
+def memories(analyses: Mapping[str, Analysis]) -> go.Figure:
+    """What a request takes of the memory of several devices, by name, and where each of them ends."""
+    verdicts = {name: "fits" if one.memory.fits else "does not fit" for name, one in analyses.items()}
+    rows = [f"{name}<br>{verdict}" for name, verdict in verdicts.items()]
+    figure = frame(
+        "Memory", "parts of what a request takes; a line where the device's memory ends", height=190 + 64 * len(rows)
+    )
+    each = [one.memory for one in analyses.values()]
+    for (name, color), field in zip(PART_COLOR.items(), ("weight", "kv_cache", "activation"), strict=True):
+        sizes = [getattr(memory, f"{field}_bytes") for memory in each]
+        texts = [f"{name} {si(size)}B" for size in sizes]
+        figure.add_bar(
+            orientation="h", y=rows, x=[size / 1e9 for size in sizes], name=name, marker={"color": color}, width=0.6,
+            text=texts, textfont={"color": "white", "weight": 600}, **INSIDE,
+            hovertext=texts, hovertemplate="%{hovertext}<extra></extra>",
+        )  # fmt: skip
+    figure.add_scatter(
+        y=rows, x=[memory.capacity_bytes / 1e9 for memory in each], mode="markers", name="memory of the device",
+        marker={"symbol": "line-ns-open", "size": 44, "color": INK, "line": {"width": 3}},
+        hovertext=[f"{si(memory.capacity_bytes)}B" for memory in each], hovertemplate="%{hovertext}<extra></extra>",
+    )  # fmt: skip
+    most = max(max(memory.total_bytes, memory.capacity_bytes) for memory in each)
+    figure.update_layout(barmode="stack", uniformtext={"minsize": 10, "mode": "hide"})
+    figure.update_xaxes(title_text="memory [GB]", range=[0, 1.03 * most / 1e9], showgrid=False, exponentformat="none")
+    figure.update_yaxes(categoryorder="array", categoryarray=rows[::-1], showline=False, ticks="")
+    return figure
+
+
 def memory_bar(analysis: Analysis) -> go.Figure:
     """What a request takes of the device's memory, and what is left or lacking."""
     memory = analysis.memory
@@ -64,10 +126,12 @@ def memory_bar(analysis: Analysis) -> go.Figure:
     return figure
 
 
-def _pieces(figure: go.Figure, bound: str, own: Sequence[Piece]) -> None:
-    """The pieces of one bound."""
+def _pieces(figure: go.Figure, bound: str, own: Sequence[Piece], lengths: Sequence[float] | None = None) -> None:
+    """The pieces of one bound, of bars as long as `lengths` say, or all of length 1."""
+    whole = [1.0] * len(own) if lengths is None else lengths
     figure.add_bar(
-        orientation="h", y=[p.row for p in own], x=[p.share for p in own], base=[p.start for p in own],
+        orientation="h", y=[p.row for p in own], x=[p.share * length for p, length in zip(own, whole, strict=True)],
+        base=[p.start * length for p, length in zip(own, whole, strict=True)], customdata=[p.operator for p in own],
         name=f"{bound}-bound", marker={"color": BOUND_COLOR[bound], "line": {"color": PAPER, "width": 1.5}}, width=0.62,
         text=[p.text for p in own], textfont={"color": "white", "weight": 600}, **INSIDE,
         hovertext=[p.hover for p in own], hovertemplate="%{hovertext}<extra></extra>",

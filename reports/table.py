@@ -10,12 +10,13 @@ from llmviewer.setting import Accounting
 from llmviewer.units import seconds, si
 
 COLUMNS: Final = (
-    "operator", "x", "OPs", "weights", "activ.", "KV", "OP/B", "OP/s", "bound", "in", "time", "share",
+    "operator", "x", "OPs", "weights", "activ.", "KV", "OP/B", "OP/s", "bound", "in", "time", "expect",
+    "share",
 )  # fmt: skip
 _PLAIN: Final = 3  # blocks of a model whose layers are all alike: embedding, layer, head
 LEGEND: Final = (
     "OPs and bytes moved (weights, activations, KV cache), arithmetic intensity, attainable performance, "
-    "what bounds it, the type it is computed in, and the least time it takes"
+    "what bounds it, the type it is computed in, the least time it takes, and what to expect of real kernels"
 )
 
 
@@ -67,7 +68,8 @@ def _operator(op: OperatorResult, amounts: OperatorResult | PerCall) -> Row:
         _short(op.attainable_ops_per_s),
         op.bound,
         op.compute_dtype,
-        seconds(op.bound_time_s),
+        _time(op.bound_time_s),
+        _time(op.expected_time_s),
         f"{op.share:.1%}",
     )
     return Row(cells=cells, bound=op.bound)
@@ -82,10 +84,15 @@ def _total(total: Total) -> Row:
         _short(total.attainable_ops_per_s),
         total.bound,
         "",
-        seconds(total.bound_time_s),
+        _time(total.bound_time_s),
+        _time(total.expected_time_s),
         "100%",
     )
     return Row(cells=cells, bound=total.bound)
+
+
+def _time(time_s: float | None) -> str:
+    return "-" if time_s is None else seconds(time_s)
 
 
 def _amounts(of: OperatorResult | PerCall | Total) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from typing import Final, TypeAlias
 
 import click
 
-from llmviewer.analysis import Analysis, Phase
+from llmviewer.analysis import Analysis, GenerationResult, Phase
+from llmviewer.effect import Effect
 from llmviewer.precision import AS_PUBLISHED
 from llmviewer.units import seconds, si
 
@@ -19,7 +20,8 @@ Lines: TypeAlias = tuple[tuple[str, str], ...]  # (label, value)
 
 WIDTH: Final = 80  # of the operator tables; lines of words may be longer where the terminal is
 _COLOR: Final = {"memory": "red", "compute": "green", "link": "blue"}
-_LEFT: Final = tuple(COLUMNS.index(name) for name in ("operator", "bound", "in"))
+_SHORT: Final = {"weights": "wts.", "activ.": "act."}  # where there are more columns
+_LEFT: Final = ("operator", "bound", "in")
 
 
 def render(analysis: Analysis, *, width: int = WIDTH, per_call: bool | None = None) -> str:
@@ -49,9 +51,10 @@ def headline(analysis: Analysis) -> str:
     asked = analysis.inputs
     written = f"{asked.gen} generated, " if asked.gen else ""
     away = f", offloaded {asked.offload}" if asked.offload else ""
+    with_them = f", with {' and '.join(asked.techniques)}" if asked.techniques else ""
     return (
         f"{analysis.model.title} on {devices(analysis)}: batch {asked.batch}, prompt {asked.prompt}, "
-        f"{written}{precision(analysis)}, {asked.attention} attention{away}"
+        f"{written}{precision(analysis)}, {asked.attention} attention{away}{with_them}"
     )
 
 
@@ -101,8 +104,26 @@ def phase_line(name: str, phase: Phase, *, per_call: bool) -> str:
     amounts = "OPs and bytes of one launch" if per_call else "OPs and bytes of all launches"
     return (
         f"{name.capitalize()}: {tokens} token{'s'[: tokens > 1]} at a context of {phase.kv_len}, at least "
-        f"{seconds(phase.total.bound_time_s)} ({amounts})"
+        f"{seconds(phase.total.bound_time_s)}{_expected(phase)} ({amounts})"
     )
+
+
+def _expected(phase: Phase) -> str:
+    """Such as "; expect 21.3 ms (19.9 to 23.0 ms; calibrated on h100-sxm vllm)"; nothing where it is not known."""
+    total = phase.total
+    if total.expected_time_s is None:
+        return ""
+    expected = between(total.expected_time_s, total.expected_low_s, total.expected_high_s)
+    return f"; expect {expected.removesuffix(')')}; {total.expectation_source})"
+
+
+def between(expected: float | None, low: float | None, high: float | None) -> str:
+    """Such as "21.3 ms (19.9 to 23.0 ms)"."""
+    if expected is None or low is None or high is None:
+        return ""
+    start, end = seconds(low), seconds(high)
+    value, _, unit = start.partition(" ")
+    return f"{seconds(expected)} ({value if end.endswith(unit) else start} to {end})"
 
 
 def sentence(text: str) -> str:
@@ -114,17 +135,54 @@ def summary(analysis: Analysis) -> Lines:
     """The headline numbers."""
     whole = analysis.generation
     pace = f"{seconds(whole.latency_s)}, {whole.tokens_per_s:.4g} tokens/s"
+    if whole.expected_latency_s:
+        pace += f"; expect {seconds(whole.expected_latency_s)}, {whole.expected_tokens_per_s:.4g} tokens/s"
     times: tuple[tuple[str, str], ...] = (
-        ("time to first token", seconds(whole.ttft_s)),
-        ("time per output token", seconds(whole.tpot_s)),
+        ("time to first token", seconds(whole.ttft_s) + _expect(whole, "ttft")),
+        ("time per output token", seconds(whole.tpot_s) + _expect(whole, "tpot")),
         ("generation", pace),
     )
     return (
         *(times if analysis.model.generates else (("one pass", pace),)),
+        *(effect_lines(analysis.effect) if analysis.effect else ()),
         ("memory", memory_line(analysis)),
         ("largest that fits", largest_line(analysis)),
-        ("these times", "lower bounds: no kernel is faster; what to expect of real ones awaits a calibration"),
+        ("these times", "lower bounds: no kernel is faster" + _what_is_expected(analysis)),
     )
+
+
+def expectation(whole: GenerationResult, what: str) -> str:
+    """What to expect of "ttft", "tpot" or "latency"; nothing where bounds alone are known."""
+    return between(*(getattr(whole, f"expected_{what}{end}_s") for end in ("", "_low", "_high")))
+
+
+def _expect(whole: GenerationResult, what: str) -> str:
+    found = expectation(whole, what)
+    return f"; expect {found}" if found else ""
+
+
+def _what_is_expected(analysis: Analysis) -> str:
+    known = analysis.generation.expected_latency_s is not None
+    return known * ", and what to expect of real ones: 8 of 10 within the brackets; without gaps between launches"
+
+
+def effect_lines(effect: Effect) -> Lines:
+    """What techniques make of the generation, and what it would be without them."""
+    found, bare = effect.result, effect.without
+    counted = (f"{run.name} {_times(run.passes)} ({seconds(run.time_s)})" for run in effect.runs)
+    several = effect.tokens_per_step is not None and effect.tokens_per_step > 1
+    pace = f"{effect.tokens_per_step:.3g} tokens a pass; " if several else ""
+    ratios = [f"generation {effect.speed_up:.3g}x as fast", f"first token {bare.ttft_s / found.ttft_s:.3g}x"]
+    if found.tpot_s and bare.tpot_s:
+        ratios.append(f"further ones {bare.tpot_s / found.tpot_s:.3g}x")
+    amounts = (("OPs", "ops"), ("bytes", "bytes"), ("memory", "memory_bytes"))
+    others = (f"{getattr(found, key) / getattr(bare, key):.3g}x the {name}" for name, key in amounts)
+    lines = [("passes", f"{pace}{', '.join(counted)}"), ("techniques gain", f"{', '.join((*ratios, *others))}")]
+    return (*lines, *((("" if i else "to know"), text) for i, text in enumerate(effect.said)))
+
+
+def _times(count: float) -> str:
+    return "once" if count == 1 else f"{count:.4g} times"
 
 
 def _listed(lines: Lines, width: int, alarms: Collection[str]) -> str:
@@ -138,14 +196,20 @@ def _listed(lines: Lines, width: int, alarms: Collection[str]) -> str:
 
 def _table(phase: Phase, *, per_call: bool) -> str:
     lines = rows(phase, per_call=per_call)
+    left_out = "expect" if phase.total.expected_time_s is None else "OP/s"  # there is no room for all
+    names = [name for name in COLUMNS if name != left_out]
 
     def style(line: int, column: int, text: str) -> str:
         if line == 0:
             return click.style(text, dim=True)
-        color = _COLOR.get(lines[line - 1].bound) if COLUMNS[column] == "bound" else None
+        color = _COLOR.get(lines[line - 1].bound) if names[column] == "bound" else None
         return click.style(text, fg=color, bold=line == len(lines)) if color or line == len(lines) else text
 
-    return columns([COLUMNS, *(line.cells for line in lines)], left=_LEFT, gap=" ", style=style)
+    shown = [COLUMNS.index(name) for name in names]
+    texts = [[cells[at] for at in shown] for cells in (COLUMNS, *(line.cells for line in lines))]
+    if "expect" in names:
+        texts = [[_SHORT.get(text, text.replace(" ", "")) for text in cells] for cells in texts]
+    return columns(texts, left=[names.index(name) for name in _LEFT], gap=" ", style=style)
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -21,28 +21,35 @@ LAYERS = (
     ("tracing",),
     ("memory", "generation", "hardware_files", "hardware_checks", "local", "model_files"),
     ("expectation",),
+    ("techniques",),
     ("setting",),
-    ("advice", "notes"),
+    ("advice", "notes", "effect"),
     ("analysis", "disaggregation", "grid", "fleet", "comparison", "choice"),
+    ("serving",),
     ("export",),
     ("shards",),
     ("shard_summary",),
     ("reports",),
     ("kernels",),
-    ("cli_validation",),
+    ("measuring",),
+    ("webapp",),
+    ("cli_measure", "cli_serving", "cli_techniques", "cli_validation", "cli_profiles", "cli_web"),
     ("cli",),
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-DRAWING = {ROOT / "reports" / f"{name}.py" for name in ("contrasts", "drawing", "precisions", "rooflines", "shares")}
+DRAWING = {
+    ROOT / "reports" / f"{name}.py"
+    for name in ("contrasts", "curves", "drawing", "fronts", "precisions", "queues", "rooflines", "shares", "trust")
+}
 HEAVY = {"torch", "triton", "dash", "distributed", "plotly", "pandas", "pyarrow", "kaleido", "huggingface_hub"}
-FILES = [path for top in ("llmviewer", "reports", "kernels") for path in sorted((ROOT / top).rglob("*.py"))]
+FILES = [path for top in ("llmviewer", "reports", "kernels", "webapp") for path in sorted((ROOT / top).rglob("*.py"))]
 
 
 def place(path):
     """The name in LAYERS that a file belongs to."""
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return parts[0] if parts[0] in ("reports", "kernels") else parts[1]
+    return parts[0] if parts[0] in ("reports", "kernels", "webapp") else parts[1]
 
 
 def imported(path):
@@ -80,6 +87,9 @@ def test_heavy_packages_are_imported_where_they_are_used(path):
     at_once = {name.split(".")[0] for name, line, at_top in imported(path) if at_top and line not in typing_only}
     if place(path) == "kernels":
         assert at_once & HEAVY <= {"torch", "triton"}  # the package imports none of its modules by itself
+    elif place(path) == "webapp":  # which no other part imports before it is asked for
+        inner = path.parent.name == "views" or path.name in ("answers.py", "asked.py", "state.py", "words.py")
+        assert at_once & HEAVY <= ({"plotly"} if inner else {"plotly", "dash"})
     else:
         assert at_once & HEAVY == ({"plotly"} if path in DRAWING else set())
 

@@ -42,18 +42,26 @@ def test_analyze_json_has_the_keys_of_the_contract(capsys):
                 "name", "kind", "repeat", "ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes", "intensity",
                 "attainable_ops_per_s", "bound", "compute_dtype", "bound_time_s", "expected_time_s", "per_call",
             } <= op.keys()  # fmt: skip
-            assert op["expected_time_s"] is None
+            assert op["bound_time_s"] <= op["expected_low_s"] <= op["expected_time_s"] <= op["expected_high_s"]
+            assert op["expectation_source"].startswith(("calibrated on", "transferred from"))
+            assert op["regime"] in (op["bound"], "latency")
             assert op["bytes"] == op["weight_bytes"] + op["activation_bytes"] + op["kv_bytes"]
             assert op["ops"] == op["repeat"] * op["per_call"]["ops"]
         total = document["phases"][phase]["total"]
         for key in ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes"):
             assert total[key] == sum(op[key] for op in operators)
-        assert total["bound_time_s"] == pytest.approx(sum(op["bound_time_s"] for op in operators), rel=1e-12)
+        for key in ("bound_time_s", "expected_time_s"):
+            assert total[key] == pytest.approx(sum(op[key] for op in operators), rel=1e-12)
+        assert total["unmodelled_share"] == 0
+        assert sum(total["time_by_regime_s"].values()) == pytest.approx(total["expected_time_s"])
     assert document["memory"].keys() >= {
         "weight_bytes", "kv_cache_bytes", "activation_bytes", "total_bytes", "capacity_bytes", "fits", "max_batch",
         "max_context",
     }  # fmt: skip
-    assert document["generation"].keys() == {"ttft_s", "tpot_s", "latency_s", "tokens_per_s"}
+    assert document["generation"].keys() == {
+        "ttft_s", "tpot_s", "latency_s", "tokens_per_s", "expected_tokens_per_s",
+        *(f"expected_{what}{end}_s" for what in ("ttft", "tpot", "latency") for end in ("", "_low", "_high")),
+    }  # fmt: skip
     assert document["inputs"]["batch"] == 1
     assert document["llmviewer_version"]
 

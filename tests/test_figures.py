@@ -11,6 +11,7 @@ from llmviewer.hardware_files import load_hardware
 from llmviewer.reports import drawing, figures
 from llmviewer.reports.plot import draw, write
 from llmviewer.resource import matrix
+from llmviewer.units import seconds, si
 
 # The ancestor's table has 309.677 TOP/s in int8 for the RTX A6000, and half of that in fp16.
 PAPER_A6000 = load_hardware("rtx-a6000", ["matrix.fp16=154.8385 TOP/s"])
@@ -96,7 +97,7 @@ def points(figure):
     return [
         row
         for trace in figure.data
-        if trace.hovertext
+        if trace.hovertext and trace.legendgroup != "expected"
         for row in zip(trace.x, trace.y, trace.marker.color, trace.marker.size, trace.hovertext, strict=True)
     ]
 
@@ -245,15 +246,29 @@ def test_points_lie_on_the_roof_and_have_the_colour_of_their_bound(fits):
             assert performance == pytest.approx(154.8e12, rel=0.01)  # attention uses the vector units besides
 
 
+def test_what_is_expected_is_a_hollow_point_below_each_bound(fits):
+    (trace,) = (t for t in figures.roofline(fits, "prefill").data if t.name == "expected of real kernels")
+    drawn = {(x, y) for x, y, *_ in points(figures.roofline(fits, "prefill"))}
+    assert trace.marker.symbol == "circle-open"
+    assert len(trace.x) == len(drawn)
+    assert all(any(x == at and y <= top for at, top in drawn) for x, y in zip(trace.x, trace.y, strict=True))
+    linear = next(y for text, y in zip(trace.hovertext, trace.y, strict=True) if "gate/up/down_proj" in text)
+    alike = [op for op in fits.phases.prefill.operators if op.name in ("gate_proj", "up_proj", "down_proj")]
+    assert linear == pytest.approx(sum(op.ops for op in alike) / sum(op.expected_time_s for op in alike))
+
+
 def test_points_that_fall_together_are_one_that_names_them_all(fits):
     drawn = points(figures.roofline(fits, "prefill"))
     (largest,) = (row for row in drawn if "gate_proj" in row[-1])
     assert largest[0] == pytest.approx(1215, rel=0.01)
     assert largest[3] == max(size for *_, size, _ in drawn)
+    alike = [op for op in fits.phases.prefill.operators if op.name in ("gate_proj", "up_proj", "down_proj")]
+    ops, expected_s = sum(op.ops for op in alike), sum(op.expected_time_s for op in alike)
     assert largest[-1] == (
         "<b>gate_proj × 32, up_proj × 32, down_proj × 32</b> (linear, together)<br>"
         "17.7 TOP, 14.6 GB: weights 8.66 GB, activations 5.94 GB<br>"
-        "1215 OP/B, attainable 155 TOP/s<br>compute-bound, by matrix fp16<br>115 ms, 58.9% of prefill"
+        "1215 OP/B, attainable 155 TOP/s<br>compute-bound, by matrix fp16<br>115 ms, 58.9% of prefill<br>"
+        f"expect {seconds(expected_s)} (compute), {si(ops / expected_s)}OP/s"
     )
 
 

@@ -30,6 +30,11 @@ SETTINGS = {
 }  # fmt: skip
 
 
+def _near(was, now):
+    """Powers and exponentials differ in their last digits from one processor to another."""
+    return "" not in (was, now) and float(now) == pytest.approx(float(was), rel=1e-6)
+
+
 def report(name):
     return render_csv(llmviewer.analyze(**SETTINGS[name]))
 
@@ -43,7 +48,7 @@ def test_the_report_is_as_it_was(name):
         f"{a['phase']} {a['name']} {key}: {a[key]} -> {b[key]}"
         for a, b in zip(was, now, strict=True)
         for key in b
-        if a.get(key) != b[key]
+        if a.get(key) != b[key] and not (key.startswith("expected_") and _near(a[key], b[key]))
     ]
     assert not moved, "\n".join(moved)
 

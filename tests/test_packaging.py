@@ -29,7 +29,7 @@ def wheel(tmp_path_factory):
 def test_every_folder_with_files_is_packaged():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     homes = {declared["package-dir"].get(name, name.replace(".", "/")) for name in declared["packages"]}
-    code = {path.parent for top in ("llmviewer", "reports", "kernels") for path in (ROOT / top).rglob("*.py")}
+    code = {path.parent for top in ("llmviewer", "reports", "kernels", "webapp") for path in (ROOT / top).rglob("*.py")}
     assert homes == {str(path.relative_to(ROOT)) for path in code} | {"hardware", "models", "profiles"}
 
 
@@ -38,8 +38,9 @@ def test_the_wheel_holds_one_top_level_name_and_all_the_data(wheel):
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"llmviewer"}
     for kind in ("hardware", "models", "profiles"):
         shipped = {Path(name).name for name in names if name.startswith(f"llmviewer/data/{kind}/")}
-        assert shipped - {"__init__.py"} == {path.name for path in (ROOT / kind).glob("*.yaml")}
+        assert shipped - {"__init__.py"} == {path.name for path in (ROOT / kind).iterdir() if path.is_file()}
     assert "llmviewer/reports/templates/analysis.html.j2" in names
+    assert "llmviewer/webapp/assets/style.css" in names
     assert "llmviewer/py.typed" in names
     subprocess.run([sys.executable, "-m", "check_wheel_contents", str(wheel)], check=True, capture_output=True)
 

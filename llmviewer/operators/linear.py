@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..forms import Form
 from ..precision import product
@@ -16,6 +17,8 @@ class Linear(Operator):
 
     The bias is read but its addition, part of the epilogue, is not counted, as torch.utils.flop_counter has it.
     """
+
+    dense: ClassVar[bool] = True  # a kernel takes what one product of these shapes does
 
     kind: str = "linear"
     left_as_published: bool = False  # quantization schemes leave it alone unless they name it

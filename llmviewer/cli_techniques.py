@@ -24,6 +24,7 @@ def with_techniques(command: _F) -> _F:
         click.option(
             f"--{_WITH}",
             "techniques",
+            type=click.UNPROCESSED,  # a file says them as objects
             metavar="TECHNIQUE",
             multiple=True,
             help="Such as sparsity or speculative:draft=llama-68m,gamma=4,alpha=0.7; see `llmviewer techniques`. May "
@@ -61,7 +62,7 @@ def _scenario(context: click.Context, _: click.Parameter, value: str | None) -> 
         given = file.get(key)
         if name == "techniques":
             several = given if isinstance(given, list) else [given]
-            defaults[name] = [str(parse_technique(one)) for one in several]
+            defaults[name] = [parse_technique(one) for one in several]
         elif isinstance(given, Mapping) or isinstance(given, list) != getattr(names[name], "multiple", False):
             must = "a list" if getattr(names[name], "multiple", False) else "one value"
             raise file.error(str(key), f"must be {must}; got {json.dumps(given, default=str)}")

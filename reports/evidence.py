@@ -4,42 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
 from typing import Any, Final
 
 from llmviewer.analysis import Analysis, analyze
-from llmviewer.hardware_files import load_hardware
 from llmviewer.setting import Setting
+from llmviewer.workload import Workload
 
-_SURVEY: Final = "arXiv:2404.14294"
-_TABLE_5: Final = f"{_SURVEY}, table 5; the overhead is what its tokens a pass leave to explain"
+_S0: Final = '"Large Language Model Inference" (2025)'
+_S2: Final = "arXiv:2407.09111"
+_S3: Final = "arXiv:2402.16363"
+_S4: Final = "arXiv:2404.14294"
+_TABLE_4: Final = f"{_S4}, table 4"
+_TABLE_5: Final = f"{_S4}, table 5"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """A published number and ours.
 
-    technique  as it is written after --with; several with spaces between them
-    ours       of the analysis, as a text
-    theirs     as published, or as read off
+    id           of the claim, as its test in tests/test_ledger.py has it
+    technique    as it is written after --with; several with spaces between them
+    ours         of the analysis
+    words        what is said of ours, as a format
+    theirs       as published, in words
+    least, most  what ours has to be within, if what was published is right
+    measured     how many times as fast it was seen to be on that device, which no bound is below
     """
 
+    id: str
     technique: str
-    ours: Callable[[Analysis], str]
+    ours: Callable[[Analysis], float]
+    words: str
     theirs: str
     source: str
+    least: float = -inf
+    most: float = inf
+    measured: float | None = None
     model: str = "llama-7b"
     hardware: str = "a100-sxm-80gb"
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def found(self) -> str:
+    @cached_property
+    def found(self) -> float:
         """Ours."""
         return self.ours(analyze(self.model, self.hardware, techniques=self.technique.split(), **self.options))
 
     @property
-    def setting(self) -> str:
-        """What was asked."""
-        options = "".join(f", {name} {value}" for name, value in self.options.items())
-        return f"{self.model} on {self.hardware}{options}"
+    def possible(self) -> bool:
+        """Whether ours is within its limits."""
+        return max(self.least, self.measured or -inf) <= self.found <= self.most
+
+    @property
+    def said(self) -> str:
+        """Ours, in words."""
+        more = f", {self.found / self.measured:.2f} times the gain measured" if self.measured else ""
+        return self.words.format(self.found) + more
+
+    @property
+    def knob(self) -> str:
+        """What was asked, as the command line has it."""
+        named = (f"--with {one}" for one in self.technique.split())
+        options = (f"--{name.replace('_', '-')} {value}" for name, value in self.options.items())
+        return " ".join((self.model, self.hardware, *named, *options))
+
+
+_FASTER: Final = "tokens {:.2f}x as fast"
 
 
 def _decoding(found: Analysis) -> float:
@@ -49,114 +80,215 @@ def _decoding(found: Analysis) -> float:
     return without / with_it if with_it and without else 1.0
 
 
-def _faster(found: Analysis) -> str:
-    return f"tokens {_decoding(found):.2f}x as fast"
+def _reading(found: Analysis) -> float:
+    """How many times as fast the first token is."""
+    assert found.effect
+    return found.effect.without.ttft_s / found.effect.result.ttft_s
 
 
-def _overhead(measured: float) -> Callable[[Analysis], str]:
-    """The bound, and what of a pass has to be beyond it where `measured` times as fast was seen."""
-    return lambda found: f"{_faster(found)}; {_decoding(found) / measured - 1:.0%} beyond the bound"
+def _whole(found: Analysis) -> float:
+    assert found.effect
+    return found.effect.speed_up
 
 
-def _parameters(found: Analysis) -> str:
-    asked = found.inputs
-    network = Setting.of(found.model, load_hardware(found.hardware.name), techniques=asked.techniques).graph
-    return f"{network.parameters / 1e9:.1f} billion parameters"
-
-
-def _cache(found: Analysis) -> str:
-    return f"cache {found.memory.kv_cache_bytes / 1e9:.2f} GB, {'fits' if found.memory.fits else 'does not fit'}"
-
-
-def _finding(key: str, unit: str) -> Callable[[Analysis], str]:
-    def ours(found: Analysis) -> str:
+def _finding(key: str) -> Callable[[Analysis], float]:
+    def ours(found: Analysis) -> float:
         assert found.effect
-        return f"{found.effect.findings[key]:g} {unit}"
+        value = found.effect.findings[key]
+        assert value is not None
+        return value
 
     return ours
 
 
+def _again(found: Analysis, **changes: Any) -> Analysis:
+    """The same question with other answers to some of it."""
+    asked = {name: getattr(found.inputs, name) for name in ("batch", "prompt", "gen", "techniques")}
+    return analyze(found.model, found.hardware.name, **(asked | changes))
+
+
+def _better_draft(found: Analysis) -> float:
+    (technique,) = found.inputs.techniques
+    return _decoding(found) / _decoding(_again(found, techniques=[technique.replace("alpha=0.8", "alpha=0.6")]))
+
+
+def _weights_gb(found: Analysis) -> float:
+    return found.memory.weight_bytes / 1e9
+
+
+def _weights_part(found: Analysis) -> float:
+    return found.memory.weight_bytes / _again(found, techniques=()).memory.weight_bytes
+
+
+def _cache_gb(found: Analysis) -> float:
+    return found.memory.kv_cache_bytes / 1e9
+
+
+def _parameters(found: Analysis) -> float:
+    """Of the network that is left. [billion]"""
+    return Setting.of(found.model, found.hardware, techniques=found.inputs.techniques).graph.parameters / 1e9
+
+
+def _throughput(found: Analysis) -> float:
+    """Tokens per second at the largest batch that fits, over those without techniques."""
+    full = (_again(found, techniques=some).memory.max_batch for some in (found.inputs.techniques, ()))
+    ours, theirs = (
+        _again(found, batch=batch, techniques=some).generation.tokens_per_s
+        for batch, some in zip(full, (found.inputs.techniques, ()), strict=True)
+    )
+    return ours / theirs
+
+
+def _with_decoding(found: Analysis) -> float:
+    """How much faster a chunk and a decode step of the batch are in one pass than one after the other."""
+    plan = Setting.of(found.model, found.hardware).plan
+    chunk = Workload.chunk(batch=1, chunk=found.phases.prefill.q_len, past=0)
+    step = Workload.decode(batch=found.inputs.batch, kv_len=found.inputs.prompt)
+    return float((plan.time_s(chunk) + plan.time_s(step)) / plan.time_s(chunk + step))
+
+
+def _teacher(found: Analysis) -> float:
+    """How many times as fast it reads a prompt as the model that it was distilled from."""
+    teacher = analyze("bert-base-uncased", found.hardware.name, prompt=found.inputs.prompt)
+    return teacher.phases.prefill.total.bound_time_s / found.phases.prefill.total.bound_time_s
+
+
 EVIDENCE: Final = (
     Evidence(
-        technique="speculative:draft=llama-68m,gamma=4,tau=2.02",
-        ours=_overhead(1.77),
-        theirs="2.02 tokens a pass, 1.77x",
-        source=_TABLE_5,
-    ),
-    Evidence(technique="lookahead:tau=2.14", ours=_overhead(1.30), theirs="2.14 tokens a pass, 1.30x", source=_TABLE_5),
-    Evidence(
-        technique="self-speculative:layers=0.3,gamma=1,tau=1.74",
-        ours=_overhead(1.23),
-        theirs="1.74 tokens a pass, 1.23x",
-        source=_TABLE_5,
+        id="Q-S4-12", technique="speculative:draft=llama-68m,gamma=4,tau=2.02", ours=_decoding, words=_FASTER,
+        measured=1.77, most=2.02, theirs="2.02 tokens a pass, 1.77x", source=_TABLE_5,
     ),
     Evidence(
-        technique="retrieval:tau=2.31",
-        ours=_overhead(2.27),
-        theirs="2.31 tokens a pass, 2.27x",
-        source=_TABLE_5,
-        model="llama-30b",
+        id="Q-S4-12", technique="lookahead:tau=2.14", ours=_decoding, words=_FASTER, measured=1.30, most=2.14,
+        theirs="2.14 tokens a pass, 1.30x", source=_TABLE_5,
     ),
     Evidence(
-        technique="medusa:tau=2.52",
-        ours=_overhead(2.04),
-        theirs="2.52 tokens a pass, 2.04x",
-        source=_TABLE_5,
-        model="llama-13b",
+        id="Q-S4-12", technique="self-speculative:layers=0.3,gamma=1,tau=1.74", ours=_decoding, words=_FASTER,
+        measured=1.23, most=1.74, theirs="1.74 tokens a pass, 1.23x", source=_TABLE_5,
     ),
     Evidence(
-        technique="eagle:tau=3.47",
-        ours=_overhead(2.77),
-        theirs="3.47 tokens a pass, 2.77x",
-        source=_TABLE_5,
-        model="llama-13b",
+        id="Q-S4-12", technique="retrieval:tau=2.31", ours=_decoding, words=_FASTER, measured=2.27, most=2.31,
+        theirs="2.31 tokens a pass, 2.27x", source=_TABLE_5, model="llama-30b",
     ),
     Evidence(
-        technique="contextual-sparsity:active=0.2,heads=0.5",
-        ours=_faster,
-        theirs="over 2x for OPT-175B on several devices",
-        source="arXiv:2310.17157",
+        id="Q-S4-12", technique="medusa:tau=2.52", ours=_decoding, words=_FASTER, measured=2.04, most=2.52,
+        theirs="2.52 tokens a pass, 2.04x", source=_TABLE_5, model="llama-13b",
+    ),
+    Evidence(
+        id="Q-S4-12", technique="eagle:tau=3.47", ours=_decoding, words=_FASTER, measured=2.77, most=3.47,
+        theirs="3.47 tokens a pass, 2.77x", source=_TABLE_5, model="llama-13b",
+    ),
+    Evidence(
+        id="Q-S2-07", technique="retrieval:length=4,tau=1", ours=_finding("verification_over_step"),
+        words="a verification takes {:.3f} times as long as a step", least=1, most=1.05,
+        theirs="negligible additional latency", source=f"{_S2}, section 5", model="llama-2-7b",
+        options={"batch": 32, "prompt": 1023},
+    ),
+    Evidence(
+        id="Q-S3-11", technique="speculative:draft=llama-68m,gamma=5,alpha=0.8", ours=_better_draft,
+        words="{:.2f}x what acceptance 0.6 gives", least=1.10, most=1.65, theirs="10 to 45 % by distilling the draft",
+        source=f"{_S3}, section 4.2.1",
+    ),
+    Evidence(
+        id="Q-S3-07", technique="contextual-sparsity:active=0.2,heads=0.5", ours=_decoding, words=_FASTER,
+        least=2, most=5, theirs="over 2x for OPT-175B on several devices", source=f"{_S3}, section 4.1.2",
         model="opt-30b",
     ),
     Evidence(
-        technique="early-exit:exit=0.25,stay=0.1",
-        ours=_faster,
-        theirs="up to 2x",
-        source="arXiv:2402.16363, section 4.1.1",
+        id="Q-S3-08", technique="early-exit:exit=0.25,stay=0.1", ours=_decoding, words=_FASTER, least=2, most=4,
+        theirs="up to 2x", source=f"{_S3}, section 4.1.1",
     ),
     Evidence(
-        technique="skeleton",
-        ours=_faster,
-        theirs="up to 2.39x in all",
-        source=f"{_SURVEY}, section 4.2",
+        id="Q-S3-12, Q-S4-06", technique="skeleton", ours=_whole, words="an answer {:.2f}x as fast", least=2.39,
+        most=8, theirs="up to 2.39x, about 2x", source=f"{_S4}, section 4.2; {_S3}, section 4.2.2",
         options={"gen": 512},
     ),
     Evidence(
-        technique="quantized:scheme=awq",
-        ours=_faster,
-        theirs="2.40x with TensorRT-LLM, 2.11x with LMDeploy",
-        source=f"{_SURVEY}, table 4",
-        model="llama-2-7b",
-        options={"prompt": 128},
+        id="Q-S3-12", technique="skeleton medusa", ours=_whole, words="an answer {:.2f}x as fast", least=4,
+        theirs="4x for APAR with Medusa", source=f"{_S3}, section 4.2.2", options={"gen": 512},
     ),
     Evidence(
-        technique="streaming chunked-prefill",
-        ours=_cache,
-        theirs="4 million tokens",
-        source=f"{_SURVEY}, section 5.3",
-        model="llama-2-7b",
+        id="Q-S0-05", technique="paged:block=16", ours=_finding("cache_waste"), words="{:.1%} of the memory not used",
+        most=0.01, theirs="use of memory close to 100 %", source=_S0, model="llama-2-7b", options={"prompt": 2000},
+    ),
+    Evidence(
+        id="Q-S2-01", technique="quantized:scheme=fp8-kv", ours=_throughput,
+        words="{:.2f}x the tokens per second at the largest batch", measured=1.49, most=2,
+        theirs="1.49x the throughput", source=f"{_S2}, section 2.4", model="llama-2-7b", options={"gen": 512},
+    ),
+    Evidence(
+        id="Q-S2-06", technique="chunked-prefill", ours=_cache_gb, words="cache {:.1f} GB beside 13.5 GB of weights",
+        most=85.9 - 13.5, theirs="a million tokens on one A100 80 GB", source=f"{_S2}, section 2.1",
+        options={"quant": "KV2", "prompt": 999_999, "gen": 1},
+    ),
+    Evidence(
+        id="Q-S4-08", technique="streaming chunked-prefill", ours=_cache_gb,
+        words="cache {:.2f} GB, as for 2048 tokens", most=1.1,
+        theirs="4 million tokens", source=f"{_S4}, section 5.3", model="llama-2-7b",
         options={"prompt": 4_000_000},
     ),
     Evidence(
-        technique="fusion",
-        ours=_finding("launches_per_layer", "launches of a layer"),
-        theirs="7 kernels of a block",
-        source=f"{_SURVEY}, section 6.1.1",
+        id="Q-S4-05", technique="quantized:scheme=awq", ours=_decoding, words=_FASTER, measured=2.40,
+        theirs="2.40x with TensorRT-LLM, 2.11x with LMDeploy", source=_TABLE_4, model="llama-2-7b",
+        options={"prompt": 128},
     ),
     Evidence(
-        technique="structured-pruning:heads=0.78,ffn=0.79",
-        ours=_parameters,
-        theirs="7 to 5.4 billion parameters",
-        source="arXiv:2402.16363, section 3.2.2",
+        id="Q-S4-05", technique="quantized:scheme=awq", ours=_decoding, words=_FASTER, measured=1.50,
+        theirs="1.46x with TensorRT-LLM, 1.50x with LMDeploy", source=_TABLE_4, model="llama-2-13b",
+        options={"batch": 16, "prompt": 1024, "gen": 1024},
     ),
-)
+    Evidence(
+        id="Q-S4-16", technique="quantized:scheme=awq", ours=_reading, words="the first token {:.2f}x as fast",
+        least=0.75, most=1, theirs="0.77x to 0.95x", source=_TABLE_4, model="llama-2-7b",
+        options={"batch": 8, "prompt": 1024},
+    ),
+    Evidence(
+        id="Q-S3-04", technique="quantized:scheme=llm.int8", ours=_weights_part, words="{:.3f} of the weights' bytes",
+        least=0.5, most=0.52, theirs="half the memory", source=f"{_S3}, section 3.1", model="llama-13b",
+    ),
+    Evidence(
+        id="Q-S4-07", technique="quantized:scheme=qlora", ours=_weights_gb, words="{:.1f} GB with scales and adapters",
+        least=30, most=40, theirs="65 billion parameters in 30 GB", source=f"{_S4}, section 5.2.1", model="llama-65b",
+    ),
+    Evidence(
+        id="Q-S4-07", technique="quantized:scheme=billm", ours=_weights_part, words="{:.3f} of the weights' bytes",
+        least=1.08 / 16, most=0.12, theirs="1.08 bits a weight", source=f"{_S4}, section 5.2.1",
+    ),
+    Evidence(
+        id="Q-S0-09", technique="sparsity", ours=_reading, words="the first token {:.2f}x as fast", least=1, most=2,
+        theirs="units for 2:4, twice the peak", source=_S0, model="llama-2-7b", options={"prompt": 2048},
+    ),
+    Evidence(
+        id="Q-S3-06", technique="pruning:sparsity=0.6,format=bitmap", ours=_weights_part,
+        words="{:.3f} of the weights' bytes", least=0.4, most=0.5, theirs="50 to 60 % of the weights zero (SparseGPT)",
+        source=f"{_S3}, section 3.2.1",
+    ),
+    Evidence(
+        id="Q-S3-06", technique="structured-pruning:heads=0.78,ffn=0.79", ours=_parameters,
+        words="{:.2f} billion parameters", least=5.35, most=5.45, theirs="7 to 5.4 billion parameters (Compresso)",
+        source=f"{_S3}, section 3.2.2",
+    ),
+    Evidence(
+        id="Q-S4-09", technique="low-rank:ratio=0.75", ours=_parameters, words="{:.1f} billion parameters", least=12,
+        most=12.6, theirs="16 to 12.3 billion parameters (LoRD)", source=f"{_S4}, section 5.2.3", model="codegen-16b",
+    ),
+    Evidence(
+        id="Q-S0-02", technique="", ours=_teacher, words="{:.2f}x as fast as bert-base-uncased", least=1, most=2,
+        theirs="71 % faster", source=_S0, model="distilbert-base-uncased", options={"prompt": 128},
+    ),
+    Evidence(
+        id="Q-S4-11", technique="fusion", ours=_finding("launches_per_layer"), words="{:g} launches of a layer",
+        least=7, most=7, theirs="7 kernels of a block", source=f"{_S4}, section 6.1.1",
+    ),
+    Evidence(
+        id="Q-S4-17", technique="launches", ours=_decoding, words="{:.2f}x the pace of a CUDA graph", most=0.999,
+        theirs="launches outweigh light operators", source=f"{_S4}, section 6.1.1", model="llama-3.2-1b",
+        hardware="h100-sxm",
+    ),
+    Evidence(
+        id="Q-S2-02", technique="chunked-prefill:tokens=256", ours=_with_decoding,
+        words="a chunk and 32 decode steps {:.2f}x as fast in one pass", least=1, most=2,
+        theirs="up to 1.33x the throughput", source=f"{_S2}, section 2.4", model="llama-2-7b",
+        options={"batch": 32, "prompt": 1024},
+    ),
+)  # fmt: skip

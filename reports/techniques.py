@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Final
 
+from llmviewer.effect import changes
+from llmviewer.setting import Setting
 from llmviewer.techniques import About, Technique, about
 
 from .evidence import EVIDENCE
@@ -50,6 +52,50 @@ read, and of arXiv:2412.19437, as quoted; numbers of sections and other defaults
 This page is made by `llmviewer techniques -o docs/techniques.md` from the descriptions in `llmviewer/techniques/`.
 """
 
+_BESIDE: Final = """
+## Beside what was published
+
+Each row is a claim of a survey, by its id in `tests/test_ledger.py`, which holds ours within what the claim leaves
+possible. Ours are bounds: what was measured is slower, and where it was on the same device, the table says by how much.
+"""
+_MODEL: Final = "llama-2-7b"
+_MODELS: Final = {"mtp": "deepseek-v3", "expert-capacity": "mixtral-8x7b"}  # where that has nothing to change
+_HARDWARE: Final = "a100-sxm-80gb"
+_ASKED: Final = {"batch": 2, "prompt": 3999, "gen": 128}
+EXAMPLES: Final = {  # parameters that have to be given
+    "speculative": "draft=llama-68m,alpha=0.7",
+    "window": "size=1024",
+    "quantized": "scheme=quarot",
+    "structured-pruning": "heads=0.5,ffn=0.5",
+}
+_GLANCE: Final = f"""
+## At a glance
+
+What each lowers (-), raises (+) and leaves alone (·): of the prefill and of a step OPs, bytes of weights, activations
+and cache; weights, cache and live activations that are held; of a whole answer the passes of the model after the
+first token, OPs and bytes. For {_MODEL} (mtp: {_MODELS["mtp"]}, expert-capacity: {_MODELS["expert-capacity"]}) on
+{_HARDWARE}, {_ASKED["batch"]} prompts of {_ASKED["prompt"]} tokens and {_ASKED["gen"]} generated; quantizations beside
+the same formats. The step of what proposes tokens is the verification of several; of chunks the last is shown.
+"""
+_ELSEWHERE: Final = """
+## What is asked otherwise
+
+Some of what makes inference faster is an option of its own, and goes with every technique:
+
+| what | how |
+|---|---|
+| scores on the chip (FlashAttention) or in memory | `--attention flash`, `--attention eager`; see also `split-kv` |
+| formats of weights, activations and cache; others for some layers | `--quant W4A16g128,layers.0-3=W16A16` |
+| weights and cache in host memory or on storage (FlexGen) | `--offload weights=0.5,kv=0.2@storage` |
+| latent attention of models that have it | `--mla absorbed`, `--mla naive` |
+| several devices | `--tp`, `--pp`, `--ep`, `--dp`, `--cp`; [parallel.md](parallel.md) |
+| batches of requests that come and go, engines, prefill and decode apart | [serving.md](serving.md) |
+
+Distillation makes another model: `llmviewer compare bert-base-uncased a100-sxm-80gb --also distilbert-base-uncased`
+says what the smaller one takes. A distilled draft is one that is right more often: `alpha` of the forms of speculative
+decoding.
+"""
+
 
 def render_list(known: Mapping[str, type[Technique]], width: int) -> str:
     """A line for each, those of one kind together."""
@@ -79,6 +125,12 @@ def render_card(technique: type[Technique], width: int) -> str:
     for name, default, parameter in told:
         text = textwrap.fill(_parameter(default, parameter), width - margin).replace("\n", "\n" + margin * " ")
         lines.append(f"  {name}".ljust(margin) + text)
+    values = technique.values()
+    lines += ["", "Names"] if values else []
+    margin = max(map(len, values), default=0) + 4
+    for name, meaning in values.items():
+        text = textwrap.fill(meaning, width - margin).replace("\n", "\n" + margin * " ")
+        lines.append(f"  {name}".ljust(margin) + text)
     return "\n".join(lines) + "\n"
 
 
@@ -97,14 +149,32 @@ def render_markdown(known: Mapping[str, type[Technique]]) -> str:
             parts += [
                 f"| `{name}` | {_default(default)} | {_plain(parameter)} |\n" for name, default, parameter in told
             ]
-    return "".join((*parts, *_evidence()))
+        if values := technique.values():
+            parts.append("\n| name | what |\n|---|---|\n")
+            parts += [f"| `{name}` | {meaning} |\n" for name, meaning in values.items()]
+    without_files = {name: technique for name, technique in known.items() if name != "lengths"}
+    return "".join((*parts, *_changes(without_files), _ELSEWHERE, *_evidence()))
+
+
+def _changes(known: Mapping[str, type[Technique]]) -> Iterator[str]:
+    yield _GLANCE
+    yield "\n| technique | prefill | step | held | answer |\n|---|---|---|---|---|\n"
+    for name in known:
+        text = f"{name}:{EXAMPLES[name]}" if name in EXAMPLES else name
+        setting = Setting.of(_MODELS.get(name, _MODEL), _HARDWARE, techniques=[text])
+        found = changes(setting, **_ASKED)
+        yield f"| `{text}` | {' | '.join(_aligned(signs) for signs in vars(found).values())} |\n"
+
+
+def _aligned(signs: str) -> str:
+    return f"`{' '.join(signs).replace('=', '·')}`"
 
 
 def _evidence() -> Iterator[str]:
-    yield "\n## Beside what was published\n\nOurs are bounds: what was measured is to be slower, not faster.\n"
-    yield "\n| technique | setting | ours | published | source |\n|---|---|---|---|---|\n"
+    yield _BESIDE
+    yield "\n| claim | asked | ours | published | source |\n|---|---|---|---|---|\n"
     for one in EVIDENCE:
-        yield f"| `{one.technique}` | {one.setting} | {one.found()} | {one.theirs} | {one.source} |\n"
+        yield f"| {one.id} | `{one.knob}` | {one.said} | {one.theirs} | {one.source} |\n"
 
 
 def describe(technique: type[Technique]) -> dict[str, Any]:
@@ -125,6 +195,7 @@ def describe(technique: type[Technique]) -> dict[str, Any]:
             }
             for name, default, parameter in _parameters(technique)
         ],
+        "values": dict(technique.values()),
     }
 
 
@@ -157,11 +228,14 @@ def _parameter(default: Any, parameter: About) -> str:
 
 
 def _plain(parameter: About) -> str:
-    limits = f" [{parameter.limits}]" if parameter.limits else ""
-    return f"{parameter.text}{limits}"
+    unit = "" if parameter.unit in parameter.text else parameter.unit
+    limits = ", ".join(filter(None, (unit, parameter.limits)))
+    return f"{parameter.text} [{limits}]" if limits else parameter.text
 
 
 def _default(default: Any) -> str:
     if default is MISSING:
         return "required"
+    if isinstance(default, float):
+        return f"{default:g}"
     return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)

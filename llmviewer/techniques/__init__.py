@@ -17,6 +17,7 @@ from ._schedule import Run, Schedule
 from ._technique import Finding, Kind, Machine, Technique, altered
 
 _MODULES: Final = tuple(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+_MUST: Final = "a technique must be NAME or NAME:key=value,key=value, such as speculative:draft=llama-68m,gamma=4"
 _KINDS: dict[str, type[Technique]] = {}
 
 _T = TypeVar("_T", bound=type[Technique])
@@ -50,27 +51,30 @@ def parse_technique(text: str | Mapping[str, object]) -> Technique:
     """
     name, given = _parts(text)
     known = techniques()
+    if not name:
+        raise InputError(f"{_MUST}; got {text!r}")
     if name not in known:
         raise InputError(f"no technique {name!r}: {suggest(name, known)} (`llmviewer techniques` lists all)")
     return known[name](**read(known[name], name, given))
 
 
 def _parts(text: str | Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-    must = "a technique must be NAME or NAME:key=value,key=value, such as speculative:draft=llama-68m,gamma=4"
     if isinstance(text, Mapping):
         items = [*text.items()]
         if len(items) != 1 or not isinstance(items[0][1] or {}, Mapping):
-            raise InputError(f"{must}, or one name and its parameters in YAML; got {dict(text)!r}")
+            raise InputError(f"{_MUST}, or one name and its parameters in YAML; got {dict(text)!r}")
         name, inner = items[0]
         return str(name), {str(key): value for key, value in (inner or {}).items()}  # type: ignore[attr-defined]
     if not isinstance(text, str):
-        raise InputError(f"{must}; got {text!r}")
+        raise InputError(f"{_MUST}; got {text!r}")
     name, _, rest = text.partition(":")
     given: dict[str, object] = {}
     for part in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not key or not value or key in given:
-            raise InputError(f"{must}; got {part!r} in {text!r}")
+        if not equals or not key or not value:
+            raise InputError(f"{_MUST}; got {part!r} in {text!r}")
+        if key in given:
+            raise InputError(f"{name.strip()}: {key} is given twice; got {text!r}")
         given[key] = value
     return name.strip(), given
 

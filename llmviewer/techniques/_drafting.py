@@ -54,7 +54,7 @@ class Drafting(Technique):
         return expected_tokens(alpha, self.depth)
 
     def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:  # noqa: ARG002
-        """What proposes them, for a `run` of decode steps each of which becomes a verification."""
+        """What proposes them, before a verification for each step of `run`."""
         return iter(())
 
     def started(self, run: Run, machine: Machine) -> Iterator[Run]:  # noqa: ARG002
@@ -69,13 +69,15 @@ class Drafting(Technique):
         return replace(s, q_len=new, kv_len=s.kv_len + self.proposed, logits=new)
 
     def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:
+        tokens = np.minimum(self.tokens, schedule.steps)  # a pass is whole where few tokens are wanted
+
         def verified(run: Run) -> Iterator[Run]:
             if not (run.main and all(np.all(np.equal(s.q_len, 1)) for s in run.workload.groups)):
                 yield run
                 return
-            yield from self.drafts(run, machine)
-            times = np.divide(run.times, self.tokens)
-            yield replace(run, name="verification", workload=self.step(run.workload), times=times)
+            verification = replace(run, name="verification", workload=self.step(run.workload))
+            for each_time in (*self.drafts(run, machine), verification):
+                yield replace(each_time, times=np.divide(each_time.times, tokens))
 
         decoding = schedule.map(rest=verified)
         if not schedule.rest:
@@ -103,13 +105,14 @@ class Drafting(Technique):
         ratio = float(self._over(plan, plain))
         many = self._over(plan, replace(plain, batch=_BATCHES))
         beyond = np.flatnonzero(many > FREE)
-        free = int(_BATCHES[beyond[0]] - 1) if beyond.size else None
-        upto = f"up to batch {free}" if free else "at no batch" if free == 0 else f"at every batch to {_BATCHES[-1]}"
+        free = int(_BATCHES[beyond[0]] - 1) * machine.layout.dp if beyond.size else None
+        least = "at no number of sequences" if free == 0 else f"at up to {_BATCHES[-1]} sequences"
+        upto = f"up to {free} sequence{'s'[: free > 1]} at a time" if free else least
         return (
             Finding(
                 key="verification_over_step",
                 value=ratio,
-                text=f"a verification of {self.proposed + 1} tokens takes {ratio:.3g} times as long as a decode step",
+                text=f"a verification of {self.proposed + 1} tokens takes {ratio:.2f} times as long as a decode step",
             ),
             Finding(
                 key="free_up_to_batch",
@@ -129,17 +132,14 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return gamma + 1.0 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
-def in_turn(run: Run, plan: Plan, name: str, *, passes: int, tokens: float, width: int = 1) -> Run:
-    """`passes` steps of `plan` one after the other, of `width` tokens of each sequence, for each `tokens` that the
-    steps of `run` make.
-    """
+def in_turn(run: Run, plan: Plan, name: str, *, passes: int, width: int = 1) -> Run:
+    """`passes` steps of `plan` one after the other, of `width` tokens of each sequence, for each step of `run`."""
 
     def spread(s: Spans) -> Spans:
         kv_len = np.asarray(s.kv_len, dtype=np.float64)[..., None] + width * (np.arange(passes) + 1) - 1
         return replace(s, q_len=width, kv_len=kv_len.reshape(*kv_len.shape[:-2], -1), logits=width, images=0)
 
-    times = np.divide(run.times, tokens)
-    times = np.repeat(times, passes, axis=-1) if np.ndim(times) else times
+    times = np.repeat(run.times, passes, axis=-1) if np.ndim(run.times) else run.times
     return Run(name=name, plan=plan, workload=each(run.workload, spread), times=times, main=False)
 
 

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
 
 from ..graph import Block
 from ..operators.base import Operator, Tensor
 from ..operators.linear import Linear
+
+_SOME: Final = ("sampled", "together", "thinned")  # streams of some of the tokens that are written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instead(Linear):
+    """A product in the place of another one, with its inputs and results."""
+
+    dense: ClassVar[bool] = False
+
+    of: Linear
+
+
+def original(op: Operator) -> Operator:
+    """`op`, or what it stands for."""
+    return original(op.of) if isinstance(op, Instead) else op
 
 
 def compressible(op: Operator) -> bool:
@@ -21,7 +38,7 @@ def inner(name: str, width: int, like: Tensor) -> Tensor:
 
 def layers(block: Block) -> bool:
     """Whether it is layers of what writes the answer."""
-    return block.main and bool(block.layers)
+    return bool(block.layers) and (block.main or block.stream.name in _SOME)
 
 
 def tied(op: Operator) -> Operator:

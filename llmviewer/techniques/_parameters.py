@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from ..documents import LARGEST
 from ..errors import InputError, suggest
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _ABOUT: Final = "about"
+_FEW: Final = 8  # names that can all be told in a line
 _WORDS: Final = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -31,7 +33,10 @@ class About:
     def limits(self) -> str:
         """Such as "from 0 to 1" or "at least 1"; "" where there are none."""
         if self.choices:
-            return f"one of {', '.join(self.choices)}"
+            named = (
+                self.choices if len(self.choices) <= _FEW else (*self.choices[:2], f"... ({len(self.choices)} names)")
+            )
+            return f"one of {', '.join(named)}"
         if self.most < math.inf:
             return f"{'between' if self.open else 'from'} {self.least:g} {'and' if self.open else 'to'} {self.most:g}"
         if self.least == -math.inf:
@@ -74,8 +79,12 @@ def check(technique: DataclassInstance, name: str) -> None:
     """Raises InputError where a parameter of the technique `name` is outside of its limits."""
     for f in fields(technique):
         value = getattr(technique, f.name)
-        if value is not None and not about(f).holds(value):
-            raise InputError(f"{name}: {f.name} must be {about(f).limits}; got {_shown(value)}")
+        if value is None or about(f).holds(value):
+            continue
+        if len(about(f).choices) > _FEW:
+            near = suggest(str(value), about(f).choices)
+            raise InputError(f"{name}: no {f.name} {_shown(value)}: {near} (`llmviewer techniques {name}` lists all)")
+        raise InputError(f"{name}: {f.name} must be {about(f).limits}; got {_shown(value)}")
 
 
 def read(kind: type[DataclassInstance], name: str, given: Mapping[str, object]) -> dict[str, Any]:
@@ -90,13 +99,16 @@ def read(kind: type[DataclassInstance], name: str, given: Mapping[str, object]) 
             raise InputError(f"{name}: no parameter {key!r}; {has}")
     for key, f in known.items():
         if f.default is MISSING and key not in given:
-            raise InputError(f"{name}: {key} must be given: {about(f).text}")
+            limits = f", {about(f).limits}" if about(f).choices else ""
+            raise InputError(f"{name}: {key} must be given: {about(f).text}{limits}")
     return {key: _value(value, known[key], f"{name}: {key}") for key, value in given.items()}
 
 
 def _value(value: object, f: Field[Any], where: str) -> object:
     kind = str(f.type).removesuffix(" | None")
     text = str(value)
+    if value is None or isinstance(value, list | Mapping):
+        raise InputError(f"{where} must be one value; got {'nothing' if value is None else value}")
     if kind == "str":
         return text
     if kind == "bool":
@@ -112,6 +124,8 @@ def _value(value: object, f: Field[Any], where: str) -> object:
         raise InputError(f"{where} must be {must}{limits}; got {_shown(value)}") from None
     if isinstance(value, bool) or not math.isfinite(number) or (kind == "int" and number != int(number)):
         raise InputError(f"{where} must be {must}{limits}; got {_shown(value)}")
+    if kind == "int" and abs(number) > LARGEST:
+        raise InputError(f"{where} must be at most {LARGEST}, the largest that is counted exactly; got {_shown(value)}")
     return int(number) if kind == "int" else number
 
 

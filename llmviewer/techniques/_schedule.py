@@ -17,10 +17,11 @@ from ..workload import Spans, Workload
 class Run:
     """Passes of one plan. Where fields of the workload are arrays, the last axis has an entry for each pass.
 
-    times  how often each of them is run
-    main   whether it is the model that answers, and not one that helps it
-    parts  micro-batches of a pipeline, each of which is such a pass
-    turns  whether a pass waits for the one before it, as decode steps do
+    times   how often each of them is run
+    main    whether it is the model that answers, and not one that helps it
+    parts   micro-batches of a pipeline, each of which is such a pass
+    turns   whether a pass waits for the one before it, as decode steps do
+    host_s  what the host needs for its launches, while the device works on those before [s]
     """
 
     name: str
@@ -30,6 +31,7 @@ class Run:
     main: bool = True
     parts: Num = 1
     turns: bool = False
+    host_s: float = 0.0
 
     @property
     def passes(self) -> Num:
@@ -40,7 +42,7 @@ class Run:
     def time_s(self) -> Num:
         """Of all of them, one after the other. [s]"""
         values = self.plan.values(self.workload)
-        through = self.plan.seconds(values)
+        through = np.maximum(self.plan.seconds(values), self.host_s)
         if len(self.plan.stages) == 1:
             return self._sum(through)
         slowest = reduce(np.maximum, (stage.seconds(values) for stage in self.plan.stages))

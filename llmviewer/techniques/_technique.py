@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import ClassVar, Protocol
@@ -38,6 +38,8 @@ class Machine(Protocol):
     @property
     def layout(self) -> Layout: ...
     @property
+    def attention(self) -> str: ...
+    @property
     def decode_graph(self) -> Graph: ...
     @property
     def plan(self) -> Plan: ...
@@ -67,8 +69,7 @@ class Technique:
 
     name: ClassVar[str] = ""
     kind: ClassVar[Kind]
-    order: ClassVar[int] = 0  # lower ones change passes before higher ones, whichever was asked for first
-    decode_alone: ClassVar[bool] = False  # a decode step runs another graph than the prefill
+    order: ClassVar[int] = 0  # lower ones change graph and passes before higher ones, whichever was asked for first
 
     def __post_init__(self) -> None:
         check(self, self.name)
@@ -77,6 +78,11 @@ class Technique:
         values = ((f, getattr(self, f.name)) for f in fields(self))
         given = [f"{f.name}={_text(value)}" for f, value in values if value not in (f.default, None)]
         return f"{self.name}:{','.join(given)}" if given else self.name
+
+    @property
+    def decode_alone(self) -> bool:
+        """Whether a decode step runs another graph than the prefill."""
+        return False
 
     @property
     def quant(self) -> str:
@@ -127,6 +133,11 @@ class Technique:
         return ()
 
     @classmethod
+    def values(cls) -> Mapping[str, str]:
+        """What the names stand for that a parameter takes; nothing where they say it themselves."""
+        return {}
+
+    @classmethod
     def text(cls) -> str:
         """Its documentation."""
         return inspect.cleandoc(cls.__doc__ or "")
@@ -140,4 +151,6 @@ def altered(technique: Technique, *hooks: str) -> bool:
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value)

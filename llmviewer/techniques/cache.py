@@ -12,6 +12,7 @@ from ..graph import Block, Graph
 from ..hardware import Hardware
 from ..operators.attention import QK, SV, FlashAttention
 from ..operators.base import Operator, Role, Tensor
+from ..operators.collectives import Collective
 from ..operators.elementwise import Elementwise, Rope
 from ..operators.linear import Linear
 from ..precision import Format
@@ -28,6 +29,7 @@ class Allocated(Technique):
     """Memory for the cache comes in pieces of `page` tokens of one sequence."""
 
     kind = Kind.ATTENTION
+    order = -1  # what is more than a part of a page lies beside it
 
     @property
     def page(self) -> int:
@@ -167,6 +169,8 @@ class KvQuant(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if not list(causal(machine.model.graph)):
             return f"{machine.model.name} has no cache of keys and values that is known here"
+        if machine.attention == "eager":
+            return "the launches of eager attention read a cache of one precision; use flash attention"
         return ""
 
 
@@ -183,6 +187,7 @@ class CrossLayer(Technique):
     """
 
     kind = Kind.ATTENTION
+    order = -4  # which layers share is said of whole ones
 
     every: int = parameter("layers that share keys and values", 2, least=2, most=1024)
 
@@ -209,7 +214,8 @@ def _own_cache(block: Block) -> bool:
         for t in op.inputs
         if t.role is Role.KV_CACHE
     }
-    return block.main and written == read and bool(written)
+    sent = {t.name for op in block.operators if isinstance(op, Collective) for t in op.inputs}  # and read as copies
+    return block.main and written - sent == read and bool(written)
 
 
 def _borrowing(block: Block) -> Block:

@@ -6,20 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ..architectures._parts import HIDDEN, Parts
+from ..architectures._parts import Parts
 from ..forms import any_of
 from ..graph import Block, Graph
 from ..hardware import Hardware
-from ..model import Model
-from ..operators.base import Operator
+from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Activation
 from ..operators.linear import ExpertsLinear, Linear
+from ..precision import HALF, resolved
 from . import technique
-from ._drafting import in_turn
+from ._linears import layers
 from ._parameters import parameter
-from ._schedule import Run, Schedule
 from ._technique import Kind, Machine, Technique
-from .drafts import beside_model, width
+from .drafts import beside_model
 from .sparsity import SparseLinear
 
 _OF_HEADS: Final = ("q_proj", "o_proj")
@@ -43,6 +42,7 @@ class Contextual(Technique):
 
     kind = Kind.DECODING
     decode_alone = True
+    order = 1  # of the products that others have left
 
     active: float = parameter("part of the neurons that a token needs", 0.2, least=0, most=1, open=True)
     heads: float = parameter("part of the heads of attention that a token needs", 1.0, least=0, most=1)
@@ -52,22 +52,24 @@ class Contextual(Technique):
         return graph.map_blocks(self._active) if decode else graph
 
     def _active(self, block: Block) -> Block:
-        parts = {op.name: self.active for op in _feed_forward(block)}
-        if self.heads < 1 and block.main:
+        network = list(_feed_forward(block))
+        parts = {op.name: self.active for op in network}
+        if self.heads < 1 and layers(block):
             parts |= {op.name: self.heads for op in block.operators if op.name in _OF_HEADS}
-        return block.map(lambda op: _some(op, parts[op.name]) if op.name in parts and isinstance(op, Linear) else op)
+        operators: list[Operator] = []
+        for op in block.operators:
+            if network and op == network[0]:
+                operators += self._predictor(op.inputs[0], network[-1].inputs[0].width)
+            operators.append(_some(op, parts[op.name]) if op.name in parts and isinstance(op, Linear) else op)
+        return replace(block, operators=tuple(operators))
 
-    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:
-        if not self.rank:
-            return schedule
-
-        def predicted(run: Run) -> Iterator[Run]:
-            if run.main:
-                plan = self._predictors(machine).decode_plan
-                yield in_turn(run, plan, "predictors", passes=1, tokens=1)
-            yield run
-
-        return schedule.map(rest=predicted)
+    def _predictor(self, x: Tensor, neurons: int) -> Iterator[Linear]:
+        """What chooses some of the neurons from the input `x` of their network."""
+        if self.rank:
+            parts = Parts(format=resolved(HALF, x.format))
+            yield parts.project("predictor_in", x, self.rank, kind=Predictor)
+            between = parts.tensor("predictor_in", self.rank)
+            yield parts.project("predictor_out", between, neurons, kind=Predictor)
 
     def beside(self, machine: Machine) -> tuple[Graph, ...]:
         return (self._predictors(machine).decode_graph,) if self.rank else ()
@@ -79,25 +81,23 @@ class Contextual(Technique):
 
     def _predictors(self, machine: Machine) -> Machine:
         model = machine.model
-        blocks = tuple(block for place in model.graph.blocks if (block := self._predictor(model, place)) is not None)
+        blocks = tuple(
+            Block(
+                name=f"{block.name}.predictor",
+                operators=tuple(self._predictor(network[0].inputs[0], network[-1].inputs[0].width)),
+                input=network[0].inputs[0].name,
+                output="predictor_out",
+                layers=block.layers,
+            )
+            for block in model.graph.blocks
+            if (network := list(_feed_forward(block)))
+        )
         return machine.helper(beside_model(model, blocks), "W16A16")
 
-    def _predictor(self, model: Model, block: Block) -> Block | None:
-        """What chooses the neurons of a block's feed-forward network."""
-        down = list(_feed_forward(block))[-1:]
-        if not down or not block.layers:
-            return None
-        parts = Parts(format=model.format)
-        x = parts.tensor(HIDDEN, width(model))
-        first = parts.project("predictor_in", x, self.rank)
-        second = parts.project("predictor_out", first.outputs[0], down[0].inputs[0].width)
-        return Block(
-            name=f"{block.name}.predictor",
-            operators=(first, second),
-            input=HIDDEN,
-            output="predictor_out",
-            layers=block.layers,
-        )
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor(Linear):
+    """A product that says which neurons are needed."""
 
 
 def _some(op: Linear, part: float) -> Operator:
@@ -109,14 +109,14 @@ def _some(op: Linear, part: float) -> Operator:
         outputs=op.outputs,
         weights=(replace(op.weight, rows=op.weight.shape[0] * any_of(part)), *op.weights[1:]),
         transfers=op.transfers,
-        whole=op,
+        of=op,
         density=part,
     )
 
 
 def _feed_forward(block: Block) -> Iterator[Linear]:
     """The linears around an activation of a block of layers, the last one last; not those of experts."""
-    if not block.main:
+    if not layers(block):
         return
     for act in (op for op in block.operators if isinstance(op, Activation)):
         inputs = {t.name for t in act.inputs}

@@ -36,9 +36,10 @@ class EarlyExit(Technique):
 
     kind = Kind.DECODING
     decode_alone = True
+    order = -3  # what layers do is changed where all tokens pass and where some do
 
     exit: float = parameter("part of the layers before the exit", 0.5, least=0, most=1, open=True)
-    stay: float = parameter("part of the tokens that goes on", 0.3, least=0, most=1, open=True)
+    stay: float = parameter("part of the tokens that goes on", 0.3, least=0.001, most=1)
     by: str = parameter("who leaves", "token", choices=("token", "batch"))
     sure: str = parameter("what tells how sure a token is", "head", choices=("head", "nothing"))
 
@@ -82,7 +83,7 @@ class MixtureOfDepths(Technique):
 
     kind = Kind.DECODING
 
-    share: float = parameter("part of the tokens that such a layer takes", 0.125, least=0, most=1, open=True)
+    share: float = parameter("part of the tokens that such a layer takes", 0.125, least=0.001, most=1)
     every: int = parameter("one of so many layers takes some tokens alone", 2, least=1, most=1024)
 
     def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002

@@ -37,7 +37,7 @@ class SelfSpeculative(Drafting):
     usual = 1.69
 
     layers: float = parameter("part of the layers that drafts", 0.5, least=0, most=1, open=True)
-    gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=1024)
+    gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64)
 
     @property
     def depth(self) -> int:
@@ -45,7 +45,7 @@ class SelfSpeculative(Drafting):
 
     def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:
         plan = machine.planned(machine.decode_graph.map_blocks(self._part))
-        yield in_turn(run, plan, "draft by some layers", passes=self.gamma, tokens=self.tokens)
+        yield in_turn(run, plan, "draft by some layers", passes=self.gamma)
 
     def _part(self, block: Block) -> Block:
         return replace(block, layers=block.layers[: ceil(self.layers * len(block.layers))]) if block.main else block
@@ -82,7 +82,7 @@ class Medusa(Drafting):
 
     def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:
         plan = self._heads(machine).decode_plan
-        yield in_turn(run, plan, "heads", passes=1, tokens=self.tokens)
+        yield in_turn(run, plan, "heads", passes=1)
 
     def beside(self, machine: Machine) -> tuple[Graph, ...]:
         return (self._heads(machine).decode_graph,)
@@ -145,7 +145,7 @@ class Eagle(Drafting):
 
     def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:
         plan, each_time = self._layer(machine).decode_plan, ceil(self.nodes / self.depth)
-        yield in_turn(run, plan, "draft layer", passes=self.depth, tokens=self.tokens, width=each_time)
+        yield in_turn(run, plan, "draft layer", passes=self.depth, width=each_time)
 
     def started(self, run: Run, machine: Machine) -> Iterator[Run]:
         read = each(run.workload, lambda s: replace(s, images=0))
@@ -220,7 +220,9 @@ class Retrieval(Drafting):
     usual = 2.25
 
     length: int = parameter("tokens of the longest candidate", 10, least=1, most=1024)
-    nodes: int | None = parameter("tokens of all candidates, as a tree; one candidate if not given", None, least=1)
+    nodes: int | None = parameter(
+        "tokens of all candidates, as a tree; one candidate if not given", None, least=1, most=4096
+    )
 
     @property
     def depth(self) -> int:
@@ -259,7 +261,7 @@ class Predicting(Drafting):
 
     def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:
         plan = self._layers(machine).decode_plan
-        yield in_turn(run, plan, "prediction layer", passes=self.gamma, tokens=self.tokens)
+        yield in_turn(run, plan, "prediction layer", passes=self.gamma)
 
     def started(self, run: Run, machine: Machine) -> Iterator[Run]:
         read = each(run.workload, lambda s: replace(s, images=0))

@@ -18,7 +18,7 @@ from ..precision import HALF, product, resolved
 from ..resource import Resource, matrix
 from ..workload import Workload
 from . import technique
-from ._linears import compressible, inner, layers
+from ._linears import compressible, inner, layers, original
 from ._parameters import parameter
 from ._technique import Finding, Kind, Machine, Technique
 
@@ -30,12 +30,13 @@ class _OnLinears(Technique):
     """Something done to the linears of layers that a pattern names."""
 
     kind = Kind.COMPRESSION
+    order = 1  # of the products that others have left
 
     targets: str = parameter("linears, as in file names, such as *_proj or down_proj", "*")
 
     def chosen(self, block: Block, op: Operator) -> bool:
         """Whether it is done to `op`."""
-        return layers(block) and compressible(op) and fnmatchcase(op.name, self.targets)
+        return layers(block) and compressible(original(op)) and fnmatchcase(op.name, self.targets)
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         return self.applied(graph)
@@ -79,7 +80,7 @@ class LowRank(_OnLinears):
 
     rank: int = parameter("rank of all factors; by ratio if 0", 0, least=0)
     ratio: float = parameter(
-        "part of its parameters that a matrix keeps, where no rank is given", 0.5, least=0, open=True
+        "part of its parameters that a matrix keeps, where no rank is given", 0.5, least=0.001, most=1
     )
 
     def changed(self, op: Linear) -> Iterator[Operator]:
@@ -136,6 +137,8 @@ class Lora(_OnLinears):
     Cannot: be merged where sequences of a batch choose different ones. Small launches weigh more than the bound says.
     """
 
+    order = 2  # a low-rank product has its adapter beside it
+
     rank: int = parameter("rank of an adapter", 16, least=1)
     adapters: int = parameter("adapters that are held, all alike likely", 1, least=1)
     merged: bool = parameter("whether the one adapter is added into the weights", default=False)
@@ -147,10 +150,11 @@ class Lora(_OnLinears):
         return graph if self.merged else self.applied(graph)
 
     def changed(self, op: Linear) -> Iterator[Operator]:
-        n, k = op.weight.shape
         x, outputs = op.inputs[0], op.outputs
-        between = inner(f"{op.name}_lora", self.rank, replace(x, format=outputs[0].format))
-        base = tuple(replace(t, name=f"{t.name}_base", role=Role.ACTIVATION, held=None) for t in outputs)
+        n, k = sum(t.width for t in outputs), x.width
+        fmt = outputs[0].format if outputs[0].format.bits >= HALF.bits else resolved(HALF, x.format)
+        between = inner(f"{op.name}_lora", self.rank, replace(x, format=fmt))
+        base = tuple(replace(t, name=f"{t.name}_base", format=fmt, role=Role.ACTIVATION, held=None) for t in outputs)
         yield replace(op, outputs=base)
         yield self._thin(f"{op.name}_lora_in", (x,), (between,), (self.rank, k))
         yield self._thin(f"{op.name}_lora_out", (between, *base), outputs, (n, self.rank))

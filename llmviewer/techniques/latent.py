@@ -20,6 +20,7 @@ from . import technique
 from ._masks import causal, masked
 from ._parameters import parameter
 from ._technique import Kind, Machine, Technique
+from .cache import Allocated
 
 
 @technique("mla")
@@ -31,11 +32,12 @@ class Mla(Technique):
     share, and an expansion; the cache holds those two. A decode step brings queries to the latent (--mla).
     Formula: cache of a token and layer = rank + rope instead of 2 x key heads x head size.
     Source: arXiv:2502.07864; arXiv:2405.04434, section 2.1.
-    Helps: long contexts and large batches of models with many key heads.
-    Cannot: help prompts, which get the expansion besides; a step computes more for each pair. Models have to be tuned.
+    Helps: long contexts and large batches of models with many key heads; their projections get smaller too.
+    Cannot: compute less at long contexts, where each pair costs a step more. Models have to be tuned.
     """
 
     kind = Kind.ATTENTION
+    order = -5  # its projections are products like others
 
     rank: int = parameter("width of the latent", 512, least=1)
     rope: int = parameter("elements of a head that are rotated", 64, least=1)
@@ -63,7 +65,7 @@ class Mla(Technique):
         return replace(block, operators=(*block.operators[:first], *made, *block.operators[last + 1 :]))
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
-        other = next((other for other in others if other.kind is Kind.ATTENTION), None)
+        other = next((other for other in others if _of_attention(other)), None)
         if other:
             return f"{other.name} is about the keys and values that there would be no more"
         found = [known for block in machine.model.graph.blocks if (known := _self_attention(block))]
@@ -160,9 +162,14 @@ class LowRankAttention(Technique):
         return replace(block, operators=tuple(operators))
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
-        other = next((other for other in others if other.kind is Kind.ATTENTION), None)
+        other = next((other for other in others if _of_attention(other)), None)
         if other:
             return f"{other.name} is about the keys that queries see too"
         if not any(own.window == inf for own in causal(machine.model.graph)):
             return f"{machine.model.name} has no attention that sees all before it"
         return ""
+
+
+def _of_attention(technique: Technique) -> bool:
+    """Whether it is about keys and values, and not about where they lie."""
+    return technique.kind is Kind.ATTENTION and not isinstance(technique, Allocated)

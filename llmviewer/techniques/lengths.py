@@ -19,7 +19,7 @@ from ._parameters import parameter
 from ._schedule import Run, Schedule, each
 from ._technique import Finding, Kind, Machine, Technique
 
-Spread: TypeAlias = Callable[[Spans, int, float], Spans]
+_Lengthened: TypeAlias = Callable[[Spans, int], Spans]
 
 _MOST: Final = 1000  # lengths that differ
 
@@ -34,7 +34,7 @@ class Lengths(Technique):
     Formula: tokens = sum of lengths, or batch x the longest; attention is that of each sequence by itself.
     Source: arXiv:2210.03052 (ByteTransformer); arXiv:2404.14294, section 6.1.1.
     Helps: to see what padding costs, where lengths differ much.
-    Cannot: say how sequences are gathered; memory is for the longest prompt of each.
+    Cannot: say how sequences are gathered; packed, the memory is that of all lengths together on average.
     """
 
     kind = Kind.INPUT
@@ -77,26 +77,33 @@ class Lengths(Technique):
         return each(workload, lambda s: _continued(s, self._shown))
 
     def kept(self, workload: Workload) -> Workload:
+        if self.packed:
+            return self._spread(workload, _continued)
         return each(workload, lambda s: _continued(s, self.longest))
 
     def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:
         if not self.packed:
             return super().schedule(schedule, machine)
 
-        def several(run: Run, change: Spread) -> Iterator[Run]:
-            groups = (change(s, length, times / self.counts.total())
-                      for s in run.workload.groups for length, times in sorted(self.counts.items()))  # fmt: skip
-            yield replace(run, workload=Workload(tuple(groups)))
+        def several(run: Run, change: _Lengthened) -> Iterator[Run]:
+            yield replace(run, workload=self._spread(run.workload, change))
 
-        return schedule.map(
-            first=lambda run: several(run, lambda s, n, part: _read(s, n).times(part)),
-            rest=lambda run: several(run, lambda s, n, part: _continued(s, n).times(part)),
-        )
+        return schedule.map(first=lambda run: several(run, _read), rest=lambda run: several(run, _continued))
+
+    def _spread(self, workload: Workload, change: _Lengthened) -> Workload:
+        """Each group of sequences as those of every length, in the parts that they have of the file."""
+        counts = sorted(self.counts.items())
+        parts = ((length, times / self.counts.total()) for length, times in counts)
+        return Workload(tuple(change(s, length).times(part) for length, part in parts for s in workload.groups))
 
     def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
         wasted = 1 - self.mean / self.longest
         text = f"padding to {self.longest} tokens would make {wasted:.0%} of the tokens of a prefill empty"
         return (Finding(key="padding", value=wasted, text=text),)
+
+    def notes(self, machine: Machine) -> tuple[str, ...]:  # noqa: ARG002
+        found = f"{min(self.counts)} to {self.longest} tokens, {self.mean:.4g} on average"
+        return (f"prompts are those of {self.file}, {found}; --prompt is not used",)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         other = next((other for other in others if other.kind is Kind.INPUT or other.name == "skeleton"), None)

@@ -74,5 +74,5 @@ class LinearAttention(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if not list(causal(machine.model.graph)):
             return f"{machine.model.name} has no attention that could be linear"
-        other = next((other for other in others if other.kind is Kind.ATTENTION), None)
+        other = next((other for other in others if other.kind is Kind.ATTENTION or other.name == "split-kv"), None)
         return f"{other.name} is about a cache, and there is none" if other else ""

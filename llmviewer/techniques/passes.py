@@ -14,7 +14,8 @@ from ._drafting import Drafting
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
 from ._spans import shared
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, altered
+from .prompts import PrefixCache
 
 
 @technique("no-cache")
@@ -39,7 +40,8 @@ class NoCache(Technique):
         return each(workload, lambda s: Spans(batch=s.batch, q_len=0, kv_len=0, logits=0))
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
-        other = next((other for other in others if other.kind in (Kind.ATTENTION, Kind.DECODING)), None)
+        cached = (other for other in others if other.kind is Kind.ATTENTION or isinstance(other, PrefixCache))
+        other = next(cached, None) or next((other for other in others if _arranges(other)), None)
         if other:
             return f"{other.name} is about a cache or passes that go on from one"
         if machine.model.encodes:
@@ -64,8 +66,8 @@ class Skeleton(Technique):
     kind = Kind.DECODING
 
     points: int = parameter("parts of the answer", 8, least=1, most=4096)
-    outline: int = parameter("tokens of the outline", 40, unit="tokens", least=1)
-    instruction: int = parameter("tokens that ask for one point", 20, unit="tokens", least=1)
+    outline: int = parameter("tokens of the outline", 40, unit="tokens", least=1, most=4096)
+    instruction: int = parameter("tokens that ask for one point", 20, unit="tokens", least=1, most=4096)
 
     def step(self, workload: Workload) -> Workload:
         return each(workload, lambda s: self._points(replace(s, kv_len=s.kv_len + self._before), common=False))
@@ -100,11 +102,14 @@ class Skeleton(Technique):
         return shared(s, copies=self.points, prefix=prefix, common=common)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
-        other = next(
-            (other for other in others if other.kind is Kind.DECODING and not isinstance(other, Drafting)), None
-        )
+        other = next((other for other in others if _arranges(other) and not isinstance(other, Drafting)), None)
         if other:
             return f"{other.name} arranges the passes of an answer too"
         if machine.model.encodes:
             return f"{machine.model.name} reads its prompt with an encoder, before which no outline can be put"
         return ""
+
+
+def _arranges(technique: Technique) -> bool:
+    """Whether it says which passes make an answer."""
+    return technique.kind is Kind.DECODING and altered(technique, "step", "kept", "schedule")

@@ -121,8 +121,8 @@ class Retrieved(Rewritten):
     Cannot: say how long the search takes, which is not counted.
     """
 
-    passages: int = parameter("passages put before the prompt", 5, least=1)
-    tokens: int = parameter("tokens of a passage", 200, unit="tokens", least=1)
+    passages: int = parameter("passages put before the prompt", 5, least=1, most=1_000_000)
+    tokens: int = parameter("tokens of a passage", 200, unit="tokens", least=1, most=1_000_000)
 
     def length(self, prompt: Num) -> Num:
         return prompt + self.passages * self.tokens
@@ -193,14 +193,27 @@ class Chunked(Technique):
 
     def _chunks(self, run: Run) -> Iterator[Run]:
         (s,) = run.workload.groups
+        yield replace(run, name="chunks of the prefill", workload=Workload((self._cut(s),)))
+
+    def _cut(self, s: Spans) -> Spans:
+        """A pass over new tokens as passes over its chunks."""
         new = int(s.q_len)
         ends = np.append(np.arange(self.tokens, new, self.tokens), new)
         sizes = np.diff(ends, prepend=0)
-        last = ends == new
-        chunks = replace(
-            s, q_len=sizes, kv_len=s.past + ends, logits=last * s.logits, images=(ends == ends[0]) * s.images
+        first, last = ends == ends[0], ends == new
+        return replace(s, q_len=sizes, kv_len=s.past + ends, logits=last * s.logits, images=first * s.images)
+
+    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
+        (s,) = step.groups
+        whole = Spans(batch=s.batch, q_len=s.source, kv_len=s.source, source=s.source)
+        moved, once = (
+            float(np.sum(machine.plan.estimate(Workload((each,))).sum("kv_bytes")))
+            for each in (self._cut(whole), whole)
         )
-        yield replace(run, name="chunks of the prefill", workload=Workload((chunks,)))
+        if not once:
+            return ()
+        text = f"chunks read and write {moved / once:.3g} times the bytes of the cache that one pass does"
+        return (Finding(key="cache_again", value=moved / once, text=text),)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if machine.model.encodes:

@@ -34,6 +34,7 @@ class StructuredPruning(Technique):
     """
 
     kind = Kind.COMPRESSION
+    order = -6  # what others change is the network that is left
 
     heads: float = parameter("part of the heads that stays", 1.0, least=0, most=1)
     ffn: float = parameter("part of the neurons that stays", 1.0, least=0, most=1)
@@ -146,7 +147,7 @@ def _tensors(op: Operator) -> tuple[Tensor, ...]:
 
 def _fitted(op: Operator, parts: dict[str, float], kept: float) -> Operator:
     """`op` with tensors as wide as `parts` says, and weights and heads to go with them."""
-    new = op.with_tensors(lambda t: replace(t, width=round(t.width * parts.get(t.name, 1.0))))
+    new = op.with_tensors(lambda t: replace(t, width=max(round(t.width * parts.get(t.name, 1.0)), 1)))
     if all(t.name not in parts for t in _tensors(op)):
         return op
     if isinstance(new, Linear):

@@ -2,55 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
 from math import log2
-from typing import ClassVar, Final
+from typing import Final
 
 from ..forms import Form
 from ..graph import Block, Graph
 from ..hardware import Hardware
-from ..operators.base import Operator, Tensor, Weight
+from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.elementwise import Elementwise
 from ..operators.linear import Linear
 from ..precision import HALF, product, resolved
 from ..resource import Resource, matrix
 from . import technique
-from ._linears import compressible, layers
+from ._linears import Instead, compressible, layers
 from ._parameters import parameter
 from ._technique import Kind, Machine, Technique
+from .cache import KvQuant
+from .factors import Lora
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """What a method stores things in. `source` names the paper, and what of it is taken.
 
+    quant     as --quant has it; "" where it says nothing of weights and activations
     outliers  part of the columns that stays in 16 bits
-    rotated   inputs of o_proj and down_proj are turned by a Hadamard matrix before they are quantized
+    turned    linears, as in file names, whose inputs are turned by a Hadamard matrix before they are quantized
+    around    whether inputs and results of all linears are turned
+    beside    techniques that it has besides
     """
 
     quant: str
     source: str
     outliers: float = 0.0
-    rotated: bool = False
+    turned: tuple[str, ...] = ()
+    around: bool = False
+    beside: tuple[Technique, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(
+            filter(
+                None,
+                (
+                    self.quant,
+                    f"{self.outliers:.3g} of the columns in 16 bits" if self.outliers else "",
+                    f"inputs of {' and '.join(self.turned)} rotated" if self.turned else "",
+                    "inputs and results rotated" if self.around else "",
+                    *map(str, self.beside),
+                ),
+            )
+        )
 
 
 SCHEMES: Final = {
+    "half": Scheme(quant="W16A16", source="no quantization"),
+    "w8a32": Scheme(quant="W8A32", source="arXiv:2109.12948, of BERT"),
+    "w32a8": Scheme(quant="W32A8", source="arXiv:2109.12948, of BERT"),
+    "w8a8": Scheme(quant="W8A8", source="arXiv:2109.12948, of BERT"),
+    "mixed-16-8": Scheme(quant="W8A8,*down_proj=W8A16", source="arXiv:2109.12948: 16 bits at the end of networks"),
+    "peg": Scheme(quant="W8A8", source="arXiv:2109.12948: a scale for each of a few groups of an activation"),
+    "q-bert": Scheme(quant="W3A8g128", source="arXiv:1909.05840: 2 to 4 bits, 3 taken; groups recalled"),
+    "gobo": Scheme(quant="W3A16", outliers=0.001, source="arXiv:2005.03842: 99.9 % in 3 bits, of a table"),
     "llm.int8": Scheme(quant="W8A8", outliers=0.001, source="arXiv:2208.07339, 0.1 % of the features, recalled"),
     "zeroquant": Scheme(quant="W8A8", source="arXiv:2206.01861: W8A8, quantized by the launch before"),
+    "zeroquant-v2": Scheme(
+        quant="W4A16g128", beside=(Lora(rank=8),), source="arXiv:2303.08302: low-rank compensation, rank recalled"
+    ),
+    "zeroquant-fp": Scheme(quant="Wmxfp4Afp8", source="arXiv:2307.09782: fp4 and fp8; scales as those of MXFP4"),
     "smoothquant": Scheme(quant="W8A8", source="arXiv:2211.10438: scales are folded in beforehand"),
+    "outlier-suppression": Scheme(quant="W8A8", source="arXiv:2209.13325, arXiv:2304.09145: the widest that they have"),
+    "rptq": Scheme(quant="W4A8", source="arXiv:2304.01089, recalled: columns are put in order by the norm before"),
+    "olive": Scheme(quant="W4A4", source="arXiv:2304.07493, recalled: an outlier takes the place beside it"),
+    "qllm": Scheme(quant="W4A4", source="arXiv:2310.08041, recalled: its low-rank weights are merged"),
+    "omniquant": Scheme(quant="W4A4", source="arXiv:2308.13137, recalled: the narrowest for activations"),
+    "affinequant": Scheme(quant="W4A4", source="arXiv:2403.12544, recalled: the narrowest for activations"),
+    "fptq": Scheme(quant="W4A8", source="arXiv:2308.15987, recalled"),
+    "quarot": Scheme(
+        quant="W4A4KV4", turned=("o_proj", "*down_proj"),
+        source="arXiv:2404.00456, section 4: weights, activations, cache",
+    ),
+    "spinquant": Scheme(
+        quant="W4A4KV4", turned=("*down_proj",), source="arXiv:2405.16406: the variant with online rotations"
+    ),
+    "quip": Scheme(quant="W2A16", around=True, source="arXiv:2307.13304: 2 bits"),
+    "quip-sharp": Scheme(quant="W2A16", around=True, source="arXiv:2402.04396: 2 bits of a table for 8 weights"),
     "gptq": Scheme(quant="W4A16g128", source="arXiv:2210.17323: 4 bits, groups of 128"),
     "gptq-3bit": Scheme(quant="W3A16g128", source="arXiv:2210.17323: 3 bits, groups of 128"),
     "awq": Scheme(quant="W4A16g128", source="arXiv:2306.00978: 4 bits, groups of 128"),
-    "qlora": Scheme(quant="nf4", source="arXiv:2305.14314, section 3, without double quantization"),
+    "owq": Scheme(quant="W3A16", outliers=0.1 / 13, source="arXiv:2306.02272: columns that make 3 bits 3.1"),
     "spqr": Scheme(quant="W3A16g16", outliers=0.01, source="arXiv:2306.03078: 3 bits, 1 % apart; groups recalled"),
     "squeezellm": Scheme(quant="W4A16", outliers=0.0045, source="arXiv:2306.07629: 0.45 % kept apart, recalled"),
-    "quarot": Scheme(quant="W4A4KV4", rotated=True, source="arXiv:2404.00456, section 4: weights, activations, cache"),
-    "spinquant": Scheme(quant="W4A4KV4", rotated=True, source="arXiv:2405.16406: the variant with online rotations"),
-    "atom": Scheme(quant="W4A4KV4", outliers=0.03, source="arXiv:2310.19102: 128 of 4096 columns stay apart, recalled"),
-    "kvquant": Scheme(quant="KV3", source="arXiv:2401.18079: 3 bits of the 2 to 4 that it has; outliers left out"),
+    "lut-gemm": Scheme(quant="W4A16g128", source="arXiv:2206.09557: planes of bits; its tables count as converting"),
+    "aqlm": Scheme(quant="W2A16", source="arXiv:2401.06118: 2 bits of tables, which are left out"),
+    "pv-tuning": Scheme(quant="W2A16", source="arXiv:2405.14852: 2 bits of tables, which are left out"),
+    "finequant": Scheme(quant="W4A16g128", source="arXiv:2308.09723: 4 bits; groups taken as those of GPTQ"),
+    "quantease": Scheme(quant="W3A16", source="arXiv:2309.01885, recalled"),
+    "norm-tweaking": Scheme(quant="W4A16", source="arXiv:2309.02784, recalled"),
+    "k-bit": Scheme(quant="W4A16g64", source="arXiv:2212.09720: 4 bits; blocks of 64, recalled"),
+    "pb-llm": Scheme(quant="W1.7A16", source="arXiv:2310.00034: 10 % in 8 bits, the others in 1, recalled"),
     "billm": Scheme(quant="W1.08A16", source="arXiv:2402.04291: 1.08 bits"),
+    "bitnet": Scheme(quant="W1A8", source="arXiv:2310.11453: 1 bit, 8-bit activations"),
     "bitnet-b1.58": Scheme(quant="W1.58A8", source="arXiv:2402.17764: ternary weights, 8-bit activations"),
+    "tsld": Scheme(quant="W1.58A16", source="arXiv:2308.06744: ternary weights"),
+    "llm-qat": Scheme(quant="W4A8KV4", source="arXiv:2305.17888: weights and cache in 4 bits"),
+    "flexgen": Scheme(quant="W4g64A16KV4g64", source="arXiv:2303.06865: groups of 64, recalled; see also --offload"),
+    "atom": Scheme(quant="W4A4KV4", outliers=0.03, source="arXiv:2310.19102: 128 of 4096 columns stay apart, recalled"),
+    "llm-fp4": Scheme(quant="Wmxfp4Amxfp4", source="arXiv:2310.16836: fp4; scales as those of MXFP4"),
+    "wkvquant": Scheme(quant="W4A16KV4", source="arXiv:2402.12065"),
+    "kvquant": Scheme(quant="KV3", source="arXiv:2401.18079: 3 bits of the 2 to 4 that it has; outliers left out"),
+    "kivi": Scheme(quant="", beside=(KvQuant(),), source="arXiv:2402.02750"),
+    "fp8-kv": Scheme(quant="KVfp8", source="arXiv:2407.09111, section 2.4: the cache of vLLM in fp8"),
+    "qlora": Scheme(
+        quant="nf4", beside=(Lora(rank=64),),
+        source="arXiv:2305.14314, section 3, without double quantization; rank recalled",
+    ),
+    "loftq": Scheme(quant="nf4", beside=(Lora(rank=16),), source="arXiv:2310.08659; rank recalled"),
+    "lq-lora": Scheme(
+        quant="W2.75A16", beside=(Lora(rank=64),), source="arXiv:2311.12023, recalled: bits on average, rank"
+    ),
+    "qa-lora": Scheme(quant="W4A16g32", source="arXiv:2309.14717: adapters merge; groups recalled"),
+    "peqa": Scheme(quant="W4A16", source="arXiv:2305.14152: scales alone are tuned"),
     "fp8": Scheme(quant="fp8", source="arXiv:2209.05433: e4m3"),
     "nvfp4": Scheme(quant="nvfp4", source="NVIDIA Blackwell: 4 bits, one e4m3 scale for 16"),
     "mxfp4": Scheme(quant="mxfp4", source="OCP Microscaling Formats v1.0: weights"),
@@ -58,23 +133,20 @@ SCHEMES: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutlierLinear(Linear):
-    """The product `low` in few bits and, beside it, one of the part `outliers` of its columns in 16 bits: two GEMMs."""
+class OutlierLinear(Instead):
+    """A product in few bits and, beside it, one of the part `outliers` of its columns in 16 bits: two GEMMs."""
 
-    dense: ClassVar[bool] = False
-
-    low: Linear
     outliers: float
     wide: Tensor  # the input as those columns have it
 
     def arithmetic(self) -> dict[Resource, Form]:
-        amounts = {r: (1 - self.outliers) * ops for r, ops in self.low.arithmetic().items()}
+        amounts = {r: (1 - self.outliers) * ops for r, ops in self.of.arithmetic().items()}
         both = matrix(product(self.wide.format, self.weights[-1].format))
-        rest = 2 * self.outliers * self.low.weight.numel * self.wide.rows
+        rest = 2 * self.outliers * self.of.weight.numel * self.wide.rows
         return {**amounts, both: amounts.get(both, Form()) + rest}
 
     def dequantized(self) -> tuple[Form, ...]:
-        return self.low.dequantized()
+        return self.of.dequantized()
 
     def reads(self) -> tuple[Tensor, ...]:
         return (*self.inputs, replace(self.wide, width=round(self.outliers * self.wide.width)))
@@ -86,12 +158,15 @@ class Quantized(Technique):
     """A quantization by the name of its method, with what it computes besides.
 
     Changes: formats as --quant would; outliers (LLM.int8(), SpQR, Atom) are columns in 16 bits, a second GEMM;
-    rotations (QuaRot, SpinQuant) are a launch before o_proj and down_proj.
+    rotations (QuaRot, SpinQuant, QuIP) are launches of their own; compensations and adapters (ZeroQuant-V2, QLoRA) are
+    those of `lora`, a residual window (KIVI) that of `kv-quant`.
     Formula: bits as the scheme has them; a second GEMM of outliers x k columns; a rotation of d log2(d) OPs a token.
     Source: each scheme's own paper, told by the report.
     Helps: as its formats do: weights in few bits where decode waits for them, activations too where a prompt waits for
     matrix units that have the type.
-    Cannot: say what a method does to answers; methods with the same formats take the same time here.
+    Cannot: say what a method does to answers; methods with the same formats take the same time here. Other precisions
+    for some layers or linears are written with --quant, as W4A16g128,layers.0-3=W16A16.
+    Left out: places of outliers that are no columns, tables of values, rotations of queries and keys.
     """
 
     kind = Kind.COMPRESSION
@@ -100,23 +175,38 @@ class Quantized(Technique):
     outliers: float | None = parameter("part of the columns in 16 bits; the method's own if not given", None, least=0,
                                        most=1, open=True)  # fmt: skip
 
+    @classmethod
+    def values(cls) -> Mapping[str, str]:
+        return {name: f"{scheme} ({scheme.source})" for name, scheme in SCHEMES.items()}
+
+    @property
+    def _own(self) -> Scheme:
+        return SCHEMES[self.scheme]
+
+    @property
+    def decode_alone(self) -> bool:
+        return any(one.decode_alone for one in self._own.beside)
+
     @property
     def quant(self) -> str:
-        return SCHEMES[self.scheme].quant
+        return self._own.quant
 
     @property
     def _outliers(self) -> float:
-        return SCHEMES[self.scheme].outliers if self.outliers is None else self.outliers
+        return self._own.outliers if self.outliers is None else self.outliers
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
-        return graph.map_blocks(_rotated) if SCHEMES[self.scheme].rotated else graph
+        return graph.map_blocks(lambda block: _turned(block, self._own.turned)) if self._own.turned else graph
 
-    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:  # noqa: ARG002
-        if not self._outliers:
-            return graph
-        return graph.map_blocks(lambda block: block.map(self._split) if layers(block) else block)
+    def lowered(self, graph: Graph, hardware: Hardware, *, decode: bool) -> Graph:
+        split = graph.map_blocks(self._split) if self._outliers else graph
+        turned = split.map_blocks(_turned_around) if self._own.around else split
+        return turned.then(*(partial(one.lowered, hardware=hardware, decode=decode) for one in self._own.beside))
 
-    def _split(self, op: Operator) -> Operator:
+    def _split(self, block: Block) -> Block:
+        return block.map(self._with_outliers) if layers(block) else block
+
+    def _with_outliers(self, op: Operator) -> Operator:
         if not compressible(op) or not isinstance(op, Linear):
             return op
         x, n = op.inputs[0], op.weight.shape[0]
@@ -132,33 +222,66 @@ class Quantized(Technique):
             inputs=op.inputs,
             outputs=op.outputs,
             weights=(low, *op.weights[1:], high),
-            low=op,
+            of=op,
             outliers=kept / op.weight.shape[1],
             wide=replace(x, name=f"{x.name}_outliers", format=fmt),
         )
 
-    def notes(self, machine: Machine) -> tuple[str, ...]:  # noqa: ARG002
-        return (f"{self.scheme} is {self.quant} ({SCHEMES[self.scheme].source})",)
+    def notes(self, machine: Machine) -> tuple[str, ...]:
+        more = (note for one in self._own.beside for note in one.notes(machine))
+        return (f"{self.scheme} is {self._own} ({self._own.source})", *more)
 
-    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        if self.outliers and SCHEMES[self.scheme].outliers == 0:
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+        if self.outliers and self._own.outliers == 0:
             return f"{self.scheme} leaves no outliers apart; drop outliers"
-        return ""
+        twice = next((o for o in others for one in self._own.beside if o.name == one.name), None)
+        if twice:
+            return f"{self.scheme} has {twice.name} already"
+        return next((why for one in self._own.beside if (why := one.refuses(machine, others))), "")
 
 
-def _rotated(block: Block) -> Block:
-    """With a rotation before those linears whose input no norm has made, so that nothing else can take it in."""
-    return replace(block, operators=tuple(_turning(block))) if layers(block) else block
+def _turned(block: Block, names: Sequence[str]) -> Block:
+    """With a rotation before the linears of those names, whose input no norm has made, so that nothing takes it in."""
 
-
-def _turning(block: Block) -> Iterator[Operator]:
-    for op in block.operators:
-        if op.name not in ("o_proj", "down_proj"):
+    def turning(op: Operator) -> Iterator[Operator]:
+        if not (isinstance(op, Linear) and any(fnmatchcase(op.name, name) for name in names)):
             yield op
-            continue
+            return
         x = op.inputs[0]
         turned = replace(x, name=f"{x.name}_rotated")
-        yield Elementwise(
-            name=f"{op.name}_rotation", inputs=(x,), outputs=(turned,), ops_per_element=log2(max(x.width, 2))
-        )
+        yield _rotation(f"{op.name}_rotation", (x,), (turned,))
         yield replace(op, inputs=(turned, *op.inputs[1:]))
+
+    return (
+        replace(block, operators=tuple(new for op in block.operators for new in turning(op)))
+        if layers(block)
+        else block
+    )
+
+
+def _turned_around(block: Block) -> Block:
+    """With rotations before and after each linear."""
+
+    def turning(op: Operator) -> Iterator[Operator]:
+        if not compressible(op):
+            yield op
+            return
+        x = op.inputs[0]
+        before = replace(x, name=f"{op.name}_input", role=Role.ACTIVATION, held=None)
+        after = tuple(replace(t, name=f"{t.name}_turned", role=Role.ACTIVATION, held=None) for t in op.outputs)
+        yield _rotation(f"{op.name}_rotation", (x,), (before,))
+        yield replace(op, inputs=(before, *op.inputs[1:]), outputs=after)
+        yield _rotation(f"{op.name}_rotation_back", after, op.outputs)
+
+    return (
+        replace(block, operators=tuple(new for op in block.operators for new in turning(op)))
+        if layers(block)
+        else block
+    )
+
+
+def _rotation(name: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Elementwise:
+    """By a Hadamard matrix as wide as all of a row: d log2(d) additions."""
+    width = sum(t.width for t in outputs)
+    ops = width * log2(max(width, 2)) / outputs[0].width
+    return Elementwise(name=name, inputs=inputs, outputs=outputs, ops_per_element=ops)

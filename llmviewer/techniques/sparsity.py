@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
-from typing import ClassVar, Final
+from typing import Final
 
 from ..forms import Form
 from ..graph import Graph
@@ -15,6 +15,7 @@ from ..operators.linear import Linear
 from ..precision import Format
 from ..resource import Resource
 from . import technique
+from ._linears import Instead
 from ._parameters import parameter
 from ._technique import Kind, Machine, Technique
 
@@ -23,19 +24,16 @@ _INDEX_BITS: Final = 16  # of a column within a tile
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseLinear(Linear):
-    """The product `whole`, of whose multiply-adds the part `density` is done."""
+class SparseLinear(Instead):
+    """A product of whose multiply-adds the part `density` is done."""
 
-    dense: ClassVar[bool] = False
-
-    whole: Linear
     density: float
 
     def arithmetic(self) -> dict[Resource, Form]:
-        return {resource: self.density * ops for resource, ops in self.whole.arithmetic().items()}
+        return {resource: self.density * ops for resource, ops in self.of.arithmetic().items()}
 
     def dequantized(self) -> tuple[Form, ...]:
-        return tuple(self.density * elements for elements in self.whole.dequantized())
+        return tuple(self.density * elements for elements in self.of.dequantized())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +67,7 @@ class Sparse(Technique):
             outputs=op.outputs,
             weights=(matrix, *op.weights[1:]),
             transfers=op.transfers,
-            whole=op,
+            of=op,
             density=density,
         )
 

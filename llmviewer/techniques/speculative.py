@@ -9,8 +9,6 @@ from functools import cached_property, partial
 from itertools import accumulate
 from operator import mul
 
-import numpy as np
-
 from ..graph import Graph
 from ..model import Model
 from ..model_files import load_model
@@ -40,7 +38,7 @@ class Speculative(Drafting):
     """
 
     draft: str = parameter("the model that drafts: anything that `llmviewer analyze` takes")
-    gamma: int = parameter("tokens drafted before each verification", 4, least=1, most=1024)
+    gamma: int = parameter("tokens drafted before each verification", 4, least=1, most=64)
     draft_quant: str = parameter("precision of the draft", "W16A16")
 
     tree: str = parameter("candidates at each depth, such as 4x2x2, instead of gamma tokens in a row", "")
@@ -70,12 +68,12 @@ class Speculative(Drafting):
     def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:
         plan, name = self._draft(machine).decode_plan, f"draft {self.draft}"
         if not self.tree:
-            yield in_turn(run, plan, name, passes=self.gamma, tokens=self.tokens)
+            yield in_turn(run, plan, name, passes=self.gamma)
             return
         before = 0
         for nodes in (1, *self._nodes[:-1]):
             level = each(run.workload, partial(_grown, nodes=nodes, before=before))
-            yield Run(name=name, plan=plan, workload=level, times=np.divide(run.times, self.tokens), main=False)
+            yield Run(name=name, plan=plan, workload=level, times=run.times, main=False)
             before += nodes
 
     def started(self, run: Run, machine: Machine) -> Iterator[Run]:

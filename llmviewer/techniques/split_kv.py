@@ -10,7 +10,7 @@ import numpy as np
 from ..forms import TOKENS
 from ..graph import Block, Graph
 from ..hardware import Hardware
-from ..operators.attention import FlashAttention
+from ..operators.attention import QK, FlashAttention
 from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import Elementwise
 from ..precision import FP32
@@ -73,6 +73,8 @@ class SplitKv(Technique):
         return (Finding(key="busy_cores", value=split, text=text),)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
-        if not any(isinstance(op, FlashAttention) for _, op in machine.decode_graph):
+        if not machine.model.generates:
+            return f"{machine.model.name} does not generate: there is no decode step"
+        if machine.attention == "eager" or not any(isinstance(op, QK) for _, op in machine.model.graph):
             return f"{machine.model.name} has no flash attention here to split"
         return ""

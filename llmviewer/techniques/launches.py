@@ -1,0 +1,52 @@
+"""What the host needs for launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..roofline import Plan
+from ..units import seconds
+from ..workload import Workload
+from . import technique
+from ._parameters import parameter
+from ._schedule import Run, Schedule
+from ._technique import Finding, Kind, Machine, Technique
+
+
+@technique("launches")
+@dataclass(frozen=True, kw_only=True)
+class Launches(Technique):
+    """Launches by the host one at a time (eager mode), where a CUDA graph would make them with one for a whole pass.
+
+    Changes: the time of every pass, drafts included, while the host is slower than the device.
+    Formula: time of a pass = max(bound, launches x each).
+    Source: arXiv:2404.14294, section 6.1.1; the usual 5 us are recalled.
+    Helps: to see what CUDA graphs and fewer launches (`fusion`) save: small models, small batches, short prompts.
+    Cannot: say how long small kernels take beyond their bound, nor what the host does between passes.
+    """
+
+    kind = Kind.GRAPH
+    order = 20  # of all passes that others have arranged
+
+    each: float = parameter("the host's time for a launch", 5.0, unit="us", least=0, open=True)
+
+    def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
+        def launched(run: Run) -> Iterator[Run]:
+            yield replace(run, host_s=self._host_s(run.plan))
+
+        return schedule.map(first=launched, rest=launched)
+
+    def _host_s(self, plan: Plan) -> float:
+        return 1e-6 * self.each * _launches(plan)
+
+    def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
+        plan = machine.decode_plan
+        host, device = seconds(self._host_s(plan)), seconds(float(plan.time_s(step)))
+        text = f"a decode step is {_launches(plan)} launches, {host} for the host; the device needs at least {device}"
+        return (Finding(key="launches_per_step", value=_launches(plan), text=text),)
+
+
+def _launches(plan: Plan) -> int:
+    """Of one pass."""
+    return sum(row.block.repeat for row in plan.operators)

@@ -6,9 +6,10 @@ parallelism, and pipeline stages outermost. Experts lie on the ranks of tensor a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import inf, prod
-from typing import Final
+from math import inf, isqrt, prod
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from .resource import hop, link
 _HOST: Final = "host"
 _PORTS: Final = {"ring": 2, "torus2d": 4, "torus3d": 6}
 _DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
+_MOST: Final = 1 << 20  # ranks or parts: more than any machine has
+_DIGITS: Final = 4000  # of a number that Python reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +52,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in _DEGREES:
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
+            _within(name, getattr(self, name), least=1)
+        _within("micro_batches", self.micro_batches, least=0)
         ranks = self.tp * self.dp
         if ranks % self.ep:
             near = nearest_divisors(ranks, self.ep)
@@ -61,6 +64,9 @@ class Layout:
             raise InputError(f"ep must be a multiple of tp={self.tp} where it is larger; got {self.ep}")
         if self.ep < self.tp and self.tp % self.ep:
             raise InputError(f"ep must divide tp={self.tp} where it is smaller; got {self.ep}")
+        for name, (used, otherwise) in _WAYS.items():
+            if getattr(self, name) != getattr(type(self), name) and not used(self):
+                raise InputError(otherwise)
 
     @property
     def devices(self) -> int:
@@ -83,7 +89,42 @@ class Layout:
         return self.local(batch) if self.pp == 1 else np.ceil(self.local(batch) / self.parts(batch))
 
 
+def _within(name: str, number: int, *, least: int) -> None:
+    """Raises InputError where `number` is below `least` or beyond all measure."""
+    if number < least:
+        raise InputError(f"{name} must be at least {least}; got {number}")
+    if number > _MOST:
+        raise InputError(f"{name} must be at most {_MOST}; got {number}")
+
+
+def _shares(layout: Layout) -> bool:
+    return layout.tp * layout.cp * layout.ep > 1
+
+
+_WAYS: Final[Mapping[str, tuple[Callable[[Layout], bool], str]]] = {  # what each is of use to, and what to give for it
+    "micro_batches": (lambda layout: layout.pp > 1, "micro_batches are for a pipeline; give pp"),
+    "algorithm": (_shares, "a collective is for ranks with parts of one tensor; give tp, cp or ep"),
+    "hierarchical": (
+        lambda layout: layout.ep > layout.tp,
+        "a hierarchical all-to-all is for experts on other ranks than their tokens; give dp, and ep above tp",
+    ),
+    "overlap": (_shares, "overlap is of collectives with launches before them; give tp, cp or ep"),
+}
+
 ALONE = Layout()
+
+
+def layouts(degrees: Iterable[Mapping[str, Any]], **ways: Any) -> list[Layout]:
+    """One for each of several degrees, with those of the `ways` to work together that are of use to it.
+
+    Raises InputError where one is of use to none.
+    """
+    found = [Layout(**one) for one in degrees]
+    for name, way in ways.items():
+        used, otherwise = _WAYS[name]
+        if way != getattr(Layout, name) and not any(map(used, found)):
+            raise InputError(otherwise)
+    return [replace(one, **{name: way for name, way in ways.items() if _WAYS[name][0](one)}) for one in found]
 
 
 def parse_layout(text: str) -> Layout:
@@ -94,7 +135,7 @@ def parse_layout(text: str) -> Layout:
     degrees: dict[str, int] = {}
     for part in text.replace(",", " ").split():
         name, _, value = part.partition("=")
-        if name not in _DEGREES or not value.isdecimal() or name in degrees:
+        if name not in _DEGREES or not value.isdecimal() or len(value) > _DIGITS or name in degrees:
             raise InputError(
                 f"layout {text!r}: must be degrees of {', '.join(_DEGREES)}, such as tp=8 pp=2; got {part!r}"
             )
@@ -104,7 +145,8 @@ def parse_layout(text: str) -> Layout:
 
 def nearest_divisors(number: int, wanted: int) -> str:
     """The divisors of `number` on both sides of `wanted`, as text."""
-    able = [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    able = [*small, *(number // n for n in reversed(small))]
     below, above = [n for n in able if n < wanted], [n for n in able if n > wanted]
     return " or ".join(map(str, (*below[-1:], *above[:1])))
 
@@ -113,20 +155,27 @@ def nearest_divisors(number: int, wanted: int) -> str:
 class Network:
     """The links of a device, as far as a layout uses them.
 
-    domain  devices that the links inside join
+    inside, outside  those within a domain and between domains
+    domain           devices that the links inside join
     """
 
     hardware: Hardware
     layout: Layout
     inside: str
+    outside: str
     domain: float
 
     @classmethod
     def of(cls, hardware: Hardware, layout: Layout) -> Network:
-        """Devices meet on their scale-up links, or on their host links where they have none."""
-        inside = UP if f"{UP}.bandwidth" in hardware.numbers else _HOST
+        """Devices meet on scale-up links, and beyond those on scale-out links. Cards in a bridge reach others over host
+        links, as do those without scale-up links, but over scale-out links where nothing else is known.
+        """
+        known = [tier for tier in (UP, _HOST, OUT) if f"{tier}.bandwidth" in hardware.numbers]
+        inside = known[0] if known else _HOST
+        bridged = any(f.key == f"{UP}.type" and "bridge" in str(f.value) for f in hardware.facts)
+        outside = _HOST if bridged and OUT not in known else OUT
         domain = hardware.numbers.get(f"{UP}.devices", inf) if inside == UP else inf
-        network = cls(hardware=hardware, layout=layout, inside=inside, domain=domain)
+        network = cls(hardware=hardware, layout=layout, inside=inside, outside=outside, domain=domain)
         if layout.devices > 1:
             hardware.fact(f"{inside}.bandwidth")
         return network
@@ -140,8 +189,8 @@ class Network:
 
     def members(self, name: str, size: int, stride: int) -> Group:
         """`size` ranks, every `stride`-th one; as many in a domain as it has room for."""
-        room = [n for n in range(1, size + 1) if size % n == 0 and (n == 1 or stride * n <= self.domain)]
-        inner = 1 if stride >= self.domain else room[-1]
+        room = int(min(size, max(self.domain / stride, 1)))
+        inner = next(n for n in range(room, 0, -1) if size % n == 0)
         topology = str(next((f.value for f in self.hardware.facts if f.key == f"{UP}.topology"), "switch"))
         domain = int(self.domain) if self.domain < inf else size
         return Group(
@@ -149,6 +198,7 @@ class Network:
             inner=inner,
             outer=size // inner,
             inside=self.inside,
+            outside=self.outside,
             algorithm=self.layout.algorithm,
             hierarchical=self.layout.hierarchical,
             topology=topology if self.inside == UP else "switch",
@@ -165,7 +215,7 @@ class Network:
             return self.hardware
         tiers = [self.inside]
         if self.layout.devices > self.domain:
-            tiers.append(OUT)
+            tiers.append(self.outside)
         rates = {link(tier): self.hardware.fact(f"{tier}.bandwidth") for tier in tiers}
         hops = {hop(tier): self._hops_per_s(tier) for tier in tiers}
         return replace(self.hardware, rates={**self.hardware.rates, **rates, **hops})

@@ -42,16 +42,26 @@ def linear_scan(
         pair_ops=heads * ((6 * key_dim + 4 * value_dim) if delta else 2 * (key_dim + value_dim)),
         token_ops=heads * (6 if delta else 4) * key_dim * value_dim,
         chunk=chunk,
+        heads=heads,
+        groups=heads,
     )
 
 
 def fused(
-    parts: Parts, name: str, inputs: tuple[Tensor, ...], *, ops: float, weights: dict[str, int] | None = None
+    parts: Parts,
+    name: str,
+    inputs: tuple[Tensor, ...],
+    *,
+    ops: float,
+    weights: dict[str, int] | None = None,
+    normed: int = 0,
 ) -> Elementwise:
-    """A launch of `ops` OPs an element of its one output, which is as wide as its first input."""
+    """A launch of `ops` OPs an element of its one output, which is as wide as its first input; it normalizes `normed`
+    elements together.
+    """
     out = parts.tensor(name, inputs[0].width)
     held = tuple(parts.weight(weight, size) for weight, size in (weights or {}).items())
-    return Elementwise(name=name, inputs=inputs, outputs=(out,), weights=held, ops_per_element=ops)
+    return Elementwise(name=name, inputs=inputs, outputs=(out,), weights=held, ops_per_element=ops, normed=normed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +100,14 @@ class Kda:
             weights={"A_log": self.heads, "dt_bias": width},
         )
         held = {"o_norm.weight": self.head_dim}  # RMSNorm, the sigmoid of the gate, and their product
-        norm = fused(parts, "o_norm", (result((scan,)), result(gate)), ops=4 + _SIGMOID + 1, weights=held)
+        norm = fused(
+            parts,
+            "o_norm",
+            (result((scan,)), result(gate)),
+            ops=4 + _SIGMOID + 1,
+            weights=held,
+            normed=self.head_dim,
+        )
         o_proj = parts.project("o_proj", norm.outputs[0], x.width)
         return (*qkv, conv, *decay, step, scan, *gate, norm, o_proj)
 
@@ -124,7 +141,14 @@ class LightningAttention:
         )
         gate = parts.project("output_gate", x, width)
         held = {"scan_norm.weight": width}
-        norm = fused(parts, "scan_norm", (result((scan,)), gate.outputs[0]), ops=4 + _SIGMOID + 1, weights=held)
+        norm = fused(
+            parts,
+            "scan_norm",
+            (result((scan,)), gate.outputs[0]),
+            ops=4 + _SIGMOID + 1,
+            weights=held,
+            normed=width,
+        )
         return (qkv, act, scan, gate, norm, parts.project("out_proj", norm.outputs[0], x.width))
 
 
@@ -168,6 +192,7 @@ class Retention:
             (result((scan,)), g.outputs[0]),
             ops=3 + self.norm_weight + _SIGMOID + 1,  # SiLU counts as the sigmoid does
             weights=held,
+            normed=self.value_dim,
         )
         return (*projections, rope, scan, norm, parts.project("out_proj", norm.outputs[0], x.width))
 
@@ -210,6 +235,8 @@ class Rwkv4:
             outputs=(parts.tensor("scan", self.width), state),
             weights=tuple(parts.weight(name, self.width) for name in ("time_decay", "time_first")),
             token_ops=23 * self.width,
+            heads=self.width,
+            groups=self.width,
         )
         gated = fused(parts, "receive", (result((scan,)), r.outputs[0]), ops=_SIGMOID + 1)
         return (shift, k, v, r, scan, gated, parts.project("o_proj", gated.outputs[0], x.width))
@@ -253,6 +280,7 @@ class Rwkv6:
             (result((scan,)), projections["g"].outputs[0]),
             ops=7 + _SIGMOID + 1,  # LayerNorm by head, SiLU of the gate, and their product
             weights={"ln_x.weight": width, "ln_x.bias": width},
+            normed=self.head_dim,
         )
         out = parts.project("o_proj", norm.outputs[0], x.width)
         return (*mixing, *projections.values(), *decay, scan, norm, out)
@@ -325,6 +353,7 @@ class Rwkv7:
             (result((scan,)), r.outputs[0], keys, values, made["g"]),
             ops=7 + 5 + 1,  # LayerNorm by head, (r . r_k k) v added, and the gate
             weights={"r_k": width, "g_norm.weight": width, "g_norm.bias": width},
+            normed=self.head_dim,
         )
         lows = tuple(op for operators in low.values() for op in operators)
         return (shift, r, k, v, *lows, prepared, scan, norm, parts.project("o_proj", norm.outputs[0], x.width))
@@ -361,6 +390,8 @@ class Rwkv7:
             pair_ops=self.heads * 18 * self.head_dim,
             token_ops=self.heads * 8 * self.head_dim**2,
             chunk=self.chunk,
+            heads=self.heads,
+            groups=self.heads,
         )
 
 

@@ -73,6 +73,8 @@ class Mamba:
             inputs=(conv.outputs[0], dt_proj.outputs[0], bc, gate, state),
             outputs=(parts.tensor("scan", self.inner), state),
             weights=weights,
+            heads=self.inner,
+            groups=self.inner,
             token_ops=self.inner * (8 * self.state + 12),
         )
         out_proj = parts.project("out_proj", scan.outputs[0], x.width, bias=self.bias)
@@ -119,8 +121,10 @@ class Mamba2:
             pair_ops=2 * self.groups * self.state + 2 * self.heads * self.head_dim,
             token_ops=4 * self.heads * self.head_dim * self.state,
             chunk=self.chunk,
+            heads=self.heads,
+            groups=self.groups,
         )
-        normed = gated_norm(parts, out, gate, weights=self.inner)
+        normed = gated_norm(parts, out, gate, weights=self.inner, over=self.inner // self.groups)
         gated = normed if self.norm else parts.activate("gated", "silu", gate, out)
         return (in_proj, conv, scan, gated, parts.project("out_proj", result((gated,)), x.width, bias=self.bias))
 
@@ -173,6 +177,8 @@ class GatedLinearRecurrence:
             outputs=(parts.tensor("scan", self.inner), state),
             weights=(parts.weight("recurrent_param", self.inner),),
             token_ops=17 * self.inner,
+            heads=self.inner,
+            groups=self.inner,
         )
         gated = parts.activate("gated", self.act, result((gate,)), scan.outputs[0])
         out = parts.project("linear_out", result((gated,)), x.width, bias=True)
@@ -224,8 +230,10 @@ class GatedDeltaNet:
             pair_ops=self.value_heads * (6 * self.key_dim + 4 * self.value_dim),
             token_ops=self.value_heads * 6 * self.key_dim * self.value_dim,
             chunk=self.chunk,
+            heads=self.value_heads,
+            groups=self.key_heads,
         )
-        norm = gated_norm(parts, out, gate, weights=self.value_dim)
+        norm = gated_norm(parts, out, gate, weights=self.value_dim, over=self.value_dim)
         return (*projections, conv, scan, norm, parts.project("out_proj", result((norm,)), x.width))
 
 
@@ -235,8 +243,10 @@ def product(parts: Parts, name: str, x: Tensor, other: Tensor) -> Elementwise:
     return Elementwise(name=name, inputs=(x, other), outputs=(out,), ops_per_element=1)
 
 
-def gated_norm(parts: Parts, x: Tensor, gate: Tensor, *, weights: int) -> Elementwise:
-    """RMSNorm of x, and SiLU of the gate times it: 4 + 4 + 1 OPs an element."""
+def gated_norm(parts: Parts, x: Tensor, gate: Tensor, *, weights: int, over: int) -> Elementwise:
+    """RMSNorm of `over` elements of x at a time, and SiLU of the gate times it: 4 + 4 + 1 OPs an element."""
     held = (parts.weight("gated_norm.weight", weights),)
     out = replace(x, name="gated_norm")
-    return Elementwise(name="gated_norm", inputs=(x, gate), outputs=(out,), weights=held, ops_per_element=9)
+    return Elementwise(
+        name="gated_norm", inputs=(x, gate), outputs=(out,), weights=held, ops_per_element=9, normed=over
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, log2
 
-from ..forms import ONE, Form
+from ..forms import ONE, Form, total
 from ..resource import Resource, hop, link, vector
 from .base import Operator
 
@@ -74,6 +74,11 @@ class Collective(Operator):
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): Form()}
 
+    def conversion(self) -> Form:
+        """None where rows arrive in the format that they leave in."""
+        alike = {t.format for t in self.inputs} == {t.format for t in self.outputs}
+        return Form() if alike else super().conversion()
+
     def sent(self) -> dict[Resource, Form]:
         amounts: dict[Resource, Form] = {}
         for tier, members in self.group.tiers:
@@ -89,8 +94,8 @@ class Collective(Operator):
         return group.ports / (group.inner - 1) if group.topology == "mesh" else 1.0
 
     def payload(self) -> Form:
-        """The bytes that `travel` is a multiple of: by default those of its first input."""
-        return self.inputs[0].nbytes
+        """The bytes that `travel` is a multiple of: by default those of its inputs."""
+        return total(t.nbytes for t in self.inputs)
 
     @abstractmethod
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
@@ -118,7 +123,7 @@ class AllReduce(Collective):
         return part * share, hops
 
     def arithmetic(self) -> dict[Resource, Form]:
-        return {vector("fp32"): (self.group.size - 1) / self.group.size * self.outputs[0].elements}
+        return {vector("fp32"): (self.group.size - 1) / self.group.size * total(t.elements for t in self.outputs)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +131,7 @@ class AllGather(Collective):
     """Every member's part, for all of them: (p - 1) / p of the whole reaches each device, and as much leaves it."""
 
     def payload(self) -> Form:
-        return self.outputs[0].nbytes
+        return total(t.nbytes for t in self.outputs)
 
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
         part = 1.0 if inside else 1 / self.group.inner
@@ -144,7 +149,7 @@ class ReduceScatter(Collective):
 
 @dataclass(frozen=True, kw_only=True)
 class AllToAll(Collective):
-    """Rows that each member has for each other: `parts` is how much of the rows of its first input one device holds."""
+    """Rows that each member has for each other: `parts` is how much of the rows of its input one device holds."""
 
     parts: float = 1.0
 
@@ -165,7 +170,7 @@ class AllToAll(Collective):
 
 @dataclass(frozen=True, kw_only=True)
 class Send(Collective):
-    """A tensor from one device to the next."""
+    """Tensors from one device to the next."""
 
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:  # noqa: ARG002
         return 1.0, 1.0

@@ -13,9 +13,13 @@ from .base import Operator, Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Elementwise(Operator):
-    """y[rows, width] from as many elements of each input."""
+    """y[rows, width] from as many elements of each input.
+
+    normed  elements that it normalizes together on the way; 0 where it does not
+    """
 
     ops_per_element: float
+    normed: int = 0
 
     kind: str = "elementwise"
 

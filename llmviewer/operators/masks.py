@@ -295,7 +295,7 @@ class Compressed(Mask):
 
 @dataclass(frozen=True)
 class Part(Mask):
-    """What one of `ranks` devices has of a mask, queries or keys shared out evenly."""
+    """What one of `ranks` devices has of a mask that share out keys evenly."""
 
     mask: Mask
     ranks: int
@@ -312,8 +312,24 @@ class Part(Mask):
     def read(self) -> Form:
         return self.mask.read / self.ranks
 
+    @property
+    def held(self) -> Form:
+        return self.mask.held / self.ranks
+
     def __str__(self) -> str:
         return str(self.mask)
+
+
+@dataclass(frozen=True)
+class PartOfQueries(Part):
+    """The same where they share out queries in turn, each of which looks at the keys of all devices."""
+
+    @property
+    def read(self) -> Form:
+        return self.mask.read
+
+    def streamed(self, tile: float, resident: float) -> Form | None:
+        return self.mask.streamed(tile * self.ranks, resident)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class LongConv(Operator):
     (arXiv:2302.10866; arXiv:2310.18780, section 3).
     """
 
-    channels: int
+    channels: float
     states: int
 
     kind: str = "conv"
@@ -52,3 +52,8 @@ class LongConv(Operator):
     def arithmetic(self) -> dict[Resource, Form]:
         modes = (11 * self.states + 4) * TOKENS
         return {vector("fp32"): self.channels * (5 * fft() + modes)}
+
+    @property
+    def filters(self) -> int:
+        """Channels that need nothing of each other, or groups of them that share a filter."""
+        return min(w.shape[0] for w in self.weights)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..graph import Block, Graph, Transform
 from ..layout import Network
+from ..operators.base import Weight
+from ..operators.elementwise import Permute
 from ..operators.linear import ExpertsLinear
 from ._placement import Placement
 from .context import shared_context
@@ -41,7 +45,14 @@ def _places(block: Block, network: Network) -> ExpertPlaces:
     for op in block.operators:
         if isinstance(op, ExpertsLinear):
             chosen = round(op.weight.active * op.weight.shape[0])
-            return ExpertPlaces(
-                group=places.group, tensor=places.tensor, experts=op.weight.shape[0], chosen=chosen
-            ).check()
+            return replace(places, experts=op.weight.shape[0], chosen=chosen, skew=_skew(block, op.weight)).check()
     return places
+
+
+def _skew(block: Block, experts: Weight) -> float:
+    """The power that their popularities fall with; none where each has the same number of places for tokens."""
+    gathered = (f for op in block.operators if isinstance(op, Permute) for f in op.outputs[0].rows.features())
+    if any(f.name == "expert_rows" for f in gathered):
+        return 0.0
+    chosen = (f.arguments for f in experts.rows.features() if f.name == "distinct_experts") if experts.rows else ()
+    return max((arguments[2] for arguments in chosen if len(arguments) > 2), default=0.0)

@@ -3,7 +3,7 @@
 Every tensor is whole on all ranks, cut (each has a part of its width), or partial (each has a summand). What reads a
 cut tensor does its part, a matrix product over it leaves a partial one, and where somebody needs the whole a collective
 brings it together: nothing else is known of architectures. An operator of a kind that is not listed runs whole on every
-rank.
+rank, and so does the first of two products through a narrow tensor, if the second one is cut.
 """
 
 from __future__ import annotations
@@ -17,22 +17,44 @@ from ..errors import InputError
 from ..graph import Block
 from ..layout import nearest_divisors
 from ..operators.attention import QK, SV, FlashAttention, Heads, Softmax
-from ..operators.base import Operator, Role, Tensor, Weight
+from ..operators.base import KEPT, Operator, Role, Tensor, Weight
 from ..operators.collectives import AllGather, AllReduce, Group
+from ..operators.compression import Turn
 from ..operators.elementwise import Add, Combine, Elementwise, Norm, Permute, Rope
 from ..operators.embedding import Embedding
-from ..operators.linear import ExpertsLinear, LatentExpansion, Linear, LMHead
+from ..operators.linear import BlockLinear, ExpertsLinear, LatentExpansion, Linear, LMHead
+from ..operators.recurrence import LongConv
+from ..operators.state_space import CausalConv, Scan
 from ..precision import FP32
 from .experts import ExpertPlaces
 
 _ATTENTION: Final = (QK, Softmax, SV, FlashAttention)
-_WHOLE: Final = 0  # a tensor that cannot be cut
 
 
 class _State(StrEnum):
     WHOLE = "whole"
     CUT = "cut"
     PARTIAL = "partial"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Split:
+    """Into how many equal parts a tensor can be taken: `units`, but for `shared` of its elements, of which groups of
+    those parts need the same.
+    """
+
+    units: int
+    shared: int = 0
+    groups: int = 1
+
+    def width(self, wide: int, ranks: int) -> int:
+        """What one of `ranks` has of `wide` elements: a whole part, or group, where there are fewer than ranks."""
+        return (wide - self.shared) // min(self.units, ranks) + self.shared // min(self.groups, ranks)
+
+    def takes(self, part: int, wide: int, ranks: int) -> bool:
+        """Whether `part` of `wide` elements is a whole number of units."""
+        own = part - self.shared // min(self.groups, ranks)
+        return self.units % ((wide - self.shared) // own) == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +87,49 @@ class Placement:
 
     # What a tensor can be cut into.
 
-    def _units(self, t: Tensor) -> int:
-        """Equal parts of `t` that everybody who reads it can take apart; _WHOLE where somebody cannot."""
+    def _split(self, t: Tensor) -> _Split | None:
+        """The equal parts of `t` that everybody who reads it can take apart; None where somebody cannot."""
         if t.name == self.block.output or t.name not in self._readers:
-            return _WHOLE
-        units = [self._units_for(op, index, t) for op, index in self._readers[t.name]]
-        return _WHOLE if _WHOLE in units else min(units)
+            return None
+        splits = [self._split_for(op, index, t) for op, index in self._readers[t.name]]
+        found = [split for split in splits if split]
+        return min(found, key=lambda split: (split.units, -split.shared)) if len(found) == len(splits) else None
 
-    def _units_for(self, op: Operator, index: int, t: Tensor) -> int:
-        units = _WHOLE
+    def _split_for(self, op: Operator, index: int, t: Tensor) -> _Split | None:
+        split = None
         match op:
+            case QK() if index > 1 and op.inputs[1].width < op.heads.kv_width:
+                pass  # the part of a key that all heads have in common
             case Rope() | QK() | SV() | FlashAttention():
-                units = op.heads.num_kv_heads if index else op.heads.num_heads
+                split = _Split(units=op.heads.num_kv_heads if index else op.heads.num_heads)
+            case Scan() if op.has_part(t):
+                split = _Split(units=op.heads, shared=0 if index else op.shared, groups=op.groups)
             case Norm():
-                after = self._units(op.outputs[0])
-                units = after if op.group or after < op.outputs[0].width else _WHOLE
-            case Elementwise() if len(op.outputs) == 1 and not op.weights and not isinstance(op, Add):
-                units = self._units(op.outputs[0])
+                after = self._split(op.outputs[0])
+                split = after if after and (op.group or after.units < op.outputs[0].width) else None
+            case Elementwise() | CausalConv():
+                split = self._after(op, t, t.width)
+            case LongConv():
+                split = self._after(op, t, op.filters)
+            case Turn():
+                split = self._after(op, t, op.num_heads)
+            case BlockLinear():
+                split = self._after(op, t, t.width // op.weight.shape[1])
             case Linear() if type(op) in (Linear, ExpertsLinear):
-                units = t.width
-        return units
+                narrow = t.width <= sum(out.width for out in op.outputs) and any(map(self._split, op.outputs))
+                split = None if narrow else _Split(units=t.width)
+        return split
+
+    def _after(self, op: Operator, t: Tensor, units: int) -> _Split | None:
+        """As many parts as what `op` leaves has, and no more than `units`."""
+        splits = [self._split(out) for out in op.outputs if out.role is not Role.STATE]
+        found = [split for split in splits if split]
+        if len(found) < len(splits):
+            return None
+        least = min(found, key=lambda split: split.units)
+        alike = t.width == op.outputs[0].width
+        split = replace(least, units=min(least.units, units), shared=least.shared if alike else 0)
+        return split if (t.width - split.shared) % split.units == 0 else None
 
     def _is_key(self, t: Tensor) -> bool:
         """Whether `t` is keys or values: of fewer heads than ranks several ranks have the same one."""
@@ -95,11 +140,16 @@ class Placement:
 
     def _cut(self, t: Tensor) -> Tensor:
         """`t` as one rank has it: its share of the units, or a copy of one where there are fewer units than ranks."""
-        ranks, units = self.group.size, self._units(t)
-        if units == _WHOLE or (units < ranks and units == t.width):  # too little to share out
+        ranks, split = self.group.size, self._split(t)
+        if split is None or (split.units < ranks and split.units == t.width):  # too little to share out
             return t
+        units, groups = split.units, split.groups
+        if units % ranks == 0 and split.shared and groups % ranks and ranks % groups:
+            near = nearest_divisors(groups, ranks)
+            what = f"tp={ranks} and the {groups} groups of heads that share a part of {t.name} in {self.block.name}"
+            raise InputError(f"{what} do not divide each other; try tp={near}")
         if units % ranks == 0:
-            return replace(t, width=t.width // ranks)
+            return replace(t, width=split.width(t.width, ranks))
         if ranks % units == 0 and self._is_key(t):
             return replace(t, width=t.width // units)
         what = f"{units} heads" if units < t.width else f"{t.width} elements"
@@ -127,18 +177,30 @@ class Placement:
         placed = self._places.get(name)
         if placed is None or placed.state is _State.WHOLE or placed.tensor.role is not Role.ACTIVATION:
             return
-        kind, suffix = (AllReduce, "sum") if placed.state is _State.PARTIAL else (AllGather, "part")
         written = max(i for i, op in enumerate(self.operators) if any(t.name == name for t in op.outputs))
-        part = replace(placed.tensor, name=f"{name}_{suffix}")
         writer = self.operators[written]
-        self.operators[written] = replace(
-            writer, outputs=tuple(replace(t, name=part.name) if t.name == name else t for t in writer.outputs)
-        )
-        width = part.width * (self.group.size if placed.state is _State.CUT else 1)
-        whole = replace(placed.tensor, width=width)
-        verb = "all_reduce" if kind is AllReduce else "all_gather"
-        self.operators.append(kind(name=f"{name}_{verb}", inputs=(part,), outputs=(whole,), group=self.group))
-        self._places[name] = _Placed(tensor=whole, state=_State.WHOLE)
+        if placed.state is _State.CUT:
+            self._collect(written, (name,), AllGather, "part", "all_gather")
+        else:  # all summands of one product travel together
+            summands = (t.name for t in writer.outputs)
+            names = tuple(n for n in summands if self._places[n].state is _State.PARTIAL)
+            self._collect(written, names, AllReduce, "sum", "all_reduce")
+
+    def _collect(
+        self, written: int, names: tuple[str, ...], kind: type[AllReduce | AllGather], suffix: str, verb: str
+    ) -> None:
+        """Makes tensors that operator `written` leaves whole."""
+        writer = self.operators[written]
+        parts = {name: replace(self._places[name].tensor, name=f"{name}_{suffix}") for name in names}
+        outputs = tuple(replace(t, name=parts[t.name].name) if t.name in parts else t for t in writer.outputs)
+        self.operators[written] = replace(writer, outputs=outputs)
+        times = self.group.size if kind is AllGather else 1
+        whole = tuple(replace(part, name=name, width=times * part.width) for name, part in parts.items())
+        label = names[0] if len(names) == 1 else writer.name
+        collective = kind(name=f"{label}_{verb}", inputs=tuple(parts.values()), outputs=whole, group=self.group)
+        self.operators.append(collective)
+        for t in whole:
+            self._places[t.name] = _Placed(tensor=t, state=_State.WHOLE)
 
     def _none_partial(self, op: Operator) -> None:
         for t in op.inputs:
@@ -168,9 +230,12 @@ class Placement:
             case Rope() | QK() | Softmax() | SV() | FlashAttention():
                 self._none_partial(op)
                 self._attention(op)
+            case Scan():
+                self._none_partial(op)
+                self._scan(op)
             case Add():
                 self._add(op)
-            case Elementwise() if len(op.outputs) == 1:
+            case Elementwise() | CausalConv() | LongConv() | Turn() | BlockLinear() if op.inputs:
                 self._none_partial(op)
                 self._elementwise(op)
             case _:
@@ -241,36 +306,73 @@ class Placement:
             return t
         return replace(t, width=t.width * local.num_kv_heads // heads.num_kv_heads)
 
-    def _elementwise(self, op: Elementwise) -> None:
-        """Its share of the elements, if what it reads is cut; a whole tensor beside a cut one is read in part."""
-        have = [self._have(t) for t in op.inputs]
-        cut = [(t.width, p.tensor.width) for t, p in zip(op.inputs, have, strict=True) if p.state is _State.CUT]
-        if cut and self._units_for(op, 0, op.inputs[0]) == _WHOLE:
+    def _scan(self, op: Scan) -> None:
+        """Its heads with their part of the state."""
+        if not op.heads or self._have(op.inputs[0]).state is not _State.CUT:
             self._run_whole(op)
             return
-        wide, part = cut[0] if cut else (1, 1)
-        if isinstance(op, Norm) and cut and not op.group:
-            self._sum_of_squares(op)
-        inputs = tuple(replace(p.tensor, width=part) if cut and p.tensor.width == wide else p.tensor for p in have)
-        share, out = have[0].share, op.outputs[0]
-        local = replace(out, width=out.width * part // wide, rows=out.rows * share)
-        self._put(out, local, _State.CUT if cut else _State.WHOLE, share)
-        per_group = isinstance(op, Norm) and op.group
-        weights = op.weights if per_group else tuple(_share(w, wide, part) for w in op.weights)
-        self.operators.append(replace(op, inputs=inputs, outputs=(local,), weights=weights))
+        local = op.part(self.group.size)
+        self._put(op.outputs[0], local.outputs[0])
+        self.operators.append(local)
 
-    def _sum_of_squares(self, op: Norm) -> None:
+    def _elementwise(self, op: Operator) -> None:
+        """Its share of what it works on, if what it reads is cut; a whole tensor beside a cut one is read in part."""
+        have = [self._have(t) for t in op.inputs]
+        cut = next((i for i, placed in enumerate(have) if placed.state is _State.CUT), None)
+        if cut is None:
+            wide = part = 1
+        else:
+            wide, part = op.inputs[cut].width, have[cut].tensor.width
+            split = self._split_for(op, cut, op.inputs[cut])
+            if split is None or not split.takes(part, wide, self.group.size):
+                self._run_whole(op)
+                return
+            if isinstance(op, Elementwise) and self._spans_ranks(op):
+                self._sum_of_squares(op)
+
+        def own(t: Tensor) -> Tensor:
+            return replace(t, width=t.width * part // wide)
+
+        inputs = tuple(own(p.tensor) if p.tensor.width == wide or p.tensor.role in KEPT else p.tensor for p in have)
+        share, state = have[0].share, _State.WHOLE if cut is None else _State.CUT
+        outputs = tuple(self._put(t, replace(own(t), rows=t.rows * share), state, share) for t in op.outputs)
+        by_head = isinstance(op, Elementwise)  # what heads or groups share is narrower than what they leave
+        weights = tuple(
+            w if by_head and w.shape[0] < op.outputs[0].width else _share(w, wide, part) for w in op.weights
+        )
+        match op:
+            case LongConv():
+                op = replace(op, channels=op.channels * part // wide)
+            case Turn():
+                op = replace(op, num_heads=op.num_heads * part // wide)
+        self.operators.append(replace(op, inputs=inputs, outputs=outputs, weights=weights))
+
+    def _spans_ranks(self, op: Elementwise) -> bool:
+        """Whether it normalizes what several ranks have."""
+        if isinstance(op, Norm):
+            return not op.group
+        return op.normed > self._have(op.inputs[0]).tensor.width
+
+    def _sum_of_squares(self, op: Elementwise) -> None:
         """A norm over what all ranks have together takes a number of each token from every one of them."""
-        x = self._have(op.inputs[0]).tensor
-        own = Tensor(name=f"{op.name}_square", width=1, format=FP32, rows=x.rows)
+        inputs = tuple(self._have(t).tensor for t in op.inputs)
+        own = Tensor(name=f"{op.name}_square", width=1, format=FP32, rows=inputs[0].rows)
         mean = replace(own, name=f"{op.name}_mean")
-        square = Elementwise(name=own.name, inputs=(x,), outputs=(own,), ops_per_element=2 * x.width)
+        square = Elementwise(name=own.name, inputs=inputs, outputs=(own,), ops_per_element=2 * inputs[0].width)
         self.operators.append(square)
         self.operators.append(AllReduce(name=f"{op.name}_all_reduce", inputs=(own,), outputs=(mean,), group=self.group))
 
     def _add(self, op: Add) -> None:
         """Summands of several branches are added before they are brought together."""
+        if any(self._have(t).state is _State.CUT for t in op.inputs):
+            self._none_partial(op)
+            self._elementwise(op)
+            return
         partial = [t for t in op.inputs if self._have(t).state is _State.PARTIAL]
+        if len(partial) == len(op.inputs):
+            self.operators.append(op)
+            self._put(op.outputs[0], op.outputs[0], _State.PARTIAL)
+            return
         if len(partial) > 1:
             out = replace(partial[0], name=f"{op.name}_partial")
             self.operators.append(

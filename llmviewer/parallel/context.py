@@ -1,8 +1,10 @@
-"""Context parallelism: the tokens of a prompt, and of the cache, shared out among ranks (arXiv:2310.01889).
+"""Context parallelism: the tokens of a prompt, and of the cache, shared out among ranks.
 
-In a prefill every rank has as many of the new tokens as the others, early and late ones, so that all have as many
-pairs; keys and values go round. In a decode step the new token is on all ranks and each attends to its part of the
-cache: what they found is brought together with its softmax's sum.
+In a prefill ranks take turns at new tokens, so that all have as many pairs (arXiv:2311.09431). What their queries look
+at comes from all ranks before they do (arXiv:2407.21783, section 3.3.2), or block by block on a ring, which sends as
+much and holds less (arXiv:2310.01889). Of latent attention latents come, which every rank expands for itself. In a
+decode step the new token is on all ranks and each attends to its part of the cache: what they found is brought together
+with its softmax's sum. A state of fixed size is on all ranks.
 """
 
 from __future__ import annotations
@@ -12,73 +14,154 @@ from dataclasses import replace
 
 from ..forms import LOGITS, WANTED, Form, replicas
 from ..graph import Block, Transform
-from ..operators.attention import QK, SV, Softmax
-from ..operators.base import KEPT, Operator, Tensor, Weight
+from ..operators.attention import QK, SV, Attention, FlashAttention, Indexer, Softmax
+from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.collectives import AllGather, Group
 from ..operators.elementwise import Elementwise
-from ..operators.masks import Part
+from ..operators.linear import LatentExpansion
+from ..operators.masks import Part, PartOfQueries
+from ..operators.recurrence import LongConv
+from ..operators.state_space import Scan
 from ..precision import FP32
 
 _HEAD = LOGITS.features() | WANTED.features()
 
 
 def shared_context(group: Group, *, decode: bool) -> Transform:
-    """Each rank's part of a prefill, or of a decode step."""
+    """Each rank's part of a prefill, or of a decode step. Towers for pictures are whole on every rank."""
     one = _decoded if decode else _prefilled
-    return lambda graph: graph.map_blocks(lambda block: replace(block, operators=tuple(one(block, group))))
+
+    def part(block: Block) -> Block:
+        beside = block.stream.name == "images"
+        return block if beside else replace(block, operators=tuple(one(block, group)))
+
+    return lambda graph: graph.map_blocks(part)
 
 
-def _attention(op: Operator, ranks: int) -> Operator:
-    if isinstance(op, QK | Softmax | SV):
-        return replace(op, heads=replace(op.heads, mask=Part(op.heads.mask, ranks)))
-    return op
+def _seen(op: Operator) -> tuple[Tensor, ...]:
+    """What queries look at, or what that is made from."""
+    match op:
+        case Indexer():
+            return op.inputs[1:2]
+        case Attention():
+            return op.inputs[1:]
+        case LatentExpansion():
+            return op.inputs
+    return ()
+
+
+def _held(t: Tensor) -> Form:
+    return t.rows if t.held is None else t.held
+
+
+def _masked(op: Attention, mask: type[Part], ranks: int) -> Attention:
+    return replace(op, heads=replace(op.heads, mask=mask(op.heads.mask, ranks)))
+
+
+# In a prefill.
 
 
 def _prefilled(block: Block, group: Group) -> Iterator[Operator]:
     ranks = group.size
+    expanded = {t.name for op in block.operators if isinstance(op, LatentExpansion) for t in op.outputs}
+    coming: dict[str, Tensor] = {}
+    for op in block.operators:
+        for t in _seen(op):
+            if t.name not in expanded:
+                coming.setdefault(t.name, t)
+    to_write = [t.name for op in block.operators for t in op.outputs]
 
     def rows(form: Form) -> Form:
         """Those of new tokens are shared out; those of wanted logits are where they are."""
         return form if form.features() <= _HEAD else form / ranks
 
-    def tensor(t: Tensor) -> Tensor:
-        held = (t.rows if t.held is None else t.held) / ranks if t.role in KEPT else t.held
-        return replace(t, rows=rows(t.rows), held=held)
+    def own(t: Tensor) -> Tensor:
+        if t.role is Role.STATE:
+            return t
+        return replace(t, rows=rows(t.rows), held=_held(t) / ranks if t.role is Role.KV_CACHE else t.held)
 
     def weight(w: Weight) -> Weight:
         return replace(w, rows=w.rows.on(replicas(1 / ranks))) if w.rows and not w.rows.features() <= _HEAD else w
 
+    def placed(op: Operator) -> Operator:
+        seen = _seen(op)
+        inputs = tuple((t if t.name in expanded else _from_all(t)) if t in seen else own(t) for t in op.inputs)
+        if isinstance(op, LatentExpansion):
+            return replace(op, inputs=inputs)
+        op = replace(op.with_weights(weight), inputs=inputs, outputs=tuple(map(own, op.outputs)))
+        match op:
+            case Attention():
+                return _masked(op, PartOfQueries, ranks)
+            case Scan():
+                return replace(op, token_ops=op.token_ops / ranks, pair_ops=op.pair_ops / ranks)
+            case LongConv():
+                return replace(op, channels=op.channels / ranks)
+        return op
+
     for op in block.operators:
-        if isinstance(op, QK | SV):
-            kept = [t for t in op.inputs[1:] if t.role in KEPT]
-            for t in kept:
-                whole = replace(t, name=f"{t.name}_all")
-                part = tensor(t)
-                yield AllGather(name=f"{t.name}_ring", inputs=(part,), outputs=(whole,), group=group)
-        yield _attention(op.with_weights(weight).with_tensors(tensor), ranks)
+        if any(t.name in coming for t in _seen(op)):
+            there = [t for t in coming.values() if t.name not in to_write]
+            yield AllGather(
+                name=f"{there[0].name}_all_gather",
+                inputs=tuple(replace(own(t), rows=_sent(t) / ranks) for t in there),
+                outputs=tuple(replace(_from_all(t), rows=_sent(t)) for t in there),
+                group=group,
+            )
+            for t in there:
+                del coming[t.name]
+        yield placed(op)
+        for t in op.outputs:
+            to_write.remove(t.name)
+
+
+def _from_all(t: Tensor) -> Tensor:
+    """The rows of all ranks, which do not stay."""
+    return replace(t, name=f"{t.name}_all", held=Form() if t.role is Role.KV_CACHE else t.held)
+
+
+def _sent(t: Tensor) -> Form:
+    """The rows that come: all that stay, or those that are used at once."""
+    return t.held or t.rows
+
+
+# In a decode step.
 
 
 def _decoded(block: Block, group: Group) -> Iterator[Operator]:
     ranks = group.size
 
-    def tensor(t: Tensor) -> Tensor:
-        if t.role not in KEPT:
-            return t
-        held = (t.rows if t.held is None else t.held) / ranks
-        return replace(t, rows=t.rows / ranks, held=held)
+    def part(t: Tensor) -> Tensor:
+        return replace(t, rows=t.rows / ranks, held=_held(t) / ranks if t.role is Role.KV_CACHE else t.held)
 
     for op in block.operators:
-        placed = _attention(op, ranks)
-        if placed is op:
+        if isinstance(op, LatentExpansion):
+            yield op.with_tensors(part)
+            continue
+        if not isinstance(op, Attention) or not op.heads.mask.keeps:
             yield op
             continue
-        placed = placed.with_tensors(tensor)
-        if not isinstance(op, SV):
-            yield placed
-            continue
-        out = op.outputs[0]
-        part = replace(out, name=f"{out.name}_part", width=out.width + op.heads.num_heads, format=FP32)
-        parts = replace(part, name=f"{out.name}_parts", width=ranks * part.width)
-        yield replace(placed, outputs=(part,))
-        yield AllGather(name=f"{out.name}_gather", inputs=(part,), outputs=(parts,), group=group)
-        yield Elementwise(name=f"{out.name}_merge", inputs=(parts,), outputs=(out,), ops_per_element=2 * ranks)
+        seen, out = _seen(op), op.outputs[0]
+        local = replace(_masked(op, Part, ranks), inputs=tuple(part(t) if t in seen else t for t in op.inputs))
+        match local:
+            case QK():
+                yield replace(local, outputs=(part(out),))
+            case Softmax():
+                yield local.with_tensors(part)
+            case SV() | FlashAttention():
+                scores = map(part, local.inputs[:1]) if isinstance(local, SV) else local.inputs[:1]
+                local = replace(local, inputs=(*scores, *local.inputs[1:]))
+                yield from _merged(local, group)
+            case _:  # of the best of each rank the best are kept
+                best = replace(part(out), name=f"{out.name}_part")
+                yield replace(local, outputs=(best,))
+                yield AllGather(name=f"{out.name}_all_gather", inputs=(best,), outputs=(out,), group=group)
+
+
+def _merged(op: Attention, group: Group) -> Iterator[Operator]:
+    """Results of all ranks, scaled and summed."""
+    out = op.outputs[0]
+    part = replace(out, name=f"{out.name}_part", width=out.width + op.heads.num_heads, format=FP32)
+    parts = replace(part, name=f"{out.name}_parts", width=group.size * part.width)
+    yield replace(op, outputs=(part,))
+    yield AllGather(name=f"{out.name}_gather", inputs=(part,), outputs=(parts,), group=group)
+    yield Elementwise(name=f"{out.name}_merge", inputs=(parts,), outputs=(out,), ops_per_element=2 * group.size)

@@ -4,28 +4,38 @@ Where ranks have the same tokens, as those of tensor parallelism do, each runs i
 is a sum over ranks. Where experts lie on more ranks than that, tokens travel: each rank sends those that it has, or its
 share of them, to the ranks of their experts, once to a rank however many experts it has there (arXiv:2412.19437,
 section 3.2.2).
+
+What is here is the busiest rank. Where some experts are more popular than others, ranks take turns in order of
+popularity, so that it is the one with the first, the one after a whole turn, and so on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
 
 from ..errors import InputError
-from ..forms import replicas
+from ..forms import Form, any_of, replicas, total
 from ..layout import nearest_divisors
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.collectives import AllToAll, Group
 from ..operators.elementwise import Permute
+from ..workload import popularity
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertPlaces:
-    """`group` are the ranks that experts are shared out among, `tensor` those that have the same tokens."""
+    """`group` are the ranks that experts are shared out among, `tensor` those that have the same tokens.
+
+    skew  the power of their rank that popularities of experts fall with
+    """
 
     group: Group
     tensor: int
     experts: int = 0  # of the block at hand, and how many of them a token takes
     chosen: int = 0
+    skew: float = 0.0
 
     @property
     def degree(self) -> int:
@@ -43,31 +53,52 @@ class ExpertPlaces:
             raise InputError(f"ep={self.degree} does not divide the {self.experts} experts; try ep={near}")
         return self
 
+    @cached_property
+    def busiest(self) -> tuple[float, ...]:
+        """The parts of all tokens that go to each of its experts."""
+        return popularity(self.experts, self.chosen, self.skew)[:: self.degree]
+
+    @property
+    def load(self) -> float:
+        """Copies of tokens that come to it, over those that would if all experts were alike popular."""
+        return sum(self.busiest) * self.degree / self.chosen if self.skew else 1.0
+
+    @property
+    def own(self) -> float:
+        """Of the copies of tokens that are made, those that its sum over experts reads."""
+        return 1 / self.tensor if self.travels else self.load / self.degree
+
     @property
     def share(self) -> float:
-        """Of the copies of tokens that are made, those that one rank works on."""
-        return 1 / (self.tensor if self.travels else self.degree)
+        """Of the copies of tokens that are made, those that its experts work on."""
+        return self.load / (self.tensor if self.travels else self.degree)
 
     def held(self, weight: Weight) -> Weight:
         """Its experts of all, of which it reads those that a token of any rank reaches."""
         shape = (weight.shape[0] // self.degree, *weight.shape[1:])
         tokens = max(self.degree // self.tensor, 1)  # ranks that have tokens of their own
-        rows = weight.rows.on(replicas(tokens)) / self.degree if weight.rows else None
+        rows = self._reached(weight.rows).on(replicas(tokens)) if weight.rows else None
         return replace(weight, shape=shape, rows=rows)
+
+    def _reached(self, rows: Form) -> Form:
+        """Of the experts that are reached, those that are its own."""
+        if not self.skew:
+            return rows / self.degree
+        return total(c * total(any_of(q) for q in self.busiest).on(feature.stream) for feature, c in rows.terms)
 
     @property
     def parts(self) -> float:
-        """Of a token's copies, those that leave: one for each rank that has any of its experts, on average."""
-        own = self.experts / self.degree
-        ranks: float = self.degree * (1 - (1 - self.chosen / self.experts) ** own)
-        return min(ranks / self.chosen, 1.0)
+        """Of a rank's copies, as many as come to it from all ranks: one of each token that takes any of its experts.
+        As many leave a rank on average, where all experts are alike popular.
+        """
+        return self.degree * (1 - prod(1 - share for share in self.busiest)) / self.chosen
 
     def dispatched(self, op: Permute) -> tuple[Permute, tuple[Operator, ...]]:
         """The copies as one rank makes them, and their way to the experts."""
         out = replace(op.outputs[0], rows=op.outputs[0].rows * self.share)
         if not self.travels:
             return replace(op, outputs=(out,)), ()
-        copies = replace(out, name=f"{out.name}_copies")
+        copies = replace(out, name=f"{out.name}_copies", rows=op.outputs[0].rows * self.own)
         dispatch = AllToAll(name="dispatch", inputs=(copies,), outputs=(out,), group=self.group, parts=self.parts)
         return replace(op, outputs=(copies,)), (dispatch,)
 
@@ -75,13 +106,14 @@ class ExpertPlaces:
         """The way back."""
         if not self.travels:
             return ()
-        back = replace(out, name=f"{out.name}_back")
-        return (AllToAll(name="collect", inputs=(out,), outputs=(back,), group=self.group, parts=self.parts),)
+        back = replace(out, name=f"{out.name}_back", rows=out.rows / self.load)
+        parts = self.parts / self.load
+        return (AllToAll(name="collect", inputs=(out,), outputs=(back,), group=self.group, parts=parts),)
 
     def returned(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the sum over a token's experts reads on one rank."""
         experts, *others = inputs
-        experts = replace(experts, rows=experts.rows * self.share)
+        experts = replace(experts, rows=experts.rows * self.own)
         if self.travels:
             experts = replace(experts, name=f"{experts.name}_back")
             others = [replace(t, rows=t.rows / self.tensor) for t in others]

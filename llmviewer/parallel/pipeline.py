@@ -2,62 +2,200 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeAlias
 
 from ..errors import InputError
-from ..forms import TOKENS
+from ..forms import SOURCE
 from ..graph import Block, Graph
-from ..operators.base import Tensor
+from ..operators.attention import Attention, Heads
+from ..operators.base import Role, Tensor, Weight
 from ..operators.collectives import Group, Send
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stages:
+    """`number` runs of layers, as equal as can be; `reading` of all layers are an encoder's, which come first."""
+
+    number: int
+    layers: int
+    reading: int
+
+    @classmethod
+    def of(cls, graph: Graph, number: int) -> _Stages:
+        reading = sum(len(block.layers) for block in graph.blocks if block.stream == SOURCE)
+        return cls(number=number, layers=reading + graph.layers, reading=reading)
+
+    def stage(self, block: Block, layer: int) -> int:
+        """That of a layer of `block`; the last one for -1."""
+        own = (self.layers if block.main else self.reading) if layer < 0 else self.reading * block.main
+        return (own + layer) * self.number // self.layers
+
+    def pieces(self, graph: Graph) -> Iterator[Block]:
+        """Blocks cut at borders. What is no layer is where the first or last layer is of those that see the same."""
+        for at, block in enumerate(graph.blocks):
+            if not block.main and block.stream != SOURCE:
+                yield replace(block, stage=0)
+            elif not block.layers:
+                first = next(i for i, b in enumerate(graph.blocks) if b.stream == block.stream and b.layers)
+                yield replace(block, stage=self.stage(block, 0 if at < first else -1))
+            else:
+                for stage in range(self.number):
+                    if layers := tuple(n for n in block.layers if self.stage(block, n) == stage):
+                        yield replace(_part(block, layers), stage=stage)
+
+    def apart(self, graph: Graph) -> tuple[int, int] | None:
+        """A layer that reads the cache of another one in another stage, and that one."""
+        for block in graph.blocks:
+            for heads in _borrowed(block):
+                before = [n for b in graph.blocks for n in b.layers if n < block.layers[0] and heads in _lent(b)]
+                lender = max(before, default=block.layers[0])
+                for layer in block.layers:
+                    if self.stage(block, layer) != self.stage(block, lender):
+                        return layer, lender
+        return None
 
 
 def staged(graph: Graph, stages: int, group: Group) -> Graph:
     """Blocks cut at the borders of `stages` runs of layers, as equal as can be; a send at each border.
 
-    What comes before the first layer is in the first stage, what comes after the last one in the last.
+    The layers of an encoder come before those of the decoder beside it; towers for pictures are in the first stage.
 
-    Raises InputError where there are fewer layers than stages, or all layers read one result, such as an encoder's.
+    Raises InputError where there are fewer layers than stages, or a layer reads the cache of one in another stage.
     """
-    layers = graph.layers
-    if stages > layers:
-        raise InputError(f"pp={stages} is more than the {layers} layers; try pp={layers} or fewer")
-    if any(block.given and block.main and block.layers for block in graph.blocks):
-        raise InputError(
-            f"pp={stages}: layers that all read one earlier result cannot be cut into stages; use tp or dp"
-        )
-    first = [-(-layers * stage // stages) for stage in range(stages + 1)]
-    at = next(index for index, block in enumerate(graph.blocks) if block.main and block.layers)
-    pieces = [
-        piece
-        for index, block in enumerate(graph.blocks)
-        for piece in (_cut(block, first) if index >= at else [replace(block, stage=0)])
-    ]
+    cut = _Stages.of(graph, stages)
+    if stages > cut.layers:
+        raise InputError(f"pp={stages} is more than the {cut.layers} layers; try pp={cut.layers} or fewer")
+    if apart := cut.apart(graph):
+        near = next(n for n in range(stages - 1, 0, -1) if not replace(cut, number=n).apart(graph))
+        what = f"layer {apart[0]} reads the cache of layer {apart[1]}, which would be in another stage"
+        raise InputError(f"pp={stages}: {what}; {f'try pp={near}' if near > 1 else 'use tp or dp'}")
+    pieces = list(cut.pieces(graph))
+    held = _held(pieces)
     blocks: list[Block] = []
-    for piece in sorted(pieces, key=lambda block: block.stage):
-        if blocks and piece.stage > blocks[-1].stage:
-            blocks.append(_send(blocks[-1], group))
-        blocks.append(piece)
+    for stage in range(stages):
+        blocks.extend(_with_copies([piece for piece in pieces if piece.stage == stage], held))
+        if stage < stages - 1:
+            blocks.append(_send(pieces, stage, group))
     return Graph(tuple(blocks))
 
 
-def _cut(block: Block, first: list[int]) -> Iterator[Block]:
-    """`block` in pieces of one stage each."""
-    last = len(first) - 2
-    if not block.layers:
-        yield replace(block, stage=last)
-        return
-    for stage in range(last + 1):
-        layers = tuple(n for n in block.layers if first[stage] <= n < first[stage + 1])
-        if layers:
-            name = block.name if len(layers) == len(block.layers) else f"{block.name}.{layers[0]}-{layers[-1]}"
-            yield replace(block, name=name, layers=layers, stage=stage)
+def _part(block: Block, layers: tuple[int, ...]) -> Block:
+    """Some layers of a block."""
+    if len(layers) == len(block.layers):
+        return block
+    span = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else f"{layers[0]}"
+    return replace(block, name=f"{block.name.partition('.')[0]}.{span}", layers=layers)
 
 
-def _send(block: Block, group: Group) -> Block:
-    """The hidden state on its way to the next stage; a launch of the stage that it leaves."""
-    last = next(t for op in reversed(block.operators) for t in op.outputs if t.name == block.output)
-    left = Tensor(name=block.output, width=last.width, format=last.format, rows=TOKENS)
-    came = replace(left, name="hidden")
-    send = Send(name="send", inputs=(left,), outputs=(came,), group=group)
-    return Block(name=f"send.{block.stage}", operators=(send,), input=block.output, output=came.name, stage=block.stage)
+def _borrowed(block: Block) -> set[Heads]:
+    """The heads of attention to a cache that another layer has written."""
+    written = {t.name for op in block.operators for t in op.outputs}
+    attention = [op for op in block.operators if isinstance(op, Attention)]
+    return {op.heads for op in attention for t in op.inputs if t.role is Role.KV_CACHE and t.name not in written}
+
+
+def _lent(block: Block) -> set[Heads]:
+    """The heads of attention to what the layer itself has written."""
+    return {op.heads for op in block.operators if isinstance(op, Attention)} - _borrowed(block)
+
+
+# What goes from stage to stage.
+
+
+def _send(pieces: Sequence[Block], stage: int, group: Group) -> Block:
+    """What leaves a stage for the next one: the hidden state, and what that or later ones are given of this one or
+    those before. A launch of the stage that it leaves.
+    """
+    stream = next(p.stream for p in pieces if p.layers and p.stage == stage + 1)
+    before = [p for p in pieces if p.layers and p.stage == stage and p.stream == stream]
+    hidden = [_result(before[-1])] if before else []
+    given = list(_given(pieces, stage))
+    send = Send(
+        name="send",
+        inputs=(*hidden, *given),
+        outputs=(*(replace(t, name="hidden") for t in hidden), *given),
+        group=group,
+    )
+    return Block(
+        name=f"send.{stage}",
+        operators=(send,),
+        input=hidden[0].name if hidden else "",
+        output=send.outputs[0].name,
+        stream=stream if before else SOURCE,
+        given=tuple(t.name for t in given),
+        stage=stage,
+    )
+
+
+def _given(pieces: Sequence[Block], stage: int) -> Iterator[Tensor]:
+    """What is left in a stage or before it, and read after it; of what has a part for each layer, the parts to come."""
+    wanted: dict[str, tuple[Tensor, int]] = {}
+    for at, piece in enumerate(pieces):
+        for name in piece.given if piece.stage > stage else ():
+            source = next(p for p in reversed(pieces[:at]) if p.output == name)
+            if source.stage <= stage:
+                left = _result(source)
+                width = max(t.width for op in piece.operators for t in op.reads() if t.name == name)
+                read = wanted.get(name, (left, 0))[1] + piece.repeat * width
+                wanted[name] = (replace(left, rows=left.rows.on(source.stream)), read)
+    for left, read in wanted.values():
+        yield replace(left, width=min(left.width, read))
+
+
+def _result(block: Block) -> Tensor:
+    """What a block leaves."""
+    return next(t for op in reversed(block.operators) for t in op.outputs if t.name == block.output)
+
+
+# What several stages have.
+
+_Key: TypeAlias = tuple[str, tuple[int, ...], bool]  # name, shape, and whether it is a decoder's
+
+
+def _with_copies(own: Sequence[Block], held: Counter[_Key]) -> Iterator[Block]:
+    """The blocks of one stage, with copies of parameters that they read and other stages hold."""
+    here = _held(own)
+    for piece in own:
+        tied = {_key(w, piece, held) for op in piece.operators for w in op.weights if w.tied}
+        wanted = {key for key in tied if held[key] > here[key]}
+        copies = min(piece.repeat, max((held[key] - here[key] for key in wanted), default=0))
+        if not copies:
+            yield piece
+            continue
+        here.update(dict.fromkeys(wanted, copies))
+        yield _copied(_part(piece, piece.layers[:copies]), wanted, held)
+        if copies < piece.repeat:
+            yield _part(piece, piece.layers[copies:])
+
+
+def _copied(block: Block, wanted: set[_Key], held: Counter[_Key]) -> Block:
+    """The block that holds, where it first reads it, each parameter that is wanted."""
+    left = set(wanted)
+
+    def one(w: Weight) -> Weight:
+        key = _key(w, block, held)
+        if not w.tied or key not in left:
+            return w
+        left.remove(key)
+        return Weight(**{field.name: getattr(w, field.name) for field in fields(Weight)} | {"tied": False})
+
+    return block.map(lambda op: op.with_weights(one))
+
+
+def _held(blocks: Iterable[Block]) -> Counter[_Key]:
+    """How many of each parameter they hold."""
+    held: Counter[_Key] = Counter()
+    for block in blocks:
+        for op in block.operators:
+            held.update({(w.name, w.shape, block.main): block.repeat for w in op.weights if not w.tied})
+    return held
+
+
+def _key(weight: Weight, block: Block, held: Counter[_Key]) -> _Key:
+    """The parameter that this is another use of: one of its name, else the embedding; of its own stack, if there."""
+    names = (weight.name, "embed_tokens.weight") if weight.name == "lm_head.weight" else (weight.name,)
+    known = [(name, weight.shape, main) for name in names for main in (block.main, not block.main)]
+    return next((key for key in known if held[key]), known[0])

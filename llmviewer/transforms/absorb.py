@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..forms import TOKENS
 from ..graph import Block, Graph
 from ..operators.attention import QK, SV, Heads, Softmax
 from ..operators.base import Operator, Tensor, Weight
@@ -35,7 +34,7 @@ def _in_latent_space(expand: Linear, qk: QK, softmax: Softmax, sv: SV) -> tuple[
     latent, (keys, values) = expand.inputs[0], expand.outputs
     query, *positions = (t for t in qk.inputs if t.name != keys.name)
     count, rank, mask = qk.heads.num_heads, latent.width, qk.heads.mask
-    latent = replace(latent, rows=mask.read, held=mask.held)
+    latent = replace(latent, rows=mask.read)
     heads = Heads(
         num_heads=count,
         num_kv_heads=1,
@@ -58,4 +57,4 @@ def _per_head(name: str, expand: Linear, x: Tensor, out: Tensor, width: int) -> 
     """The product of every head with its part of the expansion's matrix, `width` of its rows."""
     rank = expand.inputs[0].width
     part: Weight = replace(expand.weight, name=f"{name}.weight", shape=(width, rank))
-    return Linear(name=name, inputs=(replace(x, rows=TOKENS),), outputs=(out,), weights=(part,))
+    return Linear(name=name, inputs=(x,), outputs=(out,), weights=(part,))

@@ -81,6 +81,8 @@ def parse_offload(text: str) -> Offload:
         if name not in _PARTS or name in found or (at and place not in _AWAY):
             raise InputError(f"offload {text!r}: {must}; got {given!r}")
         found |= {name: _part(number, f"offload {text!r}: {must}; got {given!r}"), f"{name}_in": place or HOST}
+    if list(found) == ["waits"]:
+        raise InputError("offload: sync is how transfers are waited for; give weights=PART or kv=PART too")
     return replace(ON_DEVICE, **found)  # type: ignore[arg-type]
 
 

@@ -15,6 +15,7 @@ from typing import Final
 from ..errors import InputError, suggest
 from ..graph import Block, Graph, Transform
 from ..operators.base import Operator, Role, Tensor, Weight
+from ..operators.collectives import AllToAll
 from ..operators.elementwise import Quantize
 from ..operators.linear import Linear
 from ..precision import AS_PUBLISHED, HALF, Format, Scheme, parse_scheme, resolved
@@ -208,11 +209,14 @@ def _with_weight(op: Operator, fmt: Format | None) -> Operator:
 
 
 def _with_operands(block: Block, operators: tuple[Operator, ...], wanted: dict[str, Format]) -> Iterator[Operator]:
-    """`operators` with the first input of each that `wanted` names in the format it gives."""
+    """`operators` with the first input of each that `wanted` names in the format it gives. What experts of other ranks
+    are sent goes in the format that they want (arXiv:2412.19437, section 3.3.3).
+    """
     formats: dict[str, set[Format | None]] = {block.output: {None}}
-    for op in operators:
+    for op in reversed(operators):
+        sent = formats.get(op.outputs[0].name, {None}) if isinstance(op, AllToAll) else None
         for t in op.inputs:
-            formats.setdefault(t.name, set()).add(wanted.get(op.name) if t == op.inputs[0] else None)
+            formats.setdefault(t.name, set()).update(sent or {wanted.get(op.name) if t == op.inputs[0] else None})
     written = {t.name for op in operators for t in op.outputs}
     at_writer = {name: next(iter(asked)) for name, asked in formats.items() if len(asked) == 1 and name in written}
 

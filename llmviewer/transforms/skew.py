@@ -1,7 +1,7 @@
 """Experts that are not alike popular: popularity falls with rank to a power, as Zipf's law has it.
 
 Fewer experts are then reached by the same tokens, and their weights read. Each token still takes as many, so no OPs
-change; that the busiest expert has more rows than others takes no time here, as all experts are one launch.
+change; that the busiest expert has more rows than others takes no time on one device, as all experts are one launch.
 """
 
 from __future__ import annotations

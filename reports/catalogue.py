@@ -7,50 +7,86 @@ from textwrap import wrap
 from typing import Final
 
 from llmviewer.hardware import Hardware
+from llmviewer.memory import weight_bytes
 from llmviewer.model import Model
 from llmviewer.resource import Resource, Unit
+from llmviewer.transforms.quantize import AS_IT_IS
 from llmviewer.units import si
 
 from .columns import columns
 
 _NARROW: Final = ("fp8", "int8", "fp4")
 _WIDTH: Final = 80
+_KEY: Final = 22  # characters of the longest key of a model, and a gap
+_LEGEND: Final = (
+    "total: parameters; active: those of one token where not all are, table and head among them (papers that leave "
+    "out the table, as that of gpt-oss, say fewer). weights, KV of a token: bytes as published, most weights in that "
+    "format. `llmviewer models NAME` and --format json say more."
+)
 
 
 def model_list(models: Sequence[Model]) -> str:
+    head = ("model", "total", "active", "weights", "in", "attention", "KV", "context")
     lines = [
-        (m.name, f"{m.parameters:,}", _active(m), str(m.graph.layers), m.format.name, m.attention,
-         f"{si(m.kv_bytes_per_token)}B", str(m.max_context or "-"), m.source.split()[0])
+        (m.name, _short(m.parameters), _active(m), _bytes(weight_bytes(m.published)), _precision(m),
+         "+".join(m.attention_kinds), _bytes(m.kv_bytes_per_token), _context(m))
         for m in models
     ]  # fmt: skip
-    head = ("model", "parameters", "active", "layers", "dtype", "attention", "KV/token", "context", "published as")
-    return columns([head, *lines], left=(0, 4, 5, 8))
+    return columns([head, *lines], left=(0, 4, 5), gap=" ") + "\n".join(_wrapped(_LEGEND, indent="")) + "\n"
 
 
 def _active(model: Model) -> str:
     """Active parameters where not all are."""
-    return f"{model.active_parameters:,}" if model.active_parameters != model.parameters else "-"
+    return _short(model.active_parameters) if model.active_parameters != model.parameters else "-"
+
+
+def _short(number: float) -> str:
+    """Such as "6.74B", as papers write parameters."""
+    return si(number).replace(" ", "").replace("G", "B")
+
+
+def _bytes(number: float) -> str:
+    """Such as "13.5G"."""
+    return si(number).replace(" ", "") if number else "-"
+
+
+def _context(model: Model) -> str:
+    """Exact up to a million tokens."""
+    tokens = model.max_context
+    return str(tokens or "-") if tokens < 1_000_000 else si(tokens).replace(" ", "")
+
+
+def _precision(model: Model) -> str:
+    """What most weights are published in."""
+    return (model.quantization.scheme.weight or model.format).name.partition("_")[0]
 
 
 def model_card(model: Model) -> str:
-    widths = {op.name: op for block, op in model.graph}
+    quantized = model.quantization != AS_IT_IS
+    rows = f", {model.looked_up_parameters:,} of them looked up alone" if model.looked_up_parameters else ""
     facts = [
         ("name", model.name),
-        ("published as", model.source),
+        ("source", model.source),
         ("also known as", ", ".join(model.aliases) or "-"),
         ("architecture", model.model_type),
         ("parameters", f"{model.parameters:,}"),
-        ("active for a token", f"{model.active_parameters:,}"),
+        ("active for a token", f"{model.active_parameters:,}{rows}"),
         ("attention", model.attention),
         ("layers", str(model.graph.layers)),
         ("dtype", model.format.name),
-        ("weights", f"{si(model.parameters * model.format.stored_bits / 8)}B"),
+        ("quantized", str(model.quantization).removeprefix("published: ") if quantized else "-"),
+        ("weights", "not known" if model.unknown else f"{si(weight_bytes(model.published))}B"),
         ("KV cache per token", f"{model.kv_bytes_per_token:,.0f} B"),
         ("context", f"{model.max_context or '-'}"),
-        ("operators of a layer", ", ".join(widths)),
-        *(("note", note) for note in model.notes),
+        ("operators of a layer", ", ".join(dict.fromkeys(op.name for _, op in model.graph))),
+        *(("note", note) for note in (model.unknown, *model.notes) if note),
     ]
-    return f"{model.title}\n{columns(facts, left=(0, 1))}"
+    return f"{model.title}\n" + "\n".join(line for key, text in facts for line in _fact(key, text)) + "\n"
+
+
+def _fact(key: str, text: str) -> list[str]:
+    """A line for a key; what is too long for it goes on under its beginning."""
+    return _wrapped(text, indent=" " * _KEY, first=f"{key:<{_KEY}}")
 
 
 def hardware_list(devices: Sequence[Hardware]) -> str:
@@ -77,8 +113,10 @@ def _facts(device: Hardware) -> list[tuple[str, str, str]]:
     return [("key", "value", "source"), *((f.key, f.text, f.source or "what-if") for f in device.facts)]
 
 
-def _wrapped(text: str) -> list[str]:
-    return wrap(text, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, indent: str = "    ", first: str = "") -> list[str]:
+    return wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _rates(device: Hardware) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from .comparison import (
     BOUNDS_SAID,
     LETTERS,
     csv_of,
+    expectations,
     json_of,
     memory_item,
     number_item,
@@ -58,7 +59,7 @@ def render_html(choice: Choice) -> str:
         pictures=_pictures(choice),
         tables=tables(choice),
         version=__version__,
-        inputs=json.dumps(choice.to_dict()["inputs"], indent=2),
+        inputs=json.dumps(choice.inputs, indent=2),
         plotly_js=plotly_js(),
         ink=drawing.INK,
         grid=drawing.GRID,
@@ -93,6 +94,7 @@ def headline(choice: Choice) -> str:
         f"first token within {seconds(limits.ttft_s)}" if limits.ttft_s else "",
         f"{seconds(limits.tpot_s)} a token at most" if limits.tpot_s else "",
         "native data types alone" if limits.native else "",
+        f"at most {choice.max_devices} devices of a kind" if choice.max_devices > 1 else "",
     ]
     allowed = ", ".join("as published" if quant == PUBLISHED else quant for quant in choice.quants)
     said = ", ".join((f"precisions allowed: {allowed}", *filter(None, asked)))
@@ -114,32 +116,49 @@ def remarks(choice: Choice) -> list[str]:
     return [
         *found,
         (
-            "Single devices. A device is ranked in the allowed precision that is best on it; what a precision does to "
-            "the answers is not counted. All users send their prompts at once: that is the longest time to first token."
+            f"{_counted(choice)} A device is ranked in the allowed precision that is best on it; what a precision does "
+            "to the answers is not counted. "
+            "All users send their prompts at once: that is the longest time to first token."
         ),
         BOUNDS_SAID,
     ]
 
 
+def _counted(choice: Choice) -> str:
+    if choice.max_devices == 1:
+        return "Single devices."
+    return (
+        f"The fewest devices of a kind that qualify, of 1, 2, 4, ... up to {choice.max_devices}, cut by tensor "
+        "parallelism in one box; costs and powers are of all of them."
+    )
+
+
 def tables(choice: Choice) -> list[Table]:
-    return [table for table in (_ranked(choice), _rejected(choice)) if table.body]
+    expected = expectations(choice.comparison, [one.cell for one in choice.ranked])
+    found = (_ranked(choice), expected.without_constants("model", "batch", "layout"), _rejected(choice))
+    return [table for table in found if table.body]
 
 
 def _ranked(choice: Choice) -> Table:
-    return Table(
+    several = "n: how many. " if choice.max_devices > 1 else ""
+    each = " of each device" if choice.max_devices > 1 else ""
+    table = Table(
         title=f"Devices by {choice.merit}",
-        about="TTFT: time to first token. TPOT: time per output token. Memory: what is needed, and what there is. "
-        f"Users: as many fit. P, D: what most of the prefill and of a decode step is bound by. {LETTERS}.",
-        head=("device", "precision", choice.merit, "TTFT", "TPOT", "memory [GB]", "users", "P", "D"),
+        about=f"{several}TTFT: time to first token. TPOT: time per output token. Memory: what is needed{each}, and "
+        "what there is. Users: as many fit. P, D: what most of the prefill and of a decode step is bound by. "
+        f"{LETTERS}.",
+        head=("device", "n", "precision", choice.merit, "TTFT", "TPOT", "memory [GB]", "users", "P", "D"),
         words=("device", "precision"),
         body=tuple(map(_row, choice.ranked)),
     )
+    return table if choice.max_devices > 1 else table.without_constants("n")
 
 
 def _row(one: Ranked) -> tuple[Item, ...]:
     cell = one.cell
     return (
         Item(text=cell.hardware.name),
+        Item(text=str(cell.layout.devices), key=cell.layout.devices),
         Item(text=cell.asked),
         number_item(one.merit),
         time_item(float(cell.ttft_s[0])),

@@ -6,12 +6,14 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import isnan
+from math import isnan, nan
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from llmviewer import __version__
 from llmviewer.analysis import Analysis, analyze
-from llmviewer.comparison import ALL, BOUNDS, GROUPS, PUBLISHED, RESOURCES, Cell, Comparison, Crossing
+from llmviewer.comparison import ALL, BOUNDS, GROUPS, PUBLISHED, RESOURCES, Cell, Comparison, Crossing, Expected
 from llmviewer.units import seconds, si
 
 from .listing import Item, Table, markdowns, texts
@@ -21,12 +23,12 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 PICTURED: Final = 6  # settings in a picture: as many as lines that are told apart
-WHERE: Final = ("model", "precision", "device")  # columns that say which setting a row is of
+WHERE: Final = ("model", "precision", "device", "layout")  # columns that say which setting a row is of
 _LETTER: Final = {bound: bound[0].upper() for bound in BOUNDS}
 LETTERS: Final = "M: memory-bound, C: compute-bound, L: link-bound"
 BOUNDS_SAID: Final = (
-    "All times are lower bounds: no kernel is faster. Throughputs, and tokens per joule at the device's TDP and per "
-    "dollar of its price, rest on them and are no promise."
+    "Times are lower bounds where nothing else is said: no kernel is faster. Throughputs, and tokens per joule at the "
+    "device's TDP and per dollar of its price, rest on them and are no promise."
 )
 
 
@@ -56,12 +58,12 @@ def render_html(comparison: Comparison) -> str:
         title=title(comparison),
         setting=headline(comparison),
         bounds_said=BOUNDS_SAID,
-        remarks=remarks(comparison),
+        remarks=[*_left_out(shown, comparison), *remarks(comparison)],
         pictures=pictures(shown, comparison),
         cards=_cards(comparison),
         tables=tables(comparison),
         version=__version__,
-        inputs=json.dumps(comparison.to_dict()["inputs"], indent=2),
+        inputs=json.dumps(comparison.inputs, indent=2),
         plotly_js=plotly_js(),
         ink=drawing.INK,
         grid=drawing.GRID,
@@ -113,7 +115,8 @@ def headline(comparison: Comparison) -> str:
     batch = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
     written = any(cell.model.generates for cell in comparison.cells)
     lengths = f"prompt {comparison.prompt}, {comparison.gen} generated" if written else f"{comparison.prompt} tokens"
-    return f"{title(comparison)}: {batch}, {lengths}, {', '.join(quants)}, flash attention"
+    laid = f", laid out as {', '.join(map(str, comparison.layouts))}" if comparison.layouts else ""
+    return f"{title(comparison)}{laid}: {batch}, {lengths}, {', '.join(quants)}, flash attention"
 
 
 def _distinct(comparison: Comparison) -> tuple[list[str], list[str]]:
@@ -129,7 +132,7 @@ def remarks(comparison: Comparison) -> list[str]:
     """What changes from device to device, what was refused, and what the numbers are."""
     found = list(_differences(comparison))
     found += [
-        f"{cell.hardware.name} cannot run {cell.model.name} {cell.asked}: {cell.refused}."
+        f"{cell.hardware.name} cannot run {' '.join(_setting(cell, comparison))}: {cell.refused}."
         for cell in comparison.cells
         if cell.refused
     ]
@@ -140,24 +143,28 @@ def tables(comparison: Comparison) -> list[Table]:
     """All of the report's; rows are settings in the order that they were asked for."""
     cells = comparison.answered
     phases = [phase for phase in ("prefill", "decode") if any(phase in cell.passes for cell in cells)]
-    found = [_times(comparison), _largest(comparison)]
+    found = [_times(comparison), expectations(comparison, cells), _largest(comparison)]
     found += [_where(cells, phase, comparison.batches[0]) for phase in phases]
     found.append(_sensitivities(cells))
     for phase, axis in (("prefill", "prompt"), ("prefill", "batch"), ("decode", "batch"), ("decode", "context")):
         crossings = [c for c in comparison.crossings if (c.phase, c.axis) == (phase, axis)]
         if crossings:
             found.append(_crossings(crossings, phase, axis, comparison))
-    return [table.without_constants(*WHERE) if len(cells) > 1 else table for table in found]
+    dropped = WHERE if len(cells) > 1 else ("layout",)
+    return [table.without_constants(*dropped) for table in found if table.body]
 
 
 def where(cell: Cell) -> tuple[Item, ...]:
     """The first items of a row, under WHERE."""
-    return Item(text=cell.model.name), Item(text=cell.asked), Item(text=cell.hardware.name)
+    layout = Item(text=str(cell.layout), key=cell.layout.devices)
+    return Item(text=cell.model.name), Item(text=cell.asked), Item(text=cell.hardware.name), layout
 
 
 def memory_item(cell: Cell, place: int = 0) -> Item:
     """Such as "27.1<85.5": what is needed, and what there is. [GB]"""
     needed, there = float(cell.total_bytes[place]), cell.hardware.capacity
+    if isnan(needed):
+        return Item(text="-", key=-1.0)
     sign = "<" if cell.fits[place] else ">"
     return Item(text=f"{_digits(needed / 1e9)}{sign}{_digits(there / 1e9)}", key=needed / there)
 
@@ -167,6 +174,12 @@ def number_item(value: float) -> Item:
     if isnan(value):
         return Item(text="-", key=-1.0)
     return Item(text=_digits(value), key=value)
+
+
+def _rate(cell: Cell, place: int) -> Item:
+    """Tokens per second, in parentheses where the memory does not hold what that takes."""
+    item = number_item(float(cell.tokens_per_s[place]))
+    return item if cell.fits[place] or cell.refused else Item(text=f"({item.text})", key=item.key)
 
 
 def _digits(value: float) -> str:
@@ -184,20 +197,51 @@ def _times(comparison: Comparison) -> Table:
         (
             *where(cell), Item(text=str(batch), key=batch), time_item(float(cell.ttft_s[i])),
             time_item(float(cell.tpot_s[i])), time_item(float(cell.latency_s[i])),
-            number_item(float(cell.tokens_per_s[i])), memory_item(cell, i),
+            _rate(cell, i), memory_item(cell, i),
         )
         for cell in comparison.cells
         for i, batch in enumerate(comparison.batches)
     )  # fmt: skip
+    marks = " (n): does not fit." * any(not cell.fits.all() for cell in comparison.answered)
     table = Table(
         title="Time and memory",
-        about="TTFT: time to first token. TPOT: time per output token, the mean of the steps. Memory: what is needed, "
-        "and what there is.",
+        about="TTFT: time to first token. TPOT: time per output token, the mean of the steps. Memory: what is needed"
+        f"{' of each device' * bool(comparison.layouts)}, and what there is.{marks}",
         head=(*WHERE, "batch", "TTFT", "TPOT", "latency", "tokens/s", "memory [GB]"),
         words=WHERE,
         body=body,
     )
     return table.without_constants("batch") if len(body) > 1 else table
+
+
+def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
+    """Bounds and what to expect, side by side, of those of which more than the bound is known."""
+    body = tuple(
+        (
+            *where(cell), Item(text=str(batch), key=batch),
+            *(item for times in _bounds_and_expected(cell, found) for item in map(time_item, times[i])),
+            Item(text=cell.library or "its like"),
+        )
+        for cell in cells
+        if (found := comparison.expected(cell))
+        for i, batch in enumerate(comparison.batches)
+    )  # fmt: skip
+    table = Table(
+        title="What to expect of measured kernels",
+        about="Beside each bound, what kernels of the library that was measured best on the device are expected to "
+        "take, or of those on devices like it. JSON and CSV have the intervals and where they come from.",
+        head=(*WHERE, "batch", "TTFT", "expect", "TPOT", "expect", "kernels"),
+        words=(*WHERE, "kernels"),
+        body=body,
+    )
+    return table.without_constants("batch") if len(body) > 1 else table
+
+
+def _bounds_and_expected(cell: Cell, found: Expected) -> Iterable[Sequence[tuple[float, float]]]:
+    """Of time to first token and time per token, at every batch. [s]"""
+    for bound, interval in ((cell.ttft_s, found.ttft), (cell.tpot_s, found.tpot)):
+        expected = np.broadcast_to(interval.expected if interval else nan, bound.shape)
+        yield list(zip(bound.tolist(), expected.tolist(), strict=True))
 
 
 def _largest(comparison: Comparison) -> Table:
@@ -211,10 +255,16 @@ def _largest(comparison: Comparison) -> Table:
         for cell in comparison.answered
     )  # fmt: skip
     spread = f", a purchase spread over {years:g} years of use without a pause" if years else ""
+    bought = not years and any(
+        "price.purchase" in cell.hardware.numbers and "price.cloud" not in cell.hardware.numbers
+        for cell in comparison.answered
+    )
+    more = " A price of purchase counts with --depreciation YEARS." if bought else ""
+    joined = " Of all devices of a layout together." if comparison.layouts else ""
     return Table(
         title="At the largest batch that fits",
         about="Tokens per joule at the device's TDP, per dollar of its price where its file has one"
-        f"{spread}. Capacity: per cent more tokens/s for a per cent more memory.",
+        f"{spread}.{more}{joined} Capacity: per cent more tokens/s for a per cent more memory.",
         head=(*WHERE, "batch", "tokens/s", "tokens/J", "tokens/USD", "capacity"),
         words=WHERE,
         body=body,
@@ -261,10 +311,12 @@ def _sensitivities(cells: Sequence[Cell]) -> Table:
         for resource in RESOURCES
         if any(phase in c.passes and c.passes[phase].share(0, resource=resource) >= 0.005 for c in cells)
     ]
+    linked = any(resource == "link" for _, resource in kept)
+    links = "; link: bandwidth of links and messages a second" if linked else ""
     return Table(
         title="What one per cent more of a rate takes off the time, in per cent",
         about="-d log time / d log rate: the share of the time that waits for it. P: prefill, D: decode; memory: its "
-        "bandwidth; matrix and vector: the peaks of those units.",
+        f"bandwidth; matrix and vector: the peaks of those units{links}.",
         head=(*WHERE, *(f"{phase[0].upper()} {resource}" for phase, resource in kept)),
         words=WHERE,
         body=tuple((*where(cell), *(_elasticity(cell, *place) for place in kept)) for cell in cells),
@@ -312,11 +364,11 @@ def _change(crossing: Crossing | None, axis: str) -> Item:
 def _differences(comparison: Comparison) -> Iterable[str]:
     """A sentence for each group of operators that is bound by different things on different devices."""
     cells = comparison.answered
-    kinds: dict[tuple[str, str], list[Cell]] = {}
+    kinds: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
-        kinds.setdefault((cell.model.name, cell.asked), []).append(cell)
-    for (model, quant), own in kinds.items():
-        several = f" of {model} {quant}" if len(kinds) > 1 else ""
+        kinds.setdefault(_setting(cell, comparison), []).append(cell)
+    for setting, own in kinds.items():
+        several = f" of {' '.join(setting)}" if len(kinds) > 1 else ""
         for phase in ("prefill", "decode"):
             for group in (ALL, *_groups(own)):
                 by: dict[str, list[str]] = {}
@@ -329,10 +381,29 @@ def _differences(comparison: Comparison) -> Iterable[str]:
                     yield f"{name.capitalize()}{several} is {' and '.join(parts)}."
 
 
+def _setting(cell: Cell, of: Comparison) -> tuple[str, ...]:
+    """All but the device, in words."""
+    layout = (f"with {cell.layout}",) if of.layouts and cell.layout.devices > 1 else ()
+    return cell.model.name, cell.asked, *(layout or ("on one device",) * bool(of.layouts))
+
+
 def pictured(cells: Sequence[Cell]) -> Sequence[Cell]:
     """Those that pictures show: the first of those that fit, else the first."""
     fitting = [cell for cell in cells if cell.fits[0]]
     return (fitting or list(cells))[:PICTURED]
+
+
+def _left_out(shown: Sequence[Cell], comparison: Comparison) -> list[str]:
+    """Why there are settings that pictures do not show."""
+    kept = {id(cell) for cell in shown}
+    others = [cell for cell in comparison.answered if id(cell) not in kept]
+    large = sum(not cell.fits[0] for cell in others)
+    reasons = (
+        f"{large} do{'es' * (large == 1)} not fit" if large else "",
+        "they are many" if large < len(others) else "",
+    )
+    several = f"{len(others)} setting{'s' * (len(others) > 1)}"
+    return [f"Figures leave out {several}: {' and '.join(filter(None, reasons))}."] if others else []
 
 
 def pictures(cells: Sequence[Cell], comparison: Comparison) -> list[list[Picture]]:
@@ -354,4 +425,6 @@ def pictures(cells: Sequence[Cell], comparison: Comparison) -> list[list[Picture
 def _analysis(cell: Cell, of: Comparison) -> Analysis:
     """The whole answer for a cell, operator by operator."""
     quant = None if cell.asked == PUBLISHED else cell.asked
-    return analyze(cell.model, cell.hardware, quant=quant, batch=of.batches[0], prompt=of.prompt, gen=of.gen)
+    return analyze(
+        cell.model, cell.hardware, quant=quant, batch=of.batches[0], prompt=of.prompt, gen=of.gen, layout=cell.layout
+    )  # fmt: skip

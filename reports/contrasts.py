@@ -58,7 +58,8 @@ def bound_map(cell: Cell, name: str, phase: str) -> go.Figure:
     lengths = [n for n in _LENGTHS if n <= most] or [most]
     share = memory_share(cell, phase, _BATCHES, lengths)
     beyond = [[not fits(cell, phase, batch=batch, length=n) for batch in _BATCHES] for n in lengths]
-    return share_map(name, phase, batches=_BATCHES, lengths=lengths, share=share, beyond=beyond)
+    others = "compute or links" if cell.layout.devices > 1 else "compute"
+    return share_map(name, phase, batches=_BATCHES, lengths=lengths, share=share, beyond=beyond, others=others)
 
 
 def share_map(
@@ -76,34 +77,36 @@ def share_map(
     others  what the rest of the time waits for
     """
     length = "context" if phase == "decode" else "prompt"
-    figure = frame(
-        f"{name}: what bounds {phase}",
-        f"share of its time that waits for memory, by batch and {length}; crosses: does not fit",
-        height=400,
-    )
-    figure.add_heatmap(
-        x=list(map(str, batches)), y=list(map(tokens, lengths)), z=share, zmin=0, zmax=1, xgap=1, ygap=1,
-        colorscale=[[0, BOUND_COLOR["compute"]], [0.5, "rgb(246, 240, 226)"], [1, BOUND_COLOR["memory"]]],
-        colorbar={
-            "orientation": "h", "thickness": 10, "len": 0.9, "x": 0.5, "y": -0.3, "yanchor": "top",
-            "tickvals": [0, 1], "ticktext": [others, "memory"], "tickfont": {"size": 12}, "outlinewidth": 0,
-        },
-        customdata=[[f"{value:.0%}" for value in row] for row in share],
-        hovertemplate=f"batch %{{x}}, {length} %{{y}}: %{{customdata}} of the time waits for memory<extra></extra>",
-    )  # fmt: skip
     crossed = [
         (str(batch), tokens(n))
         for n, row in zip(lengths, beyond, strict=True)
         for batch, over in zip(batches, row, strict=True)
         if over
     ]
-    figure.add_scatter(
-        x=[x for x, _ in crossed], y=[y for _, y in crossed], mode="markers", hoverinfo="skip", showlegend=False,
-        marker={"symbol": "x-thin", "size": 7, "line": {"color": _CROSS, "width": 1.2}},
+    heat = {
+        "type": "heatmap", "x": list(map(str, batches)), "y": list(map(tokens, lengths)), "z": share,
+        "zmin": 0, "zmax": 1, "xgap": 1, "ygap": 1,
+        "colorscale": [[0, BOUND_COLOR["compute"]], [0.5, "rgb(246, 240, 226)"], [1, BOUND_COLOR["memory"]]],
+        "colorbar": {
+            "orientation": "h", "thickness": 10, "len": 0.9, "x": 0.5, "y": -0.3, "yanchor": "top",
+            "tickvals": [0, 1], "ticktext": [others, "memory"], "tickfont": {"size": 12}, "outlinewidth": 0,
+        },
+        "customdata": [[f"{value:.0%}" for value in row] for row in share],
+        "hovertemplate": f"batch %{{x}}, {length} %{{y}}: %{{customdata}} of the time waits for memory<extra></extra>",
+    }  # fmt: skip
+    crosses = {
+        "type": "scatter", "x": [x for x, _ in crossed], "y": [y for _, y in crossed], "mode": "markers",
+        "hoverinfo": "skip", "showlegend": False,
+        "marker": {"symbol": "x-thin", "size": 7, "line": {"color": _CROSS, "width": 1.2}},
+    }  # fmt: skip
+    return frame(
+        f"{name}: what bounds {phase}",
+        f"share of its time that waits for memory, by batch and {length}; crosses: does not fit",
+        height=400, traces=[heat, crosses],
+        xaxis={"title": {"text": "batch [sequences]"}, "type": "category", "showgrid": False, "tickangle": 0,
+               "nticks": 6},
+        yaxis={"title": {"text": f"{length} [tokens]"}, "type": "category", "showgrid": False},
     )  # fmt: skip
-    figure.update_xaxes(title_text="batch [sequences]", type="category", showgrid=False, tickangle=0, nticks=6)
-    figure.update_yaxes(title_text=f"{length} [tokens]", type="category", showgrid=False)
-    return figure
 
 
 def fits(cell: Cell, phase: str, *, batch: int, length: int) -> bool:
@@ -126,7 +129,7 @@ def ranking(choice: Choice, by: str) -> go.Figure:
     """What devices are ranked by against their bandwidth or their peak: what the ranking follows."""
     cells = [one.cell for one in choice.ranked]
     bandwidth = by == "memory bandwidth"
-    x = [cell.hardware.bandwidth() if bandwidth else cell.peak for cell in cells]
+    x = [cell.layout.devices * (cell.hardware.bandwidth() if bandwidth else cell.peak) for cell in cells]
     y = [one.merit for one in choice.ranked]
     follows = choice.follows().get(by)
     about = "" if follows is None else f"rank correlation {follows:.3f}; "
@@ -157,13 +160,15 @@ def names(cells: Sequence[Cell]) -> dict[str, Cell]:
     """Cells under what tells them apart: device, and model or precision where there are several."""
     models = len({cell.model.name for cell in cells}) > 1
     quants = len({cell.asked for cell in cells}) > 1
-    devices = len({cell.hardware.name for cell in cells}) > 1 or not (models or quants)
+    layouts = len({cell.layout for cell in cells}) > 1
+    devices = len({cell.hardware.name for cell in cells}) > 1 or not (models or quants or layouts)
     found = {}
     for cell in cells:
         parts = (
             cell.model.name if models else "",
             cell.hardware.name if devices else "",
             cell.asked if quants else "",
+            str(cell.layout) if layouts else "",
         )
         found[" ".join(filter(None, parts))] = cell
     return found

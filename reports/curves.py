@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor, log2, log10
 from typing import Any, Final
@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from .contrasts import tokens
-from .drawing import INK, PAPER, frame, lines
+from .drawing import INK, PAPER, frame, lines, plain, ticks
 
 Array = npt.NDArray[Any]
 _HEIGHT: Final = 380  # [px]
 _TURN: Final = "bound changes"
 _MEET: Final = "curves cross"
+_DOTTED: Final = {"color": INK, "width": 1, "dash": "dot"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,12 @@ class Curve:
     y         at x
     expected  of real kernels, at fewer places: (x, y)
     turns     where what most of the time is bound by changes: (x, y, what is said there)
-    limit     what y must not exceed
     """
 
     x: Array
     y: Array
     expected: tuple[Array, Array] | None = None
     turns: Sequence[tuple[float, float, str]] = field(default=())
-    limit: float | None = None
 
 
 def curves(
@@ -45,85 +43,94 @@ def curves(
     axis: str,
     unit: str,
     text: Callable[[float], str],
+    place: Callable[[int], str] = str,
     meets: Sequence[tuple[float, float, str]] = (),
+    limits: Mapping[str, float] | None = None,
     at: float | None = None,
 ) -> go.Figure:
     """Curves by name, both axes logarithmic.
 
-    axis   what x is, with its unit; `unit` what y is, with its own
-    text   y for people to read
-    meets  where two curves cross: (x, y, what is said there)
-    at     the x of the present setting
+    axis    what x is, with its unit; `unit` what y is, with its own
+    text    y for people to read; `place` x likewise, where it is a power of two
+    meets   where two curves cross: (x, y, what is said there)
+    limits  what y must not exceed, by name: lines in the colours of as many curves, or in ink where it is one
+    at      the x of the present setting
     """
-    figure = frame(title, about, height=_HEIGHT)
-    for (name, one), line in zip(named.items(), lines(len(named)), strict=True):
-        figure.add_scatter(
-            x=one.x, y=one.y, mode="lines", name=name, legendgroup=name, line={**line, "width": 2.2},
-            customdata=[text(y) for y in one.y], hovertemplate=f"{name}, %{{x}}: %{{customdata}}<extra></extra>",
-        )  # fmt: skip
-        if one.expected:
-            x, y = one.expected
-            figure.add_scatter(
-                x=x, y=y, mode="markers", legendgroup=name, showlegend=False, customdata=[text(value) for value in y],
-                marker={"symbol": "circle-open", "size": 5, "color": line["color"]},
-                hovertemplate=f"{name}, %{{x}}: expected %{{customdata}}<extra></extra>",
-            )  # fmt: skip
-        if one.limit is not None:
-            figure.add_scatter(
-                x=[one.x[0], one.x[-1]], y=[one.limit, one.limit], mode="lines", legendgroup=name, showlegend=False,
-                line={"color": line["color"], "width": 1, "dash": "dot"},
-                hovertemplate=f"memory of {name}: {text(one.limit)}<extra></extra>",
-            )  # fmt: skip
+    limits = limits or {}
+    styles = [{"color": INK, "dash": "solid"}] if len(named) < len(limits) else lines(len(named))
     turns = [turn for one in named.values() for turn in one.turns]
-    for label, marks, symbol in ((_TURN, turns, "diamond"), (_MEET, meets, "x-thin")):
-        if marks:
-            figure.add_scatter(
-                x=[x for x, *_ in marks], y=[y for _, y, _ in marks], mode="markers", name=label,
-                hovertext=[said for *_, said in marks], hovertemplate="%{hovertext}<extra></extra>",
-                marker={"symbol": symbol, "size": 10, "color": INK,
-                        "line": {"color": INK if symbol == "x-thin" else PAPER, "width": 2}},
-            )  # fmt: skip
-    if any(one.expected for one in named.values()):
-        figure.add_scatter(
-            x=[None], y=[None], mode="markers", name="expected of real kernels",
-            marker={"symbol": "circle-open", "size": 6, "color": INK},
-        )  # fmt: skip
-    if any(one.limit is not None for one in named.values()):
-        figure.add_scatter(
-            x=[None], y=[None], mode="lines", name="memory of the device",
-            line={"color": INK, "width": 1, "dash": "dot"},
-        )  # fmt: skip
-    if at is not None:
-        figure.add_vline(x=at, line={"color": INK, "width": 1, "dash": "dot"}, opacity=0.5)
+    traces = [
+        *(trace for (name, one), line in zip(named.items(), styles, strict=True)
+          for trace in _drawn(name, one, line, text)),
+        *_limits(limits, named, text),
+        *_marked(_TURN, turns, "diamond"), *_marked(_MEET, meets, "x-thin"),
+        *([{"type": "scatter", "x": [None], "y": [None], "mode": "markers", "name": "expected",
+            "marker": {"symbol": "circle-open", "size": 6, "color": INK}}]
+          if any(one.expected for one in named.values()) else []),
+    ]  # fmt: skip
     first, last = (pick(float(pick(one.x)) for one in named.values()) for pick in (min, max))
     powers = [2**i for i in range(ceil(log2(first)), floor(log2(last)) + 1)]
     shown = powers[:: 1 + len(powers) // 9]
-    figure.update_xaxes(
-        title_text=axis, type="log", tickvals=shown, ticktext=[tokens(power) for power in shown], tickangle=0,
-        range=[log10(0.96 * first), log10(1.04 * last)],
+    values = [y for one in named.values() for y in (one.y, *([one.expected[1]] if one.expected else []))]
+    low = min([*limits.values(), *(float(np.min(y)) for y in values)])
+    high = max([*limits.values(), *(float(np.max(y)) for y in values)])
+    marks = ticks(low / 1.2, 1.2 * high)
+    return frame(
+        title, about, height=_HEIGHT, traces=traces,
+        xaxis={"title": {"text": axis}, "type": "log", "tickvals": shown, "ticktext": [place(power) for power in shown],
+               "tickangle": 0, "range": [log10(0.96 * first), log10(1.04 * last)]},
+        yaxis={"title": {"text": unit}, "type": "log", "tickvals": marks,
+               "ticktext": [plain(text(value)) for value in marks],
+               "range": [log10(low / 1.2), log10(1.2 * high)]},
+        **({} if at is None else _present(at)),
     )  # fmt: skip
-    limits = [one.limit for one in named.values() if one.limit is not None]
-    low = min(float(np.min(one.y)) for one in named.values())
-    high = max([low, *limits, *(float(np.max(one.y)) for one in named.values())])
-    high = max([high, *(float(np.max(one.expected[1])) for one in named.values() if one.expected)])
-    low = min([low, *limits])
-    values = _ticks(low, high)
-    figure.update_yaxes(
-        title_text=unit, type="log", tickvals=values, ticktext=[text(value).replace(".00", "") for value in values],
-        range=[log10(low / 1.2), log10(1.2 * high)],
-    )  # fmt: skip
-    return figure
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two, as many as can be read."""
-    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
-    found: list[float] = []
-    for digits in ((1,), (1, 3), (1, 2, 5)):
-        found = [value for e in decades for d in digits if low / 1.2 <= (value := d * 10.0**e) <= 1.2 * high]
-        if len(found) >= 4:
-            break
-    return found[:: 1 + len(found) // 8]
+def _drawn(name: str, one: Curve, line: Mapping[str, str], text: Callable[[float], str]) -> Iterator[dict[str, Any]]:
+    """A curve, and circles where something is expected."""
+    yield {
+        "type": "scatter", "x": one.x, "y": one.y, "mode": "lines", "name": name, "legendgroup": name,
+        "line": {**line, "width": 2.2}, "customdata": [text(y) for y in one.y],
+        "hovertemplate": f"{name}, %{{x}}: %{{customdata}}<extra></extra>",
+    }  # fmt: skip
+    if one.expected:
+        x, y = one.expected
+        yield {
+            "type": "scatter", "x": x, "y": y, "mode": "markers", "legendgroup": name, "showlegend": False,
+            "customdata": [text(value) for value in y],
+            "marker": {"symbol": "circle-open", "size": 5, "color": line["color"]},
+            "hovertemplate": f"{name}, %{{x}}: %{{customdata}} expected of real kernels<extra></extra>",
+        }  # fmt: skip
+
+
+def _limits(
+    limits: Mapping[str, float], named: Mapping[str, Curve], text: Callable[[float], str]
+) -> Iterator[dict[str, Any]]:
+    x = [min(one.x[0] for one in named.values()), max(one.x[-1] for one in named.values())]
+    for (name, limit), line in zip(limits.items(), lines(len(limits)), strict=True):
+        said = f"{name}: {plain(text(limit))}"
+        style = _DOTTED if len(limits) == 1 else {"color": line["color"], "width": 1.5, "dash": "dot"}
+        yield {
+            "type": "scatter", "x": x, "y": [limit, limit], "mode": "lines", "name": said, "line": style,
+            "hovertemplate": f"{said}<extra></extra>",
+        }  # fmt: skip
+
+
+def _marked(name: str, marks: Sequence[tuple[float, float, str]], symbol: str) -> Iterator[dict[str, Any]]:
+    if marks:
+        edge = INK if symbol == "x-thin" else PAPER
+        yield {
+            "type": "scatter", "x": [x for x, *_ in marks], "y": [y for _, y, _ in marks], "mode": "markers",
+            "name": name, "hovertext": [said for *_, said in marks], "hovertemplate": "%{hovertext}<extra></extra>",
+            "marker": {"symbol": symbol, "size": 10, "color": INK, "line": {"color": edge, "width": 2}},
+        }  # fmt: skip
+
+
+def _present(at: float) -> dict[str, Any]:
+    """A line at the present setting, as parts of a layout."""
+    upright = {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "y domain"}
+    word = {"text": "now", "x": log10(at), "y": 1, "yref": "y domain", "yanchor": "bottom", "showarrow": False}
+    return {"shapes": [{**upright, "line": _DOTTED, "opacity": 0.6}], "annotations": [{**word, "font": {"size": 11}}]}
 
 
 def crossings(a: Array, b: Array) -> list[int]:

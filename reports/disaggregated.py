@@ -9,16 +9,15 @@ from llmviewer.units import seconds, si
 
 from . import data, html, markdown, text
 from .page import Card
-from .table import shows_calls
+from .table import rate, shows_calls
 from .text import Lines
 
 
-def render(found: Disaggregated, *, width: int = text.WIDTH, per_call: bool | None = None) -> str:
+def render(found: Disaggregated, *, width: int = 0, per_call: bool | None = None) -> str:
     """The report on a terminal."""
     calls = shows_calls(found.joint, per_call)
     alarms = {_memory_of(name) for name, side in found.sides if not side.memory.fits}
-    wide = max(width, text.WIDTH)
-    return text.report(headline(found), summary(found), found.joint, width=wide, calls=calls, alarms=alarms)
+    return text.report(headline(found), summary(found), found.joint, width=width, calls=calls, alarms=alarms)
 
 
 def render_markdown(found: Disaggregated, *, per_call: bool | None = None) -> str:
@@ -64,7 +63,7 @@ def summary(found: Disaggregated) -> Lines:
     return (
         ("time to first token", first),
         ("time per output token", seconds(whole.tpot_s)),
-        ("generation", f"{seconds(whole.latency_s)}, {whole.tokens_per_s:.4g} tokens/s"),
+        ("generation", f"{seconds(whole.latency_s)}, {rate(whole.tokens_per_s)} tokens/s"),
         ("KV transfer", _transfer(found)),
         ("balance", _balance(found)),
         *((_memory_of(name), text.memory_line(side)) for name, side in found.sides),

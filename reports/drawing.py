@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from itertools import cycle, islice
+from math import ceil, floor, log10
 from typing import Any, Final
 
 import plotly.graph_objects as go
@@ -56,9 +59,22 @@ _TEMPLATE: Final = go.layout.Template(
 )
 
 
-def frame(title: str, subtitle: str, *, height: int = 420, top: int = _TOP, bottom: int = _BOTTOM) -> go.Figure:
-    """Nothing yet, in the style that all figures have, the legend below. [px]"""
+def frame(
+    title: str,
+    subtitle: str,
+    *,
+    height: int = 420,
+    top: int = _TOP,
+    bottom: int = _BOTTOM,
+    traces: Sequence[dict[str, Any]] = (),
+    **layout: Any,
+) -> go.Figure:
+    """Nothing yet, or `traces` and more of a layout, in the style that all figures have, the legend below. [px]
+
+    What is given here takes plotly a third of the time that it takes to add it.
+    """
     return go.Figure(
+        data=list(traces),
         layout={
             "template": _TEMPLATE,
             "height": height,
@@ -66,10 +82,35 @@ def frame(title: str, subtitle: str, *, height: int = 420, top: int = _TOP, bott
             "title": {"text": title, "subtitle": {"text": subtitle}},
             # From the upper edge of the plot; the title of the x axis ends 64 pixels below the lower one.
             "legend": {"y": -64 / (height - top - bottom)},
-        }
+            **layout,
+        },
     )
 
 
 def lines(count: int) -> list[dict[str, str]]:
     """Colours and dashes of `count` lines, told apart by either while they are few."""
     return list(islice(cycle(_LINES), count))
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two, for a logarithmic axis: as many as can be read.
+
+    >>> ticks(1.5, 400), ticks(0.02, 0.2)
+    ([3.0, 10.0, 30.0, 100.0, 300.0], [0.02, 0.05, 0.1, 0.2])
+    """
+    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+    found: list[float] = []
+    for digits in ((1,), (1, 3), (1, 2, 5)):
+        found = [value for e in decades for d in digits if low <= (value := float(f"{d}e{e}")) <= high]
+        if len(found) >= 4:
+            break
+    return found[:: 1 + len(found) // 8]
+
+
+def plain(text: str) -> str:
+    """A number with its unit, without zeros that say nothing of a round one.
+
+    >>> plain("30.0 ms"), plain("1.50 s"), plain("100 GB")
+    ('30 ms', '1.50 s', '100 GB')
+    """
+    return re.sub(r"\.0+(?!\d)", "", text)

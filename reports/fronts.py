@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, isnan
+from typing import Any
 
 import plotly.graph_objects as go
 
-from llmviewer.serving.planning import Candidate, ServicePlan
+from llmviewer.serving.candidates import Candidate
+from llmviewer.serving.planning import ServicePlan
 from llmviewer.units import seconds
 
-from .drawing import BLUE, GREEN, INK, VERMILLION, frame
+from .drawing import BLUE, GREEN, INK, VERMILLION, frame, plain, ticks
 
 _MOST = 2000  # points
 
@@ -41,9 +44,21 @@ def front(found: ServicePlan, key: str, name: str) -> go.Figure:
     goal = getattr(found.goals, key)
     if goal < inf:
         figure.add_vline(x=goal, line={"color": GREEN, "width": 1.5, "dash": "dash"})
-    figure.update_xaxes(title_text=f"{name} [s]", type="log", dtick=1)
-    figure.update_yaxes(title_text=found.by.unit, type="log", dtick=1, exponentformat="none")
+        figure.add_scatter(
+            x=[None], y=[None], mode="lines", name=f"goal {plain(seconds(goal))}",
+            line={"color": GREEN, "width": 1.5, "dash": "dash"},
+        )  # fmt: skip
+    times = [getattr(one, key) for one in priced] + [goal] * (goal < inf)
+    prices = [one.price(found.by) for one in priced]
+    figure.update_xaxes(title_text=name, type="log", **_marks(times, seconds))
+    figure.update_yaxes(title_text=found.by.unit, type="log", **_marks(prices, "{:g}".format))
     return figure
+
+
+def _marks(values: list[float], text: Callable[[float], str]) -> dict[str, Any]:
+    """Ticks of a logarithmic axis."""
+    marks = ticks(min(values) / 1.2, 1.2 * max(values))
+    return {"tickvals": marks, "ticktext": [plain(text(mark)) for mark in marks], "tickangle": 0}
 
 
 def _stairs(ones: list[Candidate], found: ServicePlan, key: str) -> list[tuple[float, float]]:
@@ -61,5 +76,6 @@ def _words(one: Candidate, found: ServicePlan) -> str:
         f"{one.quant}, {one.price(found.by):.3g} {found.by.unit}",
         f"first token {seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token",
         f"{one.batch:.3g} at a time on each copy, up to {one.max_rate:.3g} requests/s",
+        *((f"at the bound {one.least.price(found.by):.3g} {found.by.unit}",) if one.least else ()),
     )
     return "<br>".join(lines)

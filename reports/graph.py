@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from textwrap import wrap
+from typing import Any, Final
 
 from llmviewer.forms import Form
 from llmviewer.graph import Block, Graph
 from llmviewer.model import Model
 from llmviewer.operators.base import Operator, Tensor, Weight
 
-from .columns import columns
+_WIDTH: Final = 80
+_TIE: Final = "\u00a0"
 
 
 def render(model: Model, form: str) -> str:
@@ -61,15 +63,22 @@ def title(block: Block) -> str:
 
 
 def _text(model: Model) -> str:
-    parts = [f"{model.title}: {model.parameters:,} parameters in {model.format}"]
+    """Two lines for an operator, wrapped: what it is with its weights, and what it reads and writes."""
+    lines = [f"{model.title}: {model.parameters:,} parameters in {model.format}"]
     for block in model.graph.blocks:
-        lines = [("operator", "kind", "reads", "writes", "weights")]
+        lines += ["", *wrap(title(block), _WIDTH)]
         for op in block.operators:
-            reads = ", ".join(f"{t.name} {shape(t)}" for t in op.inputs) or "token ids"
-            writes = ", ".join(f"{t.name} {shape(t)}" for t in op.outputs)
-            lines.append((op.name, op.kind, reads, writes, ", ".join(map(weight_shape, op.weights))))
-        parts += ["", title(block), columns(lines, left=range(5)).rstrip("\n")]
-    return "\n".join(parts) + "\n"
+            reads, writes = (", ".join(_whole(f"{t.name} {shape(t)}") for t in ts) for ts in (op.inputs, op.outputs))
+            about = (f"  {op.name} ({op.kind})", *(_whole(weight_shape(w)) for w in op.weights))
+            lines += wrap("  ".join(about), _WIDTH, subsequent_indent=" " * 6)
+            moved = f"{reads or 'token ids'} -> {writes}"
+            lines += wrap(moved, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 6)
+    return "\n".join(lines).replace(_TIE, " ") + "\n"
+
+
+def _whole(text: str) -> str:
+    """A text that does not break where lines do."""
+    return text.replace(" ", _TIE)
 
 
 def _json(model: Model) -> str:

@@ -13,7 +13,7 @@ from llmviewer.units import seconds, si
 
 from .marks import spare
 from .page import Card, Picture, picture, plotly_js, template
-from .table import COLUMNS, LEGEND, flat_rows, shows_calls
+from .table import COLUMNS, LEGEND, flat_rows, rate, shows_calls
 from .text import called, effect_lines, expectation, headline, phase_line, sentence
 
 _WORDS: Final = frozenset({"operator", "bound", "in"})  # columns of words; the others are of numbers
@@ -107,7 +107,7 @@ def page(
 
 def time_cards(analysis: Analysis) -> list[Card]:
     asked, whole = analysis.inputs, analysis.generation
-    pace = _expect(f"{whole.expected_tokens_per_s:.4g}" if whole.expected_tokens_per_s else "")
+    pace = _expect(rate(whole.expected_tokens_per_s) if whole.expected_tokens_per_s else "")
     if not asked.gen:
         read = f"{asked.batch} × {asked.prompt} tokens"
         return [
@@ -116,7 +116,7 @@ def time_cards(analysis: Analysis) -> list[Card]:
                 value=seconds(whole.latency_s),
                 about=f"over {read}" + _expect(expectation(whole, "latency")),
             ),
-            Card(label="tokens per second", value=f"{whole.tokens_per_s:.4g}", about="read, of all sequences" + pace),
+            Card(label="tokens per second", value=rate(whole.tokens_per_s), about="read, of all sequences" + pace),
         ]
     return [
         Card(
@@ -130,7 +130,7 @@ def time_cards(analysis: Analysis) -> list[Card]:
             about=(f"mean of {asked.gen - 1} decode steps" if asked.gen > 1 else "no decode step is taken")
             + _expect(expectation(whole, "tpot")),
         ),
-        Card(label="tokens per second", value=f"{whole.tokens_per_s:.4g}", about="generated, of all sequences" + pace),
+        Card(label="tokens per second", value=rate(whole.tokens_per_s), about="generated, of all sequences" + pace),
         Card(
             label="latency",
             value=seconds(whole.latency_s),

@@ -160,9 +160,11 @@ def about(phase: Phase) -> str:
         "no OPs": joined(op.name for op in phase.operators if not op.ops and op.bound != "link"),
         "on the link": joined(op.name for op in phase.operators if op.bound == "link"),
     }
-    left_out = "".join(f"; not shown: {names} ({why})" for why, names in without.items() if names)
+    left_out = ", ".join(f"{names} ({why})" for why, names in without.items() if names)
     time = seconds(phase.total.bound_time_s)
-    return f"batch {phase.batch}, {tokens} at a context of {phase.kv_len}, {time} at least{left_out}"
+    return f"batch {phase.batch}, {tokens} at a context of {phase.kv_len}, {time} at least" + (
+        f"; not shown: {left_out}" if left_out else ""
+    )
 
 
 def identity(op: OperatorResult) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,8 @@ _CONFIG: Final = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "toImage"],
 }
 _MODE_BAR, _NOTE = 30, 18  # heights of what stands above a plot: the mode bar, and words there [px]
+_BELOW: Final = 72  # height of an axis with its title, and of what is between that and a legend [px]
+_ROW, _COLUMNS = 20, 2  # of a legend where the page is narrow: height [px], entries beside each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +74,11 @@ def picture(figure: go.Figure, name: str) -> Picture:
     title, top = figure.layout.title, figure.layout.margin.t
     words = title.text, title.subtitle.text
     kept = _MODE_BAR + (_NOTE if any(note.yref == "paper" for note in figure.layout.annotations) else 0)
+    named = sum(trace.name is not None and trace.showlegend is not False for trace in figure.data)
+    below = max(figure.layout.margin.b, _BELOW + _ROW * ceil(named / _COLUMNS))
     figure.update_layout(
-        title=None, margin={"t": kept}, height=figure.layout.height - top + kept, dragmode=False,
+        title=None, margin={"t": kept, "b": below}, dragmode=False,
+        height=figure.layout.height - top + kept + below - figure.layout.margin.b,
         paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR,
         modebar={"bgcolor": _CLEAR, "color": "gray", "activecolor": BLUE},
     )  # fmt: skip

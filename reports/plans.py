@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import inf, isnan
 from typing import Final
 
 from llmviewer import __version__
 from llmviewer.comparison import PUBLISHED
-from llmviewer.serving.planning import Candidate, ServicePlan
+from llmviewer.serving.candidates import Candidate
+from llmviewer.serving.planning import ServicePlan
 from llmviewer.units import seconds
 
 from .comparison import csv_of, json_of, number_item, time_item
@@ -16,10 +18,17 @@ from .listing import Item, Table, markdowns, texts
 from .page import Card, Picture, picture, plotly_js, template
 
 _MOST: Final = 20  # rows of a table in words
-_SAID: Final = (
-    "Steps take as long as their lower bounds, so no plan needs less, and a real one needs more. Times are means at "
-    "random arrivals; `llmviewer simulate` gives their percentiles."
-)
+_TENS: Final = 10
+_TOLD: Final = 0.05  # of a time, that is worth a word
+_MEANS: Final = "Times are means at random arrivals; `llmviewer simulate` gives their percentiles."
+
+
+def said(found: ServicePlan) -> str:
+    """What the times are."""
+    if found.kernels is None:
+        return f"Steps take as long as their lower bounds, so no plan needs less, and a real one needs more. {_MEANS}"
+    whose = f"{found.kernels}'s kernels" if found.kernels else "the kernels that were measured best on each device"
+    return f"Steps take as long as is expected of {whose}; at the bound, as long as no kernel can beat. {_MEANS}"
 
 
 def render_text(found: ServicePlan) -> str:
@@ -46,7 +55,7 @@ def render_html(found: ServicePlan) -> str:
     return template("comparison.html.j2").render(
         title=title(found),
         setting=headline(found),
-        bounds_said=_SAID,
+        bounds_said=said(found),
         remarks=remarks(found)[:-1],
         cards=_cards(found),
         pictures=_pictures(found),
@@ -81,21 +90,34 @@ def best(found: ServicePlan) -> str:
     one = found.best
     if one is None:
         if not found.able:
-            return "No plan keeps to that."
+            known = "No plan is known to keep to that." if found.unmeasured else "No plan keeps to that."
+            return f"{known}{_at_the_bound(found)}"
         return f"{len(found.each)} devices keep to that, and none of them has {_priced(found)}."
     most = f"{one.max_rate:.3g} requests a second at most"
     return (
-        f"Lowest in {found.by.unit}: {devices(one)}, {_precision(one)}: {number_item(one.price(found.by)).text} "
-        f"{found.by.unit}. First token after {seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token, on average; "
-        f"{one.batch:.3g} sequences decode at a time on each copy, which needs room for {one.limit}; {most}."
+        f"Lowest in {found.by.unit}: {_priced_one(one, found)}. First token after {seconds(one.ttft_s)}, "
+        f"{seconds(one.tpot_s)} a token, on average; {one.batch:.3g} sequences decode at a time on each copy, which "
+        f"needs room for {one.limit}; {most}.{_at_the_bound(found)}"
     )
+
+
+def _priced_one(one: Candidate, found: ServicePlan) -> str:
+    return f"{devices(one)}, {_precision(one)}: {number_item(one.price(found.by)).text} {found.by.unit}"
+
+
+def _at_the_bound(found: ServicePlan) -> str:
+    """The cheapest where no kernel can be faster."""
+    if found.kernels is None or found.least is None:
+        return ""
+    return f" At the bound, {_priced_one(found.least, found)}: no kernels need less."
 
 
 def devices(one: Candidate) -> str:
     """Such as "2 x (4 x h100-sxm, tp=4)"."""
     name = one.hardware.name
     if one.layout.devices > 1:
-        name = f"({one.layout.devices} x {name}, {one.layout})"
+        name = f"{one.layout.devices} x {name}, {one.layout}"
+        return f"{one.copies} x ({name})" if one.copies > 1 else name
     return f"{one.copies} x {name}"
 
 
@@ -108,19 +130,22 @@ def _priced(found: ServicePlan) -> str:
 
 
 def remarks(found: ServicePlan) -> list[str]:
-    said = [f"{found.tried:,} settings of devices, layouts, precisions, copies and batches were tried."]
+    told = [f"{found.tried:,} settings of devices, layouts, precisions, copies and batches were tried."]
     if found.best and found.unpriced:
         names = ", ".join(found.unpriced)
-        said.append(f"Not ranked, as their files have no {'TDP' if found.by == 'energy' else 'price'}: {names}.")
-    return [*said, _SAID]
+        told.append(f"Not ranked, as their files have no {'TDP' if found.by == 'energy' else 'price'}: {names}.")
+    if found.best and found.best.unmodelled > _TOLD:
+        told.append(f"{found.best.unmodelled:.0%} of the steps of the best are a bound, as no kernel was measured.")
+    return [*told, said(found)]
 
 
 def tables(found: ServicePlan) -> list[Table]:
     """The cheapest of every device, the front, and the rest with the reasons."""
+    bound = f"Bound: {found.by.unit} if no kernel were slower than it must. " if found.kernels is not None else ""
     each = _table(
         found, f"Lowest in {found.by.unit} of every device that keeps to it", found.each[:_MOST],
-        "TTFT, TPOT: time to first token and per output token. Batch: sequences at a time on each copy, on average "
-        "and as many as there is room for.",
+        f"{bound}TTFT, TPOT: time to first token and per output token. Batch: sequences at a time on each copy, on "
+        "average and as many as there is room for.",
     )  # fmt: skip
     front = _table(
         found, "Beaten by no other in price, power, devices, times and rate together (Pareto)", found.front[:_MOST],
@@ -139,24 +164,42 @@ def tables(found: ServicePlan) -> list[Table]:
             for one in found.rejected
         ),
     )  # fmt: skip
-    return [table for table in (each, front, why) if table.body]
+    least = _table(
+        found,
+        "At the bound these keep to it too, but nothing is expected of their kernels",
+        found.unmeasured[:_MOST],
+        "",
+    )
+    return [table for table in (each, front, _without(least, "bound"), why) if table.body]
 
 
 def _table(found: ServicePlan, name: str, rows: tuple[Candidate, ...], about: str) -> Table:
-    return Table(
+    heads = (found.by.unit, "bound", "TTFT", "TPOT", "batch", "req/s")
+    whole = Table(
         title=name,
         about=about,
-        head=("devices", "precision", found.by.unit, "TTFT", "TPOT", "batch", "req/s"),
+        head=("devices", "precision", *heads),
         words=("devices", "precision"),
         body=tuple(
             (
                 Item(text=devices(one)), Item(text=_precision(one)), number_item(one.price(found.by)),
-                time_item(one.ttft_s), time_item(one.tpot_s),
-                Item(text=f"{one.batch:.3g}<{one.limit}", key=one.batch), number_item(one.max_rate),
+                number_item((one.least or one).price(found.by)), time_item(one.ttft_s), time_item(one.tpot_s),
+                Item(text=f"{one.batch:.{0 if one.batch >= _TENS else 1}f}<{one.limit}", key=one.batch),
+                number_item(one.max_rate),
             )
             for one in rows
         ),
     )  # fmt: skip
+    return whole if found.kernels is not None else _without(whole, "bound")
+
+
+def _without(table: Table, name: str) -> Table:
+    """The table without a column, if it has it."""
+    if name not in table.head:
+        return table
+    at = table.head.index(name)
+    body = tuple((*row[:at], *row[at + 1 :]) for row in table.body)
+    return replace(table, head=(*table.head[:at], *table.head[at + 1 :]), body=body)
 
 
 def _cards(found: ServicePlan) -> list[Card]:

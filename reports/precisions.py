@@ -93,7 +93,7 @@ def memory_bars(
     _crosses(figure, x, bars, one.hardware.capacity)
     top = 0.08 + max(1, *(bar.height for bar in bars))
     figure.update_yaxes(title_text=f"memory relative to {_BASE}", range=[0, top], tickformat=".0%")
-    figure.update_xaxes(tickfont={"size": 11}, tickangle=-90, dividercolor=GRID)
+    figure.update_xaxes(tickfont={"size": 10}, tickangle=-90, dividercolor=GRID)
     return figure
 
 

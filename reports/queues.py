@@ -6,8 +6,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from llmviewer.serving.service import Simulation, thinned
+from llmviewer.units import seconds
 
-from .drawing import INK, frame, lines
+from .drawing import INK, frame, lines, plain, ticks
 
 _QUANTILES = 200  # points of a line
 _NAMES = {"ttft_s": "time to first token", "tpot_s": "time per token", "gap_s": "longest wait between tokens"}
@@ -19,27 +20,38 @@ def queue(found: Simulation) -> go.Figure:
     series = {"waiting": found.waiting, "waiting or served": found.in_system}
     for (name, (time_s, count)), line in zip(series.items(), lines(len(series)), strict=True):
         x, y = thinned(time_s, count)
-        figure.add_scatter(x=x, y=y, name=name, mode="lines", line={**line, "shape": "hv", "width": 1.5})
+        figure.add_scatter(
+            x=x, y=y, name=name, mode="lines", line={"color": line["color"], "shape": "hv", "width": 1.5}
+        )
     figure.update_xaxes(title_text="time [s]", exponentformat="none")
     figure.update_yaxes(title_text="requests", rangemode="tozero")
     return figure
 
 
 def spread(found: Simulation) -> go.Figure:
-    """The part of the requests for which a time is at most so long, and what it was to be."""
-    figure = frame("How long requests take", "part of all requests for which a time is at most so long")
+    """The part of the requests for which a time is at most so long, and what it was to be; dotted, at the bound."""
+    dotted = "; dotted: at the bound" if found.expected else ""
+    figure = frame("How long requests take", f"part of all requests for which a time is at most so long{dotted}")
     share = np.linspace(0, 1, _QUANTILES)
     goals = {"ttft_s": found.goals.ttft_s, "tpot_s": found.goals.tpot_s}
     for (key, name), line in zip(_NAMES.items(), lines(len(_NAMES)), strict=True):
-        values = found.metrics[key]
+        values = found.likely.metrics[key]
         if not len(values):
             continue
         figure.add_scatter(
             x=np.maximum(np.quantile(values, share), 1e-6), y=share, name=name, mode="lines",
             line={**line, "width": 2}, hovertemplate=f"{name}: %{{x:.3s}}s for %{{y:.0%}}<extra></extra>",
         )  # fmt: skip
+        if found.expected:
+            figure.add_scatter(
+                x=np.maximum(np.quantile(found.metrics[key], share), 1e-6), y=share, mode="lines", showlegend=False,
+                line={"color": line["color"], "dash": "dot", "width": 1},
+                hovertemplate=f"{name} at the bound: %{{x:.3s}}s for %{{y:.0%}}<extra></extra>",
+            )  # fmt: skip
         if goals.get(key, np.inf) < np.inf:
             figure.add_vline(x=goals[key], line={"color": line["color"], "width": 1, "dash": "dot"})
-    figure.update_xaxes(title_text="time [s]", type="log", dtick=1)
+    times = np.concatenate([trace.x for trace in figure.data] or [np.array([0.01, 1.0])])
+    marks = ticks(float(times.min()), float(times.max()))
+    figure.update_xaxes(title_text="time", type="log", tickvals=marks, ticktext=[plain(seconds(t)) for t in marks])
     figure.update_yaxes(title_text="part of the requests", tickformat=".0%", range=[0, 1.01], linecolor=INK)
     return figure

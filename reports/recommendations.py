@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from llmviewer import __version__
 from llmviewer.serving.advising import Advice, For, Line
+from llmviewer.serving.steps import Steps
 from llmviewer.units import seconds, si
 
 from .comparison import csv_of, json_of, time_item
 from .listing import Item, Table, markdowns, texts
 from .page import Card, template
+from .serving import kernels, unknown
 
 _MOST: Final = 12  # combinations in words
-_SAID: Final = (
-    "Times are lower bounds, so a gain is that of the bounds. Techniques have their usual parameters; what they do to "
-    "the answers is not weighed."
-)
+_USUAL: Final = "Techniques have their usual parameters; what they do to the answers is not weighed."
+_LEFT: Final = " Left: what bounds a decode step then."
 _NAMES: Final = {
     For.LATENCY: "the whole answer", For.TTFT: "the time to first token", For.TPOT: "the time per token",
     For.THROUGHPUT: "tokens per second",
@@ -50,10 +51,10 @@ def render_html(found: Advice) -> str:
     return template("comparison.html.j2").render(
         title=title(found),
         setting=headline(found),
-        bounds_said=_SAID,
+        bounds_said=said(found),
         remarks=remarks(found)[:-1],
         cards=[
-            Card(label="best" if line in found.alone else "best together", value=f"{line.gain:.2f}x", about=line.name)
+            Card(label="best" if line in found.alone else "best together", value=f"{line.likely:.2f}x", about=line.name)
             for line in best
         ],
         pictures=[],
@@ -67,6 +68,16 @@ def render_html(found: Advice) -> str:
     )
 
 
+def said(found: Advice) -> str:
+    """What the gains are."""
+    setting = found.base.setting
+    if not found.base.expected:
+        why = unknown(Steps(setting).unknown)
+        return f"A gain is that of lower bounds, which no kernel beats. {why} {_USUAL}"
+    whose = setting.engine.title if setting.engine else kernels(setting)
+    return f"Expected: of {whose}. Bound: if no kernel were slower than it must. {_USUAL}"
+
+
 def title(found: Advice) -> str:
     setting = found.base.setting
     return f"What would help {setting.model.title} on {setting.hardware.title}"
@@ -74,54 +85,64 @@ def title(found: Advice) -> str:
 
 def headline(found: Advice) -> str:
     """What was asked, and where it stands."""
-    base = found.base
+    base, times = found.base, found.base.likely
     using = f", with {', '.join(found.given)}" if found.given else ""
     there = base.setting.hardware.capacity
     large = f" It does not fit: {si(base.memory_bytes)}B of {si(there)}B; gains are over its bound."
     fits = "" if base.fits else large
+    least = f" (at the bound {base.times.tokens_per_s:.3g})" if base.expected else ""
     return (
         f"{title(found)}: batch {found.batch}, prompt {found.prompt}, {found.gen} generated, "
         f"{base.setting.quantization}{using}. {_NAMES[found.wanted].capitalize()} is to be better. Without more: first "
-        f"token {seconds(base.ttft_s)}, {seconds(base.tpot_s)} a token, {base.tokens_per_s:.3g} tokens/s; decode steps "
-        f"are {base.bound}-bound, the prefill {base.reading}-bound.{fits}"
+        f"token {seconds(times.ttft_s)}, {seconds(times.tpot_s)} a token, {times.tokens_per_s:.3g} tokens/s{least}; "
+        f"decode steps are {base.bound}-bound, the prefill {base.reading}-bound.{fits}"
     )
 
 
 def remarks(found: Advice) -> list[str]:
-    said = []
+    told = []
     if found.idle:
-        said.append(f"Would not help here: {', '.join(line.name for line in found.idle)}.")
+        told.append(f"Would not help here: {', '.join(line.name for line in found.idle)}.")
     if found.large:
-        said.append(f"Would not fit the memory: {', '.join(line.name for line in found.large)}.")
-    said += [f"Not here: {option.name}: {reason.removeprefix(f'{option.name}: ')}." for option, reason in found.refused]
-    return [*said, _SAID]
+        told.append(f"Would not fit the memory: {', '.join(line.name for line in found.large)}.")
+    told += [f"Not here: {option.name}: {reason.removeprefix(f'{option.name}: ')}." for option, reason in found.refused]
+    return [*told, said(found)]
 
 
 def tables(found: Advice) -> list[Table]:
+    known = "Expected, bound" if found.base.expected else "Bound"
     alone = _table(
-        "Alone", found.alone,
-        "Gain: times better. Relieves: of a device, for each token; passes are those of the model. Left: what bounds a "
-        "decode step then.",
+        "Alone", found, found.alone, ("TTFT", "TPOT"),
+        f"{known}: times better. Relieves: of a device, for each token; passes are those of the model.{_LEFT}",
     )  # fmt: skip
-    together = _table("Together, each better than its parts", found.together[:_MOST], "")
-    return [table for table in (alone, together) if table.body]
+    shown = ("TTFT",) if found.wanted is For.TTFT else ("TPOT",)
+    together = _table("Together, each better than its parts", found, found.together[:_MOST], shown, "")
+    kept = [table.without_constants("left") for table in (alone, together) if table.body]
+    return [t if "left" in t.head else replace(t, about=t.about.removesuffix(_LEFT)) for t in kept]
 
 
-def _table(name: str, lines: Sequence[Line], about: str) -> Table:
+def _table(name: str, found: Advice, lines: Sequence[Line], shown: Sequence[str], about: str) -> Table:
+    gains = ("expected", "bound") if found.base.expected else ("bound",)
     return Table(
         title=name,
         about=about,
-        head=("technique", "gain", "TTFT", "TPOT", "relieves", "left"),
+        head=("technique", *gains, *shown, "relieves", "left"),
         words=("technique", "relieves", "left"),
         body=tuple(
             (
-                Item(text=line.name), Item(text=f"{line.gain:.2f}x", key=line.gain), time_item(line.result.ttft_s),
-                time_item(line.result.tpot_s), Item(text=line.relieves),
+                Item(text=line.name),
+                *(_gain(line.expected if gain == "expected" else line.gain) for gain in gains),
+                *(time_item(getattr(line.result.likely, f"{key.lower()}_s")) for key in shown),
+                Item(text=line.relieves.replace("memory traffic", "bytes")),
                 Item(text=line.result.bound, bound=line.result.bound),
             )
             for line in lines
         ),
-    )  # fmt: skip
+    )
+
+
+def _gain(times: float | None) -> Item:
+    return Item(text="-", key=0.0) if times is None else Item(text=f"{times:.2f}x", key=times)
 
 
 def _rows(found: Advice) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,8 @@ _SYMBOL: Final = {
 _LABELS: Final = 4  # points that are named in the picture
 _BELOW, _LEGEND_ROW = 64, 20  # heights of what is between a plot and its legend, and of a line of that [px]
 _FAR: Final = 1e7  # times a turning point: beyond what is shown
-_HOLLOW: Final = "expected of real kernels"
+_HOLLOW: Final = "expected"
+_LINE: Final = 18  # height of a name that hangs from a line [px]
 _LABELLED: Final = 0.01  # share of time from which on a point is worth a name
 
 
@@ -56,10 +57,11 @@ def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
         _lower_roof(figure, roof, high=high, dash=dash)
     tops = _inner_slopes(figure, analysis.hardware, main, low)
     _turning_point(figure, main)
-    _labels(figure, found)
     large = [p.expected for p in found if p.expected is not None and p.share >= _LABELLED]
-    bottom = min([p.attainable for p in found] + large + [low * main.bandwidth])
-    _window(figure, x=(low, high), y=(bottom / 10, 12 * max(*(roof.rate for roof in (main, *others)), *tops)))
+    bottom = min([p.attainable for p in found] + large + [low * main.bandwidth]) / 10
+    top = 12 * max(*(roof.rate for roof in (main, *others)), *tops)
+    _labels(figure, found, [roof.rate for roof in others], decade=_plot(figure) / log10(top / bottom))
+    _window(figure, x=(low, high), y=(bottom, top))
     return figure
 
 
@@ -124,7 +126,7 @@ def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Fi
             x=[None],
             y=[None],
             mode="markers",
-            name="expected",
+            name=_HOLLOW,
             marker={"symbol": "circle-open", "size": 9, "color": INK},
         )
     for kind in kinds:
@@ -134,7 +136,7 @@ def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Fi
         )  # fmt: skip
     _window(figure, x=(low, high), y=(bottom / 5, 4 * top))
     below = _BELOW + _LEGEND_ROW * (len(analyses) + ceil(len(kinds) / 3))
-    plot = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
+    plot = _plot(figure)
     figure.update_layout(
         height=figure.layout.margin.t + plot + below, margin={"b": below}, legend={"y": -_BELOW / plot}
     )  # fmt: skip
@@ -202,7 +204,7 @@ def _zones(figure: go.Figure, roof: Roof, *, low: float, high: float) -> None:
             x0=start, x1=end, fillcolor=BOUND_COLOR[bound], opacity=0.1, line_width=0, layer="below"
         )  # fmt: skip
         figure.add_annotation(
-            x=log10(roof.turning), y=1, yref="y domain", yanchor="top", xanchor=anchor, showarrow=False,
+            x=log10(roof.turning), y=1, yref="paper", yanchor="bottom", xanchor=anchor, showarrow=False,
             text=f"<b>{bound}-bound</b>", font={"color": BOUND_COLOR[bound], "size": 11},
         )  # fmt: skip
 
@@ -216,21 +218,18 @@ def _ink(figure: go.Figure, *, x: Sequence[float], y: Sequence[float]) -> None:
 
 def _lower_roof(figure: go.Figure, roof: Roof, *, high: float, dash: str) -> None:
     """The peak of another unit, from where it leaves the slope that all units share."""
-    text = f"{roof.name}<br>{si(roof.rate)}OP/s"
+    text = f"{roof.name} {si(roof.rate)}OP/s"
     figure.add_scatter(
         x=[roof.turning, high], y=[roof.rate, roof.rate], mode="lines", showlegend=False,
         line={"color": INK, "width": 1.2, "dash": dash}, hovertemplate=f"{text}<extra></extra>",
     )  # fmt: skip
-    _note(
-        figure, roof.turning, roof.rate, text, ax=-8, ay=0, arrow=False, xanchor="right", align="right",
-        font={"size": 11},
-    )  # fmt: skip
+    _note(figure, high, roof.rate, text, ax=-4, ay=8, arrow=False, xanchor="right", font={"size": 11})
 
 
 def _inner_slopes(figure: go.Figure, hardware: Hardware, main: Roof, low: float) -> list[float]:
     """What caches would let a launch attain whose operands they hold, where a file says how fast they are; the tops."""
-    tops = [0.0]
-    for level, dash in zip(("l3", "l2"), ("dashdot", "dot"), strict=True):
+    tops, names, left = [0.0], [], main.turning
+    for level, dash in zip(("l2", "l3"), ("dot", "dashdot"), strict=True):
         bandwidth = hardware.numbers.get(f"{level}.bandwidth")
         if bandwidth and bandwidth > main.bandwidth:
             at = main.rate / bandwidth
@@ -240,8 +239,14 @@ def _inner_slopes(figure: go.Figure, hardware: Hardware, main: Roof, low: float)
                 showlegend=False, line={"color": INK, "width": 1.2, "dash": dash},
                 hovertemplate=f"{text}: for operands that it holds<extra></extra>",
             )  # fmt: skip
-            _note(figure, at / 3, main.rate / 3, text, ax=-6, ay=-4, arrow=False, xanchor="right", font={"size": 11})
             tops.append(main.rate)
+            names.append(text)
+            left = min(left, at)
+    if names:  # left of the fastest
+        _note(
+            figure, left / 3, main.rate / 3, "<br>".join(names), ax=-8, ay=-16, arrow=False, xanchor="right",
+            align="right", font={"size": 11},
+        )  # fmt: skip
     return tops
 
 
@@ -303,22 +308,37 @@ def _diameter(share: float) -> float:
     return 8 + 26 * sqrt(share)
 
 
-def _labels(figure: go.Figure, found: Sequence[Point]) -> None:
-    """Names of the largest points below the roof, one under another where points are close."""
+def _labels(figure: go.Figure, found: Sequence[Point], rates: Sequence[float], *, decade: float) -> None:
+    """Names of the largest points below the roof, one under another where they would meet, and clear of the names of
+    lower roofs at `rates`. A decade is so high. [px]
+    """
     named = [p for p in found[:_LABELS] if p.share >= _LABELLED]
-    placed: list[Point] = []
+    taken = [(-decade * log10(rate), _LINE - decade * log10(rate)) for rate in rates]
+    placed: list[tuple[Point, float, float]] = []  # with the upper and the lower end of the name
     for point in sorted(named, key=lambda p: p.intensity if p.bound == "compute" else 1 / p.intensity):
-        above = [other for other in placed if point.bound == other.bound and _near(point, other)]
         side, down, anchor = (1, 34, "left") if point.bound == "memory" else (-1, 46, "right")
-        down += sum(9 + 13 * other.lines for other in above)
+        at, height = -decade * log10(point.attainable), 9 + 13 * point.lines
+        start = at + down
+        others = [(above, below) for other, above, below in placed if _near(point, other)]
+        for above, below in sorted(others + (taken if point.bound == "compute" else [])):
+            if above < start + height and start < below:
+                start = below
         _note(
-            figure, point.intensity, point.attainable, point.label, ax=22 * side, ay=down, xanchor=anchor,
+            figure, point.intensity, point.attainable, point.label, ax=22 * side, ay=start - at, xanchor=anchor,
             yanchor="top", align=anchor, standoff=_diameter(point.share) / 2, bgcolor=PAPER, borderpad=1,
             font={"size": 11},
         )  # fmt: skip
-        placed.append(point)
+        placed.append((point, start, start + height))
 
 
 def _near(one: Point, other: Point) -> bool:
-    """Whether the names of two points would meet."""
-    return 1 / 6 < one.intensity / other.intensity < 6
+    """Whether the names of two points would meet if they were as high: those that memory bounds have theirs to the
+    right, the others to the left.
+    """
+    apart = 60 if one.bound != other.bound else 6
+    return 1 / apart < one.intensity / other.intensity < apart
+
+
+def _plot(figure: go.Figure) -> float:
+    """The height of what is between the margins. [px]"""
+    return float(figure.layout.height - figure.layout.margin.t - figure.layout.margin.b)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from llmviewer import __version__
-from llmviewer.serving.engines import TABLE
 from llmviewer.serving.service import PERCENTILES, Simulation, summary
+from llmviewer.setting import Setting
 from llmviewer.units import seconds
 
 from .comparison import csv_of, json_of, number_item, time_item
@@ -20,17 +21,29 @@ _NAMES: Final = {
     "wait_s": "wait to be read", "ttft_s": "time to first token", "tpot_s": "time per token",
     "gap_s": "longest gap", "latency_s": "whole answer",
 }  # fmt: skip
-_SAID: Final = "Steps take as long as their lower bounds; what a scheduler itself takes is not counted."
+_BOUND: Final = "At the bound: steps take as long as their lower bounds, which no kernel beats."
 
 
 def said(found: Simulation) -> str:
     """What the times are."""
-    if not found.engine:
-        return _SAID
-    engine = found.engine
-    how = f"its {engine.fitted} was fitted to" if engine.fitted else "nothing was fitted to"
-    kernels = f"{engine.title} on kernels of {engine.library}"
-    return f"Steps take as long as is expected of {kernels}; {how} its row of {TABLE}. {engine.note}"
+    setting = found.setting
+    if not found.expected:
+        return f"{_BOUND} {unknown(found.unknown)}".strip()
+    if setting.engine:
+        return f"{_BOUND} Expected: as of {setting.engine.said}"
+    gaps = "without gaps between them; what a scheduler takes is not counted."
+    return f"{_BOUND} Expected: as of {kernels(setting)}, {gaps}"
+
+
+def unknown(why: str) -> str:
+    """Why there is nothing but bounds."""
+    return f"No time is expected above it: {why}." if why else ""
+
+
+def kernels(setting: Setting) -> str:
+    """Whose are expected."""
+    name = setting.kernels.library if setting.kernels else ""
+    return f"kernels of {name}" if name else "kernels measured on devices like it"
 
 
 def render_text(found: Simulation) -> str:
@@ -90,7 +103,7 @@ def headline(found: Simulation) -> str:
     traffic = found.traffic
     rate = f"{traffic.rate:.3g} a second" if traffic.rate < np.inf else "all at once"
     order = "" if found.reads else f", {found.policy}"
-    order = f", {found.engine.title}{order}" if found.engine else order
+    order = f", {found.setting.engine.title}{order}" if found.setting.engine else order
     order = "".join(f", {one}" for one in found.setting.techniques) + order
     return (
         f"{title(found)}, {rate}, prompts of {np.mean(traffic.prompt):.0f} and answers of {np.mean(traffic.gen):.0f} "
@@ -99,24 +112,28 @@ def headline(found: Simulation) -> str:
 
 
 def remarks(found: Simulation) -> list[str]:
-    lines = [f"What limits: {found.limit}"]
-    if found.preemptions:
-        again = found.usage.reread / max(found.usage.read, 1)
+    likely = found.likely
+    lines = [f"What limits: {likely.limit}"]
+    if likely.preemptions:
+        again = likely.usage.reread / max(likely.usage.read, 1)
         lines.append(
-            f"{found.preemptions:,} times a request lost its cache, as memory was full, and was read again: "
+            f"{likely.preemptions:,} times a request lost its cache, as memory was full, and was read again: "
             f"{again:.1%} more tokens to read."
         )
-    if found.usage.padding:
-        part = found.usage.padding / (found.usage.padding + found.usage.read + found.usage.written)
+    if likely.usage.padding:
+        part = likely.usage.padding / (likely.usage.padding + likely.usage.read + likely.usage.written)
         lines.append(f"{part:.0%} of all tokens read and written are padding.")
     return [*lines, said(found)]
 
 
 def tables(found: Simulation) -> list[Table]:
-    return [_times(found), _device(found)]
+    if not found.expected:
+        return [_times(found, "Times of requests, at the bound", about=True), _device(found)]
+    expected = _times(found.expected, "Times of requests, as expected", about=False)
+    return [expected, _times(found, "The same requests, at the bound", about=True), _device(found)]
 
 
-def _times(found: Simulation) -> Table:
+def _times(found: Simulation, name: str, *, about: bool) -> Table:
     names = ("mean", *(f"p{q}" for q in PERCENTILES), "max")
     body = []
     for key, values in found.metrics.items():
@@ -124,8 +141,8 @@ def _times(found: Simulation) -> Table:
         cells = (time_item(np.nan if (value := figures[name]) is None else value) for name in names)
         body.append((Item(text=_NAMES[key]), *cells))
     return Table(
-        title="Times of requests",
-        about="p99: 99 of 100 requests take no longer. Longest gap: between two tokens of an answer.",
+        title=name,
+        about="p99: 99 of 100 requests take no longer. Longest gap: between two tokens of an answer." if about else "",
         head=("of a request", *names),
         words=("of a request",),
         body=tuple(body),
@@ -133,40 +150,46 @@ def _times(found: Simulation) -> Table:
 
 
 def _device(found: Simulation) -> Table:
-    """What was simulated beside the means that the closed form gives."""
-    closed, span = found.expected, found.copies * found.span_s
-    rows: list[tuple[str, Item, Item]] = [
-        (
-            "mean time to first token",
-            time_item(float(np.mean(found.ttft_s))),
-            _closed(closed.ttft_s if closed else None),
-        ),
-        ("mean time per token", time_item(_mean(found.tpot_s)), _closed(closed.tpot_s if closed else None)),
-        (
-            "sequences at a time, each copy",
-            number_item(found.usage.sequence_s / span),
-            _plain(closed.batch if closed else None),
-        ),
-        ("device works", _share(found.utilization), _share(closed.utilization) if closed else _NOTHING),
-        ("requests/s", number_item(found.requests_per_s), _NOTHING),
-        ("most requests/s of all copies", _NOTHING, _plain(closed.max_rate * found.copies if closed else None)),
-        ("tokens/s", number_item(found.tokens_per_s), _NOTHING),
-        ("tokens/J at TDP", number_item(found.tokens_per_joule), _NOTHING),
-        ("tokens/USD", number_item(found.tokens_per_dollar), _NOTHING),
-    ]
-    if found.readers:
-        rows.insert(4, ("devices that read work", _share(found.reading_utilization), _NOTHING))
-    if min(found.goals.ttft_s, found.goals.tpot_s) < np.inf:
-        rows.insert(0, (f"within {_goals(found)}", _share(found.good), _NOTHING))
-        rows.insert(1, ("of these requests/s", number_item(found.good * found.requests_per_s), _NOTHING))
-    kept = [row for row in rows if any(item.text != "-" for item in row[1:])]
+    """What was simulated beside the means that the closed form gives, at the bound and as expected."""
+    runs = [run for run in (found, found.expected) if run]
+    columns = [dict(_service(run)) for run in runs]
+    names = dict.fromkeys(name for column in columns for name in column)
+    empty = (_NOTHING, _NOTHING)
+    rows = [(name, [item for column in columns for item in column.get(name, empty)]) for name in names]
+    kept = [(name, items) for name, items in rows if any(item.text != "-" for item in items)]
+    head = [name for run in ("at the bound", "expected")[: len(runs)] for name in (run, "closed form")]
+    shown = [i for i, name in enumerate(head) if found.closed or name != "closed form"]
     return Table(
         title="Service",
-        about="",
-        head=("quantity", "simulated", "closed form"),
+        about="Closed form: means of the steady state." if found.closed else "",
+        head=("quantity", *(head[i] for i in shown)),
         words=("quantity",),
-        body=tuple((Item(text=name), *items) for name, *items in kept),
+        body=tuple((Item(text=name), *(items[i] for i in shown)) for name, items in kept),
     )
+
+
+def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
+    """(quantity, (simulated, closed form))"""
+    closed = run.closed
+    if min(run.goals.ttft_s, run.goals.tpot_s) < np.inf:
+        yield f"within {_goals(run)}", (_share(run.good), _NOTHING)
+        yield "of these requests/s", (number_item(run.good * run.requests_per_s), _NOTHING)
+    yield (
+        "mean time to first token",
+        (time_item(float(np.mean(run.ttft_s))), _closed(closed.ttft_s if closed else None)),
+    )
+    yield "mean time per token", (time_item(_mean(run.tpot_s)), _closed(closed.tpot_s if closed else None))
+    held = run.usage.sequence_s / (run.copies * run.span_s)
+    yield "sequences at a time, each copy", (number_item(held), _plain(closed.batch if closed else None))
+    if run.readers:
+        yield "devices that read work", (_share(run.reading_utilization), _NOTHING)
+    yield "device works", (_share(run.utilization), _share(closed.utilization) if closed else _NOTHING)
+    yield "requests/s", (number_item(run.requests_per_s), _NOTHING)
+    most = closed.max_rate * run.copies if closed else None
+    yield "most requests/s of all copies", (_NOTHING, _plain(most))
+    yield "tokens/s", (number_item(run.tokens_per_s), _NOTHING)
+    yield "tokens/J at TDP", (number_item(run.tokens_per_joule), _NOTHING)
+    yield "tokens/USD", (number_item(run.tokens_per_dollar), _NOTHING)
 
 
 _NOTHING: Final = Item(text="-", key=-1.0)
@@ -191,26 +214,25 @@ def _mean(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
 
 
 def _goals(found: Simulation) -> str:
-    goals = {"first token": found.goals.ttft_s, "a token": found.goals.tpot_s}
-    return ", ".join(f"{seconds(value)} {name}" for name, value in goals.items() if value < np.inf)
+    goals = {"TTFT": found.goals.ttft_s, "TPOT": found.goals.tpot_s}
+    return ", ".join(f"{name} {seconds(value)}" for name, value in goals.items() if value < np.inf)
 
 
 def _cards(found: Simulation) -> list[Card]:
-    ttft, tpot = summary(found.ttft_s), summary(found.tpot_s)
+    run = found.likely
+    ttft, tpot = summary(run.ttft_s), summary(run.tpot_s)
     cards = [
         Card(label="time to first token", value=seconds(ttft["p50"]), about=f"p99 {seconds(ttft['p99'])}"),
         Card(label="time per token", value=seconds(tpot["p50"]), about=f"p99 {seconds(tpot['p99'])}"),
-        Card(
-            label="tokens/s", value=number_item(found.tokens_per_s).text, about=f"{found.requests_per_s:.3g} requests/s"
-        ),
-        Card(label="device works", value=f"{found.utilization:.0%}", about=found.limit.partition(":")[0]),
+        Card(label="tokens/s", value=number_item(run.tokens_per_s).text, about=f"{run.requests_per_s:.3g} requests/s"),
+        Card(label="device works", value=f"{run.utilization:.0%}", about=run.limit.partition(":")[0]),
     ]
-    if min(found.goals.ttft_s, found.goals.tpot_s) < np.inf:
-        cards.append(Card(label="within the goals", value=f"{found.good:.1%}", about=_goals(found)))
+    if min(run.goals.ttft_s, run.goals.tpot_s) < np.inf:
+        cards.append(Card(label="within the goals", value=f"{run.good:.1%}", about=_goals(run)))
     return cards
 
 
 def _pictures(found: Simulation) -> list[list[Picture]]:
     from .queues import queue, spread
 
-    return [[picture(queue(found), "queue"), picture(spread(found), "spread")]]
+    return [[picture(queue(found.likely), "queue"), picture(spread(found), "spread")]]

@@ -99,6 +99,11 @@ def _amounts(of: OperatorResult | PerCall | Total) -> tuple[str, ...]:
     return tuple(_short(value) for value in (of.ops, of.weight_bytes, of.activation_bytes, of.kv_bytes))
 
 
+def rate(value: float) -> str:
+    """Four digits, or as many as it takes to write it out."""
+    return f"{value:.4g}" if value < 9999.5 else f"{value:,.0f}"
+
+
 def number(value: float) -> str:
     """Three significant digits, no exponent below a million."""
     return f"{value:.0f}" if 100 <= value < 1e6 else f"{value:.3g}"

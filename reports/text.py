@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Collection
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 import click
 
 from llmviewer.analysis import Analysis, GenerationResult, Phase
 from llmviewer.effect import Effect
+from llmviewer.expectation.engines import find_engine
 from llmviewer.precision import AS_PUBLISHED
 from llmviewer.units import seconds, si
 
 from .columns import columns
-from .table import COLUMNS, rows, shows_calls
+from .table import COLUMNS, rate, rows, shows_calls
 
 Lines: TypeAlias = tuple[tuple[str, str], ...]  # (label, value)
 
@@ -22,11 +25,14 @@ WIDTH: Final = 80  # of the operator tables; lines of words may be longer where 
 _COLOR: Final = {"memory": "red", "compute": "green", "link": "blue"}
 _SHORT: Final = {"weights": "wts.", "activ.": "act."}  # where there are more columns
 _LEFT: Final = ("operator", "bound", "in")
+_LEAST: Final = 12  # letters of a name, however many columns there are
 
 
-def render(analysis: Analysis, *, width: int = WIDTH, per_call: bool | None = None) -> str:
-    """The whole report with its colours. `width` is that of the lines of words. [columns]"""
-    width = max(width, WIDTH)
+def render(analysis: Analysis, *, width: int = 0, per_call: bool | None = None) -> str:
+    """The whole report with its colours.
+
+    width  that of the terminal, where names that have no room are cut; 0 where there is none, and nothing is. [columns]
+    """
     calls = shows_calls(analysis, per_call)
     alarms = set() if analysis.memory.fits else {"memory"}
     return report(headline(analysis), summary(analysis), analysis, width=width, calls=calls, alarms=alarms)
@@ -36,11 +42,12 @@ def report(
     head: str, lines: Lines, analysis: Analysis, *, width: int, calls: bool, alarms: Collection[str] = ()
 ) -> str:
     """The phases of `analysis` under `head` and `lines`, of which those that `alarms` names are verdicts against it."""
+    table_width, width = max(width, WIDTH) if width else sys.maxsize, max(width, WIDTH)
     parts = [click.style(_wrapped(head, width), bold=True), _listed(lines, width, alarms)]
     for name, phase in analysis.phases:
         line = phase_line(called(analysis, name), phase, per_call=calls)
         parts += ["", click.style(_wrapped(line, width), bold=True)]
-        parts += [_table(phase, per_call=calls).rstrip("\n"), _wrapped(sentence(phase.advice), width)]
+        parts += [_table(phase, per_call=calls, width=table_width), _wrapped(sentence(phase.advice), width)]
     if analysis.notes:
         parts += ["", *(_wrapped(f"Note: {note}.", width) for note in analysis.notes)]
     return "\n".join(parts) + "\n"
@@ -93,9 +100,10 @@ def largest_line(analysis: Analysis) -> str:
     """How far batch and context can grow."""
     memory, asked = analysis.memory, analysis.inputs
     length = f"{asked.prompt + (asked.gen or 0)} tokens"
-    batch = f"batch {memory.max_batch} at {length}" if memory.max_batch else f"not one sequence of {length}"
-    context = f"{memory.max_context} tokens at batch {asked.batch}"
-    return f"{batch}; {context if memory.max_context else f'no context at batch {asked.batch}'}"
+    sequences = "any batch" if memory.max_batch is None else f"batch {memory.max_batch}"
+    tokens = {None: "any context", 0: "no context"}.get(memory.max_context, f"{memory.max_context} tokens")
+    batch = f"not one sequence of {length}" if memory.max_batch == 0 else f"{sequences} at {length}"
+    return f"{batch}; {tokens} at batch {asked.batch}"
 
 
 def phase_line(name: str, phase: Phase, *, per_call: bool) -> str:
@@ -114,7 +122,8 @@ def _expected(phase: Phase) -> str:
     if total.expected_time_s is None:
         return ""
     expected = between(total.expected_time_s, total.expected_low_s, total.expected_high_s)
-    return f"; expect {expected.removesuffix(')')}; {total.expectation_source})"
+    gaps = f"; {seconds(total.host_s)} of it without a kernel" if total.host_s else ""
+    return f"; expect {expected.removesuffix(')')}; {total.expectation_source}{gaps})"
 
 
 def between(expected: float | None, low: float | None, high: float | None) -> str:
@@ -134,9 +143,9 @@ def sentence(text: str) -> str:
 def summary(analysis: Analysis) -> Lines:
     """The headline numbers."""
     whole = analysis.generation
-    pace = f"{seconds(whole.latency_s)}, {whole.tokens_per_s:.4g} tokens/s"
-    if whole.expected_latency_s:
-        pace += f"; expect {seconds(whole.expected_latency_s)}, {whole.expected_tokens_per_s:.4g} tokens/s"
+    pace = f"{seconds(whole.latency_s)}, {rate(whole.tokens_per_s)} tokens/s"
+    if whole.expected_latency_s and whole.expected_tokens_per_s:
+        pace += f"; expect {seconds(whole.expected_latency_s)}, {rate(whole.expected_tokens_per_s)} tokens/s"
     times: tuple[tuple[str, str], ...] = (
         ("time to first token", seconds(whole.ttft_s) + _expect(whole, "ttft")),
         ("time per output token", seconds(whole.tpot_s) + _expect(whole, "tpot")),
@@ -162,8 +171,11 @@ def _expect(whole: GenerationResult, what: str) -> str:
 
 
 def _what_is_expected(analysis: Analysis) -> str:
-    known = analysis.generation.expected_latency_s is not None
-    return known * ", and what to expect of real ones: 8 of 10 within the brackets; without gaps between launches"
+    if analysis.generation.expected_latency_s is None:
+        return ""
+    name = analysis.inputs.engine
+    gaps = f"{find_engine(name).said} Brackets are of kernels alone" if name else "without gaps between launches"
+    return f", and what to expect of real ones: 8 of 10 within the brackets; {gaps}"
 
 
 def effect_lines(effect: Effect) -> Lines:
@@ -194,7 +206,7 @@ def _listed(lines: Lines, width: int, alarms: Collection[str]) -> str:
     return "\n".join(texts)
 
 
-def _table(phase: Phase, *, per_call: bool) -> str:
+def _table(phase: Phase, *, per_call: bool, width: int) -> str:
     lines = rows(phase, per_call=per_call)
     left_out = "expect" if phase.total.expected_time_s is None else "OP/s"  # there is no room for all
     names = [name for name in COLUMNS if name != left_out]
@@ -209,7 +221,27 @@ def _table(phase: Phase, *, per_call: bool) -> str:
     texts = [[cells[at] for at in shown] for cells in (COLUMNS, *(line.cells for line in lines))]
     if "expect" in names:
         texts = [[_SHORT.get(text, text.replace(" ", "")) for text in cells] for cells in texts]
-    return columns(texts, left=[names.index(name) for name in _LEFT], gap=" ", style=style)
+    others = sum(1 + max(map(len, column)) for column in zip(*(cells[1:] for cells in texts), strict=True))
+    heads = _fitted([cells[0] for cells in texts], width - others)
+    texts = [[head, *cells[1:]] for head, cells in zip(heads, texts, strict=True)]
+    return columns(texts, left=[names.index(name) for name in _LEFT], gap=" ", style=style).rstrip("\n")
+
+
+def _fitted(names: list[str], width: int) -> list[str]:
+    """Names that are longer than `width` without that of the line before, which theirs begins with, or their beginning.
+
+    >>> _fitted(["o_proj", "o_proj_all_reduce", "logits_all_gather"], 12)
+    ['o_proj', '  all_reduce', '…_all_gather']
+    """
+    if max(map(len, names)) <= width:
+        return names
+    width = max(width, _LEAST)
+    texts = []
+    for before, name in pairwise(("", *names)):
+        rest = name.removeprefix(f"{before}_")
+        text = name if rest == name else f"  {rest}"
+        texts.append(text if len(text) <= width else f"…{text[1 - width :]}")
+    return texts
 
 
 def _wrapped(text: str, width: int) -> str:

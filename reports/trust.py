@@ -14,7 +14,7 @@ from .drawing import INK, frame, lines
 
 Array = npt.NDArray[Any]
 _SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "star")
-_ERRORS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # ticks
+_ERRORS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # ticks
 _BAND: Final = 0.2
 _ROW, _AROUND = 40, 150  # heights of a row and of what is around rows [px]
 

@@ -1,30 +1,32 @@
 """The dashboard without a browser: states and their links, views, and callbacks as a browser calls them."""
 
 import base64
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmviewer.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.hardware_files import hardware_names
-from llmviewer.model_files import model_names
 from llmviewer.reports.drawing import GRID, INK, PAPER
 from llmviewer.reports.marks import identity
 from llmviewer.techniques import techniques
 from llmviewer.techniques._parameters import about
-from llmviewer.units import seconds
+from llmviewer.units import seconds, si
 
 pytest.importorskip("dash")
 
@@ -32,7 +34,7 @@ from llmviewer.webapp import answers, controls, state
 from llmviewer.webapp.app import create
 from llmviewer.webapp.state import KINDS, File, Number, State
 from llmviewer.webapp.tabs import TABS
-from llmviewer.webapp.views import inspector, memory, network, overview
+from llmviewer.webapp.views import changes, inspector, memory, network, overview
 from llmviewer.webapp.words import CONTROLS, GLOSSARY
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,6 +100,28 @@ def test_a_value_that_cannot_be_used_is_as_usual_with_a_notice(name, text):
     assert answers.answers(near)
 
 
+NASTY = (
+    "9" * 400, "-1", "nan", "1e999", "\0", "null", "../../etc/passwd", "|" * 50, "|a|", "file:x.json", "file:",
+    "<script>", "\N{LATIN SMALL LETTER A WITH RING ABOVE}", "W" * 301, "W999A999", "h100-sxm:memory.bandwidth=1e308x",
+    "h100-sxm:a.b=", ":=", "model=gpt2&on=l4", "speculative:draft=/etc/passwd", "weights=2",
+    "x.json~AAAA", "layer.q_proj", "${7*7}", "%2e%2e%2f", "__class__",
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from((*KINDS, "file", "unknown")), st.sampled_from(NASTY), min_size=1, max_size=5))
+def test_a_hostile_link_shows_a_page_with_a_notice(app, parts):
+    browser = Browser(app)
+    browser.props["link"]["data"] = None  # as when it is opened
+    browser.props["url"]["search"] = "?" + urlencode(parts)
+    browser.call("link.data", "url.search")
+    shown = State.of_link(browser.props["link"]["data"])[0]
+    assert answers.answers(shown)
+    if parts.keys() & {"model", "on", "phase", "tab", "sweep", "batch", "unknown"}:  # of which none of those is one
+        assert browser.props["notices"]["children"]
+    assert browser.call("answer.children", "asked.data")
+
+
 @pytest.mark.parametrize(
     "name", ["/etc/passwd", "../models/gpt2.yaml", "models/gpt2.yaml", "os:getcwd", "org/name", "file:gpt2.json", "."]
 )
@@ -128,6 +152,21 @@ def test_a_technique_names_only_models_that_ship():
         "scorer",
         "file",
     }  # look at a further one: can it be a path?
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "skeleton:outline=1e9",
+        "static:length=1_000_000_000",
+        "self-speculative:gamma=1024",
+        "best-of:n=inf",
+        "beam:width=1e999",
+    ],
+)
+def test_a_technique_does_not_hold_up_others(text):
+    why = answers.why_not(State(techniques=(text,)))
+    assert re.fullmatch(r"[a-z-]+: \w+ must be .*; got .*", why), why
 
 
 def test_a_file_is_in_its_link_and_too_large_a_one_is_not():
@@ -173,6 +212,25 @@ def test_a_file_of_a_link_has_a_plain_name(name):
         (answers.hardware_file, "x.yaml", "name: ../x", "x.yaml: name: must be lower-case letters, digits, dots and "),
         (answers.hardware_file, "x.yaml", "name: x\nvendor: me", "x.yaml: sources: is missing"),
         (answers.hardware_file, "x.json", "{}", "x.json: must be a YAML like those in hardware/; got .json"),
+        (
+            answers.model_file,
+            "x.yaml",
+            "a: " + "[" * 400_000 + "]" * 400_000,
+            "x.yaml: is not YAML that can be read: nes",
+        ),
+        (answers.model_file, "x.json", "[" * 400_000, "x.json: is not JSON that can be read: nested too deeply"),
+        (
+            answers.model_file,
+            "x.json",
+            '{"hidden_size": ' + "9" * 5000 + "}",
+            "x.json: is not JSON that can be read: a n",
+        ),
+        (
+            answers.hardware_file,
+            "x.yaml",
+            "name: &a x\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\nd: [*c, *c]",
+            "x.yaml: b: unknown key; ",
+        ),
         (answers.model_file, "x.json", " " * 1_000_001, "x.json: must have at most 1,000,000 bytes; got 1,000,001"),
     ],
 )
@@ -273,15 +331,110 @@ def test_bars_and_points_are_those_of_the_operators():
         assert total == pytest.approx(one.analysis.memory.total_bytes / 1e9)
 
 
-def test_the_network_has_every_operator_once_and_edges_between_them():
-    (found,) = answers.answers(State(model="deepseek-v3", on=("h200-sxm",), tp=8))
-    parts = network.elements(found, "decode")
-    nodes = [part["data"]["id"] for part in parts if part["classes"] == "operator"]
-    assert len(set(nodes)) == len(nodes)
-    assert {identity(op) for op in found.analysis.phases.decode.operators} <= set(nodes)
-    edges = [part["data"] for part in parts if part["classes"] == "tensor"]
-    assert {edge[end] for edge in edges for end in ("source", "target")} <= set(nodes)
-    assert any("[tokens, " in edge["label"] for edge in edges)
+@pytest.mark.parametrize(
+    ("name", "tp", "phase"),
+    [
+        ("llama-3.1-70b", 1, "decode"),
+        ("deepseek-v3", 8, "decode"),
+        ("t5-small", 1, "prefill"),
+        ("jamba-v0.1", 1, "decode"),
+    ],
+)
+def test_the_network_has_every_operator_once_and_lines_between_them(name, tp, phase):
+    (found,) = answers.answers(State(model=name, on=("h200-sxm",), tp=tp))
+    drawn = network.drawing(found, phase)
+    nodes = {part["data"]["id"]: part["position"] for part in drawn.elements if part["classes"] == "operator"}
+    assert len(nodes) == sum(part["classes"] == "operator" for part in drawn.elements)
+    assert {identity(op) for op in found.phase(phase).operators} <= set(nodes)
+    lines = [part["data"] for part in drawn.elements if part["classes"].startswith("tensor")]
+    assert {line[end] for line in lines for end in ("source", "target")} <= set(nodes)
+    told = [line["label"] for line in lines if line["label"]]
+    assert any(label.startswith("[tokens, ") for label in told)
+    assert len(told) < len(lines)  # what several read is told once
+    places = [(place["x"], place["y"]) for place in nodes.values()]
+    for at, (x, y) in enumerate(places):
+        assert all(abs(x - a) >= network.WIDTH or abs(y - b) >= network.HEIGHT for a, b in places[:at])
+    for line in lines:
+        if "lane" not in line:
+            start, end = nodes[line["source"]], nodes[line["target"]]
+            for key, place in nodes.items():
+                if start["y"] < place["y"] < end["y"]:
+                    at = (place["y"] - start["y"]) / (end["y"] - start["y"])
+                    assert abs(start["x"] + at * (end["x"] - start["x"]) - place["x"]) > network.WIDTH / 2, (line, key)
+
+
+def test_what_would_change_it_is_what_analyze_says():
+    asked = State(model="llama-3-70b")
+    (answer,) = answers.answers(asked)
+    found, refused = changes.changes(answer, asked, tuple(changes.offers(answer, asked)))
+    assert not refused
+    before = analyze("llama-3-70b", "h100-sxm").generation
+    by = {one.offer.name: one for one in found}
+    for name, how in {
+        "W4A16g128": {"quant": "W4A16g128"}, "fp8": {"quant": "fp8"}, "KV8": {"quant": "KV8"},
+        "2 devices": {"layout": "tp=2"}, "8 devices": {"layout": "tp=8"},
+    }.items():  # fmt: skip
+        after = analyze("llama-3-70b", "h100-sxm", **how)
+        assert by[name].gain == pytest.approx(before.tpot_s / after.generation.tpot_s)
+        assert by[name].expected == pytest.approx(before.expected_tpot_s / after.generation.expected_tpot_s)
+        assert by[name].time.startswith(f"{seconds(after.generation.tpot_s)} per token; expect ")
+        assert by[name].mends == after.memory.fits
+        assert answers.answers(by[name].offer.state)[0].analysis.generation == after.generation
+    assert by["W4A16g128"].words == f"{by['W4A16g128'].gain:.3g}x faster"
+    assert by["W4A16g128"].helps
+    assert not by["KV8"].helps
+    ranked = [one.expected or one.gain for one in found]
+    assert ranked == sorted(ranked, reverse=True)
+
+
+def test_steps_start_from_what_is_asked():
+    asked = State(batch=4, quant="W4A16g128KV8", attention="eager", phase="prefill")
+    (answer,) = answers.answers(asked)
+    steps = {offer.name: offer.state for offer in changes.offers(answer, asked)}
+    assert steps["Wfp8Afp8KV8"] == replace(asked, quant="Wfp8Afp8KV8")
+    assert not any("W4A16g128" in name for name in steps)
+    assert steps["flash attention"].attention == "flash"
+    assert steps["batch 64"].batch == 64
+    (many,) = (one for one in changes.changes(answer, asked, tuple(changes.offers(answer, asked)))[0] if one.larger)
+    after = analyze("llama-3.1-8b", "h100-sxm", batch=64, quant="W4A16g128KV8", attention="eager").generation
+    assert many.gain == pytest.approx(16 * answer.analysis.generation.ttft_s / after.ttft_s)
+    assert "to the first token" in many.time
+    assert [offer.name for offer in changes.offers(answer, replace(asked, quant="fp8"))][-3] == "batch 64"
+    full = replace(asked, techniques=("medusa:heads=3",))
+    assert "medusa" not in {offer.name for offer in changes.further(full)}
+    assert len(list(changes.further(full))) > 30
+
+
+def test_every_technique_can_be_chosen():
+    refused = {}
+    for name in (option["value"] for option in controls.technique_options()):
+        text = controls.chosen([name], [])
+        assert controls.named([text]) == [name]
+        refused[name] = answers.why_not(State(model="llama-3.1-8b", techniques=(text,)))
+    assert {name for name, why in refused.items() if why} == {"mtp", "expert-capacity"}  # which this model has not
+    assert techniques().keys() - refused.keys() == {"lengths"}
+    assert controls.chosen(["sparsity", "window"], ["window:size=99", "medusa"]) == "sparsity; window:size=99"
+
+
+def test_the_inspector_looks_at_the_pass_that_techniques_make():
+    (found,) = answers.answers(State(techniques=("speculative:draft=llama-3.2-1b,gamma=4,alpha=0.7",)))
+    one = inspector.inspect(found, "decode", "layer.down_proj")
+    (result,) = [op for op in found.analysis.phases.decode.operators if identity(op) == "layer.down_proj"]
+    assert one.busy[0][1] == pytest.approx(result.per_call.bound_time_s)
+    assert found.analysis.phases.decode.q_len == 5
+    assert {what: value for what, _, value in one.formulas}["OPs"] == f"{si(result.per_call.ops)}OP"
+
+
+def test_what_is_expected_stands_beside_the_bound_with_its_interval_and_source():
+    found = answers.answers(State(model="llama-3.1-70b", on=("h100-sxm", "l40s")))
+    heads, *lines = overview.totals(found, "decode")
+    at = [head for head, _ in heads].index("time per output token")
+    for one, line in zip(found, lines, strict=True):
+        whole = one.analysis.generation
+        assert line[at][0] == seconds(whole.tpot_s)
+        assert line[at][1].startswith(f"expect {seconds(whole.expected_tpot_s)} (")
+        assert one.analysis.phases.decode.total.expectation_source in overview.sources(found)
+    assert "survey accounting" in overview.sources(answers.answers(State(accounting="survey")))
 
 
 def test_what_would_help_an_operator_does():
@@ -307,6 +460,7 @@ def test_every_field_has_a_control_with_a_line_about_it(app):
         assert 10 < len(word.about) <= 100
         assert "\n" not in word.about
     assert KINDS.keys() - CONTROLS.keys() == {"set", "tab"}
+    assert {word.term for word in CONTROLS.values()} <= {term.name for term in GLOSSARY}
     assert [term.name.lower() for term in GLOSSARY] == sorted(term.name.lower() for term in GLOSSARY)
     assert set(state.TABS) >= {tab.name for tab in TABS}
 
@@ -466,6 +620,46 @@ def test_a_number_of_a_device_is_changed_and_put_back(app):
     assert browser.props["link"]["data"] == ""
 
 
+def test_techniques_are_chosen_and_edited(app):
+    browser = Browser(app)
+    browser.set("techniques-chosen", ["speculative"])
+    usual = "speculative:draft=llama-3.2-1b,gamma=4,alpha=0.7"
+    assert browser.props["techniques"]["value"] == usual
+    assert "gamma" in json.dumps(browser.props["techniques-about"]["children"])
+    browser.set("techniques", usual.replace("gamma=4", "gamma=2"))
+    answer = browser.call("answer.children", "asked.data")
+    expected = analyze("llama-3.1-8b", "h100-sxm", techniques=[usual.replace("gamma=4", "gamma=2")])
+    assert f'"{seconds(expected.generation.tpot_s)}"' in answer
+    assert f"{expected.effect.speed_up:.3g}x as fast" in answer
+    browser.set("techniques-chosen", ["speculative", "mtp"])  # which this model has not
+    assert browser.props["error-techniques"]["children"].startswith("mtp: llama-3.1-8b has no layers that predict")
+    assert browser.props["techniques"]["value"].endswith("gamma=2,alpha=0.7; mtp")
+    assert browser.props["techniques-chosen"]["value"] == ["speculative", "mtp"]
+    assert "mtp" not in browser.props["link"]["data"]
+    browser.set("techniques-chosen", [])
+    assert browser.props["techniques"]["value"] == ""
+    assert browser.props["link"]["data"] == ""
+    assert browser.props["error-techniques"]["children"] == ""
+
+
+def test_steps_are_links_to_the_page_on_which_they_are_taken(app):
+    browser = Browser(app)
+    browser.set("model", "llama-3-70b")
+    browser.call("content.children", "asked.data")
+    browser.props["changes-of"] = {"data": browser.props["asked"]["data"]}
+    quick = json.dumps(json.loads(browser.call("changes.children", "changes-of.data")))
+    assert '"href": "?model=llama-3-70b&quant=W4A16g128"' in quick
+    assert "medusa" not in quick
+    browser.props["more-changes"] = {"n_clicks": 1}
+    whole = json.dumps(json.loads(browser.call("changes.children", "more-changes.n_clicks")))
+    assert '"href": "?model=llama-3-70b&techniques=medusa"' in whole
+    assert "mtp: llama-3-70b has no layers that predict further tokens" in whole
+    for link in re.findall(r'"href": "([^"]*)"', whole):
+        state_, notices = State.of_link(link)
+        assert not notices
+        assert not answers.why_not(state_)
+
+
 def test_files_are_kept_by_the_browser(app):
     browser = Browser(app)
     browser.props["model-file"]["filename"] = "broken.json"
@@ -497,15 +691,28 @@ def test_what_is_saved_is_what_is_reported(app):
     assert saved["html"]["content"].startswith("<!doctype html>")
 
 
+def test_of_several_devices_each_has_its_file(app):
+    browser = Browser(app)
+    browser.set("on", ["l4", "t4"])
+    browser.props["save-csv"]["n_clicks"] = 1
+    browser.call("download.data", "save-csv.n_clicks")
+    saved = browser.props["download"]["data"]
+    assert saved["filename"] == "llama-3.1-8b.zip"
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(saved["content"]))) as files:
+        assert files.namelist() == ["llama-3.1-8b-l4.csv", "llama-3.1-8b-t4.csv"]
+        assert files.read("llama-3.1-8b-t4.csv").startswith(b"phase,name,kind")
+
+
 def test_fifty_users_at_once_each_get_their_own_answer(app):
-    names, devices = model_names()[::7], hardware_names()[::3]
+    devices = hardware_names()[::3]
     asked = [
         State(
-            model="llama-3.1-8b" if i % 2 else "gpt2", on=(devices[i % len(devices)],), batch=1 + i, prompt=64 + 8 * i
+            model=("llama-3.1-8b", "gpt2", "qwen3-0.6b")[i % 3], on=(devices[i % len(devices)],), batch=1 + i,
+            prompt=64 + 8 * i, quant=("", "W4A16g128", "W8A16")[i // 3 % 3],
+            techniques=(("medusa",) if i % 5 == 0 else ()), phase=("decode", "prefill")[i % 2],
         )
         for i in range(50)
-    ]
-    assert names
+    ]  # fmt: skip
 
     def one(wanted):
         browser = Browser(app)
@@ -517,8 +724,12 @@ def test_fifty_users_at_once_each_get_their_own_answer(app):
     with ThreadPoolExecutor(50) as pool:
         found = list(pool.map(one, asked))
     for wanted, text in zip(asked, found, strict=True):
-        whole = analyze(wanted.model, wanted.on[0], batch=wanted.batch, prompt=wanted.prompt).generation
-        for value in (seconds(whole.ttft_s), seconds(whole.tpot_s), f"{whole.tokens_per_s:.4g}"):
+        whole = analyze(
+            wanted.model, wanted.on[0], batch=wanted.batch, prompt=wanted.prompt, quant=wanted.quant or None,
+            techniques=wanted.techniques,
+        ).generation  # fmt: skip
+        rate = f"{whole.tokens_per_s:.4g}" if whole.tokens_per_s < 9999.5 else f"{whole.tokens_per_s:,.0f}"
+        for value in (seconds(whole.ttft_s), seconds(whole.tpot_s), rate):
             assert f'"{value}"' in text, (wanted, value)
 
 

@@ -17,6 +17,7 @@ if not shutil.which("chromium"):
 pytest.importorskip("playwright")
 
 from llmviewer.webapp.screenshots import browsing, open_page, serving, settled
+from llmviewer.webapp.state import TABS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -213,17 +214,32 @@ def test_the_report_is_downloaded_and_opens_by_itself(page, server, tmp_path):
 def test_the_keyboard_reaches_the_controls_and_the_tabs(page, server):
     open_page(page, server)
     seen = set()
+    ring = "parseFloat(getComputedStyle(e).outlineWidth) >= 2 || e.type === 'radio' || e.type === 'file'"
+    focused = f"(() => {{ const e = document.activeElement; return [e.id, !!e.closest('#tab'), {ring}] }})()"
     for _ in range(60):
         page.keyboard.press("Tab")
-        seen.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
-    assert {"model", "quant", "batch", "save-html"} <= seen
+        name, in_tabs, ringed = page.evaluate(focused)
+        assert ringed, name
+        seen.add(name)
+        if in_tabs:
+            break
+    assert {"model", "on", "quant", "batch", "techniques", "techniques-chosen", "save-html"} <= seen
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#network")
+    assert "tab=network" in page.url
     assert page.locator("#label-batch").get_attribute("for") == "batch"
+    nameless = page.evaluate(
+        "[...document.querySelectorAll('button, [role=slider], input:not([type=hidden]):not([aria-hidden])')]"
+        ".filter(e => e.offsetParent && !e.labels?.length && !e.title && !e.getAttribute('aria-label')"
+        "&& !e.innerText.trim() && !e.getAttribute('data-title') && !e.closest('.ag-root')).map(e => e.outerHTML)"
+    )
+    assert nameless == []
 
 
 @pytest.mark.parametrize("width", [1280, 400])
 def test_nothing_is_wider_than_the_page(page, server, width):
     page.set_viewport_size({"width": width, "height": 900})
-    for tab in ("overview", "network", "memory", "glossary"):
+    for tab in TABS:
         open_page(page, f"{server}?tab={tab}&on=h100-sxm|l40s")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, tab
 
@@ -241,3 +257,81 @@ def test_a_figure_and_a_table_are_saved(page, server, tmp_path):
     head, *rows = (tmp_path / "operators.csv").read_text(encoding="utf-8-sig").splitlines()
     assert head.startswith('"Operator","Bound","time')
     assert len(rows) == len(analyze("llama-3.1-8b", "h100-sxm").phases.decode.operators)
+
+
+def test_a_new_user_finds_what_bounds_a_model_and_what_fewer_bits_would_buy(page, server):
+    open_page(page, server)
+    page.click("#model")
+    page.keyboard.type("llama 3 70b")
+    page.click(".dash-dropdown-option:has-text('Llama 3 70B') >> nth=0")
+    page.wait_for_function("document.querySelector('#answer h2').innerText.startsWith('Llama 3 70B')")
+    settled(page)
+    assert page.inner_text("#advice").startswith(
+        "memory-bound Decode is memory-bound: 100% of its time waits for memory"
+    )
+    page.wait_for_selector("#changes li:has-text('W4A16g128')")
+    before, after = (printed("llama-3-70b", "h100-sxm", *more)["tpot_s"] for more in ((), ("--quant", "W4A16g128")))
+    said = page.inner_text("#changes li:has-text('W4A16g128')")
+    assert f"{before / after:.3g}x faster" in said
+    assert seconds(after) in said
+    assert "then fits" in said
+    page.click("#changes a:has-text('W4A16g128')")
+    page.wait_for_function("document.querySelector('#answer h2').innerText.includes('W4A16g128')")
+    settled(page)
+    assert cards(page)["time per output token"] == seconds(after)
+    assert page.input_value("#quant") == "W4A16g128"
+    page.go_back()
+    page.wait_for_function("!document.querySelector('#answer h2').innerText.includes('W4A16g128')")
+    settled(page)
+    assert cards(page)["time per output token"] == seconds(before)
+    page.click("#changes li:has-text('W4A16g128') a:has-text('compare')")
+    page.wait_for_selector(".compare .said")
+    assert f"{before / after:.3g}x faster decode" in page.inner_text(".compare")
+
+
+def test_techniques_are_found_by_what_they_do(page, server):
+    open_page(page, server)
+    page.click("#techniques-chosen")
+    page.keyboard.type("drafts gamma")
+    page.click(".dash-dropdown-option:has-text('speculative')")
+    page.keyboard.press("Escape")
+    page.wait_for_function("location.search.includes('techniques=speculative')")
+    settled(page)
+    fill(page, "techniques", "speculative:draft=llama-3.2-1b,gamma=3,alpha=0.8")
+    expected = printed("llama-3.1-8b", "h100-sxm", "--with", "speculative:draft=llama-3.2-1b,gamma=3,alpha=0.8")
+    assert cards(page)["time per output token"] == seconds(expected["tpot_s"])
+    fill(page, "techniques", "speculative:draft=llama-3.2-1b,gamma=0")
+    assert "gamma must be from 1 to" in page.inner_text("#error-techniques")
+    assert cards(page)["time per output token"] == seconds(expected["tpot_s"])
+
+
+def test_the_network_is_enlarged_and_coloured_otherwise(page, server):
+    open_page(page, f"{server}?tab=network")
+    ready = "document.querySelector('#network')._cyreg && document.querySelector('#network')._cyreg.cy"
+    page.wait_for_function(ready)
+    colour = "document.querySelector('#network')._cyreg.cy.getElementById('embedding.embed_tokens').style('{}')"
+    before = page.evaluate(colour.format("background-color"))
+    width = page.evaluate("document.querySelector('#network').offsetWidth")
+    page.click(".zoom.enlarge")
+    assert page.evaluate("document.querySelector('#network').offsetWidth") == pytest.approx(1.25 * width, rel=0.02)
+    page.click("#network-colour label:has-text('by share')")
+    page.wait_for_function(f"{colour.format('background-color')} !== '{before}'")
+    drawn = page.evaluate(
+        "(() => { const cy = document.querySelector('#network')._cyreg.cy;"
+        "const box = cy.elements().renderedBoundingBox();"
+        "return [box.x1, box.y1, cy.width() - box.x2, cy.height() - box.y2] })()"
+    )
+    assert min(drawn) > -2  # nothing is cut off
+
+
+def test_in_the_dark_words_are_light(browser, server):
+    context = browser.new_context(color_scheme="dark", viewport={"width": 1280, "height": 900})
+    found = context.new_page()
+    found.set_default_timeout(60_000)
+    open_page(found, server)
+    found.wait_for_selector("#roofline .xtitle")
+    ink = found.evaluate("getComputedStyle(document.querySelector('#roofline .xtitle')).fill")
+    assert all(int(part) > 200 for part in re.findall(r"\d+", ink)[:3])
+    shown = found.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert all(int(part) < 60 for part in re.findall(r"\d+", shown)[:3])
+    context.close()

@@ -18,7 +18,8 @@ __all__ = ["browser", "page", "server"]  # fixtures
 
 
 def test_sweeps_follow_their_controls_and_the_link(page, server):
-    open_page(page, f"{server}?on=h100-sxm|l4&tab=sweeps")
+    open_page(page, f"{server}?on=h100-sxm|l4&tab=sweeps&sweep=length")
+    page.wait_for_selector("#sweep-map-1 .heatmaplayer image")
     assert page.locator("#sweep-decode .scatterlayer .trace").count() >= 2
     assert page.locator("#sweep-map-1 .heatmaplayer image").count() == 1
     page.click("#curves >> text=precision")
@@ -34,7 +35,7 @@ def test_sweeps_follow_their_controls_and_the_link(page, server):
     assert page.inner_text(".sweeps table") == shown
     with page.expect_download() as download:
         page.click("#sweeps-csv")
-    assert download.value.path().read_text().startswith("of,batch,decode_step_s")
+    assert download.value.path().read_text().startswith("of,prompt,decode_step_s")
     open_page(page, f"{server}?on=h100-sxm&tab=sweeps&sweep=figure-5")
     assert "Rooflines of" in page.inner_text(".sweeps h3")
 
@@ -66,17 +67,27 @@ def test_measurements_are_dropped_in_and_scored(page, server, tmp_path):
     rows = "\n".join(f"H100-SXM,vllm,bf16,{2**i},4096,4096,{10 + 2**i / 50}" for i in range(12))
     good.write_text(f"gpu,framework,dtype,M,N,K,time_us\n{rows}\n")
     bad.write_text("a,b\n1,2\n")
+    large, other = tmp_path / "large.csv", tmp_path / "notes.txt"
+    large.write_text("gpu,M\n" + "h100,1\n" * 800_000)
+    other.write_text("nothing")
     open_page(page, f"{server}?tab=validation")
-    page.set_input_files("#measured input", bad)
-    page.wait_for_selector("#measured-result .error")
-    assert page.inner_text("#measured-result").startswith("bad.csv: no family has these columns")
+    for file, message in (
+        (bad, "bad.csv: no family has these columns"), (other, "notes.txt: must end in .csv or .parquet"),
+        (large, "large.csv: must have at most 5,000,000 bytes; got 5,600,006"),
+    ):  # fmt: skip
+        page.set_input_files("#measured input", file)
+        page.wait_for_selector(f".panel:has(#measured) .error:has-text('{message}')")
     page.set_input_files("#measured input", good)
     page.wait_for_selector("#measured-scatter .scatterlayer .points path")
     assert page.locator("#measured-scatter .scatterlayer .trace >> nth=0 >> .points path").count() == 12
     assert "calibrated" in page.inner_text("#measured-result table >> nth=0")
+    assert "".join(page.locator(".panel:has(#measured) .error").all_inner_texts()) == ""
     with page.expect_download() as download:
         page.click("#measured-csv")
     assert len(download.value.path().read_text().splitlines()) == 13
+    page.set_input_files("#measured input", bad)  # and the last result stays
+    page.wait_for_selector(".panel:has(#measured) .error:has-text('bad.csv')")
+    assert page.locator("#measured-scatter").count() == 1
 
 
 @pytest.mark.parametrize("width", [1280, 400])

@@ -31,6 +31,10 @@ ASKED = [
 ]
 
 
+def _page(part):
+    return json.dumps(part.to_plotly_json(), default=lambda c: c.to_plotly_json())
+
+
 def _lines(asked):
     own, problems = sweeps.lines(answers(asked), asked)
     assert problems == ()
@@ -110,7 +114,7 @@ def test_precisions_that_cannot_be_had_are_said_and_others_shown():
     own, problems = sweeps.lines(answers(asked), asked)
     assert [line.name for line in own] == ["W4A16"]
     assert [problem.partition(":")[0] for problem in problems] == ["W17", "nonsense"]
-    page = json.dumps(tab.show(answers(asked), asked).to_plotly_json(), default=lambda c: c.to_plotly_json())
+    page = _page(tab.show(answers(asked), asked))
     assert "bits must be" in page
     none = replace(asked, quants=("W17",))
     assert tab.show(answers(none), none)
@@ -136,8 +140,54 @@ def test_a_map_says_what_bounds_and_what_fits():
 @pytest.mark.parametrize("model", ["llama-2-7b", "bert-base-uncased"])
 def test_every_sweep_is_shown_or_says_why_not(name, model):
     asked = State(model=model, on=("rtx-a6000",), sweep=name)
-    page = json.dumps(tab.show(answers(asked), asked).to_plotly_json(), default=lambda c: c.to_plotly_json())
+    page = _page(tab.show(answers(asked), asked))
     assert "sweep-" in page or "does not generate" in page
+
+
+@pytest.mark.parametrize("name", [name for name in SWEEPS if name.startswith("figure")])
+def test_figures_of_the_paper_say_which_and_lead_to_its_setting(name):
+    paper, notices = State.of_link(f"{tab._PAPER[name]}&tab=sweeps&sweep={name}")
+    assert notices == ()
+    own = _page(tab.show(answers(paper), paper))
+    assert f'Figure {name[-1]} of \\"LLM Inference Unveiled\\" (arXiv:2402.16363)' in own
+    assert "in the paper's own setting" in own
+    other = replace(paper, model="gpt2", tp=2)
+    shown = _page(tab.show(answers(other), other))
+    assert "the paper's own setting" in shown
+    assert "for gpt2 on rtx-a6000" in shown
+    assert ("Parallelism, offloading and techniques are not in it" in shown) == (name[-1] in "678")
+
+
+def test_figures_7_and_8_have_the_paper_s_numbers():  # of its notebook, on a device of 154.84 rather than 154.8 TOP/s
+    for name, column in (("figure-7", {1: 34.5943, 16: 51.4911}), ("figure-8", {16: 33.7631, 100: 35.4532})):
+        paper, _ = State.of_link(f"{tab._PAPER[name]}&sweep={name}")
+        curve = sweeps.preset(answers(paper), paper).figure.data[0]
+        found = dict(zip(curve.x, curve.y, strict=True))
+        assert {x: found[x] for x in column} == pytest.approx(column, rel=1e-5)
+
+
+def test_memory_that_all_devices_need_is_one_curve_under_each_of_their_limits():
+    asked = State(model="llama-3.1-70b", on=("h100-sxm", "mi300x"))
+    figure = sweeps.pictures(_lines(asked), asked)["sweep-memory"].figure
+    assert [trace.name for trace in figure.data] == ["needed", "h100-sxm: 85.5 GB", "mi300x: 206 GB"]
+    limits = [analyze("llama-3.1-70b", name).memory.capacity_bytes for name in asked.on]
+    assert [trace.y[0] for trace in figure.data[1:]] == limits
+    asked = State(curves="precisions", quants=("W16A16", "W4A16"))
+    figure = sweeps.pictures(_lines(asked), asked)["sweep-memory"].figure
+    assert [trace.name for trace in figure.data] == ["W16A16", "W4A16", "h100-sxm: 85.5 GB"]
+
+
+def test_ticks_are_round():
+    asked = State(model="llama-3.1-70b", on=("h100-sxm", "l40s"))
+    for one in sweeps.pictures(_lines(asked), asked).values():
+        assert not [text for text in one.figure.layout.yaxis.ticktext if ".0" in text]
+        assert list(one.figure.layout.xaxis.ticktext)[-1] == "1024"
+
+
+def test_devices_without_a_map_are_counted():
+    names = ("h100-sxm", "l4", "t4", "l40s", "mi300x", "a10")
+    found = answers(State(on=names))
+    assert "Of the first 4 devices; 2 more are chosen." in _page(tab.show(found, State(on=names)))
 
 
 def test_the_link_has_what_is_swept_and_falls_back():

@@ -9,12 +9,15 @@ import pandas as pd
 import pytest
 
 from llmviewer.errors import InputError
+from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
 from llmviewer.expectation.rows import read
 from llmviewer.expectation.validate import predict, validate
 
 pytest.importorskip("dash")
+
+from dash import no_update
 
 from llmviewer.webapp.answers import answers
 from llmviewer.webapp.app import create
@@ -37,6 +40,11 @@ def _parquet(frame):
     out = io.BytesIO()
     frame.to_parquet(out, index=False)
     return out.getvalue()
+
+
+def _unscored(found):
+    """Of rows that are not scored."""
+    return [int(line.partition(" row")[0]) for line in validation.skipped(found)]
 
 
 def _page(part):
@@ -81,15 +89,14 @@ def test_an_upload_is_scored_as_validate_does(name, write, tmp_path):
     expected = validate([predict(read(path), index().entries)])
     found = validation.measured(name, write(GEMM))
     assert repr(found.scores.groups) == repr(expected.groups)  # nan is not equal to itself
-    assert found.scores.skipped == expected.skipped
-    assert sum(found.scores.skipped.values()) == 2
+    assert sum(_unscored(found)) == sum(expected.skipped.values()) == 2
     assert [row["row"] for row in found.scores.worst] == [row["row"] for row in expected.worst]
     figure = validation.scatter(found, name).figure
     assert list(figure.data[0].x) == [14.0, 16.0, 300.0]
     np.testing.assert_allclose(figure.data[0].y, found.predictions.columns["expected_us"][:3])
     assert validation.scores(found)[1][:5] == ("gemm", "h100-sxm", "bf16", "calibrated", "3")
     heads, *rows = validation.predicted(found)
-    assert len(rows) == 5
+    assert [row[0] for row in rows] == [1, 2, 3, 4]
     assert "remark" not in heads
     assert "expected_us" in heads
 
@@ -119,7 +126,8 @@ def _nested():
         ("a.csv", b"gpu,M\nh100,1\n", "a.csv: gemm needs the column 'framework'"),
         ("a.csv", b"\xff\xfe\x00\x01\n1", "a.csv: is not a table: "),
         ("a.csv", b"M" + b",x" * 300 + b"\n", "a.csv: must have at most 200 columns; got 301"),
-        ("a.csv", b"M\n" + b"1\n" * 20_001, "a.csv: must have at most 20,000 rows; got 20,002"),
+        ("a.csv", b"M\n" + b"1\n" * 20_001, "a.csv: must have at most 20,000 rows; got 20,001"),
+        ("a.csv", _csv(GEMM.assign(gpu="/etc/h100.yaml")), "a.csv: gpu: no device '/etc/h100.yaml'; of "),
         ("a.csv", b"x" * 5_000_001, "a.csv: must have at most 5,000,000 bytes; got 5,000,001"),
         ("a.csv", _csv(pd.concat([GEMM.assign(gpu=f"d{i}") for i in range(101)])), "a.csv: must have at most 100 devi"),
         ("a.csv", _csv(GEMM.assign(family="os.system")), "a.csv: family: must be one of gemm, "),
@@ -149,6 +157,44 @@ def test_strange_numbers_are_not_scored_and_break_nothing(family):
     assert _page(tab._result(found, "a.csv"))
 
 
+def test_names_of_devices_are_found_as_measurements_find_them_and_no_file_is():
+    for called in ("H100-SXM-80GB", "NVIDIA H100_SXM", "h100-sxm", "Nvidia L40S", "A100-SXM4-80GB-foo", "MI300X"):
+        assert validation._device(called) == find(called).name
+    for called in ("", "nothing", "nvidia", "/work/h100-sxm.yaml", "hardware/h100-sxm.yaml", "nvidia-x.yml", "../h100"):
+        assert validation._device(called) == ""
+
+
+def test_rows_on_unknown_devices_cost_nothing_and_are_counted():
+    table = pd.concat([GEMM.assign(gpu=f"a-b-c-d-e-f-g-h-i-j-k-{i}") for i in range(90)] + [GEMM])
+    found = validation.measured("a.csv", _csv(table))
+    assert sum(one.expected.rows for one in found.scores.groups) == 3
+    assert sum(found.unknown.values()) == 90 * 5 + 1
+    assert {int(line[0]) for line in validation.worst(found)[1:]} == {451, 452, 453}
+    assert validation.skipped(found)[0].startswith("5 rows: no device 'a-b-c-")
+
+
+def test_experts_on_more_devices_than_there_are_have_no_shape():
+    columns = {"num_tokens": 64, "hidden": 4096, "inter": 14336, "topk": 2, "experts": 8, "ep": [8, 57]}
+    table = pd.DataFrame({
+        "gpu": "h100-sxm", "framework": "vllm", "dtype": "bf16", "family": "moe", "distribution": "power_law_1.2",
+        **{name: columns.get(name, 1) for name in (*FAMILIES["moe"].columns, *FAMILIES["moe"].optional)},
+        "time_us": [100.0, 100.0], "ep": [8, 57], "experts": 8,
+    })  # fmt: skip
+    found = validation.measured("a.csv", _csv(table))
+    assert _unscored(found) == [1]
+
+
+def test_a_fault_is_one_line(monkeypatch):
+    def broken(*_args):
+        raise ZeroDivisionError("a\nb")
+
+    monkeypatch.setattr(validation, "predict", broken)
+    with pytest.raises(
+        InputError, match=r"^a\.csv: llmviewer has a fault and cannot score this; the log of the server has"
+    ):
+        validation.measured("a.csv", _csv(GEMM))
+
+
 def test_columns_that_stand_twice_are_read_once():
     text = b"gpu,framework,dtype,M,N,K,M,time_us\nh100-sxm,vllm,bf16,1,4096,4096,2,10\n"
     assert len(validation.measured("a.csv", text).scores.groups) == 1
@@ -157,12 +203,16 @@ def test_columns_that_stand_twice_are_read_once():
 def test_the_page_says_what_is_wrong_and_saves_what_is_right():
     app = create()
     read_, save = (
-        next(one["callback"].__wrapped__ for key, one in app.callback_map.items() if key.startswith(name))
+        next(one["callback"].__wrapped__ for key, one in app.callback_map.items() if name in key)
         for name in ("measured-result", "measured-download")
     )
     packed = base64.b64encode(_csv(GEMM)).decode()
-    assert "measured-scatter" in _page(read_(f"data:text/csv;base64,{packed}", "mine.csv"))
+    result, error = read_(f"data:text/csv;base64,{packed}", "mine.csv")
+    assert "measured-scatter" in _page(result)
+    assert error == ""
     for contents, name in (("data:,nonsense!", "mine.csv"), (f"data:;base64,{packed}", "mine.exe"), ("x", None)):
-        assert '"className": "error"' in _page(read_(contents, name))
+        kept, error = read_(contents, name)
+        assert kept is no_update
+        assert error.startswith(f"{name or 'file'}: ")
     content = save(1, f"data:text/csv;base64,{packed}", "mine.csv")["content"]
-    assert len(content.splitlines()) == 6
+    assert len(content.splitlines()) == 5

@@ -26,6 +26,8 @@ from .state import LARGEST_FILE, MINE, File, State
 
 _LOG: Final = logging.getLogger(__name__)
 WORDS_OF_TECHNIQUES: Final = ("draft_quant", "scorer_quant", "targets", "tree")  # texts that are read as they stand
+_MOST_OF_ALL: Final = 131_072  # of a number of a technique; more takes long to step through
+_MOST: Final = {"gamma": 64}
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}")
 
 
@@ -60,10 +62,15 @@ def why_not(state: State) -> str:
         answers(state)
     except InputError as error:
         return str(error)
-    except Exception:  # noqa: BLE001 - the page stays, and the log says what to mend
-        _LOG.exception(state.link)
-        return "llmviewer has a fault and cannot work this out; the log of the server has more"
+    except Exception:  # noqa: BLE001 - the page stays
+        return fault(state.link)
     return ""
+
+
+def fault(what: str) -> str:
+    """The line for users where llmviewer itself is at fault; the log has what to mend."""
+    _LOG.exception(what)
+    return "llmviewer has a fault and cannot work this out; the log of the server has more"
 
 
 def settled(state: State) -> tuple[State, tuple[str, ...]]:
@@ -200,6 +207,7 @@ def _setting(question: State) -> Setting:
         offload=question.offload,
         techniques=[_safe(text) for text in question.techniques],
         library=question.library,
+        engine=question.engine,
     )
 
 
@@ -226,8 +234,8 @@ def _file(state: State, name: str) -> File:
 
 
 def _safe(text: str) -> str:
-    """A technique as it is written, if no path and no code stands in it: of its texts, those that are more than words
-    name a model that ships.
+    """A technique as it is written, if no path and no code stands in it, and no number that others would wait for: of
+    its texts, those that are more than words name a model that ships.
     """
     name, _, rest = text.partition(":")
     kind = techniques().get(name.strip())
@@ -237,7 +245,18 @@ def _safe(text: str) -> str:
         key, _, value = (piece.strip() for piece in part.partition("="))
         if key in texts and value not in model_names():
             raise InputError(f"{name}: {key} must be a model that ships, and no file; {suggest(value, model_names())}")
+        most = _MOST.get(key, _MOST_OF_ALL)
+        if _number(value) > most:
+            raise InputError(f"{name}: {key} must be at most {most:,} on this page; got {value}")
     return text
+
+
+def _number(text: str) -> float:
+    """As the parser of techniques reads it; 0 for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def _short(name: str, text: str) -> None:

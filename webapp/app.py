@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from llmviewer.reports.html import render as render_html
 from llmviewer.reports.text import sentence
 
 from . import controls, state
-from .answers import Answer, answers, device, hardware_file, model_file, settled, why_not
+from .answers import Answer, answers, device, fault, hardware_file, model_file, settled, why_not
 from .asked import asked, kept, packed, unpacked
 from .tabs import TABS
 from .tabs._parts import badge, panel, table
@@ -81,7 +83,7 @@ def _layout() -> Component:
             html.Span("what bounds a language model on a device, and what would change it", className="soft"),
             html.Div([
                 html.Button("Copy link", id="copy", type="button", title="The link opens this page as it is"),
-                html.Button("Report", id="save-html", type="button", title="A self-contained HTML file"),
+                html.Button("Report", id="save-html", type="button", title="Self-contained HTML, one file a device"),
                 html.Button("CSV", id="save-csv", type="button", title="All operators of both phases"),
                 html.Button("JSON", id="save-json", type="button", title="All that was found"),
             ], className="buttons"),
@@ -91,9 +93,9 @@ def _layout() -> Component:
             html.Main([
                 html.Div(id="notices", role="status"),
                 html.Div(id="answer"),
-                dcc.Tabs(
-                    [dcc.Tab(label=tab.label, value=tab.name) for tab in TABS], value=usual.tab, id="tab",
-                    mobile_breakpoint=0,
+                html.Nav(
+                    dcc.RadioItems({tab.name: tab.label for tab in TABS}, usual.tab, id="tab", inline=True),
+                    className="tabs", title="What of the answer is looked at",
                 ),
                 html.Div([
                     html.Label(CONTROLS["op"].label, htmlFor="op", title=CONTROLS["op"].about),
@@ -127,6 +129,7 @@ def _register(app: Dash) -> None:
             "files": Output("files", "data"),
             "notices": Output("notices", "children"),
             "numbers": Output("numbers", "rowData"),
+            "known": Output("techniques-about", "children"),
             "dropped": {name: Output(f"{name}-file", "contents") for name in ("model", "on")},
         },
         inputs={
@@ -150,7 +153,7 @@ def _register(app: Dash) -> None:
                 raise PreventUpdate  # the page itself has written it
             now, more = settled(read)
             held = tuple({one.name: one for one in (*held, *now.files)}.values())
-            return _page(now, before=None, values={}, errors={}, held=held, notices=(*notices, *more))
+            return _page(now, before=None, values={}, made={}, errors={}, held=held, notices=(*notices, *more))
         before, known, given = asked(link, files), held, dict(values)
         errors: dict[str, str] = {}
         for name in ("model", "on"):
@@ -159,10 +162,13 @@ def _register(app: Dash) -> None:
                     held, values[name] = _dropped(name, names[name], dropped[name], held, before)
                 except InputError as error:
                     errors[name] = str(error)
+                except Exception:  # noqa: BLE001 - the page stays
+                    errors[name] = fault(f"a file for {name}")
         _combined(trigger, values, edited, before)
         now, wrong = _changed(before, values, trigger, held)
         held = () if held == known else held
-        return _page(now, before=before, values=given, errors=errors | wrong, held=held, notices=())
+        made = {name: text for name, text in values.items() if text != given[name]}
+        return _page(now, before=before, values=given, made=made, errors=errors | wrong, held=held, notices=())
 
     @app.callback(Output("answer", "children"), Input("asked", "data"), State("files", "data"))
     def answer(link: str | None, files: Any) -> Any:
@@ -189,10 +195,28 @@ def _register(app: Dash) -> None:
         prevent_initial_call=True,
     )
     def save(_html: Any, _csv: Any, _json: Any, link: str, files: Any) -> Any:
-        first = answers(asked(link, files))[0].analysis
         form = str(ctx.triggered_id).removeprefix("save-")
-        text = {"html": render_html, "csv": render_csv, "json": render_json}[form](first)
-        return {"content": text, "filename": f"{first.model.name}-{first.hardware.name}.{form}", "type": "text/plain"}
+        render = {"html": render_html, "csv": render_csv, "json": render_json}[form]
+        found = [one.analysis for one in answers(asked(link, files))]
+        model = found[0].model.name
+        made = {f"{model}-{one.hardware.name}.{form}": render(one) for one in found}
+        if len(made) == 1:
+            return {
+                "content": made.popitem()[1],
+                "filename": f"{model}-{found[0].hardware.name}.{form}",
+                "type": "text/plain",
+            }
+        return _zipped(f"{model}.zip", made)
+
+
+def _zipped(name: str, made: Mapping[str, str]) -> dict[str, Any]:
+    """Several files as one, for dcc.Download."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
+        for title, text in made.items():
+            files.writestr(title, text)
+    content = base64.b64encode(archive.getvalue()).decode()
+    return {"content": content, "filename": name, "type": "application/zip", "base64": True}
 
 
 def _dropped(
@@ -224,6 +248,9 @@ def _combined(trigger: set[str], values: dict[str, Any], edited: Any, before: st
     parts = {letter: values[f"quant-{letter}"] for letter in controls.PARTS}
     if any(f"quant-{letter}" in trigger for letter in parts):
         values["quant"] = controls.precision_of(parts)
+    if "techniques-chosen" in trigger:
+        texts = controls.read("techniques", values["techniques"], before)
+        values["techniques"] = controls.chosen(values["techniques-chosen"] or (), texts)
     if "numbers" in trigger:
         for cell in edited or ():
             row = cell["data"]
@@ -269,6 +296,7 @@ def _page(
     *,
     before: state.State | None,
     values: Mapping[str, Any],
+    made: Mapping[str, Any],
     errors: Mapping[str, str],
     held: tuple[state.File, ...],
     notices: tuple[str, ...],
@@ -277,18 +305,22 @@ def _page(
 
     before  what was answered before; None where a link was opened
     values  what the controls show
+    made    what sliders and lists say instead, in the controls that they are of
     held    all files that the browser is to hold, where they are others than before
     """
     found = answers(now)
     names = overview.names(found, now.phase)
     now = now if now.op in names else replace(now, op="")
     wanted = controls.values(now)
-    wrong = {*errors, *(f"{name}-slider" for name in errors)}
+    wrong = {*errors, *(f"{name}-{part}" for name in errors for part in ("slider", "chosen"))}
+    written = {**wanted, **{name: made.get(name, values.get(name)) for name in errors}}
     devices = before is None or (before.on, before.set) != (now.on, now.set) or "set" in errors
+    same = () if before is None else [name for name, value in wanted.items() if values.get(name) == value]
     return {
         "shown": {
-            name: no_update if name in wrong or (before is not None and values.get(name) == value) else value
-            for name, value in wanted.items()
+            **wanted,
+            **dict.fromkeys(same, no_update),
+            **{name: made.get(name, no_update) for name in wrong & wanted.keys()},
         },
         "errors": {name: errors.get(name, "") for name in _FIELDS},
         "options": {
@@ -303,6 +335,7 @@ def _page(
         "files": packed(held) if before is None or held else no_update,
         "notices": [html.P(one, className="notice") for one in notices] if before is None else no_update,
         "numbers": controls.number_rows((name, device(now, name)) for name in now.on) if devices else no_update,
+        "known": controls.known_of(controls.read("techniques", written["techniques"], now)),
         "dropped": {"model": None, "on": None},
     }
 
@@ -323,9 +356,21 @@ def _answer(found: tuple[Answer, ...], now: state.State) -> list[Component]:
     )  # fmt: skip
     said = [html.Li(sentence(note)) for note in first.analysis.notes]
     notes = html.Details([html.Summary(f"{len(said)} note{'s' * (len(said) > 1)}"), html.Ul(said)])
+    effects = [html.Li([html.Strong(f"{label} "), text]) for label, text in overview.effects(first)]
     return [
         html.H2(asked_),
-        panel(*several, html.P([badge(bound), " ", advice], id="advice"), className="bounds"),
-        cards if len(found) == 1 else panel(table(overview.totals(found, now.phase)), className="totals"),
+        panel(*several, html.P([badge(bound), " ", advice], id="advice"), *([html.Ul(effects, className="said")]
+              if effects else []), className="bounds"),
+        cards if len(found) == 1 else panel(_totals(found, now.phase), className="totals"),
+        html.P(overview.sources(found), className="soft"),
         *([notes] if said else []),
+    ]  # fmt: skip
+
+
+def _totals(found: tuple[Answer, ...], phase: str) -> Component:
+    """A line for each device."""
+    lines = [
+        tuple([value, html.Span(more, className="soft more")] if more else value for value, more in line)
+        for line in overview.totals(found, phase)
     ]
+    return table(lines)

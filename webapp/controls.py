@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from math import log2
 from typing import Any, Final
@@ -12,8 +12,10 @@ from dash.development.base_component import Component
 from dash_ag_grid import AgGrid
 
 from llmviewer.errors import InputError
+from llmviewer.expectation.engines import ENGINES
 from llmviewer.hardware import Hardware
 from llmviewer.precision import Format, parse_scheme
+from llmviewer.reports.techniques import describe
 from llmviewer.techniques import techniques
 from llmviewer.transforms.quantize import parse_quantization
 from llmviewer.units import si
@@ -33,6 +35,9 @@ _NAMES: Final = {
     "16": "16 bits", "8": "int8", "4": "int4", "4g128": "int4, groups of 128", "3g128": "int3, groups of 128",
     "2g128": "int2, groups of 128", "1.58": "ternary (1.58 bits)",
 }  # fmt: skip
+_PRESETS: Final = (
+    "W8A16", "W4A16g128", "W3A16g128", "W8A8", "fp8", "W4A8KV4", "W4A4KV4", "nvfp4", "mxfp4", "W1.58A8", "KV8",
+)  # fmt: skip
 _NAMED: Final[Any] = {"aria-label": "What is asked"}
 _BETWEEN: Final = {"techniques": ";", "quants": ";", "pins": "|"}  # what stands between several, in one text
 _SWEEPS: Final = {
@@ -40,6 +45,11 @@ _SWEEPS: Final = {
     "figure-4": "Figure 4: roofline of operators", "figure-5": "Figure 5: rooflines by data type",
     "figure-6": "Figure 6: memory by precision", "figure-7": "Figure 7: decode time by precision",
     "figure-8": "Figure 8: prefill time by precision",
+}  # fmt: skip
+_FILES: Final = ("lengths",)  # techniques that read a file, which a page cannot
+_EXAMPLES: Final = {  # of techniques that need to be told something
+    "speculative": "draft=llama-3.2-1b,gamma=4,alpha=0.7", "window": "size=4096", "quantized": "scheme=awq",
+    "structured-pruning": "ffn=0.75",
 }  # fmt: skip
 _USUAL: Final = "usual"  # a choice that leaves it to the model
 
@@ -49,25 +59,33 @@ def panel(state: State) -> Component:
     return html.Form(
         [
             _control("model", dcc.Dropdown(model_options(()), state.model, id="model", clearable=False, maxHeight=420,
-                                           placeholder="Search 335 models"),
-                     _drop("model", "config.json", ".json,.yaml,.yml")),
+                                           placeholder=f"Search {len(model_catalogue())} models"),
+                     drop("model-file", "or drop a config.json here", most=LARGEST_FILE)),
             _control("on", dcc.Dropdown(device_options(()), list(state.on), id="on", multi=True, maxHeight=420,
                                         closeOnSelect=False),
-                     _drop("on", "device YAML", ".yaml,.yml"), _numbers()),
+                     drop("on-file", "or drop a device YAML here", most=LARGEST_FILE), _numbers()),
             _control("phase", _radio("phase", {"decode": "Decode", "prefill": "Prefill"}, state.phase)),
             *(_scaled(name, getattr(state, name)) for name in SLIDERS),
             _control("quant", dcc.Input(id="quant", type="text", value="", debounce=True,
-                                        placeholder="as published, or W4A16g128", spellCheck=False),
+                                        placeholder="as published, or W4A16g128", spellCheck=False,
+                                        list="known-precisions"),
+                     html.Datalist([html.Option(value=text) for text in _PRESETS], id="known-precisions"),
                      html.Div([_part(letter) for letter in PARTS], className="parts")),
             _control("attention", _radio("attention", {"flash": "Flash", "eager": "Eager"}, "flash")),
+            _control("techniques",
+                     dcc.Dropdown(technique_options(), [], id="techniques-chosen", multi=True, maxHeight=420,
+                                  placeholder=f"Search {len(techniques()) - len(_FILES)} of them"),
+                     dcc.Input(id="techniques", type="text", value="", debounce=True, spellCheck=False,
+                               placeholder="medusa:heads=4; sparsity")),
+            html.Div(id="techniques-about", className="known"),
             html.Details([
-                html.Summary("Techniques and kernels"),
-                _control("techniques", dcc.Input(id="techniques", type="text", value="", debounce=True,
-                                                 spellCheck=False, list="known-techniques",
-                                                 placeholder="medusa; window:size=4096"),
-                         html.Datalist([html.Option(value=name) for name in techniques()], id="known-techniques")),
+                html.Summary("Kernels"),
                 _control("library", dcc.Dropdown(
                     [{"label": name or "measured best", "value": name} for name in libraries()], "", id="library",
+                    clearable=False, searchable=False)),
+                _control("engine", dcc.Dropdown(
+                    [{"label": "none: no gaps between launches", "value": ""},
+                     *({"label": one.title, "value": name} for name, one in ENGINES.items())], "", id="engine",
                     clearable=False, searchable=False)),
             ]),
             html.Details([html.Summary("Parallelism"), html.Div([_integer(n) for n in DEGREES], className="row")]),
@@ -122,6 +140,7 @@ def values(state: State) -> dict[str, Any]:
         "attention": state.attention or ("eager" if state.accounting == "survey" else "flash"),
         "mtp": int(state.mtp),
         "techniques": "; ".join(state.techniques),
+        "techniques-chosen": named(state.techniques),
         "quants": "; ".join(state.quants),
         "pins": "|".join(state.pins),
         **{f"{name}-slider": min(log2(shown[name]), end) for name, end in SLIDERS.items()},
@@ -169,6 +188,59 @@ def _formats(letter: str) -> dict[str, Format | None]:
 def precision_of(parts: dict[str, str]) -> str:
     """The notation for parts by their letters."""
     return "".join(f"{letter}{short}" for letter, short in parts.items() if short and short != _USUAL)
+
+
+def named(texts: Iterable[str]) -> list[str]:
+    """The techniques that some texts are of."""
+    return list(dict.fromkeys(text.partition(":")[0].strip() for text in texts))
+
+
+def chosen(names: Sequence[str], texts: Sequence[str]) -> str:
+    """The text of techniques by their names, those among `texts` as they are and others with what they need."""
+    own = {text.partition(":")[0].strip(): text for text in texts}
+    usual = {name: f"{name}:{_EXAMPLES[name]}" if name in _EXAMPLES else name for name in names}
+    return "; ".join(own.get(name, usual[name]) for name in names)
+
+
+def technique_options() -> list[dict[str, Any]]:
+    """Techniques to choose from, found by their names and by what they do."""
+    return [
+        {
+            "label": html.Span([name, html.Span(f" {about}", className="soft")], title=about),
+            "value": name,
+            "search": f"{name} {about}",
+        }
+        for name, kind in techniques().items()
+        if name not in _FILES
+        for about in [_plain(describe(kind)["summary"])]
+    ]
+
+
+def known_of(texts: Iterable[str]) -> list[Component]:
+    """What there is to know of techniques: what they do, and their parameters."""
+    known = techniques()
+    return [
+        html.Details([
+            html.Summary(html.Code(name)), html.P(_plain(about["summary"])),
+            html.Ul([
+                html.Li([html.Code(one["name"]), f" {_plain(one['about'])}", *_limits(one)])
+                for one in about["parameters"]
+            ]),
+        ])
+        for name in named(texts) if name in known
+        for about in [describe(known[name])]
+    ]  # fmt: skip
+
+
+def _plain(text: str) -> str:
+    """Without the marks of code."""
+    return text.replace("`", "")
+
+
+def _limits(parameter: dict[str, Any]) -> list[str]:
+    given = "must be given" if parameter["required"] else f"{parameter['default']} if not given"
+    told = [given] if parameter["required"] or parameter["default"] not in (None, "") else []
+    return [f" ({'; '.join(filter(None, (parameter['limits'], *told)))})"] if told or parameter["limits"] else []
 
 
 def model_options(files: Iterable[File]) -> list[dict[str, str]]:
@@ -280,15 +352,17 @@ def _part(letter: str) -> Component:
         *({"label": _NAMES.get(short, short), "value": short} for short in shorts),
     ]
     return html.Div([
-        html.Span(name, className="soft"),
+        html.Label(name, htmlFor=f"quant-{letter}", className="soft"),
         dcc.Dropdown(options, _USUAL, id=f"quant-{letter}", clearable=False, searchable=False),
     ])  # fmt: skip
 
 
-def _drop(name: str, what: str, accept: str) -> Component:
-    return html.Div([
-        dcc.Upload(f"or drop a {what} here", id=f"{name}-file", max_size=LARGEST_FILE, accept=accept, className="drop"),
-    ])  # fmt: skip
+def drop(name: str, text: str, *, most: int) -> Component:
+    """Where a file is dropped or chosen. One of more than `most` bytes stays in the browser, which says so."""
+    limit: Any = {"data-most": str(most)}
+    return html.Div(
+        [dcc.Upload(text, id=name, max_size=most, className="drop"), html.Div(className="error", role="alert")], **limit
+    )
 
 
 def _numbers() -> Component:
@@ -308,6 +382,7 @@ def _numbers() -> Component:
             dashGridOptions={"rowHeight": 28, "headerHeight": 30, "tooltipShowDelay": 300,
                              "stopEditingWhenCellsLoseFocus": True},
         ),
+        html.Label("What-ifs", htmlFor="set"),
         dcc.Dropdown([], [], id="set", multi=True, placeholder="no what-ifs"),
         html.Div(id="error-set", className="error", role="alert"),
     ])  # fmt: skip

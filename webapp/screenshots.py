@@ -6,18 +6,24 @@ import logging
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from .state import State
 from .tabs import TABS
 
 if TYPE_CHECKING:
+    from flask import Flask
     from playwright.sync_api import Browser, Page
 
 WIDTHS: Final = {"desk": 1280, "phone": 400}
+_DARK: Final = "overview"  # the tab that is shown in the dark too
+_COLOURS: Final = (96, 48, 32, 24)  # of a picture: the first of these that makes it small
+_LARGEST: Final = 150_000  # of a picture [B]
 ASKED: Final = State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"), batch=16)
 FLAGS: Final = (  # a browser that is alone in a container, and cannot reach another host
     "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking",
@@ -31,15 +37,52 @@ def main(arguments: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with serving() as url, browsing() as browser:
         for name, width in WIDTHS.items():
-            page = browser.new_page(viewport={"width": width, "height": 900})
             for tab in TABS:
-                open_page(page, f"{url}{link(tab.name)}")
-                for end in ("document.body.scrollHeight", "0"):  # what is not looked at may not be drawn
-                    page.evaluate(f"window.scrollTo(0, {end})")
-                    page.wait_for_timeout(400)
-                page.screenshot(path=folder / f"web-{tab.name}-{name}.png", full_page=True)
-            page.close()
+                take(browser, f"{url}{link(tab.name)}", folder / f"{tab.name}-{name}.png", width=width)
+        take(browser, f"{url}{link(_DARK)}", folder / f"{_DARK}-dark.png", width=WIDTHS["desk"], dark=True)
     return 0
+
+
+def take(browser: Browser, url: str, file: Path, *, width: int, dark: bool = False) -> None:
+    """A picture of a whole page."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
+    )
+    page = context.new_page()
+    open_page(page, url)
+    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")  # what is not looked at may not be drawn
+    page.wait_for_timeout(400)
+    whole = page.evaluate("document.documentElement.scrollHeight")
+    page.set_viewport_size({"width": width, "height": whole})  # so that what sticks to the window stays in place
+    settled(page)
+    page.screenshot(path=file)
+    context.close()
+    _shrink(file)
+
+
+def _shrink(file: Path) -> None:
+    """Few colours: one after another that which is frequent and far from those before."""
+    from PIL import Image
+
+    with Image.open(file) as picture:
+        pixels = np.asarray(picture.convert("RGB")).astype(np.int64)
+    packed, of, counts = np.unique(pixels @ (65536, 256, 1), return_inverse=True, return_counts=True)
+    colours = np.stack((packed >> 16, packed >> 8 & 255, packed & 255), axis=1)
+    for most in _COLOURS:
+        far, near = np.full(len(colours), np.inf), np.zeros(len(colours), np.uint8)
+        palette: list[int] = []
+        for place in range(min(most, len(colours))):
+            worth = np.sqrt(counts) * far if place else counts
+            chosen = colours[worth.argmax()]
+            palette += chosen.tolist()
+            distance = ((colours - chosen) ** 2).sum(axis=1)
+            near[distance < far] = place
+            far = np.minimum(far, distance)
+        small = Image.fromarray(near[of].reshape(pixels.shape[:2]), "P")
+        small.putpalette(palette)
+        small.save(file, optimize=True)
+        if file.stat().st_size <= _LARGEST:
+            return
 
 
 def link(tab: str, *, asked: State = ASKED) -> str:
@@ -49,14 +92,16 @@ def link(tab: str, *, asked: State = ASKED) -> str:
 
 
 @contextmanager
-def serving() -> Iterator[str]:
-    """The address of a page that is served for a while."""
+def serving(prepare: Callable[[Flask], None] = lambda server: None) -> Iterator[str]:
+    """The address of a page that is served for a while, once `prepare` has seen its server."""
     from werkzeug.serving import make_server
 
     from .app import create
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = make_server("127.0.0.1", 0, create().server, threaded=True)
+    pages = create().server
+    prepare(pages)
+    server = make_server("127.0.0.1", 0, pages, threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -89,9 +134,12 @@ def open_page(page: Page, url: str) -> None:
 
 def settled(page: Page) -> None:
     """Waits until nothing is asked of the server any more and figures are drawn."""
-    page.wait_for_selector("#advice")
+    page.wait_for_selector("#advice", state="attached")
     page.wait_for_selector("#content > *")
     page.wait_for_load_state("networkidle")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.dash-graph')].every(one => one.querySelector('.xaxislayer-above'))"
+    )
     page.wait_for_timeout(400)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from llmviewer.errors import InputError, suggest
+from llmviewer.expectation.engines import ENGINES
 from llmviewer.expectation.index import index
 from llmviewer.hardware_files import hardware_names
 from llmviewer.layout import Layout
@@ -164,6 +165,7 @@ class State:
     on       devices
     set      what-ifs, each as DEVICE:KEY=VALUE
     library  whose kernels times are expected of; of what was measured best if empty
+    engine   that launches them; none if empty
     context  tokens that the decode step shown attends to; the first step's if 0
     quant    as published if empty; `attention` likewise as the accounting has it
     op       the operator selected, as BLOCK.NAME; that of the largest share of time if empty
@@ -195,6 +197,7 @@ class State:
     offload: str = _of(Text(), "")
     mtp: bool = _of(Flag(), default=False)
     library: str = _of(Word(known=libraries), "")
+    engine: str = _of(_words("", *ENGINES), "")
     techniques: tuple[str, ...] = _of(List(kind=Text(), least=0, most=8), ())
     tab: str = _of(_words(*TABS), "overview")
     op: str = _of(Text(), "")

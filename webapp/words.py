@@ -7,42 +7,82 @@ from typing import Final, NamedTuple
 
 
 class Word(NamedTuple):
-    """A control: its label and one line on what it does."""
+    """A control: its label, one line on what it does, and what it is about in the glossary."""
 
     label: str
     about: str
+    term: str
 
 
 CONTROLS: Final[Mapping[str, Word]] = {
-    "model": Word("Model", "The network. Type to search by name; drop in a config.json for one that does not ship."),
-    "on": Word("Devices", "One or several, which are compared. Drop in a YAML for one that does not ship."),
-    "phase": Word("Phase", "Prefill reads the whole prompt at once; decode writes one token of each sequence."),
-    "batch": Word("Batch", "Sequences that are worked on at a time."),
-    "prompt": Word("Prompt", "Tokens of each sequence that are read."),
-    "gen": Word("Generated", "Tokens of each sequence that are written."),
-    "context": Word("Context", "Tokens that the decode step shown attends to; empty: those of the first step."),
-    "quant": Word("Precision", "Bits or formats of weights (W), activations (A) and KV cache, such as W4A16g128."),
-    "attention": Word("Attention", "Flash: one launch, scores stay on the chip. Eager: three, with scores in memory."),
-    "tp": Word("Tensor", "Tensor parallelism: every weight and head is cut over so many devices."),
-    "pp": Word("Pipeline", "Pipeline parallelism: layers are shared out over so many devices."),
-    "ep": Word("Expert", "Expert parallelism: experts are shared out over so many ranks of tensor x data."),
-    "dp": Word("Data", "Data parallelism: sequences are shared out over so many copies."),
-    "cp": Word("Context", "Context parallelism: tokens of prompt and cache are shared out over so many devices."),
-    "mla": Word("Latent attention", "DeepSeek's: expand the cache (naive) or bring the queries to it (absorbed)."),
-    "accounting": Word("Accounting", 'Faithful: what kernels have to do. Survey: as "LLM Inference Unveiled" counts.'),
-    "skew": Word("Expert skew", "How unevenly tokens choose experts: popularity falls with rank to this power."),
-    "images": Word("Images", "Pictures in each prompt, of a model that sees; their tokens are part of the prompt."),
-    "offload": Word("Offload", "Parts that lie in host memory or on storage: weights=0.5,kv=0.2@storage."),
-    "mtp": Word("Token prediction", "Also run the layers that predict further tokens, where the model has some."),
-    "library": Word(
-        "Kernel library", "Whose kernels the expected times are of; of what was measured best if not given."
+    "model": Word(
+        "Model", "The network. Type to search by name; drop in a config.json for one that does not ship.", "model"
     ),
-    "techniques": Word("Techniques", "Several with semicolons: medusa; speculative:draft=llama-68m,gamma=4,alpha=0.8."),
-    "sweep": Word("Show", "Curves along batch or length, or a figure of the paper (arXiv:2402.16363) for this model."),
-    "curves": Word("A curve for each", "The devices chosen, or precisions on the first of them."),
-    "quants": Word("Precisions", "Those of the curves, with semicolons; empty: those of the paper."),
-    "pins": Word("Pinned", "Settings that are kept to compare the present one with; they are part of the link."),
-    "op": Word("Operator", "What the inspector shows; a click on a point, bar, row or node chooses it too."),
+    "on": Word("Devices", "One or several, which are compared. Drop in a YAML for one that does not ship.", "device"),
+    "phase": Word(
+        "Phase", "Prefill reads the whole prompt at once; decode writes one token of each sequence.", "phase"
+    ),
+    "batch": Word("Batch", "Sequences that are worked on at a time.", "batch"),
+    "prompt": Word("Prompt", "Tokens of each sequence that are read.", "prompt"),
+    "gen": Word("Generated", "Tokens of each sequence that are written.", "generated tokens"),
+    "context": Word(
+        "Context", "Tokens that the decode step shown attends to; empty: those of the first step.", "context"
+    ),
+    "quant": Word(
+        "Precision", "Bits or formats of weights (W), activations (A) and KV cache, such as W4A16g128.", "precision"
+    ),
+    "attention": Word(
+        "Attention", "Flash: one launch, scores stay on the chip. Eager: three, with scores in memory.", "attention"
+    ),
+    "tp": Word("Tensor", "Tensor parallelism: every weight and head is cut over so many devices.", "parallelism"),
+    "pp": Word("Pipeline", "Pipeline parallelism: layers are shared out over so many devices.", "parallelism"),
+    "ep": Word(
+        "Expert", "Expert parallelism: experts are shared out over so many ranks of tensor x data.", "parallelism"
+    ),
+    "dp": Word("Data", "Data parallelism: sequences are shared out over so many copies.", "parallelism"),
+    "cp": Word(
+        "Context", "Context parallelism: tokens of prompt and cache are shared out over so many devices.", "parallelism"
+    ),
+    "mla": Word(
+        "Latent attention",
+        "DeepSeek's: expand the cache (naive) or bring the queries to it (absorbed).",
+        "latent attention",
+    ),
+    "accounting": Word(
+        "Accounting", 'Faithful: what kernels have to do. Survey: as "LLM Inference Unveiled" counts.', "accounting"
+    ),
+    "skew": Word(
+        "Expert skew", "How unevenly tokens choose experts: popularity falls with rank to this power.", "expert"
+    ),
+    "images": Word(
+        "Images", "Pictures in each prompt, of a model that sees; their tokens are part of the prompt.", "image tokens"
+    ),
+    "offload": Word("Offload", "Parts that lie in host memory or on storage: weights=0.5,kv=0.2@storage.", "offload"),
+    "mtp": Word(
+        "Token prediction",
+        "Also run the layers that predict further tokens, where the model has some.",
+        "token prediction",
+    ),
+    "library": Word(
+        "Kernel library",
+        "Whose kernels the expected times are of; of what was measured best if not given.",
+        "kernel library",
+    ),
+    "engine": Word("Engine", "What launches the kernels, with the gaps that its host leaves between them.", "engine"),
+    "techniques": Word(
+        "Techniques", "Choose several; their parameters can be edited, with semicolons between them.", "technique"
+    ),
+    "sweep": Word(
+        "Show", "Curves along batch or length, or a figure of the paper (arXiv:2402.16363) for this model.", "sweep"
+    ),
+    "curves": Word("A curve for each", "The devices chosen, or precisions on the first of them.", "sweep"),
+    "quants": Word("Precisions", "Those of the curves, with semicolons; empty: those of the paper.", "precision"),
+    "pins": Word(
+        "Pinned", "Settings that are kept to compare the present one with; they are part of the link.", "comparison"
+    ),
+    "op": Word(
+        "Operator", "What the inspector shows; a click on a point, bar, row or node chooses it too.", "operator"
+    ),
 }
 
 
@@ -69,24 +109,70 @@ GLOSSARY: Final = (
     Term("batch", "batch size, sequences", "Sequences that are worked on at a time; they share a reading of weights."),
     Term("bound", "lower bound, limit", "The least time that any kernel needs on a device that meets its datasheet."),
     Term("capacity", "VRAM, device memory", "Bytes that the device's main memory holds."),
+    Term("comparison", "side by side", "Two settings or more, and how many times one is the other."),
     Term("compute-bound", "", "The arithmetic takes longest: more bandwidth does not help."),
     Term("context", "KV length, sequence length", "Tokens that a new token attends to, its own included."),
     Term("decode", "generation, token phase", "The passes that write one token of each sequence at a time."),
+    Term(
+        "device",
+        "hardware, GPU, accelerator",
+        "What runs the model; its rates and capacity are those of its datasheet.",
+    ),
+    Term(
+        "engine",
+        "serving framework, runtime",
+        "What launches kernels one after another; its host may leave gaps between them.",
+    ),
     Term("expected time", "achievable", "What real kernels are expected to take, where measurements were calibrated."),
     Term("expert", "MoE", "One of several feed-forward networks of a layer, of which each token takes a few."),
     Term("flash attention", "fused attention", "Attention in one launch whose scores stay on the chip."),
+    Term(
+        "generated tokens",
+        "output tokens, completion",
+        "Tokens that are written after the prompt, one in each decode step.",
+    ),
+    Term(
+        "image tokens",
+        "visual tokens",
+        "What a model makes of a picture; they stand in the prompt among those of words.",
+    ),
+    Term(
+        "kernel library",
+        "cuBLAS, TensorRT-LLM, vLLM",
+        "Programs for operators; how fast real ones are was measured and calibrated.",
+    ),
     Term("KV cache", "key-value cache", "Keys and values of all tokens so far, kept for later passes."),
     Term("latency", "end-to-end time", "From the prompt's arrival to the last token."),
+    Term(
+        "latent attention",
+        "MLA",
+        "Keys and values of all heads come from one small vector a token, which is what is cached.",
+    ),
     Term("link-bound", "communication-bound", "Waits for other devices, or for what lies outside of device memory."),
     Term("memory-bound", "bandwidth-bound", "Waits for bytes from memory: fewer bytes or more sequences help."),
+    Term("model", "network, LLM", "The network: its operators and their weights, as its config.json says."),
+    Term(
+        "offload",
+        "CPU offload",
+        "Weights or cache lie in host memory or on storage, and come over a link when they are used.",
+    ),
     Term("OP", "FLOP, operation", "An arithmetic operation; a multiply-add is two."),
     Term("operator", "kernel, launch", "One launch on the device: a matrix product, attention, a norm."),
     Term("parallelism", "TP, PP, EP, DP, CP", "How a model is laid out on several devices."),
+    Term("phase", "stage", "Prefill or decode."),
     Term("precision", "quantization, W4A16g128", "Bits of weights (W), activations (A), KV cache; values a scale (g)."),
     Term("prefill", "prompt phase, context phase", "The pass that reads the prompt and yields the first token."),
+    Term("prompt", "input, context", "Tokens that are read before the first is written."),
     Term("ridge", "turning point", "The intensity from which on arithmetic bounds: peak over bandwidth."),
     Term("roofline", "", "Performance against intensity under peak and bandwidth (doi:10.1145/1498765.1498785)."),
+    Term("sweep", "", "One setting after another along the batch or the length; curves cross where a bound changes."),
+    Term(
+        "technique",
+        "optimization",
+        "What people do to make inference faster, such as speculative decoding; most have parameters.",
+    ),
     Term("throughput", "tokens/s", "Tokens of all sequences a second."),
+    Term("token prediction", "MTP", "Layers that a model was trained with to predict further tokens at once."),
     Term("TPOT", "time per output token, inter-token latency, ITL", "The mean time of a decode step."),
     Term("TTFT", "time to first token", "The time of the prefill."),
     Term("weights", "parameters", "The numbers a model is made of; every pass reads those that it uses."),

@@ -13,4 +13,4 @@ const shown = (value, least, most) => {
 
 functions.amount = (value) => shown(value, 1, 1e18);
 functions.duration = (value) => (value ? `${shown(value, 1e-9, 1).replace(/([mun]?)$/, " $1")}s` : "-");
-functions.percent = (value) => `${(100 * value).toFixed(1)}%`;
+functions.percent = (value) => (value === null || value === undefined ? "-" : `${(100 * value).toFixed(1)}%`);

@@ -1,4 +1,5 @@
-/* What a browser does by itself: copy the link, save a figure as SVG, search lists, close the settings on a phone. */
+/* What a browser does by itself: copy the link, save a figure as SVG, enlarge a drawing, search lists, close the settings on a phone, and
+   refuse files that are too large. */
 const copied = async (text) => { // browsers give the clipboard only to pages of this machine and of https
   try {
     await navigator.clipboard.writeText(text);
@@ -14,6 +15,11 @@ document.addEventListener("click", async (event) => {
   if (button.id === "copy") {
     button.textContent = (await copied(location.href)) ? "Copied" : "Copy it from the address bar";
     setTimeout(() => (button.textContent = "Copy link"), 1500);
+  }
+  if (button.classList.contains("zoom")) {
+    const drawing = button.closest("section").querySelector(".network");
+    const scale = Number(drawing.style.getPropertyValue("--scale") || 1) * (button.classList.contains("enlarge") ? 1.25 : 0.8);
+    drawing.style.setProperty("--scale", Math.min(Math.max(scale, 0.5), 4));
   }
   if (button.classList.contains("svg")) {
     const figure = button.closest("figure").querySelector(".js-plotly-plot");
@@ -34,9 +40,27 @@ document.addEventListener(
 
 document.addEventListener("submit", (event) => event.preventDefault()); // Enter in a field changes the field
 
-new MutationObserver((_, observer) => {
+const weigh = (event) => { // what takes files says nothing of those that are too large for it
+  const place = event.target.closest("[data-most]");
+  const [file] = (event.dataTransfer || event.target).files || [];
+  if (!place || !file) return;
+  const [most, got] = [Number(place.dataset.most), file.size].map((bytes) => bytes.toLocaleString("en"));
+  const large = file.size > Number(place.dataset.most);
+  place.querySelector(".error").textContent = large ? `${file.name}: must have at most ${most} bytes; got ${got}` : "";
+};
+document.addEventListener("change", weigh, true);
+document.addEventListener("drop", weigh, true);
+
+const named = [ // what has no name of its own, and whose name it has
+  ["[role=slider]:not([aria-label])", (thumb) => thumb.closest(".control")?.querySelector("label")?.textContent],
+  ["input[type=file]:not([aria-label])", (input) => input.closest(".drop")?.textContent],
+];
+let closed = false;
+new MutationObserver(() => {
+  for (const [selector, name] of named)
+    for (const part of document.querySelectorAll(selector)) part.setAttribute("aria-label", name(part) || "");
   const settings = document.getElementById("settings");
-  if (!settings) return;
-  observer.disconnect();
+  if (!settings || closed) return;
+  closed = true;
   if (window.innerWidth < 900) settings.open = false;
 }).observe(document, { childList: true, subtree: true });

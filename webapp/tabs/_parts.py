@@ -46,8 +46,8 @@ def picture(name: str, one: Shown) -> Component:
                 html.H3(one.title), html.Span(one.subtitle, className="soft"),
                 html.Button("SVG", type="button", title="Save the figure as SVG", className="quiet svg"),
             ]),
-            dcc.Graph(id=name, figure=one.figure, config=_CONFIG, responsive=True,
-                      style={"height": one.figure.layout.height}),
+            html.Div(dcc.Graph(id=name, figure=one.figure, config=_CONFIG, responsive=True), className="drawing",
+                     style={"--wide": f"{one.wide}px", "--narrow": f"{one.narrow}px"}),
         ],
         className="picture",
     )  # fmt: skip
@@ -60,7 +60,10 @@ def table(lines: Sequence[Sequence[Any]], className: str = "") -> Component:  # 
         html.Table([
             html.Thead(html.Tr([html.Th(cell, scope="col") for cell in head])),
             html.Tbody([
-                html.Tr([html.Th(line[0], scope="row"), *(html.Td(cell) for cell in line[1:])]) for line in rest
+                html.Tr([
+                    html.Th(line[0], scope="row"),
+                    *(html.Td(cell, **{"data-of": what}) for what, cell in zip(head[1:], line[1:], strict=True)),
+                ]) for line in rest
             ]),
         ]),
         className=f"scroll {className}".rstrip(),
@@ -74,9 +77,9 @@ def saved(name: str, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
     return {"content": text.getvalue(), "filename": name, "type": "text/csv"}
 
 
-def in_browser(app: Any, script: str, output: Output, given: Input) -> None:
-    """A callback that the browser answers by itself."""
-    app.clientside_callback(script, output, given, prevent_initial_call=True)
+def in_browser(app: Any, script: str, output: Output, *given: Input, at_once: bool = False) -> None:
+    """A callback that the browser answers by itself; `at_once` also when its inputs come."""
+    app.clientside_callback(script, output, *given, prevent_initial_call=not at_once)
 
 
 def badge(bound: str) -> Component:

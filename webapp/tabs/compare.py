@@ -18,6 +18,8 @@ from ._parts import Tab, panel, picture, saved, table
 
 _SEVERAL: Final = "Pin this setting and change a control, or choose several devices: they are then set side by side."
 
+_PASSES: Final = "Bars are of one pass, which yields more than one token of a sequence where techniques say so."
+
 
 def show(found: tuple[Answer, ...], state: State) -> Component:
     settings, problems = compare.compared(found, state)
@@ -30,12 +32,16 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
             panel(
                 html.Div([
                     html.H3("In numbers"),
-                    html.Span(f"in brackets: of {settings[0].name}; times are lower bounds", className="soft"),
+                    html.Span(f"in brackets: of {settings[0].short}; times are lower bounds unless expected",
+                              className="soft"),
                     html.Button("CSV", id="compare-csv", type="button", className="quiet"),
                 ], className="figcaption"),
                 table(compare.numbers(settings)),
             ),
-            panel(picture("compare-times", compare.times(settings, state.phase))),
+            panel(
+                picture("compare-times", compare.times(settings, state.phase)),
+                *([html.P(_PASSES, className="soft")] if compare.several_tokens(settings, state.phase) else []),
+            ),
             panel(
                 html.H3("Where the bottleneck moves"),
                 html.P(f"Operators of {phase} that are not bound by the same everywhere, and their share of its time.",

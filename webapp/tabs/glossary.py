@@ -9,22 +9,23 @@ from dash.development.base_component import Component
 
 from ..answers import Answer
 from ..state import State
-from ..words import GLOSSARY
+from ..words import CONTROLS, GLOSSARY, Term
 from ._parts import Tab, panel
 
 
 def show(_found: tuple[Answer, ...], _state: State) -> Component:
-    return panel(
-        html.H3("Glossary"),
-        html.Dl([
-            part
-            for term in GLOSSARY
-            for part in (
-                html.Dt([term.name, *([html.Span(f" ({term.also})", className="soft")] if term.also else [])]),
-                html.Dd(term.meaning),
-            )
-        ]),
-    )  # fmt: skip
+    terms = html.Dl([html.Div(_entry(term)) for term in GLOSSARY], className="terms")
+    return panel(html.H3("Glossary"), terms, className="glossary")
+
+
+def _entry(term: Term) -> list[Component]:
+    """A term with its other names, its meaning, and the controls that are about it."""
+    asked = dict.fromkeys(word.label for word in CONTROLS.values() if word.term == term.name)
+    controls = html.Span(f" Control: {', '.join(asked)}.", className="soft")
+    also = html.Span(f" ({term.also})", className="soft")
+    return [
+        html.Dt([term.name, *([also] if term.also else [])]), html.Dd([term.meaning, *([controls] if asked else [])])
+    ]  # fmt: skip
 
 
 TAB: Final = Tab(name="glossary", label="Glossary", show=show)

@@ -34,10 +34,10 @@ def content(one: Inspected) -> Component:
     return html.Div([
         html.H3([one.title, " ", badge(one.bound)], id="inspected"),
         html.P(one.does, className="soft"),
-        table([("time", ""), *one.times], "wrap"),
+        table([("time", ""), *one.times], "wrap facts"),
         html.H4("What one launch keeps busy"), *bars, html.P(one.position),
         html.H4("Formula, of one launch"),
-        table([("amount", "coefficient \N{MULTIPLICATION SIGN} what the pass has", "value"), *one.formulas], "wrap"),
+        table([("amount", "for each, and how many the pass has", "value"), *one.formulas], "wrap"),
         html.H4("What would help this operator"), helps,
         html.H4("Bytes by tensor, of one launch"), table([("", "tensor", "bytes"), *one.tensors], "wrap"),
     ])  # fmt: skip

@@ -17,7 +17,9 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
     asked = f"batch {state.batch}, {state.prompt} + {state.gen} tokens"
     return html.Div([
         panel(picture("memories", memory.bars(found))),
-        panel(html.H3("How far it goes"), html.P(f"At {asked}.", className="soft"), table(memory.table(found))),
+        panel(
+            html.H3("How far it goes"), html.P(f"At {asked}.", className="soft"), table(memory.table(found), "totals"),
+        ),
     ])  # fmt: skip
 
 

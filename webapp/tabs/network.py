@@ -8,8 +8,6 @@ import dash_cytoscape as cyto
 from dash import Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
-from llmviewer.reports.drawing import BOUND_COLOR
-
 from ..answers import Answer
 from ..state import State
 from ..views import network
@@ -17,60 +15,83 @@ from . import inspector
 from ._parts import Tab, in_browser, panel
 
 _GREY: Final = "#7d8790"  # which is read on a light page and on a dark one
+_PANEL: Final = "#fefefe"  # in whose place the browser puts that of the page
 _SHAPES: Final = [
     {"selector": ".block", "style": {
-        "label": "data(label)", "shape": "round-rectangle", "background-color": _GREY, "background-opacity": 0.12,
-        "border-color": _GREY, "border-width": 1, "font-size": 12, "font-weight": "bold", "color": _GREY,
-        "text-valign": "top", "text-margin-y": -4, "padding": 14,
+        "shape": "round-rectangle", "background-color": _GREY, "background-opacity": 0.1,
+        "border-color": _GREY, "border-width": 1, "padding": 12,
+    }},
+    {"selector": ".title", "style": {
+        "label": "data(label)", "width": 1, "height": 12, "background-opacity": 0, "text-valign": "center",
+        "text-halign": "right", "font-size": 12, "font-weight": "bold", "color": _GREY, "events": "no",
     }},
     {"selector": ".operator", "style": {
-        "label": "data(label)", "shape": "round-rectangle", "width": 112, "height": 40, "font-size": 13,
-        "text-wrap": "wrap", "text-valign": "center", "text-halign": "center", "color": "white",
-        "font-weight": "bold",
+        "label": "data(label)", "shape": "data(outline)", "width": network.WIDTH, "height": network.HEIGHT,
+        "font-size": 12, "text-wrap": "wrap", "text-max-width": network.WIDTH - 4, "text-overflow-wrap": "anywhere",
+        "text-valign": "center", "text-halign": "center", "color": "white", "font-weight": "bold",
     }},
     {"selector": ".tensor", "style": {
-        "curve-style": "bezier", "target-arrow-shape": "triangle", "arrow-scale": 0.8, "width": 1.3,
-        "line-color": _GREY, "target-arrow-color": _GREY, "label": "data(label)", "font-size": 10, "color": _GREY,
-        "min-zoomed-font-size": 7,
+        "curve-style": "straight", "target-arrow-shape": "triangle", "arrow-scale": 0.8, "width": 1.3,
+        "line-color": _GREY, "target-arrow-color": _GREY, "source-label": "data(label)", "font-size": 10,
+        "source-text-offset": "data(offset)", "color": _GREY, "text-wrap": "wrap",
+        "text-background-color": _PANEL, "text-background-opacity": 0.85,
+        "text-background-padding": 1, "min-zoomed-font-size": 6,
     }},
-    {"selector": "node:selected", "style": {"border-width": 3, "border-color": "#e69f00"}},
+    {"selector": ".around", "style": {
+        "curve-style": "segments", "segment-distances": "data(beside)", "segment-weights": "data(along)",
+        "edge-distances": "node-position",
+    }},
+    {"selector": "node:selected", "style": {"border-width": 4, "border-color": "#e69f00"}},
 ]  # fmt: skip
 _COLOURS: Final[dict[str, list[dict[str, Any]]]] = {
-    "bound": [{"selector": ".operator", "style": {"background-color": "data(colour)"}}],
-    "share": [{"selector": ".operator", "style": {"background-color": "mapData(heat, 0, 1, #8a939c, #d55e00)"}}],
+    by: [*_SHAPES, {"selector": ".operator", "style": {"background-color": colour}}]
+    for by, colour in (("bound", "data(colour)"), ("share", "mapData(heat, 0, 1, #66707a, #b34700)"))
 }
+_SAID: Final[Any] = {"aria-label": "The operator graph. The list Operator chooses what the inspector shows."}
+_COLOURED: Final = """(by, styles) => JSON.parse(JSON.stringify(styles[by] || styles.bound).replaceAll(
+  "#fefefe", getComputedStyle(document.documentElement).getPropertyValue("--panel").trim()))"""
 
 
 def show(found: tuple[Answer, ...], state: State) -> Component:
-    legend = [html.Span(bound, className=f"badge {bound}") for bound in BOUND_COLOR]
+    looks = {"memory": "", "compute": ", corners cut", "link": ", barrels"}
+    legend = [html.Span(f"{bound}{look}", className=f"badge {bound}") for bound, look in looks.items()]
+    one = network.drawing(found[0], state.phase)
     return html.Div([
         panel(
             html.Div([
                 html.H3(f"Network of {found[0].analysis.model.title}"),
-                html.Span(f"{found[0].phase_name(state.phase)} on {found[0].name}; what repeats is one block; drag, "
-                          "zoom, click an operator", className="soft"),
+                html.Span(f"{found[0].phase_name(state.phase)} on {found[0].name}; what repeats is one block, with its "
+                          "share of the time in all; click an operator", className="soft"),
                 dcc.RadioItems({"bound": "by bound", "share": "by share of time"}, "bound", id="network-colour",
                                inline=True, className="choices"),
-                html.Div(legend),
+                html.Div(legend, className="choices"),
+                *(html.Button(sign, type="button", title=f"{what} the drawing", className=f"quiet zoom {what.lower()}")
+                  for sign, what in (("+", "Enlarge"), ("\N{MINUS SIGN}", "Shrink"))),
             ], className="figcaption"),
-            cyto.Cytoscape(
-                id="network", elements=network.elements(found[0], state.phase), minZoom=0.15, maxZoom=4,
-                layout={"name": "dagre", "rankDir": "TB", "rankSep": 26, "nodeSep": 56, "animate": False},
-                stylesheet=[*_SHAPES, *_COLOURS["bound"]], style={"width": "100%", "height": "960px"}, responsive=True,
+            dcc.Store(id="network-styles", data=_COLOURS),
+            html.Div(
+                html.Div(
+                    cyto.Cytoscape(
+                        id="network", elements=one.elements, minZoom=0.1, maxZoom=3, autoRefreshLayout=False,
+                        layout={"name": "preset", "fit": True, "padding": 6}, stylesheet=_COLOURS["bound"],
+                        style={"width": "100%", "height": "100%"}, responsive=True, autoungrabify=True,
+                        userZoomingEnabled=False, userPanningEnabled=False, boxSelectionEnabled=False,
+                    ),
+                    className="network", role="img", **_SAID,
+                    style={"aspectRatio": f"{one.width:.0f} / {one.height:.0f}", "--width": f"{one.width:.0f}px"},
+                ),
+                className="scroll", tabIndex=0,
             ),
         ),
         inspector.place(),
-    ], className="beside")  # fmt: skip
+    ], className="beside still")  # fmt: skip
 
 
 def register(app: Dash) -> None:
-    cyto.load_extra_layouts()
     tapped = "d => d && d.parent ? d.id : dash_clientside.no_update"
     in_browser(app, tapped, Output("op", "value", allow_duplicate=True), Input("network", "tapNodeData"))
-
-    @app.callback(Output("network", "stylesheet"), Input("network-colour", "value"), prevent_initial_call=True)
-    def colour(by: str) -> list[dict[str, Any]]:
-        return [*_SHAPES, *_COLOURS.get(by, _COLOURS["bound"])]
+    styled = Output("network", "stylesheet")
+    in_browser(app, _COLOURED, styled, Input("network-colour", "value"), Input("network-styles", "data"), at_once=True)
 
 
 TAB: Final = Tab(name="network", label="Network", show=show, register=register)

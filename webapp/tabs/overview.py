@@ -13,20 +13,19 @@ from ..answers import Answer, answers
 from ..asked import asked
 from ..state import State
 from ..views import overview
-from . import inspector
+from . import changes, inspector
 from ._parts import Tab, in_browser, panel, picture
 
 _SI: Final = {"function": "amount(params.value)"}
 _SECONDS: Final = {"function": "duration(params.value)"}
 _COLUMNS: Final[list[dict[str, Any]]] = [
-    {"field": "operator", "width": 150, "pinned": "left", "tooltipField": "op"},
-    {"field": "bound", "width": 105, "cellClassRules": {
+    {"field": "operator", "width": 135, "pinned": "left", "tooltipField": "op"},
+    {"field": "device", "width": 105}, {"field": "bound", "width": 105, "cellClassRules": {
         bound: f"params.value == '{bound}'" for bound in ("memory", "compute", "link")
     }},
     {"field": "time", "headerName": "time ≥", "width": 110, "valueFormatter": _SECONDS, "sort": "desc"},
     {"field": "expected", "width": 110, "valueFormatter": _SECONDS},
     {"field": "share", "width": 90, "valueFormatter": {"function": "percent(params.value)"}},
-    {"field": "device", "width": 120},
     {"field": "block", "width": 100}, {"field": "kind", "width": 105},
     {"field": "repeat", "headerName": "×", "width": 70},
     {"field": "ops", "headerName": "OPs", "width": 100, "valueFormatter": _SI},
@@ -49,31 +48,33 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
          "type": None if column["field"] in _WORDS else "rightAligned"}
         for column in _COLUMNS
     ]  # fmt: skip
-    return html.Div([
-        panel(picture("times", overview.times(found, state.phase))),
+    table = [
         html.Div([
-            panel(picture("roofline", overview.roofline(found, state.phase))),
-            inspector.place(),
-        ], className="beside"),
-        panel(
-            html.Div([
-                html.H3("Operators"),
-                html.Span("of all launches; sort by a head, filter in its menu", className="soft"),
-                html.Button("CSV", id="operators-csv", type="button", className="quiet"),
-            ], className="figcaption"),
-            AgGrid(
-                id="operators", rowData=rows, columnDefs=columns, className="ag-theme-quartz grid",
-                getRowId="params.data.id", defaultColDef={"sortable": True, "resizable": True},
-                csvExportParams={"fileName": "operators.csv"}, style={"height": 420},
-                dashGridOptions={"rowHeight": 30, "headerHeight": 34, "rowSelection": {
-                    "mode": "singleRow", "checkboxes": False, "enableClickSelection": True}},
-            ),
+            html.H3("Operators"),
+            html.Span("of all launches; sort by a head, filter in its menu", className="soft"),
+            html.Button("CSV", id="operators-csv", type="button", className="quiet"),
+        ], className="figcaption"),
+        AgGrid(
+            id="operators", rowData=rows, columnDefs=columns, className="ag-theme-quartz grid",
+            getRowId="params.data.id", defaultColDef={"sortable": True, "resizable": True},
+            csvExportParams={"fileName": "operators.csv"}, style={"height": min(60 + 30 * len(rows), 680)},
+            dashGridOptions={"rowHeight": 30, "headerHeight": 34, "rowSelection": {
+                "mode": "singleRow", "checkboxes": False, "enableClickSelection": True}},
         ),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    return html.Div([
+        html.Div([
+            panel(picture("times", overview.times(found, state.phase))),
+            panel(picture("roofline", overview.roofline(found, state.phase))),
+            panel(*table, className="operators"),
+        ]),
+        html.Div([changes.place(state), inspector.place()]),
+    ], className="beside overview")  # fmt: skip
 
 
 def register(app: Dash) -> None:
     inspector.register(app)
+    changes.register(app)
     clicked = "c => c && c.points[0].customdata || dash_clientside.no_update"
     chosen = Output("op", "value", allow_duplicate=True)
     for figure in ("roofline", "times"):

@@ -6,7 +6,7 @@ import base64
 import binascii
 from typing import Any, Final
 
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, Input, Output, dcc, html, no_update
 from dash import State as Held
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
@@ -15,6 +15,7 @@ from dash_ag_grid import AgGrid
 from llmviewer.errors import InputError
 
 from ..answers import Answer
+from ..controls import drop
 from ..state import State
 from ..views import validation
 from ..views.validation import Measured
@@ -23,15 +24,15 @@ from ._parts import Tab, in_browser, panel, picture, saved, table
 _PERCENT: Final = {"function": "percent(params.value)"}
 _COLUMNS: Final[list[dict[str, Any]]] = [
     {"field": "device", "width": 125, "pinned": "left"}, {"field": "family", "width": 145},
-    {"field": "library", "width": 105}, {"field": "dtype", "headerName": "data type", "width": 130},
-    {"field": "kernel", "width": 160, "tooltipField": "kernel"},
-    {"field": "held_out", "headerName": "mean error", "width": 135, "valueFormatter": _PERCENT, "sort": "desc"},
-    {"field": "median", "headerName": "median row", "width": 135, "valueFormatter": _PERCENT},
-    {"field": "short", "headerName": "under 20 us", "width": 135, "valueFormatter": _PERCENT},
-    {"field": "long", "headerName": "over 20 us", "width": 135, "valueFormatter": _PERCENT},
-    {"field": "covered", "headerName": "in the 80 %", "width": 135, "valueFormatter": _PERCENT},
-    {"field": "fitted", "headerName": "where fitted", "width": 135, "valueFormatter": _PERCENT},
-    {"field": "rows", "width": 90}, {"field": "version", "width": 110},
+    {"field": "library", "width": 110}, {"field": "dtype", "headerName": "data type", "width": 125},
+    {"field": "held_out", "headerName": "mean error", "width": 110, "valueFormatter": _PERCENT, "sort": "desc"},
+    {"field": "median", "headerName": "median row", "width": 110, "valueFormatter": _PERCENT},
+    {"field": "short", "headerName": "under 20 us", "width": 110, "valueFormatter": _PERCENT},
+    {"field": "long", "headerName": "over 20 us", "width": 110, "valueFormatter": _PERCENT},
+    {"field": "covered", "headerName": "within the 80 % interval", "width": 130, "valueFormatter": _PERCENT},
+    {"field": "rows", "width": 90}, {"field": "kernel", "width": 200, "tooltipField": "kernel"},
+    {"field": "version", "width": 110},
+    {"field": "fitted", "headerName": "error where fitted", "width": 120, "valueFormatter": _PERCENT},
 ]  # fmt: skip
 _WORDS: Final = frozenset(("device", "family", "library", "dtype", "kernel", "version"))
 
@@ -61,11 +62,12 @@ def show(found: tuple[Answer, ...], _state: State) -> Component:
 
 
 def _grid(rows: list[dict[str, Any]]) -> Component:
+    words = {"filter": "agTextColumnFilter"}
+    numbers = {"filter": "agNumberColumnFilter", "type": "rightAligned"}
     columns = [
-        {**column, "filter": "agTextColumnFilter" if column["field"] in _WORDS else "agNumberColumnFilter",
-         "type": None if column["field"] in _WORDS else "rightAligned"}
+        {"headerName": column["field"], **column, **(words if column["field"] in _WORDS else numbers)}
         for column in _COLUMNS
-    ]  # fmt: skip
+    ]
     return panel(
         html.Div([
             html.H3("Profiles of these devices"),
@@ -74,9 +76,9 @@ def _grid(rows: list[dict[str, Any]]) -> Component:
         ], className="figcaption"),
         AgGrid(
             id="profiles", rowData=rows, columnDefs=columns, className="ag-theme-quartz grid",
-            getRowId="params.data.id", defaultColDef={"sortable": True, "resizable": True},
-            csvExportParams={"fileName": "profiles.csv"}, style={"height": min(420, 60 + 30 * len(rows))},
-            dashGridOptions={"rowHeight": 30, "headerHeight": 34},
+            getRowId="params.data.id", csvExportParams={"fileName": "profiles.csv"},
+            defaultColDef={"sortable": True, "resizable": True, "wrapHeaderText": True},
+            style={"height": min(420, 70 + 30 * len(rows))}, dashGridOptions={"rowHeight": 30, "headerHeight": 48},
         ),
     )  # fmt: skip
 
@@ -89,8 +91,8 @@ def _upload() -> Component:
             "of a gemm) and time_us, as docs/measurements.md says. It is read in memory and not kept.",
             className="soft",
         ),
-        dcc.Upload("drop measurements here, or choose a file", id="measured", max_size=validation.LARGEST,
-                   accept=".csv,.parquet", className="drop"),
+        drop("measured", "drop measurements here, or choose a file", most=validation.LARGEST),
+        html.Div(id="measured-error", className="error", role="alert"),
         dcc.Loading(html.Div(id="measured-result"), delay_show=200, type="dot"),
     )  # fmt: skip
 
@@ -104,8 +106,8 @@ def _result(one: Measured, name: str) -> Component:
             html.H4("Errors by family"), html.Button("CSV of all rows", id="measured-csv", type="button",
                                                      className="quiet"),
         ], className="figcaption"),
-        *([table(groups)] if len(groups) > 1 else []),
-        *([html.H4("Farthest off"), table(worst, "words")] if len(worst) > 1 else []),
+        *([table(groups, "scores")] if len(groups) > 1 else []),
+        *([html.H4("Farthest off"), table(worst, "facts")] if len(worst) > 1 else []),
         *([html.H4("Not scored"), html.Ul([html.Li(line) for line in skipped], className="said")] if skipped else []),
     ])  # fmt: skip
 
@@ -124,17 +126,18 @@ def register(app: Dash) -> None:
 
     @app.callback(
         Output("measured-result", "children"),
+        Output("measured-error", "children"),
         Input("measured", "contents"),
         Held("measured", "filename"),
         prevent_initial_call=True,
     )
-    def read(contents: str | None, name: str | None) -> Component:
+    def read(contents: str | None, name: str | None) -> tuple[Any, str]:
         if not contents:
             raise PreventUpdate
         try:
-            return _result(_read(contents, name), str(name)[:80])
+            return _result(_read(contents, name), str(name)[:80]), ""
         except InputError as error:
-            return html.P(str(error), className="error", role="alert")
+            return no_update, str(error)  # and the last result stays
 
     @app.callback(
         Output("measured-download", "data"),

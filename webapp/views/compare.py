@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from llmviewer.analysis import Phase
+from llmviewer.analysis import Analysis, Phase
 from llmviewer.errors import InputError
 from llmviewer.reports import figures
 from llmviewer.reports.marks import identity, roofs
@@ -18,13 +18,17 @@ from .shown import Shown, shown
 
 LETTERS: Final = "ABCDEF"
 _SAME: Final = 0.005  # ratios nearer to 1 are not told
+_ALIKE: Final = 0.02  # what is expected is not told where it agrees with the bound so well
 _PART: Final = 0.03  # of the bytes of a pass, below which a part of them explains nothing
+_TELLING: Final = 0.2  # of what waits change by in all, below which a wait explains nothing
+_USUAL: Final = "as published"
 
 
 class Compared(NamedTuple):
-    """A setting under its name.
+    """A setting.
 
-    short  what sentences call it
+    name   what sets it apart from the others, after a pin's letter
+    short  what sentences and figures call it
     pin    its place among the pins; -1 for the present one
     """
 
@@ -58,8 +62,41 @@ def _bytes(value: float) -> str:
 
 
 def _count(value: float) -> str:
-    return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+    return f"{value:,.4g}" if value < 9999.5 else f"{value:,.0f}"
 
+
+def _tokens_a_pass(found: Analysis) -> float | None:
+    """Of each sequence, in a decode pass; None where techniques leave it at one."""
+    return found.effect.tokens_per_step if found.effect else None
+
+
+def _context(found: Analysis) -> int | None:
+    """What the decode step shown attends to, where that was asked for."""
+    asked = found.inputs
+    return None if asked.kv_len in (None, asked.prompt + 1) else asked.kv_len
+
+
+# What can set settings apart, and how it is said.
+_APART: Final[tuple[Callable[[Analysis], str], ...]] = (
+    lambda a: a.model.name,
+    lambda a: a.hardware.name,
+    lambda a: ", ".join(a.inputs.hardware_set) or "no what-if",
+    lambda a: a.inputs.quant if a.inputs.quant == _USUAL else a.inputs.quant.replace(f" {_USUAL}", ""),
+    lambda a: f"batch {a.inputs.batch:,}",
+    lambda a: f"prompt {a.inputs.prompt:,}",
+    lambda a: f"{a.inputs.gen:,} generated" if a.inputs.gen else "none generated",
+    lambda a: f"context {_context(a):,}" if _context(a) else "the first step",
+    lambda a: a.inputs.layout or "one device",
+    lambda a: f"{a.inputs.attention} attention",
+    lambda a: f"{a.inputs.accounting} accounting",
+    lambda a: f"mla {a.inputs.mla}",
+    lambda a: f"skew {a.inputs.expert_skew:g}",
+    lambda a: f"{a.inputs.images} images",
+    lambda a: f"offload {a.inputs.offload}" if a.inputs.offload else "nothing offloaded",
+    lambda a: "token prediction" if a.inputs.mtp else "no token prediction",
+    lambda a: "; ".join(a.inputs.techniques) or "no technique",
+    lambda a: a.inputs.engine or "no engine",
+)
 
 _NUMBERS: Final = (
     _Number("time to first token", "ttft_s", lambda a: a.analysis.generation.ttft_s, seconds),
@@ -71,6 +108,7 @@ _NUMBERS: Final = (
         "expected time per output token", "expected_tpot_s", lambda a: a.analysis.generation.expected_tpot_s, seconds
     ),
     _Number("latency", "latency_s", lambda a: a.analysis.generation.latency_s, seconds),
+    _Number("tokens a pass, of each sequence", "tokens_per_step", lambda a: _tokens_a_pass(a.analysis), _count),
     _Number("tokens per second", "tokens_per_s", lambda a: a.analysis.generation.tokens_per_s, _count),
     _Number("memory", "total_bytes", lambda a: a.analysis.memory.total_bytes, _bytes),
     _Number("weights", "weight_bytes", lambda a: a.analysis.memory.weight_bytes, _bytes),
@@ -82,22 +120,43 @@ _NUMBERS: Final = (
 
 def compared(found: Sequence[Answer], state: State) -> tuple[list[Compared], tuple[str, ...]]:
     """Pins first, then the present setting on its devices; and what is wrong with pins."""
-    settings: list[Compared] = []
+    pinned: list[tuple[str, int, Answer]] = []
     problems: list[str] = []
     for place, (letter, pin) in enumerate(zip(LETTERS, state.pins, strict=False)):
         asked, notices = State.of_link(pin, state.files)
         problems += [f"{letter}: {notice.removeprefix('link: ')}" for notice in notices]
         try:
-            first = answers(asked)[0]
+            pinned.append((letter, place, answers(asked)[0]))
         except InputError as error:
             problems.append(f"{letter} cannot be answered: {error}")
-        else:
-            settings.append(Compared(f"{letter}: {first.name}", letter, headline(first.analysis), place, first))
-    now, alone = "now: " if state.pins else "", state.pins and len(found) == 1
-    settings += [
-        Compared(f"{now}{one.name}", "now" if alone else one.name, headline(one.analysis), -1, one) for one in found
+    alone = state.pins and len(found) == 1
+    every = [*pinned, *(("now" if alone else one.name, -1, one) for one in found)]
+    apart = _apart([one for *_, one in every])
+    settings = [
+        Compared(_name(short, said), short, headline(one.analysis), place, one)
+        for (short, place, one), said in zip(every, apart, strict=True)
     ]
     return settings, tuple(problems)
+
+
+def _name(short: str, apart: str) -> str:
+    """What a setting is called and what sets it apart, of which its device may be a part already."""
+    return apart if short in apart.split(", ") else ": ".join(filter(None, (short, apart)))
+
+
+def _apart(every: Sequence[Answer]) -> list[str]:
+    """What the first of some settings is where others are not, and what sets each of these apart from it, in short; the
+    device where nothing does.
+    """
+    each = [[said(one.analysis) for one in every] for said in _APART]
+    each.append([one.setting.library or "kernels measured best" for one in every])  # as asked, not what stands in
+    own = [values for values in each if len(set(values)) > 1] or [[one.name for one in every]]
+    first = ", ".join(values[0] for values in own)
+    others = [
+        ", ".join(values[i] for values in own if values[i] != values[0] or len(set(values)) == 1)
+        for i in range(1, len(every))
+    ]
+    return [first, *others]
 
 
 def numbers(settings: Sequence[Compared]) -> list[tuple[str, ...]]:
@@ -148,13 +207,18 @@ def moves(settings: Sequence[Compared], phase: str) -> list[Moved]:
 
 
 def times(settings: Sequence[Compared], phase: str) -> Shown:
-    return shown(figures.phase_bars({one.name: one.answer.analysis for one in settings}, phase))
+    return shown(figures.phase_bars({one.short: one.answer.analysis for one in settings}, phase))
+
+
+def several_tokens(settings: Sequence[Compared], phase: str) -> bool:
+    """Whether a pass of the phase yields more than one token of a sequence in any of them."""
+    return phase == "decode" and any(_tokens_a_pass(one.answer.analysis) not in (None, 1) for one in settings)
 
 
 def _cell(number: _Number, value: float | None, base: float | None, place: int) -> str:
     if value is None:
         return "-"
-    of = f" ({_ratio(value / base)})" if place and base else ""
+    of = f" ({_ratio(value / base)})" if place and base and abs(value / base - 1) >= _SAME else ""
     return f"{number.text(value)}{of}"
 
 
@@ -166,40 +230,63 @@ def _differences(a: Answer, b: Answer) -> Iterator[str]:
     before, after = dict(a.analysis.phases), dict(b.analysis.phases)
     for name in (name for name in ("decode", "prefill") if name in before and name in after):
         one, other = before[name], after[name]
-        speed = one.time_s / other.time_s
-        how = "as fast" if abs(speed - 1) < _SAME else f"{_ratio(max(speed, 1 / speed))} {_faster(speed)}"
-        reasons = list(_reasons(a, one, b, other))
-        moved = "" if one.total.bound == other.total.bound else f"{one.total.bound}- to {other.total.bound}-bound"
-        why = ", ".join([*reasons, *([moved] if moved else [])])
-        yield f"{how} {name}{': ' if why else ''}{why}."
+        (base, known), (changed, likely) = _paces(a.analysis, b.analysis, name), _paces(b.analysis, a.analysis, name)
+        said = _faster(base / changed, name)
+        if known and likely and abs(known / likely * changed / base - 1) >= _ALIKE:
+            said += f" (expected: {_faster(known / likely)})"
+        reasons = list(_reasons(a, one, b, other, name))
+        if one.total.bound != other.total.bound:
+            reasons.append(f"{one.total.bound}- to {other.total.bound}-bound")
+        yield f"{said}{': ' if reasons else ''}{', '.join(reasons)}."
     rates = a.analysis.generation.tokens_per_s, b.analysis.generation.tokens_per_s
     if a.analysis.inputs.batch != b.analysis.inputs.batch:
-        yield f"{_ratio(rates[1] / rates[0])} the tokens per second, of {_ratio(_batches(a, b))} the sequences."
+        yield f"{_ratio(rates[1] / rates[0])} the tokens per second, with {_ratio(_batches(a, b))} the sequences."
 
 
-def _faster(speed: float) -> str:
-    return "faster" if speed > 1 else "slower"
+def _faster(speed: float, name: str = "") -> str:
+    """Such as "2.3x faster decode" and "decode as fast"."""
+    if abs(speed - 1) < _SAME:
+        return f"{name} as fast".strip()
+    return f"{_ratio(max(speed, 1 / speed))} {'faster' if speed > 1 else 'slower'} {name}".rstrip()
+
+
+def _paces(one: Analysis, other: Analysis, name: str) -> tuple[float, float | None]:
+    """What tells how fast a pass is beside that of another setting, at least and as expected. [s]
+
+    A token is what counts of decode, for passes may yield several; the step where there is only one, or one was asked
+    for.
+    """
+    whole, phase = one.generation, dict(one.phases)[name]
+    if name == "prefill":
+        return whole.ttft_s, whole.expected_ttft_s
+    if whole.tpot_s is None or other.generation.tpot_s is None or _context(one) or _context(other):
+        return phase.time_s, phase.expected_time_s
+    return whole.tpot_s, whole.expected_tpot_s
 
 
 def _batches(a: Answer, b: Answer) -> float:
     return b.analysis.inputs.batch / a.analysis.inputs.batch
 
 
-def _reasons(a: Answer, one: Phase, b: Answer, other: Phase) -> Iterator[str]:
-    """What changes of that which bounds either pass, on one device."""
-    bounds = {one.total.bound, other.total.bound}
+def _reasons(a: Answer, one: Phase, b: Answer, other: Phase, name: str) -> Iterator[str]:
+    """What changes of that which either pass waits for, on one device."""
     pairs: list[tuple[str, float, float]] = []
     devices = a.analysis.inputs.devices, b.analysis.inputs.devices
     if devices[0] != devices[1]:
         yield f"{devices[0]} to {devices[1]} devices"
+    each = " on each" if devices[0] != devices[1] else ""
+    steps = _tokens_a_pass(a.analysis) or 1, _tokens_a_pass(b.analysis) or 1
+    if name == "decode" and steps[0] != steps[1]:
+        yield f"{steps[0]:.3g} to {steps[1]:.3g} tokens a pass"
+    bounds = _waited(one, other)
     if "memory" in bounds:
         for label, key in (("weights", "weight_bytes"), ("KV cache", "kv_bytes"), ("activations", "activation_bytes")):
             parts = getattr(one.total, key), getattr(other.total, key)
             if parts[0] > _PART * one.total.bytes or parts[1] > _PART * other.total.bytes:
-                pairs.append((f"{label} {'read' if key == 'weight_bytes' else 'moved'}", parts[0], parts[1]))
+                pairs.append((f"{label} {'read' if key == 'weight_bytes' else 'moved'}{each}", *parts))
         pairs.append(("memory bandwidth", a.analysis.hardware.bandwidth(), b.analysis.hardware.bandwidth()))
     if "compute" in bounds:
-        pairs.append(("OPs", one.total.ops, other.total.ops))
+        pairs.append((f"OPs{each}", one.total.ops, other.total.ops))
         peaks = [roofs(p, x.analysis.hardware)[0].rate for p, x in ((one, a), (other, b))]
         pairs.append(("peak", peaks[0], peaks[1]))
     for label, before, after in pairs:
@@ -208,3 +295,11 @@ def _reasons(a: Answer, one: Phase, b: Answer, other: Phase) -> Iterator[str]:
     links = [p.total.time_by_bound_s.get("link", 0.0) / p.total.bound_time_s for p in (one, other)]
     if abs(links[0] - links[1]) > _PART:
         yield f"{links[0]:.0%} to {links[1]:.0%} of the time for links"
+
+
+def _waited(one: Phase, other: Phase) -> set[str]:
+    """What most of either pass waits for, and what makes much of the difference between them."""
+    times = [p.total.time_by_bound_s for p in (one, other)]
+    changes = {bound: abs(times[0].get(bound, 0) - times[1].get(bound, 0)) for bound in (*times[0], *times[1])}
+    much = _TELLING * sum(changes.values())
+    return {one.total.bound, other.total.bound} | {bound for bound, change in changes.items() if change > much}

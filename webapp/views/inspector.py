@@ -8,12 +8,13 @@ from typing import Final
 
 from llmviewer.analysis import OperatorResult, Phase
 from llmviewer.errors import InputError
-from llmviewer.forms import evaluate
+from llmviewer.forms import Form, Num, evaluate
 from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.precision import parse_scheme
 from llmviewer.reports.graph import shape, weight_shape
 from llmviewer.reports.marks import identity
 from llmviewer.reports.table import number
+from llmviewer.reports.text import between
 from llmviewer.resource import Resource, Unit
 from llmviewer.roofline import PlannedOperator
 from llmviewer.setting import Accounting, Attention, Setting
@@ -88,7 +89,9 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
         bound=result.bound,
         position=_position(answer, result),
         formulas=tuple(
-            (what, str(form), f"{si(float(evaluate(form, workload)))}{unit}") for what, form, unit in amounts if form
+            (what, _formula(form, workload), f"{si(float(evaluate(form, workload)))}{unit}")
+            for what, form, unit in amounts
+            if form
         ),
         tensors=tuple(_tensors(row, workload)),
         busy=tuple((_called(r), s, s / longest) for r, s in sorted(busy.items(), key=lambda one: -one[1]) if s),
@@ -98,11 +101,13 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
 
 
 def asked(answer: Answer, phase: str) -> Workload:
-    """The pass that a phase is."""
-    shown, inputs = answer.phase(phase), answer.analysis.inputs
+    """The pass that a phase is, as techniques make it."""
+    setting, inputs = answer.setting, answer.analysis.inputs
+    batch = int(setting.layout.share(inputs.batch))
     if answer.phase_name(phase) == "decode":
-        return Workload.decode(batch=shown.batch, kv_len=shown.kv_len, prompt=inputs.prompt)
-    return Workload.prefill(batch=shown.batch, prompt=inputs.prompt, images=inputs.images)
+        assert inputs.kv_len is not None
+        return setting.step(Workload.decode(batch=batch, kv_len=inputs.kv_len, prompt=inputs.prompt))
+    return setting.prefill(Workload.prefill(batch=batch, prompt=inputs.prompt, images=inputs.images))
 
 
 def _planned(setting: Setting, phase: str, op: OperatorResult) -> PlannedOperator | None:
@@ -111,11 +116,14 @@ def _planned(setting: Setting, phase: str, op: OperatorResult) -> PlannedOperato
 
 
 def _times(result: OperatorResult, phase: Phase) -> tuple[tuple[str, str], ...]:
-    expected = result.expected_time_s
+    expected, low, high = result.expected_time_s, result.expected_low_s, result.expected_high_s
+    said = between(expected, low, high) or (seconds(expected) if expected else "")
+    one = ("one launch, at least", seconds(result.per_call.bound_time_s))
+    every = f"all {result.repeat}, " if result.repeat > 1 else ""
     return (
-        ("one launch, at least", seconds(result.per_call.bound_time_s)),
-        (f"all {result.repeat}, at least", f"{seconds(result.bound_time_s)}, {result.share:.1%} of the phase"),
-        *((("all, expected of real kernels", seconds(expected)),) if expected else ()),
+        *((one,) if every else ()),
+        (f"{every}at least", f"{seconds(result.bound_time_s)}, {result.share:.1%} of the phase"),
+        *(((f"{every}expected", said), ("which is", result.expectation_source)) if expected else ()),
         ("the phase, at least", seconds(phase.total.bound_time_s)),
     )
 
@@ -136,6 +144,20 @@ def _position(answer: Answer, op: OperatorResult) -> str:
         f"{number(op.intensity)} OP/B, {side} the turning point: attains {si(op.attainable_ops_per_s)}OP/s at most, "
         f"{op.attainable_ops_per_s / peak:.1%} of {roof}."
     )
+
+
+def _formula(form: Form, workload: Workload) -> str:
+    """Such as 469,762,048 x 16 tokens + 8 x 1,040 pairs, with a sign for the x."""
+    parts = []
+    for feature, coefficient in form.terms:
+        amount = f"{coefficient:,.12g}"
+        name = str(feature).replace("_", " ")
+        parts.append(amount if name == "one" else f"{amount} × {_count(feature.of(workload))} {name}")
+    return " + ".join(parts)
+
+
+def _count(value: Num) -> str:
+    return f"{float(value):,.0f}" if float(value).is_integer() else f"{float(value):,.4g}"
 
 
 def _called(resource: Resource) -> str:

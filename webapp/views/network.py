@@ -1,52 +1,174 @@
-"""The operator graph of a phase: the whole network, what repeats folded into one block."""
+"""The operator graph of a phase: the whole network, what repeats folded into one block, and where it is drawn."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot
 from typing import Any, Final
 
-from llmviewer.reports.drawing import BOUND_COLOR
+from llmviewer.analysis import OperatorResult
+from llmviewer.graph import Block, Graph
 from llmviewer.reports.graph import edges, shape, title
 from llmviewer.reports.marks import identity
-from llmviewer.units import seconds, si
+from llmviewer.units import seconds
 
 from ..answers import Answer
 
-COLOURS: Final = ("bound", "share")
-_IDLE: Final = "#8a939c"  # what is not run in this phase
+WIDTH, HEIGHT = 128, 40  # of an operator [px]
+_COLOURS: Final = {"memory": "#b34700", "compute": "#00785a", "link": "#0b5cad"}  # on which white is read
+_OUTLINES: Final = {"memory": "round-rectangle", "compute": "cut-rectangle", "link": "barrel"}  # for all eyes
+_IDLE: Final = "#66707a"  # what is not run in this phase
+_ACROSS, _DOWN = 160, 76  # from one operator to the next beside and below it
+_APART: Final = 62  # between blocks, beside that
+_LETTER: Final = 7  # of a title
+_MARGIN: Final = 22  # around an operator, that lines keep free of
+
+Place = tuple[float, float]
 
 
-def elements(answer: Answer, phase: str) -> list[dict[str, Any]]:
-    """Blocks, operators and tensors, as a drawing of nodes and edges wants them."""
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """Nodes and edges as cytoscape has them, and how much room they take. [px]"""
+
+    elements: list[dict[str, Any]]
+    width: float
+    height: float
+
+
+def drawing(answer: Answer, phase: str) -> Drawing:
+    """Blocks below each other, and in them each operator below those that it reads from."""
     name = answer.phase_name(phase)
     graph = answer.setting.decode_graph if name == "decode" else answer.setting.graph
     results = {identity(op): op for op in answer.phase(phase).operators}
     most = max(op.share for op in results.values())
+    places = _places(graph)
     found: list[dict[str, Any]] = []
     for block in graph.blocks:
-        found.append({"data": {"id": f"block {block.name}", "label": title(block)}, "classes": "block"})
+        own = [places[f"{block.name}.{op.name}"] for op in block.operators]
+        corner = min(x for x, _ in own) - WIDTH / 2, min(y for _, y in own) - HEIGHT / 2 - 16
+        home = f"block {block.name}"
+        found += [
+            {"data": {"id": home}, "classes": "block", "selectable": False, "grabbable": False},
+            {"data": {"id": f"title {block.name}", "parent": home, "label": title(block)}, "classes": "title",
+             "position": _position(corner), "selectable": False, "grabbable": False},
+        ]  # fmt: skip
         for op in block.operators:
             key = f"{block.name}.{op.name}"
-            result = results.get(key)
-            found.append(
-                {
-                    "data": {
-                        "id": key, "parent": f"block {block.name}",
-                        "label": f"{op.name}\n{result.share:.1%}" if result else f"{op.name}\nnot run",
-                        "about": f"{si(result.ops)}OP, {si(result.bytes)}B, {seconds(result.bound_time_s)}, "
-                        f"{result.bound}-bound" if result else "not run in this phase",
-                        "colour": BOUND_COLOR[result.bound] if result else _IDLE,
-                        "heat": result.share / most if result else 0.0,
-                    },
-                    "classes": "operator",
-                }
-            )  # fmt: skip
+            data = {"id": key, "parent": home, **_said(op.name, results.get(key), most)}
+            found.append({"data": data, "classes": "operator", "position": _position(places[key])})
+    found += _lines(graph, places)
+    across = [x for x, _ in places.values()] + [one["data"].get("lane", 0.0) for one in found]
+    names = [one["position"]["x"] + _LETTER * len(one["data"]["label"]) for one in found if one["classes"] == "title"]
+    down = [y for _, y in places.values()]
+    return Drawing(
+        elements=found,
+        width=max(max(across) + WIDTH / 2, *names) - min(across) + WIDTH / 2 + 3 * _MARGIN,
+        height=max(down) - min(down) + HEIGHT + 4 * _MARGIN,
+    )
+
+
+def _said(name: str, result: OperatorResult | None, most: float) -> dict[str, Any]:
+    """What a node says, its colour and outline by bound, and its part of the largest share of time."""
+    if result is None:
+        return {"label": f"{name}\nnot run", "colour": _IDLE, "outline": "rectangle", "heat": 0.0}
+    return {
+        "label": f"{name}\n{result.share:.1%} \N{MIDDLE DOT} {seconds(result.bound_time_s)}",
+        "colour": _COLOURS[result.bound],
+        "outline": _OUTLINES[result.bound],
+        "heat": result.share / most,
+    }
+
+
+def _places(graph: Graph) -> dict[str, Place]:
+    """The middle of each operator, by BLOCK.NAME. [px]"""
+    reads: dict[str, dict[str, None]] = {}  # inside of a block
+    enters: dict[str, str] = {}  # from a block before
+    for (a, writer), (b, reader), _ in edges(graph):
+        ends = f"{a.name}.{writer.name}", f"{b.name}.{reader.name}"
+        if a is b:
+            reads.setdefault(ends[1], {})[ends[0]] = None
+        else:
+            enters[ends[1]] = ends[0]
+    places: dict[str, Place] = {}
+    top = 0.0
+    for block in graph.blocks:
+        depths = _depths(block, reads)
+        for depth in range(max(depths.values()) + 1):
+            row = {}
+            for key in (key for key, own in depths.items() if own == depth):
+                above = [places[one][0] for one in reads.get(key, (enters[key],) if key in enters else ())]
+                row[key] = sum(above) / len(above) if above else 0.0
+            places |= {key: (x, top + depth * _DOWN) for key, x in _spread(row).items()}
+        top += (max(depths.values()) + 1) * _DOWN + _APART
+    return places
+
+
+def _depths(block: Block, reads: dict[str, dict[str, None]]) -> dict[str, int]:
+    """How many operators of the block come before each, one after another."""
+    depths: dict[str, int] = {}
+    for op in block.operators:
+        key = f"{block.name}.{op.name}"
+        depths[key] = 1 + max((depths[one] for one in reads.get(key, ())), default=-1)
+    return depths
+
+
+def _spread(wanted: dict[str, float]) -> dict[str, float]:
+    """Near where each is wanted, and far enough from each other."""
+    placed: dict[str, float] = {}
+    last = float("-inf")
+    for key, x in sorted(wanted.items(), key=lambda one: one[1]):
+        last = placed[key] = max(x, last + _ACROSS)
+    shift = sum(wanted[key] - x for key, x in placed.items()) / len(placed)
+    return {key: x + shift for key, x in placed.items()}
+
+
+def _lines(graph: Graph, places: dict[str, Place]) -> list[dict[str, Any]]:
+    """One from each operator to each that reads of it; each tensor is told on the shortest that carries it."""
+    carried: dict[tuple[str, str], dict[str, str]] = {}
     for (a, writer), (b, reader), tensor in edges(graph):
-        found.append(
-            {
-                "data": {
-                    "source": f"{a.name}.{writer.name}", "target": f"{b.name}.{reader.name}", "label": shape(tensor),
-                },
-                "classes": "tensor",
-            }
-        )  # fmt: skip
+        ends = f"{a.name}.{writer.name}", f"{b.name}.{reader.name}"
+        carried.setdefault(ends, {})[tensor.name] = shape(tensor)
+    found = []
+    told: set[tuple[str, str]] = set()
+    for (source, target), tensors in sorted(carried.items(), key=lambda one: _length(places, *one[0])):
+        new = [text for name, text in tensors.items() if (source, name) not in told]
+        told |= {(source, name) for name in tensors}
+        bends = _around(places, source, target)
+        data: dict[str, Any] = {"source": source, "target": target, "label": "\n".join(dict.fromkeys(new))}
+        data |= {"offset": 13 + 9 * data["label"].count("\n")}
+        if bends:
+            data |= {"lane": bends[0][0], **_bent(places[source], places[target], bends)}
+        found.append({"data": data, "classes": "tensor around" if bends else "tensor"})
     return found
+
+
+def _length(places: dict[str, Place], source: str, target: str) -> float:
+    (x0, y0), (x1, y1) = places[source], places[target]
+    return hypot(x1 - x0, y1 - y0)
+
+
+def _around(places: dict[str, Place], source: str, target: str) -> list[Place]:
+    """Where a line bends so that it crosses no operator; nothing where it need not."""
+    (x0, y0), (x1, y1) = places[source], places[target]
+    between = [place for place in places.values() if y0 < place[1] < y1]
+    if not any(abs(x0 + (y - y0) / (y1 - y0) * (x1 - x0) - x) < WIDTH / 2 + _MARGIN / 2 for x, y in between):
+        return []
+    left = min(x for x, _ in between) - WIDTH / 2 - _MARGIN
+    right = max(x for x, _ in between) + WIDTH / 2 + _MARGIN
+    lane = min((left, right), key=lambda x: abs(x - x0) + abs(x - x1))
+    return [(lane, y0 + _DOWN / 2), (lane, y1 - _DOWN / 2)]
+
+
+def _bent(start: Place, end: Place, bends: Sequence[Place]) -> dict[str, str]:
+    """Bends as cytoscape has them: how far along the straight line, and how far beside it. [1], [px]"""
+    (x0, y0), (x1, y1) = start, end
+    dx, dy = x1 - x0, y1 - y0
+    length = hypot(dx, dy)
+    along = [((x - x0) * dx + (y - y0) * dy) / length**2 for x, y in bends]
+    beside = [((y - y0) * dx - (x - x0) * dy) / length for x, y in bends]
+    return {"along": " ".join(f"{a:.4f}" for a in along), "beside": " ".join(f"{b:.1f}" for b in beside)}
+
+
+def _position(place: Place) -> dict[str, float]:
+    return {"x": place[0], "y": place[1]}

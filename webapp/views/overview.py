@@ -10,7 +10,7 @@ from llmviewer.reports.drawing import SKY
 from llmviewer.reports.html import memory_cards, time_cards
 from llmviewer.reports.marks import identity
 from llmviewer.reports.page import Card
-from llmviewer.reports.text import headline, sentence
+from llmviewer.reports.text import effect_lines, headline, sentence
 
 from ..answers import Answer
 from .shown import Shown, shown
@@ -19,7 +19,18 @@ from .shown import Shown, shown
 def words(answer: Answer, phase: str) -> tuple[str, str, str]:
     """What was asked, what bounds it ("memory", ...), and the sentence on what does and what would help."""
     one = answer.phase(phase)
-    return headline(answer.analysis), one.total.bound, sentence(one.advice)
+    return headline(answer.analysis), one.total.bound, sentence(one.advice.replace("--offload", "offload"))
+
+
+def sources(found: Sequence[Answer]) -> str:
+    """Where what is expected comes from, in a line; why only bounds are known where nothing is."""
+    said = {
+        one.name: " and ".join(dict.fromkeys(phase.total.expectation_source for _, phase in one.analysis.phases))
+        for one in found
+    }
+    if len(said) == 1:
+        return f"Expected: {said.popitem()[1]}"
+    return "Expected: " + "; ".join(f"{name} {source}" for name, source in said.items())
 
 
 def cards(answer: Answer) -> list[Card]:
@@ -27,15 +38,26 @@ def cards(answer: Answer) -> list[Card]:
     return [*time_cards(answer.analysis), *memory_cards(answer.analysis)]
 
 
-def totals(found: Sequence[Answer], phase: str) -> list[tuple[str, ...]]:
-    """The totals of several devices: a line of heads, then one for each device."""
+def totals(found: Sequence[Answer], phase: str) -> list[tuple[tuple[str, str], ...]]:
+    """The totals of several devices: a line of heads, then one for each device; a cell is what it says, and what more
+    is to be expected or known of it.
+    """
     each = [cards(one) for one in found]
-    heads = ("device", "bound", *(card.label for card in each[0]))
+    heads = (("device", ""), ("bound", ""), *((card.label, "") for card in each[0]))
     lines = [
-        (one.name, one.phase(phase).total.bound, *(card.value for card in own))
+        (
+            (one.name, ""),
+            (one.phase(phase).total.bound, ""),
+            *((card.value, card.about.partition("; ")[2].partition(";")[0]) for card in own),
+        )
         for one, own in zip(found, each, strict=True)
     ]
     return [heads, *lines]
+
+
+def effects(answer: Answer) -> tuple[tuple[str, str], ...]:
+    """What techniques make of the generation, where any are asked for."""
+    return effect_lines(answer.analysis.effect) if answer.analysis.effect else ()
 
 
 def roofline(found: Sequence[Answer], phase: str) -> Shown:

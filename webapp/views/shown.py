@@ -8,29 +8,33 @@ from typing import Final, NamedTuple
 import plotly.graph_objects as go
 
 _CLEAR: Final = "rgba(0,0,0,0)"
-_ABOVE: Final = 34  # of the mode bar, which stands above a plot [px]
-_ROW, _COLUMNS = 20, 2  # of a legend below a plot where the page is narrow: height [px], entries beside each other
+_ABOVE, _NOTE = 34, 18  # heights of what stands above a plot: the mode bar, and words there [px]
+_BELOW: Final = 70  # of an axis with its title, and what is between that and a legend [px]
+_ROW: Final = 21  # of a legend [px]
+_WIDE, _NARROW = 4, 2  # entries of a legend beside each other
 
 
 class Shown(NamedTuple):
-    """A figure without its title, and the words that were in it."""
+    """A figure without its title, the words that were in it, and its heights where the page is wide or narrow. [px]"""
 
     title: str
     subtitle: str
     figure: go.Figure
+    wide: int
+    narrow: int
 
 
 def shown(figure: go.Figure) -> Shown:
     """`figure` with its words apart; a finger that drags across it scrolls the page."""
     title, margin = figure.layout.title, figure.layout.margin
     words = title.text, title.subtitle.text
+    plot = figure.layout.height - margin.t - margin.b
     notes = any(note.yref == "paper" for note in figure.layout.annotations)
-    above = margin.t if notes else _ABOVE
+    above = _ABOVE + _NOTE * notes
     named = sum(trace.name is not None and trace.showlegend is not False for trace in figure.data)
-    below = margin.b + _ROW * max(ceil(named / _COLUMNS) - 1, 0)
+    wide, narrow = (above + plot + _BELOW + _ROW * ceil(named / each) for each in (_WIDE, _NARROW))
     figure.update_layout(
-        title=None, margin={"t": above, "b": below}, dragmode=False,
-        height=figure.layout.height + above - margin.t + below - margin.b,
+        title=None, margin={"t": above, "b": _BELOW}, dragmode=False, height=None, autosize=True,
         paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR, modebar={"bgcolor": _CLEAR, "color": "gray"},
     )  # fmt: skip
-    return Shown(words[0], words[1], figure)
+    return Shown(words[0], words[1], figure, wide, narrow)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from llmviewer.expectation.network import Pass
 from llmviewer.forms import Num
 from llmviewer.generation import prefill_s, step_s
 from llmviewer.reports import figures
-from llmviewer.reports.contrasts import share_map
+from llmviewer.reports.contrasts import share_map, tokens
 from llmviewer.reports.curves import Curve, crossings, curves
 from llmviewer.roofline import Plan
 from llmviewer.setting import Setting
@@ -38,7 +38,7 @@ _MAPS: Final = 4  # devices that have one
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Line:
     """One setting, along x = batches or tokens of the prompt. Times are lower bounds. [s], [B]
 
@@ -171,7 +171,7 @@ def pictures(own: Sequence[Line], state: State) -> dict[str, Shown]:
         return {}
     along, at = _along(state)
     where = _where(own[0], state)
-    named: dict[str, Any] = {"axis": along, "at": float(at)}
+    named: dict[str, Any] = {"axis": along, "at": float(at), "place": str if state.sweep == "batch" else tokens}
     found: dict[str, Shown] = {}
     if own[0].setting.model.generates:
         steps = {line.name: _curve(line, "decode") for line in own}
@@ -182,19 +182,25 @@ def pictures(own: Sequence[Line], state: State) -> dict[str, Shown]:
         if not state.techniques:  # with which a pass may yield more tokens, or fewer
             rates = {line.name: _rate(line, steps[line.name]) for line in own}
             found["sweep-rate"] = shown(curves(
-                "Tokens a second", f"at most, while decoding; {where}", rates, unit="tokens/s",
+                "Tokens a second", f"at most, in decode; {where}", rates, unit="tokens/s",
                 text=lambda y: si(y).strip(), **named,
             ))  # fmt: skip
     found["sweep-prefill"] = shown(curves(
         "Time to first token", f"at least; {where}", {line.name: _curve(line, "prefill") for line in own},
         unit="time", text=seconds, **named, meets=_meets(own, "prefill"),
     ))  # fmt: skip
-    sizes = {line.name: Curve(x=line.x, y=line.memory(line.x), limit=line.setting.hardware.capacity) for line in own}
     found["sweep-memory"] = shown(curves(
-        "Memory", f"weights, KV cache and activations; {where}", sizes, unit="memory", text=lambda y: f"{si(y)}B",
-        **named,
+        "Memory", f"with KV cache and activations; {where}", _sizes(own), unit="memory", text=lambda y: f"{si(y)}B",
+        limits={line.setting.hardware.name: line.setting.hardware.capacity for line in own}, **named,
     ))  # fmt: skip
     return found
+
+
+def _sizes(own: Sequence[Line]) -> dict[str, Curve]:
+    """What a request takes of memory, once where it is the same on all devices."""
+    sizes = {line.name: Curve(x=line.x, y=line.memory(line.x)) for line in own}
+    first, *others = sizes.values()
+    return {"needed": first} if others and all(np.array_equal(first.y, one.y) for one in others) else sizes
 
 
 def points(own: Sequence[Line]) -> list[tuple[Any, ...]]:
@@ -282,6 +288,7 @@ def _rate(line: Line, step: Curve) -> Curve:
     return Curve(x=line.x, y=batch / step.y, expected=few)
 
 
+@lru_cache(maxsize=64)
 def _turns(line: Line, phase: str) -> list[tuple[float, float, str]]:
     """Where a pass starts to be bound by something else, to the sequence or token."""
     seen = line.bounds(phase, line.x)
@@ -343,11 +350,12 @@ def _map(one: Answer, state: State) -> Shown:
     shape = (len(lengths), len(_MAPPED))
     needed = setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen, images=state.images)
     beyond = np.broadcast_to(np.greater(needed, setting.hardware.capacity), batch.shape).reshape(shape)
-    return shown(share_map(
+    figure = share_map(
         one.name, phase, batches=_MAPPED, lengths=lengths, beyond=beyond.tolist(),
         share=np.broadcast_to(times["memory"] / whole, batch.shape).reshape(shape),
         others="link or compute" if np.any(np.greater(times["link"], 0)) else "compute",
-    ))  # fmt: skip
+    )  # fmt: skip
+    return shown(figure)._replace(title=one.name, subtitle="")  # what they share is said once, above them
 
 
 def _lengths(setting: Setting, state: State) -> Iterator[int]:

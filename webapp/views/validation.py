@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from llmviewer.errors import InputError
+from llmviewer.errors import InputError, suggest
 from llmviewer.expectation import rows as measurements
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
 from llmviewer.expectation.profile import Entry, Error
 from llmviewer.expectation.validate import Predictions, Validation, predict, validate
+from llmviewer.hardware_files import hardware_aliases
 from llmviewer.reports.trust import Dot, against, errors
 from llmviewer.units import seconds
 
@@ -27,12 +32,15 @@ from .shown import Shown, shown
 if TYPE_CHECKING:
     import pandas as pd
 
+_LOG: Final = logging.getLogger(__name__)
 LARGEST: Final = 5_000_000  # of a file of measurements [B]
 _MOST_ROWS, _MOST_COLUMNS, _MOST_DEVICES, _MOST_STACKS = 20_000, 200, 100, 2000
 _MOST_UNPACKED: Final = 200_000_000  # [B]
 _LARGEST: Final = 1e12  # of a size or a time; what is larger is no measurement
 _LARGEST_OF: Final = {"experts": 4096, "topk": 4096, "tp": 4096, "ep": 4096, "num_gpus": 65_536}
 _LONGEST_LABEL: Final = 1000  # characters
+_MAKERS: Final = ("nvidia", "amd", "intel", "instinct")  # in front of names of devices
+_MOST_WORDS: Final = 12  # of those
 _MOST_POINTS, _MOST_GROUPS = 4000, 6  # of a figure
 _LABELS: Final = (
     "gpu", "framework", "version", "kernel", "dtype", "kv_dtype", "stat", "family", "attn", "distribution", "op",
@@ -46,7 +54,7 @@ _STACK: Final = ("gpu", "framework", "kernel", "dtype", "kv_dtype", "op", "impl"
 
 def rests_on(found: Sequence[Answer]) -> list[tuple[str, ...]]:
     """What is expected of each phase on each device, how sure, and of what: heads, then a line for each."""
-    lines: list[tuple[str, ...]] = [("device", "phase", "at least", "expected", "80 % of times like it", "rests on")]
+    lines: list[tuple[str, ...]] = [("device", "phase", "at least", "expected", "80 % interval", "rests on")]
     for one in found:
         for name, phase in one.analysis.phases:
             total = phase.total
@@ -108,10 +116,16 @@ def errors_figure(found: Sequence[Answer]) -> Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A user's own measurements, scored."""
+    """A user's own measurements, scored.
+
+    places   of the rows that are on a known device, in the file
+    unknown  how many are on others, by what these are called
+    """
 
     predictions: Predictions
     scores: Validation
+    places: npt.NDArray[np.intp]
+    unknown: Counter[str]
 
 
 def measured(name: str, data: bytes) -> Measured:
@@ -126,6 +140,29 @@ def measured(name: str, data: bytes) -> Measured:
     if len(data) > LARGEST:
         raise InputError(f"{title}: must have at most {LARGEST:,} bytes; got {len(data):,}")
     frame = _plain(_csv(title, data) if suffix == ".csv" else _parquet(title, data), title)
+    places, unknown = np.arange(len(frame)), Counter[str]()
+    if "gpu" in frame:
+        called = {gpu: _device(gpu) for gpu in frame["gpu"].unique()}
+        unknown.update(gpu for gpu in frame["gpu"] if not called[gpu])
+        frame["gpu"] = frame["gpu"].map(called)
+        places = np.flatnonzero(frame["gpu"] != "")
+        if not len(places):
+            first = next(iter(unknown))[:60]
+            raise InputError(f"{title}: gpu: no device {first!r}; {suggest(first, _devices())}")
+    try:
+        predictions = _predicted(frame.iloc[places], title)
+        scores = validate([predictions])
+    except InputError:
+        raise
+    except Exception:  # noqa: BLE001 - the page stays, and the log says what to mend
+        _LOG.exception("measurements with the columns %s", ", ".join(frame.columns))
+        raise InputError(
+            f"{title}: llmviewer has a fault and cannot score this; the log of the server has more"
+        ) from None
+    return Measured(predictions=predictions, scores=scores, places=places, unknown=unknown)
+
+
+def _predicted(frame: pd.DataFrame, title: str) -> Predictions:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "measured.parquet"
         frame.to_parquet(path, index=False)
@@ -134,8 +171,7 @@ def measured(name: str, data: bytes) -> Measured:
         except InputError as error:
             raise InputError(str(error).replace(str(path), title)) from None
     with np.errstate(all="ignore"):
-        predictions = predict(table, index().entries)
-        return Measured(predictions=predictions, scores=validate([predictions]))
+        return predict(table, index().entries)
 
 
 def scatter(one: Measured, name: str) -> Shown | None:
@@ -169,7 +205,7 @@ def scores(one: Measured) -> list[tuple[str, ...]]:
     """Errors by family, device and data type: heads, then a line for each."""
     lines: list[tuple[str, ...]] = [(
         "family", "device", "data type", "from", "rows", "mean error", "median row", "under 20 us", "over 20 us",
-        "bias", "within 20 %", "in the 80 %", "of the bound", "faster than bound",
+        "bias", "within 20 %", "in the 80 %", "bound's error", "faster than bound",
     )]  # fmt: skip
     for group in one.scores.groups:
         own = group.expected
@@ -189,19 +225,39 @@ def worst(one: Measured) -> list[tuple[str, ...]]:
         what = ", ".join(f"{k} {v:g}" if isinstance(v, float) else v for k, v in facts.items())
         times = (row["time_us"], row["expected_us"], row["bound_us"])
         off = row["expected_us"] / row["time_us"] - 1
-        lines.append((str(row["row"] + 1), what, *(seconds(1e-6 * time) for time in times), f"{off:+.0%}"))
+        lines.append((str(one.places[row["row"]] + 1), what, *(seconds(1e-6 * time) for time in times), f"{off:+.0%}"))
     return lines
 
 
 def skipped(one: Measured) -> list[str]:
     """Rows that were not scored, with the reason."""
-    return [f"{count:,} rows: {reason}" for reason, count in Counter(one.scores.skipped).most_common(10)]
+    unknown = Counter({f"no device {called[:60]!r}": count for called, count in one.unknown.items()})
+    counted = (Counter(one.scores.skipped) + unknown).most_common(10)
+    return [f"{count:,} row{'s' * (count > 1)}: {reason}" for reason, count in counted]
 
 
 def predicted(one: Measured) -> list[tuple[Any, ...]]:
-    """The rows that were read, with what is predicted: heads, then a line for each."""
+    """The rows on known devices, with what is predicted: heads, then a line for each."""
     frame = one.predictions.frame()
-    return [tuple(frame.columns), *frame.itertuples(index=False, name=None)]
+    rows = zip(one.places + 1, frame.itertuples(index=False, name=None), strict=True)
+    return [("row", *frame.columns), *((int(place), *row) for place, row in rows)]
+
+
+@lru_cache(maxsize=1)
+def _devices() -> Mapping[str, str]:
+    """Every name that a device goes by, with its own."""
+    return {alias.lower(): name for name, names in hardware_aliases().items() for alias in names}
+
+
+def _device(called: str) -> str:
+    """The device that a table calls so, as measurements.read finds it; nothing where there is none.
+
+    Files are not looked at: a name of a user is none of a path, and a thousand unknown ones take no time.
+    """
+    words = re.split(r"[\s_-]+", called.strip().lower())[:_MOST_WORDS]
+    starts = (0, 1) if words[0] in _MAKERS else (0,)
+    tried = ("-".join(words[start:end]) for end in range(len(words), 0, -1) for start in starts if start < end)
+    return next((_devices()[name] for name in (called.strip().lower(), *tried) if name in _devices()), "")
 
 
 def _entries(found: Sequence[Answer]) -> list[Entry]:
@@ -235,7 +291,7 @@ def _csv(title: str, data: bytes) -> pd.DataFrame:
 
     import pandas as pd
 
-    head, rows = data.partition(b"\n")[0], data.count(b"\n")
+    head, rows = data.partition(b"\n")[0], data.count(b"\n") - data.endswith(b"\n")
     _check(title, rows=rows, columns=1 + head.count(b","))
     try:
         return pd.read_csv(io.BytesIO(data))

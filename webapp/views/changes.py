@@ -1,0 +1,172 @@
+"""What would change the answer: settings one step from the one asked, and what each of them would buy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from llmviewer.analysis import Analysis
+from llmviewer.precision import Format, Scheme, parse_scheme
+from llmviewer.reports.techniques import describe
+from llmviewer.reports.text import between
+from llmviewer.techniques import techniques
+from llmviewer.transforms.quantize import parse_quantization
+from llmviewer.units import seconds, si
+
+from ..answers import Answer, answers, why_not
+from ..state import State
+
+_PRECISIONS: Final = {
+    "W4A16g128": "4-bit weights in groups of 128",
+    "W8A8": "8-bit weights and activations",
+    "fp8": "weights and activations in fp8",
+    "nvfp4": "weights and activations in nvfp4",
+    "KV8": "an 8-bit KV cache",
+}
+_SPELT: Final = {"fp8": "Wfp8Afp8", "nvfp4": "Wnvfp4Anvfp4"}  # where more follows
+_DEGREES: Final = (2, 8)
+_TIMES: Final = 16  # the batch asked for, where so many fit
+_SAME: Final = 1.005  # gains nearer to 1 are none
+_WORTH: Final = 1.05  # less than that is no help
+
+
+class Offer(NamedTuple):
+    """A setting one step away. `name` is what its control calls the step."""
+
+    name: str
+    about: str
+    state: State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What an offer would buy on the first device.
+
+    gain      tokens per second over those without it, both at the bound
+    expected  likewise as expected; None where it is not known of both
+    time      the time that counts in the phase, at least and as expected, in words
+    memory    what becomes of memory, in words; `fits` is the verdict, `mends` says that it did not before
+    """
+
+    offer: Offer
+    gain: float
+    expected: float | None
+    time: str
+    memory: str
+    fits: bool
+    mends: bool
+    larger: bool  # of the batch
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is worth a line: it makes something faster, or fit."""
+        return max(self.gain, self.expected or 0.0) >= _WORTH or self.mends
+
+    @property
+    def words(self) -> str:
+        """Such as "3.7x faster"."""
+        if self.gain >= _SAME:
+            return f"{self.gain:.3g}x {'the tokens per second' if self.larger else 'faster'}"
+        return "no faster" if self.gain > 1 / _SAME else f"{1 / self.gain:.3g}x slower"
+
+
+def offers(answer: Answer, state: State) -> Iterator[Offer]:
+    """Steps in precision, attention, batch and devices."""
+    stored = parse_quantization(state.quant).scheme if state.quant else Scheme()
+    for text, about in _PRECISIONS.items():
+        if _formats(parse_scheme(text).over(stored)) != _formats(stored):
+            quant = _joined(state.quant, text)
+            yield Offer(quant, about, replace(state, quant=quant))
+    if answer.analysis.inputs.attention == "eager":
+        yield Offer("flash attention", "scores stay on the chip", replace(state, attention="flash"))
+    most = answer.analysis.memory.max_batch
+    batch = _TIMES * state.batch if most is None else min(_TIMES * state.batch, most)
+    if batch > state.batch:
+        largest = ", as many as fit" if batch == most else ""
+        yield Offer(f"batch {batch}", f"more sequences share a reading of the weights{largest}",
+                    replace(state, batch=batch))  # fmt: skip
+    if state.layout.devices == 1:
+        for degree in _DEGREES:
+            yield Offer(f"{degree} devices", f"tensor parallelism of {degree}", replace(state, tp=degree))
+
+
+def further(state: State) -> Iterator[Offer]:
+    """Every technique with its usual parameters that is not in use."""
+    taken = {text.partition(":")[0].strip() for text in state.techniques}
+    for name, kind in techniques().items():
+        if name not in taken and all(not one["required"] for one in describe(kind)["parameters"]):
+            about = describe(kind)["summary"].replace("`", "")
+            yield Offer(name, about, replace(state, techniques=(*state.techniques, name)))
+
+
+def changes(answer: Answer, state: State, asked: Sequence[Offer]) -> tuple[list[Change], list[tuple[Offer, str]]]:
+    """What each of `asked` would buy, the most first; and why others cannot be had."""
+    found: list[Change] = []
+    refused: list[tuple[Offer, str]] = []
+    for offer in asked:
+        alone = replace(offer.state, on=(answer.name,))
+        problem = why_not(alone)
+        if problem:
+            refused.append((offer, problem))
+        else:
+            found.append(_change(offer, answer.analysis, answers(alone)[0].analysis, state.phase))
+    return sorted(found, key=lambda one: -(one.expected or one.gain)), refused
+
+
+def _formats(scheme: Scheme) -> tuple[Format | None, ...]:
+    return scheme.weight, scheme.activation, scheme.kv_cache
+
+
+def _joined(quant: str, text: str) -> str:
+    """`text` with what `quant` says of the cache, or what it says of all else where `text` is of the cache."""
+    before, _, cache = quant.partition(",")[0].partition("KV")
+    if text.startswith("KV"):
+        return _SPELT.get(before, before) + text
+    return f"{_SPELT.get(text, text)}KV{cache}" if cache else text
+
+
+def _change(offer: Offer, now: Analysis, then: Analysis, phase: str) -> Change:
+    before, after = _pace(now, phase), _pace(then, phase)
+    first, second = before.expected_s, after.expected_s
+    share = then.inputs.batch / now.inputs.batch
+    time = f"{seconds(after.time_s)}{after.what}"
+    return Change(
+        offer=offer,
+        gain=share * before.time_s / after.time_s,
+        expected=share * first / second if first and second else None,
+        time=f"{time}; expect {after.interval}" if after.interval else time,
+        memory=_memory(now, then),
+        fits=then.memory.fits,
+        mends=then.memory.fits and not now.memory.fits,
+        larger=share > 1,
+    )
+
+
+class _Pace(NamedTuple):
+    """The time that counts in a phase. [s]"""
+
+    what: str
+    time_s: float
+    expected_s: float | None
+    interval: str
+
+
+def _pace(analysis: Analysis, phase: str) -> _Pace:
+    whole = analysis.generation
+    decode = phase == "decode" and whole.tpot_s is not None
+    key, what = ("tpot", " per token") if decode else ("ttft", " to the first token")
+    what = what if analysis.model.generates else " in all"
+    expected = (getattr(whole, f"expected_{key}{end}_s") for end in ("", "_low", "_high"))
+    first, low, high = expected
+    return _Pace(what, getattr(whole, f"{key}_s"), first, between(first, low, high))
+
+
+def _memory(now: Analysis, then: Analysis) -> str:
+    size = f"{si(then.memory.total_bytes)}B"
+    each = " on each" if then.inputs.devices > 1 else ""
+    if not then.memory.fits:
+        return f"needs {size}{each}, does not fit"
+    verdict = "fits" if now.memory.fits else "then fits"
+    most = then.memory.max_batch
+    return f"{verdict}, {size}{each}" + (f", batch up to {most:,}" if most else "")

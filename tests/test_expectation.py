@@ -17,7 +17,9 @@ from llmviewer.expectation.fitting import fit
 from llmviewer.expectation.profile import Entry, Error, Profile, error_of, read, shipped, to_yaml
 from llmviewer.expectation.residual import Residual, points_of
 from llmviewer.expectation.rows import Rows
+from llmviewer.expectation.rows import read as read_rows
 from llmviewer.expectation.transfer import choose, expect
+from llmviewer.hardware_files import hardware_file
 
 H100 = find("H100-SXM-80GB")
 ERROR = Error(mape=0.1, median=0.08, mape_short=0.12, mape_long=0.09, covered=0.8, short=(0.8, 1.3), long=(0.9, 1.2))
@@ -221,12 +223,30 @@ def test_a_stack_speaks_for_itself_before_its_relatives():
     assert far.source == "transferred from h200-sxm"
     with pytest.raises(InputError) as error:
         choose("gemm", H100, STACKS["gemm"], [])
-    assert str(error.value) == "no profile of gemm in fp8 on any device"
+    assert str(error.value) == "no profile of gemm in fp8 on any GPU"
+
+
+def test_a_twin_of_a_type_on_the_own_device_comes_before_other_devices():
+    twin, far = replace(entry("gemm"), stack=Stack(library="vllm", dtype="fp16")), entry("gemm", device="h200-sxm")
+    asked = Stack(library="vllm", dtype="bf16")
+    far = replace(far, stack=asked)
+    found = choose("gemm", H100, asked, [far, twin], errors=lambda *_: ERROR)
+    assert found.source == "calibrated on h100-sxm vllm 1.0 in fp16"
+    assert found.error is ERROR  # that of a transfer
+    assert choose("gemm", H100, asked, [twin, replace(twin, stack=asked)]).source == "calibrated on h100-sxm vllm 1.0"
+    block = replace(twin, stack=Stack(library="vllm", dtype="fp8_block"))  # scaled by other kernels: no twin of fp8
+    fp8 = replace(far, stack=Stack(library="vllm", dtype="fp8"))
+    assert choose("gemm", H100, fp8.stack, [block, fp8]).source == "transferred from h200-sxm"
+    adds = replace(entry("elementwise"), stack=Stack(library="mine", dtype="bf16", kernel="add"))
+    other = replace(entry("elementwise", device="h200-sxm"), stack=Stack(library="mine", dtype="fp16", kernel="add"))
+    moved = choose("elementwise", H100, other.stack, [other, adds])
+    assert moved.source == "calibrated on h100-sxm mine 1.0 add in bf16"
+    assert moved.error is adds.held_out
 
 
 def test_where_nothing_was_measured_the_bound_stands_without_an_upper_end():
     found = expect("gemm", shapes("gemm"), H100, STACKS["gemm"], [])
-    assert found.source == "bound only: no profile of gemm in fp8 on any device"
+    assert found.source == "bound only: no profile of gemm in fp8 on any GPU"
     assert np.all(found.expected == found.bound)
     assert np.all(np.isinf(found.high))
 
@@ -248,6 +268,16 @@ def test_fp32_is_not_rounded_to_tf32_and_uses_matrix_units_that_take_it():
 @pytest.mark.parametrize("name", ["NVIDIA H100-SXM-80GB", "nvidia_h100_sxm", "H100"])
 def test_tables_may_name_devices_their_way(name):
     assert find(name).name == "h100-sxm"
+
+
+def test_a_file_of_ones_own_may_have_the_maker_in_its_name(tmp_path, monkeypatch):
+    text = hardware_file("h100-sxm").read_text()
+    own = text.replace("name: h100-sxm\n", "name: nvidia-h100-sxm\n").split("aliases:")
+    (tmp_path / "nvidia-h100-sxm.yaml").write_text(own[0] + own[1].partition("\n")[2])
+    assert find("NVIDIA H100-SXM").name == "h100-sxm"
+    monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(tmp_path))
+    assert find("NVIDIA H100-SXM").name == "nvidia-h100-sxm"
+    assert find("h100-sxm").name == "h100-sxm"
 
 
 def test_rows_of_a_shape_family_stay_together():
@@ -301,6 +331,18 @@ def test_intervals_hold_80_percent_of_parts_that_differ():
     inside = (measured > expected * error.long[0]) & (measured < expected * error.long[1])
     assert np.mean(inside) > 0.75
     assert error.long[1] < 1.6
+
+
+def test_intervals_count_a_part_of_few_rows_as_much_as_one_of_many():
+    random = np.random.default_rng(5)
+    part = np.concatenate([np.zeros(2000), np.repeat(np.arange(1, 9), 50)])
+    expected = np.full(len(part), 1e-4)
+    shift = np.where(part == 0, 0, 0.25 * (-1) ** part)
+    measured = expected * np.exp(shift + random.normal(0, 0.1, len(part)))
+    error = error_of(expected, measured, part)
+    inside = (measured > expected * error.long[0]) & (measured < expected * error.long[1])
+    assert 0.75 < np.mean([np.mean(inside[part == one]) for one in range(9)]) < 0.9
+    assert np.mean(inside) > 0.95  # of rows, most of which are of one part
 
 
 def table_of(factor, count=1200):
@@ -373,6 +415,51 @@ def test_heads_that_go_alone_under_a_window_read_its_keys_again():
     windowed = shapes("attention_decode", batch=512, window=4096, kv_len=8192)
     apart, shared = (seconds("attention_decode", windowed, variant=v) for v in ("128 apart", "128"))
     assert apart > 1.5 * shared
+
+
+def test_keys_that_are_always_cut_into_as_many_parts_take_no_less_where_they_are_few():
+    few, many = (shapes("attention_decode", batch=64, kv_len=kv) for kv in (64, 512))
+    always, best = ([seconds("attention_decode", s, variant=v)[0] for s in (few, many)] for v in ("128 always", "128"))
+    assert always[0] > 0.85 * always[1]
+    assert best[0] < 0.7 * best[1]
+    assert always[0] > 3 * best[0]
+
+
+def test_kernels_that_are_not_told_which_experts_are_elsewhere_compute_all_copies_of_a_token():
+    def times(variant, **changes):
+        columns = shapes("moe", 5, tokens=16384, experts=256, ep=[1, 2, 8, 16, 32], **changes)
+        found = seconds("moe", columns, variant=variant)
+        return found / found[0]
+
+    assert times("whole") == pytest.approx([1, 1, 1, 0.5, 0.25], rel=0.1)  # 8 copies: each of 8 devices has one
+    assert np.all(times("")[1:] < [0.6, 0.2, 0.15, 0.1])  # with a start that stays
+    assert np.all(np.diff(times("whole", skew=1.2)) < 0)
+
+
+def test_the_bound_of_a_few_tokens_has_the_experts_that_no_routing_avoids():
+    asked = {"tokens": 4, "topk": 8, "experts": 128, "hidden": 4096, "inter": 1536}
+    family, stack = FAMILIES["moe"], STACKS["moe"]
+    even, lucky = (family.bound(shapes("moe", skew=skew, **asked), H100, stack)[0] for skew in (0, 1.2))
+    expert = 3 * 4096 * 1536 * 2
+    assert even == pytest.approx((32 * expert + 4 * 4 * 4096) / H100.bandwidth, rel=1e-3)
+    assert lucky == pytest.approx((8 * expert + 4 * 4 * 4096) / H100.bandwidth, rel=1e-3)
+    assert family.bound(shapes("moe", skew=1.2, **asked | {"tokens": 16}), H100, stack)[0] > 2 * lucky
+
+
+def test_experts_without_a_gate_are_known_by_their_sizes_where_a_table_does_not_say_it(tmp_path):
+    path = tmp_path / "moe.csv"
+    same = "fp8,64,{hidden},1856,6,128,10\n"
+    path.write_text(
+        "gpu,framework,version,dtype,tokens,hidden,inter,topk,experts,time_us\n"
+        + "".join(
+            f"H100-SXM,{framework},{version},{same.format(hidden=hidden)}"
+            for framework, version, hidden in (
+                ("vllm", "0.24.0", 2688), ("vllm", "0.19.0", 2688), ("vllm", "0.24.0", 2048), ("trtllm", "1.3", 2688),
+            )
+        )
+    )  # fmt: skip
+    gated = np.concatenate([rows.shapes["gated"][np.argsort(rows.places)] for rows in read_rows(path).rows])
+    assert gated.tolist() == [1, 0, 1, 1]  # trtllm says it itself
 
 
 def test_devices_that_share_a_host_slow_each_other_down():

@@ -1,6 +1,7 @@
 """Operators as the kernels that a library runs for them, and what a whole pass is expected to take."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 
 import numpy as np
@@ -16,7 +17,7 @@ from llmviewer.expectation import index as index_file
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.launches import launches
 from llmviewer.expectation.network import Kernels, decode_expected, step_expected
-from llmviewer.expectation.profile import shipped, transferred
+from llmviewer.expectation.profile import Profile, shipped, to_yaml, transferred
 from llmviewer.hardware_files import hardware_names
 from llmviewer.model_files import model_names
 from llmviewer.setting import Setting
@@ -54,6 +55,27 @@ def test_linear_layers_on_both_sides_of_attention_are_apart_even_where_they_read
     names = found("gpt-j-6b", Workload.decode(batch=1, kv_len=9))
     assert ("q_proj", "k_proj", "v_proj") in names
     assert ("up_proj",) in names
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_keys_that_have_left_a_window_take_no_time(phase):
+    """Of a chunk of 512 tokens, or a single one, at a context of 8 thousand or of a million tokens."""
+    own = Setting.of("mistral-7b-v0.1", "h100-sxm")
+    chunk = 512 if phase == "prefill" else 1
+    pass_ = Workload.chunk(batch=1, chunk=chunk, past=np.array([8192, 1 << 20]))
+    times = own.kernels.expect(own.plan_of(phase).estimate(pass_).operators, pass_).total.expected
+    assert times[0] == pytest.approx(times[1], rel=1e-9)
+
+
+def test_attention_of_a_rank_of_context_parallelism_is_that_of_fewer_queries():
+    workload = Workload.prefill(batch=2, prompt=4096)
+    alone = found("llama-3-8b", workload, phase="prefill")["attention",].kernels
+    shared = found("llama-3-8b", workload, phase="prefill", layout="cp=4")["attention",].kernels
+    for one, other in zip(alone, shared, strict=True):
+        assert one.stack == other.stack
+        assert one.shapes["q_len"] == 4 * other.shapes["q_len"]
+        pairs = one.shapes["q_len"] * (one.shapes["q_len"] + 1) / 2
+        assert other.shapes["q_len"] * other.shapes["kv_len"] == pytest.approx(pairs / 4)
 
 
 def test_what_only_moves_bytes_has_the_kernel_of_its_kind():
@@ -255,6 +277,93 @@ def test_a_library_changes_what_is_expected_and_never_the_bound():
     assert vllm.phases.decode.total.expectation_source == "calibrated on h100-sxm vllm"
     with pytest.raises(InputError, match=r"no kernels of a library 'vlm' were measured; did you mean vllm\?"):
         analyze("llama-3-8b", "h100", library="vlm")
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A profile of a library of one's own, whose linear layers take three times as long as vLLM's."""
+    vllm = Stack(library="vllm", dtype="bf16")
+    (other,) = (e for e in shipped() if (e.device, e.family, e.stack) == ("h100-sxm", "gemm", vllm))
+    slow = {name: other.parameters[name] / 3 for name in ("alpha", "beta", "lambda")}
+    entry = replace(
+        other, stack=Stack(library="mine", dtype="fp16"), version="1", parameters={**other.parameters, **slow}
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="mine", sources=("made up",), entries=(entry,))]))
+    return path
+
+
+def test_profiles_of_ones_own_come_before_those_that_ship(mine):
+    asked = {"batch": 4, "prompt": 4096}
+    own, vllm = (analyze("llama-3-8b", "h100", profiles=files, **asked) for files in ([mine], []))
+    sources = {op.name: op.expectation_source for op in own.phases.prefill.operators}
+    assert own.inputs.library == "mine"
+    assert sources["down_proj"].endswith("h100-sxm mine 1 in fp16")  # its twin, as the device's own
+    assert sources["attention"].startswith("calibrated on h100-sxm ")
+    assert own.generation.ttft_s == vllm.generation.ttft_s
+    assert own.generation.expected_ttft_s > 1.5 * vllm.generation.expected_ttft_s
+    other = analyze("llama-3-8b", "h100", profiles=[mine], library="vllm", **asked)
+    assert other.phases.prefill.total.expectation_source == "calibrated on h100-sxm vllm"
+    frame = llmviewer.sweep("llama-3-8b", "h100", {"batch": [4]}, prompt=4096, expected=True, profiles=[mine])
+    assert frame.to_frame()["expected_ttft_s"][0] == pytest.approx(own.generation.expected_ttft_s, rel=1e-6)
+
+
+def test_a_profile_that_cannot_be_used_is_an_error_of_one_line(mine, tmp_path, capsys):
+    command = ["analyze", "llama-3-8b", "h100", "--profile"]
+    assert main([*command, str(mine)]) == 0
+    assert "calibrated on h100-sxm mine" in " ".join(capsys.readouterr().out.split())
+    text, path = mine.read_text(), tmp_path / "other.yaml"
+    for wrong, problem in (
+        (None, "no such file"),
+        (text.replace("device: h100-sxm", "device: h100"), "device: must be the name h100-sxm; got 'h100'"),
+        (text.replace("family: gemm", "family: gem"), "entries[0].family: must be one of"),
+        (text.replace("device: h100-sxm", "device: my-gpu"), "device: no hardware 'my-gpu'"),
+        (text.replace("  sizes:\n    M: [", "  sizes:\n    M: [9e9, "), "entries[0].sizes.M: must be the least and"),
+    ):
+        if wrong:
+            path.write_text(wrong)
+        assert main([*command, str(path)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"llmviewer: {path}: {problem}")
+        assert error.count("\n") == 1
+    assert main(["sweep", "llama-3-8b", "h100", "--over", "batch=1", "--profile", str(mine), "-o", "never/"]) == 2
+    assert "--profile and --engine are not for sweeps in a folder" in capsys.readouterr().err
+    assert main([*command, str(mine), "--library", "min"]) == 2
+    assert "no kernels of a library 'min' were measured; did you mean mine?" in capsys.readouterr().err
+
+
+def test_of_several_kernels_the_one_that_is_fastest_at_a_shape_is_expected_where_it_was_measured():
+    of_moe = [e for e in shipped() if (e.device, e.family, e.stack.dtype) == ("h100-sxm", "moe", "bf16")]
+    base = next(e for e in of_moe if e.stack.library == "vllm")
+    sizes = {**base.sizes, "tokens": (1.0, 65536.0), "hidden": (256.0, 16384.0), "inter": (64.0, 65536.0)}
+    sizes |= {"topk": (1.0, 16.0), "experts": (1.0, 512.0)}
+    known = {"tokens": (1.0, 600.0)}
+
+    def kernel(name, times, **sizes_of):
+        start, alpha = base.parameters["start_us"] * times, base.parameters["alpha"] * times
+        return replace(
+            base, stack=Stack(library="mine", dtype="bf16", kernel=name),
+            parameters={**base.parameters, "start_us": start, "alpha": alpha}, sizes={**sizes, **sizes_of},
+        )  # fmt: skip
+
+    workload = Workload.decode(batch=np.array([1.0, 512.0, 20000.0]), kv_len=9)
+    setting = Setting.of("mixtral-8x7b", "h100")
+    rows = setting.decode_plan.estimate(workload).operators
+    place = next(i for i, row in enumerate(rows) if row.operator.name == "expert_down_proj")
+
+    def expected(*entries):
+        profile = Profile(device="h100-sxm", library="mine", sources=(), entries=entries)
+        each = Kernels(setting.hardware, profiles=[profile]).expect(rows, workload).launches[place]
+        return each.expected, each.source
+
+    (early, _), (strong, _) = expected(kernel("early", 0.5)), expected(kernel("strong", 1.0))
+    assert early[0] < strong[0]
+    assert early[2] > strong[2]
+    both, source = expected(kernel("early", 0.5), kernel("strong", 1.0))
+    assert both == pytest.approx(np.minimum(early, strong))
+    assert " mine " in source
+    covered, _ = expected(kernel("early", 0.5), kernel("strong", 1.0, tokens=known["tokens"]))
+    assert covered == pytest.approx(np.where([True, True, False], both, early))  # nothing is known of the other there
 
 
 def test_latency_is_a_regime_and_the_advice_says_what_helps():

@@ -170,6 +170,10 @@ def test_commands_fail_with_one_line(tmp_path, measured, capsys):
     text = "no stack has 20 rows with a time_us, which a fit needs"
     assert capsys.readouterr().err == f"llmviewer: {few}: {text}\n"
     assert not out.exists()
+    for command in (["validate", str(measured)], ["calibrate", str(measured), "-o", str(out)]):
+        assert main([*command, "--hardware-path", str(missing)]) == 2
+        assert "--hardware-path): must be a folder of hardware YAML files" in capsys.readouterr().err
+    assert not out.exists()
     assert main(["validate", str(measured), "--predictions-out", str(tmp_path / "x.txt")]) == 2
     assert "must end in .csv or .parquet, the formats of predictions" in capsys.readouterr().err
 
@@ -219,3 +223,27 @@ def test_points_lie_under_the_roof(measured):
     for point in scores.points:
         assert 0 < point.attained <= min(1, point.balance) * 1.01
         assert point.bound_us == pytest.approx(point.measured_us * point.attained / min(1, point.balance))
+
+
+def test_experts_are_scored_where_their_routing_can_be_read(tmp_path):
+    """An exponent of 1 is the limit of those beside it; what says nothing, or cannot be, is not scored."""
+    said = {
+        "power_law_1": (1, True), "power_law_1.0001": (1, True), "balanced": (8, True), "": (1, True),
+        "power_law_...": (1, False), "power_law_60": (1, False), "zipf": (1, False), "power_law_1.2": (16, False),
+    }  # fmt: skip
+    frame = pd.DataFrame({
+        "gpu": "H100-SXM-80GB", "framework": "vllm", "dtype": "bf16", "tokens": 128, "hidden": 4096, "inter": 14336,
+        "topk": 2, "experts": 8, "tp": 1, "ep": [ep for ep, _ in said.values()], "distribution": list(said),
+        "time_us": 300.0,
+    })  # fmt: skip
+    path = tmp_path / "moe.csv"
+    frame.to_csv(path, index=False)
+    table = read(path)
+    bounds = {
+        int(place): bound
+        for rows in table.rows
+        for place, bound in zip(rows.places, rows.family.bound(rows.shapes, rows.device, rows.stack), strict=True)
+    }
+    assert sorted(bounds) == [i for i, (_, scored) in enumerate(said.values()) if scored]
+    assert sorted(filter(None, table.unread.values())) == [1, 3]
+    assert bounds[0] == pytest.approx(bounds[1], rel=1e-2)

@@ -23,10 +23,12 @@ _RELATIVES: Final[Mapping[str, str]] = {"blackwell": "b200", "blackwell ultra": 
 class Kin:
     """What decides how near devices are to each other.
 
+    kind       gpu, cpu or accelerator, kernels of which have nothing in common
     stacked    its memory is beside it on one package (HBM), as that of devices for data centres is
     """
 
     name: str
+    kind: str
     architecture: str
     vendor: str
     stacked: bool
@@ -76,6 +78,7 @@ def of(hardware: Hardware) -> Device:
             assumed.append(f"{key} of {relative}")
     return Device(
         name=hardware.name,
+        kind=hardware.kind or "gpu",
         architecture=hardware.architecture,
         vendor=hardware.vendor,
         hardware=hardware,
@@ -110,7 +113,7 @@ def _find(name: str, folder: str) -> Device:  # noqa: ARG001 - the folder decide
         except InputError:
             continue
         return of(load_hardware(candidate))
-    return of(load_hardware(plain))
+    return of(load_hardware(given))
 
 
 def _shortened(*names: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 from ..operators.elementwise import Combine, Permute, Quantize
 from ..operators.linear import ExpertsLinear, Linear
-from ..operators.masks import Across, Causal, Everything, Mask, Probe, Tiled
+from ..operators.masks import Across, Causal, Everything, Mask, Part, PartOfQueries, Probe, Tiled
 from ..parallel.overlap import Overlapped
 from ..precision import Format
 from ..roofline import OperatorEstimate
@@ -307,7 +307,8 @@ def _attention(op: FlashAttention, spans: Spans, library: str, half: str) -> Ite
     latent = heads.out_dim != heads.head_dim
     absorbed = latent and heads.num_kv_heads == 1
     kind = "mla_unabsorbed" if latent and not absorbed else ""
-    kind = kind if isinstance(mask, Causal) else "encoder_noncausal" if not mask.keeps else ""
+    whole = mask.mask if isinstance(mask, Part) else mask
+    kind = kind if isinstance(whole, Causal) else "encoder_noncausal" if not mask.keeps else ""
     bits = op.inputs[0].format.bits
     dtype = "fp32" if bits > 16 else "fp8" if bits <= 8 else half
     once = np.less_equal(queries, 1)
@@ -324,18 +325,21 @@ def _attention(op: FlashAttention, spans: Spans, library: str, half: str) -> Ite
 def _seen(mask: Mask, spans: Spans) -> tuple[Num, Num, Num, bool]:
     """(sequences, queries and keys of each, whether queries see but those before them), for kernels that were measured.
 
-    Under other masks, every query sees as many keys as it does on average.
+    Keys that have left a window count as if there were none. Under other masks, every query sees as many keys as it
+    does on average.
     """
     if isinstance(mask, Causal):
-        return spans.batch, spans.q_len, spans.kv_len, True
+        return spans.batch, spans.q_len, np.minimum(spans.kv_len, mask.window + spans.q_len - 1), True
     if isinstance(mask, Probe):
         return spans.batch, np.minimum(spans.q_len, 1), spans.q_len, False
-    tokens = np.multiply(spans.batch, spans.q_len)
+    few = np.minimum(spans.q_len, 1)
+    queries = np.maximum(np.divide(spans.q_len, mask.ranks), few) if isinstance(mask, PartOfQueries) else spans.q_len
+    tokens = np.multiply(spans.batch, queries)
     pairs = evaluate(mask.pairs, Workload((spans,)))
     each = np.divide(pairs, np.maximum(tokens, 1))
     if isinstance(mask, Tiled):
         return tokens / np.maximum(each, 1), each, each, False
-    return spans.batch, spans.q_len, np.maximum(each, np.minimum(spans.q_len, 1)), False
+    return spans.batch, queries, np.maximum(each, few), False
 
 
 def _scores(op: QK | SV, spans: Spans, library: str, half: str) -> Kernel:

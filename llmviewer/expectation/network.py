@@ -19,21 +19,24 @@ from ..errors import InputError, suggest
 from ..forms import Num
 from ..hardware import Hardware
 from ..layout import Layout
-from ..resource import matrix
+from ..resource import matrix, vector
 from ..roofline import OperatorEstimate, Plan
 from ..workload import Workload
 from .device import Device, of
+from .engines import IDLE, Engine, Host
 from .families import FAMILIES, Stack
 from .families._family import Array
 from .index import index
 from .launches import Kernel, Launch, launches
 from .profile import Entry, Profile
-from .transfer import Choice, Expectation, bound_only, choose, reached
+from .transfer import Choice, Expectation, bound_only, choose, reached, twins
 
 _FAMILIES: Final = 3  # that a library must have been measured in, to stand for a device when none is asked for
 _MOSTLY: Final = 0.5  # of what is expected, when fixed costs are what decides
 _STEPS: Final = 8  # decode steps of a generation that are looked at
 _TOLD: Final = 0.01
+_REMEMBERED: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
+_MOST: Final = 1 << 13  # kernels that are remembered
 BOUND_ONLY: Final = "bound only"
 LATENCY: Final = "latency"  # a regime beside those that resources bound
 
@@ -82,20 +85,26 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """Every operator of an estimate, in its order."""
+    """Every operator of an estimate, in its order; `host` is what they wait for beside each other."""
 
     operators: tuple[OperatorEstimate, ...]
     launches: tuple[Expected, ...]
+    host: Host = IDLE
 
     @cached_property
     def total(self) -> Interval:
+        return self._whole(range(len(self.operators)))
+
+    @cached_property
+    def kernels(self) -> Interval:
+        """All but the host."""
         return self._sum(range(len(self.operators)))
 
     @cached_property
     def stages(self) -> tuple[Interval, ...]:
-        """What the stages of a pipeline take."""
+        """What the stages of a pipeline take, each with a host of its own."""
         stages = [row.block.stage for row in self.operators]
-        return tuple(self._sum([i for i, s in enumerate(stages) if s == n]) for n in sorted(set(stages)))
+        return tuple(self._whole([i for i, s in enumerate(stages) if s == n]) for n in sorted(set(stages)))
 
     @cached_property
     def unmodelled_share(self) -> Array:
@@ -106,14 +115,15 @@ class Pass:
 
     def prefill(self, parts: Num) -> Interval:
         """Of a pipeline, all stages for the first of `parts` micro-batches, and the slowest for each further one."""
-        return self.total.join(self._slowest, lambda total, stage: total + (parts - 1) * stage)
+        return self.total.join(self.slowest, lambda total, stage: total + (parts - 1) * stage)
 
     def step(self, parts: Num) -> Interval:
         """Time between two tokens of a sequence: of a pipeline, until the slowest stage is through with all parts."""
-        return self.total.join(self._slowest, lambda total, stage: np.maximum(total, parts * stage))
+        return self.total.join(self.slowest, lambda total, stage: np.maximum(total, parts * stage))
 
     @property
-    def _slowest(self) -> Interval:
+    def slowest(self) -> Interval:
+        """The stage that takes longest."""
         first, *rest = self.stages
         for stage in rest:
             first = first.join(stage, np.maximum)
@@ -140,7 +150,16 @@ class Pass:
         }
         return main + "".join(f", {share:.0%} {kind}" for kind, share in others.items() if share >= _TOLD)
 
+    def _whole(self, places: Sequence[int]) -> Interval:
+        kernels = self._sum(places)
+        if self.host == IDLE:
+            return kernels
+        rows = (self.operators[place] for place in places)
+        count: Num = sum((row.repeat * np.greater(row.time_s, 0) for row in rows), start=np.zeros(1))
+        return kernels.map(lambda time_s: self.host.time_s(time_s, count))
+
     def _sum(self, places: Iterable[int]) -> Interval:
+        """One kernel after another."""
         expected: Num = np.zeros(1)
         apart: dict[tuple[str, ...], tuple[Num, Num]] = {}
         for place in places:
@@ -162,19 +181,29 @@ class Kernels:
     library   "" is the one that was measured in most families on the device, by `profiles` where they have it, or its
               nearest relatives' where none was
     profiles  before those that ship
+    engine    whose kernels are as much faster, and whose host adds to each pass
     """
 
-    def __init__(self, hardware: Hardware, library: str = "", profiles: Sequence[Profile] = ()) -> None:
+    def __init__(
+        self,
+        hardware: Hardware,
+        library: str = "",
+        profiles: Sequence[Profile] = (),
+        engine: Engine | None = None,
+    ) -> None:
         self.hardware = hardware
-        self.given = tuple(e for profile in profiles for e in profile.entries)
-        known = {(e.device, e.family, e.stack) for e in self.given}
-        others = (e for e in index().entries if (e.device, e.family, e.stack) not in known)
-        self.entries = (*self.given, *others)
+        self.host = engine.host if engine else IDLE
+        self.factor = engine.kernels if engine else 1.0
+        self.given: dict[tuple[str, str, Stack], Entry] = {}
+        for e in (e for profile in profiles for e in profile.entries):
+            self.given.setdefault(_key(e), e)
+        self.entries = (*self.given.values(), *(e for e in index().entries if _key(e) not in self.given))
         self.asked = library
         self.own = [e for e in self.entries if e.device == hardware.name]
-        self.half = "bf16" if matrix("bf16") in hardware.rates else "fp16"
+        self.half = "bf16" if {matrix("bf16"), vector("bf16")} & hardware.rates.keys() else "fp16"
         self._choices: dict[tuple[str, Stack], Choice | str] = {}
         self._stacks: dict[tuple[str, Stack, bool], tuple[Stack, ...]] = {}
+        self._known: dict[object, Expected | None] = {}  # by kernel and shapes, which layers and settings share
 
     @cached_property
     def device(self) -> Device | str:
@@ -190,7 +219,7 @@ class Kernels:
     def library(self) -> str:
         if self.asked:
             return self.asked
-        mine = [e for e in self.given if e.device == self.hardware.name]
+        mine = [e for e in self.given.values() if e.device == self.hardware.name]
         families: dict[str, set[str]] = {}
         for e in mine or self.own:
             families.setdefault(e.stack.library, set()).add(e.family)
@@ -198,17 +227,27 @@ class Kernels:
         able = [name for name, found in families.items() if mine or len(found) >= _FAMILIES]
         return min(able, key=lambda name: (-len(families[name]), errors[name]), default="")
 
-    def expect(self, rows: Sequence[OperatorEstimate], workload: Workload) -> Pass:
-        """What one launch of every operator is expected to take; never less than its bound."""
+    def laid(self, rows: Sequence[OperatorEstimate], workload: Workload) -> tuple[Launch, ...]:
+        """What the library launches for operators; the same on all devices that share `library` and `half`."""
+        return launches(rows, workload, library=self.library, half=self.half)
+
+    def expect(
+        self, rows: Sequence[OperatorEstimate], workload: Workload, laid: Sequence[Launch] | None = None
+    ) -> Pass:
+        """What one launch of every operator is expected to take; never less than its bound.
+
+        laid  what laid() gives, where that is known already
+        """
         bounds = [np.atleast_1d(np.asarray(row.time_s, dtype=float)) for row in rows]
         found: list[Expected | None] = [None] * len(rows)
-        for launch in launches(rows, workload, library=self.library, half=self.half):
+        for launch in self.laid(rows, workload) if laid is None else laid:
             mine = np.broadcast_arrays(*(bounds[m] for m in launch.members))
             whole = sum(mine[1:], start=mine[0])
             each = self._launch(launch, whole)
             for place, bound in zip(launch.members, mine, strict=True):
                 found[place] = _share(each, bound, whole)
-        return Pass(operators=tuple(rows), launches=tuple(each for each in found if each is not None))
+        made = tuple(each for each in found if each is not None)
+        return Pass(operators=tuple(rows), launches=made, host=self.host)
 
     def _launch(self, launch: Launch, bound: Array) -> Expected:
         parts = [self._kernel(kernel, bound) for kernel in launch.kernels]
@@ -220,12 +259,13 @@ class Kernels:
         result = _together(known, np.add)
         result = _together([result, _together(beside, np.add)], np.maximum) if beside else result
         note = f"; {launch.remark}" if launch.remark else ""
-        lift = np.maximum(np.divide(bound, result.expected, out=np.ones_like(bound), where=result.expected > 0), 1)
+        whole = result.expected * self.factor
+        lift = np.maximum(np.divide(bound, whole, out=np.ones_like(bound), where=whole > 0), 1)
         return replace(
             result,
-            expected=np.maximum(result.expected, bound),
-            low=np.maximum(result.low * lift, bound),
-            high=np.maximum(result.high * lift, bound),
+            expected=np.maximum(whole, bound),
+            low=np.maximum(result.low * lift * self.factor, bound),
+            high=np.maximum(result.high * lift * self.factor, bound),
             source=result.source + note,
         )
 
@@ -234,6 +274,17 @@ class Kernels:
         chosen = np.broadcast_to(np.asarray(kernel.where), bound.shape) & (bound > 0)
         if not np.any(chosen):
             return None
+        if bound.size > _REMEMBERED:
+            return self._fastest(kernel, chosen)
+        key = (kernel.family, kernel.stack, chosen.tobytes(), *(_content(n, v) for n, v in kernel.shapes.items()))
+        if key not in self._known:
+            if len(self._known) > _MOST:
+                self._known.clear()
+            self._known[key] = self._fastest(kernel, chosen)
+        return self._known[key]
+
+    def _fastest(self, kernel: Kernel, chosen: Array) -> Expected | None:
+        """In the workloads `chosen`; None where that cannot be known."""
         columns = kernel.columns(chosen)
         able = [each for stack in self._able(kernel) if (each := self._alternative(kernel.family, stack, columns))]
         if not able:
@@ -243,10 +294,10 @@ class Kernels:
         name = f"{kernel.family} {stack.dtype} {stack.kv_dtype} {' or '.join(each.found.source for each in able)}"
         if np.all(chosen):
             return _expected(found, (name,))
-        full = {key: np.zeros(bound.shape) for key in ("expected", "low", "high", "fixed")}
+        full = {key: np.zeros(chosen.shape) for key in ("bound", "expected", "low", "high", "fixed")}
         for key, column in full.items():
             column[chosen] = getattr(found, key)
-        return _expected(Expectation(bound=bound, source=found.source, **full), (name,))
+        return _expected(Expectation(source=found.source, **full), (name,))
 
     def _alternative(self, family: str, stack: Stack, columns: Mapping[str, Array]) -> _Alternative | None:
         """What one of the kernels that a library has takes; None where that cannot be known."""
@@ -287,15 +338,22 @@ class Kernels:
         if key not in self._stacks:
             alike = [e for e in self.own if _alike(e, kernel, plain=plain)]
             others = alike if not self.asked or kernel.family in ("elementwise", "collectives") else []
-            most = max(others, key=lambda e: (e in self.given, e.rows), default=None)
+            most = max(others, key=lambda e: (_key(e) in self.given, e.rows), default=None)
             library = kernel.stack.library
             if most and all(e.stack.library != library for e in alike):
                 library = most.stack.library
             mine = sorted((e for e in alike if e.stack.library == library), key=lambda e: -e.rows)
-            mine = [e for e in mine if e in self.given] or mine
-            mine = [e for e in mine if e.stack == kernel.stack] or mine
+            wanted: tuple[Callable[[Entry], bool], ...] = (
+                lambda e: (e.stack.dtype, e.stack.kv_dtype) == (kernel.stack.dtype, kernel.stack.kv_dtype),
+                lambda e: _key(e) in self.given,
+                lambda e: e.stack.kernel == kernel.stack.kernel,
+            )
+            for told in wanted:
+                mine = list(filter(told, mine)) or mine
             several = kernel.family not in ("elementwise", "collectives")  # where kernels differ in what they do
-            self._stacks[key] = tuple(e.stack for e in (mine if several else mine[:1])) or (kernel.stack,)
+            asked = {"dtype": kernel.stack.dtype, "kv_dtype": kernel.stack.kv_dtype}
+            stacks = tuple(replace(e.stack, **asked) for e in (mine if several else mine[:1]))
+            self._stacks[key] = stacks or (kernel.stack,)
         return self._stacks[key]
 
 
@@ -320,6 +378,11 @@ def _sooner(one: _Alternative, other: _Alternative) -> _Alternative:
     return _Alternative(found=Expectation(source=source, **best), beyond=np.where(first, one.beyond, other.beyond))
 
 
+def _content(name: str, value: Num) -> tuple[str, object]:
+    """What tells a size of a shape from others."""
+    return name, (value.dtype.char, value.tobytes()) if isinstance(value, np.ndarray) else value
+
+
 def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
     """`name`, if kernels of such a library were measured.
 
@@ -331,10 +394,14 @@ def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
     return name
 
 
+def _key(entry: Entry) -> tuple[str, str, Stack]:
+    return entry.device, entry.family, entry.stack
+
+
 def _alike(entry: Entry, kernel: Kernel, *, plain: bool) -> bool:
-    """Whether an entry is of a kernel's family, types and kind, which is the last word of its name."""
+    """Whether an entry is of a kernel's family, types or their twins, and kind, which is the last word of its name."""
     stack = entry.stack
-    if (entry.family, stack.dtype, stack.kv_dtype) != (kernel.family, kernel.stack.dtype, kernel.stack.kv_dtype):
+    if entry.family != kernel.family or not twins(entry, kernel.stack):
         return False
     if entry.family == "moe":
         return stack.kernel.endswith("nongated") == plain
@@ -398,13 +465,15 @@ def step_expected(
 
 
 def decode_expected(
-    kernels: Kernels, plan: Plan, layout: Layout, *, batch: int, prompt: int, steps: int
+    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, prompt: int, steps: int
 ) -> Interval | None:
-    """What the `steps` after a prefill take: each where they are few, else those amid equal parts of them.
+    """What the `steps` after a prefill take, at each batch: every step where they are few, else those amid equal parts
+    of them.
 
     That is exact where times are linear in the length, as they nearly are between the points where kernels change.
     """
     points = min(steps, _STEPS)
     lengths = prompt + 0.5 + (np.arange(points) + 0.5) * steps / points
-    found = step_expected(kernels, plan, layout, batch=batch, kv_len=lengths, prompt=prompt)
-    return found.map(lambda s: float(np.mean(s)) * steps) if found else None
+    each, context = (grid.ravel() for grid in np.meshgrid(np.atleast_1d(batch), lengths, indexing="ij"))
+    found = step_expected(kernels, plan, layout, batch=each, kv_len=context, prompt=prompt)
+    return found.map(lambda s: np.mean(np.reshape(s, (-1, points)), axis=1) * steps) if found else None

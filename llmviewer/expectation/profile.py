@@ -12,6 +12,8 @@ import numpy as np
 
 from .._layout import data_dir
 from ..documents import Section, read_yaml
+from ..errors import InputError
+from .device import find
 from .families import FAMILIES, Family, Stack
 from .families._family import Array, Shapes
 from .residual import Residual
@@ -113,12 +115,15 @@ def _own_sizes(family: Family, shapes: Shapes) -> dict[str, Array]:
 def error_of(expected: Array, measured: Array, part: Array) -> Error:
     """What is said of expectations for rows that were not fitted, which fall into parts.
 
-    Parts differ from each other more than rows of one part do, so intervals are widened, or narrowed, until 80 % of
-    the times of every part lie in what was learned from the other parts.
+    Parts differ from each other more than rows of one part do, and what comes is another part: intervals are widened,
+    or narrowed, until 80 % of the times lie in what was learned from the other parts, where all parts count alike,
+    however many rows they have.
     """
     ratio = measured / expected
     off = np.abs(expected / measured - 1)
     brief = expected < SHORT_S
+    _, place, count = np.unique(part, return_inverse=True, return_counts=True)
+    weight = 1 / count[place.reshape(-1)]
     needed = np.empty(len(ratio))
     parts = [(part == one, part != one if np.any(part != one) else part == one) for one in np.unique(part)]
     for own, others in parts:
@@ -127,10 +132,10 @@ def error_of(expected: Array, measured: Array, part: Array) -> Error:
             needed[rows] = _distance(ratio[rows], _middle(ratio, which & others, others))
     inside = np.zeros(len(ratio), dtype=bool)
     for own, others in parts:
-        inside |= own & (needed <= np.quantile(needed[others], _COVERED))
-    wider = min(float(np.quantile(needed, _COVERED)), _WIDEST)
+        inside |= own & (needed <= _enough(needed[others], weight[others]))
+    wider = min(_enough(needed, weight), _WIDEST)
     return Error(
-        covered=float(np.mean(inside)),
+        covered=float(np.average(inside, weights=weight)),
         mape=float(np.mean(off)),
         median=float(np.median(off)),
         mape_short=_mean(off[brief]),
@@ -143,6 +148,11 @@ def error_of(expected: Array, measured: Array, part: Array) -> Error:
 _COVERED: Final = 0.8
 _WIDEST: Final = 4.0  # times, as a power, by which few rows may widen what they show
 _LEAST: Final = 0.01  # of an interval whose times are exact by chance
+
+
+def _enough(values: Array, weight: Array) -> float:
+    """What most of them, by weight, are not above."""
+    return float(np.quantile(values, _COVERED, weights=weight, method="inverted_cdf"))
 
 
 def _distance(ratio: Array, interval: tuple[float, float]) -> Array:
@@ -237,6 +247,28 @@ def read(path: Path) -> tuple[Profile, ...]:
     top = read_yaml(path)
     sections = top.sections("profiles") if "profiles" in top else [top]
     return tuple(map(_profile, sections))
+
+
+def read_given(given: Sequence[str | Path | Profile]) -> tuple[Profile, ...]:
+    """Profiles of a user: files are read, what is read already stays.
+
+    Raises InputError where a file is wrong, or is of a device that is not known by that name.
+    """
+    found: list[Profile] = []
+    for one in given:
+        for profile in (one,) if isinstance(one, Profile) else read(Path(one)):
+            try:
+                name = find(profile.device).name
+            except InputError as error:
+                raise InputError(f"{_place(one)}device: {error}") from None
+            if name != profile.device:
+                raise InputError(f"{_place(one)}device: must be the name {name}; got {profile.device!r}")
+            found.append(profile)
+    return tuple(found)
+
+
+def _place(given: str | Path | Profile) -> str:
+    return "" if isinstance(given, Profile) else f"{given}: "
 
 
 def _profile(section: Section) -> Profile:

@@ -164,6 +164,13 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
         unread["more than one node"] += int(np.count_nonzero(crossing & sound))
         sound = sound & ~crossing
     unread["a shape is missing or not positive"] += int(np.count_nonzero(~sound)) - unread["more than one node"]
+    if family.name == "moe":
+        for why, wrong in (
+            ("distribution must be balanced or power_law_S, such as power_law_1.2", np.isnan(numbers["skew"])),
+            ("ep must be no more than the experts", numbers["ep"] > numbers["experts"]),
+        ):
+            unread[why] += int(np.count_nonzero(wrong & sound))
+            sound = sound & ~wrong
     keys = frame.assign(**{f"_{name}": column for name, column in labels.items() if name != "version"})
     for label, found in keys.groupby([f"_{n}" for n in labels if n != "version"], sort=True).indices.items():
         assert isinstance(label, tuple)
@@ -264,9 +271,9 @@ def _numbers(frame: pd.DataFrame, name: str, default: float | None) -> Array:
 
 
 def _skews(frame: pd.DataFrame) -> Array:
-    """The exponent in "power_law_1.2"; 0 for "balanced"."""
+    """The exponent in "power_law_1.2"; 0 for "balanced", and where nothing is said; nan for what is neither."""
     import pandas as pd
 
-    exponents = frame["distribution"].astype(str).str.extract(r"power_law_([0-9.]+)")[0]
-    skews: Any = pd.to_numeric(exponents).fillna(0.0).to_numpy(float)
-    return np.asarray(skews)
+    said = frame["distribution"].fillna("balanced").astype(str)
+    exponents: Any = pd.to_numeric(said.str.extract(r"^power_law_(\d(?:\.\d+)?)$")[0]).to_numpy(float)
+    return np.where(said.isin(("balanced", "")), 0.0, exponents)

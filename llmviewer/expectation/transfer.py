@@ -20,6 +20,7 @@ from .residual import NEIGHBOURS, Residual
 _GENERATIONS: Final = (
     "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell ultra", "rubin",
 )  # fmt: skip
+_KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
 _RELATIVES: Final = 5  # stacks that are asked at most
 # What 80 % of measured times lie between where no error of a transfer was measured: no better than a guess.
 _UNKNOWN: Final = Error(
@@ -64,11 +65,11 @@ def choose(
 
     Raises InputError where nothing like it was ever measured.
     """
-    of_family = [e for e in entries if e.family == name]
+    of_family = [e for e in entries if e.family == name and kin(e.device).kind == device.kind]
     error = (errors or _measured_error)(name, stack.dtype)
     own = [e for e in of_family if e.device == device.name and e.stack.library == stack.library]
     exact = [e for e in own if _of_type(e, stack, stack.dtype)]
-    for found in (exact, [e for e in own if e not in exact and _twins(e, stack)]):
+    for found in (exact, [e for e in own if e not in exact and twins(e, stack)]):
         same = [e for e in found if e.stack.kernel == stack.kernel]
         alike = [] if stack.kernel else sorted((e for e in found if _alike(e, stack)), key=lambda e: -e.rows)
         if same or alike:
@@ -86,7 +87,7 @@ def choose(
             found = _nearest(found, device, stack)
             devices = ", ".join(dict.fromkeys(e.device for e in found))
             return Choice(entries=tuple(found), error=error, source=f"transferred from {devices}")
-    raise InputError(f"no profile of {name} in {stack.dtype} on any device")
+    raise InputError(f"no profile of {name} in {stack.dtype} on any {_KINDS.get(device.kind, device.kind)}")
 
 
 def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
@@ -125,7 +126,7 @@ def _of_type(entry: Entry, stack: Stack, dtype: str) -> bool:
     return entry.stack.dtype == dtype and entry.stack.kv_dtype == stack.kv_dtype
 
 
-def _twins(entry: Entry, stack: Stack) -> bool:
+def twins(entry: Entry, stack: Stack) -> bool:
     """Of types that take as long: as wide, as fast, and multiplied by the same kernels."""
     if entry.family == "elementwise":
         return True

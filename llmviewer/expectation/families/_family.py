@@ -19,6 +19,7 @@ Parameters = Mapping[str, float]
 Features = Mapping[str, Any]
 
 MICROSECOND: Final = 1e-6
+_CPU: Final = "-cpu"  # what names of libraries end in that run on one
 _FAR: Final = 1e12  # times a rate that then bounds nothing
 
 
@@ -67,6 +68,7 @@ class Family(ABC):
     groups      the columns that make a shape family, which are held out together
     computes    its kernels multiply matrices, so that they have a place on the roofline
     aged        how well kernels use a device depends on its generation and kind of memory
+    on_cpu      usual parameters of a CPU's kernels, where they are others: fitted to torch 2.13 on an EPYC
     """
 
     name: ClassVar[str]
@@ -77,6 +79,7 @@ class Family(ABC):
     groups: ClassVar[tuple[str, ...]]
     computes: ClassVar[bool] = True
     aged: ClassVar[bool] = True
+    on_cpu: ClassVar[Parameters] = {}
 
     @abstractmethod
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
@@ -106,9 +109,10 @@ class Family(ABC):
         """Rows that a fit may rest on: sizes that models have."""
         return np.ones(len(next(iter(shapes.values()))), dtype=bool)
 
-    def usual(self, stack: Stack) -> dict[str, float]:  # noqa: ARG002 - some kinds of kernels are told apart
+    def usual(self, stack: Stack) -> dict[str, float]:
         """What parameters are where measurements do not tell."""
-        return {parameter.name: parameter.usual for parameter in self.parameters}
+        usual = {parameter.name: parameter.usual for parameter in self.parameters}
+        return {**usual, **(self.on_cpu if stack.library.endswith(_CPU) else {})}
 
 
 def cold(reuse: Array, l2: float, part: float) -> Array:

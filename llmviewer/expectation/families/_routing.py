@@ -47,7 +47,10 @@ def _skewed(tokens: int, experts: int, chosen: int, devices: int, skew: float) -
     least, most = (1.0, 0.8 * tokens) if total > experts else (0.01, 2.0)
     uniform = (np.arange(experts) + 0.5) / experts
     power = 1 - skew
-    drawn = ((most**power - least**power) * uniform + least**power) ** (1 / power)
+    if power:
+        drawn = ((most**power - least**power) * uniform + least**power) ** (1 / power)
+    else:  # what that tends to
+        drawn = least * (most / least) ** uniform
     shares = drawn / drawn.sum() * total
     whole = np.round(shares)
     order = np.argsort(-shares, kind="stable")

@@ -13,6 +13,7 @@ from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters
 _SPLITS: Final = np.array([[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]], dtype=float)
 _LEAST: Final = 64  # keys of a part of the cache
 _FEW_PARTS: Final = 8  # that kernels without a heuristic cut a cache into
+_ALWAYS: Final = 32
 _FEW: Final = 8  # heads that share keys and fill no more than half of the smallest tile
 _LATENT: Final = 512  # columns that keys and values of latent attention share
 
@@ -22,15 +23,17 @@ class Decode(Family):
 
     variants  heads that share a key head up to which they make tiles, and beyond which each goes alone. "apart": also
               under a window; "narrow": tiles stay small for twice the heads; "few": keys are cut into 8 parts at
-              most, "one": into none, "whole": those that no heads share into none
+              most, "one": into none, "whole": those that no heads share into none, "always": into 32 parts, however
+              few they are, as a CUDA graph for all lengths has them
     """
 
     name = "attention_decode"
     columns = ("batch", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
     optional: ClassVar = {"window": 0.0, "loop": 0.0}
     groups = ("q_heads", "kv_heads", "head_dim")
+    on_cpu: ClassVar = {"alpha": 0.008}  # each head alone, without matrix units
     parameters = (
-        Parameter(name="alpha", usual=0.3, low=0.005, high=1, meaning="part of the peak that is reached"),
+        Parameter(name="alpha", usual=0.3, low=0.0005, high=1, meaning="part of the peak that is reached"),
         Parameter(name="beta", usual=0.87, low=0.05, high=1, meaning="part of the memory bandwidth that is reached"),
         Parameter(name="start_us", usual=8.5, low=0.5, high=300, meaning="launch and first tile [us]"),
         Parameter(name="kappa", usual=2, low=0.3, high=30, meaning="of the bandwidth that one core can use, x cores"),
@@ -52,7 +55,7 @@ class Decode(Family):
         Parameter(name="passed_ns", usual=0.02, low=0.0002, high=20, meaning="a key before the window, of a core [ns]"),
     )  # fmt: skip
     variants = ("128", "32", "8", "128 whole", "32 whole", "128 apart", "32 apart", "128 whole apart", "128 narrow",
-                "128 few", "128 apart few", "128 whole few", "128 one")  # fmt: skip
+                "128 few", "128 apart few", "128 whole few", "128 one", "128 always")  # fmt: skip
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
         b, kv, heads, kv_heads, _, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
@@ -70,7 +73,7 @@ class Decode(Family):
         blocks = b * kv_heads * groups * _SPLITS
         most_parts = 1 if "one" in ways else _FEW_PARTS if "few" in ways else np.inf
         cut = (kv / _SPLITS >= _LEAST) & (most_parts >= _SPLITS) & ~(("whole" in ways) & (group <= 1))
-        able = (_SPLITS == 1) | cut
+        able = (_SPLITS == _ALWAYS) | (blocks < 0) if "always" in ways else (_SPLITS == 1) | cut
         parted = np.where(_SPLITS > 1, 8 * _SPLITS * b * heads * v_dim, 0)
         return {
             "waves": blocks / device.cores,

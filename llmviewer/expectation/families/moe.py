@@ -18,12 +18,17 @@ _COLUMNS: Final = np.tile(np.array(_WIDTHS, dtype=float), len(TILES))[None, :]
 
 
 class Moe(Family):
-    """What one device does of a layer: no router, no all-to-all."""
+    """What one device does of a layer: no router, no all-to-all.
+
+    variants  "whole": of a token with any copy on the device, all are computed there, as kernels do that are not told
+              which experts are elsewhere
+    """
 
     name = "moe"
     columns = ("tokens", "hidden", "inter", "topk", "experts")
     optional: ClassVar = {"tp": 1.0, "ep": 1.0, "gated": 1.0, "skew": 0.0, "loop": 0.0}
     groups = ("hidden", "inter", "topk", "experts")
+    variants = ("", "whole")
     parameters = (
         Parameter(name="alpha", usual=0.6, low=0.02, high=1, meaning="part of the peak that is reached"),
         Parameter(name="beta", usual=0.84, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
@@ -41,9 +46,10 @@ class Moe(Family):
         Parameter(name="expert_us", usual=0.03, low=0.001, high=3, meaning="an expert of the device [us]"),
     )
 
-    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:  # noqa: ARG002
+    def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
         kind = kernel_type(stack.dtype)
         work = _work(shapes)
+        work |= _whole(shapes, work) if variant == "whole" else {}
         peak = device.peak(kind.arithmetic)
         found: dict[str, Array] = {}
         everything = np.zeros(len(work["rows"]))
@@ -127,6 +133,17 @@ def _work(shapes: Shapes) -> dict[str, Array]:
         "tiles": loads[:, 2:],
         "local": np.maximum(experts / ep, 1),
     }
+
+
+def _whole(shapes: Shapes, work: Mapping[str, Array]) -> dict[str, Array]:
+    """Rows, experts and tiles where all copies of tokens that reach the device stay there, on whichever expert."""
+    topk, apart = np.asarray(shapes["topk"], dtype=float), np.asarray(shapes["ep"]) > 1
+    share = work["rows"] / work["all rows"]
+    reaching = np.where(np.asarray(shapes["skew"]) > 0, 1 - (1 - share) ** topk, np.minimum(topk * share, 1))
+    rows = np.where(apart, work["all rows"] * reaching, work["rows"])
+    reached = np.where(apart, np.minimum(work["local"], rows), work["reached"])
+    tiles = reached[:, None] * np.ceil((rows / reached)[:, None] / np.array(TILES))
+    return {"rows": rows, "reached": reached, "tiles": np.where(apart[:, None], tiles, work["tiles"])}
 
 
 def _least(shapes: Shapes, work: Mapping[str, Array]) -> dict[str, Array]:

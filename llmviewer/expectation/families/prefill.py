@@ -36,6 +36,7 @@ class Prefill(Family):
     columns = ("batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
     optional: ClassVar = {"window": 0.0, "causal": 1.0, "loop": 0.0}
     groups = ("q_heads", "kv_heads", "head_dim")
+    on_cpu: ClassVar = {"alpha": 0.2}
     variants = ("64", "128", "128 packed", "192 packed", "256", "128 blind")
     parameters = (
         Parameter(name="alpha", usual=0.7, low=0.02, high=1, meaning="part of the peak that is reached"),

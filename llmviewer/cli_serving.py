@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
-from .errors import InputError
+from . import cli_options as shared
 
-FORMATS: Final = ("text", "json", "csv", "markdown", "html")
-_SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
 _FILE: Final = click.Path(path_type=Path)
-
-_F = TypeVar("_F", bound=Callable[..., object])
-
-
-def _reported(command: _F) -> _F:
-    options = (
-        click.option(
-            "--format", "form", type=click.Choice(FORMATS), help="Text if not given, or what the file's name says."
-        ),
-        click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write the report to a file."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-_depreciation = click.option(
-    "--depreciation",
-    "years",
-    metavar="YEARS",
-    type=float,
-    help="Spread a purchase price over so many years of use without a pause. Without it only cloud prices count.",
-)
 _hardware_set = click.option(
     "--hardware-set", metavar="KEY=VALUE", multiple=True, help="What if, as of analyze. May be repeated."
 )
@@ -51,14 +25,14 @@ _hardware_set = click.option(
     "--arrivals",
     type=_FILE,
     metavar="FILE",
-    help="In place of --rate and lengths: a CSV file with columns timestamp, prompt and gen, or as Azure's traces have "
-    "them.",
+    help="In place of --rate and lengths: a CSV file with columns timestamp, prompt and gen, or as Azure's traces and "
+    "BurstGPT have them.",
 )
 @click.option(
     "--prompt-lengths",
     metavar="LENGTHS",
     help="Tokens, 1024 if not given: 512, uniform:100-900, lognormal:mean=512,p95=1536 (or two of p50, p90, p95, p99), "
-    "or a file with one a line.",
+    "as of sharegpt4, arxiv, lmsys-chat or translation, or a file with one a line.",
 )
 @click.option("--gen-lengths", metavar="LENGTHS", help="Of answers, likewise; 128 if not given.")
 @click.option(
@@ -66,12 +40,6 @@ _hardware_set = click.option(
     metavar="POLICY",
     help="static, decode-first, prefill-first, fcfs, or chunked:TOKENS, which a step reads and writes. The engine's, "
     "or chunked:512.",
-)
-@click.option(
-    "--engine",
-    metavar="NAME",
-    help="Steps as are expected of huggingface, deepspeed, vllm, openppl, flashdecoding++, lightllm or tensorrt-llm. "
-    "Lower bounds if not given.",
 )
 @click.option("--requests", type=int, default=1000, show_default=True, help="How many come; or the first of the file.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals and lengths drawn.")
@@ -96,19 +64,26 @@ _hardware_set = click.option(
 )
 @click.option("--tp", type=int, default=1, show_default=True, help="Devices that share each copy (tensor parallelism).")
 @click.option("--ep", type=int, default=1, show_default=True, help="Of these, parts that experts are shared out among.")
-@_depreciation
+@shared.library
+@shared.profiles
+@shared.engine
+@shared.bound
+@shared.depreciation
 @_hardware_set
-@_reported
+@shared.hardware_path
+@shared.reported
 def simulate(*, tp: int, ep: int, form: str | None, output: Path | None, **question: Any) -> None:
     """Requests that arrive over time at MODEL on HARDWARE: what they wait, and what holds them up.
 
-    Step by step, with the caches in blocks of memory, for percentiles; beside it the means in closed form.
+    Step by step, with the caches in blocks of memory, for percentiles; beside it the means in closed form. Twice: with
+    steps as long as their lower bounds, and as long as is expected of kernels.
     """
+    shared.check_output(form, output)
     from .layout import Layout
     from .reports import serving as report
     from .serving.service import simulate as run
 
-    _emit(report, run(layout=Layout(tp=tp, ep=ep), **question), form, output)
+    shared.emit_report(report, run(layout=Layout(tp=tp, ep=ep), **question), form, output)
 
 
 @click.command()
@@ -140,8 +115,13 @@ def simulate(*, tp: int, ep: int, form: str | None, output: Path | None, **quest
 @click.option(
     "--by", type=click.Choice(("cost", "energy", "devices")), help="What is to be low. The first that is known."
 )
-@_depreciation
-@_reported
+@shared.library
+@shared.profiles
+@shared.engine
+@shared.bound
+@shared.depreciation
+@shared.hardware_path
+@shared.reported
 def plan(
     *,
     hardware: str,
@@ -155,6 +135,7 @@ def plan(
 
     What else keeps to them, what no other beats (Pareto), and what rules each of the others out.
     """
+    shared.check_output(form, output)
     from .reports import plans as report
     from .serving.planning import LAYOUTS, QUANTS
     from .serving.planning import plan as run
@@ -162,7 +143,7 @@ def plan(
     devices = None if hardware == "all" else [name.strip() for name in hardware.split(",") if name.strip()]
     question |= {"hardware": devices, "quants": quants or QUANTS, "layouts": layouts or LAYOUTS}
     if not sys.stderr.isatty():
-        _emit(report, run(**question), form, output)
+        shared.emit_report(report, run(**question), form, output)
         return
     with click.progressbar(length=1, label="layouts and precisions", file=sys.stderr) as bar:
 
@@ -171,7 +152,7 @@ def plan(
             bar.update(done - bar.pos)
 
         found = run(progress=progress, **question)
-    _emit(report, found, form, output)
+    shared.emit_report(report, found, form, output)
 
 
 @click.command()
@@ -195,32 +176,22 @@ def plan(
     "--with", "given", metavar="TECHNIQUE", multiple=True, help="One that is in use already. May be repeated."
 )
 @click.option("--max-devices", type=int, default=1, show_default=True, help="Up to which tensor parallelism is tried.")
+@shared.library
+@shared.profiles
+@shared.engine
 @_hardware_set
-@_reported
+@shared.hardware_path
+@shared.reported
 def advise(*, form: str | None, output: Path | None, **question: Any) -> None:
     """What each technique would buy for MODEL on HARDWARE, alone and in combinations of up to three, best first.
 
     Techniques have their usual parameters (`llmviewer techniques`); what they do to the answers is not weighed.
     """
+    shared.check_output(form, output)
     from .reports import recommendations as report
     from .serving.advising import recommend as run
 
-    _emit(report, run(**question), form, output)
-
-
-def _emit(report: Any, found: object, form: str | None, output: Path | None) -> None:
-    """`found` as `report` renders it, to the screen or to a file."""
-    from .export import write_text
-
-    if output and not form and output.suffix.lower() not in _SUFFIXES:
-        raise InputError(f"{output}: must end in one of {', '.join(_SUFFIXES)}; or give --format")
-    chosen = form or (_SUFFIXES[output.suffix.lower()] if output else "text")
-    text = getattr(report, f"render_{chosen}")(found)
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    write_text(output, text)
-    click.echo(f"{output}: written", err=True)
+    shared.emit_report(report, run(**question), form, output)
 
 
 COMMANDS: Final = (simulate, plan, advise)

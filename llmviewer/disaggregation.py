@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from .analysis import Analysis, GenerationResult, Phases, analyzed
 from .errors import InputError
+from .expectation.profile import Profile
 from .hardware import Hardware
 from .layout import ALONE, Layout
 from .model import Model, kv_cache_bytes
@@ -146,6 +148,8 @@ def disaggregate(
     offload: str | Offload = ON_DEVICE,
     hardware_set: Sequence[str] = (),
     library: str = "",
+    engine: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
 ) -> Disaggregated:
     """`batch` prompts are read on one kind of device, and continued on another.
 
@@ -160,6 +164,7 @@ def disaggregate(
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "accounting": accounting, "mla": mla, "expert_skew": expert_skew,
         "mtp": mtp, "offload": offload, "hardware_set": hardware_set, "library": library,
+        "engine": engine, "profiles": profiles,
     }  # fmt: skip
     when = member(KvTransfer, "kv_transfer", kv_transfer)
     reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **asked)
@@ -173,7 +178,7 @@ def disaggregate(
         decode=decode,
         kv_transfer=when,
         kv_transfer_bytes=float(kv_cache_bytes(whole, batch=batch, context=_cached(loaded, prompt), prompt=prompt)),
-        kv_transfer_bytes_per_s=min(_pace(reads), _pace(writes)),
+        kv_transfer_bytes_per_s=pace(reads, writes),
     )
 
 
@@ -182,8 +187,11 @@ def _cached(model: Model, prompt: int) -> int:
     return prompt + 1 if model.encodes else prompt
 
 
-def _pace(setting: Setting) -> float:
-    """Of all devices of a side, on the links that lead to others. [B/s]"""
-    hardware = setting.hardware
-    tier = "scale_out" if "scale_out.bandwidth" in hardware.numbers else "host"
-    return setting.layout.devices * hardware.fact(f"{tier}.bandwidth")
+def pace(*sides: Setting) -> float:
+    """Of all devices of the slower side, on the links that lead to others. [B/s]"""
+
+    def of(hardware: Hardware) -> float:
+        tier = "scale_out" if "scale_out.bandwidth" in hardware.numbers else "host"
+        return hardware.fact(f"{tier}.bandwidth")
+
+    return min(side.layout.devices * of(side.hardware) for side in sides)

@@ -11,6 +11,7 @@ from llmviewer import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.serving.advising import recommend
+from llmviewer.techniques import techniques
 
 MODEL, DEVICE = "llama-3.1-8b", "rtx-4090"
 
@@ -25,29 +26,77 @@ def line(lines, *names):
     return one
 
 
+def asked(one):
+    """The arguments of analyze() for the options of a line."""
+    found = {"techniques": []}
+    for name, value in (option.change for option in one.options):
+        if name == "techniques":
+            found[name].append(value)
+        else:
+            found["quant" if name == "cache" else name] = value
+    return found
+
+
 def test_gains_are_those_of_two_analyses(found):
     base = analyze(MODEL, DEVICE).generation
-    for options, names in (
-        ({"quant": "W4A16g128"}, ["W4A16g128"]),
-        ({"techniques": ["eagle"]}, ["eagle"]),
-        ({"quant": "W4A8g128", "techniques": ["retrieval"]}, ["W4A8g128", "retrieval"]),
-    ):
-        own = analyze(MODEL, DEVICE, **options).generation
-        one = line(found.alone if len(names) == 1 else found.together, *names)
+    lines = [line(found.alone, "W4A16g128"), line(found.alone, "eagle"), *found.together[:2], found.together[-1]]
+    for one in lines:
+        own = analyze(MODEL, DEVICE, **asked(one)).generation
         assert one.gain == pytest.approx(base.latency_s / own.latency_s, rel=1e-3)
-        assert one.result.ttft_s == pytest.approx(own.ttft_s, rel=1e-3)
+        assert one.expected == pytest.approx(base.expected_latency_s / own.expected_latency_s, rel=0.02)
+        assert one.result.times.ttft_s == pytest.approx(own.ttft_s, rel=1e-3)
+        assert one.result.expected.tpot_s == pytest.approx(own.expected_tpot_s, rel=0.02)
 
 
 def test_the_best_comes_first_and_helps(found):
     for lines in (found.alone, found.together):
-        assert all(a.gain >= b.gain for a, b in pairwise(lines))
-        assert all(one.gain > 1 and one.result.fits for one in lines)
-    assert all(one.gain <= 1.005 for one in found.idle)
-    gains = {option.name: one.gain for one in found.alone for option in one.options}
+        assert all(a.expected >= b.expected for a, b in pairwise(lines))
+        assert all(one.expected > 1 and one.result.fits for one in lines)
+    assert all(one.expected <= 1.005 for one in found.idle)
+    gains = {option.name: one.expected for one in found.alone for option in one.options}
     for one in found.together:
         assert 2 <= len(one.options) <= 3
-        assert one.gain > max(gains[option.name] for option in one.options)
+        assert one.expected > max(gains[option.name] for option in one.options)
     assert {one.name for one in found.idle} >= {"no-cache", "best-of"}
+
+
+def test_what_is_expected_is_never_faster_than_the_bound(found):
+    for one in (*found.alone, *found.together, *found.idle):
+        for name in ("ttft_s", "tpot_s", "latency_s"):
+            assert getattr(one.result.expected, name) >= getattr(one.result.times, name) * (1 - 1e-9), (one.name, name)
+
+
+def test_where_nothing_is_expected_gains_are_those_of_bounds(capsys):
+    one = recommend("llama-3.2-1b", "tpu-v6e", prompt=64, gen=8)
+    assert one.base.expected is None
+    assert all(each.expected is None for each in one.alone)
+    assert [each.gain for each in one.alone] == sorted((each.gain for each in one.alone), reverse=True)
+    assert main(["advise", "llama-3.2-1b", "tpu-v6e", "--prompt", "64", "--gen", "8"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "A gain is that of lower bounds" in words
+    assert "no kernel was measured on tpu-v6e" in words
+
+
+def test_an_engine_that_waits_for_its_host_gains_from_fewer_launches():
+    slow = recommend("llama-2-7b", "a100-sxm-80gb", prompt=64, gen=8, engine="huggingface")
+    one = line(slow.alone, "fusion")
+    assert one.expected > 1.1
+    assert one.relieves.startswith("launches -")
+    assert line((*slow.alone, *slow.idle), "W4A16g128").expected < 1.05  # its kernels are not what it waits for
+
+
+def test_a_small_model_of_the_family_drafts(found):
+    one = line((*found.alone, *found.idle), "draft llama-3.2-1b")
+    assert asked(one)["techniques"] == ["speculative:draft=llama-3.2-1b,tau=1.9"]
+    none = recommend("llama-3.2-1b", DEVICE, prompt=64, gen=8)
+    names = {option.name for each in (*none.alone, *none.idle, *none.large) for option in each.options}
+    assert not [name for name in names if name.startswith("draft")]
+
+
+def test_every_technique_is_ranked_or_told_why_not(found):
+    named = {option.name for each in (*found.alone, *found.idle, *found.large) for option in each.options}
+    named |= {option.name for option, _ in found.refused}
+    assert named >= techniques().keys() - {"speculative", "quantized"}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +120,7 @@ def test_what_is_in_use_is_not_advised():
     one = recommend(MODEL, DEVICE, given=["eagle"], quant="fp8")
     names = {option.name for each in (*one.alone, *one.idle) for option in each.options}
     assert "eagle" not in names
-    assert one.base.latency_s == pytest.approx(
+    assert one.base.times.latency_s == pytest.approx(
         analyze(MODEL, DEVICE, quant="fp8", techniques=["eagle"]).generation.latency_s, rel=1e-3
     )
     refused = {option.name: reason for option, reason in one.refused}
@@ -131,6 +180,9 @@ def test_the_report(capsys, tmp_path):
         (["--layout", "pp=2"], "layout: pp must be 1 for advice; got 2"),
         (["--max-devices", "0"], "max_devices must be a whole number of at least 1; got 0"),
         (["--quant", "W99"], "bits must be"),
+        (["--library", "vlm"], "no kernels of a library 'vlm' were measured"),
+        (["--engine", "vlm"], "no engine 'vlm'"),
+        (["--hardware-path", "/no/such"], "/no/such"),
     ],
 )
 def test_mistakes_get_one_line(capsys, options, said):

@@ -12,6 +12,7 @@ import pytest
 from llmviewer.cli import main
 from llmviewer.comparison import hourly
 from llmviewer.errors import InputError
+from llmviewer.expectation.network import step_expected
 from llmviewer.generation import prefill_s, step_s
 from llmviewer.hardware_files import load_hardware
 from llmviewer.layout import parse_layout
@@ -29,7 +30,7 @@ def found():
     return plan("llama-3.1-70b", hardware=DEVICES, **GOALS)
 
 
-def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most, limits):
+def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most, limits, expected):
     """The fewest copies that keep to the goals, one number at a time: (copies, limit, times); None where none do."""
     try:
         setting = Setting.of(model, device, layout=layout, quant=None if quant == "published" else quant)
@@ -37,10 +38,18 @@ def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most
     except InputError:
         return None
     laid = setting.layout
-    through = float(prefill_s(plans[0], laid, batch=1, prompt=prompt))
-    values = plans[0].values(Workload.prefill(batch=1, prompt=prompt))
-    every = max(float(stage.seconds(values)) for stage in plans[0].stages) if laid.pp > 1 else through
-    steps = [float(step_s(plans[1], laid, batch=float(b), kv_len=prompt + gen / 2)) for b in limits]
+    if expected:
+        workload = Workload.prefill(batch=1.0, prompt=prompt)
+        read = setting.kernels.expect(plans[0].estimate(workload).operators, workload)
+        through = read.total.numbers()[0]
+        every = read.slowest.numbers()[0] if laid.pp > 1 else through
+        lengths = {"kv_len": prompt + gen / 2}
+        steps = [step_expected(setting.kernels, plans[1], laid, batch=float(b), **lengths).numbers()[0] for b in limits]
+    else:
+        through = float(prefill_s(plans[0], laid, batch=1, prompt=prompt))
+        values = plans[0].values(Workload.prefill(batch=1, prompt=prompt))
+        every = max(float(stage.seconds(values)) for stage in plans[0].stages) if laid.pp > 1 else through
+        steps = [float(step_s(plans[1], laid, batch=float(b), kv_len=prompt + gen / 2)) for b in limits]
     for copies in range(1, most // laid.devices + 1):
         own = rate / copies
         busy = own * every
@@ -68,19 +77,21 @@ def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most
     return None
 
 
-def test_it_is_what_every_setting_tried_by_hand_gives():
+@pytest.mark.parametrize("expected", [False, True], ids=["bound", "expected"])
+def test_it_is_what_every_setting_tried_by_hand_gives(expected):
     devices, layouts = ("h100-sxm", "l40s", "mi300x", "rtx-4090"), ("", "tp=2", "tp=4", "pp=2", "tp=3")
     quants, limits = ("published", "fp8", "W4A16g128"), (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
     for goals in (GOALS, {"rate": 0.3, "ttft": 0.3, "tpot": 0.05}, {"rate": 12, "ttft": 2, "tpot": 0.1}):
         asked = {"prompt": 1500, "gen": 200, **goals}
         found = plan(
-            "llama-3.1-70b", hardware=devices, layouts=layouts, quants=quants, batches=limits, max_devices=12, **asked
-        )
+            "llama-3.1-70b", hardware=devices, layouts=layouts, quants=quants, batches=limits, max_devices=12,
+            bound=not expected, **asked,
+        )  # fmt: skip
         ours = {(one.hardware.name, str(one.layout), one.quant): one for one in found.able}
         assert len(ours) == len(found.able)
         tried = 0
         for device, layout, quant in product(devices, layouts, quants):
-            hand = by_hand("llama-3.1-70b", device, layout, quant, most=12, limits=limits, **asked)
+            hand = by_hand("llama-3.1-70b", device, layout, quant, most=12, limits=limits, expected=expected, **asked)
             one = ours.get((device, str(parse_layout(layout)), quant))
             assert (hand is None) == (one is None), (device, layout, quant, goals)
             if hand:
@@ -90,6 +101,47 @@ def test_it_is_what_every_setting_tried_by_hand_gives():
         assert tried
         prices = [one.usd_per_h for one in found.able if not math.isnan(one.usd_per_h)]
         assert prices[0] == min(prices) == found.best.usd_per_h
+
+
+def test_what_is_expected_takes_no_less_than_the_bound(found):
+    for one in found.able:
+        least = one.least
+        assert one.copies >= least.copies
+        assert one.devices >= found.least.devices or one.usd_per_h >= found.least.usd_per_h
+        if one.copies == least.copies:
+            assert one.ttft_s >= least.ttft_s
+            assert one.tpot_s >= least.tpot_s
+        assert one.max_rate / one.copies <= least.max_rate / least.copies
+    bounds = plan("llama-3.1-70b", hardware=DEVICES, bound=True, **GOALS)
+    assert bounds.best == found.least
+    assert bounds.unmeasured == ()
+    assert len(bounds.able) > len(found.able)
+    assert not [one for one in found.able if one.hardware.name == "trainium1"]
+    assert found.tried == bounds.tried
+
+
+def test_devices_whose_kernels_nobody_measured_are_named():
+    found = plan("llama-3.1-8b", hardware=["h100-sxm", "trainium2", "tpu-v6e"], rate=4, tpot=0.05)
+    assert {one.hardware.name for one in found.unmeasured} == {"trainium2", "tpu-v6e"}
+    assert all(one.least is None for one in found.unmeasured)
+    assert found.rejected == ()
+    assert found.best.hardware.name == "h100-sxm"
+
+
+def test_where_nothing_is_expected_of_any_device_it_says_so(capsys):
+    assert main(["plan", "llama-3.1-8b", "--rate", "4", "--hardware", "tpu-v6e", "--layout", "", "--quant", "fp8"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "No plan is known to keep to that. At the bound, 1 x tpu-v6e, fp8" in words
+    assert "but nothing is expected of their kernels" in words
+
+
+def test_an_engine_is_planned_for():
+    asked = {"hardware": ["a100-sxm-80gb"], "rate": 2, "tpot": 0.05, "quants": ["published"], "layouts": [""]}
+    fast, slow = (plan("llama-2-7b", engine=name, **asked) for name in ("tensorrt-llm", "huggingface"))
+    assert fast.best.copies <= slow.best.copies
+    assert fast.best.tpot_s < slow.best.tpot_s
+    assert slow.best.tpot_s > 0.02  # its host launches kernel by kernel
+    assert fast.kernels == "TensorRT-LLM"
 
 
 def test_it_keeps_to_what_is_asked(found):
@@ -111,7 +163,7 @@ def test_the_cheapest_comes_first_and_those_without_a_price_last(found):
     assert found.by is By.COST
     assert found.best is found.able[0]
     assert found.best.usd_per_h == pytest.approx(found.best.devices * hourly(load_hardware("h100-sxm"), None))
-    assert set(found.unpriced) == {"l40s", "mi300x", "rtx-4090"}
+    assert set(found.unpriced) == {"mi300x"}
 
 
 def test_nobody_beats_those_of_the_front(found):
@@ -133,6 +185,7 @@ def test_simulated_it_keeps_to_the_goals(found):
         "llama-3.1-70b", best.hardware, rate=4, prompt_lengths="1024", gen_lengths="256", policy="prefill-first",
         quant=best.quant, layout=best.layout, copies=best.copies, max_batch=best.limit, requests=1500,
     )  # fmt: skip
+    run = run.expected
     assert float(np.mean(run.ttft_s)) == pytest.approx(best.ttft_s, rel=0.15)
     assert float(np.mean(run.tpot_s)) == pytest.approx(best.tpot_s, rel=0.05)
     assert run.usage.crowded_s < 0.03 * run.usage.busy_s
@@ -155,18 +208,18 @@ def test_harder_goals_never_cost_less():
 @pytest.mark.parametrize(
     ("device", "options", "reason"),
     [
-        ("rtx-4090", {"layouts": [""]}, "memory: 142 GB, 5.5x the 25.8 GB of each device"),
+        ("rtx-4090", {"layouts": [""]}, "memory: 151 GB, 5.88x the 25.8 GB of each device"),
         ("h100-sxm", {"layouts": ["tp=4"], "tpot": 0.001}, "time per token: "),
         ("h100-sxm", {"layouts": ["tp=4"], "ttft": 0.001}, "time to first token: "),
         ("h100-sxm", {"layouts": ["tp=4"], "rate": 1000}, "rate: "),
         ("h100-sxm", {"layouts": ["tp=5"]}, "layout: "),
-        ("rtx-3090", {"layouts": ["tp=16"]}, "layout: rtx-3090 has no scale_out.bandwidth"),
+        ("b100", {"layouts": ["tp=16"]}, "layout: b100 has no scale_out.bandwidth"),
         ("h100-sxm", {"layouts": ["tp=8"], "batches": [1, 2], "rate": 40}, "rate: "),
         ("h100-sxm", {"layouts": ["tp=4"], "batches": [2, 3], "rate": 0.6}, "batch: "),
     ],
 )
 def test_what_rules_a_device_out(device, options, reason):
-    found = plan("llama-3.1-70b", hardware=[device], quants=["published"], **{"rate": 4, **options})
+    found = plan("llama-3.1-70b", hardware=[device], quants=["published"], bound=True, **{"rate": 4, **options})
     assert found.able == ()
     assert found.best is None
     (one,) = found.rejected
@@ -265,6 +318,11 @@ BAD = [
     (["--max-devices", "0"], "max_devices must be a whole number of at least 1; got 0"),
     (["--gen", "0"], "gen must be a whole number of at least 1; got 0"),
     (["--depreciation", "0"], "years must be a positive number; got 0"),
+    (["--bound", "--engine", "vllm"], "leave out library, engine and profiles"),
+    (["--library", "vlm"], "no kernels of a library 'vlm' were measured; did you mean vllm?"),
+    (["--engine", "vlm"], "no engine 'vlm'; did you mean vllm"),
+    (["--engine", "vllm", "--library", "trtllm"], "library must be left out beside engine vllm"),
+    (["-o", "plan.docx"], "plan.docx: must end in one of"),
 ]
 
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from .. import __version__
+from ..analysis import runs_expected
 from ..errors import InputError
+from ..expectation.network import Kernels
+from ..expectation.profile import Profile, read_given
 from ..hardware import Hardware
 from ..hardware_files import load_hardware
 from ..model import Model
-from ..model_files import load_model
+from ..model_files import load_model, model_names
 from ..roofline import Plan
 from ..setting import Attention, Setting, whole
-from ..techniques import parse_technique, techniques
+from ..techniques import Schedule, Technique, parse_technique, techniques
+from ..techniques._drafting import vocabulary
 from ..workload import Workload
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
@@ -29,9 +35,17 @@ _CACHES: Final = ("KV8", "KV4")
 _DEGREES: Final = (2, 4, 8)
 _BATCHES: Final = (2, 4, 8, 16)
 _OFFLOADED: Final = ("weights=0.25", "weights=0.5", "weights=0.9")
-_COMBINED: Final = 8  # options that are combined: the best of each group, and of each kind of technique the best two
+_COMBINED: Final = 8  # options that are combined: the best, of each group no more than two
+_ALIKE: Final = 2
+_LOOKED_AT: Final = 24  # combinations that gain most at the bound, of which is asked what is expected
+_DRAFT: Final = 5  # times smaller than the model, at least, is one that drafts for it
+_TAU: Final = 1.9  # tokens of a pass that it verifies: the middle of what was measured (arXiv:2404.14294, table 5)
+_AMOUNTS: Final = ("ops", "bytes", "launches", "passes")
 _WORTH: Final = 0.02  # of what is used, to be worth a word
 _LEAST: Final = 1.005  # times better, to be worth a line
+
+
+_FAMILY: Final = re.compile(r"[a-z]+")
 
 
 class For(StrEnum):
@@ -53,23 +67,48 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generated:
-    """A whole answer of every sequence on one setting. Times are lower bounds.
+class Times:
+    """Of a whole answer of every sequence. [s], [1/s]"""
 
-    ops, bytes    of a device, for each token of the answers
-    passes        of the model that answers, for each token of a sequence after the first
-    reading       what the prefill is bound by
-    bound         what a decode step in the middle of the answer is bound by
-    """
-
-    setting: Setting
     ttft_s: float
     tpot_s: float
     latency_s: float
     tokens_per_s: float
+
+    @classmethod
+    def of(cls, schedule: Schedule, first_s: float, rest_s: float) -> Times:
+        """From the time until the first token, and from then on."""
+        whole = first_s + rest_s
+        each = rest_s / float(schedule.steps)
+        return cls(ttft_s=first_s, tpot_s=each, latency_s=whole, tokens_per_s=float(schedule.answer) / whole)
+
+    def merit(self, wanted: For) -> float:
+        """What is to be large. [1/s]"""
+        return {
+            For.LATENCY: 1 / self.latency_s, For.TTFT: 1 / self.ttft_s, For.TPOT: 1 / self.tpot_s,
+            For.THROUGHPUT: self.tokens_per_s,
+        }[wanted]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """A whole answer of every sequence on one setting, at the bound.
+
+    expected              the same as expected of kernels; None where no more than the bound is known
+    ops, bytes, launches  of a device, for each token of the answers
+    passes                of the model that answers, for each token of a sequence after the first
+    reading               what the prefill is bound by
+    bound                 what a decode step in the middle of the answer is bound by
+    """
+
+    setting: Setting
+    schedule: Schedule
+    times: Times
+    expected: Times | None
     memory_bytes: float
     ops: float
     bytes: float
+    launches: float
     passes: float
     reading: str
     bound: str
@@ -78,16 +117,17 @@ class Generated:
     def of(cls, setting: Setting, *, batch: int, prompt: int, gen: int) -> Generated:
         schedule = setting.schedule(batch=batch, prompt=prompt, gen=gen)
         tokens, runs = float(schedule.answer), (*schedule.first, *schedule.rest)
+        first, whole = float(schedule.ttft_s), float(schedule.latency_s)
         middle = Workload.decode(batch=setting.layout.share(batch), kv_len=prompt + gen // 2, prompt=prompt)
         return cls(
             setting=setting,
-            ttft_s=float(schedule.ttft_s),
-            tpot_s=float(schedule.tpot_s),
-            latency_s=float(schedule.latency_s),
-            tokens_per_s=tokens / float(schedule.latency_s),
+            schedule=schedule,
+            times=Times.of(schedule, first, whole - first),
+            expected=None,
             memory_bytes=float(setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen)),
             ops=float(sum(run.amount("ops") for run in runs)) / tokens,
             bytes=float(sum(run.amount("bytes") for run in runs)) / tokens,
+            launches=float(sum(run.passes * _launches(run.plan) for run in runs)) / tokens,
             passes=1 / float(schedule.tokens_per_step),
             reading=_bound(
                 setting.plan, setting.prefill(Workload.prefill(batch=middle.groups[0].batch, prompt=prompt))
@@ -96,15 +136,24 @@ class Generated:
         )
 
     @property
+    def likely(self) -> Times:
+        """What is expected, where something is."""
+        return self.expected or self.times
+
+    @property
     def fits(self) -> bool:
         return self.memory_bytes <= self.setting.hardware.capacity
 
-    def merit(self, wanted: For) -> float:
-        """What is to be large. [1/s]"""
-        return {
-            For.LATENCY: 1 / self.latency_s, For.TTFT: 1 / self.ttft_s, For.TPOT: 1 / self.tpot_s,
-            For.THROUGHPUT: self.tokens_per_s,
-        }[wanted]  # fmt: skip
+    def with_expected(self, kernels: Kernels | None) -> Generated:
+        """With what `kernels` are expected to take."""
+        first, rest = (runs_expected(kernels, runs) for runs in (self.schedule.first, self.schedule.rest))
+        if first is None or rest is None:
+            return self
+        return replace(self, expected=Times.of(self.schedule, first.numbers()[0], rest.numbers()[0]))
+
+
+def _launches(plan: Plan) -> int:
+    return sum(row.block.repeat for row in plan.operators)
 
 
 def _bound(plan: Plan, workload: Workload) -> str:
@@ -121,25 +170,36 @@ def _bound(plan: Plan, workload: Workload) -> str:
 class Line:
     """Options together, and what they make of a generation.
 
-    gain                times better than without them; where that does not fit the memory, than its bound
-    ops, bytes, passes  over those without them
+    gain      times better than without them at the bound, whether or not that fits the memory
+    expected  the same as expected of kernels; None where no more than the bound is known
+    ops, bytes, launches and passes are over those without them
     """
 
     options: tuple[Option, ...]
     result: Generated
     gain: float
+    expected: float | None
     ops: float
     bytes: float
+    launches: float
     passes: float
     before: str  # what bounds the phase in which most of the time is saved
 
     @classmethod
     def of(cls, options: tuple[Option, ...], base: Generated, result: Generated, wanted: For) -> Line:
-        ratios = {name: getattr(result, name) / getattr(base, name) for name in ("ops", "bytes", "passes")}
-        gain = result.merit(wanted) / base.merit(wanted)
-        saved = base.latency_s - result.latency_s
-        before = base.reading if base.ttft_s - result.ttft_s > saved / 2 > 0 or wanted is For.TTFT else base.bound
-        return cls(options=options, result=result, gain=gain, before=before, **ratios)
+        ratios = {name: getattr(result, name) / getattr(base, name) for name in _AMOUNTS}
+        gain = result.times.merit(wanted) / base.times.merit(wanted)
+        saved = base.times.latency_s - result.times.latency_s
+        sooner = base.times.ttft_s - result.times.ttft_s
+        before = base.reading if sooner > saved / 2 > 0 or wanted is For.TTFT else base.bound
+        known = base.expected and result.expected
+        expected = known.merit(wanted) / base.likely.merit(wanted) if known else None
+        return cls(options=options, result=result, gain=gain, expected=expected, before=before, **ratios)
+
+    @property
+    def likely(self) -> float:
+        """What is expected to be gained, where something is."""
+        return self.gain if self.expected is None else self.expected
 
     @property
     def name(self) -> str:
@@ -147,10 +207,14 @@ class Line:
 
     @property
     def relieves(self) -> str:
-        """The resource of which less is used, in words: passes where there are fewer, else what bounds."""
-        falls = {"passes": self.passes, "memory traffic": self.bytes, "OPs": self.ops}
+        """The resource of which less is used, in words: passes where there are fewer, launches where that is what is
+        expected to help, else what bounds.
+        """
+        falls = {"passes": self.passes, "memory traffic": self.bytes, "OPs": self.ops, "launches": self.launches}
         if self.passes < 1 - _WORTH:
             name = "passes"
+        elif self.gain <= _LEAST < self.likely and self.launches < 1 - _WORTH:
+            name = "launches"
         else:
             first = "OPs" if self.before == "compute" else "memory traffic"
             name = first if falls[first] < 1 - _WORTH else min(falls, key=falls.__getitem__)
@@ -159,7 +223,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """The answer. `alone` and `together` have the best first.
+    """The answer. `alone` and `together` have the best first, by what is expected where that is known.
 
     idle     options that would not help, or make it worse
     large    options with which it does not fit the memory
@@ -190,6 +254,8 @@ class Advice:
                 "for": str(self.wanted), "batch": self.batch, "prompt": self.prompt, "gen": self.gen,
                 "quant": str(setting.quantization), "attention": str(setting.attention),
                 "layout": str(setting.layout), "techniques": list(self.given),
+                "library": setting.kernels.library if setting.kernels and self.base.expected else None,
+                "engine": setting.engine.name if setting.engine else None,
             },
             "without": _numbers(self.base),
             "alone": [_line(line) for line in self.alone],
@@ -214,6 +280,9 @@ def recommend(
     given: Sequence[str] = (),
     max_devices: int = 1,
     hardware_set: Sequence[str] = (),
+    library: str = "",
+    engine: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, options: None,
 ) -> Advice:
     """Every technique with its usual parameters, precisions, degrees of parallelism: what each would buy here.
@@ -230,30 +299,41 @@ def recommend(
         raise InputError(f"wanted must be one of {', '.join(For)}; got {wanted!r}") from None
     size = {name: whole(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
     asked: dict[str, Any] = {
-        "quant": quant, "attention": attention, "layout": layout, "techniques": tuple(given), **size,
+        "quant": quant, "attention": attention, "layout": layout, "techniques": tuple(given), "library": library,
+        "engine": engine, "profiles": read_given(profiles), **size,
     }  # fmt: skip
+    if hardware_set and not isinstance(hardware, str):
+        raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
     device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
     run = partial(_run, load_model(model) if isinstance(model, str) else model, device)
     if gen < 2:
         raise InputError("gen must be at least 2, as techniques are weighed by a whole answer; got 1")
     base = run(asked)
+    kernels = base.setting.kernels  # the same for all, which they remember
+    base = base.with_expected(kernels)
     options = list(_options(base, aim, asked, whole("max_devices", max_devices)))
     lines: list[Line] = []
-    refused: list[tuple[Option, str]] = []
+    refused = list(_without_usual(base.setting.techniques))
     for done, option in enumerate(options, 1):
         try:
-            lines.append(Line.of((option,), base, run(_with(asked, (option,))), aim))
+            found = run(_with(asked, (option,)))
+            lines.append(Line.of((option,), base, found.with_expected(kernels), aim))
         except InputError as error:
             refused.append((option, str(error)))
         progress(done, len(options))
-    lines.sort(key=lambda line: -line.gain)
+    lines.sort(key=lambda line: -line.likely)
     fitting = [line for line in lines if line.result.fits]
-    alone = [line for line in fitting if line.gain > _LEAST or not base.fits]
-    together = [line for line in _combined(base, alone, run, asked, aim) if line.result.fits]
-    together.sort(key=lambda line: -line.gain)
+    alone = [line for line in fitting if line.likely > _LEAST or not base.fits]
+    helping = [line for line in lines if line.likely > _LEAST and (line.result.fits or not base.fits)]
+    several = [line for line in _combined(base, helping, run, asked, aim) if line.result.fits]
+    several.sort(key=lambda line: -line.gain)
+    expected = [Line.of(line.options, base, line.result.with_expected(kernels), aim) for line in several[:_LOOKED_AT]]
+    best = {line.options[0].name: line.likely * line.result.fits for line in lines}
+    together = [line for line in expected if line.likely > max(best[option.name] for option in line.options)]
+    together.sort(key=lambda line: -line.likely)
     return Advice(
         wanted=aim, given=tuple(given), base=base, alone=tuple(alone), together=tuple(together),
-        idle=tuple(line for line in fitting if line.gain <= _LEAST and base.fits),
+        idle=tuple(line for line in fitting if line.likely <= _LEAST and base.fits),
         large=tuple(line for line in lines if not line.result.fits), refused=tuple(refused), **size,
     )  # fmt: skip
 
@@ -290,12 +370,41 @@ def _options(base: Generated, aim: For, asked: dict[str, Any], most: int) -> Ite
             yield Option(name=f"offload {text}", group="offload", change=("offload", text))
     taken = {parse_technique(text).name for text in asked["techniques"]}
     for name, kind in techniques().items():
-        try:
-            usual = parse_technique(name)
-        except InputError:  # it has a parameter without a usual value
-            continue
-        if name not in taken and not usual.quant:
+        if name not in taken and _usual(name):
             yield Option(name=name, group=str(kind.kind), change=("techniques", name))
+    draft = _draft(setting.model)
+    if "speculative" not in taken and draft:
+        text = f"speculative:draft={draft},tau={_TAU}"
+        yield Option(name=f"draft {draft}", group=str(techniques()["speculative"].kind), change=("techniques", text))
+
+
+def _usual(name: str) -> bool:
+    """Whether a technique can be asked for by its name alone."""
+    try:
+        return not parse_technique(name).quant
+    except InputError:
+        return False
+
+
+def _without_usual(given: Sequence[Technique]) -> Iterator[tuple[Option, str]]:
+    """Techniques that cannot, with what they need, but for those that others here stand for."""
+    done = {"quantized", "speculative", *(one.name for one in given)}
+    for name, kind in techniques().items():
+        if name not in done:
+            try:
+                parse_technique(name)
+            except InputError as error:
+                yield Option(name=name, group=str(kind.kind), change=("techniques", name)), str(error)
+
+
+def _draft(model: Model) -> str:
+    """The smallest shipped model of the same family and vocabulary, if it is small enough to draft; else ""."""
+    family = _FAMILY.match(model.name)
+    names = (name for name in model_names() if family and name.startswith(family[0]))
+    small = (other for other in map(load_model, names) if other.generates and not other.encodes)
+    alike = (other for other in small if vocabulary(other) == vocabulary(model))
+    able = [other for other in alike if other.parameters * _DRAFT <= model.parameters]
+    return min(able, key=lambda other: other.parameters).name if able else ""
 
 
 def _with(asked: dict[str, Any], options: Sequence[Option]) -> dict[str, Any]:
@@ -323,33 +432,37 @@ def _spelled(quant: str) -> str:
 
 
 def _combined(
-    base: Generated, alone: Sequence[Line], run: Callable[[dict[str, Any]], Generated], asked: dict[str, Any], aim: For
+    base: Generated, lines: Sequence[Line], run: Callable[[dict[str, Any]], Generated], asked: dict[str, Any], aim: For
 ) -> Iterator[Line]:
-    """Two and three of the best that can be had together, where they are better than each alone."""
-    best: list[Line] = []
-    for line in alone:
+    """Two and three of the best of `lines` that can be had together, at the bound."""
+    best: list[Option] = []
+    for line in lines:
         option = line.options[0]
-        several = 2 if option.change[0] == "techniques" else 1
-        if sum(other.options[0].group == option.group for other in best) < several:
-            best.append(line)
+        if sum(other.group == option.group for other in best) < _ALIKE:
+            best.append(option)
     for count in range(2, TOGETHER + 1):
-        for lines in combinations(best[:_COMBINED], count):
-            options = tuple(line.options[0] for line in lines)
+        for options in combinations(best[:_COMBINED], count):
+            one_each = [option.group for option in options if option.change[0] != "techniques"]
+            if len(set(one_each)) < len(one_each):
+                continue
             try:
                 line = Line.of(options, base, run(_with(asked, options)), aim)
             except InputError:  # they make no sense together
                 continue
-            if line.gain > max(one.gain for one in lines):
-                yield line
+            yield line
 
 
 def _numbers(one: Generated) -> dict[str, Any]:
-    names = ("ttft_s", "tpot_s", "latency_s", "tokens_per_s", "memory_bytes", "fits", "bound")
-    return {name: getattr(one, name) for name in names}
+    expected = asdict(one.expected) if one.expected else dict.fromkeys(asdict(one.times))
+    return {
+        **asdict(one.times), **{f"expected_{name}": value for name, value in expected.items()},
+        "memory_bytes": one.memory_bytes, "fits": one.fits, "bound": one.bound,
+    }  # fmt: skip
 
 
 def _line(line: Line) -> dict[str, Any]:
     return {
-        "techniques": [option.name for option in line.options], "gain": line.gain, "relieves": line.relieves,
-        "ops_ratio": line.ops, "bytes_ratio": line.bytes, "passes_ratio": line.passes, **_numbers(line.result),
+        "techniques": [option.name for option in line.options], "gain": line.gain,
+        "expected_gain": line.expected, "relieves": line.relieves,
+        **{f"{name}_ratio": getattr(line, name) for name in _AMOUNTS}, **_numbers(line.result),
     }  # fmt: skip

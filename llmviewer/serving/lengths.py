@@ -18,9 +18,37 @@ Tokens = npt.NDArray[np.int64]
 
 _NORMAL: Final = {50: 0.0, 90: 1.2815515655446004, 95: 1.6448536269514722, 99: 2.3263478740408408}  # quantiles
 _LONGEST: Final = 1 << 24  # tokens of a request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What was published of the lengths of a data set: the median and the 90th percentile. [tokens]"""
+
+    prompt: tuple[int, int]
+    gen: tuple[int, int]
+    source: str
+
+
+# Tables of two papers on schedulers. Of the traces of Azure (arXiv:2311.18677, arXiv:2408.00741), BurstGPT (arXiv:
+# 2401.17644) and Mooncake (arXiv:2407.00079) no two percentiles were found, but the requests themselves are published.
+PUBLISHED: Final = {
+    "sharegpt4": Published(
+        prompt=(1730, 5696), gen=(415, 834), source="arXiv:2403.02310, table 2: openchat_sharegpt4, up to 8192 tokens"
+    ),
+    "arxiv": Published(
+        prompt=(7059, 12985), gen=(208, 371),
+        source="arXiv:2403.02310, table 2: arxiv_summarization, up to 16384 tokens",
+    ),
+    "lmsys-chat": Published(
+        prompt=(417, 1678), gen=(139, 484), source="Vidur (arXiv:2405.05465): LMSys-Chat-1M, up to 4096 tokens"
+    ),
+    "translation": Published(
+        prompt=(1037, 1453), gen=(1601, 2149), source="Vidur (arXiv:2405.05465): Bilingual-Web-Book, up to 4096 tokens"
+    ),
+}  # fmt: skip
 _NOTATION: Final = (
     "must be a number of tokens, uniform:LEAST-MOST, lognormal:KEY=TOKENS,KEY=TOKENS with two of mean, p50, p90, p95 "
-    "and p99, or the name of a text file with one length a line"
+    f"and p99, one of {', '.join(PUBLISHED)}, or the name of a text file with one length a line"
 )
 
 
@@ -96,13 +124,18 @@ class Empirical:
 
 
 def parse_lengths(text: str, name: str) -> Lengths:
-    """Read "512", "uniform:100-900", "lognormal:mean=512,p95=2048" or the path of a file with one length a line.
+    """Read "512", "uniform:100-900", "lognormal:mean=512,p95=2048", a name in PUBLISHED or the path of a file with one
+    length a line.
 
     name  of what is read, for what is said where it is wrong
 
     Raises InputError where the text is none of these.
     """
     kind, colon, given = text.strip().partition(":")
+    if not colon and kind in PUBLISHED:
+        known = PUBLISHED[kind]
+        middle, long = known.gen if name == "gen_lengths" else known.prompt
+        return _by_quantiles({"p50": middle, "p90": long}, text, name)
     if not colon:
         if kind.lstrip("-").replace(".", "", 1).isdigit():
             return Constant(tokens=_whole(kind, text, name))

@@ -3,104 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from enum import StrEnum
-from functools import reduce
-from math import inf, isfinite, isnan, nan
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from math import inf, isfinite, isnan
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import __version__
-from ..comparison import PUBLISHED, hourly
+from ..comparison import PUBLISHED
 from ..errors import InputError
-from ..fleet import Fleet, Known, fleets
-from ..graph import Graph
+from ..expectation.engines import find_engine
+from ..expectation.network import Kernels
+from ..expectation.profile import Profile
+from ..fleet import Known
 from ..hardware import Hardware
 from ..hardware_files import hardware_names, load_hardware
-from ..layout import Layout, Network, parse_layout
-from ..memory import Footprint
+from ..layout import parse_layout
 from ..model import Model
-from ..setting import Attention, Setting, whole
-from ..transforms.flash_attention import flash_attention
-from ..units import seconds, si
-from ..workload import Workload
-from .service import Goals
-
-Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
+from ..setting import Setting, whole
+from .candidates import By, Candidate, Load, Times, judged, refused
+from .passes import LaidOut, laid_out
+from .service import Goals, check_bound
 
 QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128", "W4A8g128", "KV8")
 LAYOUTS: Final = ("", "tp=2", "tp=4", "tp=8", "tp=16", "pp=2", "tp=2 pp=2", "tp=4 pp=2")
 BATCHES: Final = tuple(sorted({*range(1, 33), *(round(32 * 2 ** (i / 6)) for i in range(1, 33))}))  # 64, to 1290
 SCHEMA_VERSION: Final = 1  # of to_dict()
-_TAIL: Final = 3.09  # deviations above the mean that 999 of 1000 moments stay below, where sequences vary normally
-_LEAST: Final = 0.05  # of how steeply it falls: no batch is twenty times as wide
-
-
-class By(StrEnum):
-    """What a plan is to be low in."""
-
-    COST = "cost"
-    ENERGY = "energy"
-    DEVICES = "devices"
-
-    @property
-    def unit(self) -> str:
-        """Of what is to be low."""
-        return {"cost": "USD/h", "energy": "W at TDP", "devices": "devices"}[self]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """Copies of a model on devices of one kind, at the rate asked for shared out among them. Times are lower bounds.
-
-    quant        the precision as it was asked for, PUBLISHED where none was
-    copies       of the model, each laid out alike
-    limit        sequences at a time for which each copy has room; `batch` is how many there are on average
-    utilization  of the time of each copy that prompts are read in
-    max_rate     requests that all copies serve at most [1/s]
-    usd_per_h    of all devices; nan where a file has no price. `watts` likewise, at TDP
-    memory       needed over there is, at `limit`
-    factor       what rules it out: "", "data type", "layout", "memory", "rate", "batch", "time to first token" or
-                 "time per token"
-    excess       over what is allowed or there; inf where that is no matter of degree
-    reason       both, in words
-    """
-
-    hardware: Hardware
-    quant: str
-    layout: Layout
-    copies: int = 0
-    limit: int = 0
-    batch: float = nan
-    utilization: float = nan
-    ttft_s: float = nan
-    tpot_s: float = nan
-    max_rate: float = nan
-    memory: float = nan
-    usd_per_h: float = nan
-    watts: float = nan
-    factor: str = ""
-    excess: float = 1.0
-    reason: str = ""
-
-    @property
-    def devices(self) -> int:
-        return self.copies * self.layout.devices
-
-    def price(self, by: By) -> float:
-        """What is to be low; nan where unknown."""
-        return {By.COST: self.usd_per_h, By.ENERGY: self.watts, By.DEVICES: float(self.devices)}[by]
+_NUMBERS: Final = (
+    "copies", "limit", "batch", "utilization", "ttft_s", "tpot_s", "max_rate", "memory", "usd_per_h", "watts",
+    "unmodelled", "excess",
+)  # fmt: skip
+_BOUND: Final = ("copies", "ttft_s", "tpot_s", "max_rate", "usd_per_h", "watts")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServicePlan:
     """The answer. Every candidate has the fewest copies that keep to the goals, or that come closest.
 
-    able      those that keep to them, cheapest first, those without a price last
-    rejected  for each device that is in none of them, the candidate that comes closest
-    tried     how many settings of devices, layouts, precisions, copies and batches there were
+    kernels     whose times are expected, "" where that is what was measured best on each device; None where all is of
+                lower bounds
+    able        those that keep to them, cheapest first, those without a price last
+    unmeasured  those that do at the bound, where nothing is expected of their kernels
+    least       the cheapest where steps take as long as their lower bounds: no kernels need less
+    rejected    for each device that is in none of them, the candidate that comes closest
+    tried       how many settings of devices, layouts, precisions, copies and batches there were
     """
 
     model: Model
@@ -112,7 +60,10 @@ class ServicePlan:
     years: float | None
     max_devices: int
     quants: tuple[str, ...]
+    kernels: str | None
     able: tuple[Candidate, ...]
+    unmeasured: tuple[Candidate, ...]
+    least: Candidate | None
     rejected: tuple[Candidate, ...]
     tried: int
 
@@ -124,10 +75,7 @@ class ServicePlan:
     @property
     def each(self) -> tuple[Candidate, ...]:
         """The cheapest of every device that keeps to the goals."""
-        found: dict[str, Candidate] = {}
-        for one in self.able:
-            found.setdefault(one.hardware.name, one)
-        return tuple(found.values())
+        return _each(self.able)
 
     @property
     def unpriced(self) -> tuple[str, ...]:
@@ -151,24 +99,25 @@ class ServicePlan:
         return tuple(kept)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each candidate that keeps to the goals, cheapest first, then those that do not."""
+        """One for each candidate that keeps to the goals, cheapest first, then those that do at the bound alone, and
+        those that do not.
+        """
         front = {id(one) for one in self.front}
-        for rank, one in enumerate((*self.able, *self.rejected), 1):
+        for rank, one in enumerate((*self.able, *self.unmeasured, *self.rejected), 1):
+            least = one.least or one
             yield {
-                "rank": rank if not one.factor else None, "pareto": id(one) in front, "hardware": one.hardware.name,
+                "rank": rank if rank <= len(self.able) else None, "pareto": id(one) in front,
+                "expected": one.least is not None, "hardware": one.hardware.name,
                 "quant": one.quant, "layout": str(one.layout), "devices": one.devices or None,
-                **{
-                    f.name: _plain(getattr(one, f.name))
-                    for f in fields(Candidate)
-                    if f.name not in ("hardware", "quant", "layout", "factor", "reason")
-                },
+                **{name: _plain(getattr(one, name)) for name in _NUMBERS},
+                **{f"bound_{name}": _plain(getattr(least, name)) for name in _BOUND},
                 "factor": one.factor or None, "reason": one.reason or None,
             }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
         rows = list(self.rows())
-        able = len(self.able)
+        able, known = len(self.able), len(self.able) + len(self.unmeasured)
         best = next((row for row, one in zip(rows, self.able, strict=False) if one is self.best), None)
         return {
             "schema_version": SCHEMA_VERSION,
@@ -176,13 +125,18 @@ class ServicePlan:
             "model": self.model.name,
             "inputs": {
                 "rate": self.rate, "prompt": self.prompt, "gen": self.gen, "by": str(self.by), "years": self.years,
-                "max_devices": self.max_devices, "quants": list(self.quants),
+                "max_devices": self.max_devices, "quants": list(self.quants), "kernels": self.kernels,
                 **{key: value if isfinite(value) else None for key, value in asdict(self.goals).items()},
             },
             "tried": self.tried,
             "best": best,
+            "least": None if self.least is None else {
+                "hardware": self.least.hardware.name, "quant": self.least.quant, "layout": str(self.least.layout),
+                "devices": self.least.devices, **{name: _plain(getattr(self.least, name)) for name in _BOUND},
+            },
             "candidates": rows[:able],
-            "rejected": rows[able:],
+            "unmeasured": rows[able:known],
+            "rejected": rows[known:],
         }  # fmt: skip
 
 
@@ -201,6 +155,10 @@ def plan(
     batches: Sequence[int] = BATCHES,
     by: str | None = None,
     years: float | None = None,
+    library: str = "",
+    engine: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
+    bound: bool = False,
     progress: Callable[[int, int], object] = lambda done, settings: None,
 ) -> ServicePlan:
     """The cheapest way to serve `rate` requests a second within `ttft` and `tpot` seconds on average.
@@ -211,6 +169,10 @@ def plan(
     batches      limits of sequences at a time among which one is chosen
     by           "cost", "energy" (watts at TDP) or "devices"; the first of these that is known, if None
     years        over which a purchase is spread where a device has no cloud price
+    library      whose kernels are expected; what was measured best on each device if ""
+    engine       that launches them; no gaps between them if ""
+    profiles     files that `llmviewer calibrate` wrote, before those that ship
+    bound        whether lower bounds are to keep to the goals, and nothing is expected
     progress     is told of layouts and precisions done, and of how many there are
 
     Prompts are read before others go on (prefill-first), in the closed form of docs/serving.md.
@@ -235,274 +197,103 @@ def plan(
     for name, given in (("hardware", devices), ("layouts", laid), ("quants", quants), ("batches", batches)):
         if not len(given):
             raise InputError(f"{name}: nothing to plan with")
-    base = Setting.of(model, devices[0])
+    check_bound(bound, library, engine, profiles)
+    made = find_engine(engine) if engine else None
+    if made and library:
+        raise InputError(f"library must be left out beside engine {engine}, which runs kernels of {made.library}")
+    eager = made.attention if made else None
+    base = Setting.of(model, devices[0], attention=eager, library=library, profiles=profiles)
     if not base.model.generates or base.model.encodes:
         raise InputError(
             f"{base.model.name} is not served token by token; plan is of models that continue their prompts"
         )
-    load = _Load(rate=rate, prompt=prompt, gen=gen, goals=goals, limits=limits, max_devices=max_devices, years=years)
-    known, tried = Known(), 0
+    load = Load(rate=rate, prompt=prompt, gen=gen, goals=goals, limits=limits, max_devices=max_devices, years=years)
+    named = {device.name: device for device in devices}
+
+    @cache
+    def kernels(device: str) -> Kernels:
+        return Kernels(named[device], made.library if made else library, base.profiles, engine=made)
+
+    search, tried = _Search(devices, load, None if bound else kernels), 0
     found: list[Candidate] = []
     settings = [(quant, layout) for quant in dict.fromkeys(quants) for layout in dict.fromkeys(laid)]
     for done, (quant, layout) in enumerate(settings, 1):
         one = replace(base if quant == PUBLISHED else base.having(quant=quant), layout=layout)
-        found += _candidates(one, quant, devices, load, known)
+        found += search.candidates(one, quant)
         tried += len(devices) * (max_devices // layout.devices) * len(limits)
         progress(done, len(settings))
-    able = [one for one in found if not one.factor]
-    chosen = wanted or next((b for b in By if any(not isnan(one.price(b)) for one in able)), By.COST)
-    able.sort(key=lambda one: (_worst(one.price(chosen)), one.devices, one.tpot_s))
-    served = {one.hardware.name for one in able}
+    keeping = [one for one in found if not one.factor]
+    chosen = wanted or next((b for b in By if any(not isnan(one.price(b)) for one in keeping)), By.COST)
+
+    def order(one: Candidate) -> tuple[float, int, float]:
+        return _worst(one.price(chosen)), one.devices, one.tpot_s
+
+    keeping.sort(key=order)
+    able = tuple(one for one in keeping if one.least or bound)
+    least = min((one.least or one for one in found if one.least or not one.factor), key=order, default=None)
+    served = {one.hardware.name for one in keeping}
     closest: dict[str, Candidate] = {}
     for candidate in found:
         name = candidate.hardware.name
-        if name not in served and (name not in closest or candidate.excess < closest[name].excess):
+        if name not in served and (name not in closest or _missed(candidate) < _missed(closest[name])):
             closest[name] = candidate
     return ServicePlan(
         model=base.model, rate=rate, prompt=prompt, gen=gen, goals=goals, by=chosen, years=years,
-        max_devices=max_devices, quants=tuple(quants), able=tuple(able),
+        max_devices=max_devices, quants=tuple(quants), able=able,
+        kernels=None if bound else made.title if made else library,
+        unmeasured=_each([one for one in keeping if not (one.least or bound)]), least=least,
         rejected=tuple(sorted(closest.values(), key=lambda one: (one.factor, one.excess))), tried=tried,
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Load:
-    """What is asked of every setting."""
-
-    rate: float
-    prompt: int
-    gen: int
-    goals: Goals
-    limits: Grid
-    max_devices: int
-    years: float | None
-
-    @property
-    def middle(self) -> float:
-        """What a sequence that decodes attends to on average. [tokens]"""
-        return self.prompt + self.gen / 2
+def _each(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The first of every device."""
+    found: dict[str, Candidate] = {}
+    for one in candidates:
+        found.setdefault(one.hardware.name, one)
+    return tuple(found.values())
 
 
-def _candidates(
-    one: Setting, quant: str, devices: Sequence[Hardware], load: _Load, known: Known
-) -> Iterator[Candidate]:
-    """A model in a precision and a layout on every device: the fewest copies that do, or those that come closest."""
-    eager = replace(one, attention=Attention.EAGER)
-    alike: dict[
-        object, list[tuple[Hardware, Hardware]]
-    ] = {}  # devices whose links make the same graph, with them linked
-    for device in devices:
-        try:
-            network = Network.of(device, one.layout)
-            linked = network.linked()
-        except InputError as error:
-            yield _refused(device, quant, one.layout, "layout", str(error))
-            continue
-        alike.setdefault(_signature(network), []).append((device, linked))
-    footprint: Footprint | None = None  # the same on all, as links hold nothing
-    for members in alike.values():
-        own = [device for device, _ in members]
-        lowered = replace(eager, hardware=own[0])
-        try:
-            graphs = (lowered.graph, lowered.decode_graph)
-        except InputError as error:
-            yield from (_refused(device, quant, one.layout, "layout", str(error)) for device in own)
-            continue
-        linked_only = [linked for _, linked in members]
-        prefills, refused = fleets(_flash(graphs[0]), linked_only, known)
-        steps = prefills if graphs[1] is graphs[0] else fleets(_flash(graphs[1]), linked_only, known)[0]
-        for place, reason in refused.items():
-            yield _refused(own[place], quant, one.layout, "data type", reason)
-        if len(refused) == len(own):
-            continue
-        tile = flash_attention(own[0].on_chip_bytes)
-        footprint = footprint or Footprint.of(tile(graphs[0]), tile(graphs[1]), one.layout)
-        times = _Times.of(prefills, steps, one.layout, load, len(own))
-        needed = _needed(footprint, one.layout, load)
-        able = [place for place in range(len(own)) if place not in refused]
-        asked = (quant, one.layout)
-        yield from _judged([own[p] for p in able], asked, times.only(able), needed, load)
+def _missed(one: Candidate) -> tuple[bool, float]:
+    """How far off the goals: those that keep to them at the bound come closer than those that do not."""
+    return one.least is None, one.excess
 
 
-def _flash(graph: Graph) -> Callable[[float], Graph]:
-    return lambda size: flash_attention(size)(graph)
+@dataclass(frozen=True)
+class _Search:
+    """What every setting is tried on. `kernels` are those of a device by its name; None where all is of bounds."""
 
+    devices: Sequence[Hardware]
+    load: Load
+    kernels: Callable[[str], Kernels] | None
+    known: Known = field(default_factory=Known)
 
-def _signature(network: Network) -> object:
-    """What the graph of a device depends on beside its memory on chip."""
-    if network.layout.devices == 1:
-        return None
-    own = {f.key: str(f.value) for f in network.hardware.facts if f.key in ("scale_up.topology", "scale_up.in_network")}
-    mesh = own.get("scale_up.topology") == "mesh"  # whose links are as many as its devices
-    return network.inside, network.domain if mesh else min(network.domain, network.layout.devices), tuple(own.items())
+    def candidates(self, one: Setting, quant: str) -> Iterator[Candidate]:
+        """A model in a precision and a layout on every device: the fewest copies that do, or those that come closest.
 
+        Those that keep to the goals at the bound are held to them as expected too.
+        """
+        for laid in laid_out(one, self.devices, self.known):
+            if isinstance(laid, tuple):
+                yield refused(laid[0], quant, one.layout, "layout", laid[1])
+                continue
+            for place, reason in laid.refused.items():
+                yield refused(laid.devices[place], quant, one.layout, "data type", reason)
+            judge = partial(self._judged, laid, quant)
+            found = judge(laid.bounds(self.load), [p for p in range(len(laid.devices)) if p not in laid.refused])
+            if self.kernels:
+                fine = [place for place, own in found.items() if not own.factor]
+                times = laid.expected(self.load, self.kernels, fine)
+                told = judge(times, [place for place in fine if isfinite(times.through[place])])
+                found |= {place: replace(own, least=found[place]) for place, own in told.items()}
+            yield from found.values()
 
-@dataclass(frozen=True, kw_only=True)
-class _Times:
-    """A prompt's way through a copy, when another can follow, [device]; a decode step, [device, batch]. [s]"""
-
-    through: Grid
-    every: Grid
-    step: Grid
-
-    @classmethod
-    def of(cls, prefills: Sequence[Fleet], steps: Sequence[Fleet], layout: Layout, load: _Load, count: int) -> _Times:
-        through, every = np.full(count, nan), np.full(count, nan)
-        step = np.full((count, len(load.limits)), nan)
-        for fleet in prefills:
-            values = fleet.values(Workload.prefill(batch=np.array([[1.0]]), prompt=float(load.prompt)))
-            own = np.broadcast_to(fleet.seconds(values), (len(fleet.rows), 1))[:, 0]
-            through[fleet.rows] = own
-            slowest = _slowest(fleet, values, len(fleet.rows), 1)[:, 0] if layout.pp > 1 else own
-            every[fleet.rows] = slowest / layout.dp
-        for fleet in steps:
-            batch = np.asarray(layout.share(load.limits))[None, :]
-            values = fleet.values(Workload.decode(batch=batch, kv_len=load.middle))
-            shape = (len(fleet.rows), len(load.limits))
-            own_step = np.broadcast_to(fleet.seconds(values), shape)
-            if layout.pp > 1:
-                turns = np.broadcast_to(layout.parts(load.limits), shape)
-                own_step = np.maximum(own_step, turns * _slowest(fleet, values, *shape))
-            step[fleet.rows] = own_step
-        return cls(through=through, every=every, step=step)
-
-    def only(self, rows: Sequence[int]) -> _Times:
-        return _Times(through=self.through[rows], every=self.every[rows], step=self.step[rows])
-
-
-def _slowest(fleet: Fleet, values: Any, devices: int, points: int) -> Grid:
-    """The stage of a pipeline that takes longest. [s]"""
-    stages: dict[int, list[int]] = {}
-    for place, row in enumerate(fleet.operators):
-        stages.setdefault(row.block.stage, []).append(place)
-    each = (
-        Fleet(
-            tuple(fleet.operators[p] for p in places), devices=fleet.devices, keys=tuple(fleet.keys[p] for p in places)
-        )
-        for places in stages.values()
-    )
-    times = (np.broadcast_to(stage.seconds(values), (devices, points)) for stage in each)
-    return reduce(np.maximum, times)
-
-
-def _needed(footprint: Footprint, layout: Layout, load: _Load) -> Grid:
-    """Memory of a device for each limit of the batch, whole answers cached, while one prompt is read. [B], [batch]"""
-    gen, prompt = float(load.gen), float(load.prompt)
-    weights, cache, _ = footprint.parts(batch=load.limits, prompt=prompt, gen=gen)
-    reading = footprint.parts(batch=float(layout.dp * layout.pp), prompt=prompt, gen=gen)[2]
-    writing = footprint.parts(batch=load.limits, prompt=1.0, gen=prompt + gen - 1)[2]
-    return np.broadcast_to(weights + cache + np.maximum(reading, writing), load.limits.shape)
-
-
-def _judged(
-    devices: Sequence[Hardware], asked: tuple[str, Layout], times: _Times, needed: Grid, load: _Load
-) -> Iterator[Candidate]:
-    """The closed form of the steady state for every device and number of copies, and what it is to be held to."""
-    quant, layout = asked
-    copies = np.arange(1.0, load.max_devices // layout.devices + 1)
-    rate = load.rate / copies[None, :]
-    through, every = times.through[:, None], times.every[:, None]
-    wanted = load.gen - 1
-    limits = load.limits
-    busy = rate * every
-    step = times.step[:, None, :]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tpot = np.where(busy[..., None] < 1, step / (1 - busy[..., None]), inf)  # by sequences that decode together
-        missing = rate[..., None] * wanted * tpot - (limits - 1)  # a sequence has one less than them beside it
-        at, stable = _crossing(missing)
-        batch = _at(limits - 1, at)
-        step_s, tpot_s = _at(np.broadcast_to(step, missing.shape), at), _at(tpot, at)
-        decoding = (1 - busy) * (1 - np.exp(-batch))
-        residual = rate * every * every / 2 + decoding * step_s / 2
-        ttft_s = np.where(stable, through + residual / (1 - busy), inf)
-        tpot_s = np.where(stable, tpot_s, inf) if wanted else np.zeros(stable.shape)
-        able = 1 / (every[..., None] + wanted * step / (limits - (wanted > 0)))  # by the batch, each beside the others
-        # Little's law gives the mean, where `missing` is 0. The steeper it falls there the less they vary around it:
-        # with Poisson's variance, the mean, where decode steps are as long for any batch.
-        steepness = np.where(stable & (at > 0), np.maximum(_slope(missing, limits, at), _LEAST), 1.0)
-        room = np.where(stable, 1 + batch + _TAIL * np.sqrt(batch / steepness), 1.0)
-    place = np.minimum(np.searchsorted(limits, room), len(limits) - 1)
-    capacity = np.array([[device.capacity] for device in devices])
-    most = np.max(able, axis=2)
-    fitting = np.max(np.where(needed <= capacity, able[:, 0, :], 0.0), axis=1)
-    memory = needed[place] / capacity
-    over = {
-        "memory": np.where(stable, memory, needed[0] / capacity),
-        "rate": np.where(stable, 1.0, rate / most),
-        "batch": room / limits[-1],
-        "time to first token": np.where(stable, ttft_s, 0.0) / load.goals.ttft_s,
-        "time per token": np.where(stable, tpot_s, 0.0) / load.goals.tpot_s,
-    }
-    worst = reduce(np.maximum, over.values())
-    fine = stable & (worst <= 1)
-    first = np.where(np.any(fine, axis=1), np.argmax(fine, axis=1), np.argmin(worst, axis=1))
-    for row, device in enumerate(devices):
-        at_row = row, int(first[row])
-        count = int(copies[at_row[1]])
-        factor = "" if fine[at_row] else max(over, key=lambda name: over[name][at_row])
-        numbers = {name: float(over[name][at_row]) for name in over}
-        one = Candidate(
-            hardware=device, quant=quant, layout=layout, copies=count, limit=int(limits[place[at_row]]),
-            batch=float(batch[at_row]), utilization=float(busy[at_row]), ttft_s=float(ttft_s[at_row]),
-            tpot_s=float(tpot_s[at_row]), max_rate=float(fitting[row] * count), memory=numbers["memory"],
-            usd_per_h=count * layout.devices * hourly(device, load.years),
-            watts=count * layout.devices * device.numbers.get("power.tdp", nan),
-            factor=factor, excess=numbers[factor] if factor else 1.0,
-        )  # fmt: skip
-        yield replace(one, reason=_reason(one, load)) if factor else one
-
-
-def _crossing(missing: Grid) -> tuple[Grid, npt.NDArray[np.bool_]]:
-    """Where a row of the last axis falls to 0, as a place with its fraction, and whether it does."""
-    place = np.argmax(missing <= 0, axis=-1)
-    stable = np.take_along_axis(missing, place[..., None], axis=-1)[..., 0] <= 0
-    before = np.maximum(place - 1, 0)
-    left, right = (np.take_along_axis(missing, p[..., None], axis=-1)[..., 0] for p in (before, place))
-    fraction = np.where(place > 0, left / np.where(left == right, 1.0, left - right), 0.0)
-    return np.where(stable, before + fraction, 0.0), stable
-
-
-def _at(values: Grid, at: Grid) -> Grid:
-    """Entries of the last axis at places with fractions."""
-    low = np.floor(at).astype(int)
-    high = np.minimum(low + 1, values.shape[-1] - 1)
-    if values.ndim == 1:
-        left, right = values[low], values[high]
-    else:
-        left, right = (np.take_along_axis(values, p[..., None], axis=-1)[..., 0] for p in (low, high))
-    mixed: Grid = left + (at - low) * (right - left)
-    return mixed
-
-
-def _slope(values: Grid, over: Grid, at: Grid) -> Grid:
-    """How steeply entries of the last axis fall at places with fractions."""
-    high = np.maximum(np.ceil(at).astype(int), 1)
-    left, right = (np.take_along_axis(values, p[..., None], axis=-1)[..., 0] for p in (high - 1, high))
-    fall: Grid = (left - right) / (over[high] - over[high - 1])
-    return fall
-
-
-def _reason(one: Candidate, load: _Load) -> str:
-    times = f"{one.excess:.3g}x"
-    if one.factor == "memory":
-        there = one.hardware.capacity
-        return f"memory: {si(one.excess * there)}B, {times} the {si(there)}B of each device"
-    if one.factor == "batch":
-        return f"batch: {one.excess * load.limits[-1]:.0f} sequences at a time, of {load.limits[-1]:.0f} at most"
-    if one.factor == "rate":
-        return (
-            f"rate: {load.rate / one.excess:.4g} requests/s at most on {one.devices} devices, of {load.rate:.4g} asked"
-        )
-    value, goal = (
-        (one.ttft_s, load.goals.ttft_s) if one.factor == "time to first token" else (one.tpot_s, load.goals.tpot_s)
-    )
-    return f"{one.factor}: {seconds(value)}, {times} the {seconds(goal)} allowed"
-
-
-def _refused(device: Hardware, quant: str, layout: Layout, factor: str, reason: str) -> Candidate:
-    return Candidate(
-        hardware=device, quant=quant, layout=layout, factor=factor, excess=inf, reason=f"{factor}: {reason}"
-    )
+    def _judged(self, laid: LaidOut, quant: str, times: Times, places: Sequence[int]) -> dict[int, Candidate]:
+        if not places:
+            return {}
+        own = [laid.devices[place] for place in places]
+        each = judged(own, (quant, laid.layout), times.only(places), laid.needed(self.load), self.load)
+        return dict(zip(places, each, strict=True))
 
 
 def _by(text: str | None) -> By | None:

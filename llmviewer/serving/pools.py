@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..disaggregation import pace
 from ..layout import ALONE
 from ..model import kv_cache_bytes
 from ..setting import Setting
@@ -58,10 +59,4 @@ def transfer_s(reads: Setting, writes: Setting, traffic: Traffic) -> Times:
     )  # fmt: skip
     prompts = traffic.prompt.astype(float)
     nbytes = kv_cache_bytes(whole.graph, batch=1, context=prompts, prompt=prompts)
-    return np.broadcast_to(np.asarray(nbytes, dtype=float), prompts.shape) / min(_pace(reads), _pace(writes))
-
-
-def _pace(setting: Setting) -> float:
-    """Of all devices of a side, on the links that lead to others. [B/s]"""
-    tier = "scale_out" if "scale_out.bandwidth" in setting.hardware.numbers else "host"
-    return setting.layout.devices * setting.hardware.fact(f"{tier}.bandwidth")
+    return np.broadcast_to(np.asarray(nbytes, dtype=float), prompts.shape) / pace(reads, writes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +15,14 @@ from .. import __version__
 from ..comparison import hourly
 from ..disaggregation import KvTransfer
 from ..errors import InputError
+from ..expectation.engines import find_engine
+from ..expectation.profile import Profile
 from ..hardware import Hardware
 from ..layout import ALONE, Layout
 from ..model import Model
 from ..setting import Setting, member, whole
 from ..techniques import Technique
 from ..units import seconds
-from .engines import Engine, find_engine
 from .lengths import parse_lengths
 from .policy import POLICIES, Policy, parse_policy
 from .pools import prefill, transfer_s
@@ -56,13 +57,15 @@ class Goals:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What became of all requests. Steps take as long as their lower bounds, or as is expected of an engine.
+    """What became of all requests where steps take as long as their lower bounds.
 
+    expected        the same requests where steps take as long as is expected of kernels; None where nothing is expected
+                    of them, for the reason `unknown`, and of what is expected itself
     setting         of one copy of the model; of those that decode, where others read the prompts
     reads           of one copy that reads prompts, where those are others
     readers         copies that do
     copies          of the model, the readers apart
-    expected        the same in closed form, as one copy has it; None where prompts are read elsewhere
+    closed          means in closed form, as one copy has them; None where prompts are read elsewhere
     reading_busy_s  of the readers together
     """
 
@@ -75,17 +78,23 @@ class Simulation:
     seed: int | None
     goals: Goals
     years: float | None
-    engine: Engine | None
     start_s: Times
     first_s: Times
     finish_s: Times
     gap_s: Times
     preemptions: int
     usage: Usage
-    expected: Steady | None
+    closed: Steady | None
+    expected: Simulation | None = None
+    unknown: str = ""
     reads: Setting | None = None
     readers: int = 0
     reading_busy_s: float = 0.0
+
+    @property
+    def likely(self) -> Simulation:
+        """What is expected, where something is."""
+        return self.expected or self
 
     @property
     def ttft_s(self) -> Times:
@@ -191,11 +200,11 @@ class Simulation:
         full, crowded, mixed = usage.full_s / busy, usage.crowded_s / busy, usage.mixed_s / busy
         if self.reads and self.reading_utilization > max(self.utilization, 1 - _FEW):
             yield f"The devices that read prompts, which work {self.reading_utilization:.0%} of the time."
-        if self.expected and self.expected.max_rate <= self.traffic.rate / self.copies < inf:
-            cause = f", as memory has room for {self.expected.max_batch} caches" if full > _FEW else ""
+        if self.closed and self.closed.max_rate <= self.traffic.rate / self.copies < inf:
+            cause = f", as memory has room for {self.closed.max_batch} caches" if full > _FEW else ""
             yield (
                 f"Load: {self.traffic.rate / self.copies:.3g} requests a second come to each copy, which serves "
-                f"{self.expected.max_rate:.3g} at most{cause}. The queue grows for as long as they come."
+                f"{self.closed.max_rate:.3g} at most{cause}. The queue grows for as long as they come."
             )
         if full > max(crowded, _FEW):
             yield f"Memory: in {full:.0%} of the busy time the next request waits for room for its cache."
@@ -213,7 +222,7 @@ class Simulation:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
-        usage = {f.name: getattr(self.usage, f.name) for f in fields(Usage)}
+        kernels = self.setting.kernels
         return {
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
@@ -222,7 +231,8 @@ class Simulation:
             "inputs": {
                 "quant": str(self.setting.quantization), "layout": str(self.setting.layout),
                 "techniques": list(map(str, self.setting.techniques)), "policy": str(self.policy),
-                "engine": self.engine.name if self.engine else None,
+                "library": kernels.library if kernels and self.expected else None,
+                "engine": self.setting.engine.name if self.setting.engine else None,
                 "copies": self.copies, "readers": self.readers,
                 "prefill_hardware": self.reads.hardware.name if self.reads else None,
                 "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
@@ -231,6 +241,14 @@ class Simulation:
                 "tpot_s": _known(self.goals.tpot_s), "years": self.years,
             },
             "devices": self.devices,
+            **self.numbers(),
+            "expected": self.expected.numbers() if self.expected else None,
+            "unknown": self.unknown or None,
+        }  # fmt: skip
+
+    def numbers(self) -> dict[str, Any]:
+        """What became of the requests, for JSON."""
+        return {
             "times": {name: summary(values) for name, values in self.metrics.items()},
             "span_s": self.span_s,
             "tokens_per_s": self.tokens_per_s,
@@ -241,12 +259,12 @@ class Simulation:
             "reading_utilization": self.reading_utilization if self.readers else None,
             "mean_running": self.usage.sequence_s / (self.copies * self.span_s),
             "preemptions": self.preemptions,
-            "usage": usage,
+            "usage": {f.name: getattr(self.usage, f.name) for f in fields(Usage)},
             "tokens_per_joule_at_tdp": _known(self.tokens_per_joule),
             "tokens_per_dollar": _known(self.tokens_per_dollar),
             "limit": self.limit,
-            "closed_form": None if self.expected is None else {
-                f.name: _known(getattr(self.expected, f.name)) for f in fields(Steady)
+            "closed_form": None if self.closed is None else {
+                f.name: _known(getattr(self.closed, f.name)) for f in fields(Steady)
             },
             "queue": [
                 {"time_s": t, "waiting": n} for t, n in zip(*(c.tolist() for c in thinned(*self.waiting)), strict=True)
@@ -255,10 +273,10 @@ class Simulation:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One for each request. [s], [tokens]"""
-        columns = {
-            "arrival_s": self.traffic.arrival_s, "prompt": self.traffic.prompt, "gen": self.traffic.gen,
-            "start_s": self.start_s, "first_s": self.first_s, "finish_s": self.finish_s, "gap_s": self.gap_s,
-        }  # fmt: skip
+        columns = {"arrival_s": self.traffic.arrival_s, "prompt": self.traffic.prompt, "gen": self.traffic.gen}
+        for prefix, found in (("", self), ("expected_", self.expected)):
+            names = ("start_s", "first_s", "finish_s", "gap_s") if found else ()
+            columns |= {f"{prefix}{name}": getattr(found, name) for name in names}
         for values in zip(*(column.tolist() for column in columns.values()), strict=True):
             yield dict(zip(columns, values, strict=True))
 
@@ -272,7 +290,6 @@ def simulate(
     prompt_lengths: str | None = None,
     gen_lengths: str | None = None,
     policy: str | None = None,
-    engine: str | None = None,
     requests: int = 1000,
     seed: int = 0,
     max_batch: int = 256,
@@ -291,15 +308,18 @@ def simulate(
     layout: str | Layout = ALONE,
     hardware_set: Sequence[str] = (),
     techniques: Sequence[str | Mapping[str, object] | Technique] = (),
+    library: str = "",
+    engine: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
+    bound: bool = False,
 ) -> Simulation:
-    """`requests` that arrive at random, `rate` a second, or those of a file, served step by step.
+    """`requests` that arrive at random, `rate` a second, or those of a file, served step by step: with steps as long as
+    their lower bounds, and the same requests again with steps as long as is expected of kernels.
 
     arrivals          a CSV file with timestamp, prompt and gen, in place of rate and lengths
     prompt_lengths    a number, uniform:LEAST-MOST, lognormal:mean=..,p95=.. or a file; 1024 if None [tokens]
     gen_lengths       likewise; 128 if None [tokens]
     policy            one of POLICIES; "chunked:512", the default, reads and decodes 512 tokens in a step
-    engine            one of ENGINES, whose steps take as long as is expected of them, and whose policy and block are
-                      meant where none are given; steps take as long as their lower bounds where none is given
     max_batch, block  sequences at a time; tokens of a block of the cache
     copies            of the model, each on the devices of `layout`, which get requests in turn
     readers           copies that read prompts, so that the others decode only, on `prefill_hardware` if given
@@ -307,6 +327,11 @@ def simulate(
     ttft, tpot        goals that requests are held to [s]
     years             over which a purchase is spread where a device has no cloud price
     techniques        those that change what a step does, not which steps are taken
+    library           whose kernels are expected; what was measured best on the device if ""
+    engine            one of ENGINES, whose steps are expected, and whose policy and block are meant where none are
+                      given
+    profiles          files that `llmviewer calibrate` wrote, before those that ship
+    bound             lower bounds alone
 
     Raises InputError where something given cannot be used, or where a request does not fit.
     """
@@ -316,6 +341,7 @@ def simulate(
     lengths = {"prompt_lengths": prompt_lengths, "gen_lengths": gen_lengths}
     apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer}
     _check_use(arrivals=arrivals, lengths=lengths, readers=readers, apart=apart, policy=policy)
+    check_bound(bound, library, engine, profiles)
     made = find_engine(engine) if engine else None
     policy = policy or (made.policy if made else _POLICY)
     block = made.block if block is None and made else _BLOCK if block is None else block
@@ -331,9 +357,9 @@ def simulate(
         raise InputError(f"years must be a positive number; got {years:g}")
     when = member(KvTransfer, "kv_transfer", kv_transfer or KvTransfer.AFTER)
     asked: dict[str, Any] = {
-        "quant": quant, "attention": attention or (made.attention if made else None),
-        "library": made.library if made else "", "mla": mla, "expert_skew": expert_skew, "layout": layout,
-        "hardware_set": hardware_set, "techniques": techniques,
+        "quant": quant, "attention": attention, "mla": mla, "expert_skew": expert_skew, "layout": layout,
+        "hardware_set": hardware_set, "techniques": techniques, "library": library, "engine": engine,
+        "profiles": profiles,
     }  # fmt: skip
     setting = Setting.of(model, hardware, **asked)
     if rate is None:
@@ -344,20 +370,22 @@ def simulate(
         traffic = poisson(rate=rate, prompts=prompts, gens=gens, requests=requests, generator=generator)
     common: dict[str, Any] = {
         "traffic": traffic, "copies": copies, "max_batch": max_batch, "block": block, "goals": goals, "years": years,
-        "seed": None if rate is None else seed, "engine": made,
+        "seed": None if rate is None else seed,
     }  # fmt: skip
     if readers:
         reads = Setting.of(model, prefill_hardware or hardware, **asked)
-        return _apart(reads, replace(setting, decodes_only=True), readers, when, common)
-    steps = Steps(setting, made)
-    offered = traffic.rate / copies
-    served = _shared(steps, traffic, copies, policy=chosen, max_batch=max_batch, block=block)
-    found = steady(steps, traffic, rate=offered, policy=chosen, max_batch=max_batch) if isfinite(offered) else None
-    return Simulation(
-        setting=setting, policy=chosen, expected=found, start_s=served.start_s, first_s=served.first_s,
-        finish_s=served.finish_s, gap_s=served.gap_s, preemptions=int(np.sum(served.preempted)), usage=served.usage,
-        **common,
-    )  # fmt: skip
+        run = partial(_apart, reads, replace(setting, decodes_only=True), readers, when, common)
+    else:
+        run = partial(_alone, setting, chosen, common)
+    unknown = "" if bound else Steps(setting).unknown or (Steps(reads).unknown if readers else "")
+    found = run(expected=False)
+    return replace(found, unknown=unknown, expected=None if bound or unknown else run(expected=True))
+
+
+def check_bound(bound: bool, *kernels: object) -> None:
+    """Raises InputError where lower bounds alone are asked for, and kernels too."""
+    if bound and any(kernels):
+        raise InputError("bound is of steps that no kernel beats; leave out library, engine and profiles")
 
 
 def _check_use(
@@ -374,12 +402,28 @@ def _check_use(
         raise InputError("policy must be left out beside readers: no device both reads and decodes")
 
 
-def _apart(reads: Setting, writes: Setting, readers: int, when: KvTransfer, common: dict[str, Any]) -> Simulation:
+def _alone(setting: Setting, policy: Policy, common: dict[str, Any], *, expected: bool) -> Simulation:
+    """Every copy reads and decodes."""
+    steps, traffic = Steps(setting, expected), common["traffic"]
+    most: dict[str, Any] = {"policy": policy, "max_batch": common["max_batch"]}
+    offered = traffic.rate / common["copies"]
+    served = _shared(steps, traffic, common["copies"], block=common["block"], **most)
+    closed = steady(steps, traffic, rate=offered, **most) if isfinite(offered) else None
+    return Simulation(
+        setting=setting, policy=policy, closed=closed, start_s=served.start_s, first_s=served.first_s,
+        finish_s=served.finish_s, gap_s=served.gap_s, preemptions=int(np.sum(served.preempted)), usage=served.usage,
+        **common,
+    )  # fmt: skip
+
+
+def _apart(
+    reads: Setting, writes: Setting, readers: int, when: KvTransfer, common: dict[str, Any], *, expected: bool
+) -> Simulation:
     """Prompts are read by some, and answered by others."""
     traffic: Traffic = common["traffic"]
     policy = POLICIES["prefill-first"]  # of what lost its cache and is read again
     travel = transfer_s(reads, writes, traffic)
-    reader, writer = (Steps(side, common["engine"]) for side in (reads, writes))
+    reader, writer = (Steps(side, expected) for side in (reads, writes))
     read = prefill(
         reader, traffic, copies=readers, transfer_s=travel, overlapped=when is KvTransfer.OVERLAPPED
     )  # fmt: skip
@@ -391,7 +435,7 @@ def _apart(reads: Setting, writes: Setting, readers: int, when: KvTransfer, comm
     )  # fmt: skip
     back = np.argsort(order)
     return Simulation(
-        setting=writes, policy=policy, expected=None, reads=reads, readers=readers, reading_busy_s=read.busy_s,
+        setting=writes, policy=policy, closed=None, reads=reads, readers=readers, reading_busy_s=read.busy_s,
         start_s=read.start_s, first_s=served.first_s[back], finish_s=served.finish_s[back], gap_s=served.gap_s[back],
         preemptions=int(np.sum(served.preempted)), usage=served.usage, **common,
     )  # fmt: skip

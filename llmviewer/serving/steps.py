@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -12,20 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from ..expectation.network import Kernels
+from ..expectation.network import BOUND_ONLY, Kernels
 from ..forms import Form, Num, evaluate
 from ..generation import decode_s
 from ..model import kv_cache
-from ..roofline import Plan
 from ..setting import Setting
 from ..techniques import altered
 from ..workload import Spans, Workload
-from .engines import Engine
+from .paces import Paces
 
 _POINTS: Final = 64  # lengths of a row of decode steps; between them it is a line
 _REMEMBERED: Final = 1 << 16  # steps that read prompts
-_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # between which the pace of an engine is a line
-_TOKENS: Final = (1, 16, 64, 256, 1024, 4096, 16384, 65536)
 _PARTS: Final = 16  # of an answer, whose middles stand for it
 
 
@@ -33,13 +29,13 @@ _PARTS: Final = 16  # of an answer, whose middles stand for it
 class Steps:
     """A setting as steps of any mixture: sequences that decode, parts of prompts, or both.
 
-    engine  whose steps they are; they take as long as their lower bounds where there is none
+    expected  whether they take as long as is expected of the setting's kernels and engine; else their lower bounds
 
     Raises InputError for models and layouts whose steps do not follow each other one by one.
     """
 
     setting: Setting
-    engine: Engine | None = None
+    expected: bool = False
     _rows: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
     _read: dict[object, float] = field(default_factory=dict, repr=False)
 
@@ -59,11 +55,9 @@ class Steps:
 
     def decode_s(self, *, batch: Num, kv_len: Num) -> Num:
         """A step in which `batch` sequences attend to `kv_len` tokens each on average, the new one included. [s]"""
-        bound = self.setting.decode_plan.time_s(Workload((Spans(batch=batch, q_len=1.0, kv_len=kv_len),)))
-        if not self.engine:
-            return bound
-        pace = self._decode_pace(np.log(np.maximum(batch, 1)), np.log(np.maximum(kv_len, 1)))
-        return self.engine.time_s(bound * pace, self._launches)
+        if self.expected:
+            return self._hosted(self._paces.decode_s(batch=batch, kv_len=kv_len))
+        return self.setting.decode_plan.time_s(Workload((Spans(batch=batch, q_len=1.0, kv_len=kv_len),)))
 
     def decoding_s(self, batch: int, kv_len: float) -> float:
         """The same for one number, from a row of lengths that is worked out once for each batch. [s]"""
@@ -81,7 +75,7 @@ class Steps:
         """All steps of `batch` sequences that attend to `first` tokens, then one more each time, up to `last`. [s]"""
         if last < first:
             return 0.0
-        if not self.engine:
+        if not self.expected:
             return float(decode_s(self.setting.decode_plan, batch=float(batch), first=float(first), last=float(last)))
         middles = first - 0.5 + (np.arange(_PARTS) + 0.5) * (last - first + 1) / _PARTS
         return float(np.mean(self.decode_s(batch=float(batch), kv_len=middles))) * (last - first + 1)
@@ -100,11 +94,9 @@ class Steps:
 
     def mixed_s(self, groups: tuple[Spans, ...]) -> Num:
         """The same for fields that are arrays. [s]"""
-        bound = self.setting.plan.time_s(Workload(groups))
-        if not self.engine:
-            return bound
-        tokens = sum(group.batch * group.q_len for group in groups)
-        return self.engine.time_s(bound * self._read_pace(np.log(np.maximum(tokens, 1))), self._launches)
+        if self.expected:
+            return self._hosted(self._paces.mixed_s(groups))
+        return self.setting.plan.time_s(Workload(groups))
 
     def prefill_s(self, prompt: Num, batch: Num = 1.0) -> Num:
         """Whole prompts, all alike, in a step of their own. [s]"""
@@ -114,43 +106,28 @@ class Steps:
     def _launches(self) -> int:
         return sum(block.repeat for block, _ in self.setting.decode_graph)
 
+    @property
+    def unknown(self) -> str:
+        """Why nothing above the bounds is expected; "" where something is."""
+        kernels, plan = self._kernels, self.setting.decode_plan
+        if isinstance(kernels.device, str):
+            return kernels.device
+        workload = Workload.decode(batch=1.0, kv_len=1.0)
+        found = kernels.expect(plan.estimate(workload).operators, workload)
+        return "" if found.modelled else found.source.removeprefix(f"{BOUND_ONLY}: ")
+
     @cached_property
     def _kernels(self) -> Kernels:
         kernels = self.setting.kernels
-        if kernels is None or isinstance(kernels.device, str):
-            why = kernels.device if kernels else "survey accounting counts what no kernel does"
-            raise InputError(f"engine: nothing is known of kernels on {self.setting.hardware.name}: {why}")
+        assert kernels is not None  # accounting is faithful
         return kernels
 
-    def _pace(self, plan: Plan, workload: Workload) -> Num:
-        """What kernels of the library are expected to take over their bound."""
-        found = self._kernels.expect(plan.estimate(workload).operators, workload).total.expected
-        return found / plan.time_s(workload)
-
     @cached_property
-    def _decode_pace(self) -> Callable[[Num, Num], Num]:
-        """By the logarithms of batch and length, from a grid of them."""
-        batch, length = (np.array(axis, dtype=float) for axis in (_BATCHES, [n for n in _TOKENS if n >= 16]))
-        grid = (axis.ravel() for axis in np.meshgrid(batch, length, indexing="ij"))
-        workload = Workload((Spans(batch=next(grid), q_len=1.0, kv_len=next(grid)),))
-        ratio = np.reshape(self._pace(self.setting.decode_plan, workload), (len(batch), len(length)))
+    def _paces(self) -> Paces:
+        return Paces(self._kernels, self.setting.plan, self.setting.decode_plan)
 
-        def pace(log_batch: Num, log_length: Num) -> Num:
-            row, part = _between(log_batch, np.log(batch))
-            column, rest = _between(log_length, np.log(length))
-            first, second = (ratio[row + i, column] * (1 - rest) + ratio[row + i, column + 1] * rest for i in (0, 1))
-            found: Num = first * (1 - part) + second * part
-            return found
-
-        return pace
-
-    @cached_property
-    def _read_pace(self) -> Callable[[Num], Num]:
-        """By the logarithm of the tokens of a step, as if they were one prompt."""
-        tokens = np.array(_TOKENS, dtype=float)
-        workload = Workload((Spans(batch=1.0, q_len=tokens, kv_len=tokens),))
-        ratio = np.broadcast_to(self._pace(self.setting.plan, workload), tokens.shape)
-        return lambda log_tokens: np.interp(log_tokens, np.log(tokens), ratio)
+    def _hosted(self, kernels_s: Num) -> Num:
+        return self._kernels.host.time_s(kernels_s, self._launches)
 
     def cache_bytes(self, tokens: Num) -> Num:
         """What the cache of a sequence of so many tokens takes. [B]"""
@@ -178,13 +155,6 @@ class Steps:
         """What weights, and the activations of a step that reads `tokens` of prompts, leave to caches. [B]"""
         weights, _, live = self.setting.footprint.parts(batch=1.0, prompt=float(tokens), gen=0.0)
         return float(self.setting.hardware.capacity - weights - live)
-
-
-def _between(at: Num, places: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-    """The place on the left of each number, and how far it is from there to the next; the ends go no further."""
-    column = np.asarray(np.interp(at, places, np.arange(len(places))))
-    left = np.minimum(np.floor(column).astype(np.intp), len(places) - 2)
-    return left, column - left
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,11 +20,12 @@ from .lengths import Lengths, Tokens
 Times = npt.NDArray[np.float64]
 
 # Names of the columns of a file: ours, and those of the traces that Azure published (github.com/Azure/
-# AzurePublicDataset, AzureLLMInferenceDataset2023.md; CC-BY).
+# AzurePublicDataset, AzureLLMInferenceDataset2023.md and ...2024.md; CC-BY), and of BurstGPT (github.com/HPMLL/
+# BurstGPT).
 _COLUMNS: Final = {
     "timestamp": ("timestamp", "arrival_s", "arrived_at"),
-    "prompt": ("prompt", "contexttokens", "prompt_tokens"),
-    "gen": ("gen", "generatedtokens", "output_tokens"),
+    "prompt": ("prompt", "contexttokens", "request tokens", "prompt_tokens"),
+    "gen": ("gen", "generatedtokens", "response tokens", "output_tokens"),
 }
 _FRACTION: Final = 6  # digits of a second that a date has at most
 

@@ -1,0 +1,151 @@
+"""Options that several commands have, and how their reports are written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from .errors import InputError
+
+FORMATS: Final = ("text", "json", "csv", "markdown", "html")
+SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
+_HARDWARE_PATH: Final = "LLMVIEWER_HARDWARE_PATH"
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _in_folder(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Sets the variable for as long as the command runs, so that all that loads devices sees the folder."""
+    if value is not None:
+        before = os.environ.get(_HARDWARE_PATH)
+        os.environ[_HARDWARE_PATH] = value
+        context.call_on_close(lambda: _restore(before))
+
+
+def _restore(folder: str | None) -> None:
+    if folder is None:
+        os.environ.pop(_HARDWARE_PATH, None)
+    else:
+        os.environ[_HARDWARE_PATH] = folder
+
+
+hardware_path = click.option(
+    "--hardware-path",
+    metavar="DIR",
+    is_eager=True,
+    expose_value=False,
+    callback=_in_folder,
+    help=f"A folder of hardware YAML files of yours, read before those that ship. Also {_HARDWARE_PATH}.",
+)
+depreciation = click.option(
+    "--depreciation",
+    "years",
+    metavar="YEARS",
+    type=float,
+    help="Spread a purchase price over so many years of use without a pause. Without it only cloud prices count.",
+)
+library = click.option(
+    "--library",
+    metavar="NAME",
+    default="",
+    help="Whose kernels times are expected of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). What was "
+    "measured best on the device if not given.",
+)
+profiles = click.option(
+    "--profile",
+    "profiles",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A profile that `llmviewer calibrate` wrote, before those that ship. May be repeated.",
+)
+bound = click.option("--bound", is_flag=True, help="Lower bounds alone; nothing is expected of measured kernels.")
+engine = click.option(
+    "--engine",
+    metavar="NAME",
+    default="",
+    help="Which serving engine launches kernels: huggingface, deepspeed, vllm, openppl, flashdecoding++, lightllm or "
+    "tensorrt-llm, with what its host adds to every step. No gaps between kernels if not given.",
+)
+
+
+def reported(command: _F) -> _F:
+    """The options of reports that can be a folder of files."""
+    options = (
+        click.option(
+            "--format", "form", type=click.Choice(FORMATS), help="Text if not given, or as the file's name says."
+        ),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Path(path_type=Path),
+            metavar="FILE|DIR",
+            help="Write the report to a file, or HTML, Markdown and CSV to a folder.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def check_output(form: str | None, output: Path | None) -> None:
+    """Raises InputError where a report cannot be written so, before anything is worked out for it."""
+    if output and (output.suffix or form) and not output.is_dir():
+        form_of(form, output)
+
+
+def form_of(form: str | None, output: Path | None, suffixes: Mapping[str, str] = SUFFIXES) -> str:
+    """The format asked for: as --format or the end of the file's name says; text where neither does.
+
+    Raises InputError where they contradict each other, or the name says nothing.
+    """
+    ending = output.suffix.lower() if output else ""
+    said = suffixes.get(ending)
+    if form and said not in (None, "text", form):
+        raise InputError(f"{output}: ends in {ending}, and --format is {form}; leave one of them out")
+    if output and not form and not said and not output.is_dir():  # which writing to it tells
+        raise InputError(f"{output}: must end in one of {', '.join(suffixes)}; or give --format")
+    return form or said or "text"
+
+
+def given(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The value of an option or argument that must not be empty where it is there."""
+    if value is not None and not value.strip() and not context.resilient_parsing:
+        raise InputError(f"{parameter.get_error_hint(context)} must not be empty; leave it out".replace("'", ""))
+    return value
+
+
+def emit_report(report: Any, found: object, form: str | None, output: Path | None) -> None:
+    """`found` as `report` renders it: to the screen, a file, or a folder of files named after the report."""
+    from .export import write_text
+
+    if output and not form and (output.is_dir() or not output.suffix):
+        _make(output)
+        name = report.__name__.rpartition(".")[2]
+        for suffix in (".html", ".md", ".csv"):
+            write_text(output / f"{name}{suffix}", getattr(report, f"render_{SUFFIXES[suffix]}")(found))
+        click.echo(f"{output}: {name}.html, {name}.md, {name}.csv", err=True)
+        return
+    emit(getattr(report, f"render_{form_of(form, output)}")(found), output)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+
+
+def emit(text: str, output: Path | None) -> None:
+    """To the screen, or to a file."""
+    if output is None:
+        click.echo(text, nl=False, color=True)
+        return
+    from .export import write_text
+
+    write_text(output, text)
+    click.echo(f"{output}: written", err=True)

@@ -1,0 +1,192 @@
+"""How long prompts and decode steps take on many devices at once: at the bound, and as expected of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import InputError
+from ..expectation.launches import Launch
+from ..expectation.network import Kernels, Pass
+from ..fleet import Fleet, Known, fleets
+from ..forms import Num
+from ..graph import Graph
+from ..hardware import Hardware
+from ..layout import Layout, Network
+from ..memory import Footprint
+from ..roofline import OperatorEstimate
+from ..setting import Attention, Setting
+from ..transforms.flash_attention import flash_attention
+from ..workload import Spans, Workload
+from .candidates import Grid, Load, Times
+
+_AMOUNTS: Final = tuple(f.name for f in fields(OperatorEstimate) if f.type == "Num")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaidOut:
+    """A setting on devices whose links make the same graph.
+
+    prefills, steps  of those that run them, which `devices` of each fleet are the places of here
+    refused          why the others cannot, by place
+    """
+
+    devices: tuple[Hardware, ...]
+    layout: Layout
+    prefills: Sequence[Fleet]
+    steps: Sequence[Fleet]
+    refused: Mapping[int, str]
+    footprint: Footprint
+
+    def bounds(self, load: Load) -> Times:
+        """Of all devices."""
+        count, layout, batches = len(self.devices), self.layout, np.asarray(load.limits)
+        times = Times.unknown(count, len(batches))
+        times.unmodelled[:] = 1.0
+        for fleet in self.prefills:
+            values = fleet.values(Workload.prefill(batch=np.array([[1.0]]), prompt=float(load.prompt)))
+            own = np.broadcast_to(fleet.seconds(values), (len(fleet.rows), 1))[:, 0]
+            times.through[fleet.rows] = own
+            slowest = _slowest(fleet, values, len(fleet.rows), 1)[:, 0] if layout.pp > 1 else own
+            times.every[fleet.rows] = slowest / layout.dp
+        for fleet in self.steps:
+            values = fleet.values(Workload.decode(batch=layout.share(batches[None, :]), kv_len=load.middle))
+            shape = (len(fleet.rows), len(batches))
+            step = np.broadcast_to(fleet.seconds(values), shape)
+            if layout.pp > 1:
+                turns = np.broadcast_to(layout.parts(batches), shape)
+                step = np.maximum(step, turns * _slowest(fleet, values, *shape))
+            times.step[fleet.rows] = step
+        return times
+
+    def expected(self, load: Load, kernels: Callable[[str], Kernels], places: Sequence[int]) -> Times:
+        """Of the devices at some places; nan where nothing is expected above the bound.
+
+        kernels  those of a device, by its name
+        """
+        layout, batches = self.layout, np.asarray(load.limits)
+        times = Times.unknown(len(self.devices), len(batches))
+        share, ones = np.broadcast_to(layout.share(batches), batches.shape), np.ones(len(batches))
+        read = Spans(batch=np.ones(1), q_len=np.array([float(load.prompt)]), kv_len=np.array([float(load.prompt)]))
+        step = Spans(batch=share, q_len=ones, kv_len=load.middle * ones)
+        if self.prefills is self.steps:  # one graph: both at once
+            names = ("batch", "q_len", "kv_len")
+            both = Spans(**{name: np.concatenate((getattr(read, name), getattr(step, name))) for name in names})
+            passes = [(self.prefills, both, 1)]
+        else:
+            passes = [(self.prefills, read, 1), (self.steps, step, 0)]
+        for several, spans, reads in passes:
+            for place, found in _expected(several, Workload((spans,)), self.devices, kernels, places):
+                points = np.shape(spans.batch)
+                whole = np.broadcast_to(found.total.expected, points)
+                slowest = np.broadcast_to(found.slowest.expected, points) if layout.pp > 1 else whole
+                if reads:
+                    times.through[place], times.every[place] = whole[0], slowest[0] / layout.dp
+                if len(whole) > reads:
+                    turns = np.broadcast_to(layout.parts(batches), batches.shape)
+                    times.step[place] = np.maximum(whole[reads:], turns * slowest[reads:])
+                    times.unmodelled[place] = np.mean(np.broadcast_to(found.unmodelled_share, points)[reads:])
+        return times
+
+    def needed(self, load: Load) -> Grid:
+        """Memory of a device for each limit of the batch, whole answers cached, while one prompt is read. [B],
+        [batch]
+        """
+        gen, prompt, layout = float(load.gen), float(load.prompt), self.layout
+        weights, cache, _ = self.footprint.parts(batch=load.limits, prompt=prompt, gen=gen)
+        reading = self.footprint.parts(batch=float(layout.dp * layout.pp), prompt=prompt, gen=gen)[2]
+        writing = self.footprint.parts(batch=load.limits, prompt=1.0, gen=prompt + gen - 1)[2]
+        return np.broadcast_to(weights + cache + np.maximum(reading, writing), load.limits.shape)
+
+
+def laid_out(one: Setting, devices: Sequence[Hardware], known: Known) -> Iterator[LaidOut | tuple[Hardware, str]]:
+    """`one` on all devices, those together that run the same graph; and those whose links or sizes do not allow it,
+    each with the reason.
+    """
+    alike: dict[object, list[tuple[Hardware, Hardware]]] = {}  # with their links
+    for device in devices:
+        try:
+            network = Network.of(device, one.layout)
+            linked = network.linked()
+        except InputError as error:
+            yield device, str(error)
+            continue
+        alike.setdefault(_signature(network), []).append((device, linked))
+    footprint: Footprint | None = None  # the same on all, as links hold nothing
+    flash = one.attention is Attention.FLASH
+    for members in alike.values():
+        own = [device for device, _ in members]
+        lowered = replace(one, attention=Attention.EAGER, hardware=own[0])
+        try:
+            graphs = (lowered.graph, lowered.decode_graph)
+        except InputError as error:
+            yield from ((device, str(error)) for device in own)
+            continue
+        linked_only = [linked for _, linked in members]
+        prefills, refused = fleets(_tiled(graphs[0], flash=flash), linked_only, known)
+        steps = prefills if graphs[1] is graphs[0] else fleets(_tiled(graphs[1], flash=flash), linked_only, known)[0]
+        if footprint is None:
+            tiled = [_tiled(graph, flash=flash)(own[0].on_chip_bytes) for graph in graphs]
+            footprint = Footprint.of(tiled[0], tiled[1], one.layout)
+        yield LaidOut(
+            devices=tuple(own), layout=one.layout, prefills=prefills, steps=steps, refused=refused, footprint=footprint
+        )  # fmt: skip
+
+
+def _tiled(graph: Graph, *, flash: bool) -> Callable[[float], Graph]:
+    """The graph by the memory on chip, of which the tiles of attention are as large as it allows."""
+    return lambda size: flash_attention(size)(graph) if flash else graph
+
+
+def _signature(network: Network) -> object:
+    """What the graph of a device depends on beside its memory on chip."""
+    if network.layout.devices == 1:
+        return None
+    own = {f.key: str(f.value) for f in network.hardware.facts if f.key in ("scale_up.topology", "scale_up.in_network")}
+    mesh = own.get("scale_up.topology") == "mesh"  # whose links are as many as its devices
+    domain = network.domain if mesh else min(network.domain, network.layout.devices)
+    return network.inside, network.outside, domain, tuple(own.items())
+
+
+def _slowest(fleet: Fleet, values: Any, devices: int, points: int) -> Grid:
+    """The stage of a pipeline that takes longest. [s]"""
+    times = (np.broadcast_to(stage.seconds(values), (devices, points)) for stage in fleet.stages)
+    return reduce(np.maximum, times)
+
+
+def _expected(
+    several: Sequence[Fleet],
+    workload: Workload,
+    devices: Sequence[Hardware],
+    kernels: Callable[[str], Kernels],
+    places: Sequence[int],
+) -> Iterator[tuple[int, Pass]]:
+    """(place, what is expected of a pass) of the devices at `places` of which anything is."""
+    for fleet in several:
+        wanted = [(row, place) for row, place in enumerate(fleet.devices) if place in places]
+        rows = fleet.estimate(workload).operators if wanted else ()
+        laid: dict[tuple[str, str], Sequence[Launch]] = {}  # alike on many devices
+        for row, place in wanted:
+            own = kernels(devices[place].name)
+            if isinstance(own.device, str):
+                continue
+            mine, key = [_of_one(each, row) for each in rows], (own.library, own.half)
+            laid[key] = laid.get(key) or own.laid(mine, workload)
+            found = own.expect(mine, workload, laid[key])
+            if found.modelled:
+                yield place, found
+
+
+def _of_one(each: OperatorEstimate, row: int) -> OperatorEstimate:
+    """What one device of a fleet has of an estimate, [device, point]."""
+
+    def own(values: Num) -> Num:
+        array = np.asarray(values)
+        return values if array.ndim < 2 else array[row if len(array) > 1 else 0]
+
+    amounts: dict[str, Any] = {name: own(getattr(each, name)) for name in _AMOUNTS}
+    return replace(each, **amounts, busy_s={resource: own(values) for resource, values in each.busy_s.items()})

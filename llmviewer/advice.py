@@ -91,7 +91,7 @@ def _latency(setting: Setting, workload: Workload, phase: str, expected: Pass, m
     """Of launches so short that fixed costs decide, which no unit and no bandwidth makes faster."""
     whole = expected.total.numbers()[0]
     rows = zip(expected.operators, expected.launches, strict=True)
-    share = sum(row.repeat * each.expected[0] for row, each in rows if each.latency[0]) / whole
+    share = 1 - sum(row.repeat * each.expected[0] for row, each in rows if not each.latency[0]) / whole
     if share < _MUCH:
         return ""
     advice = f"; as expected, {share:.0%} of it is latency, fixed costs of short kernels: fewer of them"

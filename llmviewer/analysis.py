@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from operator import add
 from typing import TYPE_CHECKING, Any, Final
@@ -20,14 +20,16 @@ from .expectation.network import (
     LATENCY,
     Expected,
     Interval,
+    Kernels,
     Pass,
     decode_expected,
     prefill_expected,
 )
+from .expectation.profile import Profile
 from .generation import generation, prefill_s, step_s
 from .hardware import Hardware
 from .layout import ALONE, Layout
-from .memory import Memory, memory
+from .memory import Memory, memory, weight_bytes
 from .model import Model
 from .notes import notes
 from .roofline import Estimate, OperatorEstimate
@@ -37,6 +39,8 @@ from .transforms.offload import ON_DEVICE, Offload
 from .workload import Workload
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
 
 SCHEMA_VERSION: Final = 1  # of to_dict(); rises when a key changes its meaning or goes
@@ -106,7 +110,8 @@ class Total:
     """A phase as a whole. `bound` is what most of its time is bound by; `time_by_bound_s` has the parts. [s]
 
     unmodelled_share  of the time expected, that of operators of which only the bound is known
-    time_by_regime_s  parts of the time expected
+    host_s            of the time expected, that in which no kernel runs: the engine's host is not done with the next
+    time_by_regime_s  parts of the time expected in which kernels run
     """
 
     ops: float
@@ -123,6 +128,7 @@ class Total:
     expected_high_s: float | None
     expectation_source: str
     unmodelled_share: float | None
+    host_s: float | None
     time_by_bound_s: Mapping[str, float]
     time_by_regime_s: Mapping[str, float]
 
@@ -207,6 +213,7 @@ class Inputs:
     hardware_set: tuple[str, ...]
     techniques: tuple[str, ...] = ()
     library: str = ""  # whose kernels are expected: as asked, or what stands in
+    engine: str = ""  # that launches them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +282,8 @@ def analyze(
     hardware_set: Sequence[str] = (),
     techniques: Sequence[str | Mapping[str, object] | Technique] = (),
     library: str = "",
+    engine: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
 ) -> Analysis:
     """The roofline of `model` on `hardware`.
 
@@ -293,6 +302,8 @@ def analyze(
     hardware_set     what-ifs such as "memory.bandwidth=2x"
     techniques       such as "speculative:draft=llama-68m,gamma=4,alpha=0.7" (docs/techniques.md)
     library          whose kernels times are expected of, such as "vllm"; what was measured best on the device if ""
+    profiles         files that `llmviewer calibrate` wrote, before those that ship
+    engine           that launches them, such as "huggingface" (docs/serving.md); without gaps between them if ""
 
     Raises InputError, one line of text, where something given cannot be used.
     """
@@ -310,6 +321,8 @@ def analyze(
         hardware_set=hardware_set,
         techniques=techniques,
         library=library,
+        engine=engine,
+        profiles=profiles,
     )
     return analyzed(setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, mtp=mtp)
 
@@ -357,6 +370,7 @@ def analyzed(
             hardware_set=tuple(setting.hardware.changes),
             techniques=tuple(map(str, setting.techniques)),
             library=setting.kernels.library if setting.kernels else "",
+            engine=setting.engine.name if setting.engine else "",
         ),
         phases=phases,
         memory=footprint,
@@ -376,10 +390,13 @@ def describe_model(model: Model) -> dict[str, Any]:
         "model_type": model.model_type,
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
+        "looked_up_parameters": model.looked_up_parameters,
         "layers": model.graph.layers,
         "attention": model.attention,
         "generates": model.generates,
         "dtype": model.format.name,
+        "quantization": str(model.quantization),
+        "weight_bytes": None if model.unknown else _whole(weight_bytes(model.published)),
         "kv_bytes_per_token": _whole(model.kv_bytes_per_token),
         "image_tokens": model.image_tokens,
         "max_context": model.max_context or None,
@@ -426,7 +443,7 @@ def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
 
 def _scheduled(setting: Setting, schedule: Schedule) -> GenerationResult:
     """Of the passes that techniques arrange."""
-    first, rest = (_of_runs(setting, runs) for runs in (schedule.first, schedule.rest))
+    first, rest = (runs_expected(setting.kernels, runs) for runs in (schedule.first, schedule.rest))
     return GenerationResult(
         ttft_s=float(schedule.ttft_s),
         tpot_s=float(schedule.tpot_s) if schedule.rest else None,
@@ -436,16 +453,16 @@ def _scheduled(setting: Setting, schedule: Schedule) -> GenerationResult:
     )
 
 
-def _of_runs(setting: Setting, runs: Sequence[Run]) -> Interval | None:
-    """What passes are expected to take, one after another."""
-    kernels, whole = setting.kernels, Interval(expected=0.0, low=0.0, high=0.0)
+def runs_expected(kernels: Kernels | None, runs: Sequence[Run]) -> Interval | None:
+    """What passes are expected to take, one after another; None where no more than a bound is known of one."""
+    whole = _NOTHING
     for run in runs:
         found = kernels.expect(run.plan.estimate(run.workload).operators, run.workload) if kernels else None
         if not found or not found.modelled:
             return None
         bound = np.sum(run.plan.time_s(run.workload) * np.asarray(run.times))
-        for_each = run.time_s / bound  # where all passes are alike, there may be one entry for all
-        times = found.total.map(partial(np.multiply, run.times)).map(np.sum)
+        for_each = replace(run, host_s=0.0).time_s / bound  # where all passes are alike, there may be one entry for all
+        times = found.total.map(partial(np.maximum, run.host_s)).map(partial(np.multiply, run.times)).map(np.sum)
         whole = whole.join(times.map(partial(np.multiply, for_each)), add)
     return whole
 
@@ -613,6 +630,7 @@ def _total(estimate: Estimate, found: Pass | None) -> Total:
         **_expected(known.total if known else None),
         expectation_source=found.source if found else _NO_KERNELS,
         unmodelled_share=float(known.unmodelled_share[0]) if known else None,
+        host_s=float(np.sum(known.total.expected) - np.sum(known.kernels.expected)) if known else None,
         time_by_bound_s=by_bound,
         time_by_regime_s=by_regime,
     )

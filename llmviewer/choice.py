@@ -1,22 +1,29 @@
-"""choose(): which device for this use: those that qualify, ranked, and the others with what disqualifies them."""
+"""choose(): which device for this use, and how many: those that qualify, ranked, and the others with what disqualifies
+them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from math import inf, isnan
+from math import inf, isnan, nan
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from . import __version__
-from .comparison import PUBLISHED, Cell, Comparison, compare
+from .comparison import DATA_TYPE, LAYOUT, LINK, PUBLISHED, Cell, Comparison, Pass, compare
 from .errors import InputError
+from .expectation.profile import Profile
 from .hardware import Hardware
 from .hardware_files import hardware_names
+from .layout import Layout
 from .model import Model
+from .operators.collectives import OUT
 from .resource import Unit
+from .setting import whole
 from .units import seconds, si
 
 # What is allowed where nothing is said: the model as it is; weights and activations in the two 8-bit types that
@@ -39,7 +46,7 @@ _MERIT: Final = {By.SPEED: "tokens/s", By.COST: "tokens/USD", By.ENERGY: "tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """A device in the best precision that qualifies there, by `merit`."""
+    """A device, or the fewest of its kind that qualify, in the best precision that qualifies there, by `merit`."""
 
     cell: Cell
     merit: float
@@ -47,9 +54,10 @@ class Ranked:
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """A device that does not qualify, in the precision that comes closest.
+    """A device that does not qualify, in the precision and the number that come closest.
 
-    factor  "data type", "memory", "price", "budget", "power", "time to first token" or "time per token"
+    factor  "data type", "memory", "price", "budget", "power", "time to first token", "time per token", or "link" where
+            that is what keeps several from it
     excess  what it takes over what is there or allowed; inf where that is no matter of degree
     reason  both, in words
     """
@@ -62,7 +70,7 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a device has to keep to; None where anything goes. [USD], [W], [s]"""
+    """What a device, or all of a layout together, have to keep to; None where anything goes. [USD], [W], [s]"""
 
     budget: float | None = None
     power: float | None = None
@@ -79,11 +87,12 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The answer. `comparison` has a cell for every device in every precision that is allowed."""
+    """The answer. `comparison` has a cell for every device in every precision and number that is allowed."""
 
     model: Model
     users: int
     quants: tuple[str, ...]
+    max_devices: int
     by: By
     limits: Limits
     comparison: Comparison
@@ -96,31 +105,44 @@ class Choice:
         return _MERIT[self.by]
 
     def follows(self) -> dict[str, float]:
-        """Spearman's rank correlation of the ranking with bandwidth, matrix peak and capacity of the devices.
+        """Spearman's rank correlation of the ranking with bandwidth, matrix peak and capacity of all devices together.
 
         Empty where fewer than three devices qualify, or all are alike.
         """
         if len(self.ranked) < _LEAST:
             return {}
-        merit = [r.merit for r in self.ranked]
+        merit, cells = [r.merit for r in self.ranked], [r.cell for r in self.ranked]
         numbers = {
-            "memory bandwidth": [r.cell.hardware.bandwidth() for r in self.ranked],
-            "peak OP/s": [r.cell.peak for r in self.ranked],
-            "memory capacity": [r.cell.hardware.capacity for r in self.ranked],
+            "memory bandwidth": [cell.layout.devices * cell.hardware.bandwidth() for cell in cells],
+            "peak OP/s": [cell.layout.devices * cell.peak for cell in cells],
+            "memory capacity": [cell.layout.devices * cell.hardware.capacity for cell in cells],
         }
         found = {name: _correlation(merit, values) for name, values in numbers.items()}
         return {name: value for name, value in found.items() if not isnan(value)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One for each device: those that qualify by rank, then the others."""
-        facts = {id(cell): row for cell, row in zip(self.comparison.cells, self.comparison.rows(), strict=True)}
         for rank, one in enumerate(self.ranked, 1):
-            yield {"rank": rank, **_facts(facts[id(one.cell)]), "merit": one.merit, "factor": None, "reason": None}
+            yield {"rank": rank, **self._facts(one.cell), "merit": one.merit, "factor": None, "reason": None}
         for other in self.rejected:
             yield {
-                "rank": None, **_facts(facts[id(other.cell)]), "merit": None,
-                "factor": other.factor, "reason": other.reason,
+                "rank": None, **self._facts(other.cell), "merit": None, "factor": other.factor, "reason": other.reason,
             }  # fmt: skip
+
+    def _facts(self, cell: Cell) -> dict[str, Any]:
+        """What a comparison says of a cell, without what all cells here share."""
+        left = {"model", "batch", "refused", "capacity_elasticity"}
+        (row,) = self.comparison.rows_of(cell)
+        return {key: value for key, value in row.items() if key not in left}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as the JSON document has it."""
+        return {
+            "users": self.users, "prompt": self.comparison.prompt, "gen": self.comparison.gen,
+            "quants": list(self.quants), "by": str(self.by), "merit": self.merit, "years": self.comparison.years,
+            **asdict(self.limits), **({"max_devices": self.max_devices} if self.max_devices > 1 else {}),
+        }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/compare.md has its keys."""
@@ -128,11 +150,7 @@ class Choice:
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
             "model": self.model.name,
-            "inputs": {
-                "users": self.users, "prompt": self.comparison.prompt, "gen": self.comparison.gen,
-                "quants": list(self.quants), "by": str(self.by), "merit": self.merit, "years": self.comparison.years,
-                **asdict(self.limits),
-            },
+            "inputs": self.inputs,
             "follows": self.follows(),
             "devices": list(self.rows()),
         }  # fmt: skip
@@ -146,6 +164,7 @@ def choose(
     gen: int = 128,
     quants: Sequence[str] = QUANTS,
     hardware: Sequence[str | Hardware] | None = None,
+    max_devices: int = 1,
     by: str = "speed",
     budget: float | None = None,
     power: float | None = None,
@@ -153,16 +172,22 @@ def choose(
     tpot: float | None = None,
     native: bool = False,
     years: float | None = None,
+    bound: bool = False,
+    library: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
 ) -> Choice:
-    """Ranks single devices for `users` who each send `prompt` tokens at once and are written `gen`.
+    """Ranks devices for `users` who each send `prompt` tokens at once and are written `gen`.
 
-    quants    precisions that may be used; a device is ranked in its best one
-    hardware  those that ship and those of the user's folder, if None
-    by        "speed": tokens of all users per second, from their prompts to their last tokens; "cost": per dollar;
-              "energy": per joule at TDP
-    budget    at most so many dollars to buy one, power so many watts of TDP, ttft and tpot so many seconds
-    native    only precisions whose products the device's matrix units multiply as they are
-    years     over which a purchase is spread where `by` is "cost", used all the time
+    quants       precisions that may be used; a device is ranked in its best one
+    hardware     those that ship and those of the user's folder, if None
+    max_devices  so many of a kind at most, cut by tensor parallelism in one box: 1, 2, 4, ..., the fewest that qualify
+    by           "speed": tokens of all users per second, from their prompts to their last tokens; "cost": per dollar;
+                 "energy": per joule at TDP
+    budget       at most so many dollars to buy them, power so many watts of TDP, ttft and tpot so many seconds
+    native       only precisions whose products the device's matrix units multiply as they are
+    years        over which a purchase is spread where `by` is "cost", used all the time
+    bound        nothing is said of measured kernels; they are of `library` and `profiles`, as those of analyze(), and
+                 the ranking is by bounds always
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
@@ -172,26 +197,33 @@ def choose(
         raise InputError(f"by must be one of {', '.join(By)}; got {by!r}") from None
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
     devices = hardware_names() if hardware is None else hardware
-    comparison = compare(model, devices, quants=quants, batch=users, prompt=prompt, gen=gen, years=years)
+    most = whole("max_devices", max_devices)
+    numbers = [2**n for n in range(most.bit_length())]
+    comparison = compare(
+        model, devices, quants=quants, batch=users, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
+        profiles=profiles, layout=[Layout(tp=n) for n in numbers],
+    )  # fmt: skip
     found = comparison.cells[0].model
     if not found.generates:
         raise InputError(f"{found.name} does not generate, so there is no answer to be fast at; use llmviewer compare")
     by_device: dict[str, list[Cell]] = {}
     for cell in comparison.cells:
-        by_device.setdefault(cell.hardware.name, []).append(cell)
+        if cell.obstacle != LAYOUT and not _spread(cell):
+            by_device.setdefault(cell.hardware.name, []).append(cell)
     ranked, rejected = [], []
     for cells in by_device.values():
-        faults = {cell.asked: _faults(cell, comparison, limits, wanted) for cell in cells}
-        able = [Ranked(cell=cell, merit=_merit(cell, comparison, wanted)) for cell in cells if not faults[cell.asked]]
+        alone = {cell.asked: cell for cell in cells if cell.layout.devices == 1}
+        faults = [(cell, _faults(cell, alone[cell.asked], comparison, limits, wanted)) for cell in cells]
+        able = [Ranked(cell=cell, merit=_merit(cell, comparison, wanted)) for cell, own in faults if not own]
         if able:
-            ranked.append(max(able, key=lambda one: one.merit))
+            ranked.append(min(able, key=lambda one: (one.cell.layout.devices, -one.merit)))
         else:
-            worst = [max(own, key=lambda fault: fault.excess) for own in faults.values()]
-            rejected.append(min(worst, key=lambda fault: (len(faults[fault.cell.asked]), fault.excess)))
+            rejected.append(_closest([own for _, own in faults]))
     return Choice(
         model=found,
         users=comparison.batches[0],
         quants=tuple(quants),
+        max_devices=most,
         by=wanted,
         limits=limits,
         comparison=comparison,
@@ -200,52 +232,80 @@ def choose(
     )
 
 
-def _facts(row: dict[str, Any]) -> dict[str, Any]:
-    """What a comparison says of a cell, without what all cells here share."""
-    left = {"model", "batch", "refused", "capacity_elasticity"}
-    return {key: value for key, value in row.items() if key not in left}
+def _spread(cell: Cell) -> bool:
+    """Whether its devices need links beyond those that join a few of them."""
+    if cell.refused or cell.layout.devices == 1:
+        return False
+    tiers = {resource.dtype for resource in cell.setting.linked.rates if resource.unit is Unit.LINK}
+    return OUT in tiers and len(tiers) > 1
+
+
+def _closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:
+    """Of what disqualifies each precision and number, the worst where there is least; links, where more would do."""
+    worst = [(len(own), max(own, key=lambda fault: fault.excess)) for own in faults]
+    return min(worst, key=lambda one: (one[0], one[1].factor != LINK, one[1].excess))[1]
 
 
 def _merit(cell: Cell, of: Comparison, by: By) -> float:
-    rate = float(cell.tokens_per_s[0])
+    return _worth(cell, of, by, float(cell.tokens_per_s[0]))
+
+
+def _worth(cell: Cell, of: Comparison, by: By, rate: float) -> float:
+    """What so many tokens per second are worth; nan where the file of the device does not say."""
     if by is By.COST:
         return float(cell.per_dollar(rate, of.years))
     return float(cell.per_joule(rate)) if by is By.ENERGY else rate
 
 
-def _faults(cell: Cell, of: Comparison, limits: Limits, by: By) -> list[Rejected]:
-    """All that disqualifies a device in a precision."""
+def _faults(cell: Cell, alone: Cell, of: Comparison, limits: Limits, by: By) -> list[Rejected]:
+    """All that disqualifies a device in a precision and number; `alone` is one of it in that precision."""
+    several, numbers = cell.layout.devices, cell.hardware.numbers
+    together = f", with {several} devices" if several > 1 else ""
 
     def fault(factor: str, excess: float, reason: str) -> Rejected:
         return Rejected(cell=cell, factor=factor, excess=excess, reason=f"{factor}: {reason}")
 
-    def over(factor: str, value: float, limit: float | None, shown: Any) -> list[Rejected]:
+    def over(factor: str, value: float, limit: float | None, shown: Any, unlinked: float = inf) -> list[Rejected]:
         if limit is None or value <= limit:
             return []
         if isnan(value):
             return [fault(factor, inf, "not known for it")]
         most = "there is" if factor == "memory" else "allowed"
-        return [fault(factor, value / limit, f"{shown(value)}, {value / limit:.3g}x the {shown(limit)} {most}")]
+        said = f"{shown(value)}, {value / limit:.3g}x the {shown(limit)} {most}{together}"
+        if unlinked <= limit:
+            return [fault(LINK, value / limit, f"{factor} {said}; {shown(unlinked)} if links took no time")]
+        return [fault(factor, value / limit, said)]
 
-    if cell.refused:
-        return [fault("data type", inf, cell.refused)]
-    numbers = cell.hardware.numbers
-    unknown = float("nan")
+    if cell.obstacle == DATA_TYPE:
+        return [fault(DATA_TYPE, inf, cell.refused)]
+    needed = float(alone.total_bytes[0]) / several if cell.refused else float(cell.total_bytes[0])
+    price, tdp = (several * numbers.get(key, nan) for key in ("price.purchase", "power.tdp"))
     found = [
-        *over("memory", float(cell.total_bytes[0]), cell.hardware.capacity, lambda v: f"{si(v)}B"),
-        *over("budget", numbers.get("price.purchase", unknown), limits.budget, lambda v: f"{v:,.0f} USD"),
-        *over("power", numbers.get("power.tdp", unknown), limits.power, lambda v: f"{v:.0f} W"),
-        *over("time to first token", float(cell.ttft_s[0]), limits.ttft_s, seconds),
-        *over("time per token", float(cell.tpot_s[0]), limits.tpot_s if of.gen > 1 else None, seconds),
+        *over("memory", needed, cell.hardware.capacity, lambda v: f"{si(v)}B"),
+        *over("budget", price, limits.budget, lambda v: f"{v:,.0f} USD"),
+        *over("power", tdp, limits.power, lambda v: f"{v:.0f} W"),
     ]
-    foreign = _foreign(cell) if limits.native else ()
+    if cell.refused:
+        found.append(fault(LINK, inf, f"none is known that joins {several} of them"))
+    if cell.prefill:
+        ttft = float(cell.ttft_s[0])
+        found += over("time to first token", ttft, limits.ttft_s, seconds, _unlinked(ttft, cell.prefill, several))
+    if cell.decode:
+        tpot = float(cell.tpot_s[0])
+        found += over("time per token", tpot, limits.tpot_s, seconds, _unlinked(tpot, cell.decode, several))
+    foreign = _foreign(alone) if limits.native else ()
     if foreign:
-        found.append(fault("data type", inf, f"no {' or '.join(foreign)} matrix units"))
-    if isnan(_merit(cell, of, by)):
+        found.append(fault(DATA_TYPE, inf, f"no {' or '.join(foreign)} matrix units"))
+    if isnan(_worth(cell, of, by, 1.0)):
         bought = by is By.COST and "price.purchase" in numbers
         reason = "no cloud price, and no years to spread the purchase over" if bought else "not known for it"
         found.append(fault("price" if by is By.COST else "power", inf, reason))
     return found
+
+
+def _unlinked(time_s: float, own: Pass, devices: int) -> float:
+    """What of a time is not spent waiting for links; inf where there are none. [s]"""
+    return time_s * (1 - own.share(resource="link")) if devices > 1 else inf
 
 
 def _foreign(cell: Cell) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import shutil
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 from . import __version__
+from . import cli_options as shared
 from .cli_measure import COMMANDS as MEASURING
 from .cli_profiles import COMMANDS as PROFILES
 from .cli_serving import COMMANDS as PLANNING
@@ -28,12 +31,12 @@ if TYPE_CHECKING:
     from .disaggregation import Disaggregated
     from .hardware import Hardware
 
-FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 FIGURES: Final = ("roofline", "dtypes", "memory", "decode-time", "prefill-time")
-_SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
 _SIDES: Final = {"prefill": "read prompts", "decode": "take decode steps"}
-_HARDWARE_PATH: Final = "LLMVIEWER_HARDWARE_PATH"
+_LAYOUTS: Final = 64  # degrees of one kind that are compared at once
 _QUIET_S: Final = 10  # between two lines on progress where there is no terminal
+_DRAWN: Final = {".txt": "text", ".json": "json", ".dot": "dot", ".mmd": "mermaid", ".mermaid": "mermaid"}
+_COMPARED: Final = 1000  # batches, each of which is an analysis of its own
 _LONG: Final = 200_000  # points of a sweep that take long enough for a progress bar
 
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -43,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 0, or 2 with one line on stderr where the input is at fault."""
     try:
         cli.main(args=arguments, prog_name="llmviewer", standalone_mode=False)
+        sys.stdout.flush()
     except (InputError, click.ClickException) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         click.echo(f"llmviewer: {' '.join(message.split())}", err=True)
@@ -52,6 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.filename is not None:  # of a file, which whoever opened it should have told
+            raise
+        click.echo(f"llmviewer: cannot write to standard output: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it is flushed at exit
+        return 2
     return 0
 
 
@@ -73,6 +83,7 @@ def _setting(command: _F, *, required: bool = True) -> _F:
         click.option(
             "--quant",
             metavar="SCHEME",
+            callback=shared.given,
             help="Bits or formats of weights, activations and KV cache: W4A16g128, W8A8KV8, fp8, Wnf4A16; for parts of "
             "the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. As published if not given.",
         ),
@@ -102,15 +113,15 @@ def _setting(command: _F, *, required: bool = True) -> _F:
             multiple=True,
             help="What if: memory.bandwidth=2x, matrix.fp16='155 TOP/s', memory.capacity='48 GB'. May be repeated.",
         ),
-        _hardware_path,
+        shared.hardware_path,
     )
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def _layout(command: _F) -> _F:
-    """Degrees of parallelism, which the command gets as one Layout."""
+def _layout(command: _F, *, several: bool = False) -> _F:
+    """Degrees of parallelism, which the command gets as one Layout, or as a list of all combinations of `several`."""
     degrees = {
         "tp": "tensor: weights, heads and experts are cut",
         "pp": "pipeline: layers are shared out",
@@ -121,7 +132,7 @@ def _layout(command: _F) -> _F:
 
     @functools.wraps(command)
     def with_layout(*arguments: Any, **options: Any) -> object:
-        from .layout import Layout
+        from .layout import Layout, layouts
         from .operators.collectives import Algorithm
 
         given = {name: options.pop(name) for name in (*degrees, "micro_batches")}
@@ -129,12 +140,23 @@ def _layout(command: _F) -> _F:
         overlap = options.pop("overlap")
         if algorithm not in list(Algorithm):
             raise InputError(f"--collective must be one of {', '.join(Algorithm)}; got {algorithm!r}")
-        layout = Layout(**given, algorithm=Algorithm(algorithm), hierarchical=hierarchical, overlap=overlap)
-        return command(*arguments, layout=layout, **options)
+        parts = given.pop("micro_batches")
+        ways = {
+            "micro_batches": parts, "algorithm": Algorithm(algorithm), "hierarchical": hierarchical, "overlap": overlap
+        }  # fmt: skip
+        if not several:
+            return command(*arguments, layout=Layout(**given, **ways), **options)
+        from .grid import parse_numbers
+
+        numbers = [parse_numbers(given[name], where=f"--{name} {given[name]}", most=_LAYOUTS) for name in degrees]
+        each = (dict(zip(degrees, combined, strict=True)) for combined in itertools.product(*numbers))
+        return command(*arguments, layout=layouts(each, **ways), **options)
 
     options = [
         *(
-            click.option(f"--{name}", type=int, default=1, help=f"Parallelism, {text}.")
+            click.option(f"--{name}", metavar="NUMBERS", default="1", help=f"Parallelism, {text}; several: 1,2,4.")
+            if several
+            else click.option(f"--{name}", type=int, default=1, help=f"Parallelism, {text}.")
             for name, text in degrees.items()
         ),
         click.option("--micro-batches", type=int, default=0, help="Parts of a batch in the pipeline; as stages if 0."),
@@ -157,17 +179,17 @@ def _offload(command: _F) -> _F:
     """What lies outside of device memory, which the command gets as one Offload."""
 
     @functools.wraps(command)
-    def with_offload(*arguments: Any, offload: str, offload_sync: bool, **options: Any) -> object:
+    def with_offload(*arguments: Any, offload: str | None, offload_sync: bool, **options: Any) -> object:
         from .transforms.offload import parse_offload
 
-        waits = f"{offload} sync" if offload_sync else offload
+        waits = f"{offload or ''} sync" if offload_sync else offload or ""
         return command(*arguments, offload=parse_offload(waits), **options)
 
     options = (
         click.option(
             "--offload",
             metavar="PARTS",
-            default="",
+            callback=shared.given,
             help="Parts of all weights and of the KV cache that lie in host memory, or @storage, and are fetched: "
             "weights=0.5,kv=0.2@storage.",
         ),
@@ -187,6 +209,10 @@ def _two_kinds(command: _F) -> _F:
         names = [f"{side}_{what}" for side in _SIDES for what in ("hardware", "layout")]
         given = {name: options.pop(name) for name in (*names, "kv_transfer")}
         sides = {name: value for name, value in given.items() if value is not None}
+        if list(sides) == ["kv_transfer"]:
+            raise InputError(
+                "--kv-transfer is between two kinds of devices; give --prefill-hardware or --decode-hardware"
+            )
         return command(*arguments, sides=sides, **options)
 
     options = [
@@ -221,45 +247,10 @@ def _expert_skew(command: _F) -> _F:
     )(command)
 
 
-def _library(command: _F) -> _F:
-    return click.option(
-        "--library",
-        metavar="NAME",
-        default="",
-        help="Whose kernels times are expected of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). What was "
-        "measured best on the device if not given.",
-    )(command)
-
-
 def _mtp(command: _F) -> _F:
     return click.option(
         "--mtp", is_flag=True, help="Also run the layers that predict further tokens, where the model has some."
     )(command)
-
-
-def _in_folder(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    """Sets the variable for as long as the command runs, so that all that loads devices sees the folder."""
-    if value is not None:
-        before = os.environ.get(_HARDWARE_PATH)
-        os.environ[_HARDWARE_PATH] = value
-        context.call_on_close(lambda: _restore(before))
-
-
-def _restore(folder: str | None) -> None:
-    if folder is None:
-        os.environ.pop(_HARDWARE_PATH, None)
-    else:
-        os.environ[_HARDWARE_PATH] = folder
-
-
-_hardware_path = click.option(
-    "--hardware-path",
-    metavar="DIR",
-    is_eager=True,
-    expose_value=False,
-    callback=_in_folder,
-    help=f"A folder of hardware YAML files of yours, read before those that ship. Also {_HARDWARE_PATH}.",
-)
 
 
 def _output(*, what: str) -> Callable[[_F], _F]:
@@ -281,9 +272,13 @@ def _output(*, what: str) -> Callable[[_F], _F]:
 @click.option(
     "--images", type=int, default=0, show_default=True, help="Pictures in each prompt, their tokens included."
 )
-@click.option("--format", "form", type=click.Choice(FORMATS), help="Text if not given, or what the file's name says.")
+@click.option(
+    "--format", "form", type=click.Choice(shared.FORMATS), help="Text if not given, or as the file's name says."
+)
 @click.option("--per-call/--all-calls", default=None, help="OPs and bytes of one launch, or of all (text, markdown).")
-@_library
+@shared.library
+@shared.profiles
+@shared.engine
 @_two_kinds
 @with_techniques
 @_output(what="the report")
@@ -304,7 +299,7 @@ def analyze(
     """
     from .analysis import analyze as run
 
-    chosen = form or (_SUFFIXES.get(output.suffix.lower(), "text") if output else "text")
+    chosen = shared.form_of(form, output)
     if sides:
         from .disaggregation import disaggregate
 
@@ -315,10 +310,13 @@ def analyze(
             f"{side}_{what}": value for side in _SIDES for what, value in (("hardware", hardware), ("layout", layout))
         }
         found = disaggregate(hardware_set=hardware_set, **(usual | sides), **question)
-        _emit(_rendered_both(found, chosen, per_call=per_call, to_file=output is not None), output)
+        shared.emit(_rendered_both(found, chosen, per_call=per_call, to_file=output is not None), output)
         return
     analysis = run(hardware_set=hardware_set, **question)
-    _emit(_rendered(analysis, chosen, per_call=per_call, to_file=output is not None), output)
+    asked = click.get_current_context().get_parameter_source("gen") is ParameterSource.COMMANDLINE
+    if asked and not analysis.model.generates:
+        raise InputError(f"gen is of decode steps, and {analysis.model.name} does not generate; leave it out")
+    shared.emit(_rendered(analysis, chosen, per_call=per_call, to_file=output is not None), output)
 
 
 def _rendered_both(found: Disaggregated, form: str, *, per_call: bool | None, to_file: bool) -> str:
@@ -363,45 +361,44 @@ def _rendered(analysis: Analysis, form: str, *, per_call: bool | None, to_file: 
 
 
 @cli.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, callback=shared.given)
 @click.option("--graph", is_flag=True, help="The operators of NAME with their tensors and weights.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(("text", "json", "dot", "mermaid")),
-    default="text",
-    show_default=True,
-    help="dot and mermaid draw the graph.",
+    help="dot and mermaid draw the graph. Text if not given, or as the file's name says.",
 )
 @_output(what="the list")
-def models(name: str | None, form: str, output: Path | None, *, graph: bool) -> None:
+def models(name: str | None, form: str | None, output: Path | None, *, graph: bool) -> None:
     """The models that ship, or the facts or the graph of one (a NAME, or the path of a config.json)."""
     import json
 
     from .analysis import describe_model
     from .model_files import load_model, model_names
 
+    form = shared.form_of(form, output, _DRAWN)
     if graph or form in ("dot", "mermaid"):
         if not name:
             raise InputError("a graph is that of one model: give its name, such as `llmviewer models gpt2 --graph`")
         from .reports.graph import render
 
-        _emit(render(load_model(name), form), output)
+        shared.emit(render(load_model(name), form), output)
         return
     if form == "json":
         facts = describe_model(load_model(name)) if name else [describe_model(load_model(n)) for n in model_names()]
-        _emit(json.dumps(facts, indent=2) + "\n", output)
+        shared.emit(json.dumps(facts, indent=2) + "\n", output)
         return
     from .reports.catalogue import model_card, model_list
 
-    _emit(model_card(load_model(name)) if name else model_list([load_model(n) for n in model_names()]), output)
+    shared.emit(model_card(load_model(name)) if name else model_list([load_model(n) for n in model_names()]), output)
 
 
 @cli.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, callback=shared.given)
 @click.option("--check", is_flag=True, help="Whether the numbers of NAME, or of every device, fit together.")
 @click.option("--local", is_flag=True, help="Draft the YAML of the CPU and the GPUs of this machine.")
-@_hardware_path
+@shared.hardware_path
 @click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
 @_output(what="the list")
 def hardware(name: str | None, form: str, output: Path | None, *, check: bool, local: bool) -> None:
@@ -414,7 +411,7 @@ def hardware(name: str | None, form: str, output: Path | None, *, check: bool, l
     if local:
         from .local import draft
 
-        _emit(draft(), output)
+        shared.emit(draft(), output)
         return
     known = [load_hardware(n) for n in ((name,) if name else hardware_names())]
     if check:
@@ -422,11 +419,11 @@ def hardware(name: str | None, form: str, output: Path | None, *, check: bool, l
         return
     if form == "json":
         facts = [hardware_facts(device) for device in known]
-        _emit(json.dumps(facts[0] if name else facts, indent=2) + "\n", output)
+        shared.emit(json.dumps(facts[0] if name else facts, indent=2) + "\n", output)
         return
     from .reports.catalogue import hardware_card, hardware_list
 
-    _emit(hardware_card(known[0]) if name else hardware_list(known), output)
+    shared.emit(hardware_card(known[0]) if name else hardware_list(known), output)
 
 
 def _check(devices: Sequence[Hardware]) -> None:
@@ -464,13 +461,20 @@ def _check(devices: Sequence[Hardware]) -> None:
 @click.option("--kv-len", type=int, help="Context of the decode step; prompt + 1 if not given.")
 @click.option("--images", type=int, help="Pictures in each prompt; none if not given.")
 @click.option("--expected", is_flag=True, help="Adds what to expect of real kernels: time to first token, decode step.")
-@_library
+@shared.library
+@shared.profiles
+@shared.engine
 @click.option(
     "-o", "--output", metavar="FILE|DIR/", help="Write the points to a file (.csv or .parquet), or shards to a folder."
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes that fill the folder.")
 @click.option("--shard", metavar="I/N", help="Fill in only every N-th shard of the folder, from the I-th.")
-@click.option("--dask", metavar="ADDRESS", help="Fill the folder on a Dask cluster, such as tcp://HOST:8786.")
+@click.option(
+    "--dask",
+    metavar="ADDRESS",
+    callback=shared.given,
+    help="Fill the folder on a Dask cluster, such as tcp://HOST:8786.",
+)
 @click.option("--shard-points", type=click.IntRange(1), help="Points of a shard at most; a million if not given.")
 @click.option("--summary", type=click.Path(path_type=Path), metavar="DIR", help="What the sweep in a folder found.")
 @click.option("--by", metavar="AXES", default="model", show_default=True, help="What a summary keeps apart.")
@@ -554,8 +558,9 @@ def _fill(
     if workers and dask:
         raise InputError("--workers and --dask exclude each other: a Dask cluster has workers of its own")
     options = dict(question)
-    if options.pop("expected") | bool(options.pop("library")):
-        raise InputError("--expected and --library are not for sweeps in a folder")
+    expectation = [options.pop(name) for name in ("expected", "library", "profiles", "engine")]
+    if any(expectation):
+        raise InputError("--expected, --library, --profile and --engine are not for sweeps in a folder")
     layout, offload = options.pop("layout"), str(options.pop("offload"))
     text = "" if layout == ALONE else str(layout)
     if parse_layout(text) != layout:
@@ -618,35 +623,7 @@ def _summarize(folder: Path, by: str, form: str, output: str | None) -> None:
     from .shard_summary import summarize
 
     axes = [axis.strip() for axis in by.split(",") if axis.strip()]
-    _emit(render(summarize(folder, axes), form), Path(output) if output else None)
-
-
-def _reported(command: _F) -> _F:
-    """The options of reports that can be a folder of files."""
-    options = (
-        click.option(
-            "--format", "form", type=click.Choice(FORMATS), help="Text if not given, or as the file's name says."
-        ),
-        click.option(
-            "-o",
-            "--output",
-            type=click.Path(path_type=Path),
-            metavar="FILE|DIR",
-            help="Write the report to a file, or HTML, Markdown and CSV to a folder.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-_depreciation = click.option(
-    "--depreciation",
-    "years",
-    metavar="YEARS",
-    type=float,
-    help="Spread a purchase price over so many years of use without a pause. Without it only cloud prices count.",
-)
+    shared.emit(render(summarize(folder, axes), form), Path(output) if output else None)
 
 
 @cli.command()
@@ -663,9 +640,13 @@ _depreciation = click.option(
 @click.option("--batch", metavar="NUMBERS", default="1", show_default=True, help="Sequences: 8, 1,8,64 or 1..64*2.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
-@_depreciation
-@_hardware_path
-@_reported
+@functools.partial(_layout, several=True)
+@shared.depreciation
+@shared.library
+@shared.profiles
+@shared.bound
+@shared.hardware_path
+@shared.reported
 def compare(
     *,
     model: str,
@@ -679,7 +660,8 @@ def compare(
 ) -> None:
     """MODEL on several devices: times, memory, throughput, and where the bottleneck moves.
 
-    HARDWARE is one or more names of `llmviewer hardware` or YAML files, or `all`.
+    HARDWARE is one or more names of `llmviewer hardware` or YAML files, or `all`. With --tp, --pp, --ep, --dp and --cp
+    the model lies on several of each; several numbers are as many settings.
     """
     from .comparison import PUBLISHED
     from .comparison import compare as run
@@ -688,14 +670,14 @@ def compare(
     from .reports import comparison as report
 
     devices = hardware_names() if hardware == ("all",) else hardware
-    _, batches = parse_axis(f"batch={batch}")
+    _, batches = parse_axis(f"batch={batch}", option="--", most=_COMPARED)
     found = run((model, *also), devices, quants=quants or (PUBLISHED,), batch=list(map(int, batches)), **question)
-    _emit_report(report, found, form, output)
+    shared.emit_report(report, found, form, output)
 
 
 @cli.command()
 @click.option("--model", required=True, help="As of analyze.")
-@click.option("--users", type=int, default=1, show_default=True, help="Who send their prompts at once.")
+@click.option("--users", type=click.IntRange(1), default=1, show_default=True, help="Who send their prompts at once.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens of each answer.")
 @click.option(
@@ -706,43 +688,31 @@ def compare(
     help="A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128.",
 )
 @click.option("--by", type=click.Choice(("speed", "cost", "energy")), default="speed", show_default=True)
-@click.option("--budget", metavar="USD", type=float, help="The most that a device may cost.")
-@click.option("--power", metavar="W", type=float, help="The most that its TDP may be.")
+@click.option("--budget", metavar="USD", type=float, help="The most that it may cost, all devices together.")
+@click.option("--power", metavar="W", type=float, help="The most that its TDP may be, likewise.")
 @click.option("--ttft", metavar="SECONDS", type=float, help="The longest time to first token.")
 @click.option("--tpot", metavar="SECONDS", type=float, help="The longest time per output token.")
 @click.option("--native", is_flag=True, help="Only precisions that the device multiplies as they are.")
-@_depreciation
-@_hardware_path
-@_reported
+@click.option(
+    "--max-devices",
+    type=int,
+    default=1,
+    show_default=True,
+    help="So many of a kind at most, in one box, cut by tensor parallelism; the fewest that qualify are ranked.",
+)
+@shared.depreciation
+@shared.library
+@shared.profiles
+@shared.bound
+@shared.hardware_path
+@shared.reported
 def choose(*, quants: tuple[str, ...], form: str | None, output: Path | None, **question: Any) -> None:
-    """Which device for a use: those that qualify, ranked, and what disqualifies the others."""
+    """Which device for a use, and how many: those that qualify, ranked, and what disqualifies the others."""
     from .choice import QUANTS
     from .choice import choose as run
     from .reports import choice as report
 
-    _emit_report(report, run(quants=quants or QUANTS, **question), form, output)
-
-
-def _emit_report(report: Any, found: object, form: str | None, output: Path | None) -> None:
-    """`found` as `report` renders it: to the screen, a file, or a folder of files named after the report."""
-    from .export import write_text
-
-    if output and not form and (output.is_dir() or not output.suffix):
-        _make(output)
-        name = report.__name__.rpartition(".")[2]
-        for suffix in (".html", ".md", ".csv"):
-            write_text(output / f"{name}{suffix}", getattr(report, f"render_{_SUFFIXES[suffix]}")(found))
-        click.echo(f"{output}: {name}.html, {name}.md, {name}.csv", err=True)
-        return
-    chosen = form or (_SUFFIXES.get(output.suffix.lower(), "text") if output else "text")
-    _emit(getattr(report, f"render_{chosen}")(found), output)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+    shared.emit_report(report, run(quants=quants or QUANTS, **question), form, output)
 
 
 @cli.command()
@@ -764,13 +734,3 @@ def plot(figure: str, output: Path | None, **question: Any) -> None:
     path = output or Path(f"{figure}.html")
     write(draw(figure, **question), path)
     click.echo(f"{path}: {figure}", err=True)
-
-
-def _emit(text: str, output: Path | None) -> None:
-    if output is None:
-        click.echo(text, nl=False, color=True)
-        return
-    from .export import write_text
-
-    write_text(output, text)
-    click.echo(f"{output}: written", err=True)

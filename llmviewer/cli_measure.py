@@ -118,7 +118,8 @@ def _report(session: Session, form: str, before: int) -> None:
         path = f"LLMVIEWER_HARDWARE_PATH={own} " if own else ""
         click.echo(
             f"Next:\n  {path}llmviewer calibrate {files} -o {folder}/profile.yaml\n"
-            f"  {path}llmviewer validate {files} --profile {folder}/profile.yaml"
+            f"  {path}llmviewer validate {files} --profile {folder}/profile.yaml\n"
+            f"  {path}llmviewer analyze MODEL {machine.name} --profile {folder}/profile.yaml"
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from . import cli_options as shared
 from .errors import InputError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--source", multiple=True, metavar="TEXT", help="Where the measurements come from; the files if not given."
 )
+@shared.hardware_path
 def calibrate(  # noqa: PLR0917 - click gives options by name
     files: tuple[Path, ...],
     output: Path,
@@ -62,6 +64,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     from .expectation.rows import read
     from .export import write_text
 
+    _check_folder()
     wanted = find(device).name if device else None
     rows = [
         group
@@ -100,6 +103,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     help="What is printed; else what the file's name ends in, else text.",
 )
 @click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write the scores to a file (.html, .json, others).")
+@shared.hardware_path
 def validate(
     files: tuple[Path, ...],
     paths: tuple[Path, ...],
@@ -119,6 +123,7 @@ def validate(
     from .expectation.validate import validate as run
     from .export import write_text
 
+    _check_folder()
     entries = (*(e for path in paths for profile in read_profile(path) for e in profile.entries), *shipped())
     predictions = [predict(read(path), entries) for path in files]
     if predictions_out:
@@ -132,6 +137,13 @@ def validate(
         click.echo(f"{output}: written", err=True)
     else:
         click.echo(text, nl=False)
+
+
+def _check_folder() -> None:
+    """Raises InputError where the folder of hardware files is none: of rows, only a device would be missing."""
+    from .hardware_files import hardware_names
+
+    hardware_names()
 
 
 def _report(scores: Validation, form: str, files: Sequence[str]) -> str:

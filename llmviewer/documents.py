@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import stat
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -17,6 +18,9 @@ from .errors import InputError, suggest
 _REPEATED = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "repeat")  # say how much is built
 _MOST_REPEATED = 10_000
 LARGEST = 2**53  # whole numbers up to here are exact as floats
+MOST_BYTES = 64 * 2**20  # of a document: room for the index of hundreds of thousands of tensors
+_SHORT = 16_000  # characters, in which no nesting overflows the stack of the parser, which is in C and does not look
+_DEEPEST = 100
 
 
 class _Loader(yaml.CSafeLoader):
@@ -65,26 +69,69 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def read_yaml(path: Path) -> Section:
+def check_file(path: Path, most: int | None = None) -> None:
+    """Raises InputError where there is something else than a file, or one of more than `most` bytes."""
     try:
-        data = yaml.load(read_text(path), Loader=_Loader)  # noqa: S506
+        held = path.stat()
+    except OSError:  # which reading it tells
+        return
+    if not stat.S_ISREG(held.st_mode) and not stat.S_ISDIR(held.st_mode):
+        raise InputError(f"{path}: is a device or a pipe; give a file")
+    if most is not None and held.st_size > most:
+        raise InputError(f"{path}: must have at most {most} bytes; has {held.st_size}")
+
+
+def is_there(name: str) -> bool:
+    """Whether there is a file or a folder of that name; none has one that is too long."""
+    try:
+        return bool(name) and Path(name).exists()
+    except OSError:
+        return False
+
+
+def _document(path: Path) -> str:
+    check_file(path, MOST_BYTES)
+    return read_text(path)
+
+
+def read_yaml(path: Path) -> Section:
+    text = _document(path)
+    too_deep = InputError(f"{path}: is not YAML that can be read: nested too deeply")
+    try:
+        deep = len(text) > _SHORT and any(depth > _DEEPEST for depth in _depths(text))
+        data = None if deep else yaml.load(text, Loader=_Loader)  # noqa: S506
     except RecursionError:
-        raise InputError(f"{path}: is not YAML that can be read: nested too deeply") from None
+        raise too_deep from None
+    except ValueError:
+        raise InputError(f"{path}: is not YAML that can be read: a number has too many digits") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise InputError(f"{path}{at}: is not YAML: {problem}") from None
+    if deep:
+        raise too_deep
     return _top(data, path, "a mapping of keys to values")
 
 
+def _depths(text: str) -> Iterator[int]:
+    """In how many collections each part of a document stands."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        yield depth
+
+
 def read_json(path: Path) -> Section:
+    text = _document(path)
     try:
-        data = json.loads(read_text(path))
+        data = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}:{error.colno}: is not JSON: {error.msg}") from None
     except RecursionError:
         raise InputError(f"{path}: is not JSON that can be read: nested too deeply") from None
+    except ValueError:
+        raise InputError(f"{path}: is not JSON that can be read: a number has too many digits") from None
     return _top(data, path, "a JSON object")
 
 

@@ -37,6 +37,17 @@ class Fleet(Plan):
         return list(self.devices)
 
     @cached_property
+    def stages(self) -> tuple[Fleet, ...]:
+        """The parts of it that the stages of a pipeline run."""
+        places: dict[int, list[int]] = {}
+        for place, row in enumerate(self.operators):
+            places.setdefault(row.block.stage, []).append(place)
+        return tuple(
+            Fleet(tuple(self.operators[p] for p in own), devices=self.devices, keys=tuple(self.keys[p] for p in own))
+            for _, own in sorted(places.items())
+        )
+
+    @cached_property
     def distinct(self) -> tuple[tuple[PlannedOperator, int], ...]:
         """One operator of each key, and how many launches have it."""
         rows: dict[object, PlannedOperator] = {}

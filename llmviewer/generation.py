@@ -49,19 +49,23 @@ def generation(
     layout       of the devices that `plan` is for one of
     """
     ttft = prefill_s(plan, layout, batch=batch, prompt=prompt, images=images)
-    steps = np.asarray(gen) - 1
-    last = prompt + np.maximum(steps, 1)
-    each = decode_plan or plan
-    share, parts = layout.share(batch), layout.parts(batch)
-    decoding = decode_s(each, batch=share, first=prompt + 1, last=last, prompt=prompt)
-    if layout.pp > 1:  # every stage has all micro-batches to serve before the next step
-        stages = (decode_s(stage, batch=share, first=prompt + 1, last=last, prompt=prompt) for stage in each.stages)
-        decoding = reduce(np.maximum, (parts * busy for busy in stages), decoding)
-    decoding = np.where(steps > 0, decoding, 0.0)
+    decoding = decoding_s(decode_plan or plan, layout, batch=batch, prompt=prompt, gen=gen)
     latency = ttft + decoding
     with np.errstate(invalid="ignore"):
-        tpot = decoding / steps
+        tpot = decoding / (np.asarray(gen) - 1)
     return Generation(ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=batch * gen / latency)
+
+
+def decoding_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, gen: Num) -> Num:
+    """Time of all decode steps, one for each token after the first. [s]"""
+    steps = np.asarray(gen) - 1
+    last = prompt + np.maximum(steps, 1)
+    share, parts = layout.share(batch), layout.parts(batch)
+    decoding = decode_s(plan, batch=share, first=prompt + 1, last=last, prompt=prompt)
+    if layout.pp > 1:  # every stage has all micro-batches to serve before the next step
+        stages = (decode_s(stage, batch=share, first=prompt + 1, last=last, prompt=prompt) for stage in plan.stages)
+        decoding = reduce(np.maximum, (parts * busy for busy in stages), decoding)
+    return np.where(steps > 0, decoding, 0.0)
 
 
 def prefill_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, images: Num = 0) -> Num:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from .errors import InputError, suggest
 from .expectation.network import Interval, prefill_expected, step_expected
+from .expectation.profile import Profile
 from .forms import Num
 from .generation import generation, prefill_s, step_s
 from .hardware import Hardware
@@ -24,10 +25,14 @@ from .transforms.offload import ON_DEVICE, Offload
 from .workload import Workload
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
 
 NUMBERS: Final = ("batch", "prompt", "gen", "kv_len", "images")  # axes along which arrays run
 TECHNIQUES: Final = ("quant", "attention")  # axes with a graph for each value
+_MOST: Final = 10_000_000  # values of an axis
+_MOST_POINTS: Final = 100_000_000  # whose columns are in memory at once, some 20 GB
 _CHUNK: Final = 16_384  # points whose arrays stay in a core's cache together
 _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)(?:([*+])(\d+))?")
 
@@ -85,13 +90,15 @@ def sweep(
     hardware_set: Sequence[str] = (),
     expected: bool = False,
     library: str = "",
+    engine: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, points: None,
 ) -> Sweep:
     """Every combination of the values in `over`, whose keys are among NUMBERS and TECHNIQUES.
 
     The other arguments are as those of analyze(), for what `over` does not name. Without `gen` no generation is
     summed up and memory is for the prompt and one token. kv_len follows the prompt where it is not given. There are no
-    pictures where `images` is not given. `expected` adds what to expect of real kernels, of `library`.
+    pictures where `images` is not given. `expected` adds what to expect of real kernels, of `library` and `engine`.
     progress  is told of points done, and of how many there are, as they come
 
     Raises InputError where an axis is unknown, empty or holds a number below 1.
@@ -111,6 +118,8 @@ def sweep(
         offload=offload,
         hardware_set=hardware_set,
         library=library,
+        engine=engine,
+        profiles=profiles,
     )
     if expected and base.kernels is None:
         raise InputError("expected: survey accounting counts what no kernel does; use faithful")
@@ -126,6 +135,8 @@ def sweep(
     _check_steps(base.model, over, numbers)
     shape = tuple(len(values) for values in over.values())
     points = prod(shape)
+    if points > _MOST_POINTS:
+        raise InputError(f"a sweep has at most {_MOST_POINTS} points at once; got {points}; fill a folder with -o DIR/")
     columns: dict[str, Column] = {}
     done = 0
     for chosen, rows in _techniques(over, shape):
@@ -143,24 +154,43 @@ def sweep(
     return Sweep(model=base.model.name, hardware=base.hardware.name, columns=columns)
 
 
-def parse_axis(text: str) -> tuple[str, list[int] | list[str]]:
+def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tuple[str, list[int] | list[str]]:
     """Read "batch=1..256", "batch=1..256*2", "prompt=128..4096+128", "prompt=128,512" or "quant=W16A16,W4A16g128".
+
+    option  where the user wrote it
+    most    values that there may be
 
     Raises InputError where the text is none of these.
     """
     name, equals, given = (part.strip() for part in text.partition("="))
-    where = f"--over {text}"
+    where = f"{option}{text}"
     if not equals or name not in (*NUMBERS, *TECHNIQUES):
         must = f"must be AXIS=VALUES, with an axis of {', '.join((*NUMBERS, *TECHNIQUES))}"
         raise InputError(f"{where}: {must}, such as batch=1..256 or prompt=128,512,2048")
-    parts = [part.strip() for part in given.split(",")]
     if name in TECHNIQUES:
-        return name, parts
+        return name, [part.strip() for part in given.split(",")]
+    return name, parse_numbers(given, where=where, most=most)
+
+
+def parse_numbers(given: str, *, where: str, most: int = _MOST) -> list[int]:
+    """Read "8", "1,8,64", "1..64" or "1..64*2", written `where`.
+
+    Raises InputError where the text is none of these, or there are more than `most`.
+    """
     try:
-        return name, [value for part in parts for value in _values(part)]
+        ranges = [_values(part.strip()) for part in given.split(",")]
     except ValueError:
         must = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) or 128..4096+128 (in steps)"
         raise InputError(f"{where}: {must}; got {given!r}") from None
+    count = sum(_count(values) for values in ranges)
+    if count > most:
+        raise InputError(f"{where}: must be at most {most} values; got {count}")
+    return [value for values in ranges for value in values]
+
+
+def _count(values: Sequence[int]) -> int:
+    """Of a range, without len(), which overflows."""
+    return (values.stop - values.start - 1) // values.step + 1 if isinstance(values, range) else len(values)
 
 
 def _values(part: str) -> Sequence[int]:

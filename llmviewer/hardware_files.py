@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ._layout import data_dir
-from .documents import Section, read_text, read_yaml
+from .documents import Section, is_there, read_text, read_yaml
 from .errors import InputError, suggest
 from .hardware import Fact, Hardware, Source
 from .precision import WIDER
@@ -81,6 +81,8 @@ def hardware_file(name: str) -> Path:
         found = files.get(name.lower()) or _with_alias(name.lower(), files.values())
         if found:
             return found
+    if is_there(name):
+        raise InputError(f"{name}: is no hardware file; give a .yaml file, or a name of `llmviewer hardware`")
     near = suggest(name, (known for names in hardware_aliases().values() for known in names))
     raise InputError(f"no hardware {name!r}: {near} (`llmviewer hardware` lists all)")
 

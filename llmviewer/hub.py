@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from .documents import MOST_BYTES
 from .errors import InputError
 
 _NAME: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:@([\w./-]+))?")
@@ -43,9 +44,11 @@ def fetch(name: str, file: str) -> Path | None:
         ) from None
     with _quiet():
         try:
-            _ask(match[1], match[2], file)
+            size = _ask(match[1], match[2], file)
         except Exception as error:  # noqa: BLE001  # its own, and those of the HTTP library that it uses
             return _instead(error, name, file)
+        if size > MOST_BYTES:
+            raise InputError(f"{name}: {file} must have at most {MOST_BYTES} bytes; has {size}")
         try:
             return Path(huggingface_hub.hf_hub_download(match[1], file, revision=match[2]))
         except Exception as error:  # noqa: BLE001
@@ -53,13 +56,14 @@ def fetch(name: str, file: str) -> Path | None:
             raise InputError(f"{name}: {file} cannot be fetched: {said}") from None
 
 
-def _ask(repository: str, revision: str | None, file: str) -> None:
-    """Asks once whether a file is there. hf_hub_download() would ask for half a minute before it says that it is not
-    to be had.
+def _ask(repository: str, revision: str | None, file: str) -> int:
+    """The bytes that a file has; asks once whether it is there. hf_hub_download() would ask for half a minute before it
+    says that it is not to be had.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
-    get_hf_file_metadata(hf_hub_url(repository, file, revision=revision), timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    url = hf_hub_url(repository, file, revision=revision)
+    return get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT).size or 0
 
 
 @contextmanager
@@ -103,11 +107,13 @@ def _instead(error: Exception, name: str, file: str) -> Path | None:
 
 
 def _refused(error: Exception, name: str) -> InputError:
-    from huggingface_hub import constants, errors
+    from huggingface_hub import constants, errors, get_token
 
     repository, _, revision = name.partition("@")
     if isinstance(error, errors.GatedRepoError):
         where = f"{constants.ENDPOINT}/{repository}"
+        if get_token():
+            return InputError(f"{name}: is gated, and your token has no access; accept its conditions at {where}")
         return InputError(f"{name}: is gated; accept its conditions at {where} and set HF_TOKEN")
     if isinstance(error, errors.RevisionNotFoundError):
         return InputError(f"{name}: {repository} has no revision {revision!r} on the hub")

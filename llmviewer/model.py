@@ -12,10 +12,12 @@ from .forms import TARGET, Form, Num, evaluate, total
 from .graph import Block, Graph
 from .operators.attention import QK
 from .operators.base import Role, Tensor
+from .operators.embedding import Embedding
 from .operators.linear import LatentExpansion
+from .operators.masks import Mask
 from .operators.pictures import Patches, Place
 from .precision import Format
-from .transforms.quantize import AS_IT_IS, Quantization
+from .transforms.quantize import AS_IT_IS, Quantization, quantize
 from .workload import Workload
 
 
@@ -27,6 +29,7 @@ class Model:
     quantization what was quantized when it was published; an analysis that asks for no other uses it
     max_context  tokens that its positions are made for; 0 where it says nothing
     notes        what a reader of the results should know, such as fields of its file that nothing read
+    unknown      what of its quantization is not known here, so that its weights may be of another size; "" where all is
     predicting   the same with its layers that predict further tokens; None where there are none
     """
 
@@ -40,7 +43,13 @@ class Model:
     source: str = ""
     notes: tuple[str, ...] = ()
     quantization: Quantization = AS_IT_IS
+    unknown: str = ""
     predicting: Model | None = None
+
+    @cached_property
+    def published(self) -> Graph:
+        """The graph in the formats that it was published in."""
+        return self.graph if self.quantization == AS_IT_IS else self.graph.then(quantize(self.quantization))
 
     @cached_property
     def parameters(self) -> int:
@@ -48,20 +57,43 @@ class Model:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that take part in one token: all of a dense model's, the chosen experts of a sparse one's."""
+        """Parameters that take part in one token: all of a dense model's, the chosen experts of a sparse one's; tables
+        and the head among them.
+        """
         return round(self.graph.active_parameters)
 
     @cached_property
+    def looked_up_parameters(self) -> int:
+        """Of those, the tables of which a token takes a row and no more, as no head shares them."""
+        tied = {w.shape for _, op in self.graph for w in op.weights if w.tied}
+        tables = (w for _, op in self.graph if isinstance(op, Embedding) for w in op.weights)
+        return sum(w.numel for w in tables if w.shape not in tied)
+
+    @cached_property
     def attention(self) -> str:
-        """Its kinds of attention: MHA, GQA, MQA or MLA, with their windows, and state where some layers keep one."""
-        kinds: dict[str, None] = {}
+        """Its kinds of attention with their windows, and state where some layers keep one."""
+        kinds = [f"{kind} {mask}".rstrip() for kind, mask in self._heads]
+        return ", ".join((*dict.fromkeys(kinds), *self._recurrent))
+
+    @cached_property
+    def attention_kinds(self) -> tuple[str, ...]:
+        """MHA, GQA, MQA or MLA, and state."""
+        return (*dict.fromkeys(kind for kind, _ in self._heads), *self._recurrent)
+
+    @cached_property
+    def _heads(self) -> list[tuple[str, Mask]]:
+        """The kind of attention and the mask of every product of queries and keys."""
+        found = []
         for block in self.graph.blocks:
             latent = any(isinstance(op, LatentExpansion) for op in block.operators)
-            for heads in (op.heads for op in block.operators if isinstance(op, QK)):
-                kinds[f"{'MLA' if latent else heads.kind} {heads.mask}".rstrip()] = None
-        if any(t.role is Role.STATE for _, op in self.graph for t in op.inputs):
-            kinds["state"] = None
-        return ", ".join(kinds)
+            heads = (op.heads for op in block.operators if isinstance(op, QK))
+            found += [("MLA" if latent else h.kind, h.mask) for h in heads]
+        return found
+
+    @cached_property
+    def _recurrent(self) -> tuple[str, ...]:
+        kept = any(t.role is Role.STATE for _, op in self.graph for t in op.inputs)
+        return ("state",) if kept else ()
 
     @cached_property
     def generates(self) -> bool:
@@ -92,8 +124,8 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """What the cache grows by with every token of one sequence, within any window. [B]"""
-        cache = kv_cache_bytes(self.graph, batch=1, context=np.array([1.0, 2.0]))
+        """What the cache grows by with every token of one sequence, within any window, as published. [B]"""
+        cache = kv_cache_bytes(self.published, batch=1, context=np.array([1.0, 2.0]))
         return float(np.diff(np.broadcast_to(cache, 2))[0])
 
 

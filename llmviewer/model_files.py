@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ._layout import data_dir
 from .architectures import builder
-from .documents import Section, read_json, read_text, read_yaml
+from .documents import Section, is_there, read_json, read_text, read_yaml
 from .errors import InputError, suggest
 from .graph import Graph
 from .hub import NotOnHubError, fetch, is_repository
@@ -20,11 +21,20 @@ from .transforms.quantize import AS_IT_IS, Quantization
 
 if TYPE_CHECKING:
     from .stored.checkpoints import Checkpoint
+    from .stored.formats import Stored
 
 _DTYPES: Final = {"float16": FP16, "bfloat16": BF16, "float32": FP32}
 _CALLABLE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MODELOPT: Final = "hf_quant_config.json"  # where modelopt says what config.json does not
-_CONTEXT: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "model_max_length")
+_CONTEXT: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "seq_length",
+    "max_seq_len",
+    "model_max_length",
+    "max_source_positions",
+)
+_PREDICTING: Final = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_hidden_layers")
 # Fields of config.json that change what is computed, not how much of it.
 _COSTLESS_FIELDS: Final = """
     _name_or_path architectures auto_map transformers_version use_cache torch_dtype dtype model_type pretraining_tp
@@ -68,6 +78,9 @@ def load_model(name: str) -> Model:
     for path in files:  # to parse them all takes longer than the rest
         if wanted in read_text(path).lower() and wanted in _aliases(path):
             return _from_yaml(path)
+    if is_there(name):
+        endings = ".json, .yaml, .gguf or .safetensors file, or a folder with a config.json"
+        raise InputError(f"{name}: is no model file; give a {endings}")
     nearest = suggest(name, (*known, *(alias for path in files for alias in _aliases(path))))
     if is_repository(name):
         return _from_hub(name, f"of those that ship, {nearest}")
@@ -91,7 +104,7 @@ def _from_path(name: str) -> Model | None:
     for ending, read in readers.items():
         if name.endswith(ending):
             return read(Path(name))
-    if not name or not Path(name).is_dir():
+    if not is_there(name) or not Path(name).is_dir():
         return None
     if not (Path(name) / "config.json").is_file():
         raise InputError(f"{name}: is a folder without a config.json; give a folder with one, or the file")
@@ -127,10 +140,15 @@ def _from_folder(folder: Path) -> Model:
     from .stored.safetensors_modules import safetensors_checkpoint
 
     stored = read_published(config, _beside(folder))
-    tensors = read_folder(folder)
-    return _with_checkpoint(
-        model, safetensors_checkpoint(tensors, model.graph, own=model.format, schemes=stored, file=str(folder))
+    checkpoint = safetensors_checkpoint(
+        read_folder(folder),
+        model.graph,
+        own=model.format,
+        schemes=stored,
+        file=str(folder),
+        predicting=_text(config).integer(_text(config).first(*_PREDICTING), 0, least=0),
     )
+    return _with_checkpoint(model, checkpoint)
 
 
 def _from_gguf(path: Path) -> Model:
@@ -143,17 +161,18 @@ def _from_gguf(path: Path) -> Model:
     named = file.metadata.get("general.name")
     title = " ".join(named.split()) if isinstance(named, str) and named.isprintable() else ""
     plain = _from_config(config, name=path.stem.lower(), title=title)
-    checkpoint = gguf_checkpoint(file.tensors, plain.graph, own=_format(config), file=str(path))
+    checkpoint = gguf_checkpoint(file.tensors, plain.graph, own=_format(config)[0], file=str(path))
     return _with_checkpoint(plain, checkpoint)
 
 
 def _with_checkpoint(model: Model, checkpoint: Checkpoint) -> Model:
-    graph = checkpoint.applied(model.graph).check()
     from .stored.formats import quantization_of
 
+    graph = checkpoint.applied(model.graph).check()
     quantization = quantization_of(checkpoint, graph, model.format)
-    notes = (*model.notes, *checkpoint.notes)
-    return replace(model, graph=graph, quantization=quantization, notes=notes, predicting=None)
+    said = f"{model.unknown}: sizes are those of the file, products are in {model.format}"
+    notes = (*model.notes, *([said] if model.unknown else []), *checkpoint.notes)
+    return replace(model, graph=graph, quantization=quantization, notes=notes, unknown="", predicting=None)
 
 
 def _from_hub(name: str, nearest: str) -> Model:
@@ -211,9 +230,10 @@ def _from_config(
     source: str = "",
     beside: Section | None = None,
 ) -> Model:
-    fmt = _format(config)
+    fmt, guessed = _format(config)
     graph = builder(config)(config, fmt).check()
-    quantization, said = _published(config, beside, graph, fmt)
+    stored = _published(config, beside)
+    quantization = _quantization(stored, graph, fmt)
     unread = config.unread(_COSTLESS | {"quantization_config"})  # of which _published says what is not known
     notes = (f"fields of {config.file} that nothing here reads: {', '.join(unread)}",) if unread else ()
     model = Model(
@@ -225,13 +245,14 @@ def _from_config(
         max_context=_text(config).integer(_text(config).first(*_CONTEXT), 0),
         aliases=aliases,
         source=source or config.file,
-        notes=(*notes, *said),
+        notes=(*guessed, *notes, *(stored.notes if stored else ())),
         quantization=quantization,
+        unknown=stored.unknown if stored else "",
     )
     if not graph.prediction:
         return model
     whole = graph.predicting().check()
-    quantization, _ = _published(config, beside, whole, fmt)
+    quantization = _quantization(stored, whole, fmt)
     return replace(model, predicting=replace(model, graph=whole, quantization=quantization))
 
 
@@ -239,25 +260,40 @@ def _says_quantization(config: Section) -> bool:
     return any(section.get("quantization_config") is not None for section in (config, _text(config)))
 
 
-def _published(
-    config: Section, beside: Section | None, graph: Graph, fmt: Format
-) -> tuple[Quantization, tuple[str, ...]]:
-    """The quantization that a model was published in, and what is to be noted of it."""
+def _published(config: Section, beside: Section | None) -> Stored | None:
+    """How a model was quantized when it was published; None where nothing is said of it."""
     if beside is None and not _says_quantization(config):
-        return AS_IT_IS, ()
-    from .stored.formats import quantization_of
+        return None
     from .stored.quantization_config import read_published
 
-    stored = read_published(config, beside)
-    return quantization_of(stored, graph, fmt), stored.notes
+    return read_published(config, beside)
 
 
-def _format(config: Section) -> Format:
-    """What the checkpoint is stored in; 16-bit floats where the config does not say, as the field serves models."""
+def _quantization(stored: Stored | None, graph: Graph, fmt: Format) -> Quantization:
+    if stored is None:
+        return AS_IT_IS
+    from .stored.formats import quantization_of
+
+    return quantization_of(stored, graph, fmt)
+
+
+def _format(config: Section) -> tuple[Format, tuple[str, ...]]:
+    """What the checkpoint is stored in, and a note where the config does not say."""
     places = [section for section in (config, _text(config)) if section.get(section.first("torch_dtype", "dtype"))]
-    if not places:
-        return FP16
-    return _DTYPES[places[0].choice(places[0].first("torch_dtype", "dtype"), _DTYPES)]
+    if places:
+        return _DTYPES[places[0].choice(places[0].first("torch_dtype", "dtype"), _DTYPES)], ()
+    kind = config.text("model_type")
+    if _mostly_bf16(kind):
+        return BF16, (f"no torch_dtype in its config: counts as bf16, as most {kind} models that ship",)
+    return FP16, ("no torch_dtype in its config: counts as fp16, as the field serves models",)
+
+
+@cache
+def _mostly_bf16(model_type: str) -> bool:
+    """Whether most models that ship of a model_type are stored in bf16."""
+    every = map(read_text, data_dir("models").glob("*.yaml"))
+    texts = [text for text in every if f"model_type: {model_type}\n" in text]
+    return 2 * sum("torch_dtype: bfloat16" in text for text in texts) > len(texts)
 
 
 def _text(config: Section) -> Section:

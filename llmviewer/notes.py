@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
+from typing import Final
 
-from .operators.collectives import UP
-from .operators.linear import Linear
+from .graph import Block, Graph
+from .layout import Network
+from .operators.collectives import OUT, UP
+from .operators.linear import LatentExpansion, Linear
+from .precision import Format
 from .resource import Unit, link
-from .setting import Accounting, Setting
+from .setting import Accounting, Mla, Setting
 from .transforms.skew import chooses
 from .units import si
+
+_NAMED: Final = 4  # operators that are told by name
 
 
 def notes(setting: Setting, *, prompt: int, written: int, images: int = 0) -> tuple[str, ...]:
     """One sentence each; `prompt`, with `images` in it, and `written` are the longest asked for. [tokens]"""
     model, hardware = setting.model, setting.hardware
     ours = (note for one in setting.techniques for note in one.notes(setting))
-    found = [*model.notes, *ours, *_conversions(setting), *_substitutions(setting), *_links(setting), *_copied(setting)]
+    unknown = [f"{model.unknown}: weights are counted as asked"] if model.unknown else []
+    found = [*unknown, *model.notes, *ours, *_conversions(setting), *_substitutions(setting), *_links(setting)]
+    found += [*_copied(setting), *_torn(setting), *_groups(setting)]
     if model.picture and prompt != model.picture:
         found.append(
             f"{model.name} reads pictures of {model.picture} tokens: --prompt {model.picture} counts what it does"
@@ -34,6 +43,8 @@ def notes(setting: Setting, *, prompt: int, written: int, images: int = 0) -> tu
         skew = f"expert skew {setting.expert_skew:g}"
         chosen = f"{skew}: popularity of experts falls with their rank to that power, instead of being the same for all"
         found.append(chosen if chooses(setting.graph) else f"{skew} has no effect: {model.name} has no experts")
+    if setting.mla is not Mla.AUTO and not any(isinstance(op, LatentExpansion) for _, op in model.graph):
+        found.append(f"mla {setting.mla} has no effect: {model.name} has no latent attention")
     if setting.accounting is Accounting.SURVEY:
         found.append(
             'survey accounting follows the paper "LLM Inference Unveiled" (arXiv:2402.16363): no causal mask, '
@@ -45,10 +56,17 @@ def notes(setting: Setting, *, prompt: int, written: int, images: int = 0) -> tu
 def _links(setting: Setting) -> list[str]:
     """What is not known of the links that a layout uses, and what is taken instead."""
     hardware, linked, layout = setting.hardware, setting.linked, setting.layout
+    network = Network.of(hardware, layout)
     found = []
-    if layout.devices > 1 and link(UP) not in linked.rates:
-        speed = si(linked.rates[link("host")])
-        found.append(f"{hardware.name} has no scale-up link: devices talk over their host links ({speed}B/s each)")
+
+    def others(tier: str) -> str:
+        return f"{tier.replace('_', '-')} links ({si(linked.rates[link(tier)])}B/s each)"
+
+    if layout.devices > 1 and network.inside != UP:
+        found.append(f"{hardware.name} has no scale-up link: devices talk over their {others(network.inside)}")
+    elif layout.devices > network.domain and network.outside != OUT:
+        joined = f"scale-up links of {hardware.name} join {network.domain:.0f} devices"
+        found.append(f"{joined}: beyond, they talk over their {others(network.outside)}")
     elif layout.devices > 1 and f"{UP}.devices" not in hardware.numbers:
         found.append(f"the file of {hardware.name} does not say how many devices its {UP} links join: all here")
     found.extend(
@@ -63,22 +81,80 @@ def _copied(setting: Setting) -> list[str]:
     """Matrix products, routers apart, that every rank of tensor parallelism does in full."""
     if setting.layout.tp == 1:
         return []
-    whole = {(op.name, op.weight.shape) for _, op in setting.model.graph if isinstance(op, Linear)}
-    products = (op for _, op in setting.graph if isinstance(op, Linear) and op.kind != "router")
-    copied = dict.fromkeys(op.name for op in products if (op.name, op.weight.shape) in whole)
+    whole = _shapes(setting.model.graph)
+    own = ((_place(block, op), op) for block, op in setting.graph if isinstance(op, Linear) and op.kind != "router")
+    copied = dict.fromkeys(op.name for place, op in own if whole.get(place) == op.weight.shape)
     return [f"tp={setting.layout.tp}: {', '.join(copied)} run whole on every rank"] if copied else []
+
+
+def _torn(setting: Setting) -> list[str]:
+    """Matrices of which ranks of tensor parallelism have parts of blocks that share a scale."""
+    if setting.layout.tp == 1:
+        return []
+    whole = _shapes(setting.model.graph)
+    torn = dict.fromkeys(
+        op.name
+        for block, op in setting.graph
+        if isinstance(op, Linear) and (uncut := whole.get(_place(block, op)))
+        for part, before, edge in zip(op.weight.shape[-2:], uncut[-2:], _block(op), strict=True)
+        if part % edge and not before % edge
+    )
+    cut = f"tp={setting.layout.tp} cuts blocks of weights that share a scale, which engines refuse or pad"
+    return [f"{cut}: {', '.join(torn)}"] if torn else []
+
+
+def _shapes(graph: Graph) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Of the matrices of products."""
+    return {_place(block, op): op.weight.shape for block, op in graph if isinstance(op, Linear)}
+
+
+def _place(block: Block, op: Linear) -> tuple[str, str]:
+    """The kind of layer that a product is in, whose stages are called such as "moe.3-30", and its name there."""
+    return block.name.partition(".")[0], op.name
+
+
+def _block(op: Linear) -> tuple[int, int]:
+    """Rows and columns of a matrix that share a scale: those of a row, or squares as wide as groups of its operand."""
+    weight, operand = op.weight.format.group or 1, op.inputs[0].format.group
+    columns = operand if operand and weight % operand == 0 else weight
+    return weight // columns, columns
 
 
 def _conversions(setting: Setting) -> list[str]:
     """Matrix products whose weights are stored in another type than they are multiplied in."""
-    found: dict[str, None] = {}
+    found: dict[tuple[Format, str, Format], dict[str, None]] = {}
     for _, op in setting.graph:
         if isinstance(op, Linear) and op.weight.format.compute != (dtype := op.work().wanted.dtype):
-            found[
-                f"weights in {op.weight.format} are multiplied in {dtype}: a low-bit unit works only if all operands "
-                f"have its type, and activations are in {op.inputs[0].format}"
-            ] = None
-    return list(found)
+            found.setdefault((op.weight.format, dtype, op.inputs[0].format), {})[op.name] = None
+    return [
+        f"weights of {_few(list(names))} in {_told(weight)} are multiplied in {dtype}: a low-bit unit works only if "
+        f"all operands have its type, and activations are in {activation}"
+        for (weight, dtype, activation), names in found.items()
+    ]
+
+
+def _told(fmt: Format) -> str:
+    """Such as "fp8_e4m3 (a scale for every 16384)"."""
+    return f"{fmt.name} (a scale for every {fmt.group})" if fmt.group else fmt.name
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _groups(setting: Setting) -> list[str]:
+    """Groups of a scale that was asked for which rows do not consist of."""
+    if setting.quantization == setting.model.quantization or setting.layout.tp > 1:
+        return []
+    found: dict[tuple[int, int], dict[str, None]] = {}
+    for _, op in setting.graph:
+        if isinstance(op, Linear) and op.weight.format.group and op.weight.shape[-1] % op.weight.format.group:
+            found.setdefault((op.weight.format.group, op.weight.shape[-1]), {})[op.name] = None
+    return [
+        f"groups of {group} do not divide rows of {width} ({_few(list(names))}): kernels refuse or pad them"
+        for (group, width), names in found.items()
+    ]
 
 
 def _substitutions(setting: Setting) -> list[str]:

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial, reduce
+from pathlib import Path
 from typing import Self, TypeVar
 
 import numpy as np
 
 from .documents import LARGEST
 from .errors import InputError
+from .expectation.engines import Engine, find_engine
 from .expectation.network import Kernels, check_library
+from .expectation.profile import Profile, read_given
 from .forms import Num
 from .graph import Graph
 from .hardware import Hardware
@@ -80,6 +83,8 @@ class Setting:
     techniques: tuple[Technique, ...] = ()
     unnamed: Quantization | None = None  # the precision without the technique that names another one
     library: str = ""  # whose kernels times are expected of; what was measured best on the device if ""
+    engine: Engine | None = None  # that launches them; they follow each other without gaps where there is none
+    profiles: tuple[Profile, ...] = ()  # before those that ship
 
     @classmethod
     def of(
@@ -98,24 +103,33 @@ class Setting:
         hardware_set: Sequence[str] = (),
         techniques: Sequence[str | Mapping[str, object] | Technique] = (),
         library: str = "",
+        engine: str = "",
+        profiles: Sequence[str | Path | Profile] = (),
     ) -> Setting:
-        """From what a user writes. Attention is flash, but eager in the survey's accounting, unless said otherwise.
+        """From what a user writes. Attention is flash, but eager in the survey's accounting, and as the engine has it,
+        unless said otherwise.
 
         Raises InputError where something is not known or does not parse.
         """
         counted = member(Accounting, "accounting", accounting)
-        usual = Attention.EAGER if counted is Accounting.SURVEY else Attention.FLASH
         device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
+        measured = read_given(profiles)
+        made = _engine(engine, library, counted, Kernels(device, profiles=measured)) if engine else None
+        usual = Attention.EAGER if counted is Accounting.SURVEY else Attention.FLASH
+        usual = member(Attention, "attention", made.attention) if made else usual
         if hardware_set and not isinstance(hardware, str):
             raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
         loaded = load_model(model) if isinstance(model, str) else model
         loaded = _predicting(loaded) if mtp else loaded
         ours = parse_techniques(techniques)
         named, published = _one_quant(quant, ours), loaded.quantization
+        asked = parse_quantization(named).over(published) if named else published
+        if loaded.unknown and not asked.scheme.weight:
+            raise InputError(f"{loaded.unknown}: its weights may be of any size; give --quant, such as W4A16g128")
         return cls(
             model=loaded,
             hardware=device,
-            quantization=parse_quantization(named).over(published) if named else published,
+            quantization=asked,
             attention=member(Attention, "attention", attention) if attention else usual,
             accounting=counted,
             mla=member(Mla, "mla", mla),
@@ -124,7 +138,9 @@ class Setting:
             offload=parse_offload(offload) if isinstance(offload, str) else offload,
             techniques=ours,
             unnamed=published if named != quant else None,
-            library=check_library(library),
+            library=made.library if made else check_library(library, measured),
+            engine=made,
+            profiles=measured,
         ).agreed()
 
     def agreed(self) -> Self:
@@ -197,7 +213,9 @@ class Setting:
     @cached_property
     def kernels(self) -> Kernels | None:
         """Of which times are expected; none in the survey's accounting, whose work no kernel does."""
-        return None if self.accounting is Accounting.SURVEY else Kernels(self.hardware, self.library)
+        if self.accounting is Accounting.SURVEY:
+            return None
+        return Kernels(self.hardware, self.library, self.profiles, engine=self.engine)
 
     def prefill(self, workload: Workload) -> Workload:
         """What techniques make of the pass that reads the prompts."""
@@ -254,12 +272,9 @@ class Setting:
 
     def _lowered(self, *, absorbed: bool, decode: bool) -> Graph:
         """The model's graph under the techniques asked for."""
-        skewed = skew(self.expert_skew)
         latent = (absorb,) if absorbed else ()
-        shared = (parallel(self._network, decode=decode),) if self.layout.devices > 1 else ()
         flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
         away = (offload(self.offload, decode=decode),) if self.offload != ON_DEVICE else ()
-        model = self._changed(decode=decode)
         if self.accounting is Accounting.SURVEY:
             if self.quantization.overrides and self.quantization == self.model.quantization:
                 raise InputError(
@@ -268,11 +283,22 @@ class Setting:
                 )
             if self.quantization.overrides:
                 raise InputError("accounting survey has one precision for all operators; drop the overrides of --quant")
-            return model.then(skewed, *shared, *latent, *flash, survey(self.quantization.scheme), *away)
+            return self._placed(decode=decode).then(*latent, *flash, survey(self.quantization.scheme), *away)
         joined = (overlapped,) if self.layout.overlap else ()
         ours = (partial(one.lowered, hardware=self.hardware, decode=decode) for one in self.techniques)
-        lowered = model.then(skewed, *shared, quantize(self.quantization), *latent, *flash, *ours)
-        return lowered.then(*away, *joined)
+        differs = decode and (self.layout.cp > 1 or any(one.decode_alone for one in self.techniques))
+        quantized = self._placed(decode=True).then(quantize(self.quantization)) if differs else self._quantized
+        return quantized.then(*latent, *flash, *ours, *away, *joined)
+
+    @cached_property
+    def _quantized(self) -> Graph:
+        """What a prefill runs, and a decode step where neither ranks nor techniques tell them apart."""
+        return self._placed(decode=False).then(quantize(self.quantization))
+
+    def _placed(self, *, decode: bool) -> Graph:
+        """What each device runs of the model as techniques change it."""
+        shared = (parallel(self._network, decode=decode),) if self.layout.devices > 1 else ()
+        return self._changed(decode=decode).then(skew(self.expert_skew), *shared)
 
     def having(self, *, quant: str | None = None, attention: str | None = None) -> Self:
         """The same with another precision or attention, where one is given, as a user writes it."""
@@ -312,6 +338,22 @@ def _predicting(model: Model) -> Model:
     if model.predicting is None:
         raise InputError(f"mtp: {model.name} has no layers that predict further tokens, or none that are known")
     return model.predicting
+
+
+def _engine(name: str, library: str, accounting: Accounting, kernels: Kernels) -> Engine:
+    """The engine of a name.
+
+    Raises InputError where there is none such, where something else that is given excludes it, and where nothing is
+    known of kernels on the device.
+    """
+    engine = find_engine(name)
+    if library:
+        raise InputError(f"library must be left out beside engine {name}, which runs kernels of {engine.library}")
+    if accounting is Accounting.SURVEY:
+        raise InputError("engine: survey accounting counts what no kernel does; use faithful")
+    if isinstance(kernels.device, str):
+        raise InputError(f"engine: nothing is known of kernels on {kernels.hardware.name}: {kernels.device}")
+    return engine
 
 
 def _one_quant(given: str | None, techniques: Sequence[Technique]) -> str | None:

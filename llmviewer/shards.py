@@ -390,9 +390,11 @@ def _on_dask(address: str, folder: Path, design: Design, todo: Sequence[int]) ->
     """The shards as the workers of a Dask cluster finish them. Those of a worker that is lost go to another."""
     try:
         from distributed import Client, KilledWorker, as_completed
+        from distributed.comm import get_address_host_port
     except ImportError:
         raise InputError("--dask needs the package distributed: pip install 'llmviewer[dask]'") from None
     try:
+        get_address_host_port(address)  # a client that cannot read it makes noise when it is dropped
         client = Client(address, timeout=_PATIENCE_S, set_as_default=False)
     except (OSError, ValueError) as error:
         problem = str(error) or type(error).__name__

@@ -287,7 +287,7 @@ class Workload:
         tokens = self.tokens()
         if not skew:
             return experts * (1 - (1 - chosen / experts) ** tokens)
-        return reduce(add, (1 - (1 - share) ** tokens for share in _shares(int(experts), int(chosen), skew)))
+        return reduce(add, (1 - (1 - share) ** tokens for share in popularity(int(experts), int(chosen), skew)))
 
     def expert_rows(self, experts: float, chosen: float, factor: float) -> Num:
         """Rows that experts take, each of which has places for `factor` times its even part of the tokens: a whole
@@ -378,18 +378,21 @@ def _triangles(length: Num, chunk: float) -> Num:
 
 
 @cache
-def _shares(experts: int, chosen: int, skew: float) -> tuple[float, ...]:
+def popularity(experts: int, chosen: int, skew: float) -> tuple[float, ...]:
     """The part of all tokens that each expert gets, in order of popularity, which is rank^-skew; they sum to `chosen`.
 
     A token takes an expert once. What would be more than all tokens is all of them, and the others share the places
     that are left in proportion to their popularity.
     """
-    popularity = np.arange(1, experts + 1, dtype=np.float64) ** -skew
-    rest = np.cumsum(popularity[::-1])[::-1]  # of an expert and all after it
-    share = (chosen - np.arange(experts)) * popularity / rest  # where all before it get every token
+    rank = np.arange(1, experts + 1, dtype=np.float64)
+    rest = np.ones(experts)  # popularity of an expert and all after it, over its own: powers of ranks would underflow
+    for i in range(experts - 2, -1, -1):
+        rest[i] += rest[i + 1] * (rank[i] / rank[i + 1]) ** skew
+    share = (chosen - np.arange(experts)) / rest  # where all before it get every token
     full = min(int(np.argmax(share <= 1)), chosen) if np.any(share <= 1) else experts
     found = np.ones(experts)
-    found[full:] = (chosen - full) * popularity[full:] / rest[full] if full < experts else 1.0
+    if full < experts:
+        found[full:] = share[full] * (rank[full] / rank[full:]) ** skew
     return tuple(found.tolist())
 
 

@@ -184,6 +184,22 @@ def test_the_page_shows_what_the_ranking_follows_and_the_best_devices(novel):
     assert report.render_html(novel) == page
 
 
+def test_what_to_expect_stands_beside_the_bounds_and_ranks_nobody(novel):
+    rows = list(novel.rows())
+    known = [row for row in rows if row["expected_tpot_s"]]
+    assert {"h100-sxm", "l40s"} < {row["hardware"] for row in known}
+    for row in known:
+        assert row["tpot_s"] <= row["expected_tpot_low_s"] <= row["expected_tpot_s"] <= row["expected_tpot_high_s"]
+    bound = choose("llama-2-13b", bound=True, **NOVEL)
+    names = [[one.cell.hardware.name for one in found.ranked] for found in (novel, bound)]
+    assert names[0] == names[1]
+    text = report.render_text(novel)
+    assert "What to expect of measured kernels" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "expect" not in report.render_text(bound)
+    assert all(row["expected_tpot_s"] is None for row in bound.rows())
+
+
 def test_where_nobody_qualifies_the_page_says_why():
     found = choose("llama-2-70b", hardware=["rtx-4090"])
     assert not found.ranked

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -103,6 +104,26 @@ def test_models_lists_all_as_objects_and_shows_one(capsys):
     assert "6,738,415,616" in out
 
 
+def test_models_are_listed_as_they_were_published_within_80_columns(capsys):
+    """gpt-oss-120b: 60.8 GiB, and 5.13 active without the table (arXiv:2508.10925, table 1)."""
+    _, out, _ = run(capsys, "models")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "gpt-oss-120b                   117B  5.71B   65.2G mxfp4 GQA       73.7k  131072" in lines
+    assert "deepseek-v3                    671B  37.6B    673G fp8   MLA       70.3k  163840" in lines
+    _, out, _ = run(capsys, "models", "gpt-oss-120b", "--format", "json")
+    facts = json.loads(out)
+    assert round(facts["weight_bytes"] / 2**30, 1) == 60.8
+    assert facts["quantization"] == "published: mxfp4 weights; bf16: q_proj, k_proj, v_proj, o_proj"
+    assert round((facts["active_parameters"] - facts["looked_up_parameters"]) / 1e9, 2) == 5.13
+    _, out, _ = run(capsys, "models", "gpt-oss-120b")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "quantized             mxfp4 weights; bf16: q_proj, k_proj, v_proj, o_proj\n" in out
+    assert "weights               65.2 GB\n" in out
+    _, out, _ = run(capsys, "models", "llama-2-7b", "--format", "json")
+    assert json.loads(out)["quantization"] == "as published"
+
+
 def test_hardware_shows_every_number_with_its_source(capsys):
     _, out, _ = run(capsys, "hardware", "h100-sxm", "--format", "json")
     device = json.loads(out)
@@ -173,6 +194,52 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(capsys, arguments, line
     assert out == ""
     assert err.count("\n") == 1
     assert err.startswith(f"llmviewer: {line}")
+
+
+MODEL_FILES = "give a .json, .yaml, .gguf or .safetensors file, or a folder with a config.json"
+NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) or 128..4096+128 (in steps)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("analyze gpt2 t4 --quant=", "--quant must not be empty; leave it out"),
+        ("analyze gpt2 t4 --offload=", "--offload must not be empty; leave it out"),
+        ("models ''", "[NAME] must not be empty; leave it out"),
+        ("choose --model gpt2 --users 0", "Invalid value for '--users': 0 is not in the range x>=1."),
+        ("analyze /dev/null t4", f"/dev/null: is no model file; {MODEL_FILES}"),
+        ("analyze gpt2 /dev", "/dev: is no hardware file; give a .yaml file, or a name of `llmviewer hardware`"),
+        ("analyze bert-base-uncased t4 --gen 10",
+         "gen is of decode steps, and bert-base-uncased does not generate; leave it out"),
+        ("models gpt2 -o g.foo", "g.foo: must end in one of .txt, .json, .dot, .mmd, .mermaid; or give --format"),
+        ("models gpt2 --format json -o x.dot", "x.dot: ends in .dot, and --format is json; leave one of them out"),
+        ("analyze gpt2 t4 --format csv -o x.json", "x.json: ends in .json, and --format is csv; leave one of them out"),
+        ("analyze gpt2 t4 -o x.foo", "x.foo: must end in one of .json, .csv, .md, .html, .txt; or give --format"),
+        ("sweep gpt2 t4 --over batch=1..10000000000000",
+         "--over batch=1..10000000000000: must be at most 10000000 values; got 10000000000000"),
+        ("sweep gpt2 t4 --over batch=1..1000000 --over prompt=1..1000000",
+         "a sweep has at most 100000000 points at once; got 1000000000000; fill a folder with -o DIR/"),
+        ("compare gpt2 t4 --batch 1..1000000000", "--batch=1..1000000000: must be at most 1000 values; got 1000000000"),
+        ("compare gpt2 t4 --batch x", f"--batch=x: {NUMBERS}; got 'x'"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_told_by_the_name_that_it_was_given_by(capsys, tmp_path, monkeypatch, arguments, line):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, *shlex.split(arguments)) == (2, "", f"llmviewer: {line}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_of_a_file_says_how_a_graph_is_drawn(capsys, tmp_path):
+    for name, begin in (("g.dot", "digraph"), ("g.mmd", "flowchart"), ("g.json", "{"), ("g.txt", "gpt-2")):
+        assert run(capsys, "models", "gpt2", "-o", str(tmp_path / name))[0] == 0
+        assert (tmp_path / name).read_text().lower().startswith(begin)
+
+
+def test_a_full_disk_behind_standard_output_is_one_line():
+    command = f"{sys.executable} -m llmviewer analyze gpt2 t4 > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    said = "llmviewer: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(capsys, tmp_path):

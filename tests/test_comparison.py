@@ -55,6 +55,54 @@ def test_every_cell_is_what_an_analysis_of_it_alone_says(model):
             assert cell.weight_bytes == one.memory.weight_bytes
 
 
+def test_what_is_expected_of_a_cell_is_what_an_analysis_of_it_alone_says():
+    found = compare("mixtral-8x7b", DEVICES, quants=["W8A8KV8"], batch=[1, 30], prompt=700, gen=300)
+    known = [cell for cell in found.cells if cell.expected]
+    assert {cell.hardware.name for cell in known} == {"h100-sxm", "rtx-4090", "v100-sxm2-16gb", "m2-ultra"}
+    for cell in known:
+        for place, batch in enumerate(found.batches):
+            one = alone(cell, batch, prompt=700, gen=300)
+            for name in ("ttft", "tpot"):
+                interval = getattr(cell.expected, name)
+                for end, side in (("", "expected"), ("_low", "low"), ("_high", "high")):
+                    said = getattr(one.generation, f"expected_{name}{end}_s")
+                    assert getattr(interval, side)[place] == pytest.approx(said, rel=1e-6)  # gemm counts in 32 bits
+            assert cell.ttft_s[place] <= cell.expected.ttft.low[place]
+        assert cell.expected.source == one.phases.prefill.total.expectation_source
+
+
+def test_expectations_stand_beside_bounds_and_can_be_left_out():
+    asked = {"batch": [1, 8], "prompt": 100, "gen": 9}
+    both, bound = (compare("llama-3-8b", ["h100-sxm", "tpu-v5e"], bound=bound, **asked) for bound in (False, True))
+    of_h100, other, of_tpu, _ = both.rows()
+    assert of_h100["ttft_s"] < of_h100["expected_ttft_low_s"] < of_h100["expected_ttft_s"]
+    assert of_h100["expected_tpot_s"] < of_h100["expected_tpot_high_s"] < other["expected_tpot_high_s"]
+    assert of_h100["expectation_source"] == "calibrated on h100-sxm trtllm"
+    assert of_tpu["expected_ttft_s"] is of_tpu["expectation_source"] is None
+    assert {row["expected_tpot_s"] for row in bound.rows()} == {None}
+    title = "What to expect of measured kernels"
+    assert title in report.render_text(both)
+    assert title not in report.render_text(bound)
+    assert max(map(len, report.render_text(both).splitlines())) <= 80
+    read = compare("bert-base-uncased", ["h100-sxm"], prompt=100).cells[0]
+    assert read.expected.tpot is None
+    table = report.expectations(compare("bert-base-uncased", ["h100-sxm"], prompt=100), [read])
+    assert [item.text for item in table.body[0][7:9]] == ["-", "-"]
+
+
+def test_a_library_and_profiles_are_those_of_analyze(capsys):
+    vllm, best = (compare("llama-3-8b", ["h100-sxm"], library=name).cells[0] for name in ("vllm", ""))
+    assert (vllm.library, best.library) == ("vllm", "trtllm")
+    assert vllm.expected.source == "calibrated on h100-sxm vllm"
+    assert vllm.ttft_s == best.ttft_s
+    assert main(["compare", "llama-3-8b", "h100", "--library", "vlm"]) == 2
+    assert capsys.readouterr().err.startswith("llmviewer: no kernels of a library 'vlm' were measured")
+    assert main(["compare", "llama-3-8b", "h100", "--profile", "none.yaml"]) == 2
+    assert capsys.readouterr().err == "llmviewer: none.yaml: no such file\n"
+    assert main(["compare", "llama-3-8b", "h100", "--bound"]) == 0
+    assert "expect" not in capsys.readouterr().out
+
+
 def test_every_device_that_ships_takes_as_long_in_a_fleet_as_alone():
     for cell in compare("llama-3.1-8b", hardware_names(), quants=["W8A8"], batch=2, gen=9).cells:
         one = alone(cell, 2, gen=9)
@@ -308,7 +356,7 @@ def test_a_folder_gets_all_three_reports_and_a_file_its_own(capsys, tmp_path):
 def test_mistakes_on_the_command_line_exit_with_2(capsys, tmp_path):
     code, _, err = run(capsys, "compare", "gpt2", "l4", "--batch", "x")
     assert code == 2
-    assert err.startswith("llmviewer: --over batch=x: must be whole numbers")
+    assert err.startswith("llmviewer: --batch=x: must be whole numbers")
     (tmp_path / "file").write_text("")
     code, _, err = run(capsys, "compare", "gpt2", "l4", "-o", str(tmp_path / "file" / "below"))
     assert (code, err) == (2, f"llmviewer: {tmp_path}/file/below: cannot be made: Not a directory\n")

@@ -403,7 +403,7 @@ def test_the_text_part_of_gemma_3_with_pictures(tmp_path) -> None:
 )
 def test_fields_of_published_files_that_cost_nothing_are_not_reported(tmp_path, fields: dict[str, object]) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(SMALL | fields))
+    path.write_text(json.dumps(SMALL | {"torch_dtype": "float16"} | fields))
     assert load_model(str(path)).notes == ()
 
 

@@ -91,3 +91,13 @@ def test_a_layer_needs_something_to_do(described):
     path = described("  vocab_size: 10\n  hidden_size: 8\n  layers: []\n")
     with pytest.raises(InputError, match=r"config\.layers: must be a list of mappings; got \[\]$"):
         load_model(path)
+
+
+def test_no_token_takes_more_experts_than_there_are(described):
+    network = "{kind: experts, experts: 64, chosen: 400, inner: 16}"
+    layer = f"{{mixer: {{kind: attention, num_heads: 2, head_dim: 4}}, feed_forward: {network}}}"
+    path = described(f"  vocab_size: 10\n  hidden_size: 8\n  layers: [{layer}]\n")
+    with pytest.raises(InputError) as caught:
+        load_model(path)
+    said = "config.layers[0].feed_forward.chosen: must be at most the 64 experts of experts; got 400"
+    assert str(caught.value) == f"{path}: {said}"

@@ -10,6 +10,8 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from llmviewer.analysis import analyze
+from llmviewer.comparison import compare
+from llmviewer.reports.comparison import render_html
 from llmviewer.reports.html import render
 from llmviewer.reports.text import expectation
 from llmviewer.units import seconds
@@ -164,7 +166,7 @@ def test_the_foot_has_the_version_and_the_inputs(page):
         "model": "llama-2-7b", "hardware": "rtx-a6000", "batch": 1, "prompt": 2048, "gen": 128, "kv_len": 2049,
         "images": 0, "quant": "as published", "attention": "flash", "accounting": "faithful", "mla": "auto",
         "expert_skew": 0, "mtp": False, "layout": "", "devices": 1, "offload": "", "hardware_set": [],
-        "techniques": [], "library": "",
+        "techniques": [], "library": "", "engine": "",
     }  # fmt: skip
 
 
@@ -302,3 +304,11 @@ def test_models_of_several_kinds_of_layer_name_the_kind_with_the_operator(name):
     if len(kinds) > 3:
         for op in result.phases.prefill.operators:
             assert f">{op.block}.{op.name}</th>" in page
+
+
+def test_a_comparison_says_what_its_figures_leave_out():
+    found = compare("llama-3.1-70b", ["h100-sxm", "mi300x", "l40s"])
+    words = " ".join(Tags(render_html(found)).words)
+    assert "Figures leave out 2 settings: 2 do not fit." in " ".join(words.split())
+    one = compare("llama-3.1-8b", ["h100-sxm", "l4"])
+    assert "Figures leave out" not in render_html(one)

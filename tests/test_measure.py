@@ -1,6 +1,7 @@
 """Which launches are measured, how often, and what of it is on the disk; and the whole loop on this machine's CPU."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import count
 from time import sleep
@@ -479,3 +480,6 @@ def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):
     assert (group["source"], group["expected"]["rows"]) == ("calibrated", rows)
     assert group["expected"]["rank"] > 0.7
     assert group["expected"]["median"] < group["bound"]["median"]
+    name = re.search(rf"llmviewer analyze MODEL (\S+) --profile {folder}/profile.yaml", out)[1]
+    assert main(["analyze", "smollm2-135m", name, "--profile", str(profile)]) == 0
+    assert f"calibrated on {name} pytorch-cpu" in " ".join(capsys.readouterr().out.split())

@@ -158,7 +158,7 @@ def test_an_expert_that_every_token_takes_is_taken_once():
     assert evaluate(distinct_experts(3, 2, 2.0), BATCH) == pytest.approx(by_hand, rel=1e-12)
 
 
-SKEWS = st.floats(0, 8, allow_subnormal=False)
+SKEWS = st.floats(0, 8, allow_subnormal=False) | st.floats(8, 1e300)
 
 
 @given(st.integers(1, 64), st.data(), SKEWS, SKEWS, st.integers(1, 500))
@@ -175,6 +175,17 @@ def test_one_token_reaches_as_many_experts_as_it_chooses(experts, data, skew):
     chosen = data.draw(st.integers(1, experts))
     w = Workload.decode(batch=1, kv_len=1)
     assert evaluate(distinct_experts(experts, chosen, skew), w) == pytest.approx(chosen, rel=1e-12)
+
+
+def test_the_limit_of_skew_is_that_all_tokens_take_the_same_experts():
+    w = Workload.decode(batch=1000, kv_len=1)
+    assert [evaluate(distinct_experts(60, 4, skew), w) for skew in (1e4, 1e5, 1e308)] == [4, 4, 4]
+    skews = (0, 0.5, 1, 2, 5, 20, 100, 1e3, 1e5, 1e300)
+    times = [
+        analyze("qwen1.5-moe-a2.7b", "h100-sxm", batch=64, prompt=16, gen=2, expert_skew=skew).generation.tpot_s
+        for skew in skews
+    ]
+    assert times == sorted(times, reverse=True)
 
 
 def test_without_skew_nothing_changes():
@@ -421,6 +432,10 @@ def test_the_language_model_of_a_pair_is_the_one_that_ships(name, nested):
         ("qwen3-30b-a3b", {"shared_expert_intermediate_size": 5},
          "shared_expert_intermediate_size: must be absent, 0 or false: qwen3_moe has no such thing"),
         ("qwen3-30b-a3b", {"use_qk_norm": False}, "use_qk_norm: must be true: qwen3_moe always has the norms"),
+        ("jamba-v0.1", {"num_experts_per_tok": 17},
+         "num_experts_per_tok: must be at most the 16 experts of num_experts; got 17"),
+        ("qwen3-next-80b-a3b", {"num_experts_per_tok": 513},
+         "num_experts_per_tok: must be at most the 512 experts of num_experts; got 513"),
         ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq: must be 1; got 2"),
         ("deepseek-v2", {"mlp_bias": True}, "mlp_bias: must be false: biases of these MLPs are not modelled"),
         ("deepseek-v3", {"kv_lora_rank": None}, "kv_lora_rank: is missing"),

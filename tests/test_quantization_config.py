@@ -6,12 +6,13 @@ import json
 
 import pytest
 
-from llmviewer.analysis import analyze
+from llmviewer.analysis import analyze, describe_model
 from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.base import Role
 from llmviewer.operators.linear import Linear
+from llmviewer.reports.catalogue import model_card
 from llmviewer.setting import Setting
 from llmviewer.stored.module_names import ModuleNames
 
@@ -48,6 +49,7 @@ MIXTURE = {  # 2 of 4 experts and a shared one, but for a dense first layer; lat
 }
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
 INT4_G128 = 4 + 16 / 128
+INT4_ZERO_G128 = 4 + 20 / 128
 FLOAT4 = {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}
 FLOAT8 = {"num_bits": 8, "type": "float", "dynamic": False}
 
@@ -299,7 +301,9 @@ def test_parts_of_gptq(load):
     quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "dynamic": dynamic}
     bits = _bits(load(quantization))
     assert bits["q_proj"] == {16: [0], INT4_G128: [1, 2, 3]}
-    assert bits["down_proj"] == {8.25: [0, 1, 2, 3]}  # the last that speaks of it
+    assert bits["down_proj"] == {16: [0], 8.25: [1, 2, 3]}  # the first that speaks of it
+    columns = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {".*down_proj": {"group_size": -1}}}
+    assert _bits(load(columns))["down_proj"] == {4: [0, 1, 2, 3]}  # scales of whole columns are too few to count
     only = {"quant_method": "gptq", "bits": 4, "group_size": 128, "modules_in_block_to_quantize": [["mlp.up_proj"]]}
     bits = _bits(load(only))
     assert (bits["up_proj"], bits["q_proj"]) == ({INT4_G128: [0, 1, 2, 3]}, {16: [0, 1, 2, 3]})
@@ -399,17 +403,24 @@ METHODS = "auto-round, awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, g
         ({}, "names no quant_method"),
     ],
 )  # fmt: skip
-def test_a_method_that_is_not_known_is_noted_and_nothing_is_quantized(load, tmp_path, quantization, said):
+def test_a_method_that_is_not_known_is_refused_unless_a_precision_is_given(load, tmp_path, quantization, said):
     model = load(quantization)
-    where = f"{tmp_path}/config.json: quantization_config"
-    assert model.notes == (f"{where} {said}: weights are counted as unquantized; give --quant",)
-    assert weight_bytes(_graph(model)) == WIDE + 2 * LAYERS * (ATTENTION + MLP)
+    what = f"{tmp_path}/config.json: quantization_config {said}"
+    assert (model.unknown, model.notes) == (what, ())
+    for quant in (None, "KV8"):
+        with pytest.raises(InputError) as caught:
+            analyze(model, "h100-sxm", quant=quant)
+        assert str(caught.value) == f"{what}: its weights may be of any size; give --quant, such as W4A16g128"
+    found = analyze(model, "h100-sxm", quant="W4A16g128")
+    assert f"{what}: weights are counted as asked" in found.notes
+    assert found.memory.weight_bytes == WIDE + INT4_ZERO_G128 / 8 * LAYERS * (ATTENTION + MLP)
+    assert describe_model(model)["weight_bytes"] is None
+    assert f"note                  {tmp_path}"[:30] in model_card(model)
 
 
-def test_an_algorithm_that_is_not_known_is_noted(load):
-    (note,) = load({"quant_method": "modelopt", "quant_algo": "W3A5"}).notes
-    assert "quantization_config.quant_algo 'W3A5' is not known here (FP8, " in note
-    assert note.endswith(": weights are counted as unquantized; give --quant")
+def test_an_algorithm_that_is_not_known_is_told(load):
+    unknown = load({"quant_method": "modelopt", "quant_algo": "W3A5"}).unknown
+    assert "quantization_config.quant_algo 'W3A5' is not known here (FP8, " in unknown
 
 
 def test_a_field_of_it_that_nothing_reads_is_noted(load, tmp_path):
@@ -418,11 +429,25 @@ def test_a_field_of_it_that_nothing_reads_is_noted(load, tmp_path):
     assert model.notes == (said,)
 
 
-def test_a_format_that_is_not_known_is_noted(load, tmp_path):
+def test_a_format_that_is_not_known_is_told(load, tmp_path):
     groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 5, "type": "float"}}}
     model = load({"quant_method": "compressed-tensors", "config_groups": groups})
     where = f"{tmp_path}/config.json: quantization_config.config_groups.group_0.weights"
-    assert model.notes == (f"{where}: no such format is known here: counted as unquantized",)
+    assert model.unknown == f"{where}: is of a format that is not known here"
+
+
+def test_weights_without_their_zeros_are_not_known(load, tmp_path):
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}
+    fields = {"quant_method": "compressed-tensors", "config_groups": groups}
+    where = f"{tmp_path}/config.json: quantization_config"
+    sparse = {**fields, "sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}}
+    assert load(sparse).unknown == (
+        f"{where}.sparsity_config.format: 'sparse-24-bitmask' leaves out zeros, which is not known here"
+    )
+    packed = load({**fields, "format": "marlin-24"})
+    assert packed.unknown == f"{where}.format: 'marlin-24' leaves out zeros, which is not known here"
+    dense = load({**fields, "sparsity_config": {"format": "dense", "sparsity_structure": "2:4"}})
+    assert (dense.unknown, dense.notes) == ("", ())
 
 
 @pytest.mark.parametrize(

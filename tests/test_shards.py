@@ -289,6 +289,18 @@ def test_a_dask_scheduler_that_is_not_there_is_one_line(tmp_path, monkeypatch):
         run(tmp_path, design(), dask="tcp://127.0.0.1:9")
 
 
+def test_an_address_that_is_none_is_one_line(tmp_path):
+    """In a process of its own, which prints what objects say when they are dropped."""
+    pytest.importorskip("distributed")
+    command = [sys.executable, "-m", "llmviewer", "sweep", "gpt2", "t4", "--over", "batch=1", "--dask", "nonsense"]
+    done = subprocess.run(
+        [*command, "-o", f"{tmp_path}/sweep/"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("llmviewer: --dask nonsense: no scheduler there: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_without_distributed_a_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(InputError, match=r"^--dask needs the package distributed: pip install 'llmviewer\[dask\]'$"):

@@ -38,6 +38,7 @@ FILES = {  # (repository, revision, file): what it holds
     ("org/code", "main", "config.json"): json.dumps({**CONFIG, "auto_map": {"AutoConfig": "configuration_evil.Evil"}}),
     ("org/code", "main", "configuration_evil.py"): "raise SystemExit('ran')",
     ("org/weights", "main", "model.safetensors"): "",
+    ("org/long", "main", "config.json"): " " * (2**26 + 1),
 }
 
 
@@ -170,10 +171,15 @@ def test_a_repository_that_is_not_there_is_told_what_ships(models, endpoint):
     assert "llama-2-7b" in error.removeprefix(said)
 
 
-@pytest.mark.parametrize("token", ["", TOKEN])
-def test_a_gated_repository(models, endpoint, token):
-    error = f"org/gated: is gated; accept its conditions at {endpoint}/org/gated and set HF_TOKEN"
-    assert _error(models("org/gated", HF_TOKEN=token)) == error
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        ("", "; accept its conditions at {}/org/gated and set HF_TOKEN"),
+        (TOKEN, ", and your token has no access; accept its conditions at {}/org/gated"),
+    ],
+)
+def test_a_gated_repository(models, endpoint, token, said):
+    assert _error(models("org/gated", HF_TOKEN=token)) == f"org/gated: is gated{said.format(endpoint)}"
 
 
 def test_a_repository_without_a_config(models):
@@ -204,6 +210,12 @@ def test_a_server_that_fails(models, endpoint):
 def test_a_config_that_is_not_json(models):
     said = "org/broken config.json:1:2: is not JSON: Expecting property name enclosed in double quotes"
     assert _error(models("org/broken")) == said
+
+
+def test_a_config_that_is_too_long_is_not_fetched(models, endpoint):
+    Hub.asked.clear()
+    assert _error(models("org/long")) == "org/long: config.json must have at most 67108864 bytes; has 67108865"
+    assert len(Hub.asked) == 1
 
 
 def test_an_architecture_that_is_not_known(models):

@@ -1,11 +1,14 @@
 """Graphs traced from torch modules, against those that architectures build from the same configs."""
 
 import json
+import os
+import subprocess
 import sys
 import textwrap
 
 import pytest
 
+from llmviewer._layout import ROOT
 from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate, total
@@ -368,6 +371,22 @@ def test_kinds_that_a_trace_does_not_know_are_refused_in_one_line(kind):
     with pytest.raises(InputError) as caught:
         trace(made(kind, REFUSED_CONFIG), name=kind)
     assert str(caught.value) == f"{kind}: {REFUSED[kind]}"
+
+
+def test_our_kernels_do_not_hide_a_package_of_that_name(tmp_path):
+    """transformers looks for it, and `python -m` in a checkout looks in the checkout first."""
+    (tmp_path / "uses_llama.py").write_text(
+        "def small():\n"
+        "    from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "    return LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2,\n"
+        "                                        num_attention_heads=2, vocab_size=100))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "llmviewer", "models", "uses_llama:small", "--format", "json"],
+        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["model_type"] == "llama"
 
 
 def test_without_torch(own, monkeypatch):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Final, TypeAlias
 
 from ..documents import Section
-from ..errors import InputError, suggest
+from ..errors import suggest
 from ..graph import Graph
 from ..precision import Format
 
@@ -38,18 +39,36 @@ def architecture(*model_types: str) -> Callable[[Builder], Builder]:
 def builder(config: Section) -> Builder:
     """What builds the graph of a config.
 
-    Raises InputError, naming the nearest model types there are, where nothing does.
+    Raises InputError, naming the nearest family there is, where nothing does.
     """
     model_type = config.text("model_type")
     _load(module for module in _MODULES if _mentions(module, model_type))
     if model_type not in _BUILDERS:
         _load(_MODULES)
     if model_type not in _BUILDERS:
-        raise InputError(
-            f"{config.file}: {config.at}model_type: no architecture for {model_type!r}; "
-            f"{suggest(model_type, _BUILDERS)}"
-        )
+        raise config.error("model_type", _unknown(config, model_type))
     return _BUILDERS[model_type]
+
+
+def _unknown(config: Section, model_type: str) -> str:
+    """That there is no architecture, which is nearest, and what else can be done."""
+    from ._nearest import class_name, nearest_family
+
+    parts = [f"no architecture for {model_type!r}"]
+    named, nearest = class_name(config.data), nearest_family(config.data)
+    if nearest:
+        kind, shared = nearest
+        parts.append(f"by its fields it is nearest to {kind} ({', '.join(shared)})")
+    if named in _BUILDERS:
+        parts.append(f"by its class it is a {named}")
+    elif spelt := get_close_matches(model_type, _BUILDERS):
+        parts.append(f"it is spelt like {' or '.join(spelt)}")
+    elif not nearest:
+        parts.append(suggest(model_type, _BUILDERS))
+    parts.append("give package.module:callable to trace its module, or describe it in a YAML file (docs/models.md)")
+    if config.data.get("auto_map"):
+        parts.append("the code that its auto_map names is never run")
+    return "; ".join(parts)
 
 
 def model_types() -> tuple[str, ...]:

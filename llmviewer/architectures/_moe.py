@@ -85,12 +85,12 @@ def experts(config: Section, count: str, chosen: str, *, inner: int, shared: int
     )
 
 
-def at_most(config: Section, chosen: str, count: str, number: int) -> int:
-    """The `number` of experts that field `chosen` asks for.
+def at_most(config: Section, chosen: str, count: str, number: int, default: int | None = None) -> int:
+    """The `number` of experts that field `chosen` asks for, of those in field `count`, or `default` if it is not there.
 
     Raises InputError where there are not so many.
     """
-    there_are = config.integer(count)
+    there_are = config.integer(count, default)
     if number > there_are:
         raise config.error(chosen, f"must be at most the {there_are} experts of {count}; got {number}")
     return number

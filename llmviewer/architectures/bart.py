@@ -99,7 +99,7 @@ def build_nllb_moe(config: Section, fmt: Format) -> Graph:
             return dense
         router_bias = config.flag("router_bias", default=False)
         return Experts(
-            experts=config.integer("num_experts", 128),
+            experts=config.integer("num_experts", 128, least=2),
             chosen=2,
             inner=dense.inner,
             act=dense.act,

@@ -29,6 +29,7 @@ from . import architecture
 from ._attention import LatentAttention, SelfAttention
 from ._decoder import Decoder, FeedForward, Layer, Mixer, Residual
 from ._feed_forward import Experts, Mlp
+from ._moe import at_most
 from ._parts import NormKind
 from ._recurrent import ChannelMix, Hyena, Kda, LightningAttention, Retention, Rwkv4, Rwkv6, Rwkv7
 from ._state_space import GatedDeltaNet, Mamba, Mamba2
@@ -84,7 +85,10 @@ def _part(section: Section, key: str, kinds: Mapping[str, type[Any]]) -> Any:
     if section.get(key) is None:
         return None
     described = section.section(key)
-    return _made(kinds[described.choice("kind", kinds)], described, besides=("kind",))
+    made = _made(kinds[described.choice("kind", kinds)], described, besides=("kind",))
+    if isinstance(made, Experts):
+        at_most(described, "chosen", "experts", described.integer("chosen"))
+    return made
 
 
 def _made(kind: type[_T], section: Section, besides: tuple[str, ...] = ()) -> _T:

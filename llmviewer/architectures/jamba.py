@@ -11,6 +11,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, FeedForward, Layer, Mixer
 from ._feed_forward import Experts, Mlp
+from ._moe import at_most
 from ._parts import activation, heads_of
 from ._state_space import Mamba
 
@@ -68,7 +69,7 @@ def _experts(config: Section) -> Experts:
     mlp = _mlp(config)
     return Experts(
         experts=config.integer("num_experts", 16),
-        chosen=config.integer("num_experts_per_tok", 2),
+        chosen=at_most(config, "num_experts_per_tok", "num_experts", config.integer("num_experts_per_tok", 2), 16),
         inner=mlp.inner,
         act=mlp.act,
     )

@@ -14,6 +14,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer, Mixer, Prediction
 from ._feed_forward import Experts, Mlp
+from ._moe import at_most
 from ._parts import NormKind, activation, heads_of
 from ._state_space import GatedDeltaNet
 
@@ -118,7 +119,7 @@ def _experts(config: Section) -> Experts | None:
     shared = config.integer("shared_expert_intermediate_size", 512)
     return Experts(
         experts=config.integer("num_experts"),
-        chosen=config.integer("num_experts_per_tok"),
+        chosen=at_most(config, "num_experts_per_tok", "num_experts", config.integer("num_experts_per_tok")),
         inner=config.integer("moe_intermediate_size"),
         act=act,
         shared=Mlp(inner=shared, act=act, gated=True),

@@ -36,10 +36,14 @@ class Says(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What is said of a checkpoint. The last rule that speaks of a module holds."""
+    """What is said of a checkpoint. The last rule that speaks of a module holds.
+
+    unknown  what of it is not known here, so that weights may be of another size; "" where all is
+    """
 
     rules: tuple[Rule, ...] = ()
     kv_cache: Format | None = None
+    unknown: str = ""
     notes: tuple[str, ...] = ()
 
     def of(self, op: Linear, layers: Iterable[int | None]) -> dict[int | None, Scheme | None]:
@@ -115,5 +119,7 @@ def _text(most: str, stored: Says, overrides: Sequence[Override]) -> str:
         some = f" of {len(o.layers)} layer{'s' if len(o.layers) > 1 else ''}" if o.layers else ""
         by_scheme.setdefault(o.scheme.text, []).append(f"{o.pattern}{some}")
     for text, names in by_scheme.items():
+        if text == most:  # they differ in less than the text tells
+            continue
         parts.append(f"{text}: " + (", ".join(names) if len(names) <= _FEW else f"{len(names)} kinds of operator"))
     return "; ".join(parts)

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from ..documents import LARGEST, Section
+from ..documents import LARGEST, Section, check_file
 from ..errors import InputError
 from ..precision import BF16, FP16, FP32, NAMED, Format
 
@@ -61,6 +61,7 @@ def read_gguf(path: Path) -> Gguf:
 
     Raises InputError where it is none, is cut off, or says what cannot be.
     """
+    check_file(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data, str(path)).header()

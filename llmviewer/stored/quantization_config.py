@@ -44,7 +44,7 @@ def read_published(config: Section, beside: Section | None = None) -> Stored:
 
 
 def read_stored(q: Section, config: Section) -> Stored:
-    """What `q` says; with a note in place of what is not known here.
+    """What `q` says, and what of it is not known here.
 
     Raises InputError where a value cannot be.
     """
@@ -54,7 +54,7 @@ def read_stored(q: Section, config: Section) -> Stored:
         known = ", ".join(sorted(READERS))
         said = f"quant_method {method!r} is not known here ({known})" if method else "names no quant_method"
         where = q.at.rstrip(".") or "quantization"
-        return Stored(notes=(f"{q.file}: {where} {said}: weights are counted as unquantized; give --quant",))
+        return Stored(unknown=f"{q.file}: {where} {said}")
     try:
         stored = reader(q, config)
     except re.error as error:

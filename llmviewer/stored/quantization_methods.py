@@ -66,10 +66,9 @@ def _gptq(q: Section, _: Section) -> Stored:
         rules = [Rule(whole, ModuleNames.of(_flat(q, "modules_in_block_to_quantize")))]
     if q.flag("lm_head", default=False):
         rules.append(Rule(whole, ModuleNames.of(("lm_head",))))
-    for pattern, part in _parts(q, "dynamic"):
-        own = _gptq_scheme(
-            part.integer("bits", bits), _group(part, "group_size") or group, sym=part.flag("sym", default=sym)
-        )
+    for pattern, part in reversed(list(_parts(q, "dynamic"))):  # engines take the first that matches
+        own_group = group if part.get("group_size") is None else _group(part, "group_size")
+        own = _gptq_scheme(part.integer("bits", bits), own_group, sym=part.flag("sym", default=sym))
         names = ModuleNames.of((f"re:{pattern.removeprefix('-:').removeprefix('+:')}",))
         rules.append(Rule(None if pattern.startswith("-:") else own, names))
     return Stored(rules=_excluding(q, *rules, keys=("modules_to_not_convert",)))
@@ -205,7 +204,7 @@ def _modelopt(q: Section, _: Section) -> Stored:
         return Stored(rules=_listed(q), kv_cache=kv_cache)
     if algorithm not in _ALGORITHMS:
         said = f"{q.at}quant_algo {algorithm!r} is not known here ({', '.join(sorted(_ALGORITHMS))})"
-        return Stored(notes=(f"{q.file}: {said}: weights are counted as unquantized; give --quant",), kv_cache=kv_cache)
+        return Stored(unknown=f"{q.file}: {said}", kv_cache=kv_cache)
     rule = Rule(_ALGORITHMS[algorithm](_group(q, "group_size")))
     return Stored(rules=_excluding(q, rule, keys=("ignore", "exclude_modules")), kv_cache=kv_cache)
 
@@ -247,14 +246,14 @@ def _tensor(part: Section) -> Format | None:
 
 def _compressed(q: Section, _: Section) -> Stored:
     rules: list[Rule] = []
-    notes: list[str] = []
+    unknown = _sparse(q)
     for _name, group in _parts(q, "config_groups"):
         if group.get("weights") is None:
             continue
         weight = _tensor(group.section("weights"))
         activation = _tensor(group.section("input_activations")) if group.get("input_activations") else None
         if weight is None:
-            notes.append(f"{q.file}: {group.at}weights: no such format is known here: counted as unquantized")
+            unknown = f"{q.file}: {group.at}weights: is of a format that is not known here"
             continue
         targets = group.texts("targets") or ("Linear",)
         modules = [t for t in targets if not t.endswith("Linear")]
@@ -265,8 +264,20 @@ def _compressed(q: Section, _: Section) -> Stored:
     return Stored(
         rules=_excluding(q, *rules, keys=("ignore",)),
         kv_cache=_kv_cache(q) if q.get("kv_cache_scheme") is not None else None,
-        notes=tuple(notes),
+        unknown=unknown,
     )
+
+
+def _sparse(q: Section) -> str:
+    """That weights are stored without their zeros, where they are: of how many bytes is not known here."""
+    if q.get("format") == "marlin-24":
+        return f"{q.file}: {q.at}format: 'marlin-24' leaves out zeros, which is not known here"
+    if not q.get("sparsity_config"):
+        return ""
+    sparsity = q.section("sparsity_config")
+    kind = sparsity.text("format", "dense")
+    said = f"{q.file}: {sparsity.at}format: {kind!r} leaves out zeros, which is not known here"
+    return "" if kind == "dense" else said
 
 
 READERS: Final[Mapping[str, Callable[[Section, Section], Stored]]] = {

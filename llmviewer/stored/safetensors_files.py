@@ -84,9 +84,10 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 def _tensor(part: Section, name: str) -> StoredTensor:
     fmt = _DTYPES[part.choice("dtype", _DTYPES)]
     shape: Any = part.get("shape")
-    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
-    if not whole or prod(shape) > LARGEST:
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise part.error("shape", f"must be a list of whole numbers of at least 0; got {json.dumps(shape)}")
+    if prod(shape) > LARGEST:
+        raise part.error("shape", f"must have at most {LARGEST} elements; got {json.dumps(shape)}")
     return StoredTensor(name=name, shape=tuple(shape), format=fmt)
 
 

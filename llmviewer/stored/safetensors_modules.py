@@ -7,10 +7,11 @@ apart: families differ in what they call them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from ..errors import InputError
 from ..graph import Graph
 from ..operators.linear import Linear
 from ..precision import Format
@@ -48,11 +49,18 @@ class _Module:
 
 
 def safetensors_checkpoint(
-    tensors: Mapping[str, StoredTensor], graph: Graph, *, own: Format, schemes: Stored, file: str
+    tensors: Mapping[str, StoredTensor], graph: Graph, *, own: Format, schemes: Stored, file: str, predicting: int = 0
 ) -> Checkpoint:
-    """The bits that each matrix takes, scales and zero points included; a note where the parameters are others."""
+    """The bits that each matrix takes, scales and zero points included; a note where the parameters are others.
+
+    predicting  layers that it may hold besides, which predict further tokens
+
+    Raises InputError where its layers, or their sizes, are not those of the graph.
+    """
     modules, others = _modules(tensors)
+    _check_layers({layer for layer, _ in modules if layer is not None}, graph.layers, predicting, file)
     missing = _claim(modules, graph)
+    _check_sizes(modules, file)
     bits: dict[Place, float] = {}
     sizes: dict[Place, int] = {}
     formats: dict[Place, Format | None] = {}
@@ -69,6 +77,22 @@ def safetensors_checkpoint(
     return Checkpoint(
         own=own, held=held, schemes=schemes, notes=disagreement(file, stored, graph, missing=missing, extra=extra)
     )
+
+
+def _check_layers(held: Collection[int], layers: int, predicting: int, file: str) -> None:
+    """Names of some families do not tell layers; then nothing is checked."""
+    number = max(held, default=layers - 1) + 1
+    if not layers <= number <= layers + predicting:
+        raise InputError(f"{file}: holds {number} layers, and its config.json says {layers}; one of them is another's")
+
+
+def _check_sizes(modules: Mapping[_Key, _Module], file: str) -> None:
+    """Of matrices of layers that are stored by themselves, an element each."""
+    for module in modules.values():
+        for (_, layer), numel in module.claims.items():
+            if layer is not None and len(module.claims) == 1 and module.numel not in (0, numel):
+                said = f"{module.names[0]} has {module.numel} elements, and its config.json says {numel}"
+                raise InputError(f"{file}: {said}; one of them is another's")
 
 
 def _foreign(tensor: StoredTensor) -> bool:

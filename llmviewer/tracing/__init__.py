@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from .._layout import ROOT
 from ..errors import InputError
 from ..model import Model
 from ..precision import FP16, Format
@@ -187,10 +189,20 @@ def _working_folder() -> Iterator[None]:
     """Lets modules of the working folder be imported."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
+    _hide_our_kernels()
     try:
         yield
     finally:
         sys.path.remove(here)
+
+
+def _hide_our_kernels() -> None:
+    """Keeps transformers, where the working folder is a checkout of this program, from taking its kernels/ for a
+    package of that name which it knows.
+    """
+    found = find_spec("kernels") if "kernels" not in sys.modules else None
+    if found and found.origin and Path(found.origin).parent == ROOT / "kernels":
+        sys.modules["kernels"] = None  # type: ignore[assignment]  # documented: it is then not found
 
 
 def _torch(name: str) -> ModuleType:

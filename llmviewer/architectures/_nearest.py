@@ -1,0 +1,65 @@
+"""Which known family a config of an unknown model_type is nearest to: by the fields that it has, not by its name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import log
+
+from .._layout import data_dir
+from ..documents import read_yaml
+
+_SHOWN = 4  # fields that are told
+_SILENT_FIELDS = """
+    architectures auto_map dtype ep_size model_type pretraining_tp quantization_config seq_aux torch_dtype use_cache
+"""
+_SILENT = frozenset(_SILENT_FIELDS.split())  # of how a model was made and is kept, not of what it is
+_COMMON = log(2)  # weight of fields that half of all have, which tell nothing
+_LESS = 0.2  # what a field counts that the family has and the config has not
+_SUFFIXES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "Model")
+
+
+def nearest_family(config: Mapping[str, object]) -> tuple[str, tuple[str, ...]] | None:
+    """The model_type that ships whose fields are most like those of `config`, and those of them that few others have;
+    None where they have none of those in common.
+
+    A field weighs the more the fewer model types have it: every one has a vocab_size, and kv_lora_rank tells a family.
+    """
+    kinds: dict[str, set[str]] = {}
+    for path in data_dir("models").glob("*.yaml"):
+        shipped = read_yaml(path).section("config").data
+        kinds.setdefault(str(shipped["model_type"]), set()).update(_fields(shipped))
+    having = Counter(field for fields in kinds.values() for field in fields)
+    weights = {field: log(len(kinds) / number) for field, number in having.items()}
+    own = _fields(config) & weights.keys()
+    if not any(weights[field] > _COMMON for field in own):
+        return None
+
+    def likeness(kind: str) -> float:
+        return _weight(own & kinds[kind], weights) / (
+            _weight(own, weights) + _LESS * _weight(kinds[kind] - own, weights)
+        )
+
+    best = max(sorted(kinds), key=likeness)
+    told = [field for field in own & kinds[best] if weights[field] > _COMMON]
+    return (best, tuple(sorted(told, key=lambda field: (-weights[field], field))[:_SHOWN])) if told else None
+
+
+def class_name(config: Mapping[str, object]) -> str:
+    """What a config calls the class of its model, as model types are written: LlamaForCausalLM is llama."""
+    named = config.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name.lower()
+
+
+def _fields(config: Mapping[str, object]) -> set[str]:
+    """The fields with a value of a config and of its text part."""
+    text = config.get("text_config")
+    inner = _fields(text) if isinstance(text, Mapping) else set()
+    return {key for key, value in config.items() if value is not None} - _SILENT | inner
+
+
+def _weight(fields: set[str], weights: Mapping[str, float]) -> float:
+    return sum(weights[field] for field in fields)

@@ -1,0 +1,328 @@
+"""compare() and choose() over layouts: cells are what analyze() says; links as a resource; the fewest devices."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import llmviewer
+from llmviewer.choice import choose
+from llmviewer.cli import main
+from llmviewer.comparison import LAYOUT, LINK, PUBLISHED, RESOURCES, compare
+from llmviewer.errors import InputError
+from llmviewer.hardware_files import hardware_names, load_hardware
+from llmviewer.layout import Layout
+from llmviewer.reports import choice as choice_report
+from llmviewer.reports import comparison as report
+
+DEVICES = ("h100-sxm", "mi300x", "l40s", "tpu-v5e")
+
+
+def unlinked(name="l4"):
+    """A device of which no links are known."""
+    device = load_hardware(name)
+    links = ("scale_up.", "scale_out.", "host.")
+    return replace(device, name=f"{name}-alone", facts=tuple(f for f in device.facts if not f.key.startswith(links)))
+
+
+def with_links(name, times):
+    """The device with links that are so many times as fast, each message included."""
+    device = load_hardware(name)
+
+    def faster(fact):
+        if fact.key.startswith(("scale_up.", "scale_out.", "host.")):
+            if fact.key.endswith(".bandwidth"):
+                return replace(fact, value=fact.value * times)
+            if fact.key.endswith(".latency"):
+                return replace(fact, value=fact.value / times)
+        return fact
+
+    return replace(device, facts=tuple(map(faster, device.facts)))
+
+
+def alone(cell, batch, *, prompt, gen, kv_len=None):
+    quant = None if cell.asked == PUBLISHED else cell.asked
+    asked = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len}
+    return llmviewer.analyze(cell.model, cell.hardware, quant=quant, layout=cell.layout, **asked)
+
+
+@pytest.mark.parametrize(
+    ("model", "layouts"),
+    [
+        ("llama-3.1-8b", ["tp=4", "tp=2 pp=2", "pp=4", "tp=2 dp=2", "cp=2", Layout(tp=2, overlap=True)]),
+        ("mixtral-8x7b", ["tp=4 ep=4", "tp=2 dp=4 ep=8"]),
+        ("deepseek-v2-lite", ["tp=2", "dp=4 ep=4"]),
+        ("jamba-v0.1", ["tp=2"]),
+        ("bert-base-uncased", ["tp=2", "pp=2"]),
+    ],
+)
+def test_every_cell_is_what_an_analysis_with_its_layout_says(model, layouts):
+    found = compare(model, DEVICES, quants=["W8A8"], layout=layouts, batch=[1, 13], prompt=700, gen=50)
+    assert len(found.cells) == len(layouts) * len(DEVICES)
+    for cell in found.cells:
+        assert cell.refused == ""
+        for place, batch in enumerate(found.batches):
+            one = alone(cell, batch, prompt=700, gen=50)
+            for name in ("ttft_s", "tpot_s", "latency_s", "tokens_per_s"):
+                said = getattr(one.generation, name)
+                assert np.isnan(getattr(cell, name)[place]) if said is None else True
+                if said is not None:
+                    assert getattr(cell, name)[place] == pytest.approx(said, rel=1e-12), name
+            assert cell.total_bytes[place] == pytest.approx(one.memory.total_bytes, rel=1e-15)
+            assert cell.largest.batch == one.memory.max_batch
+
+
+def test_a_pass_of_a_pipeline_takes_as_long_as_an_analysis_says():
+    found = compare(
+        "llama-3.1-8b", ["h100-sxm", "l40s"], layout=["pp=3", "tp=2 pp=2"], batch=[1, 7], prompt=300, gen=64
+    )
+    for cell in found.cells:
+        for place, batch in enumerate(found.batches):
+            phases = alone(cell, batch, prompt=300, gen=64, kv_len=300 + 32).phases
+            for name, own in cell.passes.items():
+                assert own.time_s[place] == pytest.approx(getattr(phases, name).time_s, rel=1e-12)
+
+
+def test_what_is_expected_of_a_cell_is_what_an_analysis_with_its_layout_says():
+    found = compare("llama-3.1-8b", ["h100-sxm"], layout=["tp=2", "pp=2"], batch=[1, 6], prompt=300, gen=20)
+    for cell in found.cells:
+        for place, batch in enumerate(found.batches):
+            one = alone(cell, batch, prompt=300, gen=20).generation
+            assert cell.expected.ttft.expected[place] == pytest.approx(one.expected_ttft_s, rel=1e-6)
+            assert cell.expected.tpot.expected[place] == pytest.approx(one.expected_tpot_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["tp=8", "tp=4 pp=2"])
+def test_sensitivities_to_links_are_derivatives(layout):
+    asked = {"layout": layout, "batch": 6, "prompt": 300, "gen": 64}
+    (cell,) = compare("llama-3.1-70b", ["l40s"], **asked).cells
+    (other,) = compare("llama-3.1-70b", [with_links("l40s", 1.000001)], **asked).cells
+    for name, own in cell.passes.items():
+        shares = own.sensitivity()
+        assert sum(shares[resource] for resource in RESOURCES) == pytest.approx(1)
+        change = -np.log(other.passes[name].time_s[0] / own.time_s[0]) / np.log(1.000001)
+        assert change == pytest.approx(shares["link"], abs=1e-4)
+        assert shares["link"] > 0.001
+
+
+def test_where_links_take_over_is_a_crossing():
+    found = compare("llama-3.1-70b", ["l40s"], layout="tp=8", gen=64)
+    (crossing,) = (c for c in found.crossings if (c.phase, c.group, c.axis) == ("prefill", "all", "prompt"))
+    assert (crossing.before, crossing.after) == ("memory", "link")
+    sides = [
+        compare("llama-3.1-70b", ["l40s"], layout="tp=8", prompt=n, gen=64).cells[0].prefill.bound()
+        for n in (crossing.at - 1, crossing.at)
+    ]
+    assert sides == ["memory", "link"]
+
+
+def test_what_all_devices_cost_is_counted():
+    asked = {"batch": [8], "prompt": 200, "gen": 20, "years": 3}
+    one, two = compare("llama-3.1-8b", ["h100-sxm"], layout=["", "tp=2"], **asked).cells
+    for worth in (lambda cell, rate: cell.per_joule(rate), lambda cell, rate: cell.per_dollar(rate, 3)):
+        assert worth(two, 100.0) == pytest.approx(worth(one, 100.0) / 2)
+    assert two.layout.devices == 2
+
+
+def test_a_device_without_links_says_so_in_its_cell_and_the_others_answer():
+    found = compare("llama-3.1-8b", [unlinked(), "h100-sxm"], layout=["", "tp=2"], prompt=100, gen=9)
+    cells = {(cell.hardware.name, str(cell.layout)): cell for cell in found.cells}
+    refused = cells["l4-alone", "tp=2"]
+    assert refused.obstacle == LINK
+    assert "l4-alone has no " in refused.refused
+    assert len(found.answered) == 3
+    assert np.isnan(refused.total_bytes).all()
+    assert "l4-alone cannot run llama-3.1-8b published with tp=2: l4-alone has no" in report.render_markdown(found)
+    row = next(row for row in found.rows() if row["refused"])
+    assert row["ttft_s"] is row["total_bytes"] is row["fits"] is None
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_model_that_cannot_be_cut_so_says_so_in_its_cell_and_the_others_answer():
+    found = compare(["llama-3.1-8b", "qwen2.5-14b"], ["h100-sxm"], layout="tp=16", prompt=100, gen=9)
+    able, refused = found.cells
+    assert able.refused == ""
+    assert (refused.obstacle, refused.refused[:19]) == (LAYOUT, "tp=16 does not divi")
+
+
+def test_single_devices_are_the_same_beside_layouts_and_name_none_without():
+    lone = compare("llama-3.1-8b", ["h100-sxm"], prompt=100, gen=9)
+    both = compare("llama-3.1-8b", ["h100-sxm"], layout=["", "tp=2"], prompt=100, gen=9)
+    (row,), (beside, laid) = lone.rows(), both.rows()
+    assert (laid["layout"], laid["devices"], beside["layout"]) == ("tp=2", 2, "one device")
+    assert {key: value for key, value in beside.items() if key not in ("layout", "devices")} == row
+    assert "layouts" not in lone.inputs
+    assert both.inputs["layouts"] == ["one device", "tp=2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layout": "tp=3"}, "tp=3 does not divide the 32 heads of q_proj in layer; try tp=2 or 4"),
+        ({"layout": []}, "layout: nothing to compare"),
+        ({"layout": ["tp=2", Layout(tp=2)]}, "layout: tp=2 is given twice; give each once"),
+        ({"layout": "tp2"}, "layout 'tp2': must be degrees of tp, pp, ep, dp, cp, such as tp=8 pp=2; got 'tp2'"),
+        ({"hardware": ["h100", "h100-sxm"]}, "hardware: h100-sxm is given twice; give each once"),
+        ({"models": ["llama-3-8b"] * 2}, "models: llama-3-8b is given twice; give each once"),
+        ({"quants": ["fp8", "fp8"]}, "quants: fp8 is given twice; give each once"),
+        ({"batch": [1, 2, 1]}, "batch: 1 is given twice; give each once"),
+    ],
+)
+def test_mistakes_get_a_line(arguments, message):
+    with pytest.raises(InputError) as caught:
+        compare(**{"models": "llama-3-8b", "hardware": "l4", **arguments})
+    assert str(caught.value) == message
+
+
+def test_where_nobody_can_be_laid_out_so_there_is_a_line():
+    with pytest.raises(InputError, match=r"^l4-alone has no "):
+        compare("llama-3-8b", unlinked(), layout="tp=2")
+
+
+def test_what_does_not_fit_is_marked_beside_its_tokens():
+    text = report.render_text(compare("llama-3.1-70b", ["l40s", "h100-sxm"], layout=["tp=2"]))
+    (small,) = (line for line in text.splitlines() if ">51.5" in line)
+    assert small.split()[-2].startswith("(")
+    assert "(n): does not fit." in text
+    fitting = report.render_text(compare("gpt2", ["l4", "h100-sxm"]))
+    assert "tokens/s memory [GB]" in fitting
+    assert "there is. (n)" not in fitting
+
+
+def test_a_purchase_that_does_not_count_is_told():
+    (bought,) = (name for name in ("rtx-4090",) if "price.purchase" in load_hardware(name).numbers)
+    told = "A price of purchase counts with --depreciation YEARS."
+    assert told in " ".join(report.render_text(compare("gpt2", bought)).split())
+    assert told not in " ".join(report.render_text(compare("gpt2", bought, years=3)).split())
+
+
+def test_the_command_sets_layouts_side_by_side_80_wide(capsys):
+    asked = ["compare", "llama-3.1-70b", "h100-sxm", "rtx-4090", "--tp", "2,8", "--bound"]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "laid out as tp=2, tp=8: batch 1" in " ".join(out.split())
+    assert "communication" in out
+    assert "P link" in out
+    assert main(["compare", "llama-3.1-70b", "h100-sxm", "--tp", "1..8*2", "--pp", "1,2", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["devices"] for row in rows] == ["1", "2", "2", "4", "4", "8", "8", "16"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tp", "x"], "--tp x: must be whole numbers, or ranges such as 1..256, "),
+        (["--tp", "0"], "tp must be "),
+        (["--tp", "1..99"], "--tp 1..99: must be at most 64 values; got 99"),
+        (["--tp", "2,2"], "layout: tp=2 is given twice; give each once"),
+        (["--tp", "2", "--collective", "x"], "--collective must be one of auto, ring, tree, "),
+    ],
+)
+def test_mistakes_on_the_command_line_exit_with_2(capsys, options, message):
+    assert main(["compare", "llama-3-8b", "h100-sxm", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"llmviewer: {message}")
+    assert err.count("\n") == 1
+
+
+def test_the_page_shows_layouts():
+    found = compare("llama-3.1-8b", ["h100-sxm"], layout=["tp=2", "tp=4"], prompt=100, gen=9)
+    page = report.render_html(found)
+    assert "what bounds decode" in page
+    assert "compute or links" in page
+    assert "tp=4" in page
+
+
+# choose()
+
+
+@pytest.fixture(scope="module")
+def seventy():
+    return choose("llama-3.1-70b", quants=[PUBLISHED], max_devices=8, bound=True)
+
+
+def test_one_device_at_most_is_what_is_said_of_single_devices():
+    asked = {"quants": [PUBLISHED, "fp8"], "bound": True, "prompt": 200, "gen": 40}
+    single, same = choose("llama-2-13b", **asked), choose("llama-2-13b", max_devices=1, **asked)
+    several = choose("llama-2-13b", max_devices=4, **asked)
+    assert list(single.rows()) == list(same.rows())
+    counted = {one.cell.hardware.name: one for one in several.ranked}
+    for one in single.ranked:
+        assert counted[one.cell.hardware.name].cell.layout.devices == 1
+        assert counted[one.cell.hardware.name].merit == one.merit
+    assert len(several.ranked) > len(single.ranked)
+
+
+def test_seventy_billion_in_16_bits_take_two_of_80_gb_or_eight_of_24(seventy):
+    counted = {one.cell.hardware.name: one.cell.layout.devices for one in seventy.ranked}
+    assert counted["h100-sxm"] == counted["a100-sxm-80gb"] == 2
+    assert counted["rtx-4090"] == 8  # six at least, in powers of two
+    assert counted["mi300x"] == 1
+    everybody = [one.cell.hardware.name for one in (*seventy.ranked, *seventy.rejected)]
+    assert sorted(everybody) == sorted(hardware_names())
+
+
+def test_fewer_devices_would_not_do(seventy):
+    counts = [one.cell.layout.devices for one in seventy.ranked]
+    for one in (seventy.ranked[counts.index(n)] for n in (1, 2, 4, 8)):
+        n = one.cell.layout.devices
+        cell = alone(one.cell, 1, prompt=1024, gen=128)
+        assert cell.memory.fits
+        assert one.merit == pytest.approx(cell.generation.tokens_per_s)
+        if n > 1:
+            fewer = llmviewer.analyze(one.cell.model, one.cell.hardware, layout=Layout(tp=n // 2))
+            assert not fewer.memory.fits
+
+
+def test_without_links_that_is_what_disqualifies():
+    (one,) = choose("llama-3.1-70b", hardware=[unlinked("h100-sxm")], quants=[PUBLISHED], max_devices=4).rejected
+    assert (one.factor, one.reason) == ("link", "link: none is known that joins 2 of them")
+    (two,) = choose("llama-3.1-70b", hardware=[unlinked("l4")], quants=[PUBLISHED], max_devices=4).rejected
+    assert two.factor == "memory"  # four would not do either
+    (three,) = choose("llama-3.1-70b", hardware=[unlinked("h100-sxm")], quants=[PUBLISHED]).rejected
+    assert three.factor == "memory"
+
+
+def test_links_disqualify_where_they_miss_the_target():
+    asked = {"quants": [PUBLISHED], "prompt": 1024, "gen": 64, "ttft": 0.1, "max_devices": 8}
+    (able,) = choose("llama-3.1-70b", hardware=["h100-sxm"], **asked).ranked
+    assert able.cell.ttft_s[0] <= 0.1
+    (slow,) = choose("llama-3.1-70b", hardware=[with_links("h100-sxm", 0.01)], **asked).rejected
+    assert slow.factor == "link"
+    assert slow.reason.startswith("link: time to first token ")
+    assert slow.reason.endswith(" if links took no time")
+
+
+def test_limits_are_of_all_devices():
+    asked = {"quants": [PUBLISHED], "hardware": ["h100-sxm"], "max_devices": 2}
+    assert choose("llama-3.1-70b", power=1400, **asked).ranked
+    (one,) = choose("llama-3.1-70b", power=1300, **asked).rejected
+    assert one.reason == "power: 1400 W, 1.08x the 1300 W allowed, with 2 devices"
+    (saving,) = choose("llama-3.1-70b", by="energy", **asked).ranked
+    assert saving.merit == pytest.approx(float(saving.cell.tokens_per_s[0]) / 1400)
+
+
+def test_the_command_says_how_many(capsys):
+    asked = ["choose", "--model", "llama-3.1-70b", "--max-devices", "8", "--bound", "--quant", "published"]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert "at most 8 devices of a kind" in " ".join(out.split())
+    assert "n: how many." in out
+    ranked = out.partition("Devices that do not qualify")[0]
+    assert max(map(len, ranked.splitlines())) <= 80
+    assert main([*asked, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["inputs"]["max_devices"] == 8
+    assert {row["devices"] for row in document["devices"] if row["rank"]} == {1, 2, 4, 8}
+    assert main(["choose", "--model", "gpt2", "--max-devices", "0"]) == 2
+    assert capsys.readouterr().err == "llmviewer: max_devices must be a whole number of at least 1; got 0\n"
+
+
+def test_the_page_of_a_choice_shows_how_many(seventy):
+    page = choice_report.render_html(seventy)
+    assert "in one box; costs and powers are of all of them" in page

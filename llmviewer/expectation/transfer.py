@@ -182,14 +182,15 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
     features = {e.variant: family.features(shapes, device, stack, e.variant) for e in choice.entries}
     logs = [np.log(family.seconds(e.parameters, features[e.variant])) for e in choice.entries]
     fixed = [family.fixed(e.parameters, features[e.variant]) for e in choice.entries]
-    expected = np.exp(np.median(logs, axis=0) if len(logs) > 2 else np.mean(logs, axis=0))
+    # The quantile is the median, which would load numpy.ma.
+    expected = np.exp(np.quantile(logs, 0.5, axis=0) if len(logs) > 2 else np.mean(logs, axis=0))
     low, high = choice.error.interval(expected)
     found = Expectation(
         bound=np.zeros_like(expected),
         expected=expected,
         low=low,
         high=high,
-        fixed=np.broadcast_to(np.median(np.broadcast_arrays(*fixed), axis=0), expected.shape),
+        fixed=np.broadcast_to(np.quantile(np.broadcast_arrays(*fixed), 0.5, axis=0), expected.shape),
         source=choice.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else ""),
     )
     first = choice.entries[0]

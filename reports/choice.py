@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Final
 
-from llmviewer import __version__
 from llmviewer.choice import Choice, Ranked, Rejected
 from llmviewer.comparison import PUBLISHED, Cell
 from llmviewer.units import seconds
@@ -24,7 +22,7 @@ from .comparison import (
     time_item,
 )  # fmt: skip
 from .listing import Item, Table, markdowns, texts
-from .page import Card, Picture, picture, plotly_js, template
+from .page import Card, Picture, listing_page, picture
 
 _FIRST: Final = 6  # of the ranking, to see first
 
@@ -48,22 +46,15 @@ def render_json(choice: Choice) -> str:
 
 def render_html(choice: Choice) -> str:
     """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    from . import drawing
-
-    return template("comparison.html.j2").render(
+    return listing_page(
         title=title(choice),
         setting=headline(choice),
-        bounds_said=BOUNDS_SAID,
+        said=BOUNDS_SAID,
         remarks=remarks(choice)[:-1],
         cards=_cards(choice),
         pictures=_pictures(choice),
         tables=tables(choice),
-        version=__version__,
-        inputs=json.dumps(choice.inputs, indent=2),
-        plotly_js=plotly_js(),
-        ink=drawing.INK,
-        grid=drawing.GRID,
-        paper=drawing.PAPER,
+        inputs=choice.inputs,
     )
 
 

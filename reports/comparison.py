@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from llmviewer import __version__
 from llmviewer.analysis import Analysis, analyze
 from llmviewer.comparison import ALL, BOUNDS, GROUPS, PUBLISHED, RESOURCES, Cell, Comparison, Crossing, Expected
 from llmviewer.units import seconds, si
 
 from .listing import Item, Table, markdowns, texts
-from .page import Card, Picture, picture, plotly_js, template
+from .page import Card, Picture, listing_page, picture
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -51,23 +50,16 @@ def render_json(comparison: Comparison) -> str:
 
 def render_html(comparison: Comparison) -> str:
     """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    from . import drawing
-
     shown = pictured(comparison.answered)
-    return template("comparison.html.j2").render(
+    return listing_page(
         title=title(comparison),
         setting=headline(comparison),
-        bounds_said=BOUNDS_SAID,
+        said=BOUNDS_SAID,
         remarks=[*_left_out(shown, comparison), *remarks(comparison)],
         pictures=pictures(shown, comparison),
         cards=_cards(comparison),
         tables=tables(comparison),
-        version=__version__,
-        inputs=json.dumps(comparison.inputs, indent=2),
-        plotly_js=plotly_js(),
-        ink=drawing.INK,
-        grid=drawing.GRID,
-        paper=drawing.PAPER,
+        inputs=comparison.inputs,
     )
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 from markupsafe import Markup
+
+from llmviewer import __version__
+
+from .listing import Table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -65,6 +71,40 @@ def template(name: str) -> jinja2.Template:
         lstrip_blocks=True,
     )
     return environment.get_template(name)
+
+
+def listing_page(
+    *,
+    title: str,
+    setting: str,
+    said: str,
+    cards: Sequence[Card],
+    pictures: Sequence[Picture],
+    tables: Sequence[Table],
+    remarks: Sequence[str],
+    inputs: Mapping[str, Any],
+) -> str:
+    """A page of cards, pictures and tables that sort. With pictures it holds plotly.js: some five megabytes.
+
+    said  what the times are
+    """
+    from . import drawing
+
+    return template("comparison.html.j2").render(
+        title=title,
+        setting=setting,
+        bounds_said=said,
+        remarks=remarks,
+        cards=cards,
+        pictures=pictures,
+        tables=tables,
+        version=__version__,
+        inputs=json.dumps(inputs, indent=2),
+        plotly_js=plotly_js() if pictures else "",
+        ink=drawing.INK,
+        grid=drawing.GRID,
+        paper=drawing.PAPER,
+    )
 
 
 def picture(figure: go.Figure, name: str) -> Picture:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from math import inf, isnan
 from typing import Final
 
-from llmviewer import __version__
 from llmviewer.comparison import PUBLISHED
 from llmviewer.serving.candidates import Candidate
 from llmviewer.serving.planning import ServicePlan
@@ -15,7 +13,7 @@ from llmviewer.units import seconds
 
 from .comparison import csv_of, json_of, number_item, time_item
 from .listing import Item, Table, markdowns, texts
-from .page import Card, Picture, picture, plotly_js, template
+from .page import Card, Picture, listing_page, picture
 
 _MOST: Final = 20  # rows of a table in words
 _TENS: Final = 10
@@ -50,22 +48,15 @@ def render_json(found: ServicePlan) -> str:
 
 def render_html(found: ServicePlan) -> str:
     """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    from . import drawing
-
-    return template("comparison.html.j2").render(
+    return listing_page(
         title=title(found),
         setting=headline(found),
-        bounds_said=said(found),
+        said=said(found),
         remarks=remarks(found)[:-1],
         cards=_cards(found),
         pictures=_pictures(found),
         tables=tables(found),
-        version=__version__,
-        inputs=json.dumps(found.to_dict()["inputs"], indent=2),
-        plotly_js=plotly_js(),
-        ink=drawing.INK,
-        grid=drawing.GRID,
-        paper=drawing.PAPER,
+        inputs=found.to_dict()["inputs"],
     )
 
 

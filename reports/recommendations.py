@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from llmviewer import __version__
 from llmviewer.serving.advising import Advice, For, Line
 from llmviewer.serving.steps import Steps
 from llmviewer.units import seconds, si
 
 from .comparison import csv_of, json_of, time_item
 from .listing import Item, Table, markdowns, texts
-from .page import Card, template
+from .page import Card, listing_page
 from .serving import kernels, unknown
 
 _MOST: Final = 12  # combinations in words
@@ -45,13 +43,11 @@ def render_json(found: Advice) -> str:
 
 def render_html(found: Advice) -> str:
     """The whole page: tables alone."""
-    from . import drawing
-
     best = [line for lines in (found.alone, found.together) for line in lines[:1]]
-    return template("comparison.html.j2").render(
+    return listing_page(
         title=title(found),
         setting=headline(found),
-        bounds_said=said(found),
+        said=said(found),
         remarks=remarks(found)[:-1],
         cards=[
             Card(label="best" if line in found.alone else "best together", value=f"{line.likely:.2f}x", about=line.name)
@@ -59,12 +55,7 @@ def render_html(found: Advice) -> str:
         ],
         pictures=[],
         tables=tables(found),
-        version=__version__,
-        inputs=json.dumps(found.to_dict()["inputs"], indent=2),
-        plotly_js="",  # no figure
-        ink=drawing.INK,
-        grid=drawing.GRID,
-        paper=drawing.PAPER,
+        inputs=found.to_dict()["inputs"],
     )
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
-from llmviewer import __version__
 from llmviewer.serving.service import PERCENTILES, Simulation, summary
 from llmviewer.setting import Setting
 from llmviewer.units import seconds
 
 from .comparison import csv_of, json_of, number_item, time_item
 from .listing import Item, Table, markdowns, texts
-from .page import Card, Picture, picture, plotly_js, template
+from .page import Card, Picture, listing_page, picture
 
 _NAMES: Final = {
     "wait_s": "wait to be read", "ttft_s": "time to first token", "tpot_s": "time per token",
@@ -65,22 +63,15 @@ def render_json(found: Simulation) -> str:
 
 def render_html(found: Simulation) -> str:
     """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    from . import drawing
-
-    return template("comparison.html.j2").render(
+    return listing_page(
         title=title(found),
         setting=headline(found),
-        bounds_said=said(found),
+        said=said(found),
         remarks=remarks(found)[:-1],
         cards=_cards(found),
         pictures=_pictures(found),
         tables=tables(found),
-        version=__version__,
-        inputs=json.dumps(found.to_dict()["inputs"], indent=2),
-        plotly_js=plotly_js(),
-        ink=drawing.INK,
-        grid=drawing.GRID,
-        paper=drawing.PAPER,
+        inputs=found.to_dict()["inputs"],
     )
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from math import isnan
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmviewer import __version__
 from llmviewer.expectation.validate import Group, Point, Validation
 
 from .listing import Item, Table
-from .page import Card, Picture, picture, plotly_js, template
+from .page import Card, Picture, listing_page, picture
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -31,24 +29,17 @@ _SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "x")
 
 def render_html(scores: Validation, files: Sequence[str]) -> str:
     """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    from . import drawing
-
     rows = sum(group.expected.rows for group in scores.groups)
     devices = list(dict.fromkeys(group.device for group in scores.groups))
-    return template("comparison.html.j2").render(
+    return listing_page(
         title="Bound and expectation against measurements",
         setting=f"{rows:,} measured kernels on {', '.join(devices) or 'no device'}, of {', '.join(files)}",
-        bounds_said=_SAID,
+        said=_SAID,
         cards=_cards(scores),
         pictures=_pictures(scores),
         tables=[table for table in (_by_group(scores.groups), _by_device(scores.groups), _worst(scores)) if table.body],
         remarks=[f"Not scored: {count:,} rows: {reason}." for reason, count in scores.skipped.items()],
-        inputs=json.dumps({"files": list(files)}, indent=2),
-        version=__version__,
-        plotly_js=plotly_js(),
-        ink=drawing.INK,
-        grid=drawing.GRID,
-        paper=drawing.PAPER,
+        inputs={"files": list(files)},
     )
 
 

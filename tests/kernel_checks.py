@@ -1,7 +1,12 @@
 """What every kernel is held to in Triton's interpreter: its reference, on fresh inputs, with nothing left unwritten."""
 
+import json
+import os
 import secrets
+import subprocess
+import sys
 
+import pytest
 import torch
 from triton.runtime import interpreter
 
@@ -60,3 +65,24 @@ def counted(kernel, case):
     workload = kernel.workload(case)
     works = [op.work() for op in kernel.operators(case)]
     return [(evaluate(work.ops, workload), evaluate(work.nbytes, workload)) for work in works]
+
+
+def compiled(script, wanted, folder):
+    """What a script prints of kernels that it compiles for GPUs, a JSON text a line.
+
+    It has a process of its own, as this one has Triton's functions for the interpreter, of which a compiler makes
+    nothing; `folder` is for what Triton keeps.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(folder)
+    found = subprocess.run(
+        [sys.executable, "-c", script, *(":".join(map(str, one)) for one in wanted)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "Cannot find ptxas" in found.stderr:
+        pytest.skip("this build of Triton has no ptxas")
+    assert not found.returncode, found.stderr
+    return [json.loads(line) for line in found.stdout.splitlines()]

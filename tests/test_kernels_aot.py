@@ -1,6 +1,5 @@
 """Kernels compiled for GPUs that are not there: they compile, fit, do not spill and use the matrix units."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,8 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from llmviewer.kernels import kernel_names
+
+from . import kernel_checks
 
 # One process, as this one has Triton's functions for the interpreter, of which a compiler makes nothing.
 SCRIPT = """
@@ -39,19 +40,7 @@ WANTED += [("decode_attention", sm, 4) for sm in (80, 90, 100)] + [
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    found = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *(f"{name}:{sm}:{place}" for name, sm, place in WANTED)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "Cannot find ptxas" in found.stderr:
-        pytest.skip("this build of Triton has no ptxas")
-    assert not found.returncode, found.stderr
-    return [json.loads(line) for line in found.stdout.splitlines()]
+    return kernel_checks.compiled(SCRIPT, WANTED, tmp_path_factory.mktemp("triton"))
 
 
 def test_every_launch_compiles_fits_and_keeps_its_registers(compiled):

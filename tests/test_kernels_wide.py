@@ -1,15 +1,13 @@
 """Kernels that wait for memory, compiled for GPUs that are not there: they move 16 bytes at a time and do not spill."""
 
-import json
-import os
-import subprocess
-import sys
 from itertools import product
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
+
+from . import kernel_checks
 
 # One process, as this one has Triton's functions for the interpreter. What is disassembled is kept to look at.
 SCRIPT = """
@@ -36,19 +34,7 @@ WANTED = list(product((*STREAMS, "argmax", "sample"), (80, 100)))  # on 90, test
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    found = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *(f"{name}:{sm}" for name, sm in WANTED)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "Cannot find ptxas" in found.stderr:
-        pytest.skip("this build of Triton has no ptxas")
-    assert not found.returncode, found.stderr
-    return [json.loads(line) for line in found.stdout.splitlines()]
+    return kernel_checks.compiled(SCRIPT, WANTED, tmp_path_factory.mktemp("triton"))
 
 
 def test_nothing_spills(compiled):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -108,10 +108,6 @@ def read(path: Path) -> Table:
             raise InputError(f"{path}: {column}: must be numbers; got {frame[column].iloc[0]!r}") from None
     unread: Counter[str] = Counter()
     return Table(path=path, frame=frame, rows=tuple(_rows(frame, family, unread)), unread=unread)
-
-
-def read_all(paths: Iterable[Path]) -> list[Table]:
-    return [read(path) for path in paths]
 
 
 def _frame(path: Path) -> pd.DataFrame:

@@ -79,14 +79,15 @@ def listing_page(
     setting: str,
     said: str,
     cards: Sequence[Card],
-    pictures: Sequence[Picture],
+    pictures: Sequence[Sequence[Picture]],
     tables: Sequence[Table],
     remarks: Sequence[str],
     inputs: Mapping[str, Any],
 ) -> str:
     """A page of cards, pictures and tables that sort. With pictures it holds plotly.js: some five megabytes.
 
-    said  what the times are
+    said      what the times are
+    pictures  those of a list stand side by side
     """
     from . import drawing
 

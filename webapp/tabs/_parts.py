@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dash import Dash, Input, Output, dcc, html
+from dash import State as Held
 from dash.development.base_component import Component
+from dash.exceptions import PreventUpdate
 
-from ..answers import Answer
+from ..answers import Answer, answers
+from ..asked import asked
 from ..state import State
 from ..views.shown import Shown
 
@@ -75,6 +78,25 @@ def saved(name: str, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return {"content": text.getvalue(), "filename": name, "type": "text/csv"}
+
+
+def saves(
+    app: Dash, tab: str, name: str, lines: Callable[[tuple[Answer, ...], State], Sequence[Sequence[Any]]]
+) -> None:
+    """Makes a tab's button for CSV save a file of a name, with the lines that `lines` makes of answers."""
+
+    @app.callback(
+        Output(f"{tab}-download", "data"),
+        Input(f"{tab}-csv", "n_clicks"),
+        Held("asked", "data"),
+        Held("files", "data"),
+        prevent_initial_call=True,
+    )
+    def save(clicks: int | None, link: str, files: Any) -> dict[str, Any]:
+        if not clicks:
+            raise PreventUpdate
+        state = asked(link, files)
+        return saved(name, lines(answers(state), state))
 
 
 def in_browser(app: Any, script: str, output: Output, *given: Input, at_once: bool = False) -> None:

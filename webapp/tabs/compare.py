@@ -9,12 +9,12 @@ from dash import State as Held
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
-from ..answers import Answer, answers
+from ..answers import Answer
 from ..asked import asked
 from ..state import MOST_PINS, State
 from ..views import compare
 from ..views.compare import Compared, Moved
-from ._parts import Tab, panel, picture, saved, table
+from ._parts import Tab, panel, picture, saves, table
 
 _SEVERAL: Final = "Pin this setting and change a control, or choose several devices: they are then set side by side."
 
@@ -114,18 +114,7 @@ def register(app: Dash) -> None:
             pins.append(state.pin(state.on[which["pin"]]))
         return "|".join(pins)
 
-    @app.callback(
-        Output("compare-download", "data"),
-        Input("compare-csv", "n_clicks"),
-        Held("asked", "data"),
-        Held("files", "data"),
-        prevent_initial_call=True,
-    )
-    def save(clicks: int | None, link: str, files: Any) -> dict[str, Any]:
-        if not clicks:
-            raise PreventUpdate
-        state = asked(link, files)
-        return saved("comparison.csv", compare.raw(compare.compared(answers(state), state)[0]))
+    saves(app, "compare", "comparison.csv", lambda found, state: compare.raw(compare.compared(found, state)[0]))
 
 
 TAB: Final = Tab(name="compare", label="Compare", show=show, register=register)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from dash import Dash, Input, Output, dcc, html
-from dash import State as Held
+from dash import Dash, dcc, html
 from dash.development.base_component import Component
-from dash.exceptions import PreventUpdate
 
 from llmviewer.errors import InputError
 
-from ..answers import Answer, answers
-from ..asked import asked
+from ..answers import Answer
 from ..state import State
 from ..views import sweeps
-from ._parts import Tab, panel, picture, saved, table
+from ._parts import Tab, panel, picture, saves, table
 
 _PAPER: Final = {  # settings of "LLM Inference Unveiled" (arXiv:2402.16363), whose figures these are
     "figure-4": "?model=llama-2-7b&on=rtx-a6000&phase=prefill&prompt=2048&accounting=survey",
@@ -78,19 +75,7 @@ def _preset(found: tuple[Answer, ...], state: State) -> Component:
 
 
 def register(app: Dash) -> None:
-    @app.callback(
-        Output("sweeps-download", "data"),
-        Input("sweeps-csv", "n_clicks"),
-        Held("asked", "data"),
-        Held("files", "data"),
-        prevent_initial_call=True,
-    )
-    def save(clicks: int | None, link: str, files: Any) -> dict[str, Any]:
-        if not clicks:
-            raise PreventUpdate
-        state = asked(link, files)
-        own, _ = sweeps.lines(answers(state), state)
-        return saved("sweep.csv", sweeps.points(own))
+    saves(app, "sweeps", "sweep.csv", lambda found, state: sweeps.points(sweeps.lines(found, state)[0]))
 
 
 TAB: Final = Tab(name="sweeps", label="Sweeps", show=show, register=register)

@@ -13,9 +13,11 @@ sweep     a million (batch, prompt, precision) points of LLaMA-2-7b: prefill, de
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -83,11 +85,15 @@ def start_up(rounds: int = 15) -> tuple[float, dict[str, float]]:
         "analyze": [*llm, "analyze", _MODEL, _DEVICE, "--prompt", "2048"],
     }
     best = dict.fromkeys(commands, float("inf"))
-    for _ in range(rounds):
-        for name, command in commands.items():
-            start = time.perf_counter()
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            best[name] = min(best[name], time.perf_counter() - start)
+    with tempfile.TemporaryDirectory() as compiled:
+        # A user's second run: bytecode is there, even where the environment forbids to write any beside the sources.
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        for _ in range(rounds):
+            for name, command in commands.items():
+                start = time.perf_counter()
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+                best[name] = min(best[name], time.perf_counter() - start)
     ratios = {name: seconds / best["numpy"] for name, seconds in best.items() if name != "numpy"}
     return best["numpy"], ratios
 

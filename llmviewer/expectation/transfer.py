@@ -182,20 +182,25 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
     features = {e.variant: family.features(shapes, device, stack, e.variant) for e in choice.entries}
     logs = [np.log(family.seconds(e.parameters, features[e.variant])) for e in choice.entries]
     fixed = [family.fixed(e.parameters, features[e.variant]) for e in choice.entries]
-    # The quantile is the median, which would load numpy.ma.
-    expected = np.exp(np.quantile(logs, 0.5, axis=0) if len(logs) > 2 else np.mean(logs, axis=0))
+    expected = np.exp(_middle(logs))
     low, high = choice.error.interval(expected)
     found = Expectation(
         bound=np.zeros_like(expected),
         expected=expected,
         low=low,
         high=high,
-        fixed=np.broadcast_to(np.quantile(np.broadcast_arrays(*fixed), 0.5, axis=0), expected.shape),
+        fixed=np.broadcast_to(_middle(np.broadcast_arrays(*fixed)), expected.shape),
         source=choice.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else ""),
     )
     first = choice.entries[0]
     own = first.residual if first.device == device.name else None
     return _corrected(found, first, own, shapes) if own else found
+
+
+def _middle(values: Sequence[Array]) -> Array:
+    """The median of each place. numpy's would load numpy.ma, which takes longer than a network's expectations."""
+    ordered = np.sort(values, axis=0)
+    return np.asarray((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
 
 
 def _corrected(found: Expectation, entry: Entry, residual: Residual, shapes: Shapes) -> Expectation:

@@ -65,7 +65,7 @@ class Prefill(Family):
         rows, _, way = (variant or self.variants[0]).partition(" ")
         packed = way == "packed"
         window = np.full_like(window, np.inf) if way == "blind" else window
-        tile = np.unique([float(rows), _SMALL])[None, :]
+        tile = np.array(sorted({float(rows), _SMALL}))[None, :]
         group = heads / kv_heads if packed else np.ones_like(heads)
         tiles = np.ceil(q * group / tile)
         blocks = b * (kv_heads if packed else heads) * tiles

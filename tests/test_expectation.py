@@ -66,12 +66,16 @@ def seconds(name, columns, device=H100, variant=""):
     return family.seconds(family.usual(stack), family.features(columns, device, stack, variant or family.variants[0]))
 
 
+def usual(name, stack, variant):
+    return {q.name: FAMILIES[name].usual(stack)[q.name] for q in FAMILIES[name].of(variant)}
+
+
 def entry(name, device="h100-sxm", **changes):
     stack = changes.pop("stack", STACKS[name])
     family = FAMILIES[name]
     return Entry(
-        device=device, family=name, stack=stack, variant=family.variants[0], parameters=family.usual(stack),
-        rows=100, version="1.0", fit_mape=0.05, held_out=ERROR,
+        device=device, family=name, stack=stack, variant=family.variants[0],
+        parameters=usual(name, stack, family.variants[0]), rows=100, version="1.0", fit_mape=0.05, held_out=ERROR,
     )  # fmt: skip
 
 
@@ -84,6 +88,34 @@ def test_nothing_is_expected_sooner_than_its_bound(name, factor, size):
     assert np.all(found.expected >= found.bound)
     assert np.all(found.bound > 0)
     assert np.all((found.bound <= found.low) & (found.low <= found.expected) & (found.expected <= found.high))
+
+
+def test_few_rows_have_a_kernel_of_their_own_by_hand():
+    gemm, stack = FAMILIES["gemm"], Stack(library="trtllm", dtype="int4_wo")
+    p = usual("gemm", stack, "waves gemv")
+    columns = shapes("gemm", 3, M=np.array([1.0, 4.0, 5.0]), N=16384, K=8192)
+    features = {variant: gemm.features(columns, H100, stack, variant) for variant in ("waves", "waves gemv")}
+    tiles, found = (gemm.seconds(p, f) for f in features.values())
+    moved = (16384 * 8192 * (1 / 2 + 2 / 128) + 2 * 8192 + 2 * 16384 * p["omega"]) / 3.35e12 / p["gemv_beta"]
+    vectors = 2 * 16384 * 8192 / 66.9e12 / p["gemv_alpha"]
+    together = sum(t ** p["sharp"] for t in (moved, vectors, 8192 * p["gemv_step_ns"] * 1e-9)) ** (1 / p["sharp"])
+    blocks = 16384 / 8 / 132
+    assert found[0] == pytest.approx(1e-6 * (p["gemv_us"] + p["gemv_tau_us"] * blocks) + together, rel=1e-3)
+    assert found[0] < found[1]
+    assert found[1] != tiles[1]
+    assert found[2] == tiles[2]
+
+
+@pytest.mark.parametrize("named", [("gemv_us", "waves"), ("gemv_us", "waves gemv")])
+def test_a_profile_has_the_parameters_of_its_variant(tmp_path, named):
+    one = replace(entry("gemm"), variant=named[1], parameters=usual("gemm", STACKS["gemm"], "waves"))
+    path = tmp_path / "profile.yaml"
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), entries=(one,))]))
+    if named[1] == "waves":
+        assert read(path)[0].entries == (one,)
+    else:
+        with pytest.raises(InputError, match=r"parameters\.gemv_us: is missing"):
+            read(path)
 
 
 @pytest.mark.parametrize(("name", "column"), [(name, column) for name in FAMILIES for column in GROWS[name]])

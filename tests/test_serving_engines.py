@@ -201,11 +201,11 @@ def test_no_measured_speed_up_is_above_the_bound():
 
 
 def test_expected_speed_ups_are_near_the_measured_ones():
-    """Trusted cells, none of which anything was fitted to: most within 15 %, the middle within 9 %."""
+    """Trusted cells, none of which anything was fitted to: most within 15 %, the middle within 10 %."""
     fields = {"decode": "expected_tpot_s", "prefill": "expected_ttft_s", "whole": "expected_latency_s"}
     least = {
-        ("TensorRT-LLM", "decode"): 0.7, ("TensorRT-LLM", "prefill"): 0.55, ("TensorRT-LLM", "whole"): 0.7,
-        ("LMDeploy", "decode"): 0.8, ("LMDeploy", "prefill"): 0.9, ("LMDeploy", "whole"): 0.85,
+        ("TensorRT-LLM", "decode"): 0.8, ("TensorRT-LLM", "prefill"): 0.6, ("TensorRT-LLM", "whole"): 0.8,
+        ("LMDeploy", "decode"): 0.97, ("LMDeploy", "prefill"): 0.95, ("LMDeploy", "whole"): 0.97,
     }  # fmt: skip
     off = {key: [] for key in least}
     for row, whole, four in cells():
@@ -215,7 +215,7 @@ def test_expected_speed_ups_are_near_the_measured_ones():
     for key, errors in off.items():
         assert len(errors) in (36, 40)
         assert np.mean(np.abs(errors) <= 0.15) >= least[key], key
-        assert abs(np.median(errors)) < 0.12, key
+        assert abs(np.median(errors)) < 0.1, key
 
 
 def test_the_cells_without_a_number_are_those_that_do_not_fit():

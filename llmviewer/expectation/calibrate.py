@@ -128,14 +128,15 @@ def _residual(rows: Rows, features: Features, order: Array, whole: Fit) -> Resid
 
 def _usual(rows: Rows, priors: Sequence[Entry]) -> dict[str, float]:
     """Where the search begins: the family's usual parameters, or the mean of what speaks for the stack already."""
+    usual = rows.family.usual(rows.stack)
     try:
         entries = choose(rows.family.name, rows.device, rows.stack, priors).entries
     except InputError:
-        return rows.family.usual(rows.stack)
-    return {
-        q.name: q.found(float(np.mean([q.sought(e.parameters[q.name]) for e in entries])))
-        for q in rows.family.parameters
-    }
+        return usual
+    for q in rows.family.parameters:
+        if known := [q.sought(e.parameters[q.name]) for e in entries if q.name in e.parameters]:
+            usual[q.name] = q.found(float(np.mean(known)))
+    return usual
 
 
 def _fitted(rows: Rows, features: Features, chosen: Array, usual: Mapping[str, float], variant: str) -> Fit:

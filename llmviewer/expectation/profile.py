@@ -15,7 +15,7 @@ from ..documents import Section, read_yaml
 from ..errors import InputError
 from .device import find
 from .families import FAMILIES, Family, Stack
-from .families._family import Array, Shapes
+from .families._family import Array, Parameter, Shapes
 from .residual import Residual
 from .residual import plain as plain_residual
 
@@ -281,6 +281,7 @@ def _profile(section: Section) -> Profile:
 def _entry(section: Section, device: str, library: str) -> Entry:
     section.only(_ENTRY)
     of = FAMILIES[section.choice("family", FAMILIES)]
+    variant = section.choice("variant", of.variants, of.variants[0])
     held_out = section.section("held_out")
     held_out.only(_HELD_OUT)
     return Entry(
@@ -292,8 +293,8 @@ def _entry(section: Section, device: str, library: str) -> Entry:
             kv_dtype=section.text("kv_dtype", ""),
             kernel=section.text("kernel", ""),
         ),
-        variant=section.choice("variant", of.variants, of.variants[0]),
-        parameters=_parameters(section.section("parameters"), of),
+        variant=variant,
+        parameters=_parameters(section.section("parameters"), of.of(variant)),
         rows=section.integer("rows"),
         version=section.text("version", ""),
         sizes=_sizes(section.section("sizes"), of) if "sizes" in section else {},
@@ -339,10 +340,10 @@ def _residual(section: Section, of: Family) -> Residual:
     )
 
 
-def _parameters(section: Section, of: Family) -> dict[str, float]:
-    section.only(parameter.name for parameter in of.parameters)
+def _parameters(section: Section, had: Sequence[Parameter]) -> dict[str, float]:
+    section.only(parameter.name for parameter in had)
     found = {}
-    for parameter in of.parameters:
+    for parameter in had:
         value = section.number(parameter.name)
         if not parameter.low * 0.999 <= value <= parameter.high * 1.001:
             raise section.error(parameter.name, f"must be {parameter.low} to {parameter.high}; got {value}")

@@ -29,6 +29,7 @@ class Parameter:
 
     meaning  what it is, with its unit
     linear   it may be 0, so it is sought as it is; the others by their logarithms
+    way      a word of the variants that have it; all do if there is none
     """
 
     name: str
@@ -37,6 +38,7 @@ class Parameter:
     high: float
     meaning: str
     linear: bool = False
+    way: str = ""
 
     def sought(self, value: float) -> float:
         """As the search sees it."""
@@ -62,7 +64,7 @@ class Stack:
 class Family(ABC):
     """Kernels that one model describes.
 
-    parameters  what is fitted
+    parameters  what is fitted, of all variants
     variants    ways to lay out the work, one of which a kernel has
     columns     shapes that a row must have
     groups      the columns that make a shape family, which are held out together
@@ -109,6 +111,10 @@ class Family(ABC):
         """Rows that a fit may rest on: sizes that models have."""
         return np.ones(len(next(iter(shapes.values()))), dtype=bool)
 
+    def of(self, variant: str) -> tuple[Parameter, ...]:
+        """The parameters that a variant has."""
+        return tuple(q for q in self.parameters if not q.way or q.way in variant.split())
+
     def usual(self, stack: Stack) -> dict[str, float]:
         """What parameters are where measurements do not tell."""
         usual = {parameter.name: parameter.usual for parameter in self.parameters}
@@ -128,10 +134,10 @@ def from_memory(touched: Array, loop: Array, l2: float) -> Array:
     return np.asarray(np.where(loop > 0, np.maximum(touched - l2, 0), touched))
 
 
-def smooth_max(power: float, a: Array, b: Array) -> Array:
-    """At least the larger, and more where they are close, as they then get in each other's way."""
-    larger, smaller = np.maximum(a, b), np.minimum(a, b)
-    return np.asarray(larger * (1 + (smaller / larger) ** power) ** (1 / power))
+def smooth_max(power: float, *times: Array) -> Array:
+    """At least the largest, and more where others are close, as they then get in each other's way."""
+    largest = np.maximum.reduce(np.broadcast_arrays(*times))
+    return np.asarray(largest * sum((time / largest) ** power for time in times) ** (1 / power))
 
 
 def best(values: Array) -> Array:

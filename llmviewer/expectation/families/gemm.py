@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from ...resource import vector
 from ..device import Device
 from ..formats import kernel_type
 from ._family import (
@@ -20,6 +21,7 @@ from ._family import (
     best,
     cold,
     from_memory,
+    smooth_max,
     take,
 )
 
@@ -29,19 +31,24 @@ _TILES: Final = ((16, 64), (32, 64), (64, 64), (64, 128), (128, 64), (128, 128),
 _SPLITS: Final = (1, 2, 4, 8)
 _LAYOUTS: Final = np.array([(*tile, split) for tile in _TILES for split in _SPLITS], dtype=np.float32).T[:, None, :]
 _CHOICE: Final = 4  # power of the smooth maximum by which a tile is chosen
+# Rows up to which TensorRT-LLM multiplies on vector units (SMALL_M_FAST_PATH of its weight-only plugin), and columns of
+# a block of threads there.
+_FEW_ROWS: Final = 4
+_GEMV_COLUMNS: Final = 8
 
 
 class Gemm(Family):
     """A tile of the output and a part of K go to a core; the layout taken is the fastest.
 
-    variants  persistent: cores are kept busy whatever the number of tiles; waves: they go in rounds
+    variants  persistent: cores are kept busy whatever the number of tiles; waves: they go in rounds; gemv: up to four
+              rows have a kernel of their own, in which vector units multiply what streams by
     """
 
     name = "gemm"
     columns = ("M", "N", "K")
     optional: ClassVar = {"loop": 0.0, "private": 0.0, "batch": 1.0}
     groups = ("N", "K")
-    variants = ("persistent", "waves")
+    variants = ("persistent", "waves", "persistent gemv", "waves gemv")
     parameters = (
         Parameter(name="alpha", usual=0.75, low=0.05, high=1, meaning="part of the peak that is reached"),
         Parameter(name="beta", usual=0.8, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
@@ -56,6 +63,11 @@ class Gemm(Family):
         Parameter(name="round", usual=0.4, low=0, high=1, meaning="whole waves rather than parts", linear=True),
         Parameter(name="quantize_us", usual=3, low=0.05, high=60, meaning="launch of the quantization before [us]"),
         Parameter(name="passes", usual=1.5, low=0.1, high=12, meaning="quantization, in times its bytes need"),
+        Parameter(name="gemv_us", usual=5, low=0.3, high=60, meaning="launch and first bytes [us]", way="gemv"),
+        Parameter(name="gemv_alpha", usual=0.7, low=0.02, high=8, meaning="of the fp32 vector peak", way="gemv"),
+        Parameter(name="gemv_beta", usual=0.85, low=0.1, high=1, meaning="of the memory bandwidth", way="gemv"),
+        Parameter(name="gemv_step_ns", usual=0.4, low=0.001, high=5, meaning="an element of K [ns]", way="gemv"),
+        Parameter(name="gemv_tau_us", usual=0.1, low=0.001, high=5, meaning="start and end of blocks [us]", way="gemv"),
     )
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
@@ -68,6 +80,7 @@ class Gemm(Family):
         weights, inputs, written = _bytes(shapes, kind.weight, kind.activation)
         lasting, reuse = _reuse(shapes, weights, inputs + written)
         parted = np.where(split > 1, 8 * split * m * n * batch, 0)
+        way, _, gemv = (variant or self.variants[0]).partition(" ")
         return {
             "ops": (2 * m * n * k * batch)[:, 0].astype(float),
             "tiles": tiles / device.cores,
@@ -82,7 +95,8 @@ class Gemm(Family):
             "ideal": ((2 * m * n * k * batch) / device.peak(kind.arithmetic)).astype(np.float32),
             "quantized": (batch * m * k)[:, 0] * (2 + kind.activation) / device.bandwidth if kind.quantizes else None,
             "cache": device.l2,
-            "waves": variant == "waves",
+            "waves": way == "waves",
+            "gemv": _gemv(shapes, device) if gemv else None,
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
@@ -104,16 +118,24 @@ class Gemm(Family):
         rough = np.sqrt(np.sqrt(sum(s * s for s in squares))) + extra
         place = best(rough)
         terms = [np.maximum(take(term, place).astype(float), 1e-12) for term in (compute, memory, l2)]
-        largest = np.maximum.reduce(terms)
-        time = largest * sum((t / largest) ** p["sharp"] for t in terms) ** (1 / p["sharp"]) + take(extra, place)
+        time = smooth_max(p["sharp"], *terms) + take(extra, place)
         time = time + p["start_us"] * MICROSECOND
+        if f["gemv"] is not None:
+            few, vectors, steps, blocks = f["gemv"].T
+            steps = steps * p["gemv_step_ns"] * 1e-3 * MICROSECOND
+            terms = [vectors / p["gemv_alpha"], moved / p["gemv_beta"], steps]
+            own = (p["gemv_us"] + p["gemv_tau_us"] * blocks) * MICROSECOND + smooth_max(p["sharp"], *terms)
+            time = np.where(few, own, time)
         if f["quantized"] is not None:
             time = time + p["quantize_us"] * MICROSECOND + p["passes"] * f["quantized"]
         return np.asarray(time, dtype=float)
 
     def fixed(self, p: Parameters, features: Features) -> Array | float:
+        start, gemv = p["start_us"] + p["tau_us"], features["gemv"]
+        if gemv is not None:
+            start = np.where(gemv[:, 0], p["gemv_us"] + p["gemv_tau_us"], start)
         quantizes = features["quantized"] is not None
-        return (p["start_us"] + p["tau_us"] + quantizes * p["quantize_us"]) * MICROSECOND
+        return (start + quantizes * p["quantize_us"]) * MICROSECOND
 
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
         kind = kernel_type(stack.dtype)
@@ -132,6 +154,13 @@ class Gemm(Family):
 def _bytes(shapes: Shapes, weight: float, activation: float) -> tuple[Array, Array, Array]:
     m, n, k, batch = (np.asarray(shapes[c], dtype=float) for c in ("M", "N", "K", "batch"))
     return batch * n * k * weight, batch * m * k * activation, 2.0 * batch * m * n
+
+
+def _gemv(shapes: Shapes, device: Device) -> Array:
+    """Whether rows are few; what vector units take at their peak [s]; elements of K; blocks of each core."""
+    m, n, k, batch = (np.asarray(shapes[c], dtype=float) for c in ("M", "N", "K", "batch"))
+    vectors = 2 * m * n * k * batch / device.hardware.rates[vector("fp32")]
+    return np.stack([m <= _FEW_ROWS, vectors, k, np.ceil(n / _GEMV_COLUMNS) * batch / device.cores], axis=1)
 
 
 def _reuse(shapes: Shapes, weights: Array, activations: Array) -> tuple[Array, Array]:

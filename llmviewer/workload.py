@@ -141,6 +141,10 @@ class Thinned(Spans):
     def kv_streams(self, tile: float, resident: float, window: float) -> Num:
         return np.minimum(self.share * self.q_len, 1.0) * super().kv_streams(tile, resident, window)
 
+    def _kv_tiled(self, tile: float, window: float) -> Num:
+        """Queries of a tile are as many places apart as it takes to have them all; of those keys, too, a part is left."""
+        return self.share * super()._kv_tiled(tile / self.share, window)
+
 
 @dataclass(frozen=True)
 class Workload:

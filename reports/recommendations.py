@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from llmviewer.serving.advising import Advice, For, Line
+from llmviewer.serving.advising import Advice, For, Line, Option
 from llmviewer.serving.steps import Steps
 from llmviewer.units import seconds, si
 
@@ -18,6 +19,7 @@ from .serving import kernels, unknown
 _MOST: Final = 12  # combinations in words
 _USUAL: Final = "Techniques have their usual parameters; what they do to the answers is not weighed."
 _LEFT: Final = " Left: what bounds a decode step then."
+_WANTS: Final = re.compile(r"give ([^:]*)|(\w+) must be given(: .*)")
 _NAMES: Final = {
     For.LATENCY: "the whole answer", For.TTFT: "the time to first token", For.TPOT: "the time per token",
     For.THROUGHPUT: "tokens per second",
@@ -96,8 +98,33 @@ def remarks(found: Advice) -> list[str]:
         told.append(f"Would not help here: {', '.join(line.name for line in found.idle)}.")
     if found.large:
         told.append(f"Would not fit the memory: {', '.join(line.name for line in found.large)}.")
-    told += [f"Not here: {option.name}: {reason.removeprefix(f'{option.name}: ')}." for option, reason in found.refused]
-    return [*told, said(found)]
+    return [*told, *_refused(found), said(found)]
+
+
+def _refused(found: Advice) -> Iterator[str]:
+    """What was not tried: for want of a parameter, or as it makes no sense here, what has the same reason together."""
+    wanting: list[str] = []
+    alike: dict[str, list[str]] = {}
+    for option, reason in found.refused:
+        why = reason.removeprefix(f"{option.name}: ")
+        if wants := _WANTS.match(why):
+            wanting.append(f"{option.name} ({''.join(filter(None, wants.groups()))})")
+        else:
+            alike.setdefault(_why(found, option, why), []).append(option.name)
+    if wanting:
+        yield f"Not tried, as they need a choice of yours (--with NAME:PARAMETER=VALUE): {'; '.join(wanting)}."
+    if alike:
+        reasons = (f"{', '.join(names)} ({why})" for why, names in alike.items())
+        yield f"Not possible here: {'; '.join(reasons)}."
+
+
+def _why(found: Advice, option: Option, reason: str) -> str:
+    """A reason without the names of the technique and of the model, which go without saying."""
+    used, _, rest = reason.partition(": ")
+    if used in (text.partition(":")[0] for text in found.given):
+        reason = f"beside {used}, as {rest}"
+    own = str(option.change[1]).partition(":")[0]
+    return re.sub(rf"\b{re.escape(own)}\b", "it", reason).removeprefix(f"{found.base.setting.model.name} has ")
 
 
 def tables(found: Advice) -> list[Table]:

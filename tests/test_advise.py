@@ -10,6 +10,7 @@ import pytest
 from llmviewer import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
+from llmviewer.reports.recommendations import remarks
 from llmviewer.serving.advising import recommend
 from llmviewer.techniques import techniques
 
@@ -97,6 +98,27 @@ def test_every_technique_is_ranked_or_told_why_not(found):
     named = {option.name for each in (*found.alone, *found.idle, *found.large) for option in each.options}
     named |= {option.name for option, _ in found.refused}
     assert named >= techniques().keys() - {"speculative", "quantized"}
+
+
+def test_what_was_not_tried_is_told_in_two_sentences_for_people(capsys):
+    assert main([*ASKED, "--with", "eagle"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("-\n", "-").split())
+    assert (
+        "Not tried, as they need a choice of yours (--with NAME:PARAMETER=VALUE): window (size: tokens that a query "
+        "sees); lengths (file: a text file with a length on each line); structured-pruning (heads, ffn, layers or "
+        "hidden). Not possible here: lookahead, medusa, mtp, retrieval, self-speculative, draft llama-3.2-1b (beside "
+        "eagle, as it proposes tokens too, and a pass verifies those of one of them); no-cache (eagle is about a cache "
+        "or passes that go on from one); expert-capacity (no experts that tokens are gathered for). Expected: of "
+    ) in text
+
+
+def test_what_can_be_chosen_is_what_lacks_a_parameter(found):
+    """And all that is refused is told."""
+    (wanting,) = (line for line in remarks(found) if line.startswith("Not tried"))
+    told = {part.split(" (")[0] for part in wanting.partition("): ")[2].split("; ")}
+    assert told == {"window", "lengths", "structured-pruning"}
+    others = " ".join(line for line in remarks(found) if line.startswith("Not possible"))
+    assert all(option.name in told or option.name in others for option, _ in found.refused)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from llmviewer.precision import FP16, FP32
 from llmviewer.roofline import plan
 from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.transforms.quantize import parse_quantization, quantize
-from llmviewer.workload import Sequences, Workload
+from llmviewer.workload import Sequences, Thinned, Workload
 
 from .strategies import balanced_devices, graphs, sequences, workloads
 
@@ -53,6 +53,20 @@ def test_kv_streams_are_the_keys_that_each_tile_of_queries_sees_unless_all_can_s
     tiled = sum(len({key for keys in rows for key in keys}) for rows in tiles)
     once = len({key for keys in seen for key in keys})
     assert s.kv_streams(tile, resident, window) == (once if once <= resident else tiled)
+
+
+@pytest.mark.parametrize(("past", "new"), [(0, 4096), (5000, 1), (3000, 600)])
+@pytest.mark.parametrize("window", [inf, 512.0])
+def test_tiles_of_tokens_that_take_part_stream_those_that_do(past, new, window):
+    random, share, tile = np.random.default_rng(0), 0.25, 16
+    found = Thinned(batch=1, q_len=new, kv_len=past + new, share=share).kv_streams(tile, 0.0, window)
+    drawn = []
+    for _ in range(200 if new > 1 else 4000):
+        places = np.flatnonzero(random.random(past + new) < share)
+        rows = places[places >= past]
+        tiles = [rows[i : i + tile] for i in range(0, len(rows), tile)]
+        drawn.append(sum(np.count_nonzero((places > t[0] - window) & (places <= t[-1])) for t in tiles))
+    assert found == pytest.approx(np.mean(drawn), rel=0.05)
 
 
 @given(sequences(), st.integers(1, 130))

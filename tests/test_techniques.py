@@ -453,6 +453,14 @@ def test_the_host_launches_one_at_a_time():
     assert all(run.host_s > 0 for run in drafts)
 
 
+def test_the_host_launches_what_any_token_comes_to():
+    """16 layers of 32 come to a sequence with the chance of a quarter, and to a crowd always."""
+    found = setting("launches:each=1000", "mixture-of-depths:share=0.25")
+    each = len(found.decode_graph.blocks[1].operators)
+    skipped = [float(found.schedule(batch=batch, prompt=64, gen=2).rest[0].host_s) for batch in (1, 100)]
+    assert skipped[1] - skipped[0] == pytest.approx(16 * each * 0.75e-3)
+
+
 def test_the_draft_is_held_beside_the_model():
     sizes = {"batch": 3, "prompt": 100, "gen": 28}
     weights, cached, _ = setting(SPECULATIVE).footprint.parts(**sizes)
@@ -733,6 +741,25 @@ def test_a_prefix_that_is_there_is_not_read_again():
     assert found.footprint.parts(batch=2, prompt=400, gen=8)[1] == (300 + 2 * 108) * TOKEN
     alone = setting("prefix-cache:hit=0.75,common=false")
     assert alone.footprint.parts(batch=2, prompt=400, gen=8)[1] == 2 * 408 * TOKEN
+
+
+@pytest.mark.parametrize(
+    ("other", "tokens"),
+    [
+        ("best-of:n=4", 300 + 2 * 100 + 8 * 8),
+        ("best-of:n=4,prompt=read-once", 300 + 2 * 100 + 8 * 8),
+        ("best-of:n=4,prompt=copied", 8 * 408),
+        ("beam:width=2", 300 + 2 * 100 + 4 * 8),
+        ("skeleton:points=4,outline=40,instruction=20", 300 + 2 * (100 + 40) + 8 * (20 + 2)),
+        ("best-of:n=4+rag:passages=1,tokens=400", 600 + 2 * 200 + 8 * 8),
+    ],
+)
+def test_several_answers_to_prompts_that_begin_alike_hold_the_beginning_once(other, tokens):
+    """300 tokens of both prompts, the other 100 of each, and what each answer has by itself."""
+    asked = ("prefix-cache:hit=0.75", *other.split("+"))
+    for order in (asked, asked[::-1]):
+        held = setting(*order).footprint.parts(batch=2, prompt=400, gen=8)[1]
+        assert held == pytest.approx(tokens * TOKEN)
 
 
 @pytest.mark.parametrize(("prompt", "chunk"), [(1000, 300), (1000, 1000), (7, 100), (1024, 512)])

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from ..forms import Form, Num, evaluate, total
+from ..forms import ONE, Form, Num, Stream, evaluate, total
 from ..operators.attention import QK, SV, Attention, FlashAttention, Softmax
 from ..operators.base import Operator, Tensor
 from ..operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
@@ -24,7 +24,8 @@ from ..operators.masks import Across, Causal, Everything, Mask, Part, PartOfQuer
 from ..parallel.overlap import Overlapped
 from ..precision import Format
 from ..roofline import OperatorEstimate
-from ..workload import Spans, Workload
+from ..transforms.offload import HOST
+from ..workload import Spans, Thinned, Workload
 from .families import FAMILIES, Stack
 from .families._family import Array
 from .formats import kernel_type
@@ -42,24 +43,28 @@ _COLLECTIVES: Final[Mapping[type[Operator], str]] = {
     AllReduce: "all_reduce", AllGather: "all_gather", ReduceScatter: "reduce_scatter", AllToAll: "alltoall",
 }  # fmt: skip
 # Kernels by which serving libraries add up short messages, and the longest that they take: max_size of
-# vllm/distributed/device_communicators/custom_all_reduce.py, as recalled; the others' are alike.
+# vllm/distributed/device_communicators/custom_all_reduce.py, as recalled; the others' are alike. As vLLM and
+# SGLang warn, they are "not supported on more than two PCIe-only GPUs", pairs in bridges included.
 _SHORT: Final[Mapping[str, str]] = {
     "vllm": "vLLM_custom_graph", "sglang": "SGLang_CustomAllReduce_graph", "trtllm": "TRTLLM",
 }  # fmt: skip
 _SHORT_BYTES: Final = 8 * 2**20
+_ALWAYS: Final[Num] = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
     """One kernel: its family, whose it is and its shapes, as numbers or arrays over the workload.
 
-    where  the workloads in which it is what is run
+    where   the workloads in which it is what is run
+    hosted  whether messages go over the links of a host, where devices have others too
     """
 
     family: str
     stack: Stack
     shapes: Mapping[str, Num]
     where: Num = True
+    hosted: bool = False
 
     def columns(self, chosen: Array) -> dict[str, Array]:
         """The columns of its family in the workloads `chosen`; what is not said is as it is where nothing repeats."""
@@ -77,38 +82,70 @@ class Launch:
     kernels  none where no kernel is known: then `remark` is why
     beside   those that run at the same time as they do
     remark   what the kernels that were measured do not have
+    often    the part of passes in which they run at all: where some tokens alone come, there may be none
     """
 
     members: tuple[int, ...]
     kernels: tuple[Kernel, ...] = ()
     beside: tuple[Kernel, ...] = ()
     remark: str = ""
+    often: Num = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """An operator, as it is beside a collective that travels meanwhile, and what a launch of it does."""
+    """An operator, as it is beside a collective that travels meanwhile, and what a launch of it does, where there is
+    one: an estimate has the mean over all passes, those included in which no token comes.
+
+    stream  the part of a pass that it sees: that of its block, unless its results are said to be of another
+    often   the part of passes in which it runs
+    """
 
     op: Operator
     row: OperatorEstimate
     workload: Workload
+    stream: Stream
+    often: Num
+
+    @classmethod
+    def of_row(cls, row: OperatorEstimate, workload: Workload) -> _Work:
+        op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
+        stream, often = row.block.stream, _ALWAYS
+        if stream.name:
+            told = (feature.stream for t in op.outputs for feature, _ in t.rows.terms)
+            stream = next((other for other in told if other.name), stream)
+            once = evaluate(ONE.on(stream), workload)
+            often = np.where(np.greater(once, 0), once, 1.0)[()]
+        return cls(op=op, row=row, workload=workload, stream=stream, often=often)
 
     def of(self, form: Form) -> Num:
-        return evaluate(form.on(self.row.block.stream), self.workload)
+        return evaluate(form.on(self.row.block.stream), self.workload) / self.often
 
     @property
     def ops(self) -> Num:
-        return self.row.ops if self.op is self.row.operator else self.of(total(self.op.arithmetic().values()))
+        own = self.op is self.row.operator
+        return self.row.ops / self.often if own else self.of(total(self.op.arithmetic().values()))
 
     @property
     def nbytes(self) -> Num:
-        return self.row.bytes if self.op is self.row.operator else self.of(self.op.work().nbytes)
+        return self.row.bytes / self.often if self.op is self.row.operator else self.of(self.op.work().nbytes)
 
     @property
     def groups(self) -> tuple[Spans, ...]:
-        part = self.row.block.stream.of(self.workload)
+        part = self.stream.of(self.workload)
         assert isinstance(part, Workload)
-        return part.groups
+        return part.groups if not self.stream.name else tuple(_there(spans, self.often) for spans in part.groups)
+
+
+def _there(spans: Spans, often: Num) -> Spans:
+    """The sequences of a part of a pass, of passes in which there are any; of those whose tokens take part by chance,
+    such as have at least one.
+    """
+    if not isinstance(spans, Thinned):
+        return spans.times(1 / often)
+    some = 1 - (1 - spans.share) ** spans.q_len
+    new = spans.share * spans.q_len / some
+    return Spans(batch=spans.batch * some / often, q_len=new, kv_len=new + spans.share * spans.past)
 
 
 def launches(rows: Sequence[OperatorEstimate], workload: Workload, *, library: str, half: str) -> tuple[Launch, ...]:
@@ -125,7 +162,7 @@ def launches(rows: Sequence[OperatorEstimate], workload: Workload, *, library: s
 def _of_block(
     rows: Sequence[OperatorEstimate], places: tuple[int, ...], workload: Workload, library: str, half: str
 ) -> Iterator[Launch]:
-    works = {place: _Work(op=_own(rows[place].operator), row=rows[place], workload=workload) for place in places}
+    works = {place: _Work.of_row(rows[place], workload) for place in places}
     experts = () if library in ALONE else _experts(works)
     joined = {place: members for members in (experts, *_products(works, library, half)) for place in members}
     for place, work in works.items():
@@ -146,11 +183,8 @@ def _of_block(
             if isinstance(op, Overlapped)
             for kernel in _collective(op.then, work, library)[0]
         ]
-        yield Launch(members=members, kernels=launch.kernels, beside=tuple(beside), remark=launch.remark)
-
-
-def _own(op: Operator) -> Operator:
-    return op.first if isinstance(op, Overlapped) else op
+        often = works[members[-1]].often  # a conversion's is that of the product which it is part of
+        yield Launch(members=members, kernels=launch.kernels, beside=tuple(beside), remark=launch.remark, often=often)
 
 
 def _launch(place: int, work: _Work, library: str, half: str) -> Launch:
@@ -183,16 +217,16 @@ def _products(works: Mapping[int, _Work], library: str, half: str) -> list[tuple
     Those on both sides of what mixes tokens are apart, even where attention and MLP read the same.
     """
     found: list[list[int]] = []
-    alike: dict[tuple[str, str], list[int]] = {}  # those that others may join
+    alike: dict[tuple[str, str, type[Linear], Stream], list[int]] = {}  # those that others may join
     waiting: list[int] = []  # a conversion whose reader may come next
     for place, work in works.items():
         op = work.op
         if isinstance(op, Quantize):
             waiting = [place]
-        elif isinstance(op, Linear) and op.dense and not isinstance(op, ExpertsLinear):
+        elif isinstance(op, Linear) and _whole(op).dense and not isinstance(_whole(op), ExpertsLinear):
             dtype = _product(op, half)
             before = waiting if waiting and _reads(op, works[waiting[0]].op) and kernel_type(dtype).quantizes else []
-            key = (op.inputs[0].name, dtype)
+            key = (op.inputs[0].name, dtype, type(op), work.stream)
             if key in alike and _plain(op):
                 alike[key].append(place)
             else:
@@ -204,8 +238,14 @@ def _products(works: Mapping[int, _Work], library: str, half: str) -> list[tuple
     return [tuple(group) for group in found]
 
 
-def _plain(op: Operator) -> bool:
-    return type(op) is Linear and _shape(op)[0] == 1
+def _plain(op: Linear) -> bool:
+    return type(_whole(op)) is Linear and _shape(_whole(op))[0] == 1
+
+
+def _whole(op: Linear) -> Linear:
+    """The product that `op` does a part of, or more than; itself where it stands for none."""
+    of = getattr(op, "of", None)
+    return _whole(of) if of else op
 
 
 def _reads(op: Operator, writer: Operator) -> bool:
@@ -225,19 +265,30 @@ def _shape(op: Linear) -> tuple[int, float, float]:
 def _gemm(members: tuple[int, ...], works: Mapping[int, _Work], library: str, half: str) -> Launch:
     linears = [(op, work) for m in members if isinstance(op := (work := works[m]).op, Linear)]
     first, work = linears[0]
-    batch, n, k = _shape(first)
-    rows = np.divide(work.ops, 2.0 * batch * n * k)
-    n = sum(_shape(op)[1] for op, _ in linears)
+    whole = _whole(first)
+    batch, n, k = _shape(whole)
+    depth: Num = k
+    if whole is not first:
+        read = np.divide(work.of(total(w.nbytes for w in first.weights)), _bytes(whole))
+        depth = k * np.where(np.greater(read, 0), read, 1.0)[()]
+    rows = np.divide(work.ops, 2.0 * batch * n * depth)
+    n = sum(_shape(_whole(op))[1] for op, _ in linears)
     stack = Stack(library=library, dtype=_product(first, half))
     return Launch(
         members=members,
-        kernels=(Kernel(family="gemm", stack=stack, shapes={"M": rows, "N": n, "K": k, "batch": batch}),),
+        kernels=(Kernel(family="gemm", stack=stack, shapes={"M": rows, "N": n, "K": depth, "batch": batch}),),
+        remark="" if whole is first else "as a whole product of as many OPs and bytes of weights",
     )
+
+
+def _bytes(op: Linear) -> float:
+    """All of its weights. [B]"""
+    return sum(w.numel * w.format.stored_bits for w in op.weights) / 8
 
 
 def _product(op: Linear, half: str) -> str:
     """The data type of a product with a weight, as measured tables call it."""
-    return _type(op.inputs[0].format, op.weight.format, half)
+    return _type(op.inputs[0].format, _whole(op).weight.format, half)
 
 
 def _type(x: Format, weight: Format, half: str) -> str:
@@ -280,7 +331,7 @@ def _moe(members: tuple[int, ...], works: Mapping[int, _Work], library: str, hal
         "tokens": np.maximum(np.rint(np.divide(copies, chosen)), 1),
         "hidden": hidden,
         "inter": inner,
-        "topk": chosen,
+        "topk": np.minimum(chosen, np.maximum(copies, 1)),  # of a token, fewer than it chose may be on this device
         "experts": experts,
         "gated": float(up > inner),
     }
@@ -354,22 +405,31 @@ def _scores(op: QK | SV, spans: Spans, library: str, half: str) -> Kernel:
 
 def _collective(op: Collective, work: _Work, library: str) -> tuple[tuple[Kernel, ...], str]:
     """Kernels of a collective, and why there are none."""
-    name = _COLLECTIVES.get(type(op))
+    name, group = _COLLECTIVES.get(type(op)), op.group
     if name is None:
         return (), f"no {op.kind} of this kind was measured"
-    if op.group.outer > 1:
+    last = group.tiers[-1][0] if group.tiers else group.inside
+    if group.outer > 1 and last != HOST:
         return (), "collectives between domains were not measured"
+    hosted = last == HOST
     sent = np.multiply(work.of(op.payload()), getattr(op, "parts", 1.0))
-    shapes = {"num_gpus": op.group.inner, "bytes": sent}
+    shapes: dict[str, Num] = {"num_gpus": group.size, "bytes": sent}
+    if min(group.inner, group.outer) > 1 and name != "alltoall":  # a ring leaves each bridge once
+        shapes = {"num_gpus": group.outer, "bytes": sent * _ringed(group.size) / _ringed(group.outer)}
     usual = Stack(library="nccl", dtype="fp16", kernel=f"nccl {name}")
-    if name != "all_reduce" or library not in _SHORT:
-        return (Kernel(family="collectives", stack=usual, shapes=shapes),), ""
+    if name != "all_reduce" or library not in _SHORT or (hosted and group.size > 2):
+        return (Kernel(family="collectives", stack=usual, shapes=shapes, hosted=hosted),), ""
     own = Stack(library=library, dtype="bf16", kernel=f"{_SHORT[library]} {name}")
     short = np.less_equal(sent, _SHORT_BYTES)
     return (
-        Kernel(family="collectives", stack=own, shapes=shapes, where=short),
-        Kernel(family="collectives", stack=usual, shapes=shapes, where=~short),
+        Kernel(family="collectives", stack=own, shapes=shapes, where=short, hosted=hosted),
+        Kernel(family="collectives", stack=usual, shapes=shapes, where=~short, hosted=hosted),
     ), ""
+
+
+def _ringed(devices: int) -> float:
+    """Of a message, what each of a ring of devices passes on."""
+    return (devices - 1) / devices
 
 
 def _row_bytes(op: Operator) -> float:

@@ -21,6 +21,7 @@ from ..hardware import Hardware
 from ..layout import Layout
 from ..resource import matrix, vector
 from ..roofline import OperatorEstimate, Plan
+from ..transforms.offload import HOST
 from ..workload import Workload
 from .device import Device, of
 from .engines import IDLE, Engine, Host
@@ -37,6 +38,9 @@ _STEPS: Final = 8  # decode steps of a generation that are looked at
 _TOLD: Final = 0.01
 _REMEMBERED: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
 _MOST: Final = 1 << 13  # kernels that are remembered
+# Powers of their number by which devices on one host get in each other's way: from none, where each has its own way
+# through switches, to somewhat more than measured of eight L40S on two sockets.
+_CROWDS: Final = (0.0, 1.0, 2.0)
 BOUND_ONLY: Final = "bound only"
 LATENCY: Final = "latency"  # a regime beside those that resources bound
 
@@ -69,6 +73,7 @@ class Expected:
     high     infinite where only the bound is known
     latency  whether launches and other fixed costs are most of it
     stacks   whose errors it has
+    often    the part of passes in which it is run; times are means over all of them
     """
 
     expected: Array
@@ -77,6 +82,7 @@ class Expected:
     latency: Array
     source: str
     stacks: tuple[str, ...]
+    often: Num = 1.0
 
     @property
     def modelled(self) -> bool:
@@ -154,8 +160,8 @@ class Pass:
         kernels = self._sum(places)
         if self.host == IDLE:
             return kernels
-        rows = (self.operators[place] for place in places)
-        count: Num = sum((row.repeat * np.greater(row.time_s, 0) for row in rows), start=np.zeros(1))
+        rows = ((self.operators[place], self.launches[place].often) for place in places)
+        count: Num = sum((row.repeat * often * np.greater(row.time_s, 0) for row, often in rows), start=np.zeros(1))
         return kernels.map(lambda time_s: self.host.time_s(time_s, count))
 
     def _sum(self, places: Iterable[int]) -> Interval:
@@ -201,7 +207,7 @@ class Kernels:
         self.asked = library
         self.own = [e for e in self.entries if e.device == hardware.name]
         self.half = "bf16" if {matrix("bf16"), vector("bf16")} & hardware.rates.keys() else "fp16"
-        self._choices: dict[tuple[str, Stack], Choice | str] = {}
+        self._choices: dict[tuple[str, Stack, bool], Choice | str] = {}
         self._stacks: dict[tuple[str, Stack, bool], tuple[Stack, ...]] = {}
         self._known: dict[object, Expected | None] = {}  # by kernel and shapes, which layers and settings share
 
@@ -214,6 +220,16 @@ class Kernels:
             return of(self.hardware)
         except InputError as error:
             return str(error)
+
+    @cached_property
+    def _elsewhere(self) -> Device | str:
+        """The same where it talks to others over its host, as cards do: whose parameters are carried over then."""
+        device = self.device
+        if isinstance(device, str):
+            return device
+        name = device.name if device.hosted else f"{device.name} over its host"
+        link = self.hardware.numbers.get(f"{HOST}.bandwidth", 0.0)
+        return replace(device, name=name, link=link, hosted=True, stacked=False)
 
     @cached_property
     def library(self) -> str:
@@ -254,19 +270,21 @@ class Kernels:
         known = [part for part in parts if part]
         if not known:
             why = launch.remark if not launch.kernels else self._why(launch.kernels[0])
-            return _expected(bound_only(bound, why), ())
+            return replace(_expected(bound_only(bound, why), ()), often=launch.often)
         beside = [part for kernel in launch.beside if (part := self._kernel(kernel, bound))]
         result = _together(known, np.add)
         result = _together([result, _together(beside, np.add)], np.maximum) if beside else result
         note = f"; {launch.remark}" if launch.remark else ""
-        whole = result.expected * self.factor
+        factor = self.factor * launch.often
+        whole = result.expected * factor
         lift = np.maximum(np.divide(bound, whole, out=np.ones_like(bound), where=whole > 0), 1)
         return replace(
             result,
             expected=np.maximum(whole, bound),
-            low=np.maximum(result.low * lift * self.factor, bound),
-            high=np.maximum(result.high * lift * self.factor, bound),
+            low=np.maximum(result.low * lift * factor, bound),
+            high=np.maximum(result.high * lift * factor, bound),
             source=result.source + note,
+            often=launch.often,
         )
 
     def _kernel(self, kernel: Kernel, bound: Array) -> Expected | None:
@@ -276,7 +294,8 @@ class Kernels:
             return None
         if bound.size > _REMEMBERED:
             return self._fastest(kernel, chosen)
-        key = (kernel.family, kernel.stack, chosen.tobytes(), *(_content(n, v) for n, v in kernel.shapes.items()))
+        sizes = (_content(name, value) for name, value in kernel.shapes.items())
+        key = (kernel.family, kernel.stack, kernel.hosted, chosen.tobytes(), *sizes)
         if key not in self._known:
             if len(self._known) > _MOST:
                 self._known.clear()
@@ -286,7 +305,7 @@ class Kernels:
     def _fastest(self, kernel: Kernel, chosen: Array) -> Expected | None:
         """In the workloads `chosen`; None where that cannot be known."""
         columns = kernel.columns(chosen)
-        able = [each for stack in self._able(kernel) if (each := self._alternative(kernel.family, stack, columns))]
+        able = [each for stack in self._able(kernel) if (each := self._alternative(kernel, stack, columns))]
         if not able:
             return None
         found = reduce(_sooner, able).found
@@ -299,28 +318,32 @@ class Kernels:
             column[chosen] = getattr(found, key)
         return _expected(Expectation(source=found.source, **full), (name,))
 
-    def _alternative(self, family: str, stack: Stack, columns: Mapping[str, Array]) -> _Alternative | None:
+    def _alternative(self, kernel: Kernel, stack: Stack, columns: Mapping[str, Array]) -> _Alternative | None:
         """What one of the kernels that a library has takes; None where that cannot be known."""
-        choice = self._choice(family, stack)
+        choice = self._choice(kernel, stack)
         if isinstance(choice, str):
             return None
-        assert isinstance(self.device, Device)
+        device = self._elsewhere if kernel.hosted else self.device
+        assert isinstance(device, Device)
         try:
-            found = reached(choice, FAMILIES[family], columns, self.device, stack)
+            if kernel.hosted and all(e.device != device.name for e in choice.entries):
+                found = _elsewhere(choice, columns, device, stack)
+            else:
+                found = reached(choice, FAMILIES[kernel.family], columns, device, stack)
         except InputError as error:
-            self._choices[family, stack] = str(error)
+            self._choices[kernel.family, stack, kernel.hosted] = str(error)
             return None
         return _Alternative(found=found, beyond=choice.entries[0].beyond(columns))
 
     def _why(self, kernel: Kernel) -> str:
-        choice = self._choice(kernel.family, self._able(kernel)[0])
+        choice = self._choice(kernel, self._able(kernel)[0])
         return choice if isinstance(choice, str) else "not run"
 
-    def _choice(self, family: str, stack: Stack) -> Choice | str:
+    def _choice(self, kernel: Kernel, stack: Stack) -> Choice | str:
         """Whose parameters to use, or why there are none."""
-        key = (family, stack)
+        family, key = kernel.family, (kernel.family, stack, kernel.hosted)
         if key not in self._choices:
-            device = self.device
+            device = self._elsewhere if kernel.hosted else self.device
             try:
                 self._choices[key] = device if isinstance(device, str) else choose(family, device, stack, self.entries)
             except InputError as error:
@@ -376,6 +399,18 @@ def _sooner(one: _Alternative, other: _Alternative) -> _Alternative:
     best = {key: np.where(first, getattr(a, key), getattr(b, key)) for key in keys}
     source = a.source if 2 * np.count_nonzero(first) >= first.size else b.source
     return _Alternative(found=Expectation(source=source, **best), beyond=np.where(first, one.beyond, other.beyond))
+
+
+def _elsewhere(choice: Choice, columns: Mapping[str, Array], device: Device, stack: Stack) -> Expectation:
+    """Collectives over a host, by parameters of devices on another: how much those of one host take from each other is
+    not theirs to tell.
+    """
+    found = []
+    for crowd in _CROWDS:
+        entries = tuple(replace(e, parameters={**e.parameters, "crowd": crowd}) for e in choice.entries)
+        found.append(reached(replace(choice, entries=entries), FAMILIES["collectives"], columns, device, stack))
+    few, some, many = found
+    return replace(some, low=few.low, high=many.high, source=f"{some.source}, on another host")
 
 
 def _content(name: str, value: Num) -> tuple[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import Final
 
 from ..graph import Block
 from ..operators.base import Operator, Tensor
@@ -15,8 +15,6 @@ _SOME: Final = ("sampled", "together", "thinned")  # streams of some of the toke
 @dataclass(frozen=True, kw_only=True)
 class Instead(Linear):
     """A product in the place of another one, with its inputs and results."""
-
-    dense: ClassVar[bool] = False
 
     of: Linear
 

@@ -31,7 +31,7 @@ class Run:
     main: bool = True
     parts: Num = 1
     turns: bool = False
-    host_s: float = 0.0
+    host_s: Num = 0.0
 
     @property
     def passes(self) -> Num:

@@ -12,15 +12,21 @@ from ..workload import Spans
 
 @dataclass(frozen=True, kw_only=True)
 class Shared(Spans):
-    """Spans of which `sharing` each have their first `prefix` tokens in common, in memory and where they are read."""
+    """Spans that begin alike, in memory and where they are read.
 
-    prefix: Num = 0
-    sharing: Num = 1
+    common  (tokens, sequences that have them in common), of beginnings each of which goes on from the one before
+    """
+
+    common: tuple[tuple[Num, Num], ...] = ()
 
     def kv_tokens(self, window: float) -> Num:
         seen = super().kv_tokens(window)
-        common = np.clip(seen - (self.kv_len - self.prefix), 0, self.prefix)  # of the prefix, what a window has left
-        return seen - common * (1 - 1 / self.sharing)
+        held: Num = 0.0
+        before: Num = 0.0
+        for prefix, sharing in self.common:
+            left = np.clip(seen - (self.kv_len - prefix), 0, prefix)  # of a beginning, what a window has left
+            held, before = (held + left - before) / sharing, left
+        return held + seen - before
 
     def kv_streams(self, tile: float, resident: float, window: float) -> Num:
         alone = Spans(**{f.name: getattr(self, f.name) for f in fields(Spans)})
@@ -30,8 +36,11 @@ class Shared(Spans):
 
 def shared(s: Spans, *, copies: int, prefix: Num, common: bool, among: Num | None = None) -> Spans:
     """`copies` of each sequence, whose first `prefix` tokens are there once if they are `common`: once for `among`
-    sequences, which are the copies if not given.
+    sequences, which are the copies if not given. What sequences had in common before is so among all copies.
     """
     values = {f.name: getattr(s, f.name) for f in fields(Spans)}
     values["batch"] = s.batch * copies
-    return Shared(**values, prefix=prefix, sharing=copies if among is None else among) if common else Spans(**values)
+    if not common:
+        return Spans(**values)
+    before = s.common if isinstance(s, Shared) else ()
+    return Shared(**values, common=(*before, (prefix, copies if among is None else among)))

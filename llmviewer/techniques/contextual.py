@@ -37,7 +37,8 @@ class Contextual(Technique):
     Source: arXiv:2310.17157, sections 3 and 4.
     Helps: single sequences of models with ReLU, whose neurons are mostly zero.
     Cannot: help batches, whose union soon has all neurons, the prefill, or memory; experts are left as they are.
-    Left out: that scattered rows are read slower than a whole matrix. Keys and values are made and read as before.
+    Left out: that scattered rows are read slower than a whole matrix: what is expected is a product of as many OPs and
+    bytes, as no such kernels were measured. Keys and values are made and read as before.
     """
 
     kind = Kind.DECODING

@@ -27,7 +27,7 @@ class EarlyExit(Technique):
     Changes: in decode, layers beyond the exit run for the part `stay` of the tokens (by=token), or in that part of the
     steps for all of them (by=batch); keys and values of tokens that leave are filled in from the state at the exit; the
     head runs at the exit too, to say how sure a token is.
-    Formula: OPs of the layers beyond = stay x all; by token their weights are read with the chance
+    Formula: OPs of the layers beyond = stay x all; by token they are launched, and their weights read, with the chance
     1 - (1 - stay)^tokens that any stays, so that the slowest of a batch decides.
     Source: arXiv:2207.07061, sections 3.2 and 3.4 (by token); arXiv:2307.02628 (by batch).
     Helps: single sequences; by batch also large ones, where all are made to leave at once.
@@ -74,10 +74,12 @@ class MixtureOfDepths(Technique):
     """Mixture-of-Depths: some layers take only the part `share` of the tokens, which a router chooses.
 
     Changes: in every `every`-th layer OPs, activations and cache are those of `share` of the tokens, which see none but
-    each other; a step reads the layer's weights with the chance that any of its tokens is chosen.
-    Formula: linears x share, attention x share^2, cache x share; weights x (1 - (1 - share)^tokens) a pass.
+    each other; a step launches the layer, and reads its weights, with the chance that any of its tokens is chosen.
+    Formula: linears x share, attention x share^2, cache x share; launches and weights x (1 - (1 - share)^tokens) a
+    pass.
     Source: arXiv:2404.02258, section 3.
-    Helps: prefill and large batches through OPs, long contexts through the cache.
+    Helps: single sequences, which skip such layers whole; prefill and large batches through OPs; long contexts through
+    the cache.
     Cannot: be switched on in a model that was not trained so. The router, one linear of d x 1, is left out.
     """
 

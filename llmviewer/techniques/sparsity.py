@@ -93,6 +93,8 @@ class Structured(Sparse):
     Cannot: help where the device has no sparse units for the type of a product, or for other ratios than 2:4, which
     no unit multiplies: those are stored and computed as if dense, and the report says so. A prompt gains no more than
     its part in linears.
+    Left out: what sparse kernels lose to dense ones: none was measured, so what is expected is a dense product of as
+    many OPs and bytes.
     """
 
     n: int = parameter("weights of a group that are not zero", 2, least=1)
@@ -134,6 +136,7 @@ class Unstructured(Sparse):
     Helps: decode that waits for weights, where kernels load a compressed format and fill in the zeros on the chip.
     Cannot: help in the dense format, nor a prefill that waits for matrix units; indices outweigh the zeros left out
     below a sparsity of 16 / (bits + 16), a bitmap below 1 / bits.
+    Left out: what it takes to fill in the zeros; what is expected is a dense product of as many OPs and bytes.
     """
 
     sparsity: float = parameter("part of the weights that is zero", 0.5, least=0, most=1, open=True)

@@ -131,9 +131,9 @@ class Gemm(Family):
         return np.asarray(time, dtype=float)
 
     def fixed(self, p: Parameters, features: Features) -> Array | float:
-        start, gemv = p["start_us"] + p["tau_us"], features["gemv"]
-        if gemv is not None:
-            start = np.where(gemv[:, 0], p["gemv_us"] + p["gemv_tau_us"], start)
+        start: Array | float = p["start_us"] + p["tau_us"]
+        if features["gemv"] is not None:
+            start = np.where(features["gemv"][:, 0], p["gemv_us"] + p["gemv_tau_us"], start)
         quantizes = features["quantized"] is not None
         return (start + quantizes * p["quantize_us"]) * MICROSECOND
 

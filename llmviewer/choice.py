@@ -13,15 +13,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from . import __version__
+from . import __version__, given
 from .comparison import DATA_TYPE, LAYOUT, LINK, PUBLISHED, Cell, Comparison, Pass, compare
 from .errors import InputError
 from .expectation.profile import Profile
 from .hardware import Hardware
-from .hardware_files import hardware_names
-from .layout import Layout
+from .hardware_files import hardware_names, load_hardware
+from .layout import Layout, Network
 from .model import Model
-from .operators.collectives import OUT
+from .model_files import load_model
+from .operators.collectives import OUT, UP
+from .parallel import parallel
 from .resource import Unit
 from .setting import whole
 from .units import seconds, si
@@ -30,6 +32,7 @@ from .units import seconds, si
 # devices multiply; and 4-bit weights alone, the smallest that is in common use (arXiv:2210.17323, arXiv:2306.00978).
 QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128")
 SCHEMA_VERSION: Final = 1  # of to_dict()
+_MOST: Final = 1024  # devices that one tensor is cut for: more than any model has heads for
 _LEAST: Final = 3  # devices from which on a correlation says something
 
 
@@ -79,10 +82,7 @@ class Limits:
     native: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("budget", "power", "ttft_s", "tpot_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < inf:
-                raise InputError(f"{name.removesuffix('_s')} must be a positive number; got {value:g}")
+        given.positive(budget=self.budget, power=self.power, ttft=self.ttft_s, tpot=self.tpot_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,8 @@ def choose(
 
     quants       precisions that may be used; a device is ranked in its best one
     hardware     those that ship and those of the user's folder, if None
-    max_devices  so many of a kind at most, cut by tensor parallelism in one box: 1, 2, 4, ..., the fewest that qualify
+    max_devices  so many of a kind at most, cut by tensor parallelism in one box: the fewest that qualify, of the
+                 numbers by which the model can be cut
     by           "speed": tokens of all users per second, from their prompts to their last tokens; "cost": per dollar;
                  "energy": per joule at TDP
     budget       at most so many dollars to buy them, power so many watts of TDP, ttft and tpot so many seconds
@@ -196,12 +197,18 @@ def choose(
     except ValueError:
         raise InputError(f"by must be one of {', '.join(By)}; got {by!r}") from None
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
-    devices = hardware_names() if hardware is None else hardware
-    most = whole("max_devices", max_devices)
-    numbers = [2**n for n in range(most.bit_length())]
+    given.one(model=model)
+    named = hardware_names() if hardware is None else given.several("hardware", hardware)
+    if not named:
+        raise InputError("hardware: nothing to choose from")
+    allowed, asked = given.several("quants", quants), whole("users", users)
+    devices = [load_hardware(one) if isinstance(one, str) else one for one in named]
+    most, own = whole("max_devices", max_devices), load_model(model) if isinstance(model, str) else model
+    if most > _MOST:
+        raise InputError(f"max_devices must be at most {_MOST}; got {most}")
     comparison = compare(
-        model, devices, quants=quants, batch=users, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
-        profiles=profiles, layout=[Layout(tp=n) for n in numbers],
+        own, devices, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
+        profiles=profiles, layout=[Layout(tp=n) for n in _cuts(own, devices[0], most)],
     )  # fmt: skip
     found = comparison.cells[0].model
     if not found.generates:
@@ -222,7 +229,7 @@ def choose(
     return Choice(
         model=found,
         users=comparison.batches[0],
-        quants=tuple(quants),
+        quants=allowed,
         max_devices=most,
         by=wanted,
         limits=limits,
@@ -232,12 +239,24 @@ def choose(
     )
 
 
+def _cuts(model: Model, device: Hardware, most: int) -> list[int]:
+    """Numbers of devices, up to `most`, by which tensor parallelism can cut the model; `device` is any."""
+    found = [1]
+    for n in range(2, most + 1):
+        joined = Network(hardware=device, layout=Layout(tp=n), inside=UP, outside=OUT, domain=inf)
+        try:
+            parallel(joined, decode=False)(model.graph)
+        except InputError:
+            continue
+        found.append(n)
+    return found
+
+
 def _spread(cell: Cell) -> bool:
     """Whether its devices need links beyond those that join a few of them."""
     if cell.refused or cell.layout.devices == 1:
         return False
-    tiers = {resource.dtype for resource in cell.setting.linked.rates if resource.unit is Unit.LINK}
-    return OUT in tiers and len(tiers) > 1
+    return OUT in cell.tiers and len(cell.tiers) > 1
 
 
 def _closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:

@@ -21,7 +21,7 @@ from .cli_measure import COMMANDS as MEASURING
 from .cli_profiles import COMMANDS as PROFILES
 from .cli_serving import COMMANDS as PLANNING
 from .cli_techniques import COMMANDS as TECHNIQUES
-from .cli_techniques import with_techniques
+from .cli_techniques import techniques_alone, with_techniques
 from .cli_validation import COMMANDS
 from .cli_web import COMMANDS as SERVING
 from .errors import InputError
@@ -460,7 +460,8 @@ def _check(devices: Sequence[Hardware]) -> None:
 @click.option("--gen", type=int, help="Tokens generated; adds time per token and latency of the whole generation.")
 @click.option("--kv-len", type=int, help="Context of the decode step; prompt + 1 if not given.")
 @click.option("--images", type=int, help="Pictures in each prompt; none if not given.")
-@click.option("--expected", is_flag=True, help="Adds what to expect of real kernels: time to first token, decode step.")
+@with_techniques
+@click.option("--expected", is_flag=True, help="Adds what to expect of real kernels, to rows; a summary ranks by it.")
 @shared.library
 @shared.profiles
 @shared.engine
@@ -496,7 +497,7 @@ def sweep(
     shards, which the same command completes wherever it was stopped; --summary DIR then says what is best.
     """
     if summary:
-        _summarize(summary, by, form, output)
+        _summarize(summary, by, form, output, expected=question["expected"])
         return
     if model is None or hardware is None:
         raise click.MissingParameter(param_hint=f"'{'MODEL' if model is None else 'HARDWARE'}'", param_type="argument")
@@ -558,9 +559,6 @@ def _fill(
     if workers and dask:
         raise InputError("--workers and --dask exclude each other: a Dask cluster has workers of its own")
     options = dict(question)
-    expectation = [options.pop(name) for name in ("expected", "library", "profiles", "engine")]
-    if any(expectation):
-        raise InputError("--expected, --library, --profile and --engine are not for sweeps in a folder")
     layout, offload = options.pop("layout"), str(options.pop("offload"))
     text = "" if layout == ALONE else str(layout)
     if parse_layout(text) != layout:
@@ -618,12 +616,12 @@ class _Progress:
         click.echo(f"\r{line}\x1b[K" if self.live else line, err=True, nl=not self.live or done == points)
 
 
-def _summarize(folder: Path, by: str, form: str, output: str | None) -> None:
+def _summarize(folder: Path, by: str, form: str, output: str | None, *, expected: bool) -> None:
     from .reports.sweeps import render
     from .shard_summary import summarize
 
     axes = [axis.strip() for axis in by.split(",") if axis.strip()]
-    shared.emit(render(summarize(folder, axes), form), Path(output) if output else None)
+    shared.emit(render(summarize(folder, axes, expected=expected), form), Path(output) if output else None)
 
 
 @cli.command()
@@ -641,6 +639,7 @@ def _summarize(folder: Path, by: str, form: str, output: str | None) -> None:
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
 @functools.partial(_layout, several=True)
+@techniques_alone
 @shared.depreciation
 @shared.library
 @shared.profiles

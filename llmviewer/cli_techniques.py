@@ -18,18 +18,23 @@ _WITH: Final = "with"  # what the option is called; `techniques` where it is a n
 _UNSET: Final = ("output", "help", "scenario")  # what a scenario does not say
 
 
+def techniques_alone(command: _F) -> _F:
+    """What the command gets as `techniques`."""
+    return click.option(
+        f"--{_WITH}",
+        "techniques",
+        type=click.UNPROCESSED,  # a file says them as objects
+        metavar="TECHNIQUE",
+        multiple=True,
+        help="Such as sparsity or speculative:draft=llama-68m,gamma=4,alpha=0.7; see `llmviewer techniques`. May "
+        "be repeated.",
+    )(command)
+
+
 def with_techniques(command: _F) -> _F:
-    """What the command gets as `techniques`, and a file that can say it and the rest."""
+    """That, and a file that can say it and the rest."""
     options = (
-        click.option(
-            f"--{_WITH}",
-            "techniques",
-            type=click.UNPROCESSED,  # a file says them as objects
-            metavar="TECHNIQUE",
-            multiple=True,
-            help="Such as sparsity or speculative:draft=llama-68m,gamma=4,alpha=0.7; see `llmviewer techniques`. May "
-            "be repeated.",
-        ),
+        techniques_alone,
         click.option(
             "--scenario",
             metavar="FILE",

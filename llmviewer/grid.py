@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from operator import add
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from . import given
+from .arranged import answer, arranges, expected_answer
 from .errors import InputError, suggest
-from .expectation.network import Interval, prefill_expected, step_expected
+from .expectation.network import Interval, prefill_expected
 from .expectation.profile import Profile
 from .forms import Num
 from .generation import generation, prefill_s, step_s
@@ -21,6 +24,7 @@ from .hardware import Hardware
 from .layout import ALONE, Layout
 from .model import Model
 from .setting import Setting, check_images, whole
+from .techniques import Technique, parse_techniques
 from .transforms.offload import ON_DEVICE, Offload
 from .workload import Workload
 
@@ -50,10 +54,12 @@ class Sweep:
     decode_tokens_per_s                             batch over decode_step_s
     tpot_s, latency_s, tokens_per_s                 the whole generation, where `gen` is given
     weight_bytes, kv_cache_bytes, activation_bytes, total_bytes, fits
-    expected_ttft_s, expected_decode_step_s, and their _low_s and _high_s, where asked for; nan where only bounds are
-    known
+    expected_ttft_s, expected_decode_step_s, and with `gen` expected_tpot_s and expected_latency_s, each with its _low_s
+    and _high_s, and the tokens_per_s of both, where asked for; nan where only bounds are known
 
-    A model that does not generate has one pass, the prefill, and no columns of decode steps.
+    A model that does not generate has one pass, the prefill, and no columns of decode steps. Where techniques arrange
+    passes, ttft_s, prefill_ops and prefill_bytes are of all those until the first token, a decode step is one pass of
+    the model, and decode_tokens_per_s is nan: how many tokens a pass makes is in tokens_per_s.
     """
 
     model: str
@@ -88,6 +94,7 @@ def sweep(
     layout: str | Layout = ALONE,
     offload: str | Offload = ON_DEVICE,
     hardware_set: Sequence[str] = (),
+    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
     expected: bool = False,
     library: str = "",
     engine: str = "",
@@ -96,15 +103,26 @@ def sweep(
 ) -> Sweep:
     """Every combination of the values in `over`, whose keys are among NUMBERS and TECHNIQUES.
 
-    The other arguments are as those of analyze(), for what `over` does not name. Without `gen` no generation is
-    summed up and memory is for the prompt and one token. kv_len follows the prompt where it is not given. There are no
-    pictures where `images` is not given. `expected` adds what to expect of real kernels, of `library` and `engine`.
+    The other arguments are as those of analyze(), for what `over` does not name. Without `gen`, which techniques that
+    arrange passes need, no generation is summed up and memory is for the prompt and one token. kv_len follows the
+    prompt where it is not given. There are no pictures where `images` is not given. `expected` adds what to expect of
+    real kernels, of `library` and `engine`.
     progress  is told of points done, and of how many there are, as they come
 
     Raises InputError where an axis is unknown, empty or holds a number below 1.
     """
+    if not isinstance(over, Mapping):
+        raise InputError(f"over must be a mapping of axes to their values; got {over!r}")
     for axis, values in over.items():
         _check_axis(axis, values)
+    given.one(
+        model=model, hardware=hardware, quant=quant, attention=attention, accounting=accounting, mla=mla, layout=layout,
+        offload=offload, library=library, engine=engine,
+    )  # fmt: skip
+    given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
+    given.number(expert_skew=expert_skew)
+    ours = parse_techniques(techniques)
+    check_techniques(ours, over, gen)
     base = Setting.of(
         model,
         hardware,
@@ -117,16 +135,18 @@ def sweep(
         layout=layout,
         offload=offload,
         hardware_set=hardware_set,
+        techniques=ours,
         library=library,
         engine=engine,
         profiles=profiles,
     )
+    check_expected(library, profiles, expected=expected)
     if expected and base.kernels is None:
         raise InputError("expected: survey accounting counts what no kernel does; use faithful")
     numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len, "images": images}
     for name, value in numbers.items():
-        if value is not None:
-            _check_axis(name, [value])
+        if value is not None or (name in ("batch", "prompt") and name not in over):
+            whole(name, value, least=0 if name == "images" else 1)
     least, most = (
         pick(map(int, over.get(name, (value or 0,))))
         for pick, name, value in ((min, "prompt", prompt), (max, "images", images))
@@ -140,7 +160,7 @@ def sweep(
     columns: dict[str, Column] = {}
     done = 0
     for chosen, rows in _techniques(over, shape):
-        setting = base.having(**chosen)
+        setting = base.having(**chosen).agreed()
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
             at = _numbers(over, shape, chunk, numbers)
@@ -211,11 +231,30 @@ def _values(part: str) -> Sequence[int]:
 def _check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
     if name not in (*NUMBERS, *TECHNIQUES):
         raise InputError(f"no axis {name!r} to sweep over; {suggest(name, (*NUMBERS, *TECHNIQUES))}")
+    if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+        raise InputError(f"{name}: must be a list of values; got {values!r}")
     if not len(values):
         raise InputError(f"{name}: nothing to sweep over")
     if name in NUMBERS:
         for value in values:
             whole(name, value, least=0 if name == "images" else 1)
+
+
+def check_techniques(techniques: Sequence[Technique], over: Iterable[str], gen: int | None) -> None:
+    """Raises InputError where an axis says what a technique says, or passes are arranged for an answer of no length."""
+    for one in techniques:
+        if one.quant and "quant" in over:
+            raise InputError(f"{one.name}: is {one.quant}, and the axis quant says the precision too; give one of them")
+        if arranges([one]) and gen is None and "gen" not in over:
+            raise InputError(f"{one.name}: arranges the passes of an answer; say how long it is with gen")
+
+
+def check_expected(library: str, profiles: Sequence[object], *, expected: bool) -> None:
+    """Raises InputError where something is said of what is expected, and nothing is."""
+    if (library or profiles) and not expected:
+        raise InputError(
+            f"{'library' if library else 'profiles'}: is of what kernels are expected to take; give expected"
+        )
 
 
 def _check_steps(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping[str, int | None]) -> None:
@@ -280,7 +319,7 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
     ttft = prefill_s(plan, layout, batch=batch, prompt=prompt, images=images) if layout.pp > 1 else plan.seconds(values)
     columns |= {"ttft_s": ttft, "prefill_ops": plan.ops(values), "prefill_bytes": plan.bytes(values)}
     if generates:
-        values = decode_plan.values(Workload.decode(batch=share, kv_len=context, prompt=prompt))
+        values = decode_plan.values(setting.step(Workload.decode(batch=share, kv_len=context, prompt=prompt)))
         pipelined = layout.pp > 1
         step = (
             step_s(decode_plan, layout, batch=batch, kv_len=context, prompt=prompt)
@@ -294,6 +333,8 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
         whole = generation(plan, decode_plan, batch=batch, prompt=prompt, gen=gen, images=images, layout=layout)
         columns |= {"gen": gen, "tpot_s": whole.tpot_s, "latency_s": whole.latency_s}
         columns |= {"tokens_per_s": whole.tokens_per_s}
+    if arranges(setting.techniques):
+        columns |= _arranged(setting, at)
     tokens = np.maximum(1 if gen is None else gen, context - prompt) if generates else 0  # the step shown has to fit
     weights, cache, activations = setting.footprint.parts(batch=batch, prompt=prompt, gen=tokens, images=images)
     total = weights + cache + activations
@@ -301,21 +342,75 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
     return columns | {"total_bytes": total, "fits": total <= setting.hardware.capacity}
 
 
+def _arranged(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
+    """Columns that are otherwise where techniques arrange passes: how many tokens one makes is not the batch."""
+    places, batches, lengths = _by_lengths(at)
+    found = [answer(setting, batch=batch, **own) for batch, own in zip(batches, lengths, strict=True)]
+
+    def column(name: str) -> Column:
+        return _joined(places, [getattr(one, name) for one in found])
+
+    columns: dict[str, Num | str] = {"ttft_s": column("ttft_s"), "prefill_ops": column("ops")}
+    columns |= {"prefill_bytes": column("nbytes"), "decode_tokens_per_s": np.nan}
+    return columns | {name: column(name) for name in ("tpot_s", "latency_s", "tokens_per_s")}
+
+
+def _by_lengths(at: Mapping[str, Num | None]) -> tuple[list[Column], list[Column], list[dict[str, int]]]:
+    """Rows whose answers have equal lengths: their places, their batches, and those lengths."""
+    usual = {"batch": 1, "prompt": 1, "gen": 1, "images": 0}
+    given = [np.atleast_1d(value if (value := at[name]) is not None else least) for name, least in usual.items()]
+    batch, *lengths = np.broadcast_arrays(*given)
+    distinct, group = np.unique(np.stack(lengths), axis=1, return_inverse=True)
+    places = [np.flatnonzero(group.ravel() == i) for i in range(distinct.shape[1])]
+    names = [name for name in usual if name != "batch"]
+    each = [dict(zip(names, map(int, values), strict=True)) for values in distinct.T]
+    return places, [batch[rows].astype(np.float64) for rows in places], each
+
+
+def _joined(places: Sequence[Column], parts: Sequence[Num | str]) -> Column:
+    """A column of all rows."""
+    whole = np.empty(sum(map(len, places)))
+    for rows, part in zip(places, parts, strict=True):
+        whole[rows] = part
+    return whole
+
+
 def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
     """Columns of what real kernels are expected to take for the numbers `at`."""
-    batch, prompt, _, kv_len, images = (at[name] for name in NUMBERS)
-    kernels = setting.kernels
+    batch, prompt, gen, kv_len, images = (at[name] for name in NUMBERS)
+    kernels, layout = setting.kernels, setting.layout
     assert batch is not None
     assert prompt is not None
     assert kernels is not None
     context = prompt + 1 if kv_len is None else kv_len
-    lengths = {"batch": batch, "prompt": prompt}
-    ttft = prefill_expected(kernels, setting.plan, setting.layout, images=0 if images is None else images, **lengths)
+    ttft = prefill_expected(
+        kernels, setting.plan, layout, batch=batch, prompt=prompt, images=0 if images is None else images
+    )
     columns = _interval("expected_ttft", ttft)
     if setting.model.generates:
-        step = step_expected(kernels, setting.decode_plan, setting.layout, kv_len=context, **lengths)
-        columns |= _interval("expected_decode_step", step)
-    return columns
+        step = setting.step(Workload.decode(batch=layout.share(batch), kv_len=context, prompt=prompt))
+        found = kernels.expect(setting.decode_plan.estimate(step).operators, step)
+        time = found.step(layout.parts(batch)) if found.modelled else None
+        rate = batch / time.expected if time and not arranges(setting.techniques) else np.nan
+        columns |= _interval("expected_decode_step", time) | {"expected_decode_tokens_per_s": rate}
+    return columns | (_expected_answers(setting, at) if gen is not None else {})
+
+
+def _expected_answers(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
+    """Those of whole generations; errors until the first token and after it are those of the same kernels, so they
+    add.
+    """
+    places, batches, lengths = _by_lengths(at)
+    parts: list[dict[str, Num | str]] = []
+    for batch, own in zip(batches, lengths, strict=True):
+        first, rest = expected_answer(setting, batch=batch, **own)
+        steps = own["gen"] - 1
+        whole = first.join(rest, add) if first and rest else None if steps else first
+        found = _interval("expected_ttft", first)
+        found |= _interval("expected_tpot", rest.map(lambda s, n=steps: s / n) if rest else None)  # type: ignore[misc]
+        found |= _interval("expected_latency", whole)
+        parts.append(found | {"expected_tokens_per_s": batch * own["gen"] / whole.expected if whole else np.nan})
+    return {name: _joined(places, [part[name] for part in parts]) for name in parts[0]}
 
 
 def _interval(name: str, found: Interval | None) -> dict[str, Num | str]:

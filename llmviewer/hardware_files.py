@@ -19,7 +19,7 @@ from .units import parse
 
 PATH_VARIABLE: Final = "LLMVIEWER_HARDWARE_PATH"
 _COUNT, _TEXT, _TOPOLOGY = "count", "text", "topology"  # values without a unit
-TOPOLOGIES: Final = ("switch", "mesh", "ring", "torus2d", "torus3d", "pair")
+TOPOLOGIES: Final = ("switch", "mesh", "cube", "ring", "torus2d", "torus3d", "pair")
 _RATES: Final = dict.fromkeys((*WIDER.keys() - {"table"}, "int1", "int32"), "OP/s")
 _CACHE: Final = {"capacity": "B", "bandwidth": "B/s"}
 SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {

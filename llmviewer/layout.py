@@ -20,7 +20,7 @@ from .operators.collectives import OUT, UP, Algorithm, Group
 from .resource import hop, link
 
 _HOST: Final = "host"
-_PORTS: Final = {"ring": 2, "torus2d": 4, "torus3d": 6}
+_PORTS: Final = {"ring": 2, "cube": 3, "torus2d": 4, "torus3d": 6}
 _DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
 _MOST: Final = 1 << 20  # ranks or parts: more than any machine has
 _DIGITS: Final = 4000  # of a number that Python reads

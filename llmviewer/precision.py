@@ -125,7 +125,6 @@ AS_PUBLISHED = Scheme()
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = "|".join(sorted((*NAMED, *_SYNONYMS), key=len, reverse=True))
 _PART: Final = re.compile(rf"(kv|w|a)({_NUMBER}|{_NAME})(?:[-_]?g(\d+))?[-_/,]?", re.IGNORECASE)
-_TRAILING_GROUP: Final = re.compile(r"g(\d+)")
 _NOTATION: Final = (
     "bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as W4A16g128, W8A8, "
     f"W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of {', '.join(sorted(_ALONE))}"
@@ -149,6 +148,8 @@ def parse_scheme(text: str) -> Scheme:
         if not match or match[1] in found:
             raise InputError(f"quantization must be {_NOTATION}; got {text!r}")
         group = int(match[3]) if match[3] else 0
+        if match[3] and not group:
+            raise InputError(f"quantization {text!r}: a group has at least one value; got g{match[3]}")
         if group and match[1] == "a" and "w" in found and not found["w"].group:
             found["w"] = _grouped(found["w"], group, text)  # W4A16g128: the group is the weights'
             group = 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,66 +27,86 @@ _MANY: Final = 100_000  # candidates, after which those that others beat are let
 Row = Mapping[str, str | int | float | None]
 
 
+class Measures(NamedTuple):
+    """The columns that points are ranked by: times until the first token, of the whole, between two tokens, and tokens
+    of the whole batch. [s], [1/s]
+    """
+
+    first: str
+    latency: str
+    time: str
+    rate: str
+
+
+def measures(design: Design, *, expected: bool = False) -> Measures:
+    """Those that a design has; of what is expected of measured kernels, or of the bounds."""
+    whole = ("latency_s", "tpot_s", "tokens_per_s")
+    step = ("decode_step_s", "decode_step_s", "decode_tokens_per_s")
+    names = ("ttft_s", *(whole if "gen" in design.numbers else step))
+    return Measures(*(f"expected_{name}" if expected else name for name in names))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """Of the points that fit on their device. [s, 1/s]
 
     by        axes whose values are not compared with each other
+    expected  whether they are ranked by what is expected of measured kernels, and not by bounds
     finished  shards that are there
-    points    in those, and how many of them are `fitting`
+    points    in those, how many of them are `fitting`, and of how many of these what is ranked by is `unknown`
     best      a row of each value of `by`, device and measure, which `best` names: the first in the design of equals
-    front     rows of each value of `by` that no other beats in one of time() and rate() without losing in the other
+    front     rows of each value of `by` that no other beats in time or rate without losing in the other
     refused   settings that cannot run, with the reason
     """
 
     folder: str
     design: Design
     by: tuple[str, ...]
+    expected: bool
     finished: int
     points: int
     fitting: int
+    unknown: int
     best: tuple[Row, ...]
     front: tuple[Row, ...]
     refused: tuple[Mapping[str, str], ...]
 
-
-def time(design: Design) -> str:
-    """The column that a front is for the least of: between two tokens. [s]"""
-    return "tpot_s" if "gen" in design.numbers else "decode_step_s"
-
-
-def rate(design: Design) -> str:
-    """The column that a front is for the most of: tokens of the whole batch. [1/s]"""
-    return "tokens_per_s" if "gen" in design.numbers else "decode_tokens_per_s"
+    @property
+    def measures(self) -> Measures:
+        return measures(self.design, expected=self.expected)
 
 
-def summarize(folder: Path, by: Sequence[str] = ("model",)) -> Summary:
-    """Reads the shards that are there.
+def summarize(folder: Path, by: Sequence[str] = ("model",), *, expected: bool = False) -> Summary:
+    """Reads the shards that are there, and ranks points by bounds or by what is `expected` of measured kernels.
 
-    Raises InputError where the folder holds no sweep, an axis is not known or a shard is damaged.
+    Raises InputError where the folder holds no sweep, or none of what is expected, an axis is not known or a shard is
+    damaged.
     """
     for axis in by:
         if axis not in (*SETTINGS, *NUMBERS):
             raise InputError(f"--by must name axes of {', '.join((*SETTINGS, *NUMBERS))}; got {axis!r}")
     design = Design.read(folder)
+    if expected and not design.expects:
+        raise InputError(f"{folder}: has no columns of what is expected; sweep into another folder with --expected")
     each = tuple(dict.fromkeys((*by, "hardware")))
-    latency = "latency_s" if "gen" in design.numbers else time(design)
+    of = measures(design, expected=expected)
     best = {
-        "ttft_s": _Kept(partial(_least, each, "ttft_s", 1)),
-        latency: _Kept(partial(_least, each, latency, 1)),
-        rate(design): _Kept(partial(_least, each, rate(design), -1)),
+        of.first: _Kept(partial(_least, each, of.first, 1)),
+        of.latency: _Kept(partial(_least, each, of.latency, 1)),
+        of.rate: _Kept(partial(_least, each, of.rate, -1)),
     }
-    front = _Kept(partial(_front, by, time(design), rate(design)))
+    front = _Kept(partial(_front, by, of.time, of.rate))
     columns = [*SETTINGS, *(axis for axis in NUMBERS if axis in design.numbers or axis == "kv_len")]
-    columns += [*dict.fromkeys(("ttft_s", latency, time(design), rate(design))), "total_bytes", "fits"]
+    columns += [*dict.fromkeys(of), "total_bytes", "fits"]
     there = [shard for shard in range(design.shards) if finished(folder, design, shard)]
     refused: dict[str, Mapping[str, str]] = {}
-    points = fitting = 0
+    points = fitting = unknown = 0
     for shard in there:
         refused.update({json.dumps(setting): setting for setting in _refused(path_of(folder, shard))})
         for frame in _row_groups(path_of(folder, shard), columns):
             able = frame[frame["fits"]].drop(columns="fits")
             points, fitting = points + len(frame), fitting + len(able)
+            unknown += int(able[of.first].isna().sum()) if expected else 0
             for kept in (*best.values(), front):
                 kept.add(able)
     rows = [{"best": name, **row} for name, kept in best.items() for row in kept.rows()]
@@ -94,11 +114,13 @@ def summarize(folder: Path, by: Sequence[str] = ("model",)) -> Summary:
         folder=str(folder),
         design=design,
         by=tuple(by),
+        expected=expected,
         finished=len(there),
         points=points,
         fitting=fitting,
+        unknown=unknown,
         best=tuple(sorted(rows, key=partial(_place, each))),
-        front=tuple(sorted(front.rows(), key=partial(_place, (*by, time(design))))),
+        front=tuple(sorted(front.rows(), key=partial(_place, (*by, of.time)))),
         refused=tuple(refused.values()),
     )
 

@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from . import __version__
 from .documents import read_json
 from .errors import InputError
+from .expectation.profile import Profile, read_given
 from .export import write, write_text
-from .grid import NUMBERS, Sweep, parse_axis, sweep
+from .grid import NUMBERS, Sweep, check_expected, check_techniques, parse_axis, sweep
 from .hardware import Hardware
 from .hardware_files import load_hardware
 from .model import Model
 from .model_files import load_model
 from .setting import Setting, whole
+from .techniques import parse_techniques
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +41,10 @@ _USUAL: Final = {"batch": [1], "prompt": [1024]}
 _FLOATS: Final = (
     "ttft_s", "prefill_ops", "prefill_bytes", "decode_step_s", "decode_ops", "decode_bytes", "decode_tokens_per_s",
     "tpot_s", "latency_s", "tokens_per_s", "weight_bytes", "kv_cache_bytes", "activation_bytes", "total_bytes",
+)  # fmt: skip
+_EXPECTED: Final = (  # of what is expected, where that is asked for
+    *(f"expected_{t}{end}_s" for t in ("ttft", "decode_step", "tpot", "latency") for end in ("", "_low", "_high")),
+    "expected_decode_tokens_per_s", "expected_tokens_per_s",
 )  # fmt: skip
 _TOGETHER: Final = 500  # settings of a shard at most: to lower one takes as long as to work out thousands of points
 _ROW_GROUP: Final = 2**17  # rows that are written, and read back, at a time
@@ -57,7 +63,7 @@ class Design:
     settings      values of each of SETTINGS as a user writes them; "" is what sweep() takes if not told
     numbers       values of some of NUMBERS
     options       other arguments of sweep() that are not as usual, the same for all
-    digests       of what the names of models and devices stood for when the design was made
+    digests       of what the names of models, devices and profiles stood for when the design was made
     shard_points  points that a shard has at most
     """
 
@@ -98,20 +104,34 @@ class Design:
         settings = {axis: list(map(str, dict.fromkeys(given.get(axis, [""])))) for axis in SETTINGS}
         usual = {name: parameter.default for name, parameter in signature(sweep).parameters.items()}
         unusual = {name: value for name, value in options.items() if value != usual[name]}
-        changes = unusual.pop("hardware_set", ())
+        changes, expected = unusual.pop("hardware_set", ()), unusual.pop("expected", False)
+        ours = parse_techniques(unusual.pop("techniques", ()))
+        check_techniques(ours, over, None)
+        profiles = [str(path) for path in unusual.pop("profiles", ())]
+        measured = read_given(profiles)
+        check_expected(unusual.get("library", ""), profiles, expected=expected)
         loaded = {f"model {name}": load_model(name) for name in settings["model"]}
         devices = {f"hardware {name}": load_hardware(name, changes) for name in settings["hardware"]}
         _check_names(loaded)
         _check_names(devices)
         parsed: list[dict[str, Any]] = [unusual, *({axis: v} for axis in SETTINGS[2:] for v in settings[axis])]
         for asked in parsed:
-            Setting.of(next(iter(loaded.values())), next(iter(devices.values())), **asked)
+            Setting.of(next(iter(loaded.values())), next(iter(devices.values())), profiles=measured, **asked)
         numbers = {**_USUAL, **over}
         return cls(
             settings=settings,
             numbers={axis: list(map(int, numbers[axis])) for axis in NUMBERS if axis in numbers},
-            options={**unusual, **({"hardware_set": list(changes)} if changes else {})},
-            digests={name: digest(thing) for named in (loaded, devices) for name, thing in named.items()},
+            options={
+                **unusual,
+                **({"hardware_set": list(changes)} if changes else {}),
+                **({"techniques": list(map(str, ours))} if ours else {}),
+                **({"expected": True} if expected else {}),
+                **({"profiles": profiles} if profiles else {}),
+            },
+            digests={
+                **{name: digest(thing) for named in (loaded, devices) for name, thing in named.items()},
+                **{f"profile {path}": _hash_of(path) for path in profiles},
+            },
             shard_points=shard_points,
         )
 
@@ -175,6 +195,11 @@ class Design:
     def together(self) -> int:
         """Settings that share a shard."""
         return min(max(1, self.shard_points // prod(map(len, self.numbers.values()))), _TOGETHER)
+
+    @property
+    def expects(self) -> bool:
+        """Whether it has columns of what is expected."""
+        return bool(self.options.get("expected"))
 
     @property
     def points(self) -> int:
@@ -281,10 +306,10 @@ def write_shard(folder: Path, shard: int, key: str) -> int:
     def fill(temporary: Path) -> None:
         with parquet.ParquetWriter(
             temporary,
-            schema(),
+            schema(expected=design.expects),
             compression="zstd",
             use_dictionary=[*SETTINGS, *NUMBERS],
-            use_byte_stream_split=list(_FLOATS),
+            use_byte_stream_split=[*_FLOATS, *(_EXPECTED if design.expects else ())],
             write_page_checksum=True,
         ) as file:
             for table in _gathered(_tables(design, settings, numbers, refused)):
@@ -302,15 +327,15 @@ def write_shard(folder: Path, shard: int, key: str) -> int:
     return shard
 
 
-def schema() -> pa.Schema:
-    """The columns of a shard; those that a model or a design does not have are null."""
+def schema(*, expected: bool = False) -> pa.Schema:
+    """The columns of a shard, with those of what is expected; those that a model or a design does not have are null."""
     import pyarrow as pa
 
     text = pa.dictionary(pa.int32(), pa.string())
     types = {
         **dict.fromkeys(SETTINGS, text),
         **dict.fromkeys(NUMBERS, pa.int64()),
-        **dict.fromkeys(_FLOATS, pa.float64()),
+        **dict.fromkeys((*_FLOATS, *(_EXPECTED if expected else ())), pa.float64()),
     }
     return pa.schema({**types, "fits": pa.bool_()})
 
@@ -426,10 +451,23 @@ def _hardware(name: str, changes: tuple[str, ...], known: str) -> Hardware:
     return _unchanged(load_hardware(name, changes), name, known)
 
 
+@cache
+def _profiles(files: tuple[tuple[str, str], ...]) -> tuple[Profile, ...]:
+    """Those of files, each with the digest that it had."""
+    found = read_given([path for path, _ in files])
+    for path, known in files:
+        _check_same(path, _hash_of(path), known)
+    return found
+
+
 def _unchanged(thing: _T, name: str, known: str) -> _T:
-    if digest(thing) != known:
-        raise InputError(f"{name}: is not here what it was where the sweep was started, so results would be mixed")
+    _check_same(name, digest(thing), known)
     return thing
+
+
+def _check_same(name: str, here: str, known: str) -> None:
+    if here != known:
+        raise InputError(f"{name}: is not here what it was where the sweep was started, so results would be mixed")
 
 
 def _tables(
@@ -438,6 +476,8 @@ def _tables(
     """The rows of each setting. Those that cannot run are added to `refused`."""
     options: dict[str, Any] = {**design.options}
     changes = tuple(options.pop("hardware_set", ()))
+    if paths := options.pop("profiles", ()):
+        options["profiles"] = _profiles(tuple((path, design.digests[f"profile {path}"]) for path in paths))
     corners = {axis: sorted({min(values), max(values)}) for axis, values in design.numbers.items()}
     for setting in map(design.setting, settings):
         model, device = setting["model"], setting["hardware"]
@@ -454,10 +494,10 @@ def _tables(
         except InputError as error:
             refused.append({**setting, "reason": str(error)})
             continue
-        yield _table(setting, result)
+        yield _table(setting, result, schema(expected=design.expects))
 
 
-def _table(setting: Mapping[str, str], swept: Sweep) -> pa.Table:
+def _table(setting: Mapping[str, str], swept: Sweep, columns: pa.Schema) -> pa.Table:
     import numpy as np
     import pyarrow as pa
 
@@ -465,7 +505,7 @@ def _table(setting: Mapping[str, str], swept: Sweep) -> pa.Table:
     first = {axis: str(swept.columns[axis][0]) for axis in ("quant", "attention")}
     texts = {**setting, "model": swept.model, "hardware": swept.hardware, **first}
     arrays = []
-    for field in schema():
+    for field in columns:
         if field.name in SETTINGS:
             column = pa.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int32), [texts[field.name]])
         elif field.name in swept.columns:
@@ -473,7 +513,7 @@ def _table(setting: Mapping[str, str], swept: Sweep) -> pa.Table:
         else:
             column = pa.nulls(rows, field.type)
         arrays.append(column)
-    return pa.Table.from_arrays(arrays, schema=schema())
+    return pa.Table.from_arrays(arrays, schema=columns)
 
 
 def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -510,6 +550,10 @@ def _check_names(loaded: Mapping[str, Model] | Mapping[str, Hardware]) -> None:
         other = seen.setdefault(thing.name, given)
         if other != given:
             raise InputError(f"{other} and {given} are both called {thing.name}; leave one out")
+
+
+def _hash_of(path: str) -> str:
+    return _hash(Path(path).read_text(encoding="utf-8"))
 
 
 def _hash(text: str) -> str:

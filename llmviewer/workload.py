@@ -142,7 +142,7 @@ class Thinned(Spans):
         return np.minimum(self.share * self.q_len, 1.0) * super().kv_streams(tile, resident, window)
 
     def _kv_tiled(self, tile: float, window: float) -> Num:
-        """Queries of a tile are as many places apart as it takes to have them all; of those keys, too, a part is left."""
+        """Queries of a tile are as many places apart as it takes to have them all; of those keys too a part is left."""
         return self.share * super()._kv_tiled(tile / self.share, window)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from llmviewer.choice import Choice, Ranked, Rejected
 from llmviewer.comparison import PUBLISHED, Cell
 from llmviewer.units import seconds
 
+from .columns import columns
 from .comparison import (
     BOUNDS_SAID,
     LETTERS,
+    boxes,
     csv_of,
     expectations,
     json_of,
@@ -21,7 +25,7 @@ from .comparison import (
     pictures,
     time_item,
 )  # fmt: skip
-from .listing import Item, Table, markdowns, texts
+from .listing import WIDTH, Item, Table, markdowns, texts
 from .page import Card, Picture, listing_page, picture
 
 _FIRST: Final = 6  # of the ranking, to see first
@@ -111,6 +115,7 @@ def remarks(choice: Choice) -> list[str]:
             "to the answers is not counted. "
             "All users send their prompts at once: that is the longest time to first token."
         ),
+        *boxes([one.cell for one in choice.ranked]),
         BOUNDS_SAID,
     ]
 
@@ -119,8 +124,8 @@ def _counted(choice: Choice) -> str:
     if choice.max_devices == 1:
         return "Single devices."
     return (
-        f"The fewest devices of a kind that qualify, of 1, 2, 4, ... up to {choice.max_devices}, cut by tensor "
-        "parallelism in one box; costs and powers are of all of them."
+        f"The fewest devices of a kind that qualify, of all numbers up to {choice.max_devices} by which tensor "
+        "parallelism can cut the model, in one box; costs and powers are of all of them."
     )
 
 
@@ -167,8 +172,24 @@ def _bound(cell: Cell, phase: str) -> Item:
     return Item(text=bound[0].upper(), bound=bound)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Reasons(Table):
+    """Of words alone, the last of which are long and go on in the next line of a text."""
+
+    def text(self) -> str:
+        lines = [self.head, *(tuple(item.text for item in row) for row in self.body)]
+        before = columns([line[:-1] for line in lines], left=range(len(self.head)), gap=" ").splitlines()
+        indent = max(map(len, before)) + 1
+        found = [textwrap.fill(self.title, WIDTH)]
+        for start, line in zip(before, lines, strict=True):
+            found.append(
+                textwrap.fill(line[-1], WIDTH, initial_indent=start.ljust(indent), subsequent_indent=" " * indent)
+            )
+        return "\n".join((*found, textwrap.fill(self.about, WIDTH), ""))
+
+
 def _rejected(choice: Choice) -> Table:
-    return Table(
+    return _Reasons(
         title="Devices that do not qualify",
         about="In the allowed precision that comes closest.",
         head=("device", "precision", "why"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from llmviewer.analysis import Analysis, analyze
 from llmviewer.comparison import ALL, BOUNDS, GROUPS, PUBLISHED, RESOURCES, Cell, Comparison, Crossing, Expected
+from llmviewer.operators.collectives import OUT, UP
 from llmviewer.units import seconds, si
 
 from .listing import Item, Table, markdowns, texts
@@ -108,7 +109,8 @@ def headline(comparison: Comparison) -> str:
     written = any(cell.model.generates for cell in comparison.cells)
     lengths = f"prompt {comparison.prompt}, {comparison.gen} generated" if written else f"{comparison.prompt} tokens"
     laid = f", laid out as {', '.join(map(str, comparison.layouts))}" if comparison.layouts else ""
-    return f"{title(comparison)}{laid}: {batch}, {lengths}, {', '.join(quants)}, flash attention"
+    under = f", with {' and '.join(comparison.techniques)}" if comparison.techniques else ""
+    return f"{title(comparison)}{laid}: {batch}, {lengths}, {', '.join(quants)}, flash attention{under}"
 
 
 def _distinct(comparison: Comparison) -> tuple[list[str], list[str]]:
@@ -128,22 +130,42 @@ def remarks(comparison: Comparison) -> list[str]:
         for cell in comparison.cells
         if cell.refused
     ]
-    return [*found, BOUNDS_SAID]
+    return [*found, *boxes([cell for cell in comparison.answered if cell.fits.any()]), BOUNDS_SAID]
+
+
+def boxes(cells: Sequence[Cell]) -> list[str]:
+    """Of which devices more are taken to share a box than links are known to join, which is any number of cards."""
+    names = dict.fromkeys(
+        cell.hardware.name
+        for cell in cells
+        if cell.layout.devices > 1 and cell.hardware.numbers.get(f"{UP}.devices", 0) < cell.layout.devices
+        if OUT not in cell.tiers
+    )
+    whose = _few(list(names), "kinds of devices")
+    return [f"How many share a box is not known of {whose}: all of a layout are taken to."] if names else []
 
 
 def tables(comparison: Comparison) -> list[Table]:
     """All of the report's; rows are settings in the order that they were asked for."""
     cells = comparison.answered
     phases = [phase for phase in ("prefill", "decode") if any(phase in cell.passes for cell in cells)]
-    found = [_times(comparison), expectations(comparison, cells), _largest(comparison)]
+    fitting = [cell for cell in cells if cell.fits.any()]
+    found = [_times(comparison), _too_large(comparison), expectations(comparison, fitting), _largest(comparison)]
     found += [_where(cells, phase, comparison.batches[0]) for phase in phases]
     found.append(_sensitivities(cells))
     for phase, axis in (("prefill", "prompt"), ("prefill", "batch"), ("decode", "batch"), ("decode", "context")):
         crossings = [c for c in comparison.crossings if (c.phase, c.axis) == (phase, axis)]
         if crossings:
             found.append(_crossings(crossings, phase, axis, comparison))
-    dropped = WHERE if len(cells) > 1 else ("layout",)
+    said = [{item.text for item in column} for column in zip(*map(where, comparison.cells), strict=True)]
+    alike = [name for name, texts in zip(WHERE, said, strict=True) if len(texts) == 1]
+    dropped = alike if len(cells) > 1 else ("layout",)
     return [table.without_constants(*dropped) for table in found if table.body]
+
+
+def _without_batch(table: Table, comparison: Comparison) -> Table:
+    """Where all rows have the same, which the headline says."""
+    return table.without_constants("batch") if len(comparison.cells) > 1 == len(comparison.batches) else table
 
 
 def where(cell: Cell) -> tuple[Item, ...]:
@@ -168,12 +190,6 @@ def number_item(value: float) -> Item:
     return Item(text=_digits(value), key=value)
 
 
-def _rate(cell: Cell, place: int) -> Item:
-    """Tokens per second, in parentheses where the memory does not hold what that takes."""
-    item = number_item(float(cell.tokens_per_s[place]))
-    return item if cell.fits[place] or cell.refused else Item(text=f"({item.text})", key=item.key)
-
-
 def _digits(value: float) -> str:
     if value >= 1e6:
         return si(value).replace(" ", "")
@@ -185,25 +201,54 @@ def time_item(value: float) -> Item:
 
 
 def _times(comparison: Comparison) -> Table:
+    """Of what fits, and of what was refused nothing."""
     body = tuple(
         (
             *where(cell), Item(text=str(batch), key=batch), time_item(float(cell.ttft_s[i])),
             time_item(float(cell.tpot_s[i])), time_item(float(cell.latency_s[i])),
-            _rate(cell, i), memory_item(cell, i),
+            number_item(float(cell.tokens_per_s[i])), memory_item(cell, i),
         )
         for cell in comparison.cells
         for i, batch in enumerate(comparison.batches)
+        if cell.fits[i] or cell.refused
     )  # fmt: skip
-    marks = " (n): does not fit." * any(not cell.fits.all() for cell in comparison.answered)
     table = Table(
         title="Time and memory",
         about="TTFT: time to first token. TPOT: time per output token, the mean of the steps. Memory: what is needed"
-        f"{' of each device' * bool(comparison.layouts)}, and what there is.{marks}",
+        f"{' of each device' * bool(comparison.layouts)}, and what there is.",
         head=(*WHERE, "batch", "TTFT", "TPOT", "latency", "tokens/s", "memory [GB]"),
         words=WHERE,
         body=body,
     )
-    return table.without_constants("batch") if len(body) > 1 else table
+    return _without_batch(table, comparison)
+
+
+def _too_large(comparison: Comparison) -> Table:
+    """What does not fit, and how much of it would."""
+    body = tuple(
+        (
+            *where(cell), Item(text=str(batch), key=batch), _gigabytes(needed := float(cell.total_bytes[i])),
+            _gigabytes(there := cell.hardware.capacity), Item(text=f"{_digits(needed / there)}x", key=needed / there),
+            Item(text=str(largest) if (largest := cell.largest.batch) else "not even 1", key=largest),
+        )
+        for cell in comparison.answered
+        for i, batch in enumerate(comparison.batches)
+        if not cell.fits[i]
+    )  # fmt: skip
+    each = " of each device" * bool(comparison.layouts)
+    table = Table(
+        title="Does not fit",
+        about=f"The memory{each} that is needed, what there is, and the largest batch that fits. It cannot be run so: "
+        "what it would take, if it fitted, is in JSON and CSV, and tables below of where time goes are as if it did.",
+        head=(*WHERE, "batch", "needs", "has", "times", "largest batch"),
+        words=WHERE,
+        body=body,
+    )
+    return _without_batch(table, comparison)
+
+
+def _gigabytes(value: float) -> Item:
+    return Item(text=f"{_digits(value / 1e9)} GB", key=value)
 
 
 def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
@@ -217,6 +262,7 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
         for cell in cells
         if (found := comparison.expected(cell))
         for i, batch in enumerate(comparison.batches)
+        if cell.fits[i]
     )  # fmt: skip
     table = Table(
         title="What to expect of measured kernels",
@@ -226,7 +272,7 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
         words=(*WHERE, "kernels"),
         body=body,
     )
-    return table.without_constants("batch") if len(body) > 1 else table
+    return _without_batch(table, comparison)
 
 
 def _bounds_and_expected(cell: Cell, found: Expected) -> Iterable[Sequence[tuple[float, float]]]:
@@ -245,6 +291,7 @@ def _largest(comparison: Comparison) -> Table:
             number_item(float(cell.per_dollar(rate, years))), _hundredths(cell.largest.capacity),
         )
         for cell in comparison.answered
+        if cell.largest.batch
     )  # fmt: skip
     spread = f", a purchase spread over {years:g} years of use without a pause" if years else ""
     bought = not years and any(
@@ -418,5 +465,6 @@ def _analysis(cell: Cell, of: Comparison) -> Analysis:
     """The whole answer for a cell, operator by operator."""
     quant = None if cell.asked == PUBLISHED else cell.asked
     return analyze(
-        cell.model, cell.hardware, quant=quant, batch=of.batches[0], prompt=of.prompt, gen=of.gen, layout=cell.layout
+        cell.model, cell.hardware, quant=quant, batch=of.batches[0], prompt=of.prompt, gen=of.gen, layout=cell.layout,
+        techniques=cell.setting.techniques,
     )  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
+from llmviewer.arranged import arranges
 from llmviewer.choice import Choice
 from llmviewer.comparison import Cell, memory_share
 from llmviewer.units import seconds, si
@@ -27,7 +28,9 @@ _ROW, _AROUND = 46, 168  # heights of a bar and of what is around bars [px]
 def time_by_bound(cells: Mapping[str, Cell], phase: str) -> go.Figure:
     """How long a pass takes at the first batch in each setting, by name, and what it waits for meanwhile."""
     shown = {name: cell.passes[phase] for name, cell in cells.items() if phase in cell.passes}
-    about = "time to first token" if phase == "prefill" else "a step in the middle of the answer"
+    several = any(arranges(cell.setting.techniques) for cell in cells.values())
+    read = "the pass that reads the prompts, or the last of them" if several else "time to first token"
+    about = read if phase == "prefill" else "a step in the middle of the answer"
     figure = frame(f"Time of {phase} by bound", about, height=_AROUND + _ROW * len(shown))
     wholes = [float(own.time_s[0]) for own in shown.values()]
     longest = max(wholes)

@@ -5,20 +5,26 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
-from llmviewer.shard_summary import Row, Summary, rate, time
+from llmviewer.grid import NUMBERS
+from llmviewer.shard_summary import Row, Summary
 from llmviewer.shards import SETTINGS
 from llmviewer.units import seconds, si
 
 from .columns import columns
+from .listing import WIDTH
 
 _SHOWN: Final = 20  # rows of a front in a text; the other formats have all
-_LEFT: Final = ("best", *SETTINGS)
+_HEADS: Final = {
+    "ttft_s": "TTFT", "latency_s": "latency", "tpot_s": "TPOT", "tokens_per_s": "tokens/s", "decode_step_s": "step",
+    "decode_tokens_per_s": "tokens/s", "total_bytes": "memory",
+}  # fmt: skip
 
 
 def render(summary: Summary, form: str) -> str:
@@ -42,40 +48,94 @@ def _csv(summary: Summary) -> str:
 
 
 def _text(summary: Summary) -> str:
-    design = summary.design
+    design, of = summary.design, summary.measures
     lines = [f"{summary.folder}: {summary.points:,} points, {summary.fitting:,} of which fit on their device."]
     if summary.finished < design.shards:
         lines.append(f"Not finished: {summary.finished} of {design.shards} shards; the same sweep command goes on.")
+    lines.append(
+        "Ranked by what measured kernels are expected to take." if summary.expected else "Times are lower bounds."
+    )
+    if summary.unknown:
+        lines.append(f"Of {summary.unknown:,} of those that fit nothing is expected, only bounds are known.")
+    rows = (*summary.best, *summary.front)
+    if not rows:
+        lines.append("There is nothing to rank.")
+    axes = [name for name in (*SETTINGS, *NUMBERS) if rows and name in rows[0] and _told(name, summary)]
+    alike = {name: _cell(name, rows[0][name]) for name in axes if len({row[name] for row in rows}) == 1}
+    if alike:
+        lines.append(f"All below: {', '.join(f'{name} {text}' for name, text in alike.items())}.")
+    varied = [name for name in axes if name not in alike]
     among = " and ".join(dict.fromkeys((*summary.by, "hardware")))
-    lines += ["", f"Best of each {among}", _table(summary.best)]
+    found = ["\n".join(textwrap.fill(line, WIDTH) for line in lines) + "\n"]
+    for name, words in dict.fromkeys(((of.first, "Least"), (of.latency, "Least"), (of.rate, "Most"))):
+        own = [row for row in summary.best if row["best"] == name]
+        found.append(_table(f"{words} {_HEADS[_bare(name)]} of each {among}", own, varied, dict.fromkeys((name, *of))))
     each = f" of each {' and '.join(summary.by)}" if summary.by else ""
-    lines += [f"Least {time(design)} for any {rate(design)}{each}", _table(summary.front, _SHOWN)]
+    heads = f"{_HEADS[_bare(of.time)]} for any {_HEADS[_bare(of.rate)]}"
+    found.append(_table(f"Least {heads}{each}", summary.front, varied, (of.time, of.rate, *of), _SHOWN))
+    found.append(_refusals(summary))
+    return "\n".join(filter(None, found))
+
+
+def _told(name: str, summary: Summary) -> bool:
+    """Whether an axis says something: not a context that follows the prompt, nor what was not asked for."""
+    asked = summary.design.numbers if name in NUMBERS else summary.design.settings
+    return name in asked and any(row[name] not in ("", None) for row in (*summary.best, *summary.front))
+
+
+def _refusals(summary: Summary) -> str:
     reasons = sorted(summary.refused, key=itemgetter("reason"))
-    if reasons:
-        lines.append(f"Refused: {len(reasons)} settings")
+    lines = [f"Refused: {len(reasons)} setting{'s' * (len(reasons) > 1)}"] if reasons else []
     for reason, found in groupby(reasons, key=itemgetter("reason")):
         settings = [" ".join(filter(None, (setting[axis] for axis in SETTINGS))) for setting in found]
         more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
-        lines.append(f"  {settings[0]}{more}: {reason}")
-    return "\n".join(lines) + "\n"
+        said = f"{settings[0]}{more}: {reason}"
+        lines.append(textwrap.fill(said, WIDTH, initial_indent="  ", subsequent_indent="    "))
+    return "\n".join((*lines, "")) if lines else ""
 
 
-def _table(rows: Sequence[Row], most: int | None = None) -> str:
-    """The first rows, without columns that say nothing."""
+def _table(title: str, rows: Sequence[Row], axes: Sequence[str], of: Iterable[str], most: int | None = None) -> str:
+    """The first rows: the axes and the first of the measures `of`, and of the other measures and the memory what there
+    is room for.
+    """
+    title = textwrap.fill(title, WIDTH)
     if not rows:
-        return "none\n"
-    names = [name for name in rows[0] if any(row[name] not in ("", None) for row in rows)]
-    cells = [names, *([_cell(name, row[name]) for name in names] for row in rows[:most])]
-    left = [i for i, name in enumerate(names) if name in _LEFT]
+        return ""
+    first, *others = (
+        name for name in dict.fromkeys((*of, "total_bytes")) if any(row[name] is not None for row in rows)
+    )
+    text = _columns(rows[:most], [*axes, first])
+    names = [*axes, first]
+    for name in others:
+        wider = _columns(rows[:most], [*names, name])
+        if _width(wider) <= WIDTH:
+            text, names = wider, [*names, name]
+    if _width(text) > WIDTH and "model" in axes:  # then models are not a column
+        apart = groupby(sorted(rows[:most], key=itemgetter("model")), key=itemgetter("model"))
+        left = [name for name in names if name != "model"]
+        text = "".join(f"{model}\n{_columns(list(own), left)}" for model, own in apart)
     more = f"and {len(rows) - most:,} more; --format csv has all\n" if most and len(rows) > most else ""
-    return columns(cells, left=left) + more
+    return f"{title}\n{text}{more}"
+
+
+def _columns(rows: Sequence[Row], names: Sequence[str]) -> str:
+    cells = [[_HEADS.get(_bare(n), n) for n in names], *([_cell(n, row[n]) for n in names] for row in rows)]
+    return columns(cells, left=[i for i, name in enumerate(names) if name in SETTINGS], gap=" ")
+
+
+def _width(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("expected_")
 
 
 def _cell(name: str, value: str | float | None) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):
-        return value
+        return value or ("one device" if name == "layout" else "-")
     if name.endswith("_per_s"):
-        return f"{si(value)}/s"
+        return f"{value:,.0f}" if 100 <= value < 1e6 else si(value).replace(" ", "")
     return seconds(value) if name.endswith("_s") else f"{si(value)}B" if name.endswith("_bytes") else str(value)

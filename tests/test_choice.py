@@ -146,7 +146,17 @@ def test_spearman_by_hand():
         ({"by": "beauty"}, "by must be one of speed, cost, energy; got 'beauty'"),
         ({"budget": -1}, "budget must be a positive number; got -1"),
         ({"ttft": 0}, "ttft must be a positive number; got 0"),
-        ({"users": 0}, "batch must be a whole number of at least 1; got 0"),
+        ({"users": 0}, "users must be a whole number of at least 1; got 0"),
+        ({"users": "x"}, "users must be a whole number of at least 1; got 'x'"),
+        ({"tpot": "x"}, "tpot must be a positive number; got 'x'"),
+        ({"max_devices": None}, "max_devices must be a whole number of at least 1; got None"),
+        ({"max_devices": 1025}, "max_devices must be at most 1024; got 1025"),
+        ({"quants": None}, "quants must be text, or a list of such; got None"),
+        ({"hardware": 0}, "hardware must be text or a Hardware, or a list of such; got 0"),
+        ({"hardware": []}, "hardware: nothing to choose from"),
+        ({"model": -1}, "model must be text or a Model; got -1"),
+        ({"years": "x"}, "years must be a positive number; got 'x'"),
+        ({"profiles": "x"}, "profiles must be a list of text or a path or a Profile; got 'x'"),
         (
             {"model": "bert-base-uncased"},
             "bert-base-uncased does not generate, so there is no answer to be fast at; use llmviewer compare",
@@ -154,6 +164,7 @@ def test_spearman_by_hand():
     ],
 )
 def test_mistakes_get_a_line(arguments, message):
+    assert choose("gpt2", hardware="l4", quants="W4A16g128").quants == ("W4A16g128",)  # one need not be a list
     with pytest.raises(InputError) as caught:
         choose(**{"model": "gpt2", "hardware": ["l4"], **arguments})
     assert str(caught.value) == message

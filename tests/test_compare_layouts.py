@@ -182,14 +182,47 @@ def test_where_nobody_can_be_laid_out_so_there_is_a_line():
         compare("llama-3-8b", unlinked(), layout="tp=2")
 
 
-def test_what_does_not_fit_is_marked_beside_its_tokens():
-    text = report.render_text(compare("llama-3.1-70b", ["l40s", "h100-sxm"], layout=["tp=2"]))
-    (small,) = (line for line in text.splitlines() if ">51.5" in line)
-    assert small.split()[-2].startswith("(")
-    assert "(n): does not fit." in text
+def test_what_does_not_fit_is_apart_from_times():
+    found = compare("llama-3.1-70b", ["l40s", "h100-sxm"], layout=["tp=2"], batch=[1, 64])
+    for text in (report.render_text(found), report.render_markdown(found)):
+        times, _, others = text.partition("Does not fit")
+        assert "h100-sxm" in times
+        assert "51.5" not in times  # nothing of the smaller one
+        apart = [line.replace("|", " ").split() for line in others.splitlines() if " GB " in line][:3]
+        assert [line[:7] for line in apart] == [
+            ["l40s", "1", "70.8", "GB", "51.5", "GB", "1.37x"],
+            ["l40s", "64", "89.3", "GB", "51.5", "GB", "1.73x"],
+            ["h100-sxm", "64", "89.3", "GB", "85.5", "GB", "1.04x"],
+        ]
+        assert apart[0][7:] == ["not", "even", "1"]
+        assert apart[2][7:] == [str(found.cells[1].largest.batch)]
+    assert [row["fits"] for row in found.rows()] == [False, False, True, False]
+    assert all(row["ttft_s"] > 0 for row in found.rows())
+    assert "Does not fit" in report.render_html(found)
     fitting = report.render_text(compare("gpt2", ["l4", "h100-sxm"]))
     assert "tokens/s memory [GB]" in fitting
-    assert "there is. (n)" not in fitting
+    assert "Does not fit" not in fitting
+
+
+@pytest.mark.parametrize(
+    ("device", "tp", "told"),
+    [("l40s", 2, True), ("rtx-3090", 2, False), ("rtx-3090", 4, True), ("h100-sxm", 8, False), ("h100-sxm", 16, False)],
+)
+def test_of_which_devices_it_is_not_known_how_many_share_a_box(device, tp, told):
+    found = compare("opt-350m", device, layout=[Layout(tp=tp)], bound=True)
+    said = f"How many share a box is not known of {device}: all of a layout are taken to."
+    assert (said in report.remarks(found)) == told
+    (one,) = choose("opt-350m", hardware=[device], max_devices=tp, bound=True).ranked
+    assert one.cell.layout.devices == 1
+    assert said not in choice_report.remarks(choose("opt-350m", hardware=[device], max_devices=tp, bound=True))
+
+
+def test_where_nothing_fits_there_are_no_times():
+    text = report.render_text(compare("llama-3.1-405b", ["l40s", "h100-sxm"]))
+    assert "Time and memory" not in text
+    assert "At the largest batch" not in text
+    assert "not even 1" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_purchase_that_does_not_count_is_told():
@@ -261,7 +294,7 @@ def test_one_device_at_most_is_what_is_said_of_single_devices():
 def test_seventy_billion_in_16_bits_take_two_of_80_gb_or_eight_of_24(seventy):
     counted = {one.cell.hardware.name: one.cell.layout.devices for one in seventy.ranked}
     assert counted["h100-sxm"] == counted["a100-sxm-80gb"] == 2
-    assert counted["rtx-4090"] == 8  # six at least, in powers of two
+    assert counted["rtx-4090"] == 8  # six at least, by which 64 heads cannot be cut
     assert counted["mi300x"] == 1
     everybody = [one.cell.hardware.name for one in (*seventy.ranked, *seventy.rejected)]
     assert sorted(everybody) == sorted(hardware_names())
@@ -277,6 +310,15 @@ def test_fewer_devices_would_not_do(seventy):
         if n > 1:
             fewer = llmviewer.analyze(one.cell.model, one.cell.hardware, layout=Layout(tp=n // 2))
             assert not fewer.memory.fits
+
+
+def test_as_few_devices_as_heads_can_be_cut_by():
+    """112 heads of 176 billion parameters in 16 bits: five of 80 GB would hold them, and seven can."""
+    (one,) = choose("bloom-176b", hardware=["h100-sxm"], quants=[PUBLISHED], max_devices=8, bound=True).ranked
+    assert one.cell.layout == Layout(tp=7)
+    assert one.merit == pytest.approx(alone(one.cell, 1, prompt=1024, gen=128).generation.tokens_per_s)
+    (none,) = choose("bloom-176b", hardware=["h100-sxm"], quants=[PUBLISHED], max_devices=6, bound=True).rejected
+    assert (none.factor, none.cell.layout.devices) == ("memory", 4)
 
 
 def test_without_links_that_is_what_disqualifies():
@@ -313,8 +355,8 @@ def test_the_command_says_how_many(capsys):
     out = capsys.readouterr().out
     assert "at most 8 devices of a kind" in " ".join(out.split())
     assert "n: how many." in out
-    ranked = out.partition("Devices that do not qualify")[0]
-    assert max(map(len, ranked.splitlines())) <= 80
+    assert max(map(len, out.splitlines())) <= 80
+    assert "memory: " in out.partition("Devices that do not qualify")[2]
     assert main([*asked, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["inputs"]["max_devices"] == 8

@@ -308,6 +308,13 @@ def test_documents_are_complete_and_have_no_nan(two):
         ({"batch": 0}, "batch must be a whole number of at least 1; got 0"),
         ({"years": 0}, "years must be a positive number; got 0"),
         ({"gen": 1.5}, "gen must be a whole number of at least 1; got 1.5"),
+        ({"models": None}, "models must be text or a Model, or a list of such; got None"),
+        ({"hardware": ["l4", -1]}, "hardware must be text or a Hardware, or a list of such; got -1"),
+        ({"layout": 2}, "layout must be text or a Layout, or a list of such; got 2"),
+        ({"years": "x"}, "years must be a positive number; got 'x'"),
+        ({"library": None}, "library must be text; got None"),
+        ({"techniques": "x"}, "techniques must be a list of text or a mapping or a Technique; got 'x'"),
+        ({"techniques": [0]}, "techniques must be a list of text or a mapping or a Technique; got 0 among them"),
     ],
 )
 def test_mistakes_get_a_line(arguments, message):
@@ -327,7 +334,8 @@ def test_the_command_prints_tables_80_wide(capsys):
     code, out, err = run(capsys, "compare", *asked)
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
-    assert "published rtx-4090  169 ms 26.4 ms" in out
+    assert "W4A16g128 rtx-4090  169 ms 7.77 ms" in out
+    assert "published rtx-4090 27.1 GB 25.8 GB 1.05x    not even 1" in out
     assert re.search(r"W4A16g128 rtx-4090 +\(45\) +\(171\)", out)  # 17 fit
     assert "Prefill attention of llama-2-13b published is memory-bound on h100-sxm and compute-bound on rtx-4090." in (
         " ".join(out.split())

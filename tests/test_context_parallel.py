@@ -79,6 +79,17 @@ def test_attention_of_a_prefill_is_one_launch_that_reads_all_keys_after_they_hav
     assert evaluate(attention.work().activation_bytes, PROMPT) == 2 * 4096 / 4 * 4096 * 2  # queries and results
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_within_a_window_too_every_rank_needs_all_keys_as_ranks_take_turns_at_tokens(ranks):
+    prompt, window = 64, 9  # a small prompt, counted key by key
+    for rank in range(ranks):
+        seen = {key for query in range(rank, prompt, ranks) for key in range(max(query - window + 1, 0), query + 1)}
+        assert len(seen) >= prompt - ranks  # the last rank's queries end last
+    (gather, *_) = (op for _, op in _pair("mistral-7b-v0.1", ranks)[1].graph if isinstance(op, AllGather))
+    long = Workload.prefill(batch=1, prompt=16384)  # four windows
+    assert evaluate(gather.payload(), long) == 2 * 16384 * 1024 * 2
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-20b", "deepseek-v3.2"])
 def test_with_links_that_cost_nothing_n_ranks_take_the_nth_part_of_a_long_prefill(name, ranks):

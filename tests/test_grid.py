@@ -73,3 +73,35 @@ def test_an_unknown_or_empty_axis_is_refused():
         llmviewer.sweep("gpt2", "t4", {"bacth": [1]})
     with pytest.raises(InputError, match=r"^batch: nothing to sweep over$"):
         llmviewer.sweep("gpt2", "t4", {"batch": []})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"over": 0}, "over must be a mapping of axes to their values; got 0"),
+        ({"over": {"batch": None}}, "batch: must be a list of values; got None"),
+        ({"over": {"quant": "fp8"}}, "quant: must be a list of values; got 'fp8'"),
+        ({"prompt": None}, "prompt must be a whole number of at least 1; got None"),
+        ({"kv_len": -1}, "kv_len must be a whole number of at least 1; got -1"),
+        ({"library": "vllm"}, "library: is of what kernels are expected to take; give expected"),
+        ({"expert_skew": "x"}, "expert_skew must be a number; got 'x'"),
+        ({"offload": 0}, "offload must be text or an Offload; got 0"),
+        ({"hardware_set": "memory.bandwidth=2x"}, "hardware_set must be a list of text; got 'memory.bandwidth=2x'"),
+    ],
+)
+def test_what_python_gives_is_named_as_it_was_given(arguments, message):
+    with pytest.raises(InputError) as caught:
+        llmviewer.sweep(**{"model": "gpt2", "hardware": "t4", "over": {"batch": [1]}, **arguments})
+    assert str(caught.value) == message
+
+
+def test_what_is_expected_of_whole_answers_is_what_analyze_expects():
+    over = {"batch": [1, 8], "prompt": [128, 1000], "gen": [1, 9]}
+    for row in llmviewer.sweep("llama-3-8b", "h100-sxm", over, expected=True).to_frame().to_dict("records"):
+        point = {axis: int(row[axis]) for axis in over}
+        one = llmviewer.analyze("llama-3-8b", "h100-sxm", **point).generation
+        for field in ("ttft", "tpot", "latency"):
+            for end in ("", "_low", "_high"):
+                found, wanted = row[f"expected_{field}{end}_s"], getattr(one, f"expected_{field}{end}_s")
+                assert found == pytest.approx(wanted, rel=1e-6) if wanted else found != found
+        assert row["expected_tokens_per_s"] == pytest.approx(one.expected_tokens_per_s, rel=1e-6)

@@ -99,7 +99,7 @@ def test_what_a_file_does_not_say_is_said_to_be_absent(chip):
     [
         (
             "torus2d", "star",
-            "scale_up.topology: must be one of switch, mesh, ring, torus2d, torus3d, pair; got 'star'",
+            "scale_up.topology: must be one of switch, mesh, cube, ring, torus2d, torus3d, pair; got 'star'",
         ),
         (
             "latency: 2 us", "latency: 2 uHz",

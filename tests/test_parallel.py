@@ -461,6 +461,18 @@ def test_a_hierarchical_all_to_all_has_few_messages_and_more_bytes_inside():
     assert hierarchical["link scale_out"] == direct["link scale_out"]
 
 
+@pytest.mark.parametrize(("inner", "links"), [(2, 1 / 3), (3, 1 / 2), (4, 3 / 4), (8, 1)])
+def test_corners_of_a_cube_use_the_links_among_them(inner, links):
+    plain, cube = (_sent(AllReduce, inner=inner, topology=name) for name in ("switch", "cube"))
+    assert cube["link scale_up"] == pytest.approx(plain["link scale_up"] / links)
+
+
+def test_corners_of_a_cube_without_a_link_are_two_away():
+    plain, cube = (_sent(AllToAll, inner=8, topology=name) for name in ("switch", "cube"))
+    assert cube["link scale_up"] == pytest.approx(plain["link scale_up"] * (4 * 1 + 3 * 2) / 7)
+    assert _sent(Send, inner=2, topology="cube", ports=3)["link scale_up"] == 3 * 2000
+
+
 def test_a_mesh_uses_the_links_to_members_alone():
     pair, all_eight = (_sent(AllReduce, inner=n, topology="mesh", ports=7) for n in (2, 8))
     assert pair["link scale_up"] == 2000 * 1 * 7

@@ -71,6 +71,12 @@ def test_notation_of_the_field(text, weight, activation, kv_cache):
     assert (scheme.text, scheme.weight, scheme.activation, scheme.kv_cache) == (text, weight, activation, kv_cache)
 
 
+@pytest.mark.parametrize("text", ["W4A16g0", "W4g0", "KV8g00", "w8a8-g0"])
+def test_a_group_has_at_least_one_value(text):
+    with pytest.raises(InputError, match=rf"^quantization '{text}': a group has at least one value; got g0+$"):
+        parse_scheme(text)
+
+
 @given(st.text(st.sampled_from("wakvKW0123456789.gfpint_- "), max_size=12))
 def test_any_text_is_a_scheme_or_an_error(text):
     with suppress(InputError):

@@ -84,6 +84,111 @@ def test_the_schema_has_every_column_of_a_sweep():
     columns = llmviewer.sweep("gpt2", "t4", {"batch": [1], "images": [0]}, gen=2).columns
     assert columns.keys() <= set(schema().names)
     assert set(schema().names) - columns.keys() == {"model", "hardware", "layout", "offload"}
+    asked = {"over": {"batch": [1], "images": [0]}, "gen": 2, "expected": True}
+    more = llmviewer.sweep("gpt2", "t4", **asked).columns.keys() - columns.keys()
+    assert set(schema(expected=True).names) - set(schema().names) == more
+
+
+EXPECTED = {"over": {**OVER, "quant": ["W16A16", "fp8"]}, "expected": True, "library": "vllm"}
+
+
+def test_what_is_expected_is_in_shards_whoever_works_them_out(tmp_path):
+    models, devices = ["gpt2", "llama-2-7b"], ["h100-sxm", "i9-13900k"]
+    asked = Design.of(models, devices, EXPECTED["over"], shard_points=30, expected=True, library="vllm")
+    run(tmp_path / "one", asked)
+    run(tmp_path / "two", asked, workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    frame = rows(tmp_path / "one")
+    numbers = {axis: OVER[axis] for axis in ("batch", "prompt", "gen")}
+    alone = llmviewer.sweep("llama-2-7b", "h100-sxm", numbers, quant="fp8", expected=True, library="vllm")
+    mine = frame[(frame["model"] == "llama-2-7b") & (frame["hardware"] == "h100-sxm") & (frame["quant"] == "fp8")]
+    for name, column in alone.columns.items():
+        assert mine[name].tolist() == pytest.approx(column.tolist(), nan_ok=True) if name != "quant" else True, name
+    assert frame[frame["hardware"] == "i9-13900k"]["expected_ttft_s"].isna().all()
+
+
+def test_a_summary_ranks_by_what_is_expected(tmp_path, capsys):
+    run(tmp_path / "all", Design.of(["gpt2"], ["h100-sxm", "t4", "i9-13900k"], OVER, expected=True))
+    found, points = summarize(tmp_path / "all", expected=True), rows(tmp_path / "all")
+    assert {row["best"] for row in found.best} == {
+        "expected_ttft_s", "expected_latency_s", "expected_tokens_per_s"
+    }  # fmt: skip
+    able = points[points["fits"]]
+    for row in found.best:
+        own = able[able["hardware"] == row["hardware"]][row["best"]]
+        assert row[row["best"]] == (own.max() if row["best"].endswith("_per_s") else own.min())
+    assert found.unknown == int((able["hardware"] == "i9-13900k").sum())
+    assert main(["sweep", "--summary", f"{tmp_path}/all", "--expected"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Ranked by what measured kernels are expected to take." in out
+    assert f"Of {found.unknown} of those that fit nothing is expected" in out
+    run(tmp_path / "none", Design.of(["gpt2"], ["t4"], OVER))
+    with pytest.raises(InputError, match=r"none: has no columns of what is expected; sweep into another folder with "):
+        summarize(tmp_path / "none", expected=True)
+
+
+def test_a_profile_that_changes_is_told(tmp_path):
+    from llmviewer._layout import ROOT
+
+    shipped = next((ROOT / "profiles").glob("*.yaml"))
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(shipped.read_text())
+    asked = {"expected": True, "profiles": [mine]}
+    first = Design.of(["gpt2"], ["h100-sxm"], {"batch": [1]}, **asked)
+    run(tmp_path / "all", first)
+    assert rows(tmp_path / "all")["expected_ttft_s"].notna().all()
+    mine.write_text(f"{shipped.read_text()}\n# another one\n")
+    with pytest.raises(InputError, match=r"holds another sweep: profile .*mine.yaml has changed since; "):
+        run(tmp_path / "all", Design.of(["gpt2"], ["h100-sxm"], {"batch": [1]}, **asked))
+
+
+def test_techniques_are_the_same_in_a_folder(tmp_path):
+    asked = {"techniques": ["speculative:draft=llama-68m,gamma=4,alpha=0.7"]}
+    over = {"batch": [1, 8], "gen": [64], "layout": ["", "tp=2", "pp=2"]}
+    run(tmp_path, Design.of(["llama-2-7b", "bert-base-uncased"], ["h100-sxm"], over, **asked), workers=2)
+    frame = rows(tmp_path)
+    assert frame["layout"].tolist() == ["", "", "tp=2", "tp=2"]  # no pipeline, no encoder
+    for row in frame.to_dict("records"):
+        layout = row["layout"]
+        one = llmviewer.analyze("llama-2-7b", "h100-sxm", batch=int(row["batch"]), gen=64, layout=layout, **asked)
+        assert row["tpot_s"] == pytest.approx(one.generation.tpot_s)
+    refused = {(one["model"], one["layout"]) for one in summarize(tmp_path).refused}
+    assert ("llama-2-7b", "pp=2") in refused
+    assert len(refused) == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "line"),
+    [
+        ("bert-base-uncased", "h100-sxm", "bert-base-uncased h100-sxm: gen is of decode steps, and"),
+        ("llama-2-70b", "rtx-4090", "2 points, 0 of which fit on their device."),
+    ],
+)
+def test_where_there_is_nothing_to_rank_a_summary_says_so(tmp_path, capsys, model, device, line):
+    run(tmp_path, Design.of([model], [device], {"batch": [1, 2], "gen": [4]}))
+    assert main(["sweep", "--summary", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "There is nothing to rank." in out
+    assert "Least" not in out
+    assert line in " ".join(out.split())
+
+
+def test_a_summary_is_80_wide_where_names_are_long(tmp_path, capsys):
+    over = {"batch": [1, 8, 300], "prompt": [64, 1024], "gen": [2, 16], "quant": ["fp8", "W4A16g128"]}
+    over["layout"] = ["", "tp=2 pp=2"]
+    models = ["mistral-small-3.1-24b", "qwen3-30b-a3b"]
+    run(tmp_path, Design.of(models, ["v100-sxm2-16gb", "h100-sxm"], over))
+    assert main(["sweep", "--summary", str(tmp_path), "--by", "model,prompt,gen,layout"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    for word in (
+        "Least TTFT of each model and prompt and gen",
+        "Most tokens/s",
+        *models,
+        "v100-sxm2-16gb",
+        "tp=2 pp=2",
+    ):
+        assert word in out
 
 
 @given(
@@ -361,7 +466,7 @@ def test_a_summary_of_half_a_sweep_says_so_in_every_format(tmp_path, capsys):
     assert main(["sweep", "--summary", f"{tmp_path}/new", "--by", "model,quant"]) == 0
     text = capsys.readouterr().out
     assert "Not finished: 12 of 24 shards" in text
-    assert "Best of each model and quant and hardware" in text
+    assert "Least TTFT of each model and quant and hardware" in text
     assert main(["sweep", "--summary", f"{tmp_path}/new", "--format", "csv"]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert main(["sweep", "--summary", f"{tmp_path}/new", "--format", "json", "-o", f"{tmp_path}/found.json"]) == 0

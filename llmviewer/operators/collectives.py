@@ -11,6 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, log2
+from typing import Final
 
 from ..forms import ONE, Form, total
 from ..resource import Resource, hop, link, vector
@@ -27,6 +28,12 @@ class Algorithm(StrEnum):
     TREE = "tree"
     ONE_SHOT = "one-shot"
     TWO_SHOT = "two-shot"
+
+
+# Of the links of a device in the hybrid cube mesh of a DGX-1, the most that join it to others of a group: two of a
+# V100's six go to one neighbour, three of a P100's four to the other corners of a face. Four devices are neighbours.
+CUBE_LINKS: Final = {2: 1 / 3, 3: 1 / 2, 4: 3 / 4}
+CUBE_NEIGHBOURS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +96,12 @@ class Collective(Operator):
         return amounts
 
     def detour(self) -> float:
-        """Over all links inside, of which a mesh can use only those to members, and a ring or torus both directions."""
+        """Over all links inside, of which a mesh or cube can use only those to members, and a ring or torus both
+        directions.
+        """
         group = self.group
+        if group.topology == "cube":
+            return 1 / CUBE_LINKS.get(group.inner, 1.0)
         return group.ports / (group.inner - 1) if group.topology == "mesh" else 1.0
 
     def payload(self) -> Form:
@@ -162,8 +173,13 @@ class AllToAll(Collective):
         return self.parts * away, 1.0 if group.algorithm is Algorithm.AUTO else float(messages)
 
     def detour(self) -> float:
-        """Devices that a row passes on its way: a quarter of each side of a ring or torus, on average."""
+        """Devices that a row passes on its way: a quarter of each side of a ring or torus, on average; of a cube's
+        corners one that has no link to its goal.
+        """
         group = self.group
+        if group.topology == "cube" and group.inner > 1 + CUBE_NEIGHBOURS:
+            others = group.inner - 1
+            return (2 * others - CUBE_NEIGHBOURS) / others
         sides = {"ring": 1, "torus2d": 2, "torus3d": 3}.get(group.topology)
         return max(sides * group.inner ** (1 / sides) / 4, 1.0) if sides else super().detour()
 

@@ -2,9 +2,10 @@
 
 In a prefill ranks take turns at new tokens, so that all have as many pairs (arXiv:2311.09431). What their queries look
 at comes from all ranks before they do (arXiv:2407.21783, section 3.3.2), or block by block on a ring, which sends as
-much and holds less (arXiv:2310.01889). Of latent attention latents come, which every rank expands for itself. In a
-decode step the new token is on all ranks and each attends to its part of the cache: what they found is brought together
-with its softmax's sum. A state of fixed size is on all ranks.
+much and holds less (arXiv:2310.01889). Keys in a row lie on ranks in turn, so a window of them comes from all too. Of
+latent attention latents come, which every rank expands for itself. In a decode step the new token is on all ranks and
+each attends to its part of the cache: what they found is brought together with its softmax's sum. A state of fixed size
+is on all ranks.
 """
 
 from __future__ import annotations

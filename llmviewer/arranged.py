@@ -1,0 +1,105 @@
+"""Generations whose passes techniques arrange, at many batches at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .analysis import runs_expected
+from .expectation.network import Interval, decode_expected, prefill_expected
+from .setting import Setting
+from .techniques import Technique, altered
+
+_TOGETHER: Final = 1 << 18  # decode steps of all batches whose times are held at once
+
+Column = npt.NDArray[Any]
+
+
+def arranges(techniques: Iterable[Technique]) -> bool:
+    """Whether a generation is other passes than a prefill and a decode step for each token after the first."""
+    return any(altered(one, "prefill", "step", "kept", "schedule") for one in techniques)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A generation at every batch, as a lower bound.
+
+    tpot_s       mean time of a token after the first, nan where there is none [s]
+    decoding_s   all after the first token [s]
+    tokens       that are made for those who asked, of all sequences together
+    ops, nbytes  of all passes until the first token, on one device [OP], [B]
+    """
+
+    ttft_s: Column
+    tpot_s: Column
+    decoding_s: Column
+    tokens: Column
+    ops: Column
+    nbytes: Column
+
+    @property
+    def latency_s(self) -> Column:
+        return self.ttft_s + self.decoding_s
+
+    @property
+    def tokens_per_s(self) -> Column:
+        return self.tokens / self.latency_s
+
+
+def answer(setting: Setting, *, batch: Column, prompt: int, gen: int, images: int = 0) -> Answer:
+    """Of `setting`, at each of several batches, a column of which is worked out at a time."""
+    step = max(_TOGETHER // gen, 1)
+    parts = [
+        _columns(setting, batch[start : start + step], prompt=prompt, gen=gen, images=images)
+        for start in range(0, len(batch), step)
+    ]
+    return Answer(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def _columns(setting: Setting, batch: Column, **lengths: int) -> dict[str, Column]:
+    """Fields of Answer. The last axis of a schedule's arrays is that of passes."""
+    schedule = setting.schedule(batch=batch[:, None], **lengths)
+    found = {
+        "ttft_s": schedule.ttft_s,
+        "tpot_s": schedule.tpot_s if schedule.rest else np.nan,
+        "decoding_s": schedule.decoding_s,
+        "tokens": np.reshape(schedule.answer, -1),
+        "ops": sum(run.amount("ops") for run in schedule.first),
+        "nbytes": sum(run.amount("bytes") for run in schedule.first),
+    }
+    return {name: np.broadcast_to(values, batch.shape) for name, values in found.items()}
+
+
+def expected_answer(
+    setting: Setting, *, batch: Column, prompt: int, gen: int, images: int = 0
+) -> tuple[Interval | None, Interval | None]:
+    """What is expected until the first token and after it, at every batch, whoever arranges the passes; None where no
+    more than a bound is known, and where there is no token after the first. [s]
+    """
+    kernels = setting.kernels
+    if kernels is None:
+        return None, None
+    if not arranges(setting.techniques):
+        plan, layout, steps = setting.decode_plan, setting.layout, gen - 1
+        first = prefill_expected(kernels, setting.plan, layout, batch=batch, prompt=prompt, images=images)
+        rest = decode_expected(kernels, plan, layout, batch=batch, prompt=prompt, steps=steps) if steps else None
+        return first, rest
+    found: list[tuple[Interval | None, Interval | None]] = []
+    for one in batch.tolist():
+        schedule = setting.schedule(batch=one, prompt=prompt, gen=gen, images=images)
+        first, rest = (runs_expected(kernels, runs) if runs else None for runs in (schedule.first, schedule.rest))
+        found.append((first, rest))
+    first, rest = (_stacked(side) for side in zip(*found, strict=True))
+    return first, rest
+
+
+def _stacked(each: Sequence[Interval | None]) -> Interval | None:
+    known = [one.numbers() for one in each if one]
+    if len(known) < len(each):
+        return None
+    expected, low, high = np.array(known).T
+    return Interval(expected=expected, low=low, high=high)

@@ -1,0 +1,80 @@
+"""What a caller in Python gives, before anything is made of it: its kind, under the name that it has there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .errors import InputError
+from .expectation.profile import Profile
+from .hardware import Hardware
+from .layout import Layout
+from .model import Model
+from .techniques import Technique
+from .transforms.offload import Offload
+
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # of an argument, or of each of several
+    "model": (str, Model), "models": (str, Model), "hardware": (str, Hardware), "quant": (str,), "quants": (str,),
+    "attention": (str,), "accounting": (str,), "mla": (str,), "layout": (str, Layout), "offload": (str, Offload),
+    "library": (str,), "engine": (str,), "hardware_set": (str,), "techniques": (str, Mapping, Technique),
+    "profiles": (str, Path, Profile),
+}  # fmt: skip
+_NONE: Final = ("quant", "attention")  # that may be left to us
+_WORDS: Final[Mapping[object, str]] = {str: "text", Mapping: "a mapping", Path: "a path"}
+
+
+def one(**given: object) -> None:
+    """Raises InputError where an argument is not of its kind."""
+    for name, value in given.items():
+        if not isinstance(value, _KINDS[name]) and not (value is None and name in _NONE):
+            raise InputError(f"{name} must be {_said(name)}; got {value!r}")
+
+
+def several(name: str, given: Any) -> tuple[Any, ...]:
+    """One of them, or a list.
+
+    Raises InputError where something is not of its kind.
+    """
+    found = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    for value in found:
+        if not isinstance(value, _KINDS[name]):
+            raise InputError(f"{name} must be {_said(name)}, or a list of such; got {value!r}")
+    return found
+
+
+def listed(**given: object) -> None:
+    """Raises InputError where an argument is no list of things of its kind."""
+    for name, values in given.items():
+        must = f"{name} must be a list of {_said(name)}"
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise InputError(f"{must}; got {values!r}")
+        for value in values:
+            if not isinstance(value, _KINDS[name]):
+                raise InputError(f"{must}; got {value!r} among them")
+
+
+def number(**given: object) -> None:
+    """Raises InputError where an argument is no number."""
+    for name, value in given.items():
+        if not _is_number(value):
+            raise InputError(f"{name} must be a number; got {value!r}")
+
+
+def positive(**given: Any) -> None:
+    """Raises InputError where an argument is neither None nor a positive number."""
+    for name, value in given.items():
+        if value is not None and not (_is_number(value) and 0 < value < inf):
+            shown = f"{value:g}" if _is_number(value) else repr(value)
+            raise InputError(f"{name} must be a positive number; got {shown}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _said(name: str) -> str:
+    return " or ".join(_WORDS.get(kind, f"{'an' if kind is Offload else 'a'} {kind.__name__}") for kind in _KINDS[name])

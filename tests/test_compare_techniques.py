@@ -1,0 +1,165 @@
+"""compare() and sweep() under techniques: every cell and every row is what analyze() says of it alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+import llmviewer
+from llmviewer.arranged import arranges
+from llmviewer.cli import main
+from llmviewer.comparison import TECHNIQUE, compare
+from llmviewer.errors import InputError
+from llmviewer.grid import sweep
+from llmviewer.reports import comparison as report
+from llmviewer.setting import Setting
+from llmviewer.techniques import parse_technique, techniques
+
+SPECULATIVE = "speculative:draft=llama-68m,gamma=4,alpha=0.7"
+GIVEN = {  # what has to be said
+    "speculative": "draft=llama-68m,alpha=0.7",
+    "window": "size=64",
+    "quantized": "scheme=quarot",
+    "structured-pruning": "heads=0.5,ffn=0.5",
+    "lengths": f"file={Path(__file__).with_name('lengths.txt')}",
+}
+MODELS = ("llama-2-7b", "mixtral-8x7b", "deepseek-v3")
+TIMES = ("ttft_s", "tpot_s", "latency_s")
+EXPECTED = ("expected_ttft_s", "expected_tpot_s", "expected_latency_s", "expected_tokens_per_s")
+
+
+def written(name):
+    return f"{name}:{GIVEN[name]}" if name in GIVEN else name
+
+
+def model_for(technique):
+    """The first of a few models that the technique makes sense for."""
+    for name in MODELS:
+        try:
+            Setting.of(name, "h100-sxm", techniques=[technique])
+        except InputError:
+            continue
+        return name
+    raise AssertionError(technique)
+
+
+@pytest.mark.parametrize("name", techniques())
+def test_a_cell_is_what_analyze_says(name):
+    asked = {"prompt": 600, "gen": 50, "techniques": [written(name)]}
+    model = model_for(written(name))
+    found = compare(model, "h100-sxm", batch=[1, 7], **asked)
+    (cell,) = found.cells
+    for i, batch in enumerate(found.batches):
+        one = llmviewer.analyze(model, "h100-sxm", batch=batch, **asked)
+        for field in (*TIMES, "tokens_per_s"):
+            assert getattr(cell, field)[i] == pytest.approx(getattr(one.generation, field), rel=1e-12), field
+        assert cell.total_bytes[i] == pytest.approx(one.memory.total_bytes, rel=1e-12)
+        assert cell.largest.batch == one.memory.max_batch
+        assert cell.expected.ttft.expected[i] == pytest.approx(one.generation.expected_ttft_s)
+        assert cell.expected.tpot.expected[i] == pytest.approx(one.generation.expected_tpot_s)
+    assert found.techniques == tuple(map(str, [parse_technique(written(name))]))
+    assert found.crossings  # looked for along batches and lengths, whatever becomes of these
+
+
+@pytest.mark.parametrize("name", techniques())
+def test_a_row_is_what_analyze_says(name):
+    asked, model = {"techniques": [written(name)]}, model_for(written(name))
+    over = {"batch": [1, 7], "prompt": [300, 601], "gen": [2, 50]}
+    for row in sweep(model, "h100-sxm", over, expected=True, **asked).to_frame().to_dict("records"):
+        point = {axis: int(row[axis]) for axis in over}
+        one = llmviewer.analyze(model, "h100-sxm", **point, **asked)
+        for field in (*TIMES, "tokens_per_s", *EXPECTED):
+            assert row[field] == pytest.approx(getattr(one.generation, field), rel=1e-6), (field, point)
+        assert row["decode_step_s"] == pytest.approx(one.phases.decode.total.bound_time_s, rel=1e-12)
+        assert row["total_bytes"] == pytest.approx(one.memory.total_bytes, rel=1e-12)
+        if arranges([parse_technique(written(name))]):
+            assert row["decode_tokens_per_s"] != row["decode_tokens_per_s"]  # not known
+        else:
+            assert row["decode_tokens_per_s"] == pytest.approx(row["batch"] / row["decode_step_s"])
+
+
+@pytest.mark.parametrize("layout", ["tp=2", "tp=4", "dp=2"])
+def test_techniques_go_with_layouts(layout):
+    asked = {"techniques": [SPECULATIVE, "chunked-prefill"], "layout": layout}
+    (cell,) = compare("llama-2-7b", "a100-sxm-80gb", batch=[4], **asked).cells
+    (row,) = sweep("llama-2-7b", "a100-sxm-80gb", {"batch": [4]}, gen=128, **asked).to_frame().to_dict("records")
+    one = llmviewer.analyze("llama-2-7b", "a100-sxm-80gb", batch=4, **asked).generation
+    for field in (*TIMES, "tokens_per_s"):
+        assert float(getattr(cell, field)[0]) == pytest.approx(getattr(one, field), rel=1e-12)
+        assert row[field] == pytest.approx(getattr(one, field), rel=1e-12)
+
+
+def test_several_devices_are_each_their_own():
+    asked = {"techniques": ["window:size=64"], "batch": [1, 16]}
+    together = compare("llama-2-7b", ["h100-sxm", "rtx-4090", "l4"], **asked)
+    for cell in together.cells:
+        (alone,) = compare("llama-2-7b", cell.hardware, **asked).cells
+        assert cell.ttft_s.tolist() == alone.ttft_s.tolist()
+        assert cell.decode.sensitivity() == alone.decode.sensitivity()
+
+
+def test_bounds_and_shares_are_of_the_pass_that_is_run():
+    (plain,), (verified,) = (
+        compare("llama-2-7b", "h100-sxm", batch=64, techniques=asked).cells for asked in ((), (SPECULATIVE,))
+    )
+    assert float(verified.decode.time_s[0]) > float(plain.decode.time_s[0])
+    assert float(verified.tpot_s[0]) < float(plain.tpot_s[0])
+
+
+def test_where_a_technique_makes_no_sense_its_cell_says_why():
+    found = compare(["llama-2-7b", "bert-base-uncased"], "h100-sxm", techniques=[SPECULATIVE])
+    able, other = found.cells
+    assert not able.refused
+    assert other.obstacle == TECHNIQUE
+    assert other.refused.startswith("speculative: ")
+    text = report.render_text(found)
+    assert f"with {parse_technique(SPECULATIVE)}" in " ".join(text.split())
+    assert "h100-sxm cannot run bert-base-uncased published: speculative: " in " ".join(text.split())
+    with pytest.raises(InputError, match=r"^speculative: "):
+        compare("bert-base-uncased", "h100-sxm", techniques=[SPECULATIVE])
+    one, both = compare(
+        "llama-2-7b", "h100-sxm", quants=["published", "fp8"], techniques=["quantized:scheme=quarot"]
+    ).cells
+    assert not one.refused
+    assert both.refused.endswith("says the precision too; give one of them")
+
+
+def test_the_page_shows_a_technique():
+    page = report.render_html(compare("llama-2-7b", "h100-sxm", techniques=[SPECULATIVE, written("lengths")]))
+    assert "speculative:" in page
+
+
+def test_on_the_command_line(capsys):
+    assert main(["compare", "llama-2-7b", "h100-sxm", "--with", SPECULATIVE, "--format", "csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    one = llmviewer.analyze("llama-2-7b", "h100-sxm", techniques=[SPECULATIVE]).generation
+    assert float(row["tpot_s"]) == pytest.approx(one.tpot_s)
+    assert main(["sweep", "llama-2-7b", "h100-sxm", "--with", SPECULATIVE, "--over", "batch=1", "--gen", "128"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert float(row["tpot_s"]) == pytest.approx(one.tpot_s)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--with", SPECULATIVE], "speculative: arranges the passes of an answer; say how long it is with gen"),
+        (
+            ["--with", "quantized:scheme=quarot", "--over", "quant=fp8"],
+            "quantized: is W4A4KV4, and the axis quant says the precision too; give one of them",
+        ),
+        (["--with", "window:size=64", "--with", "window:size=32"], "window is asked for twice; "),
+        (["--with", "magic"], "no technique 'magic': "),
+    ],
+)
+@pytest.mark.parametrize("folder", [False, True])
+def test_mistakes_get_one_line(tmp_path, capsys, options, line, folder):
+    into = ["-o", f"{tmp_path}/new/"] if folder else []
+    assert main(["sweep", "llama-2-7b", "h100-sxm", "--over", "batch=1,2", *options, *into]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"llmviewer: {line}")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "new").exists()

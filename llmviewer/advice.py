@@ -52,11 +52,18 @@ def advise(
         changes = _fewer_bytes(setting) if setting.offload != ON_DEVICE else changes
     else:
         why, changes = _units(setting, estimate), _lower_bits(setting)
-    times = [(name, float(changed.plan_of(phase).time_s(workload))) for name, changed in changes]
-    offers = [f"{name} {seconds(s)} ({time_s / s:.2g}x faster)" for name, s in times if time_s / s >= _WORTH]
+    offers = []
+    for name, changed in changes:
+        plan = changed.plan_of(phase)
+        then_s = float(plan.time_s(workload))
+        if time_s / then_s >= _WORTH:
+            hoped = _hoped(setting, plan, workload, expected)
+            offers.append(f"{name} {seconds(then_s)} ({time_s / then_s:.2g}x faster{hoped})")
+    most = None if max_batch is None else max_batch // _together(setting, workload)
+    batches: list[str] = []
     if bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE):
-        most = None if max_batch is None else max_batch // _together(setting, workload)
-        offers.extend(_larger_batch(setting.plan_of(phase), workload, time_s, most))
+        batches.extend(_larger_batch(setting, phase, workload, time_s, expected, most))
+    offers += batches
     nothing = "no technique known here makes it faster; a device with more bandwidth does"
     if bound == "compute":
         nothing = "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
@@ -66,7 +73,7 @@ def advise(
     name = phase if setting.model.generates else "the one pass"
     advice = f"{name} is {bound}-bound: {why}; " + (f"what would help: {', '.join(offers)}" if offers else nothing)
     if expected and expected.modelled:
-        advice += _latency(setting, workload, phase, expected, max_batch)
+        advice += _latency(setting, workload, phase, expected, 1 if batches else most)
     return advice + (_if_offloaded(offloaded, workload, phase, time_s) if offloaded else "")
 
 
@@ -87,8 +94,10 @@ def fitting(setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: i
     return asked if asked is not setting else None
 
 
-def _latency(setting: Setting, workload: Workload, phase: str, expected: Pass, max_batch: int | None) -> str:
-    """Of launches so short that fixed costs decide, which no unit and no bandwidth makes faster."""
+def _latency(setting: Setting, workload: Workload, phase: str, expected: Pass, most: int | None) -> str:
+    """Of launches so short that fixed costs decide, which no unit and no bandwidth makes faster; with what a batch of
+    up to `most` would give.
+    """
     whole = expected.total.numbers()[0]
     rows = zip(expected.operators, expected.launches, strict=True)
     share = 1 - sum(row.repeat * each.expected[0] for row, each in rows if not each.latency[0]) / whole
@@ -97,7 +106,6 @@ def _latency(setting: Setting, workload: Workload, phase: str, expected: Pass, m
     advice = f"; as expected, {share:.0%} of it is latency, fixed costs of short kernels: fewer of them"
     advice += " (fused, in a CUDA graph) help"
     kernels, plan = setting.kernels, setting.plan_of(phase)
-    most = None if max_batch is None else max_batch // _together(setting, workload)
     batch, many = _largest(workload, most)
     if kernels and many:
         then = kernels.expect(plan.estimate(many).operators, many).total.numbers()[0]
@@ -186,13 +194,27 @@ def _with(setting: Setting, scheme: Scheme) -> Setting:
     return replace(setting, quantization=replace(setting.quantization, scheme=scheme))
 
 
-def _larger_batch(plan: Plan, workload: Workload, time_s: float, max_batch: int | None) -> Iterator[str]:
+def _hoped(setting: Setting, plan: Plan, workload: Workload, expected: Pass | None, times: float = 1.0) -> str:
+    """What is expected of a change, which leads to `plan` and gives `times` as many tokens."""
+    if not (setting.kernels and expected and expected.modelled):
+        return ""
+    now, then = (
+        found.total.numbers()[0]
+        for found in (expected, setting.kernels.expect(plan.estimate(workload).operators, workload))
+    )
+    return f", expect {times * now / then:.2g}x"
+
+
+def _larger_batch(
+    setting: Setting, phase: str, workload: Workload, time_s: float, expected: Pass | None, max_batch: int | None
+) -> Iterator[str]:
     """More sequences that share one reading of the weights, as many as fit."""
     batch, many = _largest(workload, max_batch)
     if many:
-        gain = batch / workload.groups[0].batch * time_s / float(plan.time_s(many))
+        plan, times = setting.plan_of(phase), batch / workload.groups[0].batch
+        gain = times * time_s / float(plan.time_s(many))
         if gain >= _WORTH:
-            yield f"batch {batch} ({gain:.2g}x the tokens per second)"
+            yield f"batch {batch} ({gain:.2g}x the tokens per second{_hoped(setting, plan, many, expected, times)})"
 
 
 def _largest(workload: Workload, max_batch: int | None) -> tuple[int, Workload | None]:

@@ -371,15 +371,26 @@ def test_latency_is_a_regime_and_the_advice_says_what_helps():
     assert {op.name: op.bound for op in small.phases.decode.operators}["rope"] == "memory"
     share = small.phases.decode.total.time_by_regime_s["latency"] / small.phases.decode.total.expected_time_s
     assert f"{share:.0%} of it is latency" in small.phases.decode.advice
-    assert "batch 16 is expected to give" in small.phases.decode.advice
     assert "latency" not in large.phases.prefill.advice
+
+
+@pytest.mark.parametrize("layout", ["", "tp=2 pp=2"])
+def test_advice_has_what_is_expected_of_each_change(layout):
+    asked = {"prompt": 512, "gen": 2, "layout": layout}
+    plain, low, many = (analyze("qwen2.5-7b", "h100", **asked, **own)
+                        for own in ({}, {"quant": "W4A16g128"}, {"batch": 16}))  # fmt: skip
+    now, fewer, larger = (one.phases.decode.total.expected_time_s for one in (plain, low, many))
+    told = plain.phases.decode.advice
+    assert f"x faster, expect {now / fewer:.2g}x)" in told
+    assert f"x the tokens per second, expect {16 * now / larger:.2g}x)" in told
+    assert "expect" not in analyze("qwen2.5-7b", "tpu-v5e", **asked).phases.decode.advice
 
 
 def test_a_sweep_has_what_analyze_expects():
     over = {"batch": [1, 7, 64], "prompt": [1, 100, 5000]}
     asked = {"layout": "tp=2 pp=2", "library": "vllm"}
     frame = llmviewer.sweep("mixtral-8x7b", "h100", over, expected=True, **asked).to_frame()
-    assert "expected_ttft_s" not in llmviewer.sweep("mixtral-8x7b", "h100", over, **asked).columns
+    assert "expected_ttft_s" not in llmviewer.sweep("mixtral-8x7b", "h100", over, layout="tp=2 pp=2").columns
     for row in frame.itertuples():
         result = analyze("mixtral-8x7b", "h100", batch=row.batch, prompt=row.prompt, gen=2, **asked)
         for column, value in (

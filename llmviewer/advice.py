@@ -32,7 +32,7 @@ def advise(
     max_batch: int | None,
     offloaded: Setting | None = None,
 ) -> str:
-    """Such as "decode is memory-bound: ...; what would help: 4-bit weights (W4 g128) 6.14 ms (3x faster), ...".
+    """Such as "decode is memory-bound: ...; what would help: 4-bit weights (W4 g128) 6.14 ms (3x faster, expect 2.7x), ...".
 
     estimate   of `workload` in this phase
     expected   what it is expected to take, where that is known
@@ -52,18 +52,28 @@ def advise(
         changes = _fewer_bytes(setting) if setting.offload != ON_DEVICE else changes
     else:
         why, changes = _units(setting, estimate), _lower_bits(setting)
-    offers = []
+    kernels, plan, offers = setting.kernels, setting.plan_of(phase), []
+
+    def hoped(plan: Plan, workload: Workload, times: float = 1.0) -> str:
+        """What is expected of a change that gives `times` as many tokens."""
+        if not (kernels and expected and expected.modelled):
+            return ""
+        then = kernels.expect(plan.estimate(workload).operators, workload)
+        return f", expect {times * expected.total.numbers()[0] / then.total.numbers()[0]:.2g}x"
+
     for name, changed in changes:
-        plan = changed.plan_of(phase)
-        then_s = float(plan.time_s(workload))
+        other = changed.plan_of(phase)
+        then_s = float(other.time_s(workload))
         if time_s / then_s >= _WORTH:
-            hoped = _hoped(setting, plan, workload, expected)
-            offers.append(f"{name} {seconds(then_s)} ({time_s / then_s:.2g}x faster{hoped})")
+            offers.append(f"{name} {seconds(then_s)} ({time_s / then_s:.2g}x faster{hoped(other, workload)})")
     most = None if max_batch is None else max_batch // _together(setting, workload)
-    batches: list[str] = []
-    if bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE):
-        batches.extend(_larger_batch(setting, phase, workload, time_s, expected, most))
-    offers += batches
+    batch, many = _largest(workload, most)
+    if many and (bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)):
+        times = batch / workload.groups[0].batch
+        gain = times * time_s / float(plan.time_s(many))
+        if gain >= _WORTH:
+            most = 1  # of latency nothing is left to say
+            offers.append(f"batch {batch} ({gain:.2g}x the tokens per second{hoped(plan, many, times)})")
     nothing = "no technique known here makes it faster; a device with more bandwidth does"
     if bound == "compute":
         nothing = "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
@@ -73,7 +83,7 @@ def advise(
     name = phase if setting.model.generates else "the one pass"
     advice = f"{name} is {bound}-bound: {why}; " + (f"what would help: {', '.join(offers)}" if offers else nothing)
     if expected and expected.modelled:
-        advice += _latency(setting, workload, phase, expected, 1 if batches else most)
+        advice += _latency(setting, workload, phase, expected, most)
     return advice + (_if_offloaded(offloaded, workload, phase, time_s) if offloaded else "")
 
 
@@ -192,29 +202,6 @@ def _lower_bits(setting: Setting) -> Iterator[tuple[str, Setting]]:
 
 def _with(setting: Setting, scheme: Scheme) -> Setting:
     return replace(setting, quantization=replace(setting.quantization, scheme=scheme))
-
-
-def _hoped(setting: Setting, plan: Plan, workload: Workload, expected: Pass | None, times: float = 1.0) -> str:
-    """What is expected of a change, which leads to `plan` and gives `times` as many tokens."""
-    if not (setting.kernels and expected and expected.modelled):
-        return ""
-    now, then = (
-        found.total.numbers()[0]
-        for found in (expected, setting.kernels.expect(plan.estimate(workload).operators, workload))
-    )
-    return f", expect {times * now / then:.2g}x"
-
-
-def _larger_batch(
-    setting: Setting, phase: str, workload: Workload, time_s: float, expected: Pass | None, max_batch: int | None
-) -> Iterator[str]:
-    """More sequences that share one reading of the weights, as many as fit."""
-    batch, many = _largest(workload, max_batch)
-    if many:
-        plan, times = setting.plan_of(phase), batch / workload.groups[0].batch
-        gain = times * time_s / float(plan.time_s(many))
-        if gain >= _WORTH:
-            yield f"batch {batch} ({gain:.2g}x the tokens per second{_hoped(setting, plan, many, expected, times)})"
 
 
 def _largest(workload: Workload, max_batch: int | None) -> tuple[int, Workload | None]:

@@ -2,7 +2,7 @@
 
 change  from a control's change to its answer: llama-3.1-70b on three devices, each change one that was not asked
         before; the least of some times of the processor, since noise only adds
-tab     what each tab takes beside that, and the list of what would change the answer
+tab     what each tab takes beside that, and the list of what would change the answer on all three
 served  in a browser, all that the server does from such a change to the new numbers on the page
 paint   from an empty browser to the page with its controls, and to its first numbers
 
@@ -25,6 +25,7 @@ from llmviewer.webapp.answers import answers
 from llmviewer.webapp.app import create
 from llmviewer.webapp.state import State
 from llmviewer.webapp.tabs import TABS
+from llmviewer.webapp.tabs._parts import Tab
 from llmviewer.webapp.views import changes
 
 if TYPE_CHECKING:
@@ -43,9 +44,12 @@ def main() -> int:
     quant_s = min(spent(answers, replace(_ASKED, quant=quant)) for quant in _QUANTS)
     print(f"change    of the batch {batch_s * 1e3:.0f} ms, of the precision {quant_s * 1e3:.0f} ms")
     limits = [("a change", batch_s, CHANGE_LIMIT_S), ("a change", quant_s, CHANGE_LIMIT_S)]
-    for tab in TABS:
-        tab_s = min(spent(lambda shown: shown(answers(_ASKED), _ASKED).to_plotly_json(), tab.show) for _ in range(5))
-        print(f"tab       {tab.name} {tab_s * 1e3:.0f} ms")
+    several = replace(_ASKED, tab="sweeps", curves="precisions", quants=_QUANTS[:6])
+    looked_at = {tab.name: (tab, _ASKED) for tab in TABS}
+    looked_at["sweeps of 6 precisions"] = looked_at["sweeps"][0], several
+    for name, (tab, asked) in looked_at.items():
+        tab_s = min(spent(shown, tab, asked) for _ in range(5))
+        print(f"tab       {name} {tab_s * 1e3:.0f} ms")
     steps_s = min(spent(stepped, replace(_ASKED, batch=batch)) for batch in (2, 3, 5, 6))
     print(f"tab       what would change it {steps_s * 1e3:.0f} ms, after the numbers")
     if shutil.which("chromium"):
@@ -70,9 +74,12 @@ def spent(work: Any, *given: Any) -> float:
     return time.process_time() - start
 
 
+def shown(tab: Tab, asked: State) -> None:
+    tab.show(answers(asked), asked).to_plotly_json()
+
+
 def stepped(asked: State) -> None:
-    first = answers(asked)[0]
-    changes.changes(first, asked, tuple(changes.offers(first, asked)))
+    changes.steps(answers(asked), asked, every=False)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def advise(
     max_batch: int | None,
     offloaded: Setting | None = None,
 ) -> str:
-    """Such as "decode is memory-bound: ...; what would help: 4-bit weights (W4 g128) 6.14 ms (3x faster, expect 2.7x), ...".
+    """Such as "decode is memory-bound: ...; what would help: batch 16 (7.5x the tokens per second, expect 8.2x), ...".
 
     estimate   of `workload` in this phase
     expected   what it is expected to take, where that is known
@@ -52,7 +52,8 @@ def advise(
         changes = _fewer_bytes(setting) if setting.offload != ON_DEVICE else changes
     else:
         why, changes = _units(setting, estimate), _lower_bits(setting)
-    kernels, plan, offers = setting.kernels, setting.plan_of(phase), []
+    kernels, plan = setting.kernels, setting.plan_of(phase)
+    offers: list[str] = []
 
     def hoped(plan: Plan, workload: Workload, times: float = 1.0) -> str:
         """What is expected of a change that gives `times` as many tokens."""
@@ -69,7 +70,7 @@ def advise(
     most = None if max_batch is None else max_batch // _together(setting, workload)
     batch, many = _largest(workload, most)
     if many and (bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)):
-        times = batch / workload.groups[0].batch
+        times = batch / float(workload.groups[0].batch)
         gain = times * time_s / float(plan.time_s(many))
         if gain >= _WORTH:
             most = 1  # of latency nothing is left to say

@@ -25,6 +25,7 @@ from .cli_techniques import techniques_alone, with_techniques
 from .cli_validation import COMMANDS
 from .cli_web import COMMANDS as SERVING
 from .errors import InputError
+from .units import counted
 
 if TYPE_CHECKING:
     from .analysis import Analysis
@@ -435,10 +436,11 @@ def _check(devices: Sequence[Hardware]) -> None:
     for device in devices:
         found = (*violations(device), *clashes(device, aliases))
         wrong += len(found)
-        about = f"{len(device.facts)} facts, {len(device.sources)} sources; {'; '.join((*CHECKS, 'names'))}"
+        counts = f"{counted(len(device.facts), 'fact')}, {counted(len(device.sources), 'source')}"
+        about = f"{counts}; {'; '.join((*CHECKS, 'names'))}"
         click.echo("\n".join(f"{device.name}: {line}" for line in found) or f"{device.name}: ok: {about}")
     if wrong:
-        raise InputError(f"--check: {wrong} {'violation' if wrong == 1 else 'violations'}")
+        raise InputError(f"--check: {counted(wrong, 'violation')}")
 
 
 @cli.command()
@@ -526,11 +528,11 @@ def sweep(
     for values in axes.values():
         points *= len(values)
     shown = points >= _LONG and sys.stderr.isatty()
-    with click.progressbar(length=points, label=f"{points} points", file=sys.stderr, hidden=not shown) as bar:
+    with click.progressbar(length=points, label=counted(points, "point"), file=sys.stderr, hidden=not shown) as bar:
         result = run(model, hardware, axes, progress=lambda done, _: bar.update(done - bar.pos), **question)
     if path:
         write_sweep(path, result)
-        click.echo(f"{path}: {len(result)} points", err=True)
+        click.echo(f"{path}: {counted(len(result), 'point')}", err=True)
     else:
         click.echo(sweep_csv(result), nl=False)
 
@@ -580,9 +582,8 @@ def _fill(
     )
     folder, part, told = Path(output), _part(shard or "1/1"), _Progress()
     run(folder, design, workers=workers or 1, shard=part, dask=dask, progress=told)
-    click.echo(
-        f"{folder}: {told.points:,} points in {len(range(part[0] - 1, design.shards, part[1]))} shards", err=True
-    )
+    shards = len(range(part[0] - 1, design.shards, part[1]))
+    click.echo(f"{folder}: {counted(told.points, 'point')} in {counted(shards, 'shard')}", err=True)
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from .errors import InputError
+from .units import counted
 
 if TYPE_CHECKING:
     from .measuring.session import Session
@@ -110,8 +111,8 @@ def _report(session: Session, form: str, before: int) -> None:
             "again when they are done, or with one thread (OMP_NUM_THREADS=1)"
         )
     for reason, count in session.left_out.items():
-        click.echo(f"{count} launches left out: {reason}")
-    click.echo(f"{folder}: {len(journal.rows)} rows, {len(journal.rows) - before} of them new")
+        click.echo(f"{counted(count, 'launch', 'launches')} left out: {reason}")
+    click.echo(f"{folder}: {counted(len(journal.rows), 'row')}, {len(journal.rows) - before} of them new")
     if paths:
         files = f"{folder}/*.{form}"
         own = folder / "hardware" if machine.document else machine.folder
@@ -166,7 +167,7 @@ class _Progress:
         self._told = now
         part = min(self._session.elapsed / self._session.seconds, 1)
         bar = f"[{'#' * round(_BAR * part):<{_BAR}}] " if self._live else ""
-        line = f"{bar}{part:.0%}, {len(self._session.journal.rows)} rows; {what}"[:_WIDTH]
+        line = f"{bar}{part:.0%}, {counted(len(self._session.journal.rows), 'row')}; {what}"[:_WIDTH]
         click.echo(f"\r{line}\x1b[K" if self._live else line, err=True, nl=not self._live)
 
     def end(self) -> None:

@@ -13,6 +13,7 @@ import click
 
 from . import cli_options as shared
 from .errors import InputError
+from .units import counted
 
 if TYPE_CHECKING:
     from .expectation.validate import Predictions, Validation
@@ -80,14 +81,14 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
         sources=source or tuple(path.name for path in files),
         progress=lambda e: click.echo(
             f"{e.device} {e.stack.library} {e.family} {' '.join(filter(None, (e.stack.dtype, e.stack.kv_dtype)))} "
-            f"{e.stack.kernel}: {e.rows} rows, off by {e.held_out.mape:.1%} where held out",
+            f"{e.stack.kernel}: {counted(e.rows, 'row')}, off by {e.held_out.mape:.1%} where held out",
             err=True,
         ),
     )
     if not profiles:
         raise InputError(f"{files[0]}: no stack has {LEAST} rows with a time_us, which a fit needs")
     write_text(output, to_yaml(profiles))
-    click.echo(f"{output}: {sum(len(p.entries) for p in profiles)} stacks", err=True)
+    click.echo(f"{output}: {counted(sum(len(p.entries) for p in profiles), 'stack')}", err=True)
 
 
 @click.command()
@@ -202,7 +203,7 @@ def _table(scores: Validation) -> str:
     text += ["", "Farthest off:"] if scores.worst else []
     text += [_row(row) for row in scores.worst]
     text += ["", "Not scored:"] if scores.skipped else []
-    text += [f"  {count} rows: {reason}" for reason, count in scores.skipped.items()]
+    text += [f"  {counted(count, 'row')}: {reason}" for reason, count in scores.skipped.items()]
     return "\n".join(text) + "\n"
 
 

@@ -52,6 +52,15 @@ def si(value: float, digits: int = 3) -> str:
     return f"{_significant(value, digits)} "
 
 
+def counted(number: int, noun: str, several: str = "") -> str:
+    """So many of something.
+
+    >>> counted(1, "device"), counted(1200, "row"), counted(2, "launch", "launches")
+    ('1 device', '1,200 rows', '2 launches')
+    """
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
+
+
 def seconds(value: float | None, digits: int = 3) -> str:
     """A duration a person can read.
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from llmviewer.choice import Choice, Ranked, Rejected
 from llmviewer.comparison import PUBLISHED, Cell
-from llmviewer.units import seconds
+from llmviewer.units import counted, seconds
 
 from .columns import columns
 from .comparison import (
@@ -94,7 +94,9 @@ def headline(choice: Choice) -> str:
     allowed = ", ".join("as published" if quant == PUBLISHED else quant for quant in choice.quants)
     said = ", ".join((f"precisions allowed: {allowed}", *filter(None, asked)))
     count = len(choice.ranked) + len(choice.rejected)
-    return f"{title(choice)}; {said}. {len(choice.ranked)} of {count} devices qualify, ranked by {choice.merit}"
+    return (
+        f"{title(choice)}; {said}. {len(choice.ranked)} of {counted(count, 'device')} qualify, ranked by {choice.merit}"
+    )
 
 
 def remarks(choice: Choice) -> list[str]:

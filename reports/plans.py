@@ -7,9 +7,9 @@ from math import inf, isnan
 from typing import Final
 
 from llmviewer.comparison import PUBLISHED
-from llmviewer.serving.candidates import Candidate
+from llmviewer.serving.candidates import By, Candidate
 from llmviewer.serving.planning import ServicePlan
-from llmviewer.units import seconds
+from llmviewer.units import counted, seconds
 
 from .comparison import csv_of, json_of, number_item, time_item
 from .listing import Item, Table, markdowns, texts
@@ -62,8 +62,8 @@ def render_html(found: ServicePlan) -> str:
 
 def title(found: ServicePlan) -> str:
     return (
-        f"Serving {found.model.title}: {found.rate:g} requests a second, prompts of {found.prompt}, answers of "
-        f"{found.gen} tokens"
+        f"Serving {found.model.title}: {found.rate:g} requests/s, prompts of {found.prompt:,}, answers of "
+        f"{counted(found.gen, 'token')}"
     )
 
 
@@ -73,7 +73,7 @@ def headline(found: ServicePlan) -> str:
     asked = ", ".join(f"{seconds(value)} to the first token" if "first" in name else f"{seconds(value)} a token"
                       for name, value in limits.items() if value < inf)  # fmt: skip
     within = f" within {asked}" if asked else ""
-    return f"{title(found)}{within}, on at most {found.max_devices} devices. {best(found)}"
+    return f"{title(found)}{within}, on at most {counted(found.max_devices, 'device')}. {best(found)}"
 
 
 def best(found: ServicePlan) -> str:
@@ -83,8 +83,8 @@ def best(found: ServicePlan) -> str:
         if not found.able:
             known = "No plan is known to keep to that." if found.unmeasured else "No plan keeps to that."
             return f"{known}{_at_the_bound(found)}"
-        return f"{len(found.each)} devices keep to that, and none of them has {_priced(found)}."
-    most = f"{one.max_rate:.3g} requests a second at most"
+        return f"None of what keeps to that has {_priced(found)}."
+    most = f"{one.max_rate:.3g} requests/s at most"
     return (
         f"Lowest in {found.by.unit}: {_priced_one(one, found)}. First token after {seconds(one.ttft_s)}, "
         f"{seconds(one.tpot_s)} a token, on average; {one.batch:.3g} sequences decode at a time on each copy, which "
@@ -93,7 +93,8 @@ def best(found: ServicePlan) -> str:
 
 
 def _priced_one(one: Candidate, found: ServicePlan) -> str:
-    return f"{devices(one)}, {_precision(one)}: {number_item(one.price(found.by)).text} {found.by.unit}"
+    price = f"{number_item(one.price(found.by)).text} {found.by.unit}"
+    return f"{devices(one)}, {_precision(one)}: {counted(one.devices, 'device') if found.by is By.DEVICES else price}"
 
 
 def _at_the_bound(found: ServicePlan) -> str:
@@ -199,13 +200,12 @@ def _cards(found: ServicePlan) -> list[Card]:
         return []
     return [
         Card(label="devices", value=devices(one), about=_precision(one)),
-        Card(
-            label=f"lowest {found.by.unit}", value=number_item(one.price(found.by)).text, about=f"{one.devices} devices"
-        ),
+        Card(label=f"lowest {found.by.unit}", value=number_item(one.price(found.by)).text,
+             about=counted(one.devices, "device")),
         Card(label="time to first token", value=seconds(one.ttft_s), about="on average"),
         Card(label="time per token", value=seconds(one.tpot_s), about="on average"),
         Card(label="most requests/s", value=number_item(one.max_rate).text, about=f"{found.rate:g} are asked"),
-    ]
+    ]  # fmt: skip
 
 
 def _pictures(found: ServicePlan) -> list[list[Picture]]:
@@ -214,5 +214,6 @@ def _pictures(found: ServicePlan) -> list[list[Picture]]:
     priced = [one for one in found.able if not isnan(one.price(found.by))]
     if not priced:
         return []
-    pairs = (("tpot_s", "time per output token"), ("ttft_s", "time to first token"))
+    names = {"tpot_s": "time per output token", "ttft_s": "time to first token"}
+    pairs = [(key, name) for key, name in names.items() if all(getattr(one, key) > 0 for one in priced)]
     return [[picture(front(found, key, name), f"front-{key[:4]}") for key, name in pairs]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from llmviewer.serving.service import PERCENTILES, Simulation, summary
 from llmviewer.setting import Setting
-from llmviewer.units import seconds
+from llmviewer.units import counted, seconds
 
 from .comparison import csv_of, json_of, number_item, time_item
 from .listing import Item, Table, markdowns, texts
@@ -76,7 +76,7 @@ def render_html(found: Simulation) -> str:
 
 
 def title(found: Simulation) -> str:
-    return f"{found.setting.model.title}: {len(found.traffic):,} requests on {devices(found)}"
+    return f"{found.setting.model.title}: {counted(len(found.traffic), 'request')} on {devices(found)}"
 
 
 def devices(found: Simulation) -> str:
@@ -173,11 +173,11 @@ def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
     held = run.usage.sequence_s / (run.copies * run.span_s)
     yield "sequences at a time, each copy", (number_item(held), _plain(closed.batch if closed else None))
     if run.readers:
-        yield "devices that read work", (_share(run.reading_utilization), _NOTHING)
-    yield "device works", (_share(run.utilization), _share(closed.utilization) if closed else _NOTHING)
+        yield "devices that read busy", (_share(run.reading_utilization), _NOTHING)
+    yield "device busy", (_share(run.utilization), _share(closed.utilization) if closed else _NOTHING)
     yield "requests/s", (number_item(run.requests_per_s), _NOTHING)
     most = closed.max_rate * run.copies if closed else None
-    yield "most requests/s of all copies", (_NOTHING, _plain(most))
+    yield "requests/s that can be served", (_NOTHING, _plain(most))
     yield "tokens/s", (number_item(run.tokens_per_s), _NOTHING)
     yield "tokens/J at TDP", (number_item(run.tokens_per_joule), _NOTHING)
     yield "tokens/USD", (number_item(run.tokens_per_dollar), _NOTHING)
@@ -213,14 +213,31 @@ def _cards(found: Simulation) -> list[Card]:
     run = found.likely
     ttft, tpot = summary(run.ttft_s), summary(run.tpot_s)
     cards = [
-        Card(label="time to first token", value=seconds(ttft["p50"]), about=f"p99 {seconds(ttft['p99'])}"),
-        Card(label="time per token", value=seconds(tpot["p50"]), about=f"p99 {seconds(tpot['p99'])}"),
-        Card(label="tokens/s", value=number_item(run.tokens_per_s).text, about=f"{run.requests_per_s:.3g} requests/s"),
-        Card(label="device works", value=f"{run.utilization:.0%}", about=run.limit.partition(":")[0]),
+        Card(label="time to first token", value=seconds(ttft["p50"]), about=_spread(ttft)),
+        Card(label="time per token", value=seconds(tpot["p50"]), about=_spread(tpot)),
+        Card(
+            label="tokens written",
+            value=f"{number_item(run.tokens_per_s).text}/s",
+            about=f"{run.requests_per_s:.3g} answers/s",
+        ),
+        Card(label="devices busy", value=f"{run.utilization:.0%}", about=_busy(run)),
     ]
     if min(run.goals.ttft_s, run.goals.tpot_s) < np.inf:
-        cards.append(Card(label="within the goals", value=f"{run.good:.1%}", about=_goals(run)))
+        cards.append(Card(label="requests within the goals", value=f"{run.good:.1%}", about=_goals(run)))
     return cards
+
+
+def _spread(times: dict[str, float | None]) -> str:
+    """What the number of a card is, and how far requests are from it."""
+    return f"for half of the requests; at most {seconds(times['p99'])} for 99%" if times["p50"] else ""
+
+
+def _busy(run: Simulation) -> str:
+    """How far from full they are: a device works all the time long before it serves as many as it can."""
+    whose = "of the time, those that decode" if run.readers else "of the time"
+    if not run.closed or run.traffic.rate == np.inf:
+        return whose
+    return f"{whose}; {run.traffic.rate:.3g} requests/s come, {run.closed.max_rate * run.copies:.3g} can be served"
 
 
 def _pictures(found: Simulation) -> list[list[Picture]]:

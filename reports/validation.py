@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmviewer.expectation.validate import Group, Point, Validation
+from llmviewer.units import counted
 
 from .listing import Item, Table
 from .page import Card, Picture, listing_page, picture
@@ -33,12 +34,12 @@ def render_html(scores: Validation, files: Sequence[str]) -> str:
     devices = list(dict.fromkeys(group.device for group in scores.groups))
     return listing_page(
         title="Bound and expectation against measurements",
-        setting=f"{rows:,} measured kernels on {', '.join(devices) or 'no device'}, of {', '.join(files)}",
+        setting=f"{counted(rows, 'measured kernel')} on {', '.join(devices) or 'no device'}, of {', '.join(files)}",
         said=_SAID,
         cards=_cards(scores),
         pictures=_pictures(scores),
         tables=[table for table in (_by_group(scores.groups), _by_device(scores.groups), _worst(scores)) if table.body],
-        remarks=[f"Not scored: {count:,} rows: {reason}." for reason, count in scores.skipped.items()],
+        remarks=[f"Not scored: {counted(count, 'row')}: {reason}." for reason, count in scores.skipped.items()],
         inputs={"files": list(files)},
     )
 
@@ -62,7 +63,7 @@ def _cards(scores: Validation) -> list[Card]:
         Card(label="in the interval", value=mean([g.expected.covered for g in scores.groups]),
              about="of the rows; 80 % are meant to be"),
         Card(label="under the bound", value=f"{under / counts.sum():.2%}",
-             about=f"{under:,} rows were measured faster than it", alarm=under > 0.005 * counts.sum()),
+             about=f"{counted(under, 'row')} measured faster than it", alarm=under > 0.005 * counts.sum()),
     ]  # fmt: skip
 
 

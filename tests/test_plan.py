@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 from itertools import product
 
 import numpy as np
@@ -15,7 +16,9 @@ from llmviewer.errors import InputError
 from llmviewer.expectation.network import step_expected
 from llmviewer.generation import prefill_s, step_s
 from llmviewer.hardware_files import load_hardware
-from llmviewer.layout import parse_layout
+from llmviewer.layout import Network, parse_layout
+from llmviewer.reports import plans as report
+from llmviewer.serving import passes, planning
 from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, By, plan
 from llmviewer.serving.service import simulate
 from llmviewer.setting import Setting
@@ -271,6 +274,46 @@ ASKED = [
     "--hardware",
     "h100-sxm,l40s,p100-sxm2",
 ]
+
+
+def test_what_has_no_room_is_worked_out_no_further_than_matters(monkeypatch):
+    asked = {"hardware": ["t4", "l4", "rtx-4090", "h100-sxm", "trainium1"], "max_devices": 8, **GOALS}
+    found = plan("llama-3.1-70b", **asked)
+    whole, tried = planning.laid_out, []
+
+    def every(one, devices, load, known, *, large):
+        tried.append(large)
+        return whole(one, devices, load, known, large=True)
+
+    monkeypatch.setattr(planning, "laid_out", every)
+    assert plan("llama-3.1-70b", **asked).to_dict() == found.to_dict()
+    assert {one.hardware.name for one in found.rejected} >= {"t4"}
+    assert not any(tried)  # nothing is left to look at a second time
+    assert all(one.reason for one in found.rejected)
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v3"])
+@pytest.mark.parametrize("layout", ["tp=4", "pp=2", "tp=2 pp=2", "tp=16", "tp=2 dp=2", "tp=2 cp=2"])
+def test_a_graph_with_other_links_is_that_of_the_device_that_has_them(model, layout):
+    devices = [load_hardware(name) for name in ("h100-sxm", "l40s", "gaudi-3", "tpu-v5e", "rtx-3090")]
+    one = Setting.of(model, devices[0], layout=layout)
+    first = passes._lowered(one, devices[0])
+    for device in devices[1:]:
+        assert passes._relinked(first, Network.of(device, one.layout)) == passes._lowered(one, device)
+
+
+def test_one_of_something_is_not_called_several():
+    found = plan("llama-3.1-8b", rate=1, gen=1, hardware=["h100-sxm", "t4"], max_devices=1, by="devices")
+    page = report.render_html(found)  # without a figure of times per token, of which there are none
+    assert "front-ttft" in page
+    assert "front-tpot" not in page
+    for said in (
+        report.render_text(found),
+        report.render_markdown(found),
+        re.sub(r"(?s)<script.*?</script>", "", page),
+    ):
+        assert "answers of 1 token," in said
+        assert not re.search(r"\b1 (devices|tokens|copies|settings)\b", said)
 
 
 def test_the_report(capsys):

@@ -8,6 +8,7 @@ import pytest
 
 from llmviewer.cli import main
 from llmviewer.errors import InputError
+from llmviewer.reports import serving as report
 from llmviewer.serving.lengths import PUBLISHED, parse_lengths
 from llmviewer.serving.policy import POLICIES, parse_policy
 from llmviewer.serving.service import simulate, summary
@@ -16,6 +17,7 @@ from llmviewer.serving.steady import steady
 from llmviewer.serving.steps import Blocks, Steps
 from llmviewer.serving.traffic import Traffic, poisson, read_traffic
 from llmviewer.setting import Setting
+from llmviewer.units import seconds
 from llmviewer.workload import Spans, Workload
 
 ALL = (*POLICIES, "chunked:128")
@@ -479,6 +481,20 @@ def test_a_summary_of_nothing():
 
 
 # --- what a user does ---
+
+
+def test_cards_say_what_their_numbers_are():
+    found = simulate("llama-3.1-8b", "h100-sxm", rate=20, requests=300, ttft=0.5)
+    run, page = found.likely, report.render_html(found)
+    assert f"for half of the requests; at most {seconds(np.percentile(run.ttft_s, 99))} for 99%" in page
+    assert (
+        f"of the time; {run.traffic.rate:.3g} requests/s come, {run.closed.max_rate * run.copies:.3g} can be served"
+        in page
+    )
+    one = simulate("llama-3.1-8b", "h100-sxm", rate=1, requests=1, gen_lengths="1")
+    assert "Llama 3.1 8B: 1 request on h100-sxm" in report.render_html(one)
+    apart = simulate("llama-3.1-8b", "h100-sxm", rate=5, requests=50, readers=1)
+    assert "of the time, those that decode<" in report.render_html(apart)
 
 
 def test_the_report(capsys):

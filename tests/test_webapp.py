@@ -32,7 +32,7 @@ pytest.importorskip("dash")
 
 from llmviewer.webapp import answers, controls, state
 from llmviewer.webapp.app import create
-from llmviewer.webapp.state import KINDS, File, Number, State
+from llmviewer.webapp.state import KINDS, FieldError, File, Number, State
 from llmviewer.webapp.tabs import TABS
 from llmviewer.webapp.views import changes, inspector, memory, network, overview
 from llmviewer.webapp.words import CONTROLS, GLOSSARY
@@ -152,6 +152,22 @@ def test_a_technique_names_only_models_that_ship():
         "scorer",
         "file",
     }  # look at a further one: can it be a path?
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("pp", "must be a whole number from 1 to 16"), ("skew", "must be a number from 0 to 10")],
+)
+def test_a_field_with_a_number_out_of_its_range_gives_none(name, said):
+    with pytest.raises(FieldError) as error:
+        State.of({name: None})
+    assert str(error.value) == f"{name} {said}"
+
+
+def test_a_pipeline_does_not_hold_up_others_either():
+    found, notices = State.of_link("?model=llama-3.1-405b&pp=126")
+    assert found.pp == 1
+    assert notices == ("link: pp: must be a whole number from 1 to 16; got 126; the usual one is shown",)
 
 
 @pytest.mark.parametrize(
@@ -403,6 +419,40 @@ def test_steps_start_from_what_is_asked():
     full = replace(asked, techniques=("medusa:heads=3",))
     assert "medusa" not in {offer.name for offer in changes.further(full)}
     assert len(list(changes.further(full))) > 30
+
+
+def test_what_would_change_it_is_said_of_every_device():
+    asked = State(model="llama-3-70b", on=("h100-sxm", "v100-sxm2-16gb", "mi300x"), batch=64)
+    found = answers.answers(asked)
+    steps, refused = changes.steps(found, asked, every=False)
+    for answer in found:
+        own, others = changes.changes(answer, asked, tuple(changes.offers(answer, asked)))
+        assert {step.offer: step.bought[answer.name] for step in steps if answer.name in step.bought} == {
+            one.offer: one for one in own
+        }
+        assert all(any(line.startswith(offer.name) and why in line for line in refused) for offer, why in others)
+    by = {step.offer.name: step for step in steps}
+    assert list(by["W4A16g128"].bought) == list(asked.on)
+    assert [by["W4A16g128"].bought[name].verdict for name in asked.on] == ["then fits", "does not fit", "fits"]
+    (largest,) = (step for step in steps if step.offer.name.startswith("batch"))
+    assert list(largest.bought) == ["mi300x"]  # on which alone more fit
+    assert [step.most for step in steps] == sorted((step.most for step in steps), reverse=True)
+    assert overview.asked(found).startswith("Llama 3 70B on NVIDIA H100 SXM5 80 GB and 2 more: batch 64,")
+    assert overview.asked(found[:1]).startswith("Llama 3 70B on NVIDIA H100 SXM5 80 GB: batch 64,")
+
+
+def test_steps_that_one_device_alone_cannot_take_are_refused_with_its_name():
+    asked = State(model="llama-3.1-8b", on=("h100-sxm", "mi300x"), techniques=("sparsity",))
+    _, refused = changes.steps(answers.answers(asked), asked, every=True)
+    alone = {name: changes.steps(answers.answers(replace(asked, on=(name,))), replace(asked, on=(name,)), every=True)[1]
+             for name in asked.on}  # fmt: skip
+    both = set(alone["h100-sxm"]) & set(alone["mi300x"])
+    assert both
+    assert both <= set(refused)
+    for name, lines in alone.items():
+        for line in set(lines) - both:
+            step, _, why = line.partition(": ")
+            assert f"{step} on {name}: {why}" in refused
 
 
 def test_every_technique_can_be_chosen():

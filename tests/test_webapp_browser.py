@@ -16,6 +16,7 @@ if not shutil.which("chromium"):
     pytest.skip("no chromium on this machine", allow_module_level=True)
 pytest.importorskip("playwright")
 
+from llmviewer.webapp import controls
 from llmviewer.webapp.screenshots import browsing, open_page, serving, settled
 from llmviewer.webapp.state import TABS
 
@@ -287,6 +288,38 @@ def test_a_new_user_finds_what_bounds_a_model_and_what_fewer_bits_would_buy(page
     page.click("#changes li:has-text('W4A16g128') a:has-text('compare')")
     page.wait_for_selector(".compare .said")
     assert f"{before / after:.3g}x faster decode" in page.inner_text(".compare")
+
+
+@pytest.mark.parametrize(
+    ("search", "first"),
+    [
+        ("llama 3 70b", "Llama 3 70B"),
+        ("llama-3.1-8b", "Llama 3.1 8B"),
+        ("mixtral", "Mixtral 8x7B"),
+        ("gemma 2b", "Gemma 2B"),
+        ("70b llama 3.3", "Llama 3.3 70B"),
+    ],
+)
+def test_the_model_that_is_meant_comes_first(page, server, search, first):
+    open_page(page, server)
+    page.click("#model")
+    page.keyboard.type(search, delay=20)
+    page.wait_for_function("t => document.querySelector('.dash-dropdown-option')?.innerText.startsWith(t)", arg=first)
+
+
+def test_a_list_that_is_not_searched_any_more_is_as_it_was(page, server):
+    open_page(page, server)
+    options = controls.model_options(())
+    found = page.evaluate(
+        "options => {"
+        "  const ranked = window.dash_clientside.llmviewer.ranked;"
+        "  const found = ranked('llama 3 70b', options);"
+        "  return [found, ranked(null, found)];"
+        "}",
+        options,
+    )
+    assert [option["value"] for option in found[0][:2]] == ["llama-3-70b", "llama-3.1-70b"]
+    assert found[1] == options
 
 
 def test_techniques_are_found_by_what_they_do(page, server):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 from flask import Flask, Response
@@ -25,12 +25,13 @@ from llmviewer.errors import InputError
 from llmviewer.reports.data import render_csv, render_json
 from llmviewer.reports.html import render as render_html
 from llmviewer.reports.text import sentence
+from llmviewer.units import counted
 
 from . import controls, state
 from .answers import Answer, answers, device, fault, hardware_file, model_file, settled, why_not
 from .asked import asked, kept, packed, unpacked
 from .tabs import TABS
-from .tabs._parts import badge, panel, table
+from .tabs._parts import badge, in_browser, panel, table
 from .views import overview
 from .words import CONTROLS
 
@@ -186,6 +187,11 @@ def _register(app: Dash) -> None:
         now = asked(link, files)
         shown = next((one for one in TABS if one.name == tab), TABS[0])
         return shown.show(answers(now), now)
+
+    ranked = ClientsideFunction("llmviewer", "ranked")
+    for name in ("model", "on"):
+        listed = Output(name, "options", allow_duplicate=True)
+        in_browser(app, ranked, listed, Input(name, "search_value"), State(name, "options"))
 
     @app.callback(
         Output("download", "data"),
@@ -343,7 +349,7 @@ def _page(
 def _answer(found: tuple[Answer, ...], now: state.State) -> list[Component]:
     """What bounds the phase, in a sentence, and the totals."""
     first = found[0]
-    asked_, bound, advice = overview.words(first, now.phase)
+    bound, advice = overview.words(first, now.phase)
     several = [html.P(f"On {first.name}, the first of {len(found)} devices:", className="soft")] * (len(found) > 1)
     cards = html.Dl(
         [
@@ -355,10 +361,10 @@ def _answer(found: tuple[Answer, ...], now: state.State) -> list[Component]:
         className="cards",
     )  # fmt: skip
     said = [html.Li(sentence(note)) for note in first.analysis.notes]
-    notes = html.Details([html.Summary(f"{len(said)} note{'s' * (len(said) > 1)}"), html.Ul(said)])
+    notes = html.Details([html.Summary(counted(len(said), "note")), html.Ul(said)])
     effects = [html.Li([html.Strong(f"{label} "), text]) for label, text in overview.effects(first)]
     return [
-        html.H2(asked_),
+        html.H2(overview.asked(found)),
         panel(*several, html.P([badge(bound), " ", advice], id="advice"), *([html.Ul(effects, className="said")]
               if effects else []), className="bounds"),
         cards if len(found) == 1 else panel(_totals(found, now.phase), className="totals"),

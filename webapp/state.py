@@ -32,6 +32,11 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}\.(?:json|yaml)")
 _READ_MOST: Final = 2_000_000  # of a link, before anything is made of it [characters]
 
 
+def _given(value: object) -> str:
+    """What a field has, which shows a number out of its range and gives none."""
+    return "" if value is None else f"; got {value!r}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Number:
     """A whole number of a range."""
@@ -46,8 +51,7 @@ class Number:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not self.least <= value <= self.most:
-            given = "nothing" if value is None else repr(value)
-            raise ValueError(f"must be a whole number from {self.least:,} to {self.most:,}; got {given}")
+            raise ValueError(f"must be a whole number from {self.least:,} to {self.most:,}{_given(value)}")
         return value
 
 
@@ -63,7 +67,7 @@ class Fraction:
 
     def check(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.least <= value <= self.most:
-            raise ValueError(f"must be a number from {self.least:g} to {self.most:g}; got {value!r}")
+            raise ValueError(f"must be a number from {self.least:g} to {self.most:g}{_given(value)}")
         return float(value)
 
 
@@ -186,7 +190,7 @@ class State:
     quant: str = _of(Text(), "")
     attention: str = _of(_words("", "flash", "eager"), "")
     tp: int = _of(Number(least=1, most=1024), 1)
-    pp: int = _of(Number(least=1, most=1024), 1)
+    pp: int = _of(Number(least=1, most=16), 1)  # each stage is laid out by itself
     ep: int = _of(Number(least=1, most=1024), 1)
     dp: int = _of(Number(least=1, most=1024), 1)
     cp: int = _of(Number(least=1, most=1024), 1)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..comparison import hourly
 from ..hardware import Hardware
 from ..layout import Layout
-from ..units import seconds, si
+from ..units import counted, seconds, si
 from .service import Goals
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
@@ -54,7 +54,7 @@ class Candidate:
     factor       what rules it out: "", "data type", "layout", "memory", "rate", "batch", "time to first token" or
                  "time per token"
     excess       over what is allowed or there; inf where that is no matter of degree
-    reason       both, in words
+    reason       both, in words; "" beside a factor where `excess` is not worked out further than that it is no less
     """
 
     hardware: Hardware
@@ -222,16 +222,9 @@ def _reason(one: Candidate, load: Load) -> str:
     if one.factor == "batch":
         return f"batch: {one.excess * load.limits[-1]:.0f} sequences at a time, of {load.limits[-1]:.0f} at most"
     if one.factor == "rate":
-        return (
-            f"rate: {load.rate / one.excess:.4g} requests/s at most on {one.devices} devices, of {load.rate:.4g} asked"
-        )
+        on = counted(one.devices, "device")
+        return f"rate: {load.rate / one.excess:.4g} requests/s at most on {on}, of {load.rate:.4g} asked"
     value, goal = (
         (one.ttft_s, load.goals.ttft_s) if one.factor == "time to first token" else (one.tpot_s, load.goals.tpot_s)
     )
     return f"{one.factor}: {seconds(value)}, {times} the {seconds(goal)} allowed"
-
-
-def refused(device: Hardware, quant: str, layout: Layout, factor: str, reason: str) -> Candidate:
-    return Candidate(
-        hardware=device, quant=quant, layout=layout, factor=factor, excess=inf, reason=f"{factor}: {reason}"
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
+from math import inf
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,8 @@ from ..graph import Graph
 from ..hardware import Hardware
 from ..layout import Layout, Network
 from ..memory import Footprint
+from ..operators.base import Operator
+from ..operators.collectives import Collective
 from ..roofline import OperatorEstimate
 from ..setting import Attention, Setting
 from ..transforms.flash_attention import flash_attention
@@ -33,6 +36,8 @@ class LaidOut:
 
     prefills, steps  of those that run them, which `devices` of each fleet are the places of here
     refused          why the others cannot, by place
+    needed           memory of a device for each limit of the batch, whole answers cached, while one prompt is read [B],
+                     [batch]
     """
 
     devices: tuple[Hardware, ...]
@@ -40,7 +45,7 @@ class LaidOut:
     prefills: Sequence[Fleet]
     steps: Sequence[Fleet]
     refused: Mapping[int, str]
-    footprint: Footprint
+    needed: Grid
 
     def bounds(self, load: Load) -> Times:
         """Of all devices."""
@@ -92,49 +97,98 @@ class LaidOut:
                     times.unmodelled[place] = np.mean(np.broadcast_to(found.unmodelled_share, points)[reads:])
         return times
 
-    def needed(self, load: Load) -> Grid:
-        """Memory of a device for each limit of the batch, whole answers cached, while one prompt is read. [B],
-        [batch]
-        """
-        gen, prompt, layout = float(load.gen), float(load.prompt), self.layout
-        weights, cache, _ = self.footprint.parts(batch=load.limits, prompt=prompt, gen=gen)
-        reading = self.footprint.parts(batch=float(layout.dp * layout.pp), prompt=prompt, gen=gen)[2]
-        writing = self.footprint.parts(batch=load.limits, prompt=1.0, gen=prompt + gen - 1)[2]
-        return np.broadcast_to(weights + cache + np.maximum(reading, writing), load.limits.shape)
 
-
-def laid_out(one: Setting, devices: Sequence[Hardware], known: Known) -> Iterator[LaidOut | tuple[Hardware, str]]:
-    """`one` on all devices, those together that run the same graph; and those whose links or sizes do not allow it,
-    each with the reason.
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """A device that a setting is not laid out on: what rules it out, how far it is off at least, and why in words, ""
+    where more was not worked out.
     """
-    alike: dict[object, list[tuple[Hardware, Hardware]]] = {}  # with their links
+
+    device: Hardware
+    factor: str
+    excess: float = inf
+    reason: str = ""
+
+
+def laid_out(
+    one: Setting, devices: Sequence[Hardware], load: Load, known: Known, *, large: bool
+) -> Iterator[LaidOut | Left]:
+    """`one` on all devices, those together that run the same graph; and those left whose links or sizes do not allow
+    it.
+
+    large  whether it is also laid out where there is no room for the smallest batch
+    """
+    alike: dict[object, list[tuple[Network, Hardware]]] = {}  # of each device, which with its links
     for device in devices:
         try:
             network = Network.of(device, one.layout)
             linked = network.linked()
         except InputError as error:
-            yield device, str(error)
+            yield Left(device=device, factor="layout", reason=str(error))
             continue
-        alike.setdefault(_signature(network), []).append((device, linked))
-    footprint: Footprint | None = None  # the same on all, as links hold nothing
+        alike.setdefault(_signature(network), []).append((network, linked))
+    first: tuple[Graph, Graph] | None = None
+    needed: Grid | None = None  # the same on all, as links hold nothing
     flash = one.attention is Attention.FLASH
     for members in alike.values():
-        own = [device for device, _ in members]
-        lowered = replace(one, attention=Attention.EAGER, hardware=own[0])
-        try:
-            graphs = (lowered.graph, lowered.decode_graph)
-        except InputError as error:
-            yield from ((device, str(error)) for device in own)
+        network = members[0][0]
+        if large or needed is None or any(_held(needed, other.hardware) <= 1 for other, _ in members):
+            try:
+                graphs = _relinked(first, network) if first and one.layout.ep == 1 else _lowered(one, network.hardware)
+            except InputError as error:
+                yield from (Left(device=other.hardware, factor="layout", reason=str(error)) for other, _ in members)
+                continue
+            if needed is None:
+                tiled = [_tiled(graph, flash=flash)(network.hardware.on_chip_bytes) for graph in graphs]
+                needed = _needed(Footprint.of(tiled[0], tiled[1], one.layout), one.layout, load)
+            first = graphs
+        over = [0.0 if large else _held(needed, other.hardware) for other, _ in members]
+        own = [pair for pair, excess in zip(members, over, strict=True) if excess <= 1]
+        for (other, _), excess in zip(members, over, strict=True):
+            if excess > 1:
+                yield Left(device=other.hardware, factor="memory", excess=excess)
+        if not own:
             continue
-        linked_only = [linked for _, linked in members]
+        linked_only = [linked for _, linked in own]
         prefills, refused = fleets(_tiled(graphs[0], flash=flash), linked_only, known)
         steps = prefills if graphs[1] is graphs[0] else fleets(_tiled(graphs[1], flash=flash), linked_only, known)[0]
-        if footprint is None:
-            tiled = [_tiled(graph, flash=flash)(own[0].on_chip_bytes) for graph in graphs]
-            footprint = Footprint.of(tiled[0], tiled[1], one.layout)
         yield LaidOut(
-            devices=tuple(own), layout=one.layout, prefills=prefills, steps=steps, refused=refused, footprint=footprint
+            devices=tuple(other.hardware for other, _ in own), layout=one.layout, prefills=prefills, steps=steps,
+            refused=refused, needed=needed,
         )  # fmt: skip
+
+
+def _lowered(one: Setting, device: Hardware) -> tuple[Graph, Graph]:
+    """What a prefill and a decode step run, the same one where they do not differ; attention is not tiled yet.
+
+    Raises InputError where the layout does not divide the model.
+    """
+    untiled = replace(one, attention=Attention.EAGER, hardware=device)
+    return untiled.graph, untiled.decode_graph
+
+
+def _relinked(graphs: tuple[Graph, Graph], network: Network) -> tuple[Graph, Graph]:
+    """The same on devices with other links, which are all that differs; experts in places of their own apart."""
+
+    def one(op: Operator) -> Operator:
+        return replace(op, group=network.group(*op.group.name.split("+"))) if isinstance(op, Collective) else op
+
+    prefill = graphs[0].map(one)
+    return prefill, prefill if graphs[1] is graphs[0] else graphs[1].map(one)
+
+
+def _needed(footprint: Footprint, layout: Layout, load: Load) -> Grid:
+    """As of LaidOut."""
+    gen, prompt = float(load.gen), float(load.prompt)
+    weights, cache, _ = footprint.parts(batch=load.limits, prompt=prompt, gen=gen)
+    reading = footprint.parts(batch=float(layout.dp * layout.pp), prompt=prompt, gen=gen)[2]
+    writing = footprint.parts(batch=load.limits, prompt=1.0, gen=prompt + gen - 1)[2]
+    return np.broadcast_to(weights + cache + np.maximum(reading, writing), load.limits.shape)
+
+
+def _held(needed: Grid, device: Hardware) -> float:
+    """The least that is needed over what there is."""
+    return float(np.min(needed) / device.capacity)
 
 
 def _tiled(graph: Graph, *, flash: bool) -> Callable[[float], Graph]:

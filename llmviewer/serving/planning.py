@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from math import inf, isfinite, isnan
@@ -20,11 +20,11 @@ from ..expectation.profile import Profile
 from ..fleet import Known
 from ..hardware import Hardware
 from ..hardware_files import hardware_names, load_hardware
-from ..layout import parse_layout
+from ..layout import Layout, parse_layout
 from ..model import Model
 from ..setting import Setting, whole
-from .candidates import By, Candidate, Load, Times, judged, refused
-from .passes import LaidOut, laid_out
+from .candidates import By, Candidate, Load, Times, judged
+from .passes import LaidOut, Left, laid_out
 from .service import Goals, check_bound
 
 QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128", "W4A8g128", "KV8")
@@ -214,12 +214,13 @@ def plan(
     def kernels(device: str) -> Kernels:
         return Kernels(named[device], made.library if made else library, base.profiles, engine=made)
 
-    search, tried = _Search(devices, load, None if bound else kernels), 0
+    search, tried = _Search(load, None if bound else kernels), 0
     found: list[Candidate] = []
     settings = [(quant, layout) for quant in dict.fromkeys(quants) for layout in dict.fromkeys(laid)]
+    ones: dict[tuple[str, Layout], Setting] = {}
     for done, (quant, layout) in enumerate(settings, 1):
-        one = replace(base if quant == PUBLISHED else base.having(quant=quant), layout=layout)
-        found += search.candidates(one, quant)
+        ones[quant, layout] = replace(base if quant == PUBLISHED else base.having(quant=quant), layout=layout)
+        found += search.candidates(ones[quant, layout], quant, devices)
         tried += len(devices) * (max_devices // layout.devices) * len(limits)
         progress(done, len(settings))
     keeping = [one for one in found if not one.factor]
@@ -232,17 +233,17 @@ def plan(
     able = tuple(one for one in keeping if one.least or bound)
     least = min((one.least or one for one in found if one.least or not one.factor), key=order, default=None)
     served = {one.hardware.name for one in keeping}
-    closest: dict[str, Candidate] = {}
+    missed: dict[str, list[Candidate]] = {}
     for candidate in found:
-        name = candidate.hardware.name
-        if name not in served and (name not in closest or _missed(candidate) < _missed(closest[name])):
-            closest[name] = candidate
+        if candidate.hardware.name not in served:
+            missed.setdefault(candidate.hardware.name, []).append(candidate)
+    closest = [search.closest(own, ones) for own in missed.values()]
     return ServicePlan(
         model=base.model, rate=rate, prompt=prompt, gen=gen, goals=goals, by=chosen, years=years,
         max_devices=max_devices, quants=tuple(quants), able=able,
         kernels=None if bound else made.title if made else library,
         unmeasured=_each([one for one in keeping if not (one.least or bound)]), least=least,
-        rejected=tuple(sorted(closest.values(), key=lambda one: (one.factor, one.excess))), tried=tried,
+        rejected=tuple(sorted(closest, key=lambda one: (one.factor, one.excess))), tried=tried,
     )  # fmt: skip
 
 
@@ -263,22 +264,25 @@ def _missed(one: Candidate) -> tuple[bool, float]:
 class _Search:
     """What every setting is tried on. `kernels` are those of a device by its name; None where all is of bounds."""
 
-    devices: Sequence[Hardware]
     load: Load
     kernels: Callable[[str], Kernels] | None
     known: Known = field(default_factory=Known)
 
-    def candidates(self, one: Setting, quant: str) -> Iterator[Candidate]:
+    def candidates(
+        self, one: Setting, quant: str, devices: Sequence[Hardware], *, large: bool = False
+    ) -> Iterator[Candidate]:
         """A model in a precision and a layout on every device: the fewest copies that do, or those that come closest.
 
         Those that keep to the goals at the bound are held to them as expected too.
+
+        large  whether those that have no memory for it are worked out too
         """
-        for laid in laid_out(one, self.devices, self.known):
-            if isinstance(laid, tuple):
-                yield refused(laid[0], quant, one.layout, "layout", laid[1])
+        for laid in laid_out(one, devices, self.load, self.known, large=large):
+            if isinstance(laid, Left):
+                yield _left(laid, quant, one.layout)
                 continue
             for place, reason in laid.refused.items():
-                yield refused(laid.devices[place], quant, one.layout, "data type", reason)
+                yield _left(Left(device=laid.devices[place], factor="data type", reason=reason), quant, one.layout)
             judge = partial(self._judged, laid, quant)
             found = judge(laid.bounds(self.load), [p for p in range(len(laid.devices)) if p not in laid.refused])
             if self.kernels:
@@ -292,8 +296,27 @@ class _Search:
         if not places:
             return {}
         own = [laid.devices[place] for place in places]
-        each = judged(own, (quant, laid.layout), times.only(places), laid.needed(self.load), self.load)
+        each = judged(own, (quant, laid.layout), times.only(places), laid.needed, self.load)
         return dict(zip(places, each, strict=True))
+
+    def closest(self, found: list[Candidate], ones: Mapping[tuple[str, Layout], Setting]) -> Candidate:
+        """That of one device which comes closest to the goals, the first of several; others are as far off at least.
+
+        ones  settings by their precisions and layouts
+        """
+        while True:
+            place, one = min(enumerate(found), key=lambda pair: _missed(pair[1]))
+            if one.reason:
+                return one
+            setting = ones[one.quant, one.layout]
+            (found[place],) = self.candidates(setting, one.quant, [one.hardware], large=True)
+
+
+def _left(one: Left, quant: str, layout: Layout) -> Candidate:
+    reason = one.reason and f"{one.factor}: {one.reason}"
+    return Candidate(
+        hardware=one.device, quant=quant, layout=layout, factor=one.factor, excess=one.excess, reason=reason
+    )
 
 
 def _by(text: str | None) -> By | None:

@@ -1,5 +1,5 @@
-/* What a browser does by itself: copy the link, save a figure as SVG, enlarge a drawing, search lists, close the settings on a phone, and
-   refuse files that are too large. */
+/* What a browser does by itself: copy the link, save a figure as SVG, enlarge a drawing, search lists, close the settings
+   on a phone, and refuse files that are too large. */
 const copied = async (text) => { // browsers give the clipboard only to pages of this machine and of https
   try {
     await navigator.clipboard.writeText(text);
@@ -37,6 +37,37 @@ document.addEventListener(
   },
   true,
 );
+
+/* Options of a list in the order in which they are meant by what is searched: its words one after another, as whole words
+   before beginnings of words, then the shorter name; without a search, in the order in which they came. */
+const near = (label, wanted) => {
+  const title = label.split(" \u00b7 ")[0].toLowerCase();
+  const words = title.split(/[\s-]+/);
+  let [at, far] = [0, 0];
+  for (const one of wanted) {
+    const next = [(word) => word === one, (word) => word.startsWith(one)].map((is) => words.findIndex((word, i) => i >= at && is(word)));
+    const found = next.findIndex((place) => place >= 0);
+    far += found < 0 ? 2 : found;
+    if (found >= 0) at = next[found] + 1;
+  }
+  return [far, title.length];
+};
+const came = new Map(); // where options stood, by their values
+window.dash_clientside = Object.assign({}, window.dash_clientside, {
+  llmviewer: {
+    ranked: (searched, options) => {
+      options.forEach((option, place) => came.has(option.value) || came.set(option.value, place));
+      const wanted = (searched || "").toLowerCase().split(/[\s-]+/).filter((word) => word);
+      const rank = (option) => [...(wanted.length ? near(option.label, wanted) : []), came.get(option.value)];
+      const ranked = options.map((option) => [rank(option), option]).sort(([a], [b]) => {
+        const place = a.findIndex((part, i) => part !== b[i]);
+        return place < 0 ? 0 : a[place] - b[place];
+      });
+      const same = ranked.every(([, option], place) => option === options[place]);
+      return same ? window.dash_clientside.no_update : ranked.map(([, option]) => option);
+    },
+  },
+});
 
 document.addEventListener("submit", (event) => event.preventDefault()); // Enter in a field changes the field
 

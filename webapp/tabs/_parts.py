@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dash import Dash, Input, Output, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dash import State as Held
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
@@ -99,7 +99,9 @@ def saves(
         return saved(name, lines(answers(state), state))
 
 
-def in_browser(app: Any, script: str, output: Output, *given: Input, at_once: bool = False) -> None:
+def in_browser(
+    app: Any, script: str | ClientsideFunction, output: Output, *given: Input | Held, at_once: bool = False
+) -> None:
     """A callback that the browser answers by itself; `at_once` also when its inputs come."""
     app.clientside_callback(script, output, *given, prevent_initial_call=not at_once)
 

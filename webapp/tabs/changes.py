@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..answers import answers
 from ..asked import asked, kept
 from ..state import MOST_PINS, State
 from ..views import changes
-from ..views.changes import Change, Offer
+from ..views.changes import Change, Offer, Step
 from ._parts import panel
 
 _PLACE, _MORE = "changes", "more-changes"
@@ -22,10 +22,11 @@ _PLACE, _MORE = "changes", "more-changes"
 
 def place(state: State) -> Component:
     """Where they stand; they are worked out after what was asked."""
+    where = state.on[0] if len(state.on) == 1 else "each device"
     return panel(
         html.Div([
             html.H3("What would change it"),
-            html.Span(f"on {state.on[0]}, one step at a time; most first", className="soft"),
+            html.Span(f"on {where}, one step at a time; most first", className="soft"),
         ], className="figcaption"),
         dcc.Store(id="changes-of", data=kept(state)),
         dcc.Loading(html.Div(id=_PLACE, className="changes"), delay_show=200, type="dot"),
@@ -35,32 +36,58 @@ def place(state: State) -> Component:
     )  # fmt: skip
 
 
-def content(found: Sequence[Change], refused: Sequence[tuple[Offer, str]], state: State) -> list[Component]:
-    good = [one for one in found if one.helps]
+def content(found: Sequence[Step], refused: Sequence[str], state: State) -> list[Component]:
+    good = [_line(one, state) for one in found if one.helps]
     rest = [_line(one, state) for one in found if not one.helps]
-    said = [html.Li(f"{offer.name}: {why}") for offer, why in refused]
+    said = [html.Li(line) for line in refused]
     return [
-        html.Ul([_line(one, state) for one in good]) if good else html.P("Nothing that is tried here helps."),
+        html.Ul(good) if good else html.P("Nothing that is tried here helps."),
         *([html.Details([html.Summary(f"{len(rest)} that would not help here"), html.Ul(rest)])] if rest else []),
         *([html.Details([html.Summary(f"{len(said)} that cannot be had here"), html.Ul(said)])] if said else []),
     ]
 
 
-def _line(one: Change, state: State) -> Component:
-    offer, pin = one.offer, state.pin(state.on[0])
-    beside = replace(offer.state, pins=(*state.pins, pin)[-MOST_PINS:], tab="compare")
-    expected = f", expect {one.expected:.3g}x" if one.expected else ""
+def _line(step: Step, state: State) -> Component:
+    offer = step.offer
     return html.Li([
         html.Div([
             dcc.Link(offer.name, href=_link(offer.state), title=f"Set it: {offer.about}"),
             html.Span(offer.about, className="soft"),
         ], className="step"),
-        html.Div([
-            html.Strong(one.words, className="gain" if one.gain > 1 else "soft"), f"{expected}: at least {one.time}; ",
-            html.Span(one.memory, className="" if one.fits else "alarm"), " \N{MIDDLE DOT} ",
-            dcc.Link("compare", href=_link(beside), title=f"{offer.name} beside the present setting, in numbers"),
-        ], className="bought"),
+        _bought(offer, step.bought, state) if len(state.on) > 1 else _alone(offer, step.bought[state.on[0]], state),
     ])  # fmt: skip
+
+
+def _alone(offer: Offer, one: Change, state: State) -> Component:
+    """What a step buys on the only device."""
+    expected = f", expect {one.expected:.3g}x" if one.expected else ""
+    return html.Div([
+        _gain(one), f"{expected}: at least {one.time}; ",
+        html.Span(one.memory, className="" if one.fits else "alarm"), " \N{MIDDLE DOT} ",
+        _beside(offer, state.on[0], state),
+    ], className="bought")  # fmt: skip
+
+
+def _bought(offer: Offer, on: Mapping[str, Change], state: State) -> Component:
+    """What it buys on each of several, in short."""
+    return html.Table(html.Tbody([
+        html.Tr([
+            html.Th(device, scope="row"), html.Td(_gain(one)),
+            html.Td(f"expect {one.expected:.3g}x" if one.expected else ""),
+            html.Td(one.verdict, className="" if one.fits else "alarm"),
+            html.Td(_beside(offer, device, state)),
+        ], title=f"{device}: at least {one.time}; {one.memory}") for device, one in on.items()
+    ]), className="bought")  # fmt: skip
+
+
+def _gain(one: Change) -> Component:
+    return html.Strong(one.words, className="gain" if one.gain > 1 else "soft")
+
+
+def _beside(offer: Offer, device: str, state: State) -> Component:
+    """A link to the step beside the present setting of a device."""
+    beside = replace(offer.state, pins=(*state.pins, state.pin(device))[-MOST_PINS:], tab="compare")
+    return dcc.Link("compare", href=_link(beside), title=f"{offer.name} beside the present setting, in numbers")
 
 
 def _link(state: State) -> str:
@@ -75,7 +102,4 @@ def register(app: Dash) -> None:
     )  # fmt: skip
     def show(link: str, more: int | None, tab: str, op: str | None, files: Any) -> tuple[list[Component], bool]:
         state = replace(asked(link, files), tab=tab, op=op or "")
-        first = answers(state)[0]
-        steps = [*changes.offers(first, state), *(changes.further(state) if more else ())]
-        found, refused = changes.changes(first, state, steps)
-        return content(found, refused, state), bool(more)
+        return content(*changes.steps(answers(state), state, every=bool(more)), state), bool(more)

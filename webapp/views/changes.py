@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -41,7 +41,7 @@ class Offer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What an offer would buy on the first device.
+    """What an offer would buy on a device.
 
     gain      tokens per second over those without it, both at the bound
     expected  likewise as expected; None where it is not known of both
@@ -64,11 +64,53 @@ class Change:
         return max(self.gain, self.expected or 0.0) >= _WORTH or self.mends
 
     @property
+    def verdict(self) -> str:
+        """Whether it fits, in a word or two."""
+        return "then fits" if self.mends else "fits" if self.fits else "does not fit"
+
+    @property
     def words(self) -> str:
         """Such as "3.7x faster"."""
         if self.gain >= _SAME:
             return f"{self.gain:.3g}x {'the tokens per second' if self.larger else 'faster'}"
         return "no faster" if self.gain > 1 / _SAME else f"{1 / self.gain:.3g}x slower"
+
+
+class Step(NamedTuple):
+    """An offer, and what it would buy on each device on which it can be had, by their names."""
+
+    offer: Offer
+    bought: Mapping[str, Change]
+
+    @property
+    def helps(self) -> bool:
+        """Whether it does on one of them."""
+        return any(one.helps for one in self.bought.values())
+
+    @property
+    def most(self) -> float:
+        """The gain where it is largest, as expected if that is known."""
+        return max(one.expected or one.gain for one in self.bought.values())
+
+
+def steps(found: Sequence[Answer], state: State, *, every: bool) -> tuple[list[Step], list[str]]:
+    """What would change the answers, the most first; and why other steps cannot be had, in a line for each reason.
+
+    every  whether techniques are among them
+    """
+    bought: dict[Offer, dict[str, Change]] = {}
+    refused: dict[tuple[str, str], list[str]] = {}
+    for answer in found:
+        good, others = changes(answer, state, [*offers(answer, state), *(further(state) if every else ())])
+        for one in good:
+            bought.setdefault(one.offer, {})[answer.name] = one
+        for offer, why in others:
+            refused.setdefault((offer.name, why), []).append(answer.name)
+    lines = [
+        f"{name}: {why}" if len(on) == len(found) else f"{name} on {' and '.join(on)}: {why}"
+        for (name, why), on in refused.items()
+    ]
+    return sorted((Step(*one) for one in bought.items()), key=lambda one: -one.most), lines
 
 
 def offers(answer: Answer, state: State) -> Iterator[Offer]:

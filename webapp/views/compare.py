@@ -133,15 +133,16 @@ def compared(found: Sequence[Answer], state: State) -> tuple[list[Compared], tup
     every = [*pinned, *(("now" if alone else one.name, -1, one) for one in found)]
     apart = _apart([one for *_, one in every])
     settings = [
-        Compared(_name(short, said), short, headline(one.analysis), place, one)
+        Compared(_name(short, said, one.name), short, headline(one.analysis), place, one)
         for (short, place, one), said in zip(every, apart, strict=True)
     ]
     return settings, tuple(problems)
 
 
-def _name(short: str, apart: str) -> str:
+def _name(short: str, apart: str, device: str) -> str:
     """What a setting is called and what sets it apart, of which its device may be a part already."""
-    return apart if short in apart.split(", ") else ": ".join(filter(None, (short, apart)))
+    between = ", " if short == device else ": "
+    return apart if short in apart.split(", ") else between.join(filter(None, (short, apart)))
 
 
 def _apart(every: Sequence[Answer]) -> list[str]:

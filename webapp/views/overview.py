@@ -10,16 +10,23 @@ from llmviewer.reports.drawing import SKY
 from llmviewer.reports.html import memory_cards, time_cards
 from llmviewer.reports.marks import identity
 from llmviewer.reports.page import Card
-from llmviewer.reports.text import effect_lines, headline, sentence
+from llmviewer.reports.text import devices, effect_lines, headline, sentence
 
 from ..answers import Answer
 from .shown import Shown, shown
 
 
-def words(answer: Answer, phase: str) -> tuple[str, str, str]:
-    """What was asked, what bounds it ("memory", ...), and the sentence on what does and what would help."""
+def asked(found: Sequence[Answer]) -> str:
+    """What was asked, of the first device and how many more."""
+    first = found[0].analysis
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return headline(first).replace(devices(first), f"{devices(first)}{more}", 1)
+
+
+def words(answer: Answer, phase: str) -> tuple[str, str]:
+    """What bounds it ("memory", ...), and the sentence on what does and what would help."""
     one = answer.phase(phase)
-    return headline(answer.analysis), one.total.bound, sentence(one.advice.replace("--offload", "offload"))
+    return one.total.bound, sentence(one.advice.replace("--offload", "offload"))
 
 
 def sources(found: Sequence[Answer]) -> str:

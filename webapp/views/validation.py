@@ -24,7 +24,7 @@ from llmviewer.expectation.profile import Entry, Error
 from llmviewer.expectation.validate import Predictions, Validation, predict, validate
 from llmviewer.hardware_files import hardware_aliases
 from llmviewer.reports.trust import Dot, against, errors
-from llmviewer.units import seconds
+from llmviewer.units import counted, seconds
 
 from ..answers import Answer
 from .shown import Shown, shown
@@ -102,7 +102,7 @@ def errors_figure(found: Sequence[Answer]) -> Shown:
     for entry in _entries(found):
         error, stack = entry.held_out, entry.stack
         words = " ".join(filter(None, (stack.library, entry.version, stack.kernel, _dtype(entry))))
-        text = f"<b>{words}</b><br>{_percent(error.mape)} off, {entry.rows:,} rows"
+        text = f"<b>{words}</b><br>{_percent(error.mape)} off, {counted(entry.rows, 'row')}"
         named.setdefault(entry.device, []).append(Dot(_said(entry.family), error.mape, text))
     named["a device not measured"] = [
         Dot(_said(family), error.mape, f"<b>{dtype}</b>, carried over<br>{_percent(error.mape)} off")
@@ -198,7 +198,7 @@ def scatter(one: Measured, name: str) -> Shown | None:
     each = max(1, math.ceil(count / _MOST_POINTS))
     named = {key: (times[own[::each]], expected[own[::each]]) for key, own in kept.items()}
     every = "" if each == 1 else f"; one of {each} is drawn"
-    return shown(against(named, f"Expected against measured: {name}", f"{count:,} rows{every}"))
+    return shown(against(named, f"Expected against measured: {name}", f"{counted(count, 'row')}{every}"))
 
 
 def scores(one: Measured) -> list[tuple[str, ...]]:
@@ -232,8 +232,10 @@ def worst(one: Measured) -> list[tuple[str, ...]]:
 def skipped(one: Measured) -> list[str]:
     """Rows that were not scored, with the reason."""
     unknown = Counter({f"no device {called[:60]!r}": count for called, count in one.unknown.items()})
-    counted = (Counter(one.scores.skipped) + unknown).most_common(10)
-    return [f"{count:,} row{'s' * (count > 1)}: {reason}" for reason, count in counted]
+    return [
+        f"{counted(count, 'row')}: {reason}"
+        for reason, count in (Counter(one.scores.skipped) + unknown).most_common(10)
+    ]
 
 
 def predicted(one: Measured) -> list[tuple[Any, ...]]:

@@ -28,6 +28,7 @@ class Model:
     format       what weights and activations are stored in, or were before they were quantized
     quantization what was quantized when it was published; an analysis that asks for no other uses it
     max_context  tokens that its positions are made for; 0 where it says nothing
+    max_answer   those of its decoder, where they are others
     notes        what a reader of the results should know, such as fields of its file that nothing read
     unknown      what of its quantization is not known here, so that its weights may be of another size; "" where all is
     predicting   the same with its layers that predict further tokens; None where there are none
@@ -39,6 +40,7 @@ class Model:
     graph: Graph
     format: Format
     max_context: int = 0
+    max_answer: int = 0
     aliases: tuple[str, ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()

@@ -243,6 +243,7 @@ def _from_config(
         graph=Graph(graph.blocks),
         format=fmt,
         max_context=_text(config).integer(_text(config).first(*_CONTEXT), 0),
+        max_answer=_text(config).integer("max_target_positions", 0),
         aliases=aliases,
         source=source or config.file,
         notes=(*guessed, *notes, *(stored.notes if stored else ())),

@@ -38,6 +38,8 @@ def notes(setting: Setting, *, prompt: int, written: int, images: int = 0) -> tu
     context = max(prompt, written) if model.encodes else prompt + written  # encoder and decoder each count their own
     if model.max_context and context > model.max_context:
         found.append(f"{context} tokens are more than the {model.max_context} positions of {model.name}")
+    if model.max_answer and written > model.max_answer:
+        found.append(f"{written} tokens written are more than the {model.max_answer} positions of its decoder")
     found.extend(f"what-if: {change} instead of the device's own number" for change in hardware.changes)
     if setting.expert_skew:
         skew = f"expert skew {setting.expert_skew:g}"

@@ -537,3 +537,10 @@ def test_heads_that_see_both_ways_keep_no_cache():
     heads = Heads(num_heads=2, num_kv_heads=2, head_dim=4, mask=Everything())
     assert not heads.mask.keeps
     assert evaluate(heads.pairs, Workload.prefill(batch=3, prompt=5)) == 2 * 3 * 25
+
+
+@pytest.mark.parametrize(("gen", "told"), [(448, False), (449, True)])
+def test_a_decoder_has_positions_of_its_own(gen, told):
+    notes = llmviewer.analyze("whisper-tiny", "h100", prompt=1500, gen=gen).notes
+    assert (f"{gen} tokens written are more than the 448 positions of its decoder" in notes) == told
+    assert not any("1500 positions" in note for note in notes)

@@ -178,10 +178,6 @@ class Own(nn.Module):
             caches.append(cache)
         return self.head(self.act(x)), caches
 
-class NoCache(Own):
-    def forward(self, input_ids, use_cache=True):
-        return super().forward(input_ids)[0]
-
 class Loop(Own):
     def forward(self, input_ids, past_key_values=None, use_cache=True):
         out, caches = super().forward(input_ids, past_key_values)
@@ -254,15 +250,13 @@ ERRORS = {
     "(ModuleNotFoundError: No module named 'nowhere_at_all')",
     "own_model:absent": "own_model:absent: module own_model has no 'absent'; give package.module:callable",
     "own_model:raises": "own_model:raises: calling raises() without arguments raised ValueError: no such size",
-    "own_model:number": "number: must be a torch.nn.Module; got int",
+    "own_model:number": "number: must return a torch.nn.Module, or (module, inputs); got int",
     "own_model:decides": "decides: the module itself: _local_scalar_dense needs the values of a tensor, and a trace "
     "has only shapes; make what it decides a constant, or describe the model in a YAML file",
     "own_model:selects": "selects: the module itself: index needs the values of a tensor, and a trace has "
     "only shapes; make what it decides a constant, or describe the model in a YAML file",
     "own_model:wrong": "wrong: the module itself: bmm fails on meta tensors (RuntimeError: Expected size for first two "
     "dimensions of batch2 tensor to be: [2, 64] but got: [2, 7].)",
-    "own_model:NoCache": "NoCache: forward must return a cache of keys and values, as .past_key_values or second; got "
-    "none (recurrent states are not traced; describe the model in a YAML file)",
     "own_model:Loop": "Loop: makes 33 calls for one shape and 35 for another; a trace needs the same calls for all "
     "(is there a loop over tokens?)",
     "own_model:linear": "linear: layers.0: layer sees the last 501 keys, and windows are known of two products with "

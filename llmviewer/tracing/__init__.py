@@ -1,17 +1,19 @@
-"""A graph from any causal language model in torch, without its weights: what there is no architecture for.
+"""A graph from any module in torch, without its weights: what there is no architecture for.
 
-The module runs on the meta device for a few shapes of batch, new and cached tokens. The aten calls of all passes are
-aligned, and what each does is fitted exactly by the features of a workload; a call that does not fit is an error.
-Matmul-like calls are operators of their own, and the element-wise ones between them are fused. Score matrices are
-whole in a trace; their OPs count what a causal mask leaves, as everywhere else here.
+The module runs on the meta device for a few shapes: of batch, new and cached tokens where it keeps a cache, of what it
+reads once where it does not. The aten calls of all passes are aligned, and what each does is fitted exactly by the
+features of a workload; a call that does not fit is an error. Matmul-like calls are operators of their own, and the
+element-wise ones between them are fused. Score matrices are whole in a trace; with a cache their OPs count what a
+causal mask leaves, as everywhere else here.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,17 +24,20 @@ from .._layout import ROOT
 from ..errors import InputError
 from ..model import Model
 from ..precision import FP16, Format
-from .fitting import SHAPES, Shape
+from .fitting import CACHED, FIXED, Shape
 from .operators import Builder, format_of
+from .passes import Passes, passes_of
 from .program import Program, layer_lists
-from .recording import Recording, record, tensors_in
+from .recording import Recording
 
 _CONTEXT: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "block_size")
+_NAMED: Final = 4  # parameters that a note tells by name
 _LONG: Final = 1 << 15  # tokens of the longest pass of a trace, where the module does not say how many it is made for
 
 
 def load_traced(name: str) -> Model:
-    """The model that "package.module:callable" names: a callable without arguments that returns a module.
+    """The model that "package.module:callable" names: a callable without arguments that returns a module, or a tuple of
+    it and what trace() takes as `inputs` and `dims`.
 
     It is called under torch.device("meta"), so it takes no memory. Modules in the working folder are found, too.
     Raises InputError where it cannot be imported, called or traced.
@@ -50,22 +55,35 @@ def load_traced(name: str) -> Model:
         found = getattr(found, part)
     try:
         with torch.device("meta"):
-            module = found()
+            made = found()
+            module, *given = made if isinstance(made, tuple) and 1 < len(made) < 4 else (made,)
             module = module.to("meta") if isinstance(module, torch.nn.Module) else module  # numbers drawn by hand
     except Exception as error:  # noqa: BLE001  # it is the user's code
         raise InputError(f"{name}: calling {attribute}() without arguments raised {_told(error)}") from None
-    return trace(module, name=attribute, vocab=None)
+    if not isinstance(module, torch.nn.Module):
+        what = type(made).__name__ if made is module else f"a tuple that begins with {type(module).__name__}"
+        raise InputError(f"{attribute}: must return a torch.nn.Module, or (module, inputs); got {what}")
+    return trace(module, name=attribute, **dict(zip(("inputs", "dims"), given, strict=False)))
 
 
-def trace(module: Any, *, name: str, vocab: int | None = None) -> Model:
-    """The model that `module` computes: a torch.nn.Module on the meta device, called as transformers calls its causal
-    language models, with input_ids, past_key_values and use_cache.
+def trace(
+    module: Any, *, name: str, vocab: int | None = None, inputs: Any = None, dims: Mapping[Any, Any] | None = None
+) -> Model:
+    """The model that `module` computes: a torch.nn.Module on the meta device.
 
-    vocab  how many logits it must have; None takes as many as there are
+    What keeps keys and values is called as transformers calls its causal language models, with input_ids,
+    past_key_values and use_cache. Anything else runs once over its input: ids of tokens, the pictures that its config
+    describes, or what is given.
+
+    vocab   how many logits it must have; None takes as many as there are
+    inputs  what forward takes, on the meta device: a tensor, a tuple of what it takes by place or a dict by name. The
+            first dimension of tensors is sequences; what is as long as the second dimension of ids, or else of the
+            first tensor of three dimensions, is tokens, if it can vary
+    dims    which dimensions vary, where that is not so: {name or place: {0: "sequences", 1: "tokens"}}
 
     What the OPs of attention products count are the pairs that a causal mask leaves, though a trace has whole score
-    matrices. What depends on shapes alone (masks, angles, indices) costs nothing. Raises InputError, naming the call,
-    where one needs data, or does not fit.
+    matrices; of what runs once all pairs, but where the module says is_causal. What depends on shapes alone (masks,
+    angles, indices) costs nothing. Raises InputError, naming the call, where one needs data, or does not fit.
     """
     torch = _torch(name)
     if not isinstance(module, torch.nn.Module):
@@ -73,31 +91,53 @@ def trace(module: Any, *, name: str, vocab: int | None = None) -> Model:
     elsewhere = next(((n, p.device) for n, p in module.named_parameters() if p.device.type != "meta"), None)
     if elsewhere:
         raise InputError(f"{name}: must be on the meta device; {elsewhere[0]} is on {elsewhere[1]}")
-    was_training = module.training
-    module.eval()
+    lazy = next((n for n, p in module.named_parameters() if torch.nn.parameter.is_lazy(p)), None)
+    if lazy:
+        raise InputError(f"{name}: must have parameters of known sizes; {lazy} waits for data")
+    was_training, learned = module.training, [p for p in module.parameters() if p.requires_grad]
     try:
-        return _traced(module, name, vocab)
+        module.eval().requires_grad_(requires_grad=False)
+        return _traced(module, name, vocab, passes_of(module, name, inputs, dims))
     finally:
         module.train(was_training)
+        for parameter in learned:
+            parameter.requires_grad_()
 
 
-def _traced(module: Any, name: str, vocab: int | None) -> Model:
-    recordings = [_record(module, name, shape) for shape in SHAPES]
-    program = Program(name, recordings)
+def _traced(module: Any, name: str, vocab: int | None, ways: Sequence[Passes]) -> Model:
+    """The model by the first of some ways to run it that all counts fit."""
+    first, *others = ways
+    try:
+        program = Program(name, first.basis, [first.record(shape) for shape in first.basis.shapes])
+        return _model(module, program, first, vocab)
+    except InputError as error:
+        if not others:
+            raise
+        why = str(error).removeprefix(f"{name}: ")
+        return _traced(module, name, vocab, [replace(others[0], why=why), *others[1:]])
+
+
+def _model(module: Any, program: Program, passes: Passes, vocab: int | None) -> Model:
+    name = program.name
     if program.logits < 0 or program.logits not in program.writer:
-        raise InputError(f"{name}: forward must return logits, as .logits or first; got none that depend on its input")
+        what = "logits, as .logits or first" if passes.basis is CACHED else "what it makes of its input"
+        raise InputError(f"{name}: forward must return {what}; got nothing that depends on it")
     width = program.values[program.logits].shape[-1]
     if vocab is not None and width != vocab:
         raise InputError(f"{name}: must have {vocab} logits, as vocab says; got {width}")
-    context = _context(module)
-    prompt = Shape(2, min(6, context or 6), 0)
-    _compare(program, _record(module, name, prompt), prompt)
-    notes = _find_windows(module, program, context)
+    context = _context(module) if passes.basis is not FIXED else 0
+    notes = (*passes.notes, *_checked(program, passes, context))
     builder = Builder(program)
-    graph = builder.graph(program.segments(layer_lists(module))).check()
+    segments = program.segments(layer_lists(module))
+    graph = builder.graph(segments).check()
+    joined = sum(segment.joined for segment in segments)
+    if joined:
+        notes += (f"{joined} layers hand on more than one tensor, and are one block",)
     unread = sorted({n for n, _ in module.named_parameters()} - builder.held)
     if unread:
-        notes += (f"parameters that no pass reads, which are not counted: {', '.join(unread)}",)
+        more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
+        named = ", ".join(unread[:_NAMED]) + more
+        notes += (f"parameters that no pass reads, which are not counted: {named}",)
     return Model(
         name=name,
         title=name,
@@ -110,47 +150,34 @@ def _traced(module: Any, name: str, vocab: int | None) -> Model:
     )
 
 
-def _record(module: Any, name: str, shape: Shape) -> Recording:
-    """A pass of `shape`: the prompt that fills the cache, then the recorded one."""
-    torch = import_module("torch")
-
-    def ids(length: int) -> Any:
-        return torch.zeros(shape.batch, length, dtype=torch.long, device="meta")
-
-    if not shape.past:
-        return record(module, lambda: module(input_ids=ids(shape.q_len), use_cache=True), name=name, cached=[])[0]
-    before = ids(shape.past)
-    _, out = record(module, lambda: module(input_ids=before, use_cache=True), name=name, cached=[])
-    past = getattr(out, "past_key_values", None)
-    past = out[1] if past is None and isinstance(out, tuple) and len(out) > 1 else past
-    cached = [t for t in tensors_in(past) if t.numel()]
-    if not cached:
-        raise InputError(
-            f"{name}: forward must return a cache of keys and values, as .past_key_values or second; got none "
-            "(recurrent states are not traced; describe the model in a YAML file)"
-        )
-    new = ids(shape.q_len)
-    return record(
-        module, lambda: module(input_ids=new, past_key_values=past, use_cache=True), name=name, cached=cached
-    )[0]
+def _checked(program: Program, passes: Passes, context: int) -> tuple[str, ...]:
+    """Holds the program to passes that had no part in the fit; notes of what was not to be checked."""
+    if passes.basis is FIXED:
+        return ()
+    if passes.basis is CACHED:
+        prompt = Shape(2, min(6, context or 6))
+        _compare(program, passes.record(prompt), prompt)
+    return _find_windows(passes, program, context)
 
 
-def _find_windows(module: Any, program: Program, context: int) -> tuple[str, ...]:
+def _find_windows(passes: Passes, program: Program, context: int) -> tuple[str, ...]:
     """Looks for windows in a pass at the end of the longest context; a note where that does not run.
 
-    A pass between the longest window and there, of several sequences, has to confirm them.
+    A pass between the longest window and there, of several sequences, has to confirm them. What reads all at once is
+    known to have none.
     """
-    shape = Shape(1, 1, (context or _LONG) - 1)
+    longest = context or _LONG
+    shape = Shape(1, 1, longest - 1) if passes.basis is CACHED else Shape(2, longest)
     try:
-        recording = _record(module, program.name, shape)
+        recording = passes.record(shape)
     except InputError as error:
         if context:
             raise
         return (f"not checked for {shape}: {error}",)
-    _compare(program, recording, shape, find=True)
+    _compare(program, recording, shape, find=passes.basis is CACHED)
     if program.windows:
         between = Shape(2, 1, (shape.past + max(program.windows.values())) // 2)
-        _compare(program, _record(module, program.name, between), between)
+        _compare(program, passes.record(between), between)
     return ()
 
 
@@ -162,7 +189,8 @@ def _compare(program: Program, recording: Recording, shape: Shape, *, find: bool
     counted = [(c, i) for i, c in enumerate(program.calls) if c.matmul]
     if [(c.path, c.name) for c, _ in counted] != [product[:2] for product in recording.products]:
         raise InputError(
-            f"{program.name}: makes other products for {shape} than for {SHAPES[0]}; a trace needs the same"
+            f"{program.name}: makes other products for {shape} than for {program.basis.shapes[0]}; "
+            "a trace needs the same"
         )
     for (call, index), (_, _, ops) in zip(counted, recording.products, strict=True):
         said = program.said(index, shape)

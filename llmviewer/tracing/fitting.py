@@ -19,7 +19,7 @@ class Shape:
 
     batch: int
     q_len: int
-    past: int
+    past: int = 0
 
     @property
     def monomials(self) -> tuple[int, ...]:
@@ -27,34 +27,57 @@ class Shape:
         return (1, b, q, b * q, k, b * k, q * k, b * q * k)
 
     def __str__(self) -> str:
-        return f"batch {self.batch}, {self.q_len} new tokens after {self.past}"
+        after = f" new tokens after {self.past}" if self.past else " tokens"
+        return f"batch {self.batch}, {self.q_len}{after}"
 
 
 # What the monomials of a shape are called. Those without the batch belong to positions, which all sequences of a trace
 # share because they are equally long; sequences in general do not, so they count for each.
 _NAMES: Final = (ONE, SEQUENCES, TOKENS, TOKENS, kv_tokens(), kv_tokens(), cells(), cells())
-# Eight make the system regular; the others check what it gives.
-SHAPES: Final = (*(Shape(b, q, p) for b, q, p in product((2, 3), (3, 5), (7, 12))), Shape(4, 2, 21), Shape(5, 7, 4))
-_SOLVER: Final = np.linalg.inv(np.array([s.monomials for s in SHAPES[:8]], dtype=np.float64))
 
 
-def fit(counts: Sequence[int]) -> Form | None:
-    """The integer combination of features that gives `counts` for SHAPES; None where there is none."""
-    found = [round(c) for c in (_SOLVER @ np.array(counts[:8], dtype=np.float64)).tolist()]
-    if any(predict(found, shape) != count for shape, count in zip(SHAPES, counts, strict=True)):
-        return None
-    return total(c * name for c, name in zip(found, _NAMES, strict=True))
+@dataclass(frozen=True)
+class Basis:
+    """Monomials that counts are sums of, and the shapes of the passes that tell how much of each they have.
+
+    As many shapes as monomials make the system regular; the others check what it gives.
+    """
+
+    monomials: tuple[int, ...]
+    shapes: tuple[Shape, ...]
+    told: str  # what the monomials are, in words
+
+    def solve(self, counts: Sequence[int]) -> tuple[int, ...] | None:
+        """How much of each monomial gives `counts` for the shapes; None where that is nothing whole."""
+        rows = np.array([[shape.monomials[m] for m in self.monomials] for shape in self.shapes], dtype=np.float64)
+        regular = len(self.monomials)
+        found = tuple(
+            round(c) for c in np.linalg.solve(rows[:regular], np.array(counts[:regular], np.float64)).tolist()
+        )
+        said = (self.amount(found, shape) for shape in self.shapes)
+        return found if all(one == count for one, count in zip(said, counts, strict=True)) else None
+
+    def amount(self, coefficients: Sequence[int], shape: Shape) -> int:
+        """What so much of each monomial is for `shape`."""
+        return sum(c * shape.monomials[m] for c, m in zip(coefficients, self.monomials, strict=True))
+
+    def form(self, coefficients: Sequence[int]) -> Form:
+        """The same as features of a workload."""
+        return total(c * _NAMES[m] for c, m in zip(coefficients, self.monomials, strict=True))
 
 
-def predict(coefficients: Sequence[int], shape: Shape) -> int:
-    return sum(c * m for c, m in zip(coefficients, shape.monomials, strict=True))
-
-
-def amount(form: Form, shape: Shape) -> int:
-    """What a form fitted to matrix products, which go by batch, is in a pass of `shape`."""
-    values = dict(zip((f.terms[0][0] for f in _NAMES[1::2]), shape.monomials[1::2], strict=True))
-    values[ONE.terms[0][0]] = 1
-    return round(sum(c * values[feature] for feature, c in form.terms))
+CACHED: Final = Basis(
+    tuple(range(8)),
+    (*(Shape(b, q, p) for b, q, p in product((2, 3), (3, 5), (7, 12))), Shape(4, 2, 21), Shape(5, 7, 4)),
+    "tokens, sequences, cached tokens and cells",
+)
+# Without a past, keys are queries. Lengths without a common factor tell apart what goes by steps.
+ONCE: Final = Basis(
+    (0, 1, 2, 3, 6, 7),
+    (*(Shape(b, q) for b, q in product((2, 3), (3, 5, 8))), Shape(4, 7), Shape(5, 11)),
+    "tokens, sequences and cells",
+)
+FIXED: Final = Basis((0, 1), tuple(Shape(b, 1) for b in (2, 3, 4, 7)), "sequences")
 
 
 def renamed(form: Form, old: Form, new: Form) -> Form:
@@ -72,8 +95,10 @@ def wanted(form: Form) -> Form:
     return renamed(renamed(form, TOKENS, LOGITS), SEQUENCES, LOGITS)
 
 
-def rows_and_width(form: Form) -> tuple[Form, int]:
-    """A tensor's elements as rows of the widest row that there is."""
+def rows_and_width(form: Form, last: int = 0) -> tuple[Form, int]:
+    """A tensor's elements as rows of `last` elements where they are that, or of the widest row that there is."""
+    if last and not any(round(c) % last for _, c in form.terms):
+        return form / last, last
     width = 0
     for _, c in form.terms:
         width = gcd(width, abs(round(c)))

@@ -8,21 +8,24 @@ from math import inf
 from typing import Final
 
 from ..errors import InputError
-from ..forms import TOKENS, Form, distinct_experts, table_rows
+from ..forms import SEQUENCES, TOKENS, Form, distinct_experts, table_rows
 from ..forms import WANTED as WANTED_ROWS
 from ..graph import Block, Graph
 from ..operators.attention import QK, SV, Attention, Heads, Softmax
 from ..operators.base import Operator, Role, Tensor, Weight
+from ..operators.convolution import Conv1d
 from ..operators.embedding import Embedding
 from ..operators.linear import ExpertsLinear, Linear, LMHead, Router
-from ..operators.masks import CAUSAL, Causal, Mask
+from ..operators.masks import CAUSAL, Causal, Everything, Mask, Once
 from ..precision import BF16, FP16, FP32, NAMED, Format, product
 from ..resource import Resource, matrix, vector
-from .fitting import masked, rows_and_width, wanted
+from .fitting import CACHED, FIXED, masked, rows_and_width, wanted
 from .program import Launch, Program, Segment
 from .recording import Call
 
 INPUT: Final = "hidden"  # what a block reads of the one before it
+GIVEN: Final = "input"  # what it reads of what the module takes
+SHARED: Final = "shared"  # what several read that is made of parameters alone
 _FORMATS: Final = {
     "float64": NAMED["fp64"],
     "float32": FP32,
@@ -49,11 +52,11 @@ class Fused(Operator):
 class Product(Operator):
     """A matmul-like call that is no product of a tensor with a whole parameter.
 
-    window  keys that it sees at most, where it is a product with the cache
+    mask  which pairs of its rows it needs, where it is a product of attention
     """
 
     ops: Form
-    window: float = inf
+    mask: Mask = CAUSAL
 
     kind: str = "matmul"
 
@@ -72,44 +75,64 @@ class Builder:
 
     program: Program
     held: set[str] = field(default_factory=set)
+    shared: int = -1  # the value that several blocks are given
+    words: set[int] = field(default_factory=set)  # rows of tables that are looked up by what the module takes
 
     def graph(self, segments: list[Segment]) -> Graph:
-        """Layers with the same operators are one block."""
+        """Layers with the same operators are one block. Where there is no list of layers, what has most is one."""
         blocks: dict[object, Block] = {}
         place = 0
         for number, segment in enumerate(segments):
-            made = self._block(segment, number, len(segments))
+            block = self._block(segment, number, len(segments))
             if not segment.layer:
-                blocks[number] = made
+                blocks[number] = block
                 continue
-            key = (made.operators, made.input, made.output)
-            known = blocks.get(key, replace(made, name=made.name if not place else f"{made.name}_{place}"))
+            key = (block.operators, block.input, block.output, block.given)
+            known = blocks.get(key, replace(block, name=block.name if not place else f"{block.name}_{place}"))
             blocks[key] = replace(known, layers=(*known.layers, place))
             place += 1
-        return Graph(tuple(blocks.values()))
+        made = list(blocks.values())
+        if not place:
+            most = max(range(len(made)), key=lambda n: len(made[n].operators))
+            made[most] = replace(made[most], name="layer", layers=(0,))
+        return Graph(tuple(made))
 
     def _block(self, segment: Segment, number: int, count: int) -> Block:
-        naming = _Naming.of(self.program, segment)
+        naming = _Naming.of(self.program, segment, self.shared)
         operators = tuple(self._operator(launch, naming) for launch in segment.launches)
         operators = tuple(_attention(operators))
-        lost = next((op for op in operators if isinstance(op, Product) and op.window < inf), None)
-        if lost:
-            raise InputError(
-                f"{self.program.name}: {segment.layer}: {lost.name} sees the last {lost.window} keys, and windows are "
-                "known of two products with the cache and a softmax between them"
-            )
+        for op in operators:
+            if isinstance(op, Product) and isinstance(op.mask, Causal) and op.mask.window < inf:
+                raise InputError(
+                    f"{self.program.name}: {segment.layer}: {op.name} sees the last {op.mask.window} keys, and windows "
+                    "are known of two products with the cache and a softmax between them"
+                )
         head = number == count - 1
         if head:
-            operators = _head(operators)
-        name = "layer" if segment.layer else "embedding" if not number else "head" if head else f"between_{number}"
-        return Block(name=name, operators=operators, input=naming.input, output=naming.output)
+            operators = _head(operators) if self.program.basis is CACHED else self._words(operators)
+        if segment.shared >= 0:
+            self.shared = segment.shared
+            return Block(name=SHARED, operators=operators, input="", output=naming.output)
+        first = number == int(self.shared >= 0)
+        name = "layer" if segment.layer else "embedding" if first else "head" if head else f"between_{number}"
+        given = (SHARED,) if any(t.name == SHARED for op in operators for t in op.inputs) else ()
+        return Block(name=name, operators=operators, input=naming.input, output=naming.output, given=given)
+
+    def _words(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        """A last product that puts out words is the prediction head, which schemes leave alone."""
+        last = max((i for i, op in enumerate(operators) if type(op) is Linear), default=-1)
+        if last < 0 or operators[last].weights[0].shape[0] not in self.words:
+            return operators
+        head = operators[last]
+        made = LMHead(name=head.name, inputs=head.inputs, outputs=head.outputs, weights=head.weights)
+        return (*operators[:last], made, *operators[last + 1 :])
 
     def _operator(self, launch: Launch, naming: _Naming) -> Operator:
         call = self.program.calls[launch.calls[-1]]
         name = naming.of_launch[launch]
         outside = self.program.outside(launch)
-        inputs = tuple(self._read(launch, v, naming) for v in outside if self._is_tensor(v))
-        outputs = tuple(self._written(v, naming) for v in self.program.leaving(launch))
+        inputs = tuple(t for v in outside if self._is_tensor(v) for t in self._read(launch, v, naming))
+        outputs = tuple(t for v in self.program.leaving(launch) for t in self._written(v, naming))
         weights = tuple(self._weight(launch, v) for v in outside if not self._is_tensor(v))
         if not call.matmul:
             ops = self.program.ops(launch)
@@ -122,27 +145,37 @@ class Builder:
                 outputs=outputs,
                 weights=weights,
                 ops=self.program.ops(launch),
-                window=self.program.windows.get(launch.calls[-1], inf),
+                mask=self._mask(call, launch),
             ),
         )
+
+    def _mask(self, call: Call, launch: Launch) -> Mask:
+        """What a product of attention sees: before it what is cached, else all, unless the module says otherwise."""
+        if self.program.basis is CACHED:
+            return Causal(self.program.windows.get(launch.calls[-1], inf))
+        return Once() if call.causal and not self._sized else Everything()
 
     def _product(self, call: Call, made: Product) -> Operator:
         """A matmul-like call as the operator that it is."""
         name, inputs, outputs, weights = made.name, made.inputs, made.outputs, made.weights
         if call.name == "embedding" and not inputs:
             tables = tuple(replace(w, rows=table_rows(w.shape[0])) for w in weights)
-            return Embedding(name=name, inputs=(), outputs=outputs, weights=tables)
+            found = Embedding(name=name, inputs=(), outputs=outputs, weights=tables)
+            self.words |= {table.shape[0] for table in tables if call.fed}
+            return found
         weights = tuple(sorted(weights, key=lambda w: -len(w.shape)))
+        plain = replace(made, ops=masked(made.ops) if isinstance(made.mask, Causal) else made.ops)
         if not inputs or not weights or len(weights[0].shape) < 2 or weights[0].rows is not None:
-            return replace(made, ops=masked(made.ops))
-        operator = self._linear(call, Linear(name=name, inputs=inputs[:1], outputs=outputs, weights=weights))
+            return plain
+        shape = _convolution if call.name == "convolution" else self._linear
+        operator = shape(call, Linear(name=name, inputs=inputs[:1], outputs=outputs, weights=weights))
         if sum(operator.arithmetic().values(), Form()) != made.ops or len(inputs) > 1:
-            return replace(made, ops=masked(made.ops))
+            return plain
         return operator
 
     def _linear(self, call: Call, made: Linear) -> Linear:
         x, shape = made.inputs[0], made.weight.shape
-        inner = next(use.last for use in call.uses if self.program.values[use.value].source == "call")
+        inner = next(use.last for use in call.uses if self._is_tensor(use.value))
         rows = x.elements / inner
         made = replace(made, inputs=(replace(x, width=inner, rows=rows),))
         if call.name == "_grouped_mm":
@@ -168,8 +201,13 @@ class Builder:
             ahead += new
         return found
 
+    @property
+    def _sized(self) -> bool:
+        """Whether all sequences have one size, so that only shapes tell rows from columns."""
+        return self.program.basis is FIXED
+
     def _is_tensor(self, value: int) -> bool:
-        return self.program.values[value].source == "call"
+        return self.program.values[value].moves
 
     def _format(self, value: int) -> Format:
         dtype = self.program.values[value].dtype
@@ -178,18 +216,37 @@ class Builder:
             raise self.program.error(self.program.calls[0], f"leads to tensors of {dtype}, which has no format here")
         return found
 
-    def _read(self, launch: Launch, value: int, naming: _Naming) -> Tensor:
-        rows, width = rows_and_width(self.program.read(launch, value))
+    def _read(self, launch: Launch, value: int, naming: _Naming) -> tuple[Tensor, ...]:
+        call = self.program.calls[launch.calls[-1]]
+        uses = [use for use in call.uses if use.value == value]
+        parts = self._parts(value, naming)
+        if parts:
+            shown = {(use.low, use.high) for use in uses}
+            return tuple(part for key, part in parts.items() if key in shown)
+        rows, width = rows_and_width(self.program.read(launch, value), uses[0].last if self._sized and uses else 0)
         role = Role.KV_CACHE if value in self.program.cached else Role.ACTIVATION
-        return Tensor(name=naming.tensor(value), width=width, rows=rows, format=self._format(value), role=role)
+        return (Tensor(name=naming.tensor(value), width=width, rows=rows, format=self._format(value), role=role),)
 
-    def _written(self, value: int, naming: _Naming) -> Tensor:
-        form = self.program.elements(value)
+    def _written(self, value: int, naming: _Naming) -> tuple[Tensor, ...]:
+        parts = self._parts(value, naming)
+        if parts:
+            return tuple(parts.values())
+        form, name = self.program.elements(value), naming.tensor(value)
         if value not in self.program.cached:
-            rows, width = rows_and_width(form)
-            return Tensor(name=naming.tensor(value), width=width, rows=rows, format=self._format(value))
+            rows, width = rows_and_width(form, self.program.values[value].shape[-1] if self._sized else 0)
+            return (Tensor(name=name, width=width, rows=rows, format=self._format(value)),)
         width = rows_and_width(form)[1]  # of all that is cached; of that, the new tokens are written
-        return Tensor(name=naming.tensor(value), width=width, format=self._format(value), role=Role.KV_CACHE)
+        return (Tensor(name=name, width=width, format=self._format(value), role=Role.KV_CACHE),)
+
+    def _parts(self, value: int, naming: _Naming) -> dict[tuple[int, int], Tensor]:
+        """What a value consists of that products of its block read apart, by its place in memory."""
+        made = {}
+        for n, (index, place) in enumerate(self.program.parts(value) if value in naming.inner else (), start=1):
+            use = self.program.calls[index].uses[place]
+            rows, width = rows_and_width(self.program.part((index, place)), use.last if self._sized else 0)
+            name = f"{naming.tensor(value)}.part{n}"
+            made[use.low, use.high] = Tensor(name=name, width=width, rows=rows, format=self._format(value))
+        return made
 
     def _weight(self, launch: Launch, value: int) -> Weight:
         parameter = self.program.values[value]
@@ -213,9 +270,10 @@ class _Naming:
     names: dict[int, str]
     input: str
     output: str
+    inner: frozenset[int]  # values that it makes and only it reads
 
     @classmethod
-    def of(cls, program: Program, segment: Segment) -> _Naming:
+    def of(cls, program: Program, segment: Segment, shared: int) -> _Naming:
         used: Counter[str] = Counter()
         of_launch: dict[Launch, str] = {}
         names: dict[int, str] = {}
@@ -229,10 +287,14 @@ class _Naming:
             for n, value in enumerate(leaving):
                 suffix = ".cache" if value in program.cached else ""
                 names[value] = of_launch[launch] + suffix + (f".out{n + 1}" if len(leaving) > 1 else "")
-        return cls(of_launch, names, *_ends(program, segment, names))
+        names |= {v: SHARED for v in (shared, segment.shared) if v >= 0}
+        inside = {index for launch in segment.launches for index in launch.calls}
+        kept = program.cached | program.results | {program.logits}
+        inner = frozenset(v for v in names.keys() - kept if set(program.readers.get(v, ())) <= inside)
+        return cls(of_launch, names, *_ends(program, segment, names), inner)
 
     def tensor(self, value: int) -> str:
-        return self.names.get(value, INPUT)
+        return self.names.get(value, self.input)
 
 
 def _step(program: Program, launch: Launch) -> str:
@@ -244,67 +306,126 @@ def _step(program: Program, launch: Launch) -> str:
 def _ends(program: Program, segment: Segment, names: dict[int, str]) -> tuple[str, str]:
     """What a segment reads of the one before it and leaves to the next.
 
-    Raises InputError where that is more than one tensor.
+    Raises InputError where it leaves nothing, or more than one tensor.
     """
     inside = {index for launch in segment.launches for index in launch.calls}
-    read = {v for launch in segment.launches for v in program.outside(launch) if program.values[v].source == "call"}
+    read = {v for launch in segment.launches for v in program.outside(launch) if program.values[v].moves}
     before = read - names.keys()
-    after = {
-        v
+    given = any(program.values[v].source == "input" for v in before)
+    after = [
+        names[v]
         for v in names
-        if v == program.logits or (set(program.readers.get(v, ())) - inside and v not in program.cached)
-    }
-    first = program.calls[min(inside)]
-    for found, what in ((before, "reads"), (after, "leaves")):
-        if len(found) > 1:
-            raise program.error(first, f"begins a part that {what} {len(found)} tensors; layers must hand on one")
-    if not after:
-        raise program.error(first, "begins a part of which nothing is read")
-    return (INPUT if before else "", names[next(iter(after))])
+        if program.writer[v] in inside
+        and (v == program.logits or (set(program.readers.get(v, ())) - inside and v not in program.cached))
+    ]
+    if len(after) != 1:
+        raise program.error(program.calls[min(inside)], f"begins a part that leaves {len(after)} tensors; must be one")
+    return (GIVEN if given else INPUT if before else "", after[0])
 
 
 def _attention(operators: tuple[Operator, ...]) -> list[Operator]:
-    """Two products with the cache and a softmax between them, as scores, softmax and weighted sum."""
+    """Two products and a softmax between them, as scores, softmax and weighted sum."""
     done: list[Operator] = []
     for op in operators:
         done.append(op)
         match done[-3:]:
             case [Product() as first, Fused() as middle, Product() as second]:
+                if "softmax" not in middle.name or len(first.inputs) != 2 or len(second.inputs) != 2:
+                    continue
+                if first.inputs[1].rows.features() == SEQUENCES.features():
+                    first, middle, second = _by_heads(first, middle, second)
                 heads = _heads(first, middle, second)
                 if heads:
                     done[-3:] = _scored(heads, first, middle, second)
     return done
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sized(Everything):
+    """All of an input of one size: `queries` x `keys` pairs of each sequence."""
+
+    queries: int
+    keys: int
+
+    @property
+    def pairs(self) -> Form:
+        return self.queries * self.keys * SEQUENCES
+
+    @property
+    def cells(self) -> Form:
+        return self.pairs
+
+    @property
+    def read(self) -> Form:
+        return self.keys * SEQUENCES
+
+    def __str__(self) -> str:
+        return "pooling" if self.queries == 1 else super().__str__()
+
+
+def _by_heads(first: Product, middle: Fused, second: Product) -> tuple[Product, Fused, Product]:
+    """Products of a head's matrices as those of rows with all heads side by side, where sizes are fixed.
+
+    What they see are [queries, dim] and [dim, keys], then [queries, keys] and [keys, dim], of as many heads.
+    """
+    (query, key), (_, value) = first.inputs, second.inputs
+    scores, out = first.outputs[0], second.outputs[0]
+    dim, keys = query.width, key.width
+    heads, rest = divmod(_each(key), max(dim * keys, 1))
+    queries, left = divmod(_each(scores), max(heads * keys, 1))
+    mask = Sized(queries=queries, keys=keys)
+    rows = {query.name: queries, key.name: keys, value.name: keys, out.name: queries}
+
+    def aside(t: Tensor) -> Tensor:
+        if t.name not in rows:
+            return replace(t, width=heads, rows=mask.pairs)
+        return replace(t, width=_each(t) // rows[t.name], rows=rows[t.name] * SEQUENCES)
+
+    fits = heads and queries and not rest and not left
+    if not fits or any(_each(t) % rows.get(t.name, 1) for op in (first, second) for t in (*op.inputs, *op.outputs)):
+        return first, middle, second
+    first, second = (replace(op.with_tensors(aside), mask=mask) for op in (first, second))
+    return first, middle.with_tensors(aside), second
+
+
+def _each(t: Tensor) -> int:
+    """Elements of one sequence."""
+    return round(sum(c for _, c in t.elements.terms))
+
+
 def _heads(first: Product, middle: Fused, second: Product) -> Heads | None:
-    if "softmax" not in middle.name or len(first.inputs) != 2 or len(second.inputs) != 2:
-        return None
-    if first.window != second.window:
+    if first.mask != second.mask:
         return None
     query, key = first.inputs
     probs, value = second.inputs
     scores = first.outputs[0]
-    if key.role is not Role.KV_CACHE or value.role is not Role.KV_CACHE or probs.name != middle.outputs[0].name:
+    if first.mask.keeps and (key.role, value.role) != (Role.KV_CACHE, Role.KV_CACHE):
         return None
-    if [t.name for t in middle.inputs] != [scores.name]:
+    if probs.name != middle.outputs[0].name:
+        return None
+    if {t.name for t in middle.inputs} - {SHARED} != {scores.name}:
         return None
     count = scores.width
     dim, out = query.width // count, second.outputs[0].width // count
-    if key.width % dim or not count or (key.width // dim) * out != value.width:
+    if not dim or key.width % dim or (key.width // dim) * out != value.width:
         return None
-    return Heads(num_heads=count, num_kv_heads=key.width // dim, head_dim=dim, value_dim=out if out != dim else 0)
+    made = Heads(num_heads=count, num_kv_heads=key.width // dim, head_dim=dim, value_dim=out if out != dim else 0)
+    return made if first.mask.keeps else replace(made, mask=first.mask)
 
 
 def _scored(heads: Heads, first: Product, middle: Fused, second: Product) -> list[Operator]:
+    softmax = Softmax(
+        name=middle.name, inputs=middle.inputs, outputs=middle.outputs, weights=middle.weights, heads=heads
+    )
     made: list[Operator] = [
         QK(name=first.name, inputs=first.inputs, outputs=first.outputs, heads=heads),
-        Softmax(name=middle.name, inputs=middle.inputs, outputs=middle.outputs, weights=middle.weights, heads=heads),
+        replace(softmax, bias=len(middle.inputs) > 1),
         SV(name=second.name, inputs=second.inputs, outputs=second.outputs, heads=heads),
     ]
     same = made[0].arithmetic() == first.arithmetic() and made[2].arithmetic() == second.arithmetic()
     if not same:
         return [first, middle, second]
-    return [_under(op, Causal(first.window)) for op in made] if first.window < inf else made
+    return [_under(op, first.mask) for op in made] if first.mask.keeps and first.mask != CAUSAL else made
 
 
 def _under(op: Operator, mask: Mask) -> Operator:
@@ -329,6 +450,13 @@ def _head(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
     after = (op.with_tensors(few) for op in operators[last + 1 :])
     rest = (replace(op, ops=wanted(op.ops)) if isinstance(op, Fused) else op for op in after)
     return (*operators[:last], made, *rest)
+
+
+def _convolution(_: Call, made: Linear) -> Linear:
+    """A convolution, whose filters are rows of its weight."""
+    y, filters = made.outputs[0], made.weight.shape[0]
+    out = replace(y, width=filters, rows=y.elements / filters)
+    return Conv1d(name=made.name, inputs=made.inputs, outputs=(out,), weights=made.weights, left_as_published=False)
 
 
 def _relative(path: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf
 from typing import Any, Final
 
 from ..errors import InputError
 from ..forms import Form, cells
-from .fitting import Shape, amount, fit
+from .fitting import Basis, Shape
 from .recording import Call, Recording, Use, Value
 
 _INDEX: Final = re.compile(r"\.(\d+)(?=\.|$)")
@@ -26,22 +26,30 @@ class Launch:
 
 @dataclass(frozen=True)
 class Segment:
-    """Launches of one layer, or of what stands between layers. `layer` is its module's path, "" where it is none."""
+    """Launches of one layer, or of what stands between layers. `layer` is its module's path, "" where it is none.
+
+    joined  layers that are here together, as they hand on more than one value
+    shared  the value that it makes of parameters alone for several of those after it; -1 where it does not
+    """
 
     layer: str
     launches: tuple[Launch, ...]
+    joined: int = 0
+    shared: int = -1
 
 
 class Program:
     """What all passes have in common, and the forms of what differs."""
 
-    def __init__(self, name: str, recordings: Sequence[Recording]) -> None:
+    def __init__(self, name: str, basis: Basis, recordings: Sequence[Recording]) -> None:
         self.name = name
-        self.recordings = recordings
-        self.calls = recordings[0].calls
-        self.values = recordings[0].values
-        self.logits = recordings[0].logits
-        self._aligned()
+        self.basis = basis
+        first = recordings[0]
+        self.values, self.logits, self.results = first.values, first.logits, first.results
+        self._align(recordings)
+        read = self._read(first)
+        self.recordings = [replace(r, calls=[r.calls[index] for index in read]) for r in recordings]
+        self.calls = self.recordings[0].calls
         self.cached = {v for c in self.calls for v in self._appended(c)}  # values that are the cache after this pass
         self.writer = {v: index for index, call in enumerate(self.calls) for v in call.made}
         self.windows: dict[int, int] = {}  # keys that a matmul-like call sees at most, where that is not all
@@ -55,15 +63,18 @@ class Program:
 
     def form(self, call: Call, what: str, count: Callable[[Recording], int]) -> Form:
         """What `count` gives for all passes, as a form."""
+        return self.basis.form(self._solved(call, what, count))
+
+    def _solved(self, call: Call, what: str, count: Callable[[Recording], int]) -> tuple[int, ...]:
         counts = [count(recording) for recording in self.recordings]
-        form = fit(counts)
-        if form is None:
+        found = self.basis.solve(counts)
+        if found is None:
             raise self.error(
                 call,
-                f"has {what} that are no sum of whole multiples of tokens, sequences, cached tokens and cells: "
+                f"has {what} that are no sum of whole multiples of {self.basis.told}: "
                 f"{', '.join(map(str, counts[:4]))}, ...",
             )
-        return form
+        return found
 
     def elements(self, value: int) -> Form:
         call = self.calls[self.writer[value]]
@@ -77,7 +88,8 @@ class Program:
     def said(self, index: int, shape: Shape) -> int:
         """The OPs of a matmul-like call in a pass of `shape`."""
         seen = min(shape.past, self.windows.get(index, shape.past + 1) - 1)
-        return amount(self.ops(Launch((index,))), Shape(shape.batch, shape.q_len, seen))
+        found = self._solved(self.calls[index], "OPs", lambda r: r.calls[index].ops)
+        return self.basis.amount(found, Shape(shape.batch, shape.q_len, seen))
 
     def narrowed(self, index: int, shape: Shape, ops: int) -> bool:
         """Whether `ops` are those of fewer keys than there are, which is then the call's window."""
@@ -93,6 +105,28 @@ class Program:
         call = self.calls[launch.calls[0]]
         return self.form(call, "operands", lambda r: _distinct(_uses(r, launch, value), r.values[value]))
 
+    def parts(self, value: int) -> tuple[tuple[int, int], ...]:
+        """Uses, by call and operand, of the parts of a value that products read apart, such as queries, keys and values
+        of one projection; none where it is no more than those parts, or read otherwise.
+        """
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        elements = 0
+        for index in dict.fromkeys(self.readers.get(value, ())):
+            for place, use in enumerate(self.calls[index].uses):
+                if use.value != value:
+                    continue
+                if not self.calls[index].matmul or use.elements == self.values[value].numel:
+                    return ()
+                elements += use.elements if (use.low, use.high) not in found else 0
+                found.setdefault((use.low, use.high), (index, place))
+        whole = elements == self.values[value].numel
+        return tuple(found[key] for key in sorted(found)) if whole else ()
+
+    def part(self, at: tuple[int, int]) -> Form:
+        """Elements of an operand, by call and place in it."""
+        index, place = at
+        return self.form(self.calls[index], "operands", lambda r: r.calls[index].uses[place].elements)
+
     def outside(self, launch: Launch) -> list[int]:
         """Values that a launch reads and did not make; the cache it appends to stays where it is."""
         own = {v for index in launch.calls for v in self.calls[index].made}
@@ -103,25 +137,78 @@ class Program:
         """Values that a launch makes for others."""
         own = set(launch.calls)
         made = (v for index in launch.calls for v in self.calls[index].made)
-        kept = (v for v in made if v == self.logits or v in self.cached or set(self.readers.get(v, ())) - own)
+        left = self.cached | self.results | {self.logits}
+        kept = (v for v in made if v in left or set(self.readers.get(v, ())) - own)
         return list(kept)
 
     def segments(self, lists: set[str]) -> list[Segment]:
-        """The launches of each layer, a layer being an entry of one of the modules `lists`."""
-        keys = [_layer(call.path, lists) for call in self.calls]
-        runs = groupby(range(len(self.calls)), key=lambda index: keys[index])
-        return [Segment(layer, tuple(self._launches(list(places)))) for layer, places in runs]
+        """The launches of each layer, a layer being an entry of one of the modules `lists`.
 
-    def _aligned(self) -> None:
-        for recording in self.recordings[1:]:
-            for ours, theirs in zip(self.calls, recording.calls, strict=False):
+        A segment ends where one value alone goes on. What several read that is made of parameters alone comes first.
+        """
+        keys = [_layer(call.path, lists) for call in self.calls]
+        shared, before = self._shared(keys)
+        done = [Segment("", tuple(self._launches(before)), shared=shared)] if before else []
+        rest = [index for index in range(len(self.calls)) if index not in set(before)]
+        runs = groupby(rest, key=lambda index: keys[index])
+        layers: list[str] = []
+        places: list[int] = []
+        for layer, run in runs:
+            layers.append(layer)
+            places += run
+            passed = self._passed(places[-1] + 1) - {shared}
+            alone = len(passed) == 1 and self.writer.get(*passed) in places
+            if alone or places[-1] == rest[-1]:
+                joined = len(layers) > 1
+                own = "" if joined else layer
+                deep = sum(bool(one) for one in layers) if joined else 0
+                done.append(Segment(own, tuple(self._launches(places)), deep))
+                layers, places = [], []
+        return done
+
+    def _shared(self, keys: Sequence[str]) -> tuple[int, list[int]]:
+        """A value that is made of parameters alone and read in several places, such as a bias of all layers, and the
+        calls that make it; none where that is more than one value.
+        """
+        alone = {index for index, call in enumerate(self.calls) if not call.fed}
+        made = (v for index in alone for v in self.calls[index].made)
+        found = [v for v in made if len({keys[r] for r in self.readers.get(v, ())}) > 1]
+        if len(found) != 1:
+            return -1, []
+        makes, ahead = set(), [self.writer[found[0]]]
+        while ahead:
+            index = ahead.pop()
+            makes.add(index)
+            ahead += [self.writer[use.value] for use in self.calls[index].uses if use.value in self.writer]
+        left = {v for index in makes for v in self.calls[index].made if set(self.readers.get(v, ())) - makes}
+        return (found[0], sorted(makes)) if left == set(found) else (-1, [])
+
+    def _passed(self, place: int) -> set[int]:
+        """Values, caches and parameters apart, that calls from `place` on read of those before."""
+        made = (v for v, value in enumerate(self.values) if value.moves and self.writer.get(v, -1) < place)
+        return {v for v in made if v not in self.cached and max(self.readers.get(v, ()), default=-1) >= place}
+
+    def _align(self, recordings: Sequence[Recording]) -> None:
+        calls = recordings[0].calls
+        for recording in recordings[1:]:
+            for ours, theirs in zip(calls, recording.calls, strict=False):
                 if ours.wiring != theirs.wiring:
                     raise self.error(theirs, f"is made for one shape where {ours.where} is for another")
-            if len(self.calls) != len(recording.calls):
+            if len(calls) != len(recording.calls):
                 raise InputError(
-                    f"{self.name}: makes {len(self.calls)} calls for one shape and {len(recording.calls)} for another; "
+                    f"{self.name}: makes {len(calls)} calls for one shape and {len(recording.calls)} for another; "
                     "a trace needs the same calls for all (is there a loop over tokens?)"
                 )
+
+    def _read(self, recording: Recording) -> list[int]:
+        """Places of calls, element-wise ones apart of which nothing is read or returned: compilers leave them out."""
+        needed = {self.logits, *self.results, *recording.deciding}
+        read = []
+        for index, call in reversed(list(enumerate(recording.calls))):
+            if call.matmul or needed & set(call.made) or self._appended(call):
+                needed |= {use.value for use in call.uses}
+                read.append(index)
+        return read[::-1]
 
     def _appended(self, call: Call) -> tuple[int, ...]:
         old = [use for use in call.uses if self.values[use.value].source == "cache"]

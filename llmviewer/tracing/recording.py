@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import prod
@@ -28,6 +28,8 @@ _MADE: Final = (
     "rand",
     "arange",
 )  # allocations, whatever they are shaped like
+_ONES: Final = ("ones", "ones_like", "new_ones")
+_SAME: Final = _COPIES | {"_to_copy"}  # calls whose results have the numbers of what they take
 _DECIDES: Final = frozenset({"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim"})
 _COUNTED: Final = ("embedding", "_grouped_mm")  # matmul-like calls that torch's flop registry does not have
 
@@ -36,13 +38,18 @@ _COUNTED: Final = ("embedding", "_grouped_mm")  # matmul-like calls that torch's
 class Value:
     """A floating-point tensor that depends on parameters, the cache or what was made of them.
 
-    source  "call"; "cache" or the name of a parameter where it comes from outside
+    source  "call"; "input", "cache" or the name of a parameter where it comes from outside
     """
 
     numel: int
     dtype: str
     source: str = "call"
     shape: tuple[int, ...] = ()
+
+    @property
+    def moves(self) -> bool:
+        """Whether it is an activation, no parameter and no cache."""
+        return self.source in ("call", "input")
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,10 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """ops  OPs of a matmul-like call; elements of the largest tensor of another, none where it only moves them"""
+    """ops     OPs of a matmul-like call; elements of the largest tensor of another, none where it only moves them
+    causal  the module says that a token sees none after it
+    fed     it depends on what the module takes, and not on parameters and shapes alone
+    """
 
     name: str
     path: str
@@ -66,6 +76,8 @@ class Call:
     made: tuple[int, ...]
     ops: int
     matmul: bool
+    causal: bool = False
+    fed: bool = True
 
     @property
     def where(self) -> str:
@@ -81,11 +93,16 @@ class Call:
 class Recording:
     """Calls whose results depend on tokens, in launch order. What depends on shapes alone (masks, angles, indices) is
     left out: it is computed on the fly.
+
+    results  values that are returned; `logits` is the one that matters most
+    deciding values that whole numbers, such as the places of experts, are made of or with
     """
 
     calls: list[Call] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     logits: int = -1
+    results: frozenset[int] = frozenset()
+    deciding: set[int] = field(default_factory=set)
 
     @property
     def products(self) -> list[tuple[str, str, int]]:
@@ -95,8 +112,10 @@ class Recording:
 class Recorder:
     """Turns dispatched calls into a Recording."""
 
-    def __init__(self, module: Any, cached: list[Any]) -> None:
+    def __init__(self, module: Any, cached: Sequence[Any], given: Sequence[Any]) -> None:
         self.recording = Recording()
+        self.causal = False  # whether the attention that is being made is
+        self._modules = dict(module.named_modules(remove_duplicate=False))
         self.now: tuple[str, str] | None = None  # the call that is being made
         self._flops: dict[Any, Callable[..., int]] = import_module("torch.utils.flop_counter").flop_registry
         self._tensor = import_module("torch").Tensor
@@ -111,6 +130,12 @@ class Recorder:
             self._enter(parameter, name)
         for tensor in cached:
             self._enter(tensor, "cache")
+        self._fed = set(map(id, (*cached, *given)))  # tensors that depend on what the module takes
+        self._ones: set[int] = set()  # ids of those that are ones alone, as masks are that nobody gave
+        self._alive += given
+        for tensor in given:
+            if _counts(tensor):
+                self._enter(tensor, "input")
 
     def run(self, forward: Callable[[], Any]) -> Any:
         """What `forward` returns, its calls recorded."""
@@ -123,10 +148,26 @@ class Recorder:
         with self._tracker, mode():
             return forward()
 
+    def is_ones(self, tensor: Any) -> bool:
+        return id(tensor) in self._ones
+
     def shown(self, tensor: Any) -> int:
         """The value that a tensor shows; -1 for one that depends on shapes alone."""
         known = self._seen.get(id(tensor))
         return known[0].value if known else -1
+
+    def with_logits(self, out: Any) -> Recording:
+        """What has been recorded of a pass that returns logits, as .logits or first."""
+        logits = getattr(out, "logits", None)
+        self.recording.logits = self.shown(next(tensors_in(out), None) if logits is None else logits)
+        return self.recording
+
+    def with_results(self, out: Any) -> Recording:
+        """What has been recorded of a pass of which all that is returned counts; what is made last ends it."""
+        shown = set(map(self.shown, tensors_in(out))) - {-1}
+        results = frozenset(v for v in shown if self.recording.values[v].source == "call")
+        self.recording.results, self.recording.logits = results, max(results, default=-1)
+        return self.recording
 
     def _enter(self, tensor: Any, source: str) -> int:
         values = self.recording.values
@@ -143,16 +184,18 @@ class Recorder:
         return [x for x in self._flatten(tree)[0] if isinstance(x, self._tensor)]
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        path = max(self._tracker.parents, key=len).partition(".")[2]
+        path = self._path()
         schema, packet = func._schema, func._overloadpacket  # noqa: SLF001  # public in all but name
         name = schema.name.partition("::")[2]
         self.now = (path, name)
         out = func(*args, **kwargs)
         self.now = None
         ins, outs = self._tensors((args, kwargs)), self._tensors(out)
-        self._alive += ins
+        fed = not name.startswith(_MADE) and any(id(x) in self._fed for x in ins)
+        views = not schema.is_mutable and any(r.alias_info for r in schema.returns)
+        self._mark(ins, outs, fed=fed, ones=name in _ONES or ((views or name in _SAME) and any(map(self.is_ones, ins))))
         copies = name in _COPIES or (name == "_to_copy" and self._is_stored(ins))
-        if not schema.is_mutable and (copies or any(r.alias_info for r in schema.returns)):
+        if views or (copies and not schema.is_mutable):
             self._look(ins[:1], outs, copied=copies)
             return out
         known = [x for x in ins if id(x) in self._seen]
@@ -163,10 +206,34 @@ class Recorder:
             uses = tuple(map(self._use, known))
             made = tuple(self._made(x, mutated=schema.is_mutable) for x in outs if _counts(x))
             self._grown(name, uses, made)
-            self.recording.calls.append(Call(name=name, path=path, uses=uses, made=made, ops=ops, matmul=matmul))
+            self.recording.deciding |= {*made} if not all(map(_counts, outs)) else set()
+            self.recording.calls.append(
+                Call(
+                    name=name, path=path, uses=uses, made=made, ops=ops, matmul=matmul, fed=fed,
+                    causal=matmul and (self.causal or self._is_causal(path)),
+                )
+            )  # fmt: skip
         elif known and name.endswith("mm"):
             raise InputError(f"{path}: {name} gives whole numbers, and a trace follows floating-point ones")
+        else:
+            self.recording.deciding |= set(map(self.shown, known))
         return out
+
+    def _mark(self, ins: list[Any], outs: list[Any], *, fed: bool, ones: bool) -> None:
+        """Remembers what a call's results depend on, and whether they are ones alone."""
+        self._fed |= set(map(id, outs)) if fed else set()
+        self._ones |= set(map(id, outs)) if ones else set()
+        self._alive += (*ins, *(outs if fed or ones else ()))
+
+    def _path(self) -> str:
+        """That of the module that runs: the one below most others, as what is shared has a path somewhere else."""
+        running = self._tracker.parents
+        deepest = max(running, key=lambda path: (sum(path.startswith(f"{one}.") for one in running), len(path)))
+        return str(deepest).partition(".")[2]
+
+    def _is_causal(self, path: str) -> bool:
+        """Whether the module at `path` says of itself that it is."""
+        return getattr(self._modules.get(path), "is_causal", False) is True
 
     def _grown(self, name: str, uses: tuple[Use, ...], made: tuple[int, ...]) -> None:
         if name == "cat" and any(self.recording.values[use.value].source == "cache" for use in uses):
@@ -219,21 +286,38 @@ def _counts(tensor: Any) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
-def plain_attention() -> Any:
-    """A mode in which scaled_dot_product_attention is its three steps in its own format, masks apart."""
+def plain_attention(recorder: Recorder) -> Any:
+    """A mode in which scaled_dot_product_attention is its three steps in its own format, without masks that are no
+    learned numbers.
+    """
     torch = import_module("torch")
     base = import_module("torch.overrides").TorchFunctionMode
+    plain, whole = (
+        getattr(torch.nn.functional, name) for name in ("scaled_dot_product_attention", "multi_head_attention_forward")
+    )
 
-    def attend(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+    def attend(query: Any, key: Any, value: Any, bias: Any = None, *_: Any, **kwargs: Any) -> Any:
+        bias = kwargs.get("attn_mask", bias)
         shared = query.shape[-3] // key.shape[-3] if query.dim() > 3 else 1
         if shared > 1:
             key, value = (x.unsqueeze(2).expand(-1, -1, shared, -1, -1).flatten(1, 2) for x in (key, value))
-        return torch.matmul(torch.softmax(torch.matmul(query, key.transpose(-1, -2)), -1), value)
+        scores = torch.matmul(query, key.transpose(-1, -2))
+        scores = scores + bias if recorder.shown(bias) >= 0 else scores
+        return torch.matmul(torch.softmax(scores, -1), value)
 
     def dispatch(_: Any, func: Any, __: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return attend(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is torch.Tensor.__contains__ and args[0].is_meta:
+            return False  # what is asked is whether ids are padding
+        if func is torch.Tensor.all and recorder.is_ones(args[0]):
+            return torch.ones((), dtype=torch.bool, device="cpu")  # a mask that hides nothing
+        if func not in (plain, whole):
+            return func(*args, **kwargs)
+        try:
+            recorder.causal = bool(kwargs.get("is_causal") or (func is plain and args[5:] and args[5]))
+            return (attend if func is plain else func)(*args, **kwargs)
+        finally:
+            recorder.causal = False
 
     return type("Plain", (base,), {"__torch_function__": dispatch})()
 
@@ -250,30 +334,41 @@ def tensors_in(thing: Any, depth: int = 6) -> Iterator[Any]:
         yield from tensors_in(part, depth - 1)
 
 
-def record(module: Any, forward: Callable[[], Any], *, name: str, cached: list[Any]) -> tuple[Recording, Any]:
+def record(
+    module: Any,
+    forward: Callable[[], Any],
+    *,
+    name: str,
+    called: str,
+    hint: str = "",
+    cached: Sequence[Any] = (),
+    given: Sequence[Any] = (),
+) -> tuple[Recorder, Any]:
     """The calls of one forward pass, and what it returns.
+
+    called  how forward is called, in words
+    hint    what to do where it cannot be called so
+    cached  tensors of the cache that it finds
+    given   what it takes
 
     Raises InputError, naming the call, where one cannot be made without data.
     """
     torch = import_module("torch")
-    recorder = Recorder(module, cached)
+    recorder = Recorder(module, cached, given)
     try:
-        with torch.no_grad(), torch.device("meta"), plain_attention():
+        with torch.no_grad(), torch.device("meta"), plain_attention(recorder):
             out = recorder.run(forward)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     except Exception as error:  # noqa: BLE001  # whatever the module's own code raises
-        raise InputError(_failure(name, recorder.now, error)) from None
-    logits = getattr(out, "logits", None)
-    logits = next(tensors_in(out), None) if logits is None else logits
-    recorder.recording.logits = recorder.shown(logits)
-    return recorder.recording, out
+        raise InputError(_failure(name, called, hint, recorder.now, error)) from None
+    return recorder, out
 
 
-def _failure(name: str, now: tuple[str, str] | None, error: Exception) -> str:
+def _failure(name: str, called: str, hint: str, now: tuple[str, str] | None, error: Exception) -> str:
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
     if now is None:
-        return f"{name}: forward must run as forward(input_ids, past_key_values=..., use_cache=True); it raised {text}"
+        return f"{name}: forward must run as {called}; it raised {text}{hint}"
     path, call = now
     where = f"{path or 'the module itself'}: {call}"
     if call in _DECIDES or any(
@@ -283,4 +378,4 @@ def _failure(name: str, now: tuple[str, str] | None, error: Exception) -> str:
             f"{name}: {where} needs the values of a tensor, and a trace has only shapes; "
             "make what it decides a constant, or describe the model in a YAML file"
         )
-    return f"{name}: {where} fails on meta tensors ({text})"
+    return f"{name}: {where} fails on meta tensors ({text}){hint}"

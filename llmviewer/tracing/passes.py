@@ -1,0 +1,280 @@
+"""How a module is run for a trace: with the cache that passes before have left, or once over all of its input."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import Parameter, signature
+from typing import Any, Final
+
+from ..errors import InputError
+from .fitting import CACHED, FIXED, ONCE, Basis, Shape
+from .recording import Recording, record, tensors_in
+
+SEQUENCES: Final = "sequences"
+TOKENS: Final = "tokens"
+_CACHE: Final = frozenset(("past_key_values", "use_cache"))
+_GIVE: Final = "let the callable return (module, inputs)"
+_BOTH: Final = ((0, SEQUENCES), (1, TOKENS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes(ABC):
+    """Passes of a module, whose counts are sums of what `basis` says.
+
+    why  why those of more features do not do
+    """
+
+    module: Any
+    name: str
+
+    basis: Basis = CACHED
+    why: str = ""
+
+    @abstractmethod
+    def record(self, shape: Shape) -> Recording:
+        """The calls of a pass of `shape`."""
+
+    @property
+    @abstractmethod
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the counts has to know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Passes):
+    """Those of a language model that keeps keys and values."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    def record(self, shape: Shape) -> Recording:
+        """The prompt that fills the cache, then the recorded pass."""
+        if not shape.past:
+            return self._run(shape.q_len, shape.batch, None)[0]
+        _, out = self._run(shape.past, shape.batch, None)
+        past = _past(out)
+        if not any(t.numel() for t in tensors_in(past)):
+            raise InputError(
+                f"{self.name}: forward must return a cache of keys and values, as .past_key_values or second; got none "
+                "(recurrent states are not traced; describe the model in a YAML file)"
+            )
+        return self._run(shape.q_len, shape.batch, past)[0]
+
+    def keeps(self) -> bool:
+        """Whether a pass leaves a cache."""
+        first = CACHED.shapes[0]
+        return any(t.numel() for t in tensors_in(_past(self._run(first.past, first.batch, None)[1])))
+
+    def _run(self, length: int, batch: int, past: Any) -> tuple[Recording, Any]:
+        torch = import_module("torch")
+        ids = torch.zeros(batch, length, dtype=torch.long, device="meta")
+        kwargs = {"input_ids": ids, "use_cache": True}
+        if past is not None:
+            kwargs["past_key_values"] = past
+        recorder, out = record(
+            self.module,
+            lambda: self.module(**kwargs),
+            name=self.name,
+            called="forward(input_ids, past_key_values=..., use_cache=True)",
+            cached=[t for t in tensors_in(past) if t.numel()],
+            given=[ids],
+        )
+        return recorder.with_logits(out), out
+
+
+def _past(out: Any) -> Any:
+    past = getattr(out, "past_key_values", None)
+    return out[1] if past is None and isinstance(out, tuple) and len(out) > 1 else past
+
+
+@dataclass(frozen=True, kw_only=True)
+class Once(Passes):
+    """The one pass of a module that reads all of its input and keeps nothing.
+
+    inputs   what forward takes, by name, or by place where the key is a number
+    guessed  nobody gave them
+    varying  dimensions of its tensors that are sequences or tokens; the others are as they are given
+    """
+
+    inputs: Mapping[int | str, Any]
+    varying: Mapping[int | str, Mapping[int, str]]
+    guessed: bool = False
+
+    def record(self, shape: Shape) -> Recording:
+        given = {key: self._of(shape, key, value) for key, value in self.inputs.items()}
+        args = [value for key, value in given.items() if isinstance(key, int)]
+        kwargs = {key: value for key, value in given.items() if isinstance(key, str)}
+        recorder, out = record(
+            self.module,
+            lambda: self.module(*args, **kwargs),
+            name=self.name,
+            called=f"forward({', '.join(map(_told, self.inputs))})",
+            hint=f"; for another input {_GIVE}" if self.guessed else "",
+            given=[value for value in given.values() if _is_tensor(value)],
+        )
+        return recorder.with_results(out)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        once = "runs once over its input, without a cache"
+        pairs = "; attention counts all pairs but where the module says is_causal"
+        if self.basis is ONCE:
+            return (once + pairs,)
+        tensors = ((key, v.shape[1:]) for key, v in self.inputs.items() if _is_tensor(v))
+        shapes = (f"{_told(key)} of {' x '.join(map(str, shape)) or 1}" for key, shape in tensors)
+        tried = f" (lengths cannot vary: {self.why})" if self.why else ""
+        sized = f"of one size for each sequence: {', '.join(shapes)}{tried}"
+        return (f"{once}, {sized}; --prompt changes no count, and with --prompt 1 its tokens/s are inputs per second",)
+
+    def _of(self, shape: Shape, key: int | str, example: Any) -> Any:
+        if not _is_tensor(example):
+            return example
+        sizes = {SEQUENCES: shape.batch, TOKENS: shape.q_len}
+        varying = self.varying.get(key, {})
+        made = [sizes[varying[n]] if n in varying else size for n, size in enumerate(example.shape)]
+        return import_module("torch").empty(made, dtype=example.dtype, device="meta")
+
+
+def passes_of(module: Any, name: str, inputs: Any, dims: Any) -> tuple[Passes, ...]:
+    """Ways to run a module, the likeliest first.
+
+    inputs  an example of what forward takes: a tensor, a tuple of what it takes by place or a dict by name. None is
+            ids of tokens, or the pictures that the module's config describes
+    dims    which dimensions vary, such as {"x": {0: "sequences", 1: "tokens"}}, where that is not to be found
+
+    Raises InputError where there is none.
+    """
+    if inputs is not None:
+        return _given(module, name, _named(name, inputs), dims)
+    takes = signature(module.forward).parameters
+    if takes.keys() & _CACHE:
+        steps = Steps(module=module, name=name)
+        if _generates(module) or steps.keeps():
+            return (steps,)
+    return (_usual(module, name, takes),)
+
+
+def _generates(module: Any) -> bool:
+    """Whether transformers would have it write token by token."""
+    asked = getattr(module, "can_generate", None)
+    return bool(asked and asked())
+
+
+def _usual(module: Any, name: str, takes: Mapping[str, Parameter]) -> Once:
+    """One pass over ids of tokens, or over pictures."""
+    torch = import_module("torch")
+    named = [key for key, p in takes.items() if p.kind is not p.VAR_KEYWORD]
+    said = getattr(module, "main_input_name", None)  # as transformers has it
+    main = said if said in named else next(iter(named), None)
+    if main is None:
+        raise InputError(f"{name}: forward must take an input; it takes none")
+    if main == "pixel_values":
+        pixels = torch.empty(1, *_picture(module, name), device="meta")
+        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), pixels.dtype)
+        sized = {main: pixels.to(dtype)}
+        return Once(module=module, name=name, inputs=sized, varying={main: {0: SEQUENCES}}, basis=FIXED, guessed=True)
+    if main.startswith("input_") and main != "input_ids":  # sound, whose sizes no config says
+        raise InputError(f"{name}: reads {main}, and its shape is not known; {_GIVE}")
+    key = 0 if takes[main].kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL) else main
+    ids = torch.empty(1, 1, dtype=torch.long, device="meta")
+    return Once(module=module, name=name, inputs={key: ids}, varying={key: dict(_BOTH)}, basis=ONCE, guessed=True)
+
+
+def _picture(module: Any, name: str) -> tuple[int, int, int]:
+    """Channels, height and width of the pictures that a config describes."""
+    config = getattr(module, "config", None)
+    size = getattr(config, "image_size", None)
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
+        raise InputError(f"{name}: reads pictures, and its config has no image_size; {_GIVE}")
+    return getattr(config, "num_channels", None) or 3, *sides
+
+
+def _named(name: str, inputs: Any) -> dict[int | str, Any]:
+    """Inputs by name or place.
+
+    Raises InputError where they are nothing that forward can be called with, or not on the meta device.
+    """
+    if isinstance(inputs, Mapping):
+        named = {**inputs}
+    else:
+        named = dict(enumerate(inputs if isinstance(inputs, list | tuple) else [inputs]))
+    tensors = {key: value for key, value in named.items() if _is_tensor(value)}
+    if not tensors or not all(isinstance(key, int | str) for key in named):
+        kind = type(inputs).__name__
+        raise InputError(f"{name}: inputs must be a tensor, or a tuple or dict with tensors; got {kind}")
+    for key, tensor in tensors.items():
+        if tensor.device.type != "meta":
+            raise InputError(f"{name}: inputs must be on the meta device; {_told(key)} is on {tensor.device}")
+    kinds = sorted({_dtype(t) for t in tensors.values() if t.is_floating_point() or t.is_complex()})
+    if len(kinds) > 1:
+        raise InputError(f"{name}: inputs must have one floating-point type; got {', '.join(kinds)}")
+    return named
+
+
+def _given(module: Any, name: str, inputs: dict[int | str, Any], dims: Any) -> tuple[Once, ...]:
+    """Runs over inputs like these: of any number of sequences and tokens, or of sequences alone."""
+    if dims is not None:
+        varying = _varying(name, inputs, dims)
+        basis = ONCE if any(TOKENS in which.values() for which in varying.values()) else FIXED
+        return (Once(module=module, name=name, inputs=inputs, varying=varying, basis=basis),)
+    tensors = {key: value for key, value in inputs.items() if _is_tensor(value) and value.dim()}
+    if not tensors:
+        raise InputError(
+            f"{name}: inputs must have a dimension that varies, the first for sequences; got numbers alone"
+        )
+    ids = [value for value in tensors.values() if not value.is_floating_point() and value.dim() > 1]
+    features = [value for value in tensors.values() if value.is_floating_point() and value.dim() == 3]
+    batch, *length = next(iter((*ids, *features, *tensors.values()))).shape[:2]
+    fixed = {key: {0: SEQUENCES} for key, value in tensors.items() if value.shape[0] == batch}
+    sized = Once(module=module, name=name, inputs=inputs, varying=fixed, basis=FIXED)
+    if not ids and not features:
+        return (sized,)
+    if [batch] == length:
+        raise InputError(
+            f"{name}: inputs must have other numbers of sequences than of tokens, to tell them apart; got "
+            f"{batch} x {batch}: say which is which, as in (module, inputs, {{0: {{0: 'sequences', 1: 'tokens'}}}})"
+        )
+    found = {
+        key: {**fixed.get(key, {}), **{n: TOKENS for n, size in enumerate(value.shape) if [size] == length}}
+        for key, value in tensors.items()
+    }
+    return (Once(module=module, name=name, inputs=inputs, varying=found, basis=ONCE), sized)
+
+
+def _varying(name: str, inputs: Mapping[int | str, Any], dims: Any) -> dict[int | str, dict[int, str]]:
+    """Dimensions as a user names them.
+
+    Raises InputError where a name, an input or a dimension is none, or where nothing is a sequence.
+    """
+    example = "{0: {0: 'sequences', 1: 'tokens'}}"
+    if not isinstance(dims, Mapping) or not all(isinstance(which, Mapping) for which in dims.values()):
+        raise InputError(f"{name}: dims must say which dimensions of which input vary, as {example}; got {dims!r}")
+    for key, which in dims.items():
+        if not _is_tensor(inputs.get(key)):
+            known = ", ".join(_told(k) for k, v in inputs.items() if _is_tensor(v))
+            raise InputError(f"{name}: dims must name an input ({known}); got {key!r}")
+        for n, said in which.items():
+            if said not in (SEQUENCES, TOKENS):
+                raise InputError(f"{name}: dimensions must be {SEQUENCES!r} or {TOKENS!r}; got {said!r}")
+            if not isinstance(n, int) or not 0 <= n < inputs[key].dim():
+                raise InputError(f"{name}: {_told(key)} has {inputs[key].dim()} dimensions, from 0; got {n!r}")
+    if not any(SEQUENCES in which.values() for which in dims.values()):
+        raise InputError(f"{name}: dims must say which dimension is {SEQUENCES!r}; got {dims!r}")
+    return {key: dict(which) for key, which in dims.items()}
+
+
+def _told(key: int | str) -> str:
+    return key if isinstance(key, str) else f"input {key}"
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, import_module("torch").Tensor)

@@ -228,7 +228,7 @@ def _largest(fits: Callable[[Num], Num], fan: int = 64) -> int | None:
     while high - low > 1:
         step = max((high - low) // fan, 1)
         tried = np.arange(low + step, high + 1, step, dtype=np.float64)
-        good = int(np.count_nonzero(fits(tried)))
+        good = int(np.count_nonzero(np.broadcast_to(fits(tried), tried.shape)))
         if low + good * step >= high:
             return None
         low, high = low + good * step, min(low + (good + 1) * step, high)

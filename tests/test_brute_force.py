@@ -216,6 +216,8 @@ def test_the_largest_that_fits_is_found_at_the_ends(edge):
 
 def test_where_all_fit_there_is_no_largest():
     assert _largest(lambda n: n < inf) is None
+    assert _largest(lambda n: np.True_) is None  # which depends on no number
+    assert _largest(lambda n: np.False_) == 0
 
 
 @given(graphs(), st.integers(1, 4), st.integers(1, 30), st.integers(1, 10), st.integers(0, 400_000))

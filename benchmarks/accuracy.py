@@ -82,7 +82,8 @@ WEAK = """\
   measured, and are faster. Others come from PyTorch's fp32 kernels.
 - Decode attention of TRT-LLM on Hopper and Ada: times of neighbouring shapes jump by 1.5 to 2, as where a library
   changes kernels by rules that the model does not have.
-- One row of vLLM's fp8 products on B200 takes two to three times as long as two rows: expected a third to a half too soon.
+- One row of vLLM's fp8 products on B200 takes up to three times as long as two rows do; a third to two thirds of that
+  is expected.
 - Windows of 128 keys with heads of 64 (gpt-oss) in TRT-LLM on Hopper: its parts grow with the whole context, not the
   window; times are up to twice as long as expected for 16 to 1,000 key heads of all sequences, and shorter for fewer.
 - MXFP4 experts of vLLM 0.19, and int4 ones by Marlin on L40S: neither bytes nor tiles explain their times.

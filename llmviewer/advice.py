@@ -54,19 +54,22 @@ def advise(
         why, changes = _units(setting, estimate), _lower_bits(setting)
     kernels, plan = setting.kernels, setting.plan_of(phase)
     offers: list[str] = []
+    hollow: list[str] = []  # what the bound promises, and kernels do not keep
 
-    def hoped(plan: Plan, workload: Workload, times: float = 1.0) -> str:
-        """What is expected of a change that gives `times` as many tokens."""
+    def offer(text: str, plan: Plan, workload: Workload, times: float = 1.0) -> None:
+        """A change that leads to `plan` and gives `times` as many tokens, with what is expected of it."""
         if not (kernels and expected and expected.modelled):
-            return ""
+            offers.append(f"{text})")
+            return
         then = kernels.expect(plan.estimate(workload).operators, workload)
-        return f", expect {times * expected.total.numbers()[0] / then.total.numbers()[0]:.2g}x"
+        gain = times * expected.total.numbers()[0] / then.total.numbers()[0]
+        (offers if gain >= _WORTH else hollow).append(f"{text}, expect {gain:.2g}x)")
 
     for name, changed in changes:
         other = changed.plan_of(phase)
         then_s = float(other.time_s(workload))
         if time_s / then_s >= _WORTH:
-            offers.append(f"{name} {seconds(then_s)} ({time_s / then_s:.2g}x faster{hoped(other, workload)})")
+            offer(f"{name} {seconds(then_s)} ({time_s / then_s:.2g}x faster", other, workload)
     most = None if max_batch is None else max_batch // _together(setting, workload)
     batch, many = _largest(workload, most)
     if many and (bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)):
@@ -74,7 +77,7 @@ def advise(
         gain = times * time_s / float(plan.time_s(many))
         if gain >= _WORTH:
             most = 1  # of latency nothing is left to say
-            offers.append(f"batch {batch} ({gain:.2g}x the tokens per second{hoped(plan, many, times)})")
+            offer(f"batch {batch} ({gain:.2g}x the tokens per second", plan, many, times)
     nothing = "no technique known here makes it faster; a device with more bandwidth does"
     if bound == "compute":
         nothing = "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
@@ -82,7 +85,9 @@ def advise(
         nothing = "fewer ranks that share a tensor send less; links with more bandwidth or less latency do it faster"
         nothing = nothing if setting.offload == ON_DEVICE else "less of it offloaded, or a faster link"
     name = phase if setting.model.generates else "the one pass"
-    advice = f"{name} is {bound}-bound: {why}; " + (f"what would help: {', '.join(offers)}" if offers else nothing)
+    told = [f"what would help: {', '.join(offers)}"] if offers else []
+    told += [f"what would help at the bound alone: {', '.join(hollow)}"] if hollow else []
+    advice = f"{name} is {bound}-bound: {why}; {'; '.join(told) or nothing}"
     if expected and expected.modelled:
         advice += _latency(setting, workload, phase, expected, most)
     return advice + (_if_offloaded(offloaded, workload, phase, time_s) if offloaded else "")

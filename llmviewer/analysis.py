@@ -349,6 +349,10 @@ def analyzed(
         prefill=_phase(setting, "prefill", prefill, footprint.max_batch, batch, offloaded=offloaded),
         decode=_phase(setting, "decode", decode, footprint.max_batch, batch, offloaded=offloaded) if decode else None,
     )
+    if schedule and written:
+        answer = _scheduled(setting, schedule)
+    else:
+        answer = _generation(setting, batch=batch, prompt=prompt, gen=written, images=images)
     return Analysis(
         model=setting.model,
         hardware=setting.hardware,
@@ -374,12 +378,19 @@ def analyzed(
         ),
         phases=phases,
         memory=footprint,
-        generation=_scheduled(setting, schedule)
-        if schedule and written
-        else _generation(setting, batch=batch, prompt=prompt, gen=written, images=images),
+        generation=answer,
         notes=(*notes(setting, prompt=prompt, written=longest, images=images), *_unmodelled(phases)),
-        effect=effect(setting, schedule, decode, **asked) if schedule else None,
+        effect=_effect(setting, schedule, decode, answer, **asked) if schedule else None,
     )
+
+
+def _effect(
+    setting: Setting, schedule: Schedule, step: Workload | None, answer: GenerationResult, **asked: int
+) -> Effect:
+    """effect(), with what is expected of it."""
+    found, with_it = effect(setting, schedule, step, **asked), answer.expected_latency_s
+    without = _generation(setting.bare(), **asked).expected_latency_s if with_it else None
+    return replace(found, expected_speed_up=without / with_it) if with_it and without else found
 
 
 def describe_model(model: Model) -> dict[str, Any]:

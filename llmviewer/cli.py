@@ -37,6 +37,7 @@ _SIDES: Final = {"prefill": "read prompts", "decode": "take decode steps"}
 _LAYOUTS: Final = 64  # degrees of one kind that are compared at once
 _QUIET_S: Final = 10  # between two lines on progress where there is no terminal
 _DRAWN: Final = {".txt": "text", ".json": "json", ".dot": "dot", ".mmd": "mermaid", ".mermaid": "mermaid"}
+_SUMMARIES: Final = {".txt": "text", ".csv": "csv", ".json": "json"}
 _COMPARED: Final = 1000  # batches, each of which is an analysis of its own
 _LONG: Final = 200_000  # points of a sweep that take long enough for a progress bar
 
@@ -428,7 +429,7 @@ def hardware(name: str | None, form: str, output: Path | None, *, check: bool, l
 
 
 def _check(devices: Sequence[Hardware]) -> None:
-    """A line for each violation; for a device without, one that says what was checked."""
+    """A line for each violation, and one for a device without; at the end, if all is well, what was checked."""
     from .hardware_checks import CHECKS, clashes, violations
     from .hardware_files import hardware_aliases
 
@@ -437,10 +438,10 @@ def _check(devices: Sequence[Hardware]) -> None:
         found = (*violations(device), *clashes(device, aliases))
         wrong += len(found)
         counts = f"{counted(len(device.facts), 'fact')}, {counted(len(device.sources), 'source')}"
-        about = f"{counts}; {'; '.join((*CHECKS, 'names'))}"
-        click.echo("\n".join(f"{device.name}: {line}" for line in found) or f"{device.name}: ok: {about}")
+        click.echo("\n".join(f"{device.name}: {line}" for line in found) or f"{device.name}: ok: {counts}")
     if wrong:
         raise InputError(f"--check: {counted(wrong, 'violation')}")
+    click.echo(click.wrap_text(f"Checked: {'; '.join((*CHECKS, 'names'))}.", 80))
 
 
 @cli.command()
@@ -481,7 +482,12 @@ def _check(devices: Sequence[Hardware]) -> None:
 @click.option("--shard-points", type=click.IntRange(1), help="Points of a shard at most; a million if not given.")
 @click.option("--summary", type=click.Path(path_type=Path), metavar="DIR", help="What the sweep in a folder found.")
 @click.option("--by", metavar="AXES", default="model", show_default=True, help="What a summary keeps apart.")
-@click.option("--format", "form", type=click.Choice(("text", "csv", "json")), default="text", help="Of a summary.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(tuple(_SUMMARIES.values())),
+    help="Of a summary. Text if not given, or as the file's name says.",
+)
 def sweep(
     *,
     model: str | None,
@@ -490,7 +496,7 @@ def sweep(
     output: str | None,
     summary: Path | None,
     by: str,
-    form: str,
+    form: str | None,
     **question: Any,
 ) -> None:
     """Many settings at once: a row for every combination of the values given with --over.
@@ -499,8 +505,10 @@ def sweep(
     shards, which the same command completes wherever it was stopped; --summary DIR then says what is best.
     """
     if summary:
-        _summarize(summary, by, form, output, expected=question["expected"])
+        _summarize(summary, model, by, form, Path(output) if output else None, expected=question["expected"])
         return
+    if form:
+        raise InputError("--format is of a --summary; points are written as the name after -o ends, or as CSV")
     if model is None or hardware is None:
         raise click.MissingParameter(param_hint=f"'{'MODEL' if model is None else 'HARDWARE'}'", param_type="argument")
     running = {name: question.pop(name) for name in ("workers", "shard", "dask", "shard_points")}
@@ -617,12 +625,17 @@ class _Progress:
         click.echo(f"\r{line}\x1b[K" if self.live else line, err=True, nl=not self.live or done == points)
 
 
-def _summarize(folder: Path, by: str, form: str, output: str | None, *, expected: bool) -> None:
+def _summarize(
+    folder: Path, model: str | None, by: str, form: str | None, output: Path | None, *, expected: bool
+) -> None:
     from .reports.sweeps import render
     from .shard_summary import summarize
 
+    if model:
+        raise InputError(f"--summary is of what a folder holds; leave out {model}")
     axes = [axis.strip() for axis in by.split(",") if axis.strip()]
-    shared.emit(render(summarize(folder, axes, expected=expected), form), Path(output) if output else None)
+    form = shared.form_of(form, output, _SUMMARIES)
+    shared.emit(render(summarize(folder, axes, expected=expected), form), output)
 
 
 @cli.command()

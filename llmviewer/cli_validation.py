@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 
 from . import cli_options as shared
 from .errors import InputError
-from .units import counted
+from .units import counted, seconds
 
 if TYPE_CHECKING:
     from .expectation.validate import Predictions, Validation
@@ -212,10 +213,11 @@ def _percent(value: float) -> str:
 
 
 def _row(row: dict[str, Any]) -> str:
-    facts = ", ".join(f"{k} {v:g}" if isinstance(v, float) else str(v) for k, v in row.items() if not k.endswith("_us"))
-    return (
-        f"  {facts}: {row['time_us']:.4g} us measured, {row['expected_us']:.4g} expected, {row['bound_us']:.4g} bound"
-    )
+    told = {key: value for key, value in row.items() if not key.endswith("_us") and str(value) != "nan"}  # not known
+    facts = ", ".join(value if isinstance(value, str) else f"{key} {value:g}" for key, value in told.items())
+    time, expected, bound = (seconds(row[f"{key}_us"] / 1e6) for key in ("time", "expected", "bound"))
+    line = f"{facts}: {time} measured, {expected} expected, {bound} at the bound"
+    return textwrap.fill(line, 80, initial_indent="  ", subsequent_indent="    ")
 
 
 COMMANDS: Final = (calibrate, validate)

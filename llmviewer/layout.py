@@ -81,12 +81,13 @@ class Layout:
         return batch if self.dp == 1 else np.ceil(np.divide(batch, self.dp))
 
     def parts(self, batch: Num) -> Num:
-        """Micro-batches that those are cut into for the pipeline."""
-        return 1 if self.pp == 1 else np.minimum(self.micro_batches or self.pp, self.local(batch))
+        """Micro-batches that those are cut into for the pipeline: no more than it takes, of equal size but the last."""
+        return 1 if self.pp == 1 else np.ceil(self.local(batch) / self.share(batch))
 
     def share(self, batch: Num) -> Num:
-        """Sequences of one micro-batch."""
-        return self.local(batch) if self.pp == 1 else np.ceil(self.local(batch) / self.parts(batch))
+        """Sequences of one micro-batch, the largest."""
+        local = self.local(batch)
+        return local if self.pp == 1 else np.ceil(local / np.minimum(self.micro_batches or self.pp, local))
 
 
 def _within(name: str, number: int, *, least: int) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from llmviewer.choice import Choice, Ranked, Rejected
 from llmviewer.comparison import PUBLISHED, Cell
+from llmviewer.expectation.network import Interval
 from llmviewer.units import counted, seconds
 
-from .columns import columns
 from .comparison import (
     BOUNDS_SAID,
     LETTERS,
@@ -25,7 +25,7 @@ from .comparison import (
     pictures,
     time_item,
 )  # fmt: skip
-from .listing import WIDTH, Item, Table, markdowns, texts
+from .listing import Item, Reasons, Table, markdowns, texts
 from .page import Card, Picture, listing_page, picture
 
 _FIRST: Final = 6  # of the ranking, to see first
@@ -93,10 +93,9 @@ def headline(choice: Choice) -> str:
     ]
     allowed = ", ".join("as published" if quant == PUBLISHED else quant for quant in choice.quants)
     said = ", ".join((f"precisions allowed: {allowed}", *filter(None, asked)))
-    count = len(choice.ranked) + len(choice.rejected)
-    return (
-        f"{title(choice)}; {said}. {len(choice.ranked)} of {counted(count, 'device')} qualify, ranked by {choice.merit}"
-    )
+    count = counted(len(choice.ranked) + len(choice.rejected), "device")
+    by_bound = " by their bounds" * bool(limits.ttft_s or limits.tpot_s)
+    return f"{title(choice)}; {said}. {len(choice.ranked)} of {count} qualify{by_bound}, ranked by {choice.merit}"
 
 
 def remarks(choice: Choice) -> list[str]:
@@ -112,6 +111,7 @@ def remarks(choice: Choice) -> list[str]:
         )
     return [
         *found,
+        *_in_time(choice),
         (
             f"{_counted(choice)} A device is ranked in the allowed precision that is best on it; what a precision does "
             "to the answers is not counted. "
@@ -120,6 +120,28 @@ def remarks(choice: Choice) -> list[str]:
         *boxes([one.cell for one in choice.ranked]),
         BOUNDS_SAID,
     ]
+
+
+def _in_time(choice: Choice) -> Iterator[str]:
+    """Which of those that keep to times at the bound are expected to."""
+    limits = {"ttft": choice.limits.ttft_s, "tpot": choice.limits.tpot_s}
+    known = {one.cell.hardware.name: found for one in choice.ranked if (found := choice.comparison.expected(one.cell))}
+    if not known or not any(limits.values()):
+        return
+    kept = [
+        name
+        for name, found in known.items()
+        if all(_late(getattr(found, key), limit) <= 1 for key, limit in limits.items() if limit)
+    ]
+    yield (
+        f"Devices qualify by bounds. As expected of measured kernels, {len(kept)} of the {len(known)} of which "
+        f"something is known keep to the times allowed{': ' * bool(kept)}{', '.join(kept)}."
+    )
+
+
+def _late(times: Interval | None, limit: float) -> float:
+    """What is expected over what is allowed; 0 where no token follows."""
+    return float(np.max(times.expected)) / limit if times else 0.0
 
 
 def _counted(choice: Choice) -> str:
@@ -174,24 +196,8 @@ def _bound(cell: Cell, phase: str) -> Item:
     return Item(text=bound[0].upper(), bound=bound)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reasons(Table):
-    """Of words alone, the last of which are long and go on in the next line of a text."""
-
-    def text(self) -> str:
-        lines = [self.head, *(tuple(item.text for item in row) for row in self.body)]
-        before = columns([line[:-1] for line in lines], left=range(len(self.head)), gap=" ").splitlines()
-        indent = max(map(len, before)) + 1
-        found = [textwrap.fill(self.title, WIDTH)]
-        for start, line in zip(before, lines, strict=True):
-            found.append(
-                textwrap.fill(line[-1], WIDTH, initial_indent=start.ljust(indent), subsequent_indent=" " * indent)
-            )
-        return "\n".join((*found, textwrap.fill(self.about, WIDTH), ""))
-
-
 def _rejected(choice: Choice) -> Table:
-    return _Reasons(
+    return Reasons(
         title="Devices that do not qualify",
         about="In the allowed precision that comes closest.",
         head=("device", "precision", "why"),

@@ -159,7 +159,7 @@ def tables(comparison: Comparison) -> list[Table]:
             found.append(_crossings(crossings, phase, axis, comparison))
     said = [{item.text for item in column} for column in zip(*map(where, comparison.cells), strict=True)]
     alike = [name for name, texts in zip(WHERE, said, strict=True) if len(texts) == 1]
-    dropped = alike if len(cells) > 1 else ("layout",)
+    dropped = alike if len(cells) > 1 else [name for name in alike if name != "device"]  # a row has a name
     return [table.without_constants(*dropped) for table in found if table.body]
 
 
@@ -415,9 +415,9 @@ def _differences(comparison: Comparison) -> Iterable[str]:
                     if phase in cell.passes and (group == ALL or group in cell.passes[phase].groups):
                         by.setdefault(cell.passes[phase].bound(0, group), []).append(cell.hardware.name)
                 if len(by) > 1:
-                    name = phase if group == ALL else f"{phase} {group}"
+                    name = f"{several} is" if group == ALL else f", {group}{several}:"
                     parts = (f"{bound}-bound on {_few(names, 'devices')}" for bound, names in by.items())
-                    yield f"{name.capitalize()}{several} is {' and '.join(parts)}."
+                    yield f"{phase.capitalize()}{name} {' and '.join(parts)}."
 
 
 def _setting(cell: Cell, of: Comparison) -> tuple[str, ...]:

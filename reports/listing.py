@@ -62,6 +62,22 @@ class Table:
         return f"## {self.title}\n\n" + "\n".join(lines) + f"\n{about}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reasons(Table):
+    """Of words alone, the last of which are long and go on in the next line of a text."""
+
+    def text(self) -> str:
+        lines = [self.head, *(tuple(item.text for item in row) for row in self.body)]
+        before = columns([line[:-1] for line in lines], left=range(len(self.head)), gap=" ").splitlines()
+        indent = max(map(len, before)) + 1
+        found = [textwrap.fill(self.title, WIDTH)]
+        for start, line in zip(before, lines, strict=True):
+            found.append(
+                textwrap.fill(line[-1], WIDTH, initial_indent=start.ljust(indent), subsequent_indent=" " * indent)
+            )
+        return "\n".join((*found, textwrap.fill(self.about, WIDTH), ""))
+
+
 def texts(head: str, tables: Sequence[Table], remarks: Sequence[str]) -> str:
     """A report as text, 80 columns wide where names allow it."""
     parts = [textwrap.fill(head, WIDTH) + "\n", *(table.text() for table in tables)]

@@ -12,12 +12,13 @@ from llmviewer.serving.planning import ServicePlan
 from llmviewer.units import counted, seconds
 
 from .comparison import csv_of, json_of, number_item, time_item
-from .listing import Item, Table, markdowns, texts
+from .listing import Item, Reasons, Table, markdowns, texts
 from .page import Card, Picture, listing_page, picture
 
 _MOST: Final = 20  # rows of a table in words
 _TENS: Final = 10
 _TOLD: Final = 0.05  # of a time, that is worth a word
+_TIMED: Final = ("rate", "batch", "time to first token", "time per token")  # what rests on how long steps take
 _MEANS: Final = "Times are means at random arrivals; `llmviewer simulate` gives their percentiles."
 
 
@@ -61,8 +62,9 @@ def render_html(found: ServicePlan) -> str:
 
 
 def title(found: ServicePlan) -> str:
+    requests = f"{found.rate:g} request{'s' * (found.rate != 1)}/s"
     return (
-        f"Serving {found.model.title}: {found.rate:g} requests/s, prompts of {found.prompt:,}, answers of "
+        f"Serving {found.model.title}: {requests}, prompts of {found.prompt:,}, answers of "
         f"{counted(found.gen, 'token')}"
     )
 
@@ -93,14 +95,19 @@ def best(found: ServicePlan) -> str:
 
 
 def _priced_one(one: Candidate, found: ServicePlan) -> str:
-    price = f"{number_item(one.price(found.by)).text} {found.by.unit}"
-    return f"{devices(one)}, {_precision(one)}: {counted(one.devices, 'device') if found.by is By.DEVICES else price}"
+    named, price = f"{devices(one)}, {_precision(one)}", one.price(found.by)
+    if isnan(price):
+        return named
+    asked = counted(one.devices, "device") if found.by is By.DEVICES else f"{number_item(price).text} {found.by.unit}"
+    return f"{named}: {asked}"
 
 
 def _at_the_bound(found: ServicePlan) -> str:
     """The cheapest where no kernel can be faster."""
     if found.kernels is None or found.least is None:
         return ""
+    if isnan(found.least.price(found.by)):
+        return f" At the bound {_priced_one(found.least, found)} would keep to it."
     return f" At the bound, {_priced_one(found.least, found)}: no kernels need less."
 
 
@@ -143,7 +150,7 @@ def tables(found: ServicePlan) -> list[Table]:
         found, "Beaten by no other in price, power, devices, times and rate together (Pareto)", found.front[:_MOST],
         f"The first {_MOST} of {len(found.front)}." if len(found.front) > _MOST else "",
     )  # fmt: skip
-    why = Table(
+    why = Reasons(
         title="Devices that do not keep to it",
         about="In the setting that comes closest.",
         head=("device", "precision", "layout", "why"),
@@ -151,18 +158,24 @@ def tables(found: ServicePlan) -> list[Table]:
         body=tuple(
             (
                 Item(text=one.hardware.name), Item(text=_precision(one)), Item(text=str(one.layout)),
-                Item(text=one.reason, key=one.excess),
+                Item(text=_why(one, found), key=one.excess),
             )
             for one in found.rejected
         ),
     )  # fmt: skip
-    least = _table(
+    unmeasured = _table(
         found,
         "At the bound these keep to it too, but nothing is expected of their kernels",
         found.unmeasured[:_MOST],
         "",
     )
-    return [table for table in (each, front, _without(least, "bound"), why) if table.body]
+    return [table for table in (each, front, _without(unmeasured, "bound"), why) if table.body]
+
+
+def _why(one: Candidate, found: ServicePlan) -> str:
+    """What rules it out, and whether that is so even if no kernel were slower than it must."""
+    even = found.kernels is not None and one.least is None and one.factor in _TIMED
+    return f"{one.reason}{', even at the bound' * even}"
 
 
 def _table(found: ServicePlan, name: str, rows: tuple[Candidate, ...], about: str) -> Table:

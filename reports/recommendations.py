@@ -15,6 +15,7 @@ from .comparison import csv_of, json_of, time_item
 from .listing import Item, Table, markdowns, texts
 from .page import Card, listing_page
 from .serving import kernels, unknown
+from .table import rate
 
 _MOST: Final = 12  # combinations in words
 _USUAL: Final = "Techniques have their usual parameters; what they do to the answers is not weighed."
@@ -73,7 +74,9 @@ def said(found: Advice) -> str:
 
 def title(found: Advice) -> str:
     setting = found.base.setting
-    return f"What would help {setting.model.title} on {setting.hardware.title}"
+    device, layout = setting.hardware.title, setting.layout
+    on = f"{layout.devices} x {device} ({layout})" if layout.devices > 1 else device
+    return f"What would help {setting.model.title} on {on}"
 
 
 def headline(found: Advice) -> str:
@@ -81,13 +84,14 @@ def headline(found: Advice) -> str:
     base, times = found.base, found.base.likely
     using = f", with {', '.join(found.given)}" if found.given else ""
     there = base.setting.hardware.capacity
-    large = f" It does not fit: {si(base.memory_bytes)}B of {si(there)}B; gains are over its bound."
+    each = " of each device" * (base.setting.layout.devices > 1)
+    large = f" It does not fit: {si(base.memory_bytes)}B of {si(there)}B{each}; gains are over its bound."
     fits = "" if base.fits else large
-    least = f" (at the bound {base.times.tokens_per_s:.3g})" if base.expected else ""
+    least = f" (at the bound {rate(base.times.tokens_per_s)})" if base.expected else ""
     return (
         f"{title(found)}: batch {found.batch}, prompt {found.prompt}, {found.gen} generated, "
         f"{base.setting.quantization}{using}. {_NAMES[found.wanted].capitalize()} is to be better. Without more: first "
-        f"token {seconds(times.ttft_s)}, {seconds(times.tpot_s)} a token, {times.tokens_per_s:.3g} tokens/s{least}; "
+        f"token {seconds(times.ttft_s)}, {seconds(times.tpot_s)} a token, {rate(times.tokens_per_s)} tokens/s{least}; "
         f"decode steps are {base.bound}-bound, the prefill {base.reading}-bound.{fits}"
     )
 

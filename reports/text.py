@@ -184,7 +184,8 @@ def effect_lines(effect: Effect) -> Lines:
     counted = (f"{run.name} {_times(run.passes)} ({seconds(run.time_s)})" for run in effect.runs)
     several = effect.tokens_per_step is not None and effect.tokens_per_step > 1
     pace = f"{effect.tokens_per_step:.3g} tokens a pass; " if several else ""
-    ratios = [f"generation {effect.speed_up:.3g}x as fast", f"first token {bare.ttft_s / found.ttft_s:.3g}x"]
+    hoped = f" (expect {effect.expected_speed_up:.3g}x)" if effect.expected_speed_up else ""
+    ratios = [f"generation {effect.speed_up:.3g}x as fast{hoped}", f"first token {bare.ttft_s / found.ttft_s:.3g}x"]
     if found.tpot_s and bare.tpot_s:
         ratios.append(f"further ones {bare.tpot_s / found.tpot_s:.3g}x")
     amounts = (("OPs", "ops"), ("bytes", "bytes"), ("memory", "memory_bytes"))

@@ -215,6 +215,7 @@ def _worst(scores: Validation) -> Table:
     rows = []
     for row in scores.worst:
         facts = {key: value for key, value in row.items() if not key.endswith("_us") and key not in ("row", "gpu")}
+        facts = {key: value for key, value in facts.items() if str(value) != "nan"}  # not known
         shape = ", ".join(f"{k} {v:g}" if isinstance(v, float) else str(v) for k, v in facts.items())
         times = [Item(text=f"{row[key]:.4g}", key=row[key]) for key in ("time_us", "expected_us", "bound_us")]
         rows.append((Item(text=str(row.get("gpu", ""))), Item(text=shape), *times))

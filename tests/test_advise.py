@@ -10,7 +10,7 @@ import pytest
 from llmviewer import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.reports.recommendations import remarks
+from llmviewer.reports.recommendations import headline, remarks
 from llmviewer.serving.advising import recommend
 from llmviewer.techniques import techniques
 
@@ -20,6 +20,12 @@ MODEL, DEVICE = "llama-3.1-8b", "rtx-4090"
 @pytest.fixture(scope="module")
 def found():
     return recommend(MODEL, DEVICE)
+
+
+def test_the_headline_says_how_the_model_lies_already():
+    laid = recommend("llama-3.1-70b", "h100-sxm", layout="tp=4", batch=64)
+    assert headline(laid).startswith("What would help Llama 3.1 70B on 4 x NVIDIA H100 SXM5 80 GB (tp=4): batch 64, ")
+    assert "e+" not in headline(laid)
 
 
 def line(lines, *names):

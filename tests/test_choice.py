@@ -100,6 +100,26 @@ def test_limits_disqualify_with_their_distance(limits, name, reason):
     assert [one.reason for one in found.rejected] == ([reason] if reason else [])
 
 
+def test_who_is_in_time_at_the_bound_alone_is_told_apart():
+    names = ["l4", "h100-sxm", "tpu-v5e"]  # of the last no kernel is known
+    asked = {"hardware": names, "quants": ["published"]}
+    found = choose("llama-2-7b", tpot=0.05, **asked)
+    assert {one.cell.hardware.name for one in found.ranked} == set(names)
+    late = [name for name, times in expected(found).items() if times > 0.05]
+    assert late == ["l4"]
+    text = " ".join(report.render_text(found).split())
+    assert "3 of 3 devices qualify by their bounds" in text
+    assert "1 of the 2 of which something is known keep to the times allowed: h100-sxm." in text
+    assert "times allowed" not in report.render_text(choose("llama-2-7b", **asked))
+    first = choose("llama-2-7b", gen=1, ttft=1, tpot=1e-9, **asked)  # no token follows the first
+    assert "2 of the 2 of which something is known keep" in " ".join(report.render_text(first).split())
+
+
+def expected(choice):
+    found = {one.cell.hardware.name: choice.comparison.expected(one.cell) for one in choice.ranked}
+    return {name: float(times.tpot.expected[0]) for name, times in found.items() if times}
+
+
 def test_of_several_faults_the_worst_is_named():
     found = rejected(choose("llama-2-70b", hardware=["rtx-4090"], quants=["published"], power=440), "rtx-4090")
     assert found.factor == "memory"

@@ -337,9 +337,17 @@ def test_the_command_prints_tables_80_wide(capsys):
     assert "W4A16g128 rtx-4090  169 ms 7.77 ms" in out
     assert "published rtx-4090 27.1 GB 25.8 GB 1.05x    not even 1" in out
     assert re.search(r"W4A16g128 rtx-4090 +\(45\) +\(171\)", out)  # 17 fit
-    assert "Prefill attention of llama-2-13b published is memory-bound on h100-sxm and compute-bound on rtx-4090." in (
+    assert "Prefill, attention of llama-2-13b published: memory-bound on h100-sxm and compute-bound on rtx-4090." in (
         " ".join(out.split())
     )
+
+
+def test_one_setting_at_several_batches_bears_the_name_of_its_device_alone(capsys):
+    code, out, _ = run(capsys, "compare", "deepseek-v3", "h200-sxm", "--tp", "8", "--batch", "1,64")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\ndevice   batch " in out
+    assert "\nh200-sxm    64 " in out
 
 
 def test_the_command_takes_batches_models_and_all_devices(capsys):

@@ -185,8 +185,9 @@ def test_check_says_what_was_checked(capsys, chip):
     code, out, _ = run(capsys, "hardware", chip(), "--check")
     assert code == 0
     assert out.startswith("chip: ok: ")
+    assert max(map(len, out.splitlines())) <= 80
     for check in CHECKS:
-        assert check in out
+        assert check in " ".join(out.split())
 
 
 def test_check_prints_a_line_for_each_violation_and_ends_with_2(capsys, chip):
@@ -200,7 +201,9 @@ def test_check_prints_a_line_for_each_violation_and_ends_with_2(capsys, chip):
 def test_check_without_a_name_checks_all(capsys):
     code, out, _ = run(capsys, "hardware", "--check")
     assert code == 0
-    assert [line.split(":")[0] for line in out.splitlines()] == list(hardware_names())
+    devices, checked = out.split("Checked: ")
+    assert [line.split(":")[0] for line in devices.splitlines()] == list(hardware_names())
+    assert checked.count(";") == len(CHECKS)
 
 
 def test_a_folder_of_the_user_adds_devices_and_their_aliases(folder):

@@ -374,6 +374,17 @@ def test_latency_is_a_regime_and_the_advice_says_what_helps():
     assert "latency" not in large.phases.prefill.advice
 
 
+def test_advice_tells_apart_what_kernels_do_not_keep():
+    low = analyze("qwen3-0.6b", "h100", quant="W4A16g128").phases.decode.total
+    plain = analyze("qwen3-0.6b", "h100").phases.decode
+    gain = plain.total.expected_time_s / low.expected_time_s
+    assert gain < 1
+    told = plain.advice.partition("what would help at the bound alone: ")
+    assert "4-bit" not in told[0]
+    assert told[2].startswith("4-bit weights (W4 g128)")
+    assert f"expect {gain:.2g}x)" in told[2]
+
+
 @pytest.mark.parametrize("layout", ["", "tp=2 pp=2"])
 def test_advice_has_what_is_expected_of_each_change(layout):
     asked = {"prompt": 512, "gen": 2, "layout": layout}
@@ -624,6 +635,45 @@ def test_cards_in_bridges_talk_over_the_host_beyond_them():
     assert pair[2] < all_reduce("rtx-4090", "tp=2")[2]  # over the bridge, not over the host
     assert all_reduce("h100-pcie", "tp=4")[-1] == "transferred from l40s, on another host"
     assert all_reduce("v100-pcie-16gb", "tp=4")[-1] == "transferred from l40s, on another host"
+
+
+@pytest.mark.parametrize("hardware", ["mi300x", "v100-sxm2-32gb"])
+def test_where_not_all_links_lead_to_members_long_messages_take_as_much_longer(hardware):
+    """As expected, sums of few members of a mesh or cube are as far above their bound as those of all."""
+    over = []
+    for degree in (2, 4, 8):
+        ops = analyze(
+            "llama-3-8b", hardware, layout=f"tp={degree}", batch=8, prompt=4096, gen=1
+        ).phases.prefill.operators
+        sums = [op for op in ops if op.kind == "communication" and op.name != "embed_all_reduce"]
+        over.append(sum(op.expected_time_s for op in sums) / sum(op.bound_time_s for op in sums))
+    assert min(over) > 1.2
+    assert max(over) / min(over) < 1.2
+
+
+@pytest.mark.parametrize(
+    ("hardware", "quant"), [("t4", "W4A16g128"), ("jetson-agx-orin-64gb", "W8A16"), ("a16", "W8A8"), ("a10", "W8A16")]
+)
+def test_kernels_for_few_rows_are_not_slower_than_those_for_more_where_they_were_not_measured(hardware, quant):
+    setting = Setting.of("llama-2-7b", hardware, quant=quant, library="trtllm")
+    step = Workload.decode(batch=np.arange(1.0, 10.0), kv_len=1024)
+    found = setting.kernels.expect(setting.decode_plan.estimate(step).operators, step)
+    assert "transferred" in found.source
+    assert np.all(np.diff(found.total.expected) > 0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("vit-huge", {"quant": "W8A8", "library": "trtllm", "prompt": 1, "batch": 16}),  # a token of no picture
+        ("glm-5.2", {"library": "trtllm", "prompt": 128, "layout": "tp=8", "gen": 2, "expert_skew": 2}),
+        ("kimi-linear-48b-a3b", {"library": "sglang", "techniques": ["mixture-of-depths:share=0.01,every=1"]}),
+    ],
+)
+def test_shapes_at_the_edge_are_no_reason_to_warn(model, asked):
+    phases = analyze(model, "a100-sxm-80gb", **asked).phases
+    assert all(phase.bound_time_s <= phase.expected_time_s < np.inf for phase in (p.total for _, p in phases))
 
 
 @pytest.mark.parametrize("library", ["vllm", "sglang", "trtllm"])

@@ -767,3 +767,11 @@ def test_notes_say_what_is_not_known_of_links_and_what_every_rank_runs():
     known = analyze("llama-2-7b", H100, layout="tp=2").notes
     assert not [note for note in known if "not known" in note or "every rank" in note]
     assert not [note for note in analyze("jamba-v0.1", bare).notes if "link" in note or "every rank" in note]
+
+
+@pytest.mark.parametrize(
+    ("batch", "asked", "parts", "share"), [(5, 0, 3, 2), (4, 0, 4, 1), (3, 0, 3, 1), (9, 8, 5, 2), (16, 8, 8, 2)]
+)
+def test_a_batch_that_does_not_divide_takes_no_more_parts_than_it_needs(batch, asked, parts, share):
+    layout = Layout(pp=4, micro_batches=asked)
+    assert (layout.parts(batch), layout.share(batch)) == (parts, share)

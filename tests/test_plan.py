@@ -230,6 +230,24 @@ def test_what_rules_a_device_out(device, options, reason):
     assert one.excess > 1
 
 
+@pytest.mark.parametrize(("factor", "even"), [(0.5, True), (1.1, False)])
+def test_a_goal_that_no_kernel_reaches_is_told_from_one_that_measured_ones_miss(factor, even):
+    asked = {"hardware": ["h100-sxm"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
+    bound = plan("llama-3.1-8b", bound=True, **asked).best.tpot_s
+    text = " ".join(report.render_text(plan("llama-3.1-8b", tpot=factor * bound, **asked)).split())
+    assert "No plan keeps to that." in text
+    assert "h100-sxm as published one device time per token: " in text
+    assert ("allowed, even at the bound" in text) == even
+    assert ("At the bound, 1 x h100-sxm, as published: 2.49 USD/h: no kernels need less." in text) != even
+
+
+def test_what_has_no_price_is_not_said_to_be_the_cheapest():
+    asked = {"hardware": ["l40s"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
+    bound = plan("llama-3.1-8b", bound=True, **asked).best.tpot_s
+    text = " ".join(report.render_text(plan("llama-3.1-8b", tpot=1.1 * bound, **asked)).split())
+    assert "No plan keeps to that. At the bound 1 x l40s, as published would keep to it." in text
+
+
 def test_what_is_low_is_chosen_by_what_is_known():
     asked = {"rate": 1, "tpot": 0.05, "quants": ["fp8"]}
     assert plan("llama-3.1-8b", hardware=["l40s", "l4"], **asked).by is By.ENERGY

@@ -92,6 +92,23 @@ def test_the_steps_of_an_engine_are_those_expected_and_what_it_adds(name):
     assert float(steps.prefill_s(1024.0)) == pytest.approx(read, rel=0.02)
 
 
+@pytest.mark.parametrize("model", ["llama-2-7b", "llava-1.5-7b"])
+@pytest.mark.parametrize("technique", ["", "early-exit", "mixture-of-depths:share=0.3"])
+def test_the_host_of_a_served_step_launches_what_is_run(model, technique):
+    """Not layers that tokens skip, nor a tower where there are no pictures, but for one launch to put them in place."""
+    asked = {"engine": "huggingface", "techniques": (technique,) if technique else ()}
+    steps = Steps(Setting.of(model, DEVICE, **asked), expected=True)
+    for batch in (1, 4):
+        alone = analyze(model, DEVICE, batch=batch, prompt=1000, **asked).phases
+        assert alone.decode.total.host_s > 0
+        served = float(steps.decode_s(batch=float(batch), kv_len=1001.0))
+        assert served == pytest.approx(alone.decode.total.expected_time_s, rel=3e-3)
+    read = float(steps.prefill_s(16.0))
+    alone = analyze(model, DEVICE, prompt=16, **asked).phases.prefill.total
+    assert alone.host_s > 0
+    assert read == pytest.approx(alone.expected_time_s, rel=3e-3)
+
+
 def test_without_an_engine_the_host_is_idle():
     assert Setting.of(MODEL, DEVICE).kernels.host == IDLE
     assert analyze(MODEL, DEVICE).inputs.engine == ""

@@ -460,6 +460,26 @@ def test_a_summary_is_what_a_look_at_every_point_finds(tmp_path, monkeypatch, by
         assert {name: one[name] for name in row if name != "best"} == {n: v for n, v in row.items() if n != "best"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--summary", ".", "-o", "found.html"], "found.html: must end in one of .txt, .csv, .json; or give --format"),
+        (["--summary", ".", "llama-2-7b"], "--summary is of what a folder holds; leave out llama-2-7b"),
+        (
+            ["llama-2-7b", "l4", "--over", "batch=1,2", "--format", "json"],
+            "--format is of a --summary; points are written as the name after -o ends, or as CSV",
+        ),
+    ],
+)
+def test_what_a_summary_alone_has_is_not_passed_over(tmp_path, monkeypatch, capsys, arguments, message):
+    assert main([*ARGUMENTS, "-o", f"{tmp_path}/", "--shard", "1/2"]) == 0
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *arguments]) == 2
+    assert capsys.readouterr().err == f"llmviewer: {message}\n"
+    assert not (tmp_path / "found.html").exists()
+
+
 def test_a_summary_of_half_a_sweep_says_so_in_every_format(tmp_path, capsys):
     assert main([*ARGUMENTS, "-o", f"{tmp_path}/new/", "--shard", "1/2"]) == 0
     assert capsys.readouterr().err == f"{tmp_path}/new: 120 points in 12 shards\n"
@@ -469,7 +489,7 @@ def test_a_summary_of_half_a_sweep_says_so_in_every_format(tmp_path, capsys):
     assert "Least TTFT of each model and quant and hardware" in text
     assert main(["sweep", "--summary", f"{tmp_path}/new", "--format", "csv"]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert main(["sweep", "--summary", f"{tmp_path}/new", "--format", "json", "-o", f"{tmp_path}/found.json"]) == 0
+    assert main(["sweep", "--summary", f"{tmp_path}/new", "-o", f"{tmp_path}/found.json"]) == 0
     document = json.loads((tmp_path / "found.json").read_text())
     assert (document["finished"], document["shards"]) == (12, 24)
     assert [row["best"] for row in lines] == [row["best"] for row in document["best"]] + ["front"] * len(

@@ -26,6 +26,7 @@ from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.base import Role
 from llmviewer.reports import techniques as report
+from llmviewer.reports import text
 from llmviewer.setting import Setting
 from llmviewer.techniques import about, parse_technique, parse_techniques, techniques
 from llmviewer.techniques._drafting import expected_tokens
@@ -605,6 +606,19 @@ def test_heads_that_are_not_needed_are_not_projected():
     found, bare = setting("contextual-sparsity:active=0.5,heads=0.25,rank=0"), setting()
     read = plan_of(bare, "decode", step(), "weight_bytes") - plan_of(found, "decode", step(), "weight_bytes")
     assert read == pytest.approx(2 * 32 * (0.5 * 3 * 4096 * 11008 + 0.75 * 2 * 4096**2))
+
+
+def test_a_generation_says_how_much_faster_it_is_expected_to_be():
+    asked = {"batch": 8, "prompt": 512, "gen": 64}
+    bare, drafted, unknown = (
+        analyze("llama-3.1-8b", device, **asked, techniques=techniques)
+        for device, techniques in (("h100-sxm", ()), ("h100-sxm", ["medusa"]), ("tpu-v5e", ["medusa"]))
+    )
+    assert bare.effect is None
+    gain = bare.generation.expected_latency_s / drafted.generation.expected_latency_s
+    assert drafted.effect.expected_speed_up == pytest.approx(gain)
+    assert f"x as fast (expect {gain:.3g}x)" in " ".join(text.render(drafted).split())
+    assert unknown.effect.expected_speed_up is None
 
 
 # Attention and cache.

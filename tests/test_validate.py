@@ -137,7 +137,11 @@ def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
     assert main(["validate", str(measured), "--profile", str(profile)]) == 0
     text = capsys.readouterr().out
     assert text.splitlines()[0].split()[:5] == ["family", "device", "dtype", "from", "rows"]
-    assert "Farthest off:" in text
+    rows = text.partition("Farthest off:\n")[2]
+    assert max(map(len, rows.splitlines())) <= 80
+    assert "  row " in rows
+    assert " measured, " in rows
+    assert "nan" not in text
     assert "Not scored:" not in text
 
 

@@ -23,7 +23,7 @@ from ..operators.linear import ExpertsLinear, Linear
 from ..operators.masks import Across, Causal, Everything, Mask, Part, PartOfQueries, Probe, Tiled
 from ..parallel.overlap import Overlapped
 from ..precision import Format
-from ..roofline import OperatorEstimate
+from ..roofline import OperatorEstimate, Plan, PlannedOperator
 from ..transforms.offload import HOST
 from ..workload import Spans, Thinned, Workload
 from .families import FAMILIES, Stack
@@ -97,7 +97,7 @@ class _Work:
     """An operator, as it is beside a collective that travels meanwhile, and what a launch of it does, where there is
     one: an estimate has the mean over all passes, those included in which no token comes.
 
-    stream  the part of a pass that it sees: that of its block, unless its results are said to be of another
+    stream  the part of a pass that it sees
     often   the part of passes in which it runs
     """
 
@@ -110,10 +110,8 @@ class _Work:
     @classmethod
     def of_row(cls, row: OperatorEstimate, workload: Workload) -> _Work:
         op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
-        stream, often = row.block.stream, _ALWAYS
+        stream, often = _stream(row), _ALWAYS
         if stream.name:
-            told = (feature.stream for t in op.outputs for feature, _ in t.rows.terms)
-            stream = next((other for other in told if other.name), stream)
             once = evaluate(ONE.on(stream), workload)
             often = np.where(np.greater(once, 0), once, 1.0)[()]
         return cls(op=op, row=row, workload=workload, stream=stream, often=often)
@@ -137,6 +135,13 @@ class _Work:
         return part.groups if not self.stream.name else tuple(_there(spans, self.often) for spans in part.groups)
 
 
+def _stream(row: PlannedOperator | OperatorEstimate) -> Stream:
+    """The part of a pass that an operator sees: that of its block, unless its results are said to be of another."""
+    op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
+    told = (feature.stream for t in op.outputs for feature, _ in t.rows.terms) if row.block.stream.name else ()
+    return next((stream for stream in told if stream.name), row.block.stream)
+
+
 def _there(spans: Spans, often: Num) -> Spans:
     """The sequences of a part of a pass, of passes in which there are any; of those whose tokens take part by chance,
     such as have at least one.
@@ -146,6 +151,11 @@ def _there(spans: Spans, often: Num) -> Spans:
     some = 1 - (1 - spans.share) ** spans.q_len
     new = spans.share * spans.q_len / some
     return Spans(batch=spans.batch * some / often, q_len=new, kv_len=new + spans.share * spans.past)
+
+
+def counted(plan: Plan) -> Form:
+    """Launches of a pass: of what sees some tokens alone, on average, and none of what sees none."""
+    return total(row.block.repeat * ONE.on(_stream(row)) for row in plan.operators)
 
 
 def launches(rows: Sequence[OperatorEstimate], workload: Workload, *, library: str, half: str) -> tuple[Launch, ...]:
@@ -271,7 +281,7 @@ def _gemm(members: tuple[int, ...], works: Mapping[int, _Work], library: str, ha
     if whole is not first:
         read = np.divide(work.of(total(w.nbytes for w in first.weights)), _bytes(whole))
         depth = k * np.where(np.greater(read, 0), read, 1.0)[()]
-    rows = np.divide(work.ops, 2.0 * batch * n * depth)
+    rows = np.maximum(np.divide(work.ops, 2.0 * batch * n * depth), 1)  # none where weights alone are read
     n = sum(_shape(_whole(op))[1] for op, _ in linears)
     stack = Stack(library=library, dtype=_product(first, half))
     return Launch(
@@ -413,7 +423,7 @@ def _collective(op: Collective, work: _Work, library: str) -> tuple[tuple[Kernel
         return (), "collectives between domains were not measured"
     hosted = last == HOST
     sent = np.multiply(work.of(op.payload()), getattr(op, "parts", 1.0))
-    shapes: dict[str, Num] = {"num_gpus": group.size, "bytes": sent}
+    shapes: dict[str, Num] = {"num_gpus": group.size, "bytes": sent * (1.0 if hosted else op.detour())}
     if min(group.inner, group.outer) > 1 and name != "alltoall":  # a ring leaves each bridge once
         shapes = {"num_gpus": group.outer, "bytes": sent * _ringed(group.size) / _ringed(group.outer)}
     usual = Stack(library="nccl", dtype="fp16", kernel=f"nccl {name}")

@@ -180,7 +180,9 @@ def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Seq
 def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stack: Stack) -> Expectation:
     """What kernels are expected to take by the parameters of a choice, whatever their bound."""
     features = {e.variant: family.features(shapes, device, stack, e.variant) for e in choice.entries}
-    logs = [np.log(family.seconds(e.parameters, features[e.variant])) for e in choice.entries]
+    fitted = choice.entries[0].device == device.name
+    seconds = family.seconds if fitted else family.elsewhere
+    logs = [np.log(seconds(e.parameters, features[e.variant])) for e in choice.entries]
     fixed = [family.fixed(e.parameters, features[e.variant]) for e in choice.entries]
     expected = np.exp(_middle(logs))
     low, high = choice.error.interval(expected)

@@ -16,6 +16,7 @@ import numpy as np
 from .. import __version__
 from ..analysis import runs_expected
 from ..errors import InputError
+from ..expectation.launches import counted
 from ..expectation.network import Kernels
 from ..expectation.profile import Profile, read_given
 from ..hardware import Hardware
@@ -127,7 +128,7 @@ class Generated:
             memory_bytes=float(setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen)),
             ops=float(sum(run.amount("ops") for run in runs)) / tokens,
             bytes=float(sum(run.amount("bytes") for run in runs)) / tokens,
-            launches=float(sum(run.passes * _launches(run.plan) for run in runs)) / tokens,
+            launches=float(sum(run.total(counted(run.plan)) for run in runs)) / tokens,
             passes=1 / float(schedule.tokens_per_step),
             reading=_bound(
                 setting.plan, setting.prefill(Workload.prefill(batch=middle.groups[0].batch, prompt=prompt))
@@ -150,10 +151,6 @@ class Generated:
         if first is None or rest is None:
             return self
         return replace(self, expected=Times.of(self.schedule, first.numbers()[0], rest.numbers()[0]))
-
-
-def _launches(plan: Plan) -> int:
-    return sum(row.block.repeat for row in plan.operators)
 
 
 def _bound(plan: Plan, workload: Workload) -> str:

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
+from ..expectation.engines import IDLE
+from ..expectation.launches import counted
 from ..expectation.network import BOUND_ONLY, Kernels
 from ..forms import Form, Num, evaluate
 from ..generation import decode_s
@@ -55,9 +57,10 @@ class Steps:
 
     def decode_s(self, *, batch: Num, kv_len: Num) -> Num:
         """A step in which `batch` sequences attend to `kv_len` tokens each on average, the new one included. [s]"""
+        groups = (Spans(batch=batch, q_len=1.0, kv_len=kv_len),)
         if self.expected:
-            return self._hosted(self._paces.decode_s(batch=batch, kv_len=kv_len))
-        return self.setting.decode_plan.time_s(Workload((Spans(batch=batch, q_len=1.0, kv_len=kv_len),)))
+            return self._hosted(self._paces.decode_s(batch=batch, kv_len=kv_len), self._launches[1], groups)
+        return self.setting.decode_plan.time_s(Workload(groups))
 
     def decoding_s(self, batch: int, kv_len: float) -> float:
         """The same for one number, from a row of lengths that is worked out once for each batch. [s]"""
@@ -95,7 +98,7 @@ class Steps:
     def mixed_s(self, groups: tuple[Spans, ...]) -> Num:
         """The same for fields that are arrays. [s]"""
         if self.expected:
-            return self._hosted(self._paces.mixed_s(groups))
+            return self._hosted(self._paces.mixed_s(groups), self._launches[0], groups)
         return self.setting.plan.time_s(Workload(groups))
 
     def prefill_s(self, prompt: Num, batch: Num = 1.0) -> Num:
@@ -103,8 +106,9 @@ class Steps:
         return self.mixed_s((Spans(batch=batch, q_len=prompt, kv_len=prompt),))
 
     @cached_property
-    def _launches(self) -> int:
-        return sum(block.repeat for block, _ in self.setting.decode_graph)
+    def _launches(self) -> tuple[Form, Form]:
+        """Of a step that reads, and of one that decodes alone."""
+        return counted(self.setting.plan), counted(self.setting.decode_plan)
 
     @property
     def unknown(self) -> str:
@@ -126,8 +130,9 @@ class Steps:
     def _paces(self) -> Paces:
         return Paces(self._kernels, self.setting.plan, self.setting.decode_plan)
 
-    def _hosted(self, kernels_s: Num) -> Num:
-        return self._kernels.host.time_s(kernels_s, self._launches)
+    def _hosted(self, kernels_s: Num, launches: Form, groups: tuple[Spans, ...]) -> Num:
+        host = self._kernels.host
+        return kernels_s if host == IDLE else host.time_s(kernels_s, evaluate(launches, Workload(groups)))
 
     def cache_bytes(self, tokens: Num) -> Num:
         """What the cache of a sequence of so many tokens takes. [B]"""

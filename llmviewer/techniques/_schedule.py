@@ -8,7 +8,7 @@ from functools import reduce
 
 import numpy as np
 
-from ..forms import Num
+from ..forms import Form, Num, evaluate
 from ..roofline import Plan
 from ..workload import Spans, Workload
 
@@ -51,8 +51,11 @@ class Run:
 
     def amount(self, name: str) -> Num:
         """Of all of them, on a device of each stage: ops or bytes, as `name` says."""
-        form = getattr(self.plan, name)
-        return self._sum(self.parts * form({feature: feature.of(self.workload) for feature in form.features()}))
+        return self.total(getattr(self.plan, name))
+
+    def total(self, form: Form) -> Num:
+        """What `form` amounts to in all of them, on a device of each stage."""
+        return self._sum(self.parts * evaluate(form, self.workload))
 
     def _sum(self, each: Num) -> Num:
         fields = (value for group in self.workload.groups for value in vars(group).values())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..forms import ONE, Num, evaluate
+from ..expectation.launches import counted
+from ..forms import Num, evaluate
 from ..roofline import Plan
 from ..units import seconds
 from ..workload import Workload
@@ -39,17 +40,11 @@ class Launches(Technique):
         return schedule.map(first=launched, rest=launched)
 
     def _host_s(self, plan: Plan, workload: Workload) -> Num:
-        return 1e-6 * self.each * _launches(plan, workload)
+        return 1e-6 * self.each * evaluate(counted(plan), workload)
 
     def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:
         plan = machine.decode_plan
         host, device = seconds(float(self._host_s(plan, step))), seconds(float(plan.time_s(step)))
-        count = float(_launches(plan, step))
+        count = float(evaluate(counted(plan), step))
         text = f"a decode step is {count:.0f} launches, {host} for the host; the device needs at least {device}"
         return (Finding(key="launches_per_step", value=count, text=text),)
-
-
-def _launches(plan: Plan, workload: Workload) -> Num:
-    """Of one pass; of blocks that see some tokens alone, on average."""
-    blocks = ((row.block.repeat, ONE.on(row.block.stream)) for row in plan.operators)
-    return sum((repeat * evaluate(once, workload) for repeat, once in blocks), start=0.0)

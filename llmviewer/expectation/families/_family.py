@@ -91,6 +91,10 @@ class Family(ABC):
     def seconds(self, p: Parameters, features: Features) -> Array:
         """The expected time of every row. [s]"""
 
+    def elsewhere(self, p: Parameters, features: Features) -> Array:
+        """The same on a device that the parameters were not fitted to. [s]"""
+        return self.seconds(p, features)
+
     @abstractmethod
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
         """The roofline of the same work; what a loop keeps in the cache does not cross the memory bus. [s]"""

@@ -130,6 +130,12 @@ class Gemm(Family):
             time = time + p["quantize_us"] * MICROSECOND + p["passes"] * f["quantized"]
         return np.asarray(time, dtype=float)
 
+    def elsewhere(self, p: Parameters, features: Features) -> Array:
+        """Of few rows no more than as tiles: what vector units reach of their peak differs by generation."""
+        found = self.seconds(p, features)
+        tiled = found if features["gemv"] is None else self.seconds(p, {**features, "gemv": None})
+        return np.asarray(np.minimum(found, tiled))
+
     def fixed(self, p: Parameters, features: Features) -> Array | float:
         start: Array | float = p["start_us"] + p["tau_us"]
         if features["gemv"] is not None:

@@ -138,7 +138,7 @@ def _work(shapes: Shapes) -> dict[str, Array]:
 def _whole(shapes: Shapes, work: Mapping[str, Array]) -> dict[str, Array]:
     """Rows, experts and tiles where all copies of tokens that reach the device stay there, on whichever expert."""
     topk, apart = np.asarray(shapes["topk"], dtype=float), np.asarray(shapes["ep"]) > 1
-    share = work["rows"] / work["all rows"]
+    share = np.minimum(work["rows"] / work["all rows"], 1)  # but for rounding it is no more
     reaching = np.where(np.asarray(shapes["skew"]) > 0, 1 - (1 - share) ** topk, np.minimum(topk * share, 1))
     rows = np.where(apart, work["all rows"] * reaching, work["rows"])
     reached = np.where(apart, np.minimum(work["local"], rows), work["reached"])

@@ -472,8 +472,9 @@ def runs_expected(kernels: Kernels | None, runs: Sequence[Run]) -> Interval | No
         if not found or not found.modelled:
             return None
         bound = np.sum(run.plan.time_s(run.workload) * np.asarray(run.times))
-        for_each = replace(run, host_s=0.0).time_s / bound  # where all passes are alike, there may be one entry for all
-        times = found.total.map(partial(np.maximum, run.host_s)).map(partial(np.multiply, run.times)).map(np.sum)
+        for_each = replace(run, host_s=0.0, parts=1).time_s / bound  # passes alike may have one entry for all
+        each = (found.step if run.turns else found.prefill)(run.parts if len(run.plan.stages) > 1 else 1)
+        times = each.map(partial(np.maximum, run.host_s)).map(partial(np.multiply, run.times)).map(np.sum)
         whole = whole.join(times.map(partial(np.multiply, for_each)), add)
     return whole
 

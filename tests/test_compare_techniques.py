@@ -163,3 +163,13 @@ def test_mistakes_get_one_line(tmp_path, capsys, options, line, folder):
     assert err.startswith(f"llmviewer: {line}")
     assert err.count("\n") == 1
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("layout", ["pp=2", "tp=2 pp=4"])
+@pytest.mark.parametrize("technique", ["lora", "early-exit", "kv-quant"])
+def test_a_pipeline_is_expected_to_take_what_analyze_says(technique, layout):
+    asked = {"layout": layout, "techniques": [technique], "batch": 4, "prompt": 512, "gen": 64}
+    one = llmviewer.analyze("llama-3-8b", "h100-sxm", **asked).generation
+    row = llmviewer.compare(["llama-3-8b"], ["h100-sxm"], **asked).to_frame().iloc[0]
+    assert row.expected_ttft_s == pytest.approx(one.expected_ttft_s, rel=1e-3)
+    assert row.expected_tpot_s == pytest.approx(one.expected_tpot_s, rel=1e-3)

@@ -59,10 +59,10 @@ class Whole:
 class Effect:
     """What techniques do. Where a technique says when it pays and when not, `findings` has the number and the words.
 
-    tokens_per_step   of each sequence, after the first, for each pass of the model; None where there is no such pass
-    expected_speed_up latency without the techniques over that with them, as expected; None where only bounds are known
-    pays_from_batch   the smallest batch at which tokens after the first come faster; None where there is none
-    pays_up_to_batch  the largest before one at which they do not: 0 where there is none, None where all are to 4096
+    tokens_per_step    of each sequence, after the first, for each pass of the model; None where there is no such pass
+    pays_from_batch    the smallest batch at which tokens after the first come faster; None where there is none
+    pays_up_to_batch   the largest before one at which they do not: 0 where there is none, None where all are to 4096
+    expected_speed_up  latency without the techniques over that with them, as expected; None where only bounds are known
     """
 
     techniques: tuple[str, ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from pathlib import Path
 
 import pytest
 
@@ -18,14 +17,8 @@ from llmviewer.reports import comparison as report
 from llmviewer.setting import Setting
 from llmviewer.techniques import parse_technique, techniques
 
-SPECULATIVE = "speculative:draft=llama-68m,gamma=4,alpha=0.7"
-GIVEN = {  # what has to be said
-    "speculative": "draft=llama-68m,alpha=0.7",
-    "window": "size=64",
-    "quantized": "scheme=quarot",
-    "structured-pruning": "heads=0.5,ffn=0.5",
-    "lengths": f"file={Path(__file__).with_name('lengths.txt')}",
-}
+from .test_techniques import GIVEN, SPECULATIVE
+
 MODELS = ("llama-2-7b", "mixtral-8x7b", "deepseek-v3")
 TIMES = ("ttft_s", "tpot_s", "latency_s")
 EXPECTED = ("expected_ttft_s", "expected_tpot_s", "expected_latency_s", "expected_tokens_per_s")

@@ -153,10 +153,10 @@ def test_ops_of_every_matrix_product_equal_those_of_torch(name, case):
 
 
 def test_encoders_json_is_what_torch_counts_today():
-    """Needs the extra `oracle`; skipped without it."""
+    """Of each fourth model: versions are pinned. Needs the extra `oracle`; skipped without it."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    script = [sys.executable, str(ORACLE / "make_encoders.py"), "--check"]
+    script = [sys.executable, str(ORACLE / "make_encoders.py"), "--check", "--every", "4"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -57,6 +57,27 @@ def test_linear_layers_on_both_sides_of_attention_are_apart_even_where_they_read
     assert ("up_proj",) in names
 
 
+def test_fused_products_are_the_product_that_serving_libraries_run_anyway():
+    workload = Workload.prefill(batch=1, prompt=700)
+    for library in ("vllm", "cublas"):
+        fused = found("llama-3-8b", workload, library=library, phase="prefill", techniques=("fusion",))
+        assert shapes(fused["q+k+v+rope",]) == {"M": 700, "N": 4096 + 2 * 1024, "K": 4096, "batch": 1}
+        assert shapes(fused["gate+up+act",]) == {"M": 700, "N": 2 * 14336, "K": 4096, "batch": 1}
+        assert shapes(fused["down+add",]) == {"M": 700, "N": 4096, "K": 14336, "batch": 1}
+    mixed = found("llama-3-8b", workload, phase="prefill", quant="W4A16,up_proj=W8A16", techniques=("fusion",))
+    kernels = mixed["gate+up+act",].kernels
+    assert [(kernel.stack.dtype, kernel.shapes["N"]) for kernel in kernels] == [("int4_wo", 14336), ("int8_wo", 14336)]
+
+
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+def test_cross_attention_of_a_step_is_over_all_that_the_encoder_has_read(attention):
+    step = Workload.decode(batch=4, kv_len=512, prompt=500)
+    of = found("t5-large", step, attention=attention)
+    name, size = ("cross_attention", "kv_len") if attention == "flash" else ("cross_qk_matmul", "N")
+    kernels = next(launch.kernels for names, launch in of.items() if name in names)
+    assert {float(kernel.shapes[size]) for kernel in kernels} == {500}
+
+
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_keys_that_have_left_a_window_take_no_time(phase):
     """Of a chunk of 512 tokens, or a single one, at a context of 8 thousand or of a million tokens."""
@@ -685,3 +706,23 @@ def test_libraries_add_up_over_a_host_with_nccl_but_between_two(library):
         assert kernels[0].stack.library == kernel
         assert all(each.hosted for each in kernels)
     assert not any(each.hosted for each in found("llama-3-8b", workload, layout="tp=4")["o_proj_all_reduce",].kernels)
+
+
+def test_what_no_matrix_unit_multiplies_is_run_with_narrow_weights_alone():
+    """On Hopper as weights of 4 bits and activations of 16 are; on Blackwell, and where it was measured, as such."""
+    hopper, blackwell = (Kernels(load_hardware(name), library="trtllm") for name in ("h200-sxm", "b200"))
+    asked = found("llama-3-8b", Workload.decode(batch=1, kv_len=9), quant="nvfp4", library="trtllm")
+    (kernel,) = asked["down_proj",].kernels
+    assert kernel.stack.dtype == "nvfp4"
+    times = {kernels: kernels._kernel(kernel, np.array([1e-9])) for kernels in (hopper, blackwell)}
+    assert "h200-sxm" in times[hopper].source
+    assert times[hopper].source.startswith("transferred")
+    assert times[blackwell].source.startswith("calibrated on b200")
+    four = replace(kernel, stack=replace(kernel.stack, dtype="int4_wo"))
+    plain = hopper._kernel(four, np.array([1e-9]))
+    assert plain.expected < times[hopper].expected < 1.1 * plain.expected  # a scale for 16 weights, not for 128
+    measured = next(e for e in shipped() if e.family == "gemm" and e.stack.dtype == "nvfp4")
+    mine = replace(measured, device="h200-sxm", stack=replace(measured.stack, library="trtllm"))
+    own = Profile(device="h200-sxm", library="trtllm", sources=(), entries=(mine,))
+    after = Kernels(load_hardware("h200-sxm"), library="trtllm", profiles=(own,))._kernel(kernel, np.array([1e-9]))
+    assert after.source.startswith("calibrated on h200-sxm trtllm")

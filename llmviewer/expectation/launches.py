@@ -7,18 +7,19 @@ kernel. What no measured kernel does is laid out as its nearest relative, and th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf, prod
 from typing import Final
 
 import numpy as np
 
-from ..forms import ONE, Form, Num, Stream, evaluate, total
+from ..forms import ONE, TARGET, Form, Num, Stream, evaluate, total
 from ..operators.attention import QK, SV, Attention, FlashAttention, Softmax
 from ..operators.base import Operator, Tensor
 from ..operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 from ..operators.elementwise import Combine, Permute, Quantize
+from ..operators.fused import Fused
 from ..operators.linear import ExpertsLinear, Linear
 from ..operators.masks import Across, Causal, Everything, Mask, Part, PartOfQueries, Probe, Tiled
 from ..parallel.overlap import Overlapped
@@ -128,6 +129,11 @@ class _Work:
     def nbytes(self) -> Num:
         return self.row.bytes / self.often if self.op is self.row.operator else self.of(self.op.work().nbytes)
 
+    def part(self, spans: Spans) -> Workload:
+        """Some of the sequences of `groups`, as the part of a pass that it sees has them."""
+        alone = Workload((spans,))
+        return replace(alone.target(), groups=(spans,)) if self.stream == TARGET else alone
+
     @property
     def groups(self) -> tuple[Spans, ...]:
         part = self.stream.of(self.workload)
@@ -204,11 +210,13 @@ def _launch(place: int, work: _Work, library: str, half: str) -> Launch:
         kernels, remark = _collective(op, work, library)
         return Launch(members=members, kernels=kernels, remark=remark)
     if isinstance(op, FlashAttention):
-        kernels = tuple(k for spans in work.groups for k in _attention(op, spans, library, half))
+        kernels = tuple(k for spans in work.groups for k in _attention(op, work.part(spans), library, half))
         known = isinstance(op.heads.mask, Causal | Everything | Across)
         return Launch(members=members, kernels=kernels, remark="" if known else "such masks were not measured")
     if isinstance(op, QK | SV):
-        return Launch(members=members, kernels=tuple(_scores(op, spans, library, half) for spans in work.groups))
+        return Launch(
+            members=members, kernels=tuple(_scores(op, work.part(spans), library, half) for spans in work.groups)
+        )
     name, dtype = _MOVERS.get(op.kind, "add"), "fp16"
     if isinstance(op, Softmax):
         name, dtype = "softmax", "fp32"
@@ -227,16 +235,17 @@ def _products(works: Mapping[int, _Work], library: str, half: str) -> list[tuple
     Those on both sides of what mixes tokens are apart, even where attention and MLP read the same.
     """
     found: list[list[int]] = []
-    alike: dict[tuple[str, str, type[Linear], Stream], list[int]] = {}  # those that others may join
+    alike: dict[tuple[str, str, type[Operator], Stream], list[int]] = {}  # those that others may join
     waiting: list[int] = []  # a conversion whose reader may come next
     for place, work in works.items():
         op = work.op
         if isinstance(op, Quantize):
             waiting = [place]
-        elif isinstance(op, Linear) and _whole(op).dense and not isinstance(_whole(op), ExpertsLinear):
-            dtype = _product(op, half)
+        elif linears := _linears(op):
+            first = linears[0]
+            dtype = _product(first, half)
             before = waiting if waiting and _reads(op, works[waiting[0]].op) and kernel_type(dtype).quantizes else []
-            key = (op.inputs[0].name, dtype, type(op), work.stream)
+            key = (first.inputs[0].name, dtype, type(op), work.stream)
             if key in alike and _plain(op):
                 alike[key].append(place)
             else:
@@ -248,8 +257,16 @@ def _products(works: Mapping[int, _Work], library: str, half: str) -> list[tuple
     return [tuple(group) for group in found]
 
 
-def _plain(op: Linear) -> bool:
-    return type(_whole(op)) is Linear and _shape(_whole(op))[0] == 1
+def _linears(op: Operator) -> tuple[Linear, ...]:
+    """The products with dense weights that a launch of `op` does; none where it does others, or none."""
+    parts = op.parts if isinstance(op, Fused) else (op,)
+    found = tuple(part for part in parts if isinstance(part, Linear))
+    dense = all(_whole(part).dense and not isinstance(_whole(part), ExpertsLinear) for part in found)
+    return found if dense else ()
+
+
+def _plain(op: Operator) -> bool:
+    return isinstance(op, Linear) and type(_whole(op)) is Linear and _shape(_whole(op))[0] == 1
 
 
 def _whole(op: Linear) -> Linear:
@@ -273,7 +290,7 @@ def _shape(op: Linear) -> tuple[int, float, float]:
 
 
 def _gemm(members: tuple[int, ...], works: Mapping[int, _Work], library: str, half: str) -> Launch:
-    linears = [(op, work) for m in members if isinstance(op := (work := works[m]).op, Linear)]
+    linears = [(op, works[m]) for m in members for op in _linears(works[m].op)]
     first, work = linears[0]
     whole = _whole(first)
     batch, n, k = _shape(whole)
@@ -281,12 +298,22 @@ def _gemm(members: tuple[int, ...], works: Mapping[int, _Work], library: str, ha
     if whole is not first:
         read = np.divide(work.of(total(w.nbytes for w in first.weights)), _bytes(whole))
         depth = k * np.where(np.greater(read, 0), read, 1.0)[()]
-    rows = np.maximum(np.divide(work.ops, 2.0 * batch * n * depth), 1)  # none where weights alone are read
-    n = sum(_shape(_whole(op))[1] for op, _ in linears)
-    stack = Stack(library=library, dtype=_product(first, half))
+    ops = work.ops if work.op is first else work.of(total(first.arithmetic().values()))
+    rows = np.maximum(np.divide(ops, 2.0 * batch * n * depth), 1)  # none where weights alone are read
+    columns: dict[str, float] = {}
+    for op, _ in linears:
+        dtype = _product(op, half)
+        columns[dtype] = columns.get(dtype, 0) + _shape(_whole(op))[1]
     return Launch(
         members=members,
-        kernels=(Kernel(family="gemm", stack=stack, shapes={"M": rows, "N": n, "K": depth, "batch": batch}),),
+        kernels=tuple(
+            Kernel(
+                family="gemm",
+                stack=Stack(library=library, dtype=dtype),
+                shapes={"M": rows, "N": n, "K": depth, "batch": batch},
+            )
+            for dtype, n in columns.items()
+        ),
         remark="" if whole is first else "as a whole product of as many OPs and bytes of weights",
     )
 
@@ -349,10 +376,12 @@ def _moe(members: tuple[int, ...], works: Mapping[int, _Work], library: str, hal
     return Launch(members=members, kernels=(Kernel(family="moe", stack=stack, shapes=shapes),))
 
 
-def _attention(op: FlashAttention, spans: Spans, library: str, half: str) -> Iterator[Kernel]:
-    """A kernel for prompts and one for single tokens: which of them is run is for each workload to say."""
+def _attention(op: FlashAttention, alike: Workload, library: str, half: str) -> Iterator[Kernel]:
+    """A kernel for prompts and one for single tokens, of sequences that are alike: which of them is run is for each
+    workload to say.
+    """
     heads, mask, cache = op.heads, op.heads.mask, op.inputs[1].format
-    batch, queries, keys, causal = _seen(mask, spans)
+    batch, queries, keys, causal = _seen(mask, alike)
     window = getattr(mask, "window", inf)
     shapes: dict[str, Num] = {
         "batch": batch,
@@ -383,12 +412,13 @@ def _attention(op: FlashAttention, spans: Spans, library: str, half: str) -> Ite
         yield Kernel(family=name, stack=stack, shapes=shapes, where=where)
 
 
-def _seen(mask: Mask, spans: Spans) -> tuple[Num, Num, Num, bool]:
+def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
     """(sequences, queries and keys of each, whether queries see but those before them), for kernels that were measured.
 
     Keys that have left a window count as if there were none. Under other masks, every query sees as many keys as it
     does on average.
     """
+    (spans,) = alike.groups
     if isinstance(mask, Causal):
         return spans.batch, spans.q_len, np.minimum(spans.kv_len, mask.window + spans.q_len - 1), True
     if isinstance(mask, Probe):
@@ -396,18 +426,18 @@ def _seen(mask: Mask, spans: Spans) -> tuple[Num, Num, Num, bool]:
     few = np.minimum(spans.q_len, 1)
     queries = np.maximum(np.divide(spans.q_len, mask.ranks), few) if isinstance(mask, PartOfQueries) else spans.q_len
     tokens = np.multiply(spans.batch, queries)
-    pairs = evaluate(mask.pairs, Workload((spans,)))
+    pairs = evaluate(mask.pairs, alike)
     each = np.divide(pairs, np.maximum(tokens, 1))
     if isinstance(mask, Tiled):
         return tokens / np.maximum(each, 1), each, each, False
     return spans.batch, queries, np.maximum(each, few), False
 
 
-def _scores(op: QK | SV, spans: Spans, library: str, half: str) -> Kernel:
+def _scores(op: QK | SV, alike: Workload, library: str, half: str) -> Kernel:
     """A product of every head, of queries with keys or of scores with values."""
-    heads = op.heads
+    heads, (spans,) = op.heads, alike.groups
     tokens = np.maximum(np.multiply(spans.batch, spans.q_len), 1)
-    keys = np.maximum(np.divide(evaluate(heads.mask.cells, Workload((spans,))), tokens), 1)
+    keys = np.maximum(np.divide(evaluate(heads.mask.cells, alike), tokens), 1)
     n, k = (keys, heads.head_dim) if isinstance(op, QK) else (heads.out_dim, keys)
     shapes = {"M": spans.q_len, "N": n, "K": k, "batch": np.multiply(spans.batch, heads.num_heads)}
     return Kernel(family="gemm", stack=Stack(library=library, dtype=half), shapes=shapes)

@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ..forms import Form, total
 from ..graph import Block, Graph
 from ..hardware import Hardware
-from ..operators.base import Operator, Tensor
+from ..operators.base import Operator
 from ..operators.elementwise import Activation, Add, Norm, Rope
+from ..operators.fused import Fused, once
 from ..operators.linear import Linear, LMHead
-from ..resource import Resource
 from ..workload import Workload
 from . import technique
 from ._parameters import parameter
 from ._technique import Finding, Kind, Machine, Technique
 
 _Pair = Callable[[Operator, Operator], bool]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fused(Operator):
-    """Operators in one launch. What one of them writes and another reads does not leave the chip unless others read it,
-    and what several read is read once.
-    """
-
-    parts: tuple[Operator, ...]
-
-    def arithmetic(self) -> dict[Resource, Form]:
-        amounts: dict[Resource, Form] = {}
-        for part in self.parts:
-            for resource, ops in part.arithmetic().items():
-                amounts[resource] = amounts.get(resource, Form()) + ops
-        return amounts
-
-    def reads(self) -> tuple[Tensor, ...]:
-        made = {t.name for part in self.parts for t in part.outputs}
-        return _once(t for part in self.parts for t in part.reads() if t.name not in made)
-
-    def writes(self) -> tuple[Tensor, ...]:
-        left = {t.name for t in self.outputs}
-        return _once(t for part in self.parts for t in part.writes() if t.name in left)
-
-    def sent(self) -> dict[Resource, Form]:
-        sent = [part.sent() for part in self.parts]
-        return {link: total(each.get(link, Form()) for each in sent) for one in sent for link in one}
-
-    def conversion(self) -> Form:
-        return total(part.conversion() for part in self.parts)
-
-    def state(self) -> tuple[Tensor, ...]:
-        return tuple(t for part in self.parts for t in part.state())
 
 
 @technique("fusion")
@@ -152,8 +117,8 @@ def _one(a: Operator, b: Operator) -> Fused:
     return Fused(
         name=f"{_short(a)}+{_short(b)}",
         kind=a.kind,
-        inputs=_once(t for part in parts for t in part.inputs if t.name not in made),
-        outputs=_once(t for part in parts for t in part.outputs),
+        inputs=once(t for part in parts for t in part.inputs if t.name not in made),
+        outputs=once(t for part in parts for t in part.outputs),
         weights=tuple(w for part in parts for w in part.weights),
         parts=parts,
     )
@@ -178,7 +143,3 @@ def _closed(operators: Sequence[Operator], block: Block) -> list[Operator]:
         inside = {t.name for part in op.parts for t in part.inputs}
         closed.append(replace(op, outputs=tuple(t for t in op.outputs if t.name in others or t.name not in inside)))
     return closed
-
-
-def _once(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    return tuple({t.name: t for t in tensors}.values())

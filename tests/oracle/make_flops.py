@@ -20,6 +20,7 @@ repeats the 8 key-value heads to all 128 query heads before it caches them.
 
     python tests/oracle/make_flops.py           rewrite flops.json
     python tests/oracle/make_flops.py --check   exit 1 with one line for each difference from flops.json
+    ... --check --every 4                       of each fourth model, which takes a quarter of the time
 """
 
 from __future__ import annotations
@@ -245,8 +246,8 @@ def count_hybrid(name: str) -> dict[str, Any]:
     return {"parameters": sum(parameter.numel() for parameter in model.parameters()), "cases": cases}
 
 
-def make() -> dict[str, Any]:
-    """The whole content of flops.json."""
+def make(every: int = 1) -> dict[str, Any]:
+    """The whole content of flops.json, or that of each `every`-th model."""
     meta = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -255,8 +256,8 @@ def make() -> dict[str, Any]:
     }
     return {
         "meta": meta,
-        "models": {name: count(name) for name in MODELS},
-        "hybrids": {name: count_hybrid(name) for name in HYBRIDS},
+        "models": {name: count(name) for name in MODELS[::every]},
+        "hybrids": {name: count_hybrid(name) for name in HYBRIDS[::every]},
     }
 
 
@@ -272,19 +273,33 @@ def differences(stored: Any, found: Any, path: str = "") -> Iterator[str]:
         yield f"{path.lstrip('/')}: stored {stored}, found {found}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Make or check tests/oracle/flops.json.")
+def of(stored: dict[str, Any], every: int) -> dict[str, Any]:
+    """Each `every`-th entry, in the order in which they were made."""
+    return dict(list(stored.items())[::every])
+
+
+def options(description: str) -> argparse.Namespace:
+    """What a script that makes a file of counts is asked to do: `check`, and `every`, 1 where nothing is said."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="compare with the stored file instead of writing it")
-    check = parser.parse_args().check
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="check each Nth model only")
+    found = parser.parse_args()
+    if found.every > 1 and not found.check:
+        parser.error("--every goes with --check: a file holds all models")
+    return found
+
+
+def main() -> int:
+    args = options("Make or check tests/oracle/flops.json.")
     transformers.logging.set_verbosity_error()
-    found = make()
-    if not check:
+    found = make(args.every)
+    if not args.check:
         ORACLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(f"{ORACLE.name}: {len(found['models'])} models and {len(found['hybrids'])} hybrids written")
         return 0
     stored = json.loads(ORACLE.read_text(encoding="utf-8"))
     counted = ("models", "hybrids")  # versions may differ, numbers may not
-    lines = [line for part in counted for line in differences(stored[part], found[part])]
+    lines = [line for part in counted for line in differences(of(stored[part], args.every), found[part])]
     print("\n".join(lines) or f"{ORACLE.name}: {sum(len(found[part]) for part in counted)} models, no difference")
     return 1 if lines else 0
 

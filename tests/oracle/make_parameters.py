@@ -11,7 +11,6 @@ the model's file: made by hand from the shapes, or of another source.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
@@ -136,14 +135,14 @@ def count(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"parameters": spec["parameters"], "counted": "by hand" if by_hand else "file"}
 
 
-def make() -> dict[str, Any]:
-    """The whole content of parameters.json."""
+def make(every: int = 1) -> dict[str, Any]:
+    """The whole content of parameters.json, or that of each `every`-th model."""
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
     meta = {"torch": torch.__version__, "transformers": transformers.__version__}
-    return {"meta": meta, "models": {name: _named(name, spec) for name, spec in specs().items()}}
+    return {"meta": meta, "models": {name: _named(name, spec) for name, spec in list(specs().items())[::every]}}
 
 
 def _named(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,17 +163,17 @@ def page(oracle: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Make or check tests/oracle/parameters.json and docs/parameters.md.")
-    parser.add_argument("--check", action="store_true", help="compare with the stored file instead of writing it")
-    check = parser.parse_args().check
-    found = make()
-    if not check:
+    from make_flops import of, options  # loads torch, which what imports this module does not need
+
+    args = options("Make or check tests/oracle/parameters.json and docs/parameters.md.")
+    found = make(args.every)
+    if not args.check:
         text = page(found)
         ORACLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         PAGE.write_text(text, encoding="utf-8")
         print(f"{ORACLE.name}: {len(found['models'])} models written")
         return 0
-    stored = json.loads(ORACLE.read_text(encoding="utf-8"))["models"]
+    stored = of(json.loads(ORACLE.read_text(encoding="utf-8"))["models"], args.every)
     lines = [
         f"{name}: stored {stored.get(name)}, found {found['models'].get(name)}"
         for name in sorted(stored.keys() | found["models"].keys())

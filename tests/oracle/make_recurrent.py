@@ -10,11 +10,11 @@ transformers has, over whole chunks.
 
     python tests/oracle/make_recurrent.py           rewrite recurrent.json
     python tests/oracle/make_recurrent.py --check   exit 1 with one line for each difference from recurrent.json
+    ... --check --every 4                           of the tiny ones and each fourth of the others
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import transformers
 import yaml
-from make_flops import differences, grouped_mm_flops, own_flops
+from make_flops import differences, grouped_mm_flops, of, options, own_flops
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -87,24 +87,23 @@ def count(config: dict[str, Any]) -> dict[str, Any]:
     return {"parameters": parameters, "prefill": prefill, "decode": decode}
 
 
-def make() -> dict[str, Any]:
-    """The whole content of recurrent.json."""
+def make(every: int = 1) -> dict[str, Any]:
+    """The whole content of recurrent.json, or that of each `every`-th shipped model."""
     meta = {"torch": torch.__version__, "transformers": transformers.__version__, "batch": BATCH, "prompt": PROMPT}
     tiny = {name: {"config": config, **count(config)} for name, config in TINY.items()}
-    return {"meta": meta, "tiny": tiny, "shipped": {name: count(fields(name)) for name in SHIPPED}}
+    return {"meta": meta, "tiny": tiny, "shipped": {name: count(fields(name)) for name in SHIPPED[::every]}}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Make or check tests/oracle/recurrent.json.")
-    parser.add_argument("--check", action="store_true", help="compare with the stored file instead of writing it")
-    check = parser.parse_args().check
+    args = options("Make or check tests/oracle/recurrent.json.")
     transformers.logging.set_verbosity_error()
-    found = make()
-    if not check:
+    found = make(args.every)
+    if not args.check:
         ORACLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(f"{ORACLE.name}: written")
         return 0
     stored = json.loads(ORACLE.read_text(encoding="utf-8"))
+    stored["shipped"] = of(stored["shipped"], args.every)
     lines = [line for part in ("tiny", "shipped") for line in differences(stored[part], found[part])]
     print("\n".join(lines) or f"{ORACLE.name}: no difference")
     return 1 if lines else 0

@@ -1,0 +1,49 @@
+"""Operators that one launch does: what is between them stays on the chip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..forms import Form, total
+from ..resource import Resource
+from .base import Operator, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fused(Operator):
+    """Operators in one launch. What one of them writes and another reads does not leave the chip unless others read it,
+    and what several read is read once.
+    """
+
+    parts: tuple[Operator, ...]
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        amounts: dict[Resource, Form] = {}
+        for part in self.parts:
+            for resource, ops in part.arithmetic().items():
+                amounts[resource] = amounts.get(resource, Form()) + ops
+        return amounts
+
+    def reads(self) -> tuple[Tensor, ...]:
+        made = {t.name for part in self.parts for t in part.outputs}
+        return once(t for part in self.parts for t in part.reads() if t.name not in made)
+
+    def writes(self) -> tuple[Tensor, ...]:
+        left = {t.name for t in self.outputs}
+        return once(t for part in self.parts for t in part.writes() if t.name in left)
+
+    def sent(self) -> dict[Resource, Form]:
+        sent = [part.sent() for part in self.parts]
+        return {link: total(each.get(link, Form()) for each in sent) for one in sent for link in one}
+
+    def conversion(self) -> Form:
+        return total(part.conversion() for part in self.parts)
+
+    def state(self) -> tuple[Tensor, ...]:
+        return tuple(t for part in self.parts for t in part.state())
+
+
+def once(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Each tensor once, in the order in which they come first."""
+    return tuple({t.name: t for t in tensors}.values())

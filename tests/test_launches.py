@@ -78,6 +78,21 @@ def test_cross_attention_of_a_step_is_over_all_that_the_encoder_has_read(attenti
     assert {float(kernel.shapes[size]) for kernel in kernels} == {500}
 
 
+def test_an_indexer_is_as_attention_in_a_prompt_and_as_its_bytes_in_a_step():
+    workload = Workload.prefill(batch=2, prompt=np.array([1.0, 9000.0]))
+    rows = {
+        row.operator.name: row
+        for row in Setting.of("glm-5", "h200-sxm").plan_of("prefill").estimate(workload).operators
+    }
+    prompts, steps = found("glm-5", workload, phase="prefill")["indexer",].kernels
+    assert (prompts.family, steps.family) == ("attention_prefill", "elementwise")
+    assert [prompts.where.tolist(), steps.where.tolist()] == [[False, True], [True, False]]
+    heads = rows["indexer"].operator.heads
+    assert prompts.shapes["head_dim"] + prompts.shapes["v_head_dim"] == heads.head_dim == 128
+    assert prompts.shapes["kv_heads"] == 1
+    assert steps.shapes["bytes"].tolist() == rows["indexer"].bytes.tolist()
+
+
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_keys_that_have_left_a_window_take_no_time(phase):
     """Of a chunk of 512 tokens, or a single one, at a context of 8 thousand or of a million tokens."""
@@ -411,10 +426,11 @@ def test_advice_has_what_is_expected_of_each_change(layout):
     asked = {"prompt": 512, "gen": 2, "layout": layout}
     plain, low, many = (analyze("qwen2.5-7b", "h100", **asked, **own)
                         for own in ({}, {"quant": "W4A16g128"}, {"batch": 16}))  # fmt: skip
-    now, fewer, larger = (one.phases.decode.total.expected_time_s for one in (plain, low, many))
+    now, fewer = (one.phases.decode.total.expected_time_s for one in (plain, low))
+    one, larger = (found.phases.decode.expected_time_s for found in (plain, many))
     told = plain.phases.decode.advice
     assert f"x faster, expect {now / fewer:.2g}x)" in told
-    assert f"x the tokens per second, expect {16 * now / larger:.2g}x)" in told
+    assert f"x the tokens per second, expect {16 * one / larger:.2g}x)" in told
     assert "expect" not in analyze("qwen2.5-7b", "tpu-v5e", **asked).phases.decode.advice
 
 

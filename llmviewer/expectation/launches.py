@@ -15,8 +15,9 @@ from typing import Final
 import numpy as np
 
 from ..forms import ONE, TARGET, Form, Num, Stream, evaluate, total
-from ..operators.attention import QK, SV, Attention, FlashAttention, Softmax
+from ..operators.attention import QK, SV, Attention, FlashAttention, Indexer, Softmax
 from ..operators.base import Operator, Tensor
+from ..operators.block_sparse import BlockIndexer
 from ..operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 from ..operators.elementwise import Combine, Permute, Quantize
 from ..operators.fused import Fused
@@ -39,6 +40,7 @@ _MOVERS: Final[Mapping[str, str]] = {
     "rope": "attn_rope",
     "embedding": "emb",
 }
+_INDEXER: Final = "no indexer was measured: as attention with half a key for a value, or of its bytes alone"
 _STREAMS: Final = ("add", "elementwise", "quantize", "permute", "combine", "place", "transfer", *_MOVERS)
 _COLLECTIVES: Final[Mapping[type[Operator], str]] = {
     AllReduce: "all_reduce", AllGather: "all_gather", ReduceScatter: "reduce_scatter", AllToAll: "alltoall",
@@ -217,16 +219,35 @@ def _launch(place: int, work: _Work, library: str, half: str) -> Launch:
         return Launch(
             members=members, kernels=tuple(_scores(op, work.part(spans), library, half) for spans in work.groups)
         )
-    name, dtype = _MOVERS.get(op.kind, "add"), "fp16"
-    if isinstance(op, Softmax):
-        name, dtype = "softmax", "fp32"
+    if isinstance(op, Indexer | BlockIndexer):
+        return Launch(members=members, kernels=tuple(_indexer(op, work, library, half)), remark=_INDEXER)
+    alike = isinstance(op, Softmax) or op.kind in _STREAMS
+    remark = "" if alike else f"its bytes alone, as no {op.kind} was measured"
+    return Launch(members=members, kernels=(_mover(op, work, library),), remark=remark)
+
+
+def _mover(op: Operator, work: _Work, library: str, *, where: Num = True) -> Kernel:
+    """Of what takes as long as its bytes do."""
+    name, dtype = ("softmax", "fp32") if isinstance(op, Softmax) else (_MOVERS.get(op.kind, "add"), "fp16")
     moved = work.nbytes
     shapes = {"rows": np.maximum(np.divide(moved, _row_bytes(op)), 1), "bytes": moved}
-    kernel = Kernel(family="elementwise", stack=Stack(library=library, dtype=dtype, kernel=name), shapes=shapes)
-    alike = isinstance(op, Softmax) or op.kind in _STREAMS
-    return Launch(
-        members=members, kernels=(kernel,), remark="" if alike else f"its bytes alone, as no {op.kind} was measured"
-    )
+    stack = Stack(library=library, dtype=dtype, kernel=name)
+    return Kernel(family="elementwise", stack=stack, shapes=shapes, where=where)
+
+
+def _indexer(op: Indexer | BlockIndexer, work: _Work, library: str, half: str) -> Iterator[Kernel]:
+    """Of prompts attention, whose scores stay on the chip, too: halves of a key as key and value are as many OPs and
+    bytes as the key is. Single tokens wait for the bytes of keys.
+    """
+    halves = replace(op.heads, head_dim=op.heads.head_dim // 2)
+    attention = FlashAttention(name=op.name, inputs=op.inputs, outputs=op.outputs, heads=halves)
+    once: Num = True
+    for spans in work.groups:
+        kernels = _attention(attention, work.part(spans), library, half)
+        prompts = next(kernel for kernel in kernels if kernel.family == "attention_prefill")
+        once = np.logical_and(once, np.logical_not(prompts.where))
+        yield prompts
+    yield _mover(op, work, library, where=once)
 
 
 def _products(works: Mapping[int, _Work], library: str, half: str) -> list[tuple[int, ...]]:

@@ -1,5 +1,6 @@
 """Laws of the models of kernels, profiles that come back as they were written, and parameters that are found again."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from llmviewer.expectation.profile import Entry, Error, Profile, error_of, read,
 from llmviewer.expectation.residual import Residual, points_of
 from llmviewer.expectation.rows import Rows
 from llmviewer.expectation.rows import read as read_rows
-from llmviewer.expectation.transfer import choose, expect
+from llmviewer.expectation.transfer import _there, choose, expect
 from llmviewer.hardware_files import hardware_file
 
 H100 = find("H100-SXM-80GB")
@@ -449,6 +450,61 @@ def test_heads_that_go_alone_under_a_window_read_its_keys_again():
     assert apart > 1.5 * shared
 
 
+def test_a_cache_is_cut_by_the_rule_of_the_library_by_hand():
+    """TensorRT-LLM's XQA kernels: 128 keys or more a part, the root of 8 times as many parts, 8 waves of blocks."""
+    columns = shapes("attention_decode", 5, batch=[1, 16, 512, 1, 512], kv_len=[8192, 65536, 65536, 64, 1024],
+                     window=[0, 0, 0, 0, 128], q_heads=4, kv_heads=1)  # fmt: skip
+    found = FAMILIES["attention_decode"].features(columns, H100, STACKS["attention_decode"], "32 rule")
+    assert found["waves"][:, 0] * 132 == pytest.approx([23, 16 * 64, 512 * 2, 1, 512 * 2])
+    assert found["keys"][:, 0] == pytest.approx([8192 / 23, 1024, 32768, 64, 128])  # a window is in one part of two
+    assert found["busy"][-1, 0] * 132 == pytest.approx(512)
+    assert np.all(np.isinf(found["split"][:, 1:]))
+
+
+def test_heads_of_another_kernel_are_cut_as_suits_them():
+    columns = shapes("attention_decode", 3, kv_len=65536, batch=1, q_heads=[1, 4, 64], kv_heads=1)
+    found = FAMILIES["attention_decode"].features(columns, H100, STACKS["attention_decode"], "32 shared one")
+    assert np.isfinite(found["split"][:, 1:]).all(axis=1).tolist() == [True, False, True]
+    assert found["single"].tolist() == [True, False, True]
+
+
+def test_rows_decide_the_tile_where_a_library_has_it_so():
+    gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="fp8")
+    columns = shapes("gemm", 4, M=np.array([16.0, 64.0, 65.0, 1000.0]), N=1024, K=4096)
+    for variant, tiles in (("waves fixed", [16, 16, 16, 64]), ("persistent narrow", [16, 16, 16, 64])):
+        found = gemm.features(columns, H100, stack, variant)
+        left = [np.flatnonzero(row == 0) for row in found["barred"]]
+        assert [len(places) for places in left] == [1] * 4
+        own = [found["tiles"][row, places[0]] * 132 for row, places in enumerate(left)]
+        assert own == pytest.approx(tiles)
+
+
+def test_tiles_of_64_heads_take_as_long_however_few_there_are():
+    """As FlashMLA's and those of TensorRT-LLM's latent attention; of 128 heads there are two, each with all keys."""
+    heads = shapes("attention_decode", 4, batch=64, kv_len=8192, q_heads=[2, 16, 64, 128], kv_heads=1, head_dim=576,
+                   v_head_dim=512)  # fmt: skip
+    found = FAMILIES["attention_decode"].features(heads, H100, STACKS["attention_decode"], "128 tall one")
+    assert found["waves"][:, 0] * 132 == pytest.approx([64, 64, 64, 128])
+    full = 2 * 64 * 64 * 8192 * (576 + 512) / 989.4e12
+    assert found["padded"] == pytest.approx([full, full, full, 2 * full], rel=1e-2)
+
+
+def test_profiles_of_before_lack_what_they_did_not_have(tmp_path):
+    one = entry("attention_decode")
+    path = tmp_path / "profile.yaml"
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), entries=(one,))]))
+    path.write_text(re.sub(r"(ramp_us|overlap): [\d.]+,?\s*", "", path.read_text()))
+    assert "ramp_us" not in path.read_text()
+    (found,) = read(path)[0].entries
+    assert found.parameters == {**one.parameters, "ramp_us": 0, "overlap": 0}
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="vllm", sources=(), entries=(found,))]))
+    assert read(path)[0].entries == (found,)
+    kept = path.read_text()
+    path.write_text(kept.replace("ramp_us: 0.0", "ramp_us: 61"))
+    with pytest.raises(InputError, match=r"ramp_us: must be 0\.05 to 60; got 61"):
+        read(path)
+
+
 def test_keys_that_are_always_cut_into_as_many_parts_take_no_less_where_they_are_few():
     few, many = (shapes("attention_decode", batch=64, kv_len=kv) for kv in (64, 512))
     always, best = ([seconds("attention_decode", s, variant=v)[0] for s in (few, many)] for v in ("128 always", "128"))
@@ -514,3 +570,13 @@ def test_kernels_that_move_bytes_are_expected_from_all_generations_of_a_maker():
     own = [entry("elementwise", device=device, stack=stack) for device in devices]
     found = choose("elementwise", find("v100-pcie-32gb"), stack, own)
     assert {e.device for e in found.entries} == {"p100-pcie-16gb", "t4", "a100-pcie-40gb"}
+
+
+@pytest.mark.parametrize(
+    ("device", "factor"),
+    [("h100-sxm", 1), ("h200-sxm", 3.352 / 4.8), ("b200", 1), ("l40s", (3352 / 132) / (864 / 142))],
+)
+def test_an_l2_cache_goes_with_the_cores_of_its_architecture_or_before_another_kind_of_memory(device, factor):
+    known = entry("gemm")
+    found = _there(known, find(device))
+    assert found == {**known.parameters, "lambda": pytest.approx(known.parameters["lambda"] * factor)}

@@ -25,6 +25,8 @@ class Kin:
 
     kind       gpu, cpu or accelerator, kernels of which have nothing in common
     stacked    its memory is beside it on one package (HBM), as that of devices for data centres is
+    bandwidth  of its memory [B/s]
+    cores      streaming multiprocessors or compute units
     """
 
     name: str
@@ -32,13 +34,14 @@ class Kin:
     architecture: str
     vendor: str
     stacked: bool
+    bandwidth: float
+    cores: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device(Kin):
     """Rates of a datasheet and the counts that decide how work is cut.
 
-    cores      streaming multiprocessors or compute units
     l2         last cache before the main memory [B]
     link       to the other devices of a node, one way, over the host where there is no other [B/s]; 0 if unknown
     hosted     that link is the host's, which all devices of a node share
@@ -46,8 +49,6 @@ class Device(Kin):
     """
 
     hardware: Hardware
-    bandwidth: float
-    cores: float
     l2: float
     link: float
     hosted: bool

@@ -36,11 +36,14 @@ TYPES: Final[Mapping[str, KernelType]] = {
     "int8_wo": KernelType(weight=1, activation=2, arithmetic="bf16"),
     "int4_wo": KernelType(weight=0.5 + 2 / 128, activation=2, arithmetic="bf16"),
     "nvfp4": KernelType(weight=0.5 + 1 / 16, activation=0.5 + 1 / 16, arithmetic="fp4", quantizes=True),
+    "nvfp4_wo": KernelType(weight=0.5 + 1 / 16, activation=2, arithmetic="bf16"),
     "fp4": KernelType(weight=0.5 + 1 / 32, activation=0.5 + 1 / 32, arithmetic="fp4"),
     "w4a16_mxfp4": KernelType(weight=0.5 + 1 / 32, activation=2, arithmetic="bf16"),
     "w4a8_mxfp4_mxfp8": KernelType(weight=0.5 + 1 / 32, activation=1 + 1 / 32, arithmetic="fp8", quantizes=True),
     "w4afp8": KernelType(weight=0.5 + 2 / 128, activation=1, arithmetic="fp8", quantizes=True),
 }
+# What libraries run where no matrix unit multiplies a type: its weights alone are narrow, and widened on the way.
+WEIGHTS_ONLY: Final[Mapping[str, str]] = {"nvfp4": "nvfp4_wo", "fp4": "w4a16_mxfp4"}
 CACHE_BYTES: Final[Mapping[str, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 TWINS: Final = ({"bf16", "fp16"}, {"fp8", "fp8_static"}, {"int8", "sq"})  # that take as long on a device
 SIMILAR: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in where a type was not measured
@@ -50,6 +53,7 @@ SIMILAR: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in wh
     "fp8_static": ("fp8", "fp8_block", "bf16"),
     "fp8_block": ("fp8", "fp8_static", "bf16"),
     "nvfp4": ("fp4", "fp8", "bf16"),
+    "nvfp4_wo": ("int4_wo", "w4a16_mxfp4", "int8_wo", "bf16"),
     "fp4": ("nvfp4", "fp8", "bf16"),
     "int8": ("sq", "fp8", "bf16"),
     "sq": ("int8", "fp8", "bf16"),

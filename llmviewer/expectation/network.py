@@ -27,6 +27,7 @@ from .device import Device, of
 from .engines import IDLE, Engine, Host
 from .families import FAMILIES, Stack
 from .families._family import Array
+from .formats import TYPES, WEIGHTS_ONLY
 from .index import index
 from .launches import Kernel, Launch, launches
 from .profile import Entry, Profile
@@ -292,6 +293,7 @@ class Kernels:
         chosen = np.broadcast_to(np.asarray(kernel.where), bound.shape) & (bound > 0)
         if not np.any(chosen):
             return None
+        kernel = self._run_as(kernel)
         if bound.size > _REMEMBERED:
             return self._fastest(kernel, chosen)
         sizes = (_content(name, value) for name, value in kernel.shapes.items())
@@ -301,6 +303,15 @@ class Kernels:
                 self._known.clear()
             self._known[key] = self._fastest(kernel, chosen)
         return self._known[key]
+
+    def _run_as(self, kernel: Kernel) -> Kernel:
+        """With weights alone as narrow, where no matrix unit multiplies its type and nobody measured that it does."""
+        dtype = kernel.stack.dtype
+        narrow = WEIGHTS_ONLY.get(dtype)
+        if not narrow or matrix(TYPES[dtype].arithmetic) in self.hardware.rates:
+            return kernel
+        measured = any(e.stack.dtype == dtype for e in self.own)
+        return kernel if measured else replace(kernel, stack=replace(kernel.stack, dtype=narrow))
 
     def _fastest(self, kernel: Kernel, chosen: Array) -> Expected | None:
         """In the workloads `chosen`; None where that cannot be known."""

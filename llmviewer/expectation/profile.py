@@ -344,8 +344,8 @@ def _parameters(section: Section, had: Sequence[Parameter]) -> dict[str, float]:
     section.only(parameter.name for parameter in had)
     found = {}
     for parameter in had:
-        value = section.number(parameter.name)
-        if not parameter.low * 0.999 <= value <= parameter.high * 1.001:
+        value = section.number(parameter.name, parameter.absent)
+        if value != parameter.absent and not parameter.low * 0.999 <= value <= parameter.high * 1.001:
             raise section.error(parameter.name, f"must be {parameter.low} to {parameter.high}; got {value}")
         found[parameter.name] = value
     return found

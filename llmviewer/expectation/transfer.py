@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -182,8 +182,9 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
     features = {e.variant: family.features(shapes, device, stack, e.variant) for e in choice.entries}
     fitted = choice.entries[0].device == device.name
     seconds = family.seconds if fitted else family.elsewhere
-    logs = [np.log(seconds(e.parameters, features[e.variant])) for e in choice.entries]
-    fixed = [family.fixed(e.parameters, features[e.variant]) for e in choice.entries]
+    parameters = [_there(e, device) for e in choice.entries]
+    logs = [np.log(seconds(p, features[e.variant])) for p, e in zip(parameters, choice.entries, strict=True)]
+    fixed = [family.fixed(p, features[e.variant]) for p, e in zip(parameters, choice.entries, strict=True)]
     expected = np.exp(_middle(logs))
     low, high = choice.error.interval(expected)
     found = Expectation(
@@ -197,6 +198,19 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
     first = choice.entries[0]
     own = first.residual if first.device == device.name else None
     return _corrected(found, first, own, shapes) if own else found
+
+
+def _there(entry: Entry, device: Device) -> Mapping[str, float]:
+    """Parameters on a device. The L2 cache of an architecture goes with its cores, not with the memory behind it; from
+    one to the next it has gone with the memory, unless that is of another kind.
+    """
+    known = entry.parameters
+    if entry.device == device.name or "lambda" not in known:
+        return known
+    own = kin(entry.device)
+    if own.architecture != device.architecture and own.stacked == device.stacked:
+        return known
+    return {**known, "lambda": known["lambda"] * (own.bandwidth / own.cores) / (device.bandwidth / device.cores)}
 
 
 def _middle(values: Sequence[Array]) -> Array:

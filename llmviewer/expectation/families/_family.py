@@ -30,6 +30,7 @@ class Parameter:
     meaning  what it is, with its unit
     linear   it may be 0, so it is sought as it is; the others by their logarithms
     way      a word of the variants that have it; all do if there is none
+    absent   what it is in profiles that were made before it; None if all have it
     """
 
     name: str
@@ -39,10 +40,11 @@ class Parameter:
     meaning: str
     linear: bool = False
     way: str = ""
+    absent: float | None = None
 
     def sought(self, value: float) -> float:
         """As the search sees it."""
-        return value if self.linear else log(value)
+        return value if self.linear else log(max(value, self.low))
 
     def found(self, sought: float) -> float:
         return min(max(sought if self.linear else exp(sought), self.low), self.high)

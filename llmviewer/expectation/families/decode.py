@@ -16,15 +16,22 @@ _FEW_PARTS: Final = 8  # that kernels without a heuristic cut a cache into
 _ALWAYS: Final = 32
 _FEW: Final = 8  # heads that share keys and fill no more than half of the smallest tile
 _LATENT: Final = 512  # columns that keys and values of latent attention share
+# TensorRT-LLM's XQA kernels (computeMultiBlockCount and the constants beside it): a part has 128 keys or more, parts
+# are no more than the square root of 8 times as many, and blocks no more than 8 waves.
+_RULE_KEYS: Final = 128
+_RULE_WAVES: Final = 8
 
 
 class Decode(Family):
     """A key head and a part of its cache go to a core; parts are added up afterwards.
 
     variants  heads that share a key head up to which they make tiles, and beyond which each goes alone. "apart": also
-              under a window; "narrow": tiles stay small for twice the heads; "few": keys are cut into 8 parts at
-              most, "one": into none, "whole": those that no heads share into none, "always": into 32 parts, however
-              few they are, as a CUDA graph for all lengths has them
+              under a window; "narrow": tiles stay small for twice the heads; "short": they are of 16 heads,
+              "tall": of 64, whatever the heads; "few": keys are cut into 8 parts at most, "one": into none,
+              "whole": those that no heads share into none, "always": into 32 parts, however few they are, as a CUDA
+              graph for all lengths has them; "rule": as TensorRT-LLM's XQA kernels cut them, by the length of the
+              whole cache, so that under a window most have nothing to do; "shared": all this is of keys that heads
+              share, and heads that go alone have a kernel of their own, as TensorRT-LLM's masked attention is
     """
 
     name = "attention_decode"
@@ -43,7 +50,7 @@ class Decode(Family):
         Parameter(name="eta", usual=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
         Parameter(name="sharp", usual=8, low=1.2, high=20, meaning="power of the smooth maximum"),
         Parameter(name="key_ns", usual=0.5, low=0.01, high=400, meaning="a key of a part, whatever its width [ns]"),
-        Parameter(name="single", usual=1, low=0.2, high=8, meaning="time / of others where no heads share keys"),
+        Parameter(name="single", usual=1, low=0.2, high=8, meaning="time / of others where a head goes alone"),
         Parameter(name="single_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
         Parameter(name="wide", usual=1, low=0.2, high=100, meaning="arithmetic / of fewer where many heads share keys"),
         Parameter(name="broad", usual=1, low=0.3, high=4, meaning="time / of others where a head is wider than 128"),
@@ -53,13 +60,20 @@ class Decode(Family):
         Parameter(name="pad", usual=0.3, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True),
         Parameter(name="window_us", usual=1, low=0.01, high=60, meaning="finding a window's keys [us]"),
         Parameter(name="passed_ns", usual=0.02, low=0.0002, high=20, meaning="a key before the window, of a core [ns]"),
+        Parameter(name="ramp_us", usual=4, low=0.05, high=60, absent=0, meaning="more for the first bytes, as many as "
+                  "the L2 cache holds [us]"),
+        Parameter(name="overlap", usual=0.3, low=0, high=1, absent=0, meaning="of starts and ends, what others hide",
+                  linear=True),
     )  # fmt: skip
     variants = ("128", "32", "8", "128 whole", "32 whole", "128 apart", "32 apart", "128 whole apart", "128 narrow",
-                "128 few", "128 apart few", "128 whole few", "128 one", "128 always")  # fmt: skip
+                "128 few", "128 apart few", "128 whole few", "128 one", "128 always", "128 short", "128 short few",
+                "128 short always", "128 tall", "128 tall one", "32 shared", "32 shared one",
+                "32 shared rule")  # fmt: skip
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
         b, kv, heads, kv_heads, _, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
         windowed = shapes["window"] > 0
+        whole = kv
         passed = np.where(windowed[:, None], np.maximum(kv - shapes["window"][:, None], 0), 0)
         kv = kv - passed
         most, *ways = (variant or self.variants[0]).split()
@@ -67,55 +81,69 @@ class Decode(Family):
         group = heads / kv_heads
         smallest = 32 if "narrow" in ways else 16  # heads that the smallest tile takes, twice if need be
         tile = np.where(group <= smallest, 16, np.where(group <= 64, 64, 128))
+        tile = np.where("short" in ways, 16, np.where("tall" in ways, 64, tile))
         alone = (group > float(most)) | (windowed[:, None] & ("apart" in ways))
         tile = np.where(alone, 1, tile)
         groups = np.ceil(group / tile)
-        blocks = b * kv_heads * groups * _SPLITS
-        most_parts = 1 if "one" in ways else _FEW_PARTS if "few" in ways else np.inf
+        other = (alone | (group <= 1)) & ("shared" in ways)
+        most_parts = np.where(other, np.inf, 1 if "one" in ways else _FEW_PARTS if "few" in ways else np.inf)
         cut = (kv / _SPLITS >= _LEAST) & (most_parts >= _SPLITS) & ~(("whole" in ways) & (group <= 1))
-        able = (_SPLITS == _ALWAYS) | (blocks < 0) if "always" in ways else (_SPLITS == 1) | cut
-        parted = np.where(_SPLITS > 1, 8 * _SPLITS * b * heads * v_dim, 0)
+        able = (_SPLITS == _ALWAYS) | (b < 0) if "always" in ways else (_SPLITS == 1) | cut
+        ruled = ("rule" in ways) & ~alone & ~other
+        parts = used = _SPLITS
+        if np.any(ruled):
+            able = np.where(ruled, _SPLITS == 1, able)
+            parts = np.where(ruled, _by_rule(b * kv_heads, whole, device.cores), _SPLITS)
+            used = np.where(ruled, np.minimum(np.ceil(kv / whole * parts), parts), parts)
+        blocks = b * kv_heads * groups / device.cores
+        parted = np.where(parts > 1, 8 * parts * b * heads * v_dim, 0)
         return {
-            "waves": blocks / device.cores,
-            "keys": kv / _SPLITS,
+            "waves": blocks * parts,
+            "busy": blocks * used,
+            "keys": kv / used,
             "cache": cache / device.bandwidth,
             "queries": queries / device.bandwidth,
             "l2": (cache[:, None] * groups + queries[:, None] + parted) / device.bandwidth,
             "compute": ops / device.peak("bf16"),
             "padded": ops / device.peak("bf16") * (tile * groups / group)[:, 0],
-            "passed": (passed * np.maximum(blocks[:, :1] / device.cores, 1))[:, 0],
+            "passed": np.where(ruled, 0, passed * np.maximum(blocks, 1))[:, 0],
             "windowed": windowed & (passed[:, 0] > 0),
             "odd": (np.log2(v_dim) % 1 > 0)[:, 0],
             "broad": ((v_dim > 128) & (v_dim < _LATENT))[:, 0],
-            "split": np.where(able, _SPLITS > 1, np.inf),
+            "split": np.where(able, parts > 1, np.inf),
             "reuse": np.where(shapes["loop"] > 0, cache + queries, np.inf),
             "size": device.l2,
-            "single": group[:, 0] <= 1,
+            "ramp": -np.expm1(-cache / device.l2),
+            "single": (other | (("shared" not in ways) & (group <= 1)))[:, 0],
             "wide": group[:, 0] > min(float(most), _FEW),
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
         f = features
-        waves = f["waves"]
-        wide = np.minimum(1, p["kappa"] * waves)
+        wide = np.minimum(1, p["kappa"] * f["busy"])
         from_memory = f["cache"] * cold(f["reuse"], f["size"], p["eta"]) + f["queries"]
         memory = from_memory[:, None] / (p["beta"] * wide)
         l2 = f["l2"] / (p["lambda"] * wide)
         ops = ((1 - p["pad"]) * f["compute"] + p["pad"] * f["padded"]) * np.where(f["wide"], p["wide"], 1)
-        compute = (ops / p["alpha"])[:, None] / np.minimum(1, waves)
-        largest = np.maximum(np.maximum(memory, l2), compute)
+        compute = (ops / p["alpha"])[:, None] / np.minimum(1, f["busy"])
+        ends = np.maximum(f["waves"], 1) * (p["tau_us"] * MICROSECOND)
+        rounds = ends + np.maximum(f["busy"], 1) * f["keys"] * (p["key_ns"] * 1e-3 * MICROSECOND)
+        hidden = p["overlap"] * rounds
+        largest = np.maximum(np.maximum(memory, l2), np.maximum(compute, hidden))
         power = p["sharp"]
-        rounds = np.maximum(waves, 1) * (p["tau_us"] * MICROSECOND + p["key_ns"] * 1e-3 * MICROSECOND * f["keys"])
-        whole = largest + rounds + f["split"] * (p["split_us"] * MICROSECOND)
+        whole = largest + (rounds - hidden) + f["split"] * (p["split_us"] * MICROSECOND)
         place = np.argmin(whole, axis=1)
         at = np.arange(len(place)), place
-        smooth = sum((np.broadcast_to(t, whole.shape)[at] / largest[at]) ** power for t in (memory, l2, compute))
+        smooth = sum(
+            (np.broadcast_to(t, whole.shape)[at] / largest[at]) ** power for t in (memory, l2, compute, hidden)
+        )
         core = largest[at] * smooth ** (1 / power) + (whole - largest)[at]
         core = core * np.where(f["single"], p["single"], 1) * np.where(f["odd"], p["odd"], 1)
         core = core * np.where(f["broad"], p["broad"], 1)
         core = core + (f["odd"] * p["odd_us"] + f["single"] * p["single_us"]) * MICROSECOND
         window = f["windowed"] * p["window_us"] * MICROSECOND + f["passed"] * p["passed_ns"] * 1e-3 * MICROSECOND
-        return np.asarray(p["start_us"] * MICROSECOND + core + window, dtype=float)
+        start = (p["start_us"] + p["ramp_us"] * f["ramp"]) * MICROSECOND
+        return np.asarray(start + core + window, dtype=float)
 
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
         cache, queries, ops = _work(shapes, cache_bytes(stack.kv_dtype or "bf16"))
@@ -129,6 +157,14 @@ class Decode(Family):
 
     def kept(self, shapes: Shapes) -> Array:
         return np.asarray((shapes["kv_len"] >= 64) & (shapes["batch"] <= 512))
+
+
+def _by_rule(heads: Array, keys: Array, cores: float) -> Array:
+    """Parts of a cache of each of some key heads of all sequences."""
+    most = np.maximum(np.floor(keys / _RULE_KEYS), 1)
+    parts = np.minimum(most, np.round(np.sqrt(8 * most)))
+    waves = heads * parts / cores
+    return np.asarray(np.maximum(np.floor(parts / np.maximum(waves / _RULE_WAVES, 1)), 1))
 
 
 def _work(shapes: Shapes, width: float) -> tuple[Array, Array, Array]:

@@ -30,6 +30,12 @@ _TILES: Final = ((16, 64), (32, 64), (64, 64), (64, 128), (128, 64), (128, 128),
                  (256, 256))  # fmt: skip
 _SPLITS: Final = (1, 2, 4, 8)
 _LAYOUTS: Final = np.array([(*tile, split) for tile in _TILES for split in _SPLITS], dtype=np.float32).T[:, None, :]
+# Tiles of kernels that are chosen by the rows alone: up to how many, and which. As vLLM's and SGLang's CUTLASS kernels
+# of fp8 are on Hopper (scaled_mm_sm90_fp8_dispatch), and where tensor cores take fewer rows (sm89).
+_BY_ROWS: Final = {
+    "fixed": ((64, 64, 64), (128, 64, 128), (np.inf, 128, 128)),
+    "narrow": ((16, 16, 64), (64, 64, 64), (128, 64, 128), (np.inf, 128, 128)),
+}
 _CHOICE: Final = 4  # power of the smooth maximum by which a tile is chosen
 # Rows up to which TensorRT-LLM multiplies on vector units (SMALL_M_FAST_PATH of its weight-only plugin), and columns of
 # a block of threads there.
@@ -41,14 +47,15 @@ class Gemm(Family):
     """A tile of the output and a part of K go to a core; the layout taken is the fastest.
 
     variants  persistent: cores are kept busy whatever the number of tiles; waves: they go in rounds; gemv: up to four
-              rows have a kernel of their own, in which vector units multiply what streams by
+              rows have a kernel of their own, in which vector units multiply what streams by; fixed: the number of
+              rows decides the tile, and K is not cut; narrow: so too, with tiles of 16 rows for as few
     """
 
     name = "gemm"
     columns = ("M", "N", "K")
     optional: ClassVar = {"loop": 0.0, "private": 0.0, "batch": 1.0}
     groups = ("N", "K")
-    variants = ("persistent", "waves", "persistent gemv", "waves gemv")
+    variants = ("persistent", "waves", "persistent gemv", "waves gemv", "waves fixed", "persistent narrow")
     parameters = (
         Parameter(name="alpha", usual=0.75, low=0.05, high=1, meaning="part of the peak that is reached"),
         Parameter(name="beta", usual=0.8, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
@@ -80,7 +87,7 @@ class Gemm(Family):
         weights, inputs, written = _bytes(shapes, kind.weight, kind.activation)
         lasting, reuse = _reuse(shapes, weights, inputs + written)
         parted = np.where(split > 1, 8 * split * m * n * batch, 0)
-        way, _, gemv = (variant or self.variants[0]).partition(" ")
+        way, _, word = (variant or self.variants[0]).partition(" ")
         return {
             "ops": (2 * m * n * k * batch)[:, 0].astype(float),
             "tiles": tiles / device.cores,
@@ -96,7 +103,8 @@ class Gemm(Family):
             "quantized": (batch * m * k)[:, 0] * (2 + kind.activation) / device.bandwidth if kind.quantizes else None,
             "cache": device.l2,
             "waves": way == "waves",
-            "gemv": _gemv(shapes, device) if gemv else None,
+            "gemv": _gemv(shapes, device) if word == "gemv" else None,
+            "barred": _barred(m[:, 0], word) if word in _BY_ROWS else np.float32(0),
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
@@ -116,7 +124,7 @@ class Gemm(Family):
         extra = f["split"] * np.float32(p["split_us"] * MICROSECOND)
         squares = compute * compute, memory * memory, l2 * l2
         rough = np.sqrt(np.sqrt(sum(s * s for s in squares))) + extra
-        place = best(rough)
+        place = best(rough + f["barred"])
         terms = [np.maximum(take(term, place).astype(float), 1e-12) for term in (compute, memory, l2)]
         time = smooth_max(p["sharp"], *terms) + take(extra, place)
         time = time + p["start_us"] * MICROSECOND
@@ -160,6 +168,14 @@ class Gemm(Family):
 def _bytes(shapes: Shapes, weight: float, activation: float) -> tuple[Array, Array, Array]:
     m, n, k, batch = (np.asarray(shapes[c], dtype=float) for c in ("M", "N", "K", "batch"))
     return batch * n * k * weight, batch * m * k * activation, 2.0 * batch * m * n
+
+
+def _barred(rows: Array, word: str) -> Array:
+    """Infinite for layouts that the rows do not have."""
+    most, *tile = np.array(_BY_ROWS[word]).T
+    wanted_m, wanted_n = (sizes[np.searchsorted(most, rows)][:, None] for sizes in tile)
+    tile_m, tile_n, split = _LAYOUTS
+    return np.where((tile_m == wanted_m) & (tile_n == wanted_n) & (split == 1), 0, np.inf).astype(np.float32)
 
 
 def _gemv(shapes: Shapes, device: Device) -> Array:

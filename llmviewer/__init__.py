@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .hardware_files import hardware_names, load_hardware
     from .model import Model
     from .model_files import load_model, model_names
+    from .one_kernel import KernelEstimate, estimate_kernel
     from .serving.advising import Advice, recommend
     from .serving.planning import ServicePlan, plan
     from .serving.service import Simulation, simulate
@@ -50,6 +51,8 @@ _HOME = {
     "Model": "model",
     "load_model": "model_files",
     "model_names": "model_files",
+    "KernelEstimate": "one_kernel",
+    "estimate_kernel": "one_kernel",
     "Sweep": "grid",
     "sweep": "grid",
     "Advice": "serving.advising",
@@ -67,6 +70,7 @@ __all__ = [
     "Disaggregated",
     "Hardware",
     "InputError",
+    "KernelEstimate",
     "Model",
     "ServicePlan",
     "Simulation",
@@ -76,6 +80,7 @@ __all__ = [
     "choose",
     "compare",
     "disaggregate",
+    "estimate_kernel",
     "hardware_names",
     "load_hardware",
     "load_model",

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from . import __version__
 from . import cli_options as shared
+from .cli_kernel import COMMANDS as KERNEL
 from .cli_measure import COMMANDS as MEASURING
 from .cli_profiles import COMMANDS as PROFILES
 from .cli_serving import COMMANDS as PLANNING
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
 
 FIGURES: Final = ("roofline", "dtypes", "memory", "decode-time", "prefill-time")
 _SIDES: Final = {"prefill": "read prompts", "decode": "take decode steps"}
+_DEGREES: Final = {
+    "tp": "tensor: weights, heads and experts are cut",
+    "pp": "pipeline: layers are shared out",
+    "ep": "expert: experts are shared out over tp x dp",
+    "dp": "data: sequences are shared out",
+    "cp": "context: tokens of prompt and cache are shared out",
+}
 _LAYOUTS: Final = 64  # degrees of one kind that are compared at once
 _QUIET_S: Final = 10  # between two lines on progress where there is no terminal
 _DRAWN: Final = {".txt": "text", ".json": "json", ".dot": "dot", ".mmd": "mermaid", ".mermaid": "mermaid"}
@@ -42,6 +50,7 @@ _COMPARED: Final = 1000  # batches, each of which is an analysis of its own
 _LONG: Final = 200_000  # points of a sweep that take long enough for a progress bar
 
 _F = TypeVar("_F", bound=Callable[..., object])
+_Values = TypeVar("_Values")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cli.main(args=arguments, prog_name="llmviewer", standalone_mode=False)
         sys.stdout.flush()
     except (InputError, click.ClickException) as error:
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        message = error.format_message() if isinstance(error, click.ClickException) else _in_options(error, arguments)
         click.echo(f"llmviewer: {' '.join(message.split())}", err=True)
         return 2
     except (KeyboardInterrupt, click.Abort):
@@ -67,8 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _in_options(error: InputError, arguments: Sequence[str] | None) -> str:
+    """What is wrong, by the names that options have."""
+    name, *_ = (*(sys.argv[1:] if arguments is None else arguments), "")
+    return shared.in_options(str(error), cli.commands[name]) if name in cli.commands else str(error)
+
+
 @click.group(
-    commands=(*COMMANDS, *PROFILES, *PLANNING, *TECHNIQUES, *MEASURING, *SERVING),
+    commands=(*COMMANDS, *KERNEL, *PROFILES, *PLANNING, *TECHNIQUES, *MEASURING, *SERVING),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with: llmviewer analyze llama-2-7b rtx-a6000",
 )
@@ -85,9 +100,9 @@ def _setting(command: _F, *, required: bool = True) -> _F:
         click.option(
             "--quant",
             metavar="SCHEME",
-            callback=shared.given,
+            callback=shared.precision,
             help="Bits or formats of weights, activations and KV cache: W4A16g128, W8A8KV8, fp8, Wnf4A16; for parts of "
-            "the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. As published if not given.",
+            "the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. `published`, as the model is, if not given.",
         ),
         click.option(
             "--attention",
@@ -109,12 +124,7 @@ def _setting(command: _F, *, required: bool = True) -> _F:
             help="Latent attention (DeepSeek): expand the cache, or bring the queries to it. Auto: naive in the "
             "prefill, absorbed in decode.",
         ),
-        click.option(
-            "--hardware-set",
-            metavar="KEY=VALUE",
-            multiple=True,
-            help="What if: memory.bandwidth=2x, matrix.fp16='155 TOP/s', memory.capacity='48 GB'. May be repeated.",
-        ),
+        shared.hardware_set,
         shared.hardware_path,
     )
     for option in reversed(options):
@@ -124,20 +134,13 @@ def _setting(command: _F, *, required: bool = True) -> _F:
 
 def _layout(command: _F, *, several: bool = False) -> _F:
     """Degrees of parallelism, which the command gets as one Layout, or as a list of all combinations of `several`."""
-    degrees = {
-        "tp": "tensor: weights, heads and experts are cut",
-        "pp": "pipeline: layers are shared out",
-        "ep": "expert: experts are shared out over tp x dp",
-        "dp": "data: sequences are shared out",
-        "cp": "context: tokens of prompt and cache are shared out",
-    }
 
     @functools.wraps(command)
     def with_layout(*arguments: Any, **options: Any) -> object:
         from .layout import Layout, layouts
         from .operators.collectives import Algorithm
 
-        given = {name: options.pop(name) for name in (*degrees, "micro_batches")}
+        given = {name: options.pop(name) for name in (*_DEGREES, "micro_batches")}
         algorithm, hierarchical = options.pop("collective"), options.pop("hierarchical_all_to_all")
         overlap = options.pop("overlap")
         if algorithm not in list(Algorithm):
@@ -150,8 +153,8 @@ def _layout(command: _F, *, several: bool = False) -> _F:
             return command(*arguments, layout=Layout(**given, **ways), **options)
         from .grid import parse_numbers
 
-        numbers = [parse_numbers(given[name], where=f"--{name} {given[name]}", most=_LAYOUTS) for name in degrees]
-        each = (dict(zip(degrees, combined, strict=True)) for combined in itertools.product(*numbers))
+        numbers = [parse_numbers(given[name], where=f"--{name} {given[name]}", most=_LAYOUTS) for name in _DEGREES]
+        each = (dict(zip(_DEGREES, combined, strict=True)) for combined in itertools.product(*numbers))
         return command(*arguments, layout=layouts(each, **ways), **options)
 
     options = [
@@ -159,7 +162,7 @@ def _layout(command: _F, *, several: bool = False) -> _F:
             click.option(f"--{name}", metavar="NUMBERS", default="1", help=f"Parallelism, {text}; several: 1,2,4.")
             if several
             else click.option(f"--{name}", type=int, default=1, help=f"Parallelism, {text}.")
-            for name, text in degrees.items()
+            for name, text in _DEGREES.items()
         ),
         click.option("--micro-batches", type=int, default=0, help="Parts of a batch in the pipeline; as stages if 0."),
         click.option(
@@ -455,8 +458,8 @@ def _check(devices: Sequence[Hardware]) -> None:
     metavar="AXIS=VALUES",
     multiple=True,
     help="batch=1..256, batch=1..256*2, prompt=128,512,2048, kv_len=128..4096+128, gen=..., images=0..4, "
-    "quant=W16A16,W4A16g128, attention=eager,flash; in a folder also 'layout=tp=8,tp=4 pp=2'. May be repeated: all "
-    "combinations.",
+    "quant=published,W4A16g128, attention=eager,flash; what-ifs on the device: memory.bandwidth=1x,2x,4x, "
+    "matrix.bf16=1x,2x; in a folder also 'layout=tp=8,tp=4 pp=2'. May be repeated: all combinations.",
 )
 @click.option("--batch", type=int, default=1, show_default=True, help="Where it is not swept over.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Where it is not swept over.")
@@ -524,9 +527,7 @@ def sweep(
     from .grid import parse_axis
     from .grid import sweep as run
 
-    axes = dict(map(parse_axis, over))
-    if len(axes) < len(over):
-        raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
+    axes = _once(map(parse_axis, over), over)
     path = Path(output) if output else None
     if path and path.suffix not in (".csv", ".parquet"):
         raise InputError(
@@ -578,9 +579,7 @@ def _fill(
     axes: dict[str, Any] = {name: [value] for name, value in given.items() if value is not None}
     axes |= {name: [value] for name in ("quant", "attention") if (value := options.pop(name))}
     axes |= {"layout": [text], "offload": [offload]}
-    swept = dict(map(parse_over, over))
-    if len(swept) < len(over):
-        raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
+    swept = _once(map(parse_over, over), over)
     design = Design.of(
         named(model, model_names(), command="models"),
         named(hardware, hardware_names(), command="hardware"),
@@ -592,6 +591,22 @@ def _fill(
     run(folder, design, workers=workers or 1, shard=part, dask=dask, progress=told)
     shards = len(range(part[0] - 1, design.shards, part[1]))
     click.echo(f"{folder}: {counted(told.points, 'point')} in {counted(shards, 'shard')}", err=True)
+
+
+def _once(parsed: Iterable[tuple[str, _Values]], over: Sequence[str]) -> dict[str, _Values]:
+    """The axes of --over.
+
+    Raises InputError where one is there twice, or an option says what one of them does.
+    """
+    axes, context = dict(parsed), click.get_current_context()
+    if len(axes) < len(over):
+        raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
+    for axis in axes:
+        for name in _DEGREES if axis == "layout" else (axis,):
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"{option}: the axis {axis} of --over says it too; give one of them")
+    return axes
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -647,19 +662,15 @@ def _summarize(
     "quants",
     metavar="SCHEME",
     multiple=True,
-    help="As of analyze, or `published`. May be repeated. As published if not given.",
+    callback=shared.given,
+    help="As of analyze. May be repeated.",
 )
 @click.option("--batch", metavar="NUMBERS", default="1", show_default=True, help="Sequences: 8, 1,8,64 or 1..64*2.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
 @functools.partial(_layout, several=True)
 @techniques_alone
-@shared.depreciation
-@shared.library
-@shared.profiles
-@shared.bound
-@shared.hardware_path
-@shared.reported
+@shared.compared
 def compare(
     *,
     model: str,
@@ -676,6 +687,7 @@ def compare(
     HARDWARE is one or more names of `llmviewer hardware` or YAML files, or `all`. With --tp, --pp, --ep, --dp and --cp
     the model lies on several of each; several numbers are as many settings.
     """
+    shared.check_output(form, output)
     from .comparison import PUBLISHED
     from .comparison import compare as run
     from .grid import parse_axis
@@ -698,6 +710,7 @@ def compare(
     "quants",
     metavar="SCHEME",
     multiple=True,
+    callback=shared.given,
     help="A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128.",
 )
 @click.option("--by", type=click.Choice(("speed", "cost", "energy")), default="speed", show_default=True)
@@ -713,14 +726,10 @@ def compare(
     show_default=True,
     help="So many of a kind at most, in one box, cut by tensor parallelism; the fewest that qualify are ranked.",
 )
-@shared.depreciation
-@shared.library
-@shared.profiles
-@shared.bound
-@shared.hardware_path
-@shared.reported
+@shared.compared
 def choose(*, quants: tuple[str, ...], form: str | None, output: Path | None, **question: Any) -> None:
     """Which device for a use, and how many: those that qualify, ranked, and what disqualifies the others."""
+    shared.check_output(form, output)
     from .choice import QUANTS
     from .choice import choose as run
     from .reports import choice as report

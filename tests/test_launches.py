@@ -126,11 +126,24 @@ def test_experts_are_one_fused_kernel():
     launch = found("mixtral-8x7b", Workload.prefill(batch=1, prompt=512))[
         "permute", "expert_gate_proj", "expert_up_proj", "expert_act", "expert_down_proj", "combine"
     ]
-    wanted = {"tokens": 512, "hidden": 4096, "inter": 14336, "topk": 2, "experts": 8, "gated": 1}
-    assert shapes(launch) == wanted
+    wanted = {"tokens": 512, "hidden": 4096, "inter": 14336, "topk": 2, "experts": 8, "gated": 1, "reached": 8}
+    assert shapes(launch) == pytest.approx(wanted)
     halves = found("mixtral-8x7b", Workload.prefill(batch=1, prompt=512), layout="tp=2", hardware="h100-sxm")
     cut = next(launch for names, launch in halves.items() if "expert_down_proj" in names)
-    assert shapes(cut) == wanted | {"inter": 7168}
+    assert shapes(cut) == pytest.approx(wanted | {"inter": 7168})
+
+
+def test_experts_that_few_tokens_reach_take_less_than_all_do():
+    own = Setting.of("mixtral-8x7b", "h100-sxm", layout="tp=2")
+    (launch,) = (l for n, l in found("mixtral-8x7b", Workload.decode(batch=4, kv_len=9)).items() if "combine" in n)
+    assert shapes(launch)["reached"] == pytest.approx(8 * (1 - 0.75**4))
+    step = Workload.decode(batch=np.array([4, 8, 64]), kv_len=100)
+    rows = own.plan_of("decode").estimate(step).operators
+    each = own.kernels.expect(rows, step)
+    (place,) = (i for i, row in enumerate(rows) if row.operator.name == "expert_down_proj")
+    few, more, all_of_them = each.launches[place].expected
+    assert few / more == pytest.approx((1 - 0.75**4) / (1 - 0.75**8), rel=0.05)
+    assert all_of_them < 1.3 * more
 
 
 def test_attention_of_prompts_and_of_single_tokens_are_different_kernels():

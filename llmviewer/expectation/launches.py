@@ -392,6 +392,7 @@ def _moe(members: tuple[int, ...], works: Mapping[int, _Work], library: str, hal
         "topk": np.minimum(chosen, np.maximum(copies, 1)),  # of a token, fewer than it chose may be on this device
         "experts": experts,
         "gated": float(up > inner),
+        "reached": work.of(down.weight.rows) if down.weight.rows else experts,
     }
     stack = Stack(library=library, dtype=_product(down, half))
     return Launch(members=members, kernels=(Kernel(family="moe", stack=stack, shapes=shapes),))

@@ -26,7 +26,7 @@ class Moe(Family):
 
     name = "moe"
     columns = ("tokens", "hidden", "inter", "topk", "experts")
-    optional: ClassVar = {"tp": 1.0, "ep": 1.0, "gated": 1.0, "skew": 0.0, "loop": 0.0}
+    optional: ClassVar = {"tp": 1.0, "ep": 1.0, "gated": 1.0, "skew": 0.0, "reached": 0.0, "loop": 0.0}
     groups = ("hidden", "inter", "topk", "experts")
     variants = ("", "whole")
     parameters = (
@@ -121,16 +121,21 @@ def _work(shapes: Shapes) -> dict[str, Array]:
     names = ("tokens", "hidden", "inter", "topk", "experts", "tp", "ep", "gated", "skew")
     tokens, hidden, inter, topk, experts, tp, ep, gated, skew = (np.asarray(shapes[c], dtype=float) for c in names)
     loads = local_loads(tokens, experts, topk, ep, skew)
+    rows, reached, tiles = loads[:, 0], loads[:, 1], loads[:, 2:]
+    known = np.asarray(shapes["reached"], dtype=float)  # of the device's experts; 0 where it is not said
+    fewer = (known > 0) & (known < reached)
+    reached = np.where(fewer, known, reached)
+    tiles = np.where(fewer[:, None], reached[:, None] * np.ceil((rows / reached)[:, None] / np.array(TILES)), tiles)
     inner = inter / tp
     return {
         "tokens": tokens,
         "hidden": hidden,
         "inner": inner,
         "up": (1 + gated) * inner,
-        "rows": loads[:, 0],
+        "rows": rows,
         "all rows": tokens * topk,
-        "reached": loads[:, 1],
-        "tiles": loads[:, 2:],
+        "reached": reached,
+        "tiles": tiles,
         "local": np.maximum(experts / ep, 1),
     }
 

@@ -1,0 +1,96 @@
+"""`llmviewer kernel`: one kernel by itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from . import cli_options as shared
+from .errors import InputError
+
+_UNIT: Final = re.compile(r"(?<=[\d.])(?=[a-z]*s$)")  # where "31.5us" has no space
+
+
+@click.command()
+@click.argument("name", metavar="[KERNEL]", required=False)
+@click.argument("hardware", metavar="[HARDWARE,...]", required=False)
+@click.argument("sizes", metavar="[SIZE=VALUES]...", nargs=-1)
+@click.option(
+    "--quant",
+    metavar="SCHEME",
+    callback=shared.given,
+    help="Of weights, activations and cache: W4A16g128, fp8, KV8. 16 bits if not given.",
+)
+@click.option("--measured", metavar="TIME", help="What yours took, such as '31.5 us': says how good that is.")
+@shared.library
+@shared.profiles
+@shared.hardware_set
+@shared.hardware_path
+@click.option("--format", "form", type=click.Choice(("text", "json", "csv")), default="text", show_default=True)
+def kernel(
+    name: str | None,
+    hardware: str | None,
+    sizes: tuple[str, ...],
+    *,
+    quant: str | None,
+    measured: str | None,
+    library: str,
+    profiles: tuple[Path, ...],
+    hardware_set: tuple[str, ...],
+    form: str,
+) -> None:
+    """Tells the bound of one kernel, and what to expect of real ones: `kernel gemm h100-sxm M=1,4096 N=4096 K=14336`.
+
+    Without arguments it lists the kernels with their sizes. VALUES are numbers or ranges: 1,16,64 or 1..4096*2.
+    """
+    from .reports import one_kernel as report
+
+    if name is None:
+        click.echo(report.render_kinds(), nl=False)
+        return
+    if hardware is None:
+        raise InputError(f"kernel {name}: needs HARDWARE and sizes; `llmviewer kernel` lists them")
+    from .one_kernel import estimate_kernel
+
+    time_s = _time(measured) if measured is not None else None
+    listed: dict[str, Any] = _sizes(sizes)
+    devices = [device.strip() for device in hardware.split(",")]
+    if not all(devices) or len(set(devices)) < len(devices):
+        raise InputError(f"HARDWARE must be names with commas between, each once; got {hardware!r}")
+    asked: dict[str, Any] = {"quant": quant, "library": library, "profiles": profiles, "hardware_set": hardware_set}
+    found = [each for device in devices for each in estimate_kernel(name, device, listed, **asked)]
+    if time_s is not None and (len(found) > 1 or form != "text"):
+        raise InputError("--measured: is of one device and one combination of sizes, as text")
+    if form == "text":
+        click.echo(report.render_text(found, time_s), nl=False)
+    else:
+        click.echo(report.render_json(found) if form == "json" else report.render_csv(found), nl=False)
+
+
+def _sizes(texts: tuple[str, ...]) -> dict[str, list[int]]:
+    from .grid import parse_numbers
+
+    found: dict[str, list[int]] = {}
+    for text in texts:
+        size, equals, values = text.partition("=")
+        if not equals or not size:
+            raise InputError(f"{text}: must be SIZE=VALUES, such as M=1,16,64 or M=1..4096*2")
+        if size in found:
+            raise InputError(f"{text}: {size} is given twice; give all its values at once")
+        found[size] = parse_numbers(values, where=text)
+    return found
+
+
+def _time(text: str) -> float:
+    from .units import parse
+
+    try:
+        return parse(_UNIT.sub(" ", text, count=1) if " " not in text else text, "s")
+    except ValueError as error:
+        raise InputError(f"--measured: {error}") from None
+
+
+COMMANDS: Final = (kernel,)

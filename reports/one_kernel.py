@@ -1,0 +1,104 @@
+"""Estimates of one kernel as text, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from llmviewer.one_kernel import KernelEstimate, kinds
+from llmviewer.units import seconds, si
+
+from .columns import columns
+
+_WIDTH: Final = 80
+
+
+def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None) -> str:
+    """A line for each combination of sizes; what all have alike is said above."""
+    first, *_ = found
+    alike = {name: size for name, size in first.sizes.items() if all(each.sizes[name] == size for each in found)}
+    devices = list(dict.fromkeys(each.hardware for each in found))
+    sizes = ", ".join(f"{name} {size}" for name, size in alike.items() if size)
+    where = f" on {devices[0]}" if len(devices) == 1 else ""
+    what = kinds()[first.kernel].what.partition(";")[0]
+    head = f"{first.kernel}, {what}{where}: {', '.join(filter(None, (sizes, first.quant)))}."
+    several = [name for name in first.sizes if name not in alike]
+    named = (["device"] if len(devices) > 1 else []) + several
+    lines = [[*named, "OPs", "bytes", "OP/B", "bound", "time", "expect", "from", "to", "of it"]]
+    for each in found:
+        own = ([each.hardware] if len(devices) > 1 else []) + [str(each.sizes[name]) for name in several]
+        lines.append([
+            *own, si(each.ops).replace(" ", ""), si(each.bytes).replace(" ", ""), f"{each.intensity:.3g}", each.bound,
+            seconds(each.bound_s), *_expected(each),
+        ])  # fmt: skip
+    left = {lines[0].index("bound"), *({0} if len(devices) > 1 else ())}
+    text = f"{_filled(head)}\n\n{columns(lines, left=left, gap=' ')}\n{_filled(_legend(found))}\n"
+    return text if measured_s is None else f"{text}{_filled(_measured(first, measured_s))}\n"
+
+
+def _expected(each: KernelEstimate) -> list[str]:
+    if each.expected_s is None:
+        return ["-", "-", "-", "-"]
+    star = "*" if each.latency else ""
+    sides = (seconds(each.expected_low_s), seconds(each.expected_high_s))
+    return [seconds(each.expected_s) + star, *sides, f"{each.bound_s / each.expected_s:.0%}"]
+
+
+def _legend(found: Sequence[KernelEstimate]) -> str:
+    known = [each for each in found if each.expected_s is not None]
+    text = "time: what no kernel beats; bound: what sets it."
+    if not known:
+        why = found[0].source.removeprefix("bound only: ")
+        return f"{text} Of real kernels nothing is known there: {why or 'none was measured'}."
+    sources = ", ".join(dict.fromkeys(each.source for each in known))
+    text += " expect: what to expect of real kernels, 80 % of them between from and to; of it: the part that is the "
+    text += f"bound. Expectation {sources}."
+    return text + (" *: mostly launch and other fixed costs." if any(each.latency for each in known) else "")
+
+
+def _measured(each: KernelEstimate, measured_s: float) -> str:
+    text = f"Measured {seconds(measured_s)}: {each.bound_s / measured_s:.0%} of the best that is possible"
+    if measured_s < each.bound_s:
+        text = f"Measured {seconds(measured_s)}, below the bound: operands stood in a cache, or less was done"
+    if each.expected_s is None or each.expected_low_s is None or each.expected_high_s is None:
+        return text + "."
+    inside = each.expected_low_s <= measured_s <= each.expected_high_s
+    place = "inside the interval" if inside else "faster than 90 % of such kernels"
+    place = "slower than 90 % of such kernels" if measured_s > each.expected_high_s else place
+    return f"{text}; {measured_s / each.expected_s:.3g}x the time expected, {place}."
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, break_on_hyphens=False)
+
+
+def render_json(found: Sequence[KernelEstimate]) -> str:
+    return json.dumps([each.to_dict() for each in found], indent=2) + "\n"
+
+
+def render_csv(found: Sequence[KernelEstimate]) -> str:
+    """A row for each, its sizes as columns."""
+    rows = [each.to_dict() for each in found]
+    rows = [{"kernel": row["kernel"], "hardware": row["hardware"], **row.pop("sizes"), **row} for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def render_kinds() -> str:
+    """What can be asked for."""
+    text = ""
+    for name, kind in kinds().items():
+        sizes = " ".join((*(f"{size}=" for size in kind.needed), *(f"[{s}={of}]" for s, of in kind.usual.items())))
+        text += f"{name:<11}{_indented(sizes)}\n{' ' * 11}{_indented(kind.what)}\n"
+    return text
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, _WIDTH - 11, subsequent_indent=" " * 11)

@@ -1,0 +1,137 @@
+"""One kernel by itself is what it is inside a model."""
+
+import csv
+import json
+from io import StringIO
+
+import pytest
+
+from llmviewer import InputError, analyze, estimate_kernel
+from llmviewer.cli import main
+
+
+def operator(name, phase, model, hardware="h100-sxm", **asked):
+    found = getattr(analyze(model, hardware, **asked).phases, phase)
+    return next(op for op in found.operators if op.name == name)
+
+
+def test_a_product_is_counted_by_hand():
+    (one,) = estimate_kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336})
+    assert one.ops == 2 * 16 * 4096 * 14336
+    assert one.bytes == 2 * (16 * 14336 + 4096 * 14336 + 16 * 4096)
+    assert one.bound_s == pytest.approx(one.bytes / 3.352e12, rel=1e-3)
+    assert (one.bound, one.dtype, one.quant) == ("memory", "bf16", "bf16")
+    (narrow,) = estimate_kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336}, quant="W4A16g128")
+    assert narrow.bytes == one.bytes - 2 * 4096 * 14336 + 4096 * 14336 * (4 + 20 / 128) / 8
+
+
+@pytest.mark.parametrize("quant", [None, "W4A16g128", "KV8"])
+def test_it_is_what_it_is_inside_a_model(quant):
+    asked = {"batch": 16, "prompt": 1000, "gen": 2, "quant": quant}
+    down = operator("down_proj", "decode", "llama-3-8b", **asked)
+    (alone,) = estimate_kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336}, quant=quant)
+    assert (alone.ops, alone.bytes) == (down.per_call.ops, pytest.approx(down.per_call.bytes))
+    assert alone.bound_s == pytest.approx(down.per_call.bound_time_s)
+    assert alone.expected_s == pytest.approx(down.expected_time_s / down.repeat)
+    attention = operator("attention", "decode", "llama-3-8b", **asked)
+    sizes = {"batch": 16, "kv_len": 1001, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
+    (alone,) = estimate_kernel("attention", "h100-sxm", sizes, quant=quant)
+    assert (alone.ops, alone.bytes) == (attention.per_call.ops, pytest.approx(attention.per_call.bytes))
+    assert alone.expected_s == pytest.approx(attention.expected_time_s / attention.repeat)
+
+
+def test_latent_attention_reads_its_cache_once():
+    own = operator("attention", "decode", "deepseek-v2-lite", batch=4, prompt=999, gen=2)
+    sizes = {"batch": 4, "kv_len": 1000, "q_heads": 16, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512}
+    (alone,) = estimate_kernel("attention", "h100-sxm", sizes)
+    assert (alone.ops, alone.bytes) == (own.per_call.ops, pytest.approx(own.per_call.bytes))
+    assert alone.expected_s == pytest.approx(own.expected_time_s / own.repeat)
+
+
+def test_experts_in_one_kernel_keep_what_is_between_them():
+    names = ("permute", "expert_gate_proj", "expert_up_proj", "expert_act", "expert_down_proj", "combine")
+    asked = {"batch": 1, "prompt": 4096, "gen": 1, "quant": "W16A16"}
+    parts = [operator(name, "prefill", "mixtral-8x7b", "h200-sxm", **asked) for name in names]
+    sizes = {"tokens": 4096, "hidden": 4096, "inter": 14336, "experts": 8, "topk": 2}
+    (alone,) = estimate_kernel("moe", "h200-sxm", sizes)
+    assert alone.ops == pytest.approx(sum(op.per_call.ops for op in parts))
+    assert alone.bytes < sum(op.per_call.bytes for op in parts)
+    weights = 3 * 8 * 4096 * 14336 * 2
+    assert alone.bytes == pytest.approx(weights + 2 * 2 * 4096 * 4096, rel=0.01)  # beside them, rows in and out
+    assert alone.bound_s < sum(op.per_call.bound_time_s for op in parts)
+    assert alone.expected_s == pytest.approx(sum(op.expected_time_s / op.repeat for op in parts))
+
+
+def test_every_combination_is_there_in_order_and_alike_alone():
+    sizes = {"M": [1, 300], "K": [4096, 512], "N": 1024}
+    found = estimate_kernel("gemm", "b200", sizes)
+    assert [tuple(each.sizes.values()) for each in found] == [
+        (1, 1024, 4096), (1, 1024, 512), (300, 1024, 4096), (300, 1024, 512),
+    ]  # fmt: skip
+    for each in found:
+        assert estimate_kernel("gemm", "b200", each.sizes) == (each,)
+
+
+def test_where_nothing_was_measured_there_is_the_bound_alone():
+    (one,) = estimate_kernel("add", "tpu-v5e", {"rows": 8, "cols": 512})
+    assert one.expected_s is None
+    assert one.bytes == 3 * 8 * 512 * 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sizes", "error"),
+    [
+        ("gem", {}, "no kernel 'gem'; did you mean gemm?"),
+        ("gemm", {"M": 1, "N": 2}, "gemm: needs M, N, K; give K"),
+        ("gemm", {"M": 1, "N": 2, "k": 3}, "gemm: no size 'k'; there is K, M, N"),
+        ("gemm", {"M": 0, "N": 2, "K": 3}, "gemm: M must be a whole number of at least 1; got 0"),
+        ("gemm", {"M": [4, 4], "N": 2, "K": 3}, "gemm: M must be each value once; got 4, 4"),
+        ("moe", {"tokens": 1, "hidden": 8, "inter": 8, "experts": 2, "topk": 3},
+         "moe: topk must be at most experts; got 3 and 2"),
+        ("attention", {"kv_len": 4, "q_len": 8, "q_heads": 4, "head_dim": 64},
+         "attention: kv_len must be at least q_len, as keys are those of the queries and before"),
+        ("attention", {"kv_len": 4, "q_heads": 4, "kv_heads": 3, "head_dim": 64},
+         "attention: q_heads must be a multiple of kv_heads; got 4 and 3"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_in_a_line(kernel, sizes, error):
+    with pytest.raises(InputError) as caught:
+        estimate_kernel(kernel, "h100-sxm", sizes)
+    assert str(caught.value) == error
+
+
+def test_the_command_tells_how_good_a_time_is(capsys):
+    assert (
+        main(["kernel", "gemm", "h200-sxm", "M=1", "N=8192", "K=28672", "--quant", "W4A16g128", "--measured", "33us"])
+        == 0
+    )
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    (one,) = estimate_kernel("gemm", "h200-sxm", {"M": 1, "N": 8192, "K": 28672}, quant="W4A16g128")
+    assert f"Measured 33.0 us: {one.bound_s / 33e-6:.0%} of the best that is possible" in text
+    assert main(["kernel", "gemm", "h200-sxm", "M=1,2", "N=8", "K=8", "--measured", "33us"]) == 2
+    assert capsys.readouterr().err == "llmviewer: --measured: is of one device and one combination of sizes, as text\n"
+    assert main(["kernel"]) == 0
+    assert "gemm       M= N= K=" in capsys.readouterr().out
+
+
+def test_json_and_csv_say_the_same(capsys):
+    asked = [
+        "kernel",
+        "attention",
+        "h100-sxm,l4",
+        "batch=1..16*4",
+        "kv_len=4096",
+        "q_heads=32",
+        "head_dim=128",
+        "--format",
+    ]
+    assert main([*asked, "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert main([*asked, "csv"]) == 0
+    table = list(csv.DictReader(StringIO(capsys.readouterr().out)))
+    assert [(row["hardware"], row["sizes"]["batch"]) for row in rows] == [
+        (device, batch) for device in ("h100-sxm", "l4") for batch in (1, 4, 16)
+    ]
+    assert [float(line["expected_s"]) for line in table] == [row["expected_s"] for row in rows]
+    assert [int(line["batch"]) for line in table] == [row["sizes"]["batch"] for row in rows]

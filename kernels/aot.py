@@ -1,8 +1,10 @@
 """Compile kernels for GPUs that are not there: what each launch takes of a multiprocessor, and what errors show.
 
-python -m llmviewer.kernels.aot [NAMES] prints a table. Triton brings ptxas and cuobjdump, so no GPU, no driver and no
-CUDA toolkit is needed. It compiles for the types and the multiples of 16 that its launcher would find, without which no
-load is wide.
+python -m llmviewer.kernels.aot [NAMES] prints a table. Triton brings ptxas, cuobjdump and nvdisasm, so no GPU, no
+driver and no CUDA toolkit is needed. It compiles for the types and the multiples of 16 that its launcher would find,
+without which no load is wide.
+How many instructions the innermost loop has is the only speed that shows without a GPU: a multiprocessor issues at most
+4 a cycle, one for each warp scheduler (NVIDIA H100 Tensor Core GPU Architecture, GH100 SM), whatever they wait for.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ SHARED: Final = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 _TENSOR_CORES: Final = (
     "HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA", "UTCHMMA", "UTCIMMA", "UTCQMMA", "UTCOMMA",
 )  # fmt: skip
+SCHEDULERS: Final = 4
 _USAGE: Final = re.compile(r"REG:(\d+) STACK:(\d+)")
+_LINE: Final = re.compile(r"^(?:(?P<label>\.L_x_\d+):|\s*/\*[0-9a-f]+\*/\s+(?P<instruction>.*?)\s*;)", re.MULTILINE)
+_BRANCH: Final = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,9 @@ class Compiled:
     spills         loads and stores of registers that did not fit, in the machine code
     matrix         instructions of the matrix units, by name, with how often each is there
     async_copies   instructions that load into shared memory past the registers
+    loop           instructions of a warp, once around the longest loop that has no other inside; 0 without a loop.
+                   Both sides of a branch in it count
+    loop_matrix    those of them that are of the matrix units
     """
 
     function: str
@@ -54,10 +62,16 @@ class Compiled:
     spills: int
     matrix: tuple[tuple[str, int], ...]
     async_copies: int
+    loop: int
+    loop_matrix: int
 
     @property
     def fits(self) -> bool:
         return self.shared <= SHARED[self.sm]
+
+    def rate(self, nbytes: float, num_warps: int) -> float:
+        """Bytes a cycle of a multiprocessor that issue slots allow, where programs of `num_warps` do so many a loop."""
+        return SCHEDULERS * nbytes / (num_warps * self.loop)
 
 
 def compiled(launch: Launch, sm: int) -> Compiled:
@@ -84,6 +98,7 @@ def compiled(launch: Launch, sm: int) -> Compiled:
     if match is None:
         raise RuntimeError(f"cuobjdump -res-usage printed no registers: {usage!r}")
     matrix = tuple((name, times) for name in _TENSOR_CORES if (times := _times(code, name)))
+    loop = longest_loop(code)
     return Compiled(
         function=launch.function.fn.__name__.removeprefix("_"),
         sm=sm,
@@ -92,6 +107,8 @@ def compiled(launch: Launch, sm: int) -> Compiled:
         spills=_times(code, "LDL") + _times(code, "STL"),
         matrix=matrix,
         async_copies=_times(code, "LDGSTS") + _times(code, "UTMALDG"),
+        loop=len(loop),
+        loop_matrix=sum(_times(one, name) for one in loop for name in _TENSOR_CORES),
     )
 
 
@@ -103,6 +120,25 @@ def _tool(name: str, *arguments: str) -> str:
 
 def _times(code: str, mnemonic: str) -> int:
     return len(re.findall(rf"\b{mnemonic}\b", code))
+
+
+def longest_loop(code: str) -> list[str]:
+    """Instructions between a label and a branch back to it, of what nvdisasm prints, where no such pair is between."""
+    instructions: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[tuple[int, int]] = []
+    for line in _LINE.finditer(code):
+        if line["label"]:
+            labels[line["label"]] = len(instructions)
+            continue
+        instructions.append(line["instruction"])
+        branch = _BRANCH.search(line["instruction"])
+        if branch and branch[1] in labels:  # a label that comes later is no loop
+            loops.append((labels[branch[1]], len(instructions)))
+    inner = [(a, b) for a, b in loops if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in loops)]
+    # What ends every kernel is a branch to itself.
+    first, end = max(inner, key=lambda loop: loop[1] - loop[0], default=(0, 0))
+    return instructions[first:end] if end - first > 1 else []
 
 
 def launches(kernel: Kernel, target: Target) -> Iterator[tuple[Case, Launch]]:
@@ -121,7 +157,8 @@ def launches(kernel: Kernel, target: Target) -> Iterator[tuple[Case, Launch]]:
 
 def main(names: list[str]) -> None:
     """Print a table of what each launch of these kernels, or of all, takes."""
-    sys.stdout.write(f"{'kernel':<18}{'launch':<16}{'sm':>4}{'regs':>6}{'shared B':>10}{'spills':>8}  matrix, async\n")
+    head = f"{'kernel':<18}{'launch':<16}{'sm':>4}{'regs':>6}{'shared B':>10}{'spills':>8}{'loop':>6}{'mma':>5}"
+    sys.stdout.write(f"{head}  matrix, async\n")
     for name in names or kernel_names():
         kernel = load_kernel(name)
         for target in TARGETS:
@@ -130,8 +167,8 @@ def main(names: list[str]) -> None:
                 matrix = " ".join(f"{name}x{times}" for name, times in found.matrix)
                 sys.stdout.write(
                     f"{name:<18}{found.function:<16}{found.sm:>4}{found.registers:>6}{found.shared:>10}"
-                    f"{found.spills:>8}  {matrix or '-'} +{found.async_copies}  {case}"
-                    f"{'' if found.fits else '  DOES NOT FIT'}\n"
+                    f"{found.spills:>8}{found.loop:>6}{found.loop_matrix:>5}  {matrix or '-'} +{found.async_copies}"
+                    f"  {case}{'' if found.fits else '  DOES NOT FIT'}\n"
                 )
 
 

@@ -101,6 +101,11 @@ class Launch:
     def __call__(self) -> None:
         self.function[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
 
+    def warmup(self) -> None:
+        """Compile it for the GPU that is there, without launching it."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        self.function.warmup(**self.arguments, **options, grid=self.grid)
+
     def signature(self) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
         """Types, constants, and arguments that are multiples of 16: what Triton's launcher would compile for."""
         types: dict[str, str] = {}
@@ -152,6 +157,8 @@ class Kernel:
     operators  what all launches together realise
     workload   the pass in which those do what the case says
     least_sm   case to the oldest compute capability that has its instructions
+    tilings    (target, case) to a few other ways to cut the work up, which tuning tries beside the one that `plan`
+               chooses by rule; each is handed to `plan` as `tile`. They change how fast it is, not what it computes
     """
 
     name: str
@@ -165,15 +172,17 @@ class Kernel:
     operators: Callable[[Case], tuple[Operator, ...]]
     workload: Callable[[Case], Workload]
     least_sm: Callable[[Case], int] = lambda case: 89 if case.dtype.startswith("fp8") else 80
+    tilings: Callable[[Target, Case], tuple[Any, ...]] = lambda target, case: ()
 
     def run(self, **inputs: Any) -> tuple[torch.Tensor, ...]:
         """Launch on the device where the tensors are."""
         device = next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
         return self.plan(Target.of(device), **inputs)()
 
-    def launches(self, case: Case, target: Target) -> tuple[Launch, ...]:
-        """What a case launches on `target`, made without memory."""
-        return self.plan(target, **self.make(case, "meta", 0)).launches
+    def launches(self, case: Case, target: Target, tile: Any = None) -> tuple[Launch, ...]:
+        """What a case launches on `target`, by rule or cut up as `tile` says, made without memory."""
+        chosen = {} if tile is None else {"tile": tile}
+        return self.plan(target, **self.make(case, "meta", 0) | chosen).launches
 
     def ops(self, case: Case) -> float:
         """OPs of the model's arithmetic, as the engine counts them."""

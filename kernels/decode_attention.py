@@ -2,9 +2,10 @@
 
 FlashDecoding (T. Dao et al., "Flash-Decoding for long-context inference", 2023): reading the cache is what takes time,
 and batch times KV heads are too few programs for a GPU, so the keys of a sequence are split between programs and their
-results put together by a second launch, which weighs them by their sums. All query heads of a KV head are one
-program's: it reads keys and values once for them (GQA, arXiv:2305.13245), as rows of one product, padded to the 16 of a
-matrix unit. The cache is in pages (PagedAttention, arXiv:2309.06180, section 4.1):
+results put together by the last of them to be done, which weighs them by their sums; where that is too much for one,
+by a second launch. All query heads of a KV head are one program's: it reads keys and values once for them (GQA,
+arXiv:2305.13245), as rows of one product, padded to the 16 of a matrix unit. The cache is in pages (PagedAttention,
+arXiv:2309.06180, section 4.1):
 16 bits
 fp8     with a scale for all of it
 int4    code * scale + zero, both in fp16 for each `group` of a token's key or value of one head, whose codes are made
@@ -16,8 +17,8 @@ int4    code * scale + zero, both in fp16 for each `group` of a token's key or v
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import e, log2
+from dataclasses import dataclass, replace
+from math import e, log2, prod
 
 import torch
 import triton
@@ -30,58 +31,95 @@ from ..operators.masks import Causal
 from ..precision import NAMED, Format
 from ..workload import Sequences, Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm_weight_only import floats
+from .flash_attention import weigh
 
 _LOG2_E = log2(e)
-_BLOCK_N = 64  # keys of a step
 _LEAST = 256  # keys below which a split is not worth its pass through memory
-_MOST_SPLITS = 64
+_MOST_SPLITS = 128
+START = 64  # keys that could be read while a program starts
+_MERGED = 8192  # elements of parts that a program has registers for
+_MOST_MERGED = 4 * _MERGED  # that one program takes no longer to merge than a second launch does
 _UNBOUND = 2**30  # a window that no sequence fills
 
 
 @triton.jit
-def span(length, window, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+def span(length, window, splits, BLOCK_N: tl.constexpr):
     """The first key that this program's split has, and the one after its last."""
     begin = tl.maximum(length - window, 0)
-    share = tl.cdiv(tl.cdiv(length - begin, SPLITS), BLOCK_N) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(length - begin, splits), BLOCK_N) * BLOCK_N
     first = begin + tl.program_id(0) * share
     return first, tl.minimum(first + share, length)
 
 
 @triton.jit
-def weigh(scores, most, total):
-    """Weights of scores over the largest so far, by what older sums shrink, and `most` and `total` with them in it."""
-    new = tl.maximum(most, tl.max(scores, 1))
-    weights = tl.exp2(scores - new[:, None])
-    old = tl.exp2(most - new)
-    return weights, old, new, total * old + tl.sum(weights, 1)
+def put_weight(weight_ptr, head, most, total, there, splits):
+    """log2 of the sum of a split's weights; one without keys has weight 0."""
+    if weight_ptr is not None:
+        weight = tl.where(total > 0, most + tl.log2(tl.maximum(total, 1e-30)), -1e30)
+        tl.store(weight_ptr + head * splits + tl.program_id(0), weight, there)
 
 
 @triton.jit
-def put_weight(weight_ptr, head, most, total, there, SPLITS: tl.constexpr):
-    """log2 of the sum of a split's weights; one without keys has weight 0."""
-    if SPLITS > 1:
-        weight = tl.where(total > 0, most + tl.log2(tl.maximum(total, 1e-30)), -1e30)
-        tl.store(weight_ptr + head * SPLITS + tl.program_id(0), weight, there)
+def _merge_rows(parts_ptr, weight_ptr, o_ptr, rows, real, columns, dim, splits, BLOCK_S: tl.constexpr):
+    """The mean of each row's splits by 2 ** weight. What other programs wrote is read past L1, which may have older."""
+    split = tl.arange(0, BLOCK_S)[None, :]
+    at = rows.to(tl.int64)[:, None] * splits + split
+    there = real[:, None] & (split < splits)
+    weight = tl.load(weight_ptr + at, there, -1e30, cache_modifier=".cg")
+    inside = there[:, :, None] & (columns < dim)[None, None, :]
+    parts = tl.load(parts_ptr + at[:, :, None] * dim + columns[None, None, :], inside, 0.0, cache_modifier=".cg")
+    weight = tl.where(split < splits, tl.exp2(weight - tl.max(weight, 1)[:, None]), 0.0)
+    out = tl.sum(parts * weight[:, :, None], 1) / tl.sum(weight, 1)[:, None]
+    o_at = o_ptr + rows.to(tl.int64)[:, None] * dim + columns[None, :]
+    tl.store(o_at, out.to(o_ptr.dtype.element_ty), real[:, None] & (columns < dim)[None, :])
+
+
+@triton.jit
+def _merge(parts_ptr, weight_ptr, o_ptr, rows, dim, splits, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr):
+    row = tl.program_id(0) + tl.arange(0, 1)
+    columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    _merge_rows(parts_ptr, weight_ptr, o_ptr, row, row < rows, columns, dim, splits, BLOCK_S)
+
+
+@triton.jit
+def _merge_last(
+    parts_ptr, weight_ptr, o_ptr, done_ptr, dim, splits,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The last program of a KV head to be done merges the splits of its heads, ROWS heads at a time.
+
+    Every thread's part is written before its program counts itself, and only the last to come reads those of others,
+    in the order of splits, so that results repeat bit by bit. It leaves the count at 0 for the next launch.
+    """
+    group = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    tl.debug_barrier()
+    if tl.atomic_add(done_ptr + group, 1, sem="acq_rel") == splits - 1:
+        for first in range(0, GROUP, ROWS):
+            row = first + tl.arange(0, ROWS)
+            heads, columns = group * GROUP + row, tl.arange(0, DIM)
+            _merge_rows(parts_ptr, weight_ptr, o_ptr, heads, row < GROUP, columns, dim, splits, BLOCK_S)
+        tl.store(done_ptr + group, 0)
 
 
 @triton.jit
 def _decode(
-    q_ptr, k_ptr, v_ptr, o_ptr, weight_ptr, table_ptr, length_ptr, k_scale_ptr, v_scale_ptr,
-    scale, window, heads, kv_heads, dim, pages,
+    q_ptr, k_ptr, v_ptr, o_ptr, part_ptr, weight_ptr, done_ptr, table_ptr, length_ptr, k_scale_ptr, v_scale_ptr,
+    scale, window, heads, kv_heads, dim, pages, splits,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """What one split of one sequence's keys gives the query heads of a KV head, and its weight."""
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first, last = span(tl.load(length_ptr + sequence), window, SPLITS, BLOCK_N)
+    first, last = span(tl.load(length_ptr + sequence), window, splits, BLOCK_N)
     inside = tl.arange(0, BLOCK_H)
     columns = tl.arange(0, DIM)
     head = sequence * heads + kv_head * GROUP + inside
     there = (inside[:, None] < GROUP) & (columns[None, :] < dim)
     q = tl.load(q_ptr + head[:, None] * dim + columns[None, :], there, 0.0)
     if k_scale_ptr is not None:
-        scale *= tl.load(k_scale_ptr)
+        # fp8 becomes fp16 two at a time, and bf16 one by one, which takes longer than to read it.
+        q = (q.to(tl.float32) * (scale * tl.load(k_scale_ptr))).to(tl.float16)
+        scale = 1.0
     out = tl.zeros((BLOCK_H, DIM), dtype=tl.float32)
     most = tl.full((BLOCK_H,), -1e30, dtype=tl.float32)
     total = tl.zeros((BLOCK_H,), dtype=tl.float32)
@@ -92,16 +130,24 @@ def _decode(
         at = ((page * PAGE + keys % PAGE) * kv_heads + kv_head)[:, None] * dim + columns[None, :]
         mask = real[:, None] & (columns[None, :] < dim)
         k = tl.load(k_ptr + at, mask, 0.0).to(q.dtype)
-        scores = tl.where(real[None, :], tl.dot(q, k.T) * scale, -1e30)
-        weights, old, most, total = weigh(scores, most, total)
+        weights, old, most, total = weigh(tl.dot(q, k.T), real[None, :], scale, most, total)
         v = tl.load(v_ptr + at, mask, 0.0).to(q.dtype)
         out = tl.dot(weights.to(q.dtype), v, out * old[:, None])
     if v_scale_ptr is not None:
         out *= tl.load(v_scale_ptr)
     out = out / tl.where(total > 0, total, 1.0)[:, None]
-    o_at = o_ptr + (head * SPLITS + split).to(tl.int64)[:, None] * dim + columns[None, :]
-    tl.store(o_at, out.to(o_ptr.dtype.element_ty), there)
-    put_weight(weight_ptr, head, most, total, inside < GROUP, SPLITS)
+    at = part_ptr + (head * splits + split).to(tl.int64)[:, None] * dim + columns[None, :]
+    tl.store(at, out.to(part_ptr.dtype.element_ty), there)
+    put_weight(weight_ptr, head, most, total, inside < GROUP, splits)
+    if done_ptr is not None:
+        _merge_last(part_ptr, weight_ptr, o_ptr, done_ptr, dim, splits, GROUP, DIM, BLOCK_S, ROWS)
+
+
+@triton.jit
+def _floats(codes, DTYPE: tl.constexpr):
+    """OFFSET + codes of 4 bits, with OFFSET the float whose last bits they become: 1024 in fp16, 128 in bf16."""
+    magic: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
+    return (codes.to(tl.uint16) | magic).to(DTYPE, bitcast=True)
 
 
 @triton.jit
@@ -111,7 +157,7 @@ def _dequantized(codes, pair_ptr, at, real, groups, GROUPS: tl.constexpr, DTYPE:
     pairs = tl.load(pair_ptr + at[:, None] + group[None, :], real[:, None] & (group[None, :] < groups), 0)
     scale = (pairs & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(DTYPE)
     zero = (pairs >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(DTYPE)
-    values = floats(codes, DTYPE) - (1024.0 if tl.float16 == DTYPE else 128.0)
+    values = _floats(codes, DTYPE) - (1024.0 if tl.float16 == DTYPE else 128.0)
     values = values.reshape(codes.shape[0], GROUPS, codes.shape[1] // GROUPS)
     values = values * scale[:, :, None] + zero[:, :, None]
     return values.reshape(codes.shape[0], codes.shape[1])
@@ -119,14 +165,14 @@ def _dequantized(codes, pair_ptr, at, real, groups, GROUPS: tl.constexpr, DTYPE:
 
 @triton.jit
 def _decode_int4(
-    q_ptr, k_ptr, v_ptr, o_ptr, weight_ptr, table_ptr, length_ptr, k_pair_ptr, v_pair_ptr,
-    scale, window, heads, kv_heads, half, pages, groups,
+    q_ptr, k_ptr, v_ptr, o_ptr, part_ptr, weight_ptr, done_ptr, table_ptr, length_ptr, k_pair_ptr, v_pair_ptr,
+    scale, window, heads, kv_heads, half, pages, groups, splits,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, HALF: tl.constexpr, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr,
-    PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """`_decode` of a cache of 4 bits. `groups` of a head are shared by its halves, or one is both's."""
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first, last = span(tl.load(length_ptr + sequence), window, SPLITS, BLOCK_N)
+    first, last = span(tl.load(length_ptr + sequence), window, splits, BLOCK_N)
     inside = tl.arange(0, BLOCK_H)
     columns = tl.arange(0, HALF)
     head = sequence * heads + kv_head * GROUP + inside
@@ -151,8 +197,8 @@ def _decode_int4(
         k = tl.load(k_ptr + at, mask, 0)
         k_low = _dequantized(k & 15, k_pair_ptr, pair, real, each, GROUPS, DTYPE)
         k_high = _dequantized(k >> 4, k_pair_ptr, pair + second, real, each, GROUPS, DTYPE)
-        scores = tl.dot(q_high, k_high.T, tl.dot(q_low, k_low.T)) * scale
-        weights, old, most, total = weigh(tl.where(real[None, :], scores, -1e30), most, total)
+        scores = tl.dot(q_high, k_high.T, tl.dot(q_low, k_low.T))
+        weights, old, most, total = weigh(scores, real[None, :], scale, most, total)
         weights = weights.to(DTYPE)
         v = tl.load(v_ptr + at, mask, 0)
         v_low = _dequantized(v & 15, v_pair_ptr, pair, real, each, GROUPS, DTYPE)
@@ -160,38 +206,70 @@ def _decode_int4(
         v_high = _dequantized(v >> 4, v_pair_ptr, pair + second, real, each, GROUPS, DTYPE)
         high = tl.dot(weights, v_high, high * old[:, None])
     sums = tl.where(total > 0, total, 1.0)[:, None]
-    o_at = o_ptr + (head * SPLITS + split).to(tl.int64)[:, None] * (2 * half) + columns[None, :]
-    tl.store(o_at, (low / sums).to(o_ptr.dtype.element_ty), there)
-    tl.store(o_at + half, (high / sums).to(o_ptr.dtype.element_ty), there)
-    put_weight(weight_ptr, head, most, total, inside < GROUP, SPLITS)
+    at = part_ptr + (head * splits + split).to(tl.int64)[:, None] * (2 * half) + columns[None, :]
+    tl.store(at, (low / sums).to(part_ptr.dtype.element_ty), there)
+    tl.store(at + half, (high / sums).to(part_ptr.dtype.element_ty), there)
+    put_weight(weight_ptr, head, most, total, inside < GROUP, splits)
+    if done_ptr is not None:
+        _merge_last(part_ptr, weight_ptr, o_ptr, done_ptr, 2 * half, splits, GROUP, 2 * HALF, BLOCK_S, ROWS)
 
 
-@triton.jit
-def _merge(parts_ptr, weight_ptr, o_ptr, dim, DIM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr):
-    """The mean of a head's splits by 2 ** weight."""
-    row = tl.program_id(0).to(tl.int64)
-    splits, columns = tl.arange(0, BLOCK_S), tl.arange(0, DIM)
-    weight = tl.load(weight_ptr + row * SPLITS + splits, splits < SPLITS, -1e30)
-    weight = tl.exp2(weight - tl.max(weight, 0))
-    at = parts_ptr + (row * SPLITS + splits)[:, None] * dim + columns[None, :]
-    parts = tl.load(at, (splits[:, None] < SPLITS) & (columns[None, :] < dim), 0.0)
-    out = tl.sum(parts * weight[:, None], 0) / tl.sum(tl.where(splits < SPLITS, weight, 0.0), 0)
-    tl.store(o_ptr + row * dim + columns, out.to(o_ptr.dtype.element_ty), columns < dim)
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """Keys that a program takes at a time, and programs that share those of a sequence."""
+
+    keys: int
+    splits: int
+    num_warps: int = 4
+    num_stages: int = 5
 
 
-def merge(parts: torch.Tensor, weight: torch.Tensor, o: torch.Tensor) -> Launch:
-    """parts[rows, splits, dim] in fp32 and weight[rows, splits] to o[rows, dim]."""
-    rows, splits, dim = parts.shape
-    arguments = {
-        "parts_ptr": parts, "weight_ptr": weight, "o_ptr": o, "dim": dim,
-        "DIM": pow2(dim), "SPLITS": splits, "BLOCK_S": pow2(splits),
-    }  # fmt: skip
-    return Launch(function=_merge, grid=(rows,), arguments=arguments)
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What programs that share the keys of a sequence leave for the whole.
+
+    values  [rows, splits, dim] in fp32, of `splits` > 1; else the whole [rows, dim] itself
+    weight  [rows, splits]; None of one split
+    """
+
+    values: torch.Tensor
+    weight: torch.Tensor | None
+
+    @classmethod
+    def of(cls, o: torch.Tensor, splits: int) -> Parts:
+        """Of o[.., dim]."""
+        if splits == 1:
+            return cls(values=o, weight=None)
+        *rows, dim = o.shape
+        values = poisoned(prod(rows), splits, dim, dtype=torch.float32, device=o.device)
+        return cls(values=values, weight=poisoned(prod(rows), splits, dtype=torch.float32, device=o.device))
+
+    def merge(self, o: torch.Tensor) -> tuple[Launch, ...]:
+        """Their mean to o; no launch where there are none."""
+        if self.weight is None:
+            return ()
+        rows, splits, dim = self.values.shape
+        block = min(pow2(dim), _MERGED // pow2(splits))
+        arguments = {
+            "parts_ptr": self.values, "weight_ptr": self.weight, "o_ptr": o, "rows": rows, "dim": dim,
+            "splits": splits, "BLOCK_D": block, "BLOCK_S": pow2(splits),
+        }  # fmt: skip
+        return (Launch(function=_merge, grid=(rows, cdiv(dim, block)), arguments=arguments),)
 
 
-def splits_of(target: Target, programs: int, longest: int) -> int:
-    """Two programs a multiprocessor, none with next to nothing to read."""
-    return max(min(2 * target.multiprocessors // programs, cdiv(longest, _LEAST), _MOST_SPLITS), 1)
+def most_splits(longest: int) -> int:
+    return min(cdiv(longest, _LEAST), _MOST_SPLITS)
+
+
+def splits_of(target: Target, programs: int, longest: int, *, resident: int = 2, start: int = START) -> int:
+    """So many that multiprocessors, which have `resident` programs at a time, are all at work to the end, and none has
+    next to nothing to read beside what it takes to start one, in keys.
+    """
+    places = resident * target.multiprocessors
+    return min(
+        range(1, most_splits(longest) + 1),
+        key=lambda splits: cdiv(programs * splits, places) * (longest / splits + start),
+    )
 
 
 def plan(
@@ -206,6 +284,7 @@ def plan(
     v_scale: torch.Tensor | None = None,
     *,
     window: int = 0,
+    tile: Tiling | None = None,
 ) -> Plan:
     """q[sequences, heads, dim]; k and v[pages, page, kv_heads, dim], of int4 [.., dim / 2] bytes and their scales and
     zeros [.., groups, 2]; table[sequences, pages], the page of each run of positions; lengths[sequences], `longest` at
@@ -215,36 +294,63 @@ def plan(
     """
     (sequences, heads, dim), (_, page, kv_heads, _) = q.shape, k.shape
     group = heads // kv_heads
-    splits = splits_of(target, sequences * kv_heads, min(longest, window or longest))
+    tile = tile or tiling(target, sequences * kv_heads, min(longest, window or longest), dim, k.dtype)
     o = poisoned(sequences, heads, dim, dtype=q.dtype, device=q.device)
-    split = splits > 1
-    parts = poisoned(sequences * heads, splits, dim, dtype=torch.float32, device=q.device) if split else o
-    weight = poisoned(sequences * heads, splits, dtype=torch.float32, device=q.device) if split else None
+    parts = Parts.of(o, tile.splits)
+    row = pow2(tile.splits) * pow2(dim)
+    apart = parts.weight is None or row > _MERGED or group * row > _MOST_MERGED
+    done = None if apart else torch.zeros(sequences * kv_heads, dtype=torch.int32, device=q.device)
     common = {
-        "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": parts, "weight_ptr": weight, "table_ptr": table,
-        "length_ptr": lengths, "scale": dim**-0.5 * _LOG2_E, "window": window or _UNBOUND, "heads": heads,
-        "kv_heads": kv_heads, "pages": table.shape[1], "GROUP": group, "BLOCK_H": max(pow2(group), 16),
-        "BLOCK_N": _BLOCK_N, "PAGE": page, "SPLITS": splits,
+        "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": o, "part_ptr": parts.values, "weight_ptr": parts.weight,
+        "done_ptr": done, "table_ptr": table, "length_ptr": lengths, "scale": dim**-0.5 * _LOG2_E,
+        "window": window or _UNBOUND, "heads": heads, "kv_heads": kv_heads, "pages": table.shape[1], "GROUP": group,
+        "BLOCK_H": max(pow2(group), 16), "BLOCK_N": tile.keys, "PAGE": page, "splits": tile.splits,
+        "BLOCK_S": pow2(tile.splits), "ROWS": max(min(pow2(group), _MERGED // row), 1),
     }  # fmt: skip
     if k_scale is not None and v_scale is not None and k.dtype == torch.uint8:
         half, groups = dim // 2, k_scale.shape[3]
         launch = Launch(
             function=_decode_int4,
-            grid=(splits, kv_heads, sequences),
+            grid=(tile.splits, kv_heads, sequences),
             arguments=common | {
                 "k_pair_ptr": k_scale.view(torch.int32), "v_pair_ptr": v_scale.view(torch.int32), "half": half,
                 "groups": groups, "HALF": pow2(half), "GROUPS": _groups_of(dim, groups),
             },
-            num_stages=5,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
         )  # fmt: skip
     else:
         launch = Launch(
             function=_decode,
-            grid=(splits, kv_heads, sequences),
+            grid=(tile.splits, kv_heads, sequences),
             arguments=common | {"k_scale_ptr": k_scale, "v_scale_ptr": v_scale, "dim": dim, "DIM": pow2(dim)},
-            num_stages=3 if dim > 128 else 5,  # of which the pages, read first, take every other one
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
         )
-    return Plan(launches=(launch, merge(parts, weight, o)) if weight is not None else (launch,), outputs=(o,))
+    return Plan(launches=(launch,) if done is not None else (launch, *parts.merge(o)), outputs=(o,))
+
+
+def tiling(target: Target, programs: int, longest: int, dim: int, kept: torch.dtype) -> Tiling:
+    """For `programs` before keys are split, which read `longest` keys each, `kept` as they are.
+
+    Of the stages, the pages, read first, take every other one. More fp8 keys at a time take fewer instructions each,
+    which would else be as long as reading them.
+    """
+    splits = splits_of(target, programs, longest)
+    if kept.itemsize == 1 and kept.is_floating_point:
+        return Tiling(keys=64 if dim > 128 else 128, splits=splits, num_stages=3)
+    return Tiling(keys=64, splits=splits, num_stages=3 if dim > 128 else 5)
+
+
+def tilings(target: Target, programs: int, longest: int, dim: int, kept: torch.dtype) -> tuple[Tiling, ...]:
+    """Others: more and fewer splits, and blocks half or twice as large."""
+    rule = tiling(target, programs, longest, dim, kept)
+    splits = {2 * rule.splits, rule.splits + 1, rule.splits // 2} - {0, rule.splits}
+    found = [replace(rule, splits=one) for one in sorted(splits) if one <= most_splits(longest)]
+    if kept != torch.uint8:  # int4 has no registers for more
+        other = 128 if rule.keys == 64 and dim <= 128 else rule.keys // 2
+        found.append(replace(rule, keys=other, num_stages=3 if other == 128 else 5))
+    return tuple(found)
 
 
 def _groups_of(dim: int, groups: int) -> int:
@@ -273,6 +379,7 @@ def reference(
     v_scale: torch.Tensor | None = None,
     *,
     window: int = 0,
+    tile: Tiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     if k_scale is not None and v_scale is not None and k.dtype == torch.uint8:
         k, v, k_scale, v_scale = unpacked(k, k_scale), unpacked(v, v_scale), None, None
@@ -333,6 +440,12 @@ def _operators(case: Case) -> tuple[Operator, ...]:
     return (FlashAttention(name="attention", inputs=(q, k, v), outputs=(o,), heads=heads),)
 
 
+def _tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+    longest = min(case["kv"], case.get("window") or case["kv"])
+    kept = {4: torch.uint8, 8: torch.float8_e4m3fn}.get(case.get("kv_bits"), case.torch_dtype)
+    return tilings(target, case["B"] * case["kv_heads"], longest, case["dim"], kept)
+
+
 KERNELS = (
     Kernel(
         name="decode_attention",
@@ -362,6 +475,7 @@ KERNELS = (
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
         operators=_operators,
         workload=lambda case: Workload(tuple(Sequences(batch=1, q_len=1, kv_len=kv_len) for kv_len in _lengths(case))),
+        tilings=_tilings,
         least_sm=lambda case: 89 if case.get("kv_bits") == 8 else 80,
     ),
 )

@@ -9,7 +9,9 @@ chunk of one with a past, and a few drafted tokens are the same call.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import e, log2
+from typing import Final
 
 import torch
 import triton
@@ -32,12 +34,28 @@ def _tile(source, first, last, head, heads, dim, ROWS: tl.constexpr, DIM: tl.con
     Without TMA, descriptors become loads that no loop overlaps with its products, so pointers it is.
     """
     if DESCRIBED:
-        tile = source.load([first, head, 0]).reshape(ROWS, DIM)
+        tile = source.load([first, head * dim])
     else:
         rows, columns = first + tl.arange(0, ROWS), tl.arange(0, DIM)
         at = source + (rows.to(tl.int64)[:, None] * heads + head) * dim + columns[None, :]
         tile = tl.load(at, (rows[:, None] < last) & (columns[None, :] < dim), 0.0)
     return tile
+
+
+@triton.jit
+def weigh(scores, seen, scale, most, total):
+    """Weights of scores over the largest so far, by what older sums shrink, and `most` and `total` with them in it.
+
+    The scale waits for the largest, so that it takes no instruction of its own for each. Scores that are not `seen`
+    (None: all are) are finite, so that a query that sees none of these keys has weights, which the next it sees scales
+    to nothing; and a power of two, which times the scale is no other number for being rounded.
+    """
+    if seen is not None:
+        scores = tl.where(seen, scores, -(2.0**100))
+    new = tl.maximum(most, tl.max(scores, 1) * scale)
+    weights = tl.exp2(scores * scale - new[:, None])
+    old = tl.exp2(most - new)
+    return weights, old, new, total * old + tl.sum(weights, 1)
 
 
 @triton.jit
@@ -47,10 +65,14 @@ def _attend(
     DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
     DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """The keys from `first` to `last`, a multiple of BLOCK_N or the end, taken into `out`, `most` and `total`."""
+    """The keys from `first` to `last`, a multiple of BLOCK_N or the end, taken into `out`, `most` and `total`.
+
+    Values are fetched before keys: so the warps that share tiles wait for each other before the first product, and one
+    half of them may weigh scores while the other multiplies.
+    """
     for key in range(first, last, BLOCK_N):
+        v = _tile(v_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
         k = _tile(k_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
-        scores = tl.dot(q, k.T) * scale
         if MASKED:
             keys = key + tl.arange(0, BLOCK_N)[None, :]
             seen = keys < kv_len
@@ -58,15 +80,10 @@ def _attend(
                 seen = seen & (keys <= positions[:, None])
             if WINDOWED:
                 seen = seen & (keys > positions[:, None] - window)
-            # Finite, so that a query that sees none of these keys has weights, which the next it sees scale to nothing.
-            scores = tl.where(seen, scores, -1e30)
-        new = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.exp2(scores - new[:, None])
-        old = tl.exp2(most - new)
-        total = total * old + tl.sum(weights, 1)
-        v = _tile(v_rows, kv_start + key, kv_start + kv_len, kv_head, kv_heads, dim, BLOCK_N, DIM, DESCRIBED)
+            weights, old, most, total = weigh(tl.dot(q, k.T), seen, scale, most, total)
+        else:
+            weights, old, most, total = weigh(tl.dot(q, k.T), None, scale, most, total)
         out = tl.dot(weights.to(v.dtype), v, out * old[:, None])
-        most = new
     return out, most, total
 
 
@@ -124,14 +141,58 @@ def _flash_attention(
         tl.store(o_at, out.to(o_ptr.dtype.element_ty), (rows[:, None] < q_len) & (columns[None, :] < dim))
 
 
-def _blocks(target: Target, dim: int, longest: int) -> tuple[int, int, int, int]:
-    """(queries, keys, warps, stages): tiles that share shared memory and registers, as FlashAttention-2's do."""
-    block_m = min(max(pow2(longest), 16), 128)
-    if dim > 128:
-        return min(block_m, 128 if target.sm >= 90 else 64), 64, 8 if target.sm >= 90 else 4, 2
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """Queries that a program has, and keys that it takes at a time."""
+
+    queries: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+# (queries, keys, warps, stages) that take no more registers than there are, by the first generation that has them, and
+# the width of a head.
+_OTHERS: Final = {
+    80: {64: ((128, 32, 4, 3), (64, 64, 4, 3)), 128: ((128, 32, 8, 3),), 256: ((64, 32, 8, 2),)},
+    90: {
+        64: ((128, 64, 8, 4), (64, 128, 4, 2), (64, 64, 4, 4), (128, 128, 8, 2)),
+        128: ((128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2)),
+        256: ((128, 32, 8, 4), (64, 64, 4, 2)),
+    },
+    100: {
+        64: ((128, 64, 4, 4), (128, 64, 8, 4), (64, 128, 4, 2)),
+        128: ((128, 64, 4, 2), (128, 64, 8, 3), (64, 128, 4, 2)),
+        256: ((128, 32, 8, 3), (64, 64, 4, 2)),
+    },
+}
+
+
+def tiling(target: Target, dim: int, longest: int) -> Tiling:
+    """Tiles that share registers and shared memory; of few queries, no more rows than there are.
+
+    From Hopper on, 128 queries are two groups of warps, and three tiles of keys and values are on the way. Before,
+    FlashAttention-2's.
+    """
+    queries = max(pow2(min(longest, 128)), 16)
     if target.sm >= 90:
-        return block_m, 128, 8 if block_m == 128 else 4, 2
-    return block_m, 64, 8 if block_m == 128 and dim > 64 else 4, 3
+        keys, num_stages = (64, 2) if dim > 128 else (128, 3 if target.sm < 100 else 2)
+        return Tiling(queries=queries, keys=keys, num_warps=8 if queries == 128 else 4, num_stages=num_stages)
+    queries = min(queries, 64) if dim > 128 else queries
+    wide = queries * dim >= 64 * 128
+    return Tiling(queries=queries, keys=64, num_warps=8 if wide else 4, num_stages=2 if dim > 128 else 3)
+
+
+def tilings(target: Target, dim: int, longest: int) -> tuple[Tiling, ...]:
+    """Others. Smaller ones have room for two programs a multiprocessor, of which one may multiply while the other
+    weighs.
+    """
+    others = _OTHERS[max(sm for sm in _OTHERS if sm <= target.sm)][min(max(dim, 64), 256)]
+    found = (
+        Tiling(queries=queries, keys=keys, num_warps=num_warps, num_stages=num_stages)
+        for queries, keys, num_warps, num_stages in others
+    )
+    return tuple(one for one in found if one.queries <= pow2(longest))
 
 
 def plan(
@@ -145,30 +206,32 @@ def plan(
     *,
     causal: bool = True,
     window: int = 0,
+    tile: Tiling | None = None,
 ) -> Plan:
     """q[queries, heads, dim], k and v[keys, kv_heads, dim] to o like q. Sequence i has the rows from ends[i] to
     ends[i + 1], of which there are `longest` queries at the most; ends[0] is 0. A window of 0 is none.
     """
     (queries, heads, dim), kv_heads = q.shape, k.shape[1]
     padded = pow2(dim)
-    block_m, block_n, num_warps, num_stages = _blocks(target, padded, longest)
+    tile = tile or tiling(target, padded, longest)
     o = poisoned(queries, heads, dim, dtype=q.dtype, device=q.device)
-    described = target.sm >= 90 and dim * q.element_size() % 16 == 0  # rows begin at multiples of 16 bytes
+    # Columns of tokens with their heads side by side; a head that is padded would be read into the next.
+    described = target.sm >= 90 and dim == padded and dim * q.element_size() % 16 == 0
 
     def rows(x: torch.Tensor, block: int) -> torch.Tensor | TensorDescriptor:
-        return TensorDescriptor.from_tensor(x, [block, 1, padded]) if described else x
+        return TensorDescriptor.from_tensor(x.view(len(x), -1), [block, padded]) if described else x
 
     launch = Launch(
         function=_flash_attention,
-        grid=(cdiv(longest, block_m), heads, q_ends.numel() - 1),
+        grid=(cdiv(longest, tile.queries), heads, q_ends.numel() - 1),
         arguments={
-            "q_rows": rows(q, block_m), "k_rows": rows(k, block_n), "v_rows": rows(v, block_n),
+            "q_rows": rows(q, tile.queries), "k_rows": rows(k, tile.keys), "v_rows": rows(v, tile.keys),
             "o_ptr": o, "q_ends_ptr": q_ends, "kv_ends_ptr": kv_ends, "scale": dim**-0.5 * _LOG2_E, "window": window,
-            "heads": heads, "kv_heads": kv_heads, "dim": dim, "DIM": padded, "BLOCK_M": block_m, "BLOCK_N": block_n,
-            "CAUSAL": causal, "WINDOWED": window > 0, "DESCRIBED": described,
+            "heads": heads, "kv_heads": kv_heads, "dim": dim, "DIM": padded, "BLOCK_M": tile.queries,
+            "BLOCK_N": tile.keys, "CAUSAL": causal, "WINDOWED": window > 0, "DESCRIBED": described,
         },
-        num_warps=num_warps,
-        num_stages=num_stages,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )  # fmt: skip
     return Plan(launches=(launch,), outputs=(o,))
 
@@ -183,6 +246,7 @@ def reference(
     *,
     causal: bool = True,
     window: int = 0,
+    tile: Tiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     group = q.shape[1] // k.shape[1]
     found = []
@@ -268,5 +332,6 @@ KERNELS = (
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
         operators=attention,
         workload=workload,
+        tilings=lambda target, case: tilings(target, pow2(case["dim"]), case["q"]),
     ),
 )

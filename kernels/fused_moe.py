@@ -17,8 +17,8 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import ACTIVATION_OPS, Activation, Combine, Route
 from ..precision import FP32
 from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import workload
-from .grouped_gemm import experts_linear, launch_grouped
+from .gemm import Tiling, workload
+from .grouped_gemm import experts_linear, launch_grouped, tilings
 
 _ROUTE_ROWS = 4
 _SORT_BLOCK = 1024
@@ -102,9 +102,18 @@ def _combine(x_ptr, place_ptr, weight_ptr, y_ptr, width, CHOSEN: tl.constexpr, B
 
 
 def plan(
-    target: Target, x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: int
+    target: Target,
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    chosen: int,
+    tile: Tiling | None = None,
 ) -> Plan:
-    """x[tokens, k], logits[tokens, experts], gate_up[experts, 2 n, k], down[experts, k, n] to y[tokens, k]."""
+    """x[tokens, k], logits[tokens, experts], gate_up[experts, 2 n, k], down[experts, k, n] to y[tokens, k].
+
+    `tile` is of both products.
+    """
     (tokens, k), (experts, _, n), pairs = x.shape, down.shape, x.shape[0] * chosen
     sizes = {"device": x.device, "dtype": torch.int32}
     expert, order, place = (poisoned(pairs, **sizes) for _ in range(3))
@@ -142,8 +151,8 @@ def plan(
         },
     )  # fmt: skip
     products = (
-        launch_grouped(target, x, gate_up, middle, end, order=order, chosen=chosen, gated=True),
-        launch_grouped(target, middle, down, out, end),
+        launch_grouped(target, x, gate_up, middle, end, order=order, chosen=chosen, gated=True, tile=tile),
+        launch_grouped(target, middle, down, out, end, tile=tile),
     )
     return Plan(launches=(route, sort, placed, *products, combine), outputs=(y,))
 
@@ -214,5 +223,6 @@ KERNELS = (
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
         operators=_operators,
         workload=workload,
+        tilings=tilings,
     ),
 )

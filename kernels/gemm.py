@@ -3,9 +3,9 @@
 Programs take tiles of y in groups of rows, so that those at work at the same time share what they read in L2 (Triton's
 tutorial 03). Large products are persistent: one program a multiprocessor goes from tile to tile, and the loads of the
 next overlap the stores of the last (tutorial 09); operands come through tensor descriptors, which are TMA from sm_90
-on. Where there are fewer tiles than multiprocessors, as in decoding, k is split between programs, too; partial sums are
-added by a second launch in a fixed order, not by atomics, so results repeat bit by bit (Stream-K, arXiv:2301.03598,
-section 3.2, calls it fixed split).
+on. Where there are fewer tiles than multiprocessors, as in decoding, k is split between programs, too; the last one of
+a tile adds the partial sums of all in a fixed order, not as they come, so results repeat bit by bit (Stream-K,
+arXiv:2301.03598, section 3.2, calls it fixed split).
 fp8 has a scale for each whole operand; int8 one for each row of x and of w (LLM.int8(), arXiv:2208.07339, section 2.2).
 """
 
@@ -25,7 +25,6 @@ from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
 
 GROUP_M = 8  # rows of tiles that share columns of w in L2
-_REDUCE_BLOCK = 1024
 _MOST_PARTS = 16
 _PARTS_DEPTH = 4  # blocks of k below which a part of a split is not worth its pass through memory
 
@@ -53,18 +52,39 @@ def _scaled(sums, x_scale_ptr, w_scale_ptr, rows, columns, m, n, SCALES: tl.cons
 
 
 @triton.jit
+def put(sums, y_ptr, parts_ptr, count_ptr, tile, at, inside, numel):
+    """Store sums at y[at], or where they are parts (count[tile] says how many are there), the sum of all.
+
+    Every thread's part is written before its program counts itself, and only the last to come reads those of others,
+    past the L1 of its multiprocessor, which may have older ones. It leaves the count at 0 for the next launch.
+    """
+    if parts_ptr is None:
+        tl.store(y_ptr + at, sums.to(y_ptr.dtype.element_ty), inside)
+    else:
+        parts = tl.num_programs(1)
+        tl.store(parts_ptr + tl.program_id(1).to(tl.int64) * numel + at, sums, inside)
+        tl.debug_barrier()
+        if tl.atomic_add(count_ptr + tile, 1, sem="acq_rel") == parts - 1:
+            sums = tl.zeros_like(sums)
+            for _ in range(parts):
+                sums += tl.load(parts_ptr + at, inside, 0.0, cache_modifier=".cg")
+                parts_ptr += numel
+            tl.store(y_ptr + at, sums.to(y_ptr.dtype.element_ty), inside)
+            tl.store(count_ptr + tile, 0)
+
+
+@triton.jit
 def _tiled(
-    x_ptr, w_ptr, y_ptr, x_scale_ptr, w_scale_ptr, m, n, k, depth,
+    x_ptr, w_ptr, y_ptr, parts_ptr, count_ptr, x_scale_ptr, w_scale_ptr, m, n, k, depth,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     EVEN: tl.constexpr, SCALES: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """A tile of y, or of the part of it that comes of `depth` elements of k. EVEN: each part is whole blocks of k."""
     row, column = tile_of(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
-    part = tl.program_id(1)
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
     ks = tl.arange(0, BLOCK_K)
-    start = part * depth
+    start = tl.program_id(1) * depth
     # Rows past the end read the first ones again: no mask in the loop, and what they give is not stored.
     x_at = x_ptr + (rows % m).to(tl.int64)[:, None] * k + start + ks[None, :]
     w_at = w_ptr + (columns % n).to(tl.int64)[None, :] * k + start + ks[:, None]
@@ -79,8 +99,9 @@ def _tiled(
         x_at += BLOCK_K
         w_at += BLOCK_K
     y = _scaled(sums, x_scale_ptr, w_scale_ptr, rows, columns, m, n, SCALES)
-    y_at = y_ptr + (part * m + rows).to(tl.int64)[:, None] * n + columns[None, :]
-    tl.store(y_at, y.to(y_ptr.dtype.element_ty), (rows[:, None] < m) & (columns[None, :] < n))
+    at = rows.to(tl.int64)[:, None] * n + columns[None, :]
+    inside = (rows[:, None] < m) & (columns[None, :] < n)
+    put(y, y_ptr, parts_ptr, count_ptr, tl.program_id(0), at, inside, m * n)
 
 
 @triton.jit
@@ -106,25 +127,12 @@ def _persistent(
         y_desc.store([row * BLOCK_M, column * BLOCK_N + BLOCK_N // 2], right)
 
 
-@triton.jit
-def _add_parts(parts_ptr, y_ptr, numel, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    y = tl.zeros((BLOCK,), dtype=tl.float32)
-    for _ in range(PARTS):
-        y += tl.load(parts_ptr + at, at < numel, 0.0)
-        parts_ptr += numel
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), at < numel)
-
-
-def add_parts(parts: torch.Tensor, y: torch.Tensor) -> Launch:
-    """Y = parts[0] + parts[1] + ..., in that order."""
-    return Launch(
-        function=_add_parts,
-        grid=(cdiv(y.numel(), _REDUCE_BLOCK),),
-        arguments={
-            "parts_ptr": parts, "y_ptr": y, "numel": y.numel(), "PARTS": parts.shape[0], "BLOCK": _REDUCE_BLOCK,
-        },
-    )  # fmt: skip
+def partial(y: torch.Tensor, tiles: int, parts: int) -> dict[str, torch.Tensor | None]:
+    """What `put` is given: y, room for the parts that it is the sum of, and for how many of them there are."""
+    if parts == 1:
+        return {"y_ptr": y, "parts_ptr": None, "count_ptr": None}
+    sums = poisoned(parts, *y.shape, dtype=torch.float32, device=y.device)
+    return {"y_ptr": y, "parts_ptr": sums, "count_ptr": torch.zeros(tiles, dtype=torch.int32, device=y.device)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,26 +153,64 @@ class Tiling:
 
 
 def tiling(target: Target, m: int, n: int, k: int, itemsize: int) -> Tiling:
-    """The largest tiles that still give every multiprocessor one, and where none do, k in parts."""
-    hopper = target.sm >= 90
+    """The largest tiles that still give every multiprocessor one, and where none do, k in parts.
+
+    From Hopper on as many stages as shared memory holds (Blackwell's specialised warps have some of it): a block of k
+    takes the matrix units about as long as a load takes.
+    """
+    deep = 128 // itemsize
     if m <= 64:  # reading w is what takes time: deep blocks keep enough of it in flight
-        block_m = max(pow2(m), 16)
-        tile = Tiling(block_m=block_m, block_n=64, block_k=256 // itemsize, num_warps=4, num_stages=4)
-    elif hopper:
-        wide = Tiling(block_m=128, block_n=256, block_k=128 // itemsize, num_warps=8, num_stages=3)
-        tile = wide if tiles_of(wide, m, n) >= target.multiprocessors else replace(wide, block_n=128, num_stages=4)
+        tile = Tiling(block_m=max(pow2(m), 16), block_n=64, block_k=2 * deep, num_warps=4, num_stages=4)
+    elif target.sm >= 90:
+        stages = 4 if target.sm < 100 else 3
+        wide = Tiling(block_m=128, block_n=256, block_k=deep, num_warps=8, num_stages=stages)
+        tile = wide if tiles_of(wide, m, n) >= target.multiprocessors else replace(wide, block_n=128, num_stages=6)
     else:
-        wide = Tiling(block_m=128, block_n=256, block_k=64 // itemsize, num_warps=8, num_stages=4)
+        wide = Tiling(block_m=128, block_n=256, block_k=deep // 2, num_warps=8, num_stages=4)
         tile = wide if tiles_of(wide, m, n) >= target.multiprocessors else replace(wide, block_n=128, num_warps=4)
+    return _spread(target, tile, m, n, k, itemsize)
+
+
+def _spread(target: Target, tile: Tiling, m: int, n: int, k: int, itemsize: int) -> Tiling:
+    """`tile` with k in parts or with persistent programs, where that is of use."""
     parts = splits(target, tile, m, n, k)
     # Descriptors need rows that begin at multiples of 16 bytes; without TMA they bring nothing.
     even = k * itemsize % 16 == 0 and n % 8 == 0
-    return replace(tile, parts=parts, persistent=parts == 1 and hopper and even and m > 64)
+    return replace(tile, parts=parts, persistent=parts == 1 and target.sm >= 90 and even and m > 64)
 
 
-def splits(target: Target, tile: Tiling, m: int, n: int, k: int) -> int:
-    """Parts of k: as many as multiprocessors have room for, two programs each where tiles are small."""
-    wanted = (2 if m <= 64 else 1) * target.multiprocessors // tiles_of(tile, m, n)
+def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+    """Narrower and wider tiles, deeper blocks, and fewer and more parts than `tiling` has."""
+    m, n, k, itemsize = case["M"], case["N"], case["K"], case.torch_dtype.itemsize
+    own = tiling(target, m, n, k, itemsize)
+    if m <= 64:
+        cut = [replace(own, block_n=32), replace(own, block_n=128), replace(own, block_k=2 * own.block_k, num_stages=2)]
+    elif target.sm >= 90:
+        stages = 4 if target.sm < 100 else 3
+        cut = [
+            replace(own, block_m=128, block_n=256, num_stages=stages),
+            replace(own, block_m=256, block_n=128, num_stages=stages),
+            replace(own, block_m=128, block_n=128, num_stages=6),
+            replace(own, block_m=128, block_n=128, num_stages=6, num_warps=4),
+            replace(own, block_m=64, block_n=256, num_stages=4, num_warps=4),
+        ]
+    else:
+        cut = [replace(own, num_stages=3), replace(own, block_m=64, block_n=128, num_warps=4)]
+    cut = [_spread(target, tile, m, n, k, itemsize) for tile in cut]
+    # Parts of the widest tiles are summed in registers that are not there.
+    return others(own, [tile for tile in cut if tile.parts == 1 or tile.block_m * tile.block_n <= 128 * 128])
+
+
+def others(own: Tiling, cut: list[Tiling]) -> tuple[Tiling, ...]:
+    """Those that are not the rule's own, which is there with half and twice the parts, too."""
+    if own.parts > 1:
+        cut += [replace(own, parts=own.parts // 2, persistent=False), replace(own, parts=2 * own.parts)]
+    return tuple(tile for tile in dict.fromkeys(cut) if tile != own)
+
+
+def splits(target: Target, tile: Tiling, m: int, n: int, k: int, room: int = 2) -> int:
+    """Parts of k: as many as multiprocessors have room for, `room` programs each where tiles are small."""
+    wanted = (room if m <= 64 else 1) * target.multiprocessors // tiles_of(tile, m, n)
     return max(min(wanted, k // (tile.block_k * _PARTS_DEPTH), _MOST_PARTS), 1)
 
 
@@ -209,15 +255,16 @@ def plan(
         return Plan(launches=(launch,), outputs=(y,))
     depth = tile.depth(k)
     parts = cdiv(k, depth)
-    out = y if parts == 1 else poisoned(parts, m, n, dtype=torch.float32, device=x.device)
     launch = Launch(
         function=_tiled,
         grid=(tiles, parts),
-        arguments=common | {"x_ptr": x, "w_ptr": w, "y_ptr": out, "depth": depth, "EVEN": k % tile.block_k == 0},
+        arguments=common | partial(y, tiles, parts) | {
+            "x_ptr": x, "w_ptr": w, "depth": depth, "EVEN": k % tile.block_k == 0,
+        },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-    )
-    return Plan(launches=(launch,) if parts == 1 else (launch, add_parts(out, y)), outputs=(y,))
+    )  # fmt: skip
+    return Plan(launches=(launch,), outputs=(y,))
 
 
 def reference(
@@ -319,5 +366,6 @@ KERNELS = (
         tolerance=tolerance,
         operators=operators,
         workload=workload,
+        tilings=tilings,
     ),
 )

@@ -17,30 +17,35 @@ from ..errors import InputError
 from ..operators.base import Operator
 from ..precision import NAMED
 from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import GROUP_M, Tiling, add_parts, linear, splits, tile_of, tiles_of, workload
+from .gemm import GROUP_M, Tiling, linear, others, partial, put, splits, tile_of, tiles_of, workload
 
 BLOCK = 128
 
 
 @triton.jit
 def _block_scaled(
-    x_desc, w_desc, y_ptr, x_scale_ptr, w_scale_ptr, m, n, k, depth,
+    x_desc, w_desc, y_ptr, parts_ptr, count_ptr, x_scale_ptr, w_scale_ptr, m, n, k, depth,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     row, column = tile_of(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
-    part = tl.program_id(1)
+    first = tl.program_id(1) * depth // BLOCK
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    x_scale_at = x_scale_ptr + tl.minimum(rows, m - 1)
     w_scale_at = w_scale_ptr + column * BLOCK_N // BLOCK * (k // BLOCK)  # a tile is within one block of n
     sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(part * depth, min(part * depth + depth, k), BLOCK):
-        x = x_desc.load([row * BLOCK_M, start])
-        w = w_desc.load([column * BLOCK_N, start])
-        block = start // BLOCK
-        scale = tl.load(x_scale_ptr + block * m + rows, rows < m, 0.0) * tl.load(w_scale_at + block)
-        sums += tl.dot(x, w.T) * scale[:, None]
-    y_at = y_ptr + (part * m + rows).to(tl.int64)[:, None] * n + columns[None, :]
-    tl.store(y_at, sums.to(y_ptr.dtype.element_ty), (rows[:, None] < m) & (columns[None, :] < n))
+    last = k // BLOCK - 1
+    x_scale, w_scale = tl.load(x_scale_at + first * m), tl.load(w_scale_at + first)
+    for block in range(first, min(first + depth // BLOCK, last + 1)):
+        x = x_desc.load([row * BLOCK_M, block * BLOCK])
+        w = w_desc.load([column * BLOCK_N, block * BLOCK])
+        sums += tl.dot(x, w.T) * (x_scale * w_scale)[:, None]
+        # Those of the next block: no scale is waited for when it is needed.
+        after = min(block + 1, last)
+        x_scale, w_scale = tl.load(x_scale_at + after * m), tl.load(w_scale_at + after)
+    at = rows.to(tl.int64)[:, None] * n + columns[None, :]
+    inside = (rows[:, None] < m) & (columns[None, :] < n)
+    put(sums, y_ptr, parts_ptr, count_ptr, tl.program_id(0), at, inside, m * n)
 
 
 def tiling(target: Target, m: int, n: int, k: int) -> Tiling:
@@ -52,7 +57,26 @@ def tiling(target: Target, m: int, n: int, k: int) -> Tiling:
     return replace(tile, parts=splits(target, tile, m, n, k))
 
 
-def plan(target: Target, x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> Plan:
+def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+    """Narrower tiles, fewer and more stages, and fewer and more parts than `tiling` has."""
+    m, n, k = case["M"], case["N"], case["K"]
+    own = tiling(target, m, n, k)
+    cut = [replace(own, num_stages=own.num_stages - 1), replace(own, num_stages=own.num_stages + 1)]
+    if m <= 64:
+        cut += [replace(own, block_n=32), replace(own, block_n=128)]
+    else:
+        cut += [replace(own, block_m=64, num_warps=4), replace(own, block_n=64, num_warps=4)]
+    return others(own, [replace(tile, parts=splits(target, tile, m, n, k)) for tile in cut])
+
+
+def plan(
+    target: Target,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    tile: Tiling | None = None,
+) -> Plan:
     """x[m, k], w[n, k]; x_scale[k / 128, m] so that rows of a tile lie together, w_scale[n / 128, k / 128]; y is fp16.
 
     Raises InputError where k is no multiple of 128.
@@ -60,24 +84,23 @@ def plan(target: Target, x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor
     (m, k), n = x.shape, w.shape[0]
     if k % BLOCK:
         raise InputError(f"k must be a multiple of {BLOCK}; got {k}")
-    tile = tiling(target, m, n, k)
+    tile = tile or tiling(target, m, n, k)
     y = poisoned(m, n, dtype=torch.float16, device=x.device)
     depth = tile.depth(k)
-    parts = cdiv(k, depth)
-    out = y if parts == 1 else poisoned(parts, m, n, dtype=torch.float32, device=x.device)
+    tiles, parts = tiles_of(tile, m, n), cdiv(k, depth)
     launch = Launch(
         function=_block_scaled,
-        grid=(tiles_of(tile, m, n), parts),
-        arguments={
+        grid=(tiles, parts),
+        arguments=partial(y, tiles, parts) | {
             "x_desc": TensorDescriptor.from_tensor(x, [tile.block_m, BLOCK]),
             "w_desc": TensorDescriptor.from_tensor(w, [tile.block_n, BLOCK]),
-            "y_ptr": out, "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "m": m, "n": n, "k": k, "depth": depth,
+            "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "m": m, "n": n, "k": k, "depth": depth,
             "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK": BLOCK, "GROUP": GROUP_M,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
-    return Plan(launches=(launch,) if parts == 1 else (launch, add_parts(out, y)), outputs=(y,))
+    return Plan(launches=(launch,), outputs=(y,))
 
 
 def reference(
@@ -123,5 +146,6 @@ KERNELS = (
         tolerance=lambda case: (2**-9, 2**-9),
         operators=_operators,
         workload=workload,
+        tilings=tilings,
     ),
 )

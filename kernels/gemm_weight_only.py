@@ -4,11 +4,14 @@ int4   (code - zero) * scale, with an fp16 scale and a 4-bit zero point for each
 int8   code * scale, a scale for each group
 mxfp4  e2m1 * 2 ** (e - 127), an exponent e for each 32 of k (OCP Microscaling Formats v1.0, sections 5.2 and 5.3.3)
 
-y is computed transposed: the weights are then the left operand of the matrix unit, which Hopper's takes from the
-registers that they are converted in, and few tokens fill its narrow side. Codes of 4 bits lie so that the low and the
-high halves of the bytes of a block are the first and the second half of its k: a product of each needs no exchange
-between threads. They become floats by their bits, without a conversion instruction: 0x6400 + code is 1024 + code in
-fp16 (arXiv:2211.10017). Scales of integers multiply the sums of a group, not each weight.
+y is computed transposed: the weights are then the left operand of the matrix unit, which takes it from the registers
+that they are converted in, and few tokens fill its narrow side. Where tokens are few, instructions decide: a H200 has
+time for 3 of a thread for each weight of 4 bits that it reads. So two weights are converted at a time, as the halves of
+32 bits. Codes lie so that the same bits of all 16-bit words of a block of 128 are successive k (the lowest 4 bits are
+the first quarter, and so on): a mask leaves two of them, in their place.
+An integer is a float without any instruction, near zero: where nothing but the mantissa and the last bit of the
+exponent is set, floats are multiples of the least one. A fused multiply-add scales it and takes the zero point off,
+exactly. Scales of integers multiply the sums of a group, not each weight.
 """
 
 from __future__ import annotations
@@ -24,145 +27,224 @@ from ..errors import InputError
 from ..operators.base import Operator
 from ..precision import NAMED, Format
 from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import GROUP_M, Tiling, add_parts, linear, splits, tile_of, tiles_of, tolerance, workload
+from .gemm import GROUP_M, Tiling, linear, others, partial, put, splits, tile_of, tiles_of, tolerance, workload
 
 BLOCK_K = 128
 MX_GROUP = 32
 _KINDS = {"gemm_w4a16": "int4", "gemm_w8a16": "int8", "gemm_mxfp4": "mxfp4"}
+_BITS = {"int4": 4, "int8": 8, "mxfp4": 4}
+# Of a type: its least number, of which integers are multiples by their bits; what they are multiples of when converted;
+# what makes up for the bias of its exponents, and the part of that which is left to the sums. So weights of mxfp4 are
+# exact for scales from 2 ** -15 to 2 ** 9 in fp16, and from 2 ** -60 to 2 ** 65 in bf16.
+FLOATS = {
+    torch.float16: {"LEAST": 2.0**-24, "UNIT": 2.0**-9, "BIAS": 2.0**14, "BACK": 2.0**8},
+    torch.bfloat16: {"LEAST": 2.0**-133, "UNIT": 2.0**-7, "BIAS": 2.0**126, "BACK": 2.0**64},
+}
 
 
 @triton.jit
-def floats(codes, DTYPE: tl.constexpr):
-    """OFFSET + codes of 4 bits, with OFFSET the float whose last bits they become: 1024 in fp16, 128 in bf16."""
-    magic: tl.constexpr = 0x6400 if tl.float16 == DTYPE else 0x4300
-    return (codes.to(tl.uint16) | magic).to(DTYPE, bitcast=True)
+def _halves(words, DTYPE: tl.constexpr):
+    """[n, 2 words]: the low and the high 16 bits of each, as the floats that they are."""
+    low = words.to(tl.uint16).to(DTYPE, bitcast=True)
+    high = (words >> 16).to(tl.uint16).to(DTYPE, bitcast=True)
+    return tl.join(low, high).reshape(words.shape[0], 2 * words.shape[1])
 
 
 @triton.jit
-def _e2m1(codes, exponents, DTYPE: tl.constexpr):
-    """codes[n, k] of 4 bits times 2 ** (exponents[n, k // 32] - 127).
+def _beside(first, second):
+    """[n, k] and [n, k] to [n, 2 k]."""
+    return tl.join(first, second).permute(0, 2, 1).reshape(first.shape[0], 2 * first.shape[1])
 
-    Two bits of exponent and one of mantissa become those of a number y from 1/8 to 3/2, a quarter of what they stand
-    for, which the scale makes up for; where the exponent is 0, that quarter is 2 y - 1/4. No number on the way is
-    subnormal, so that units need not keep those.
+
+@triton.jit
+def _integers(words, zero, BITS: tl.constexpr, LEAST: tl.constexpr, UNIT: tl.constexpr, DTYPE: tl.constexpr):
+    """UNIT * (codes - zero)[n, 128], of codes whose bits are multiples of LEAST."""
+    if BITS == 8:
+        low, high = words & 0x00FF00FF ^ 0x00800080, (words >> 8) & 0x00FF00FF ^ 0x00800080
+        codes = _beside(_halves(low, DTYPE), _halves(high, DTYPE)) * (UNIT / LEAST) - zero
+    else:
+        upper = words >> 8
+        first = _halves(words & 0x000F000F, DTYPE) * (UNIT / LEAST) - zero
+        second = _halves(words & 0x00F000F0, DTYPE) * (UNIT / LEAST / 16) - zero
+        third = _halves(upper & 0x000F000F, DTYPE) * (UNIT / LEAST) - zero
+        fourth = _halves(upper & 0x00F000F0, DTYPE) * (UNIT / LEAST / 16) - zero
+        codes = _beside(_beside(first, second), _beside(third, fourth))
+    return codes
+
+
+@triton.jit
+def _shifted(words, LEFT: tl.constexpr):
+    """To the right where LEFT is negative."""
+    return words << LEFT if LEFT >= 0 else words >> -LEFT
+
+
+@triton.jit
+def _e2m1(words, exponents, QUARTER: tl.constexpr, FACTOR: tl.constexpr, DTYPE: tl.constexpr):
+    """FACTOR / BIAS * weights[n, 32] of one quarter of a block, which has one exponent.
+
+    Two bits of exponent and one of mantissa are put where those of DTYPE end: the same number but for its bias, zero
+    and its one subnormal included. An exponent of 0 makes zeros.
     """
-    groups: tl.constexpr = codes.shape[1] // exponents.shape[1]
-    shift: tl.constexpr = 9 if tl.float16 == DTYPE else 6
-    eighth: tl.constexpr = 0x3000 if tl.float16 == DTYPE else 0x3E00
-    bits = codes.to(tl.uint16)
-    y = ((bits & 7) << shift) | eighth
-    less = (2 * y.to(DTYPE, bitcast=True) - 0.25).to(tl.uint16, bitcast=True)
-    values = (tl.where((bits & 7) < 2, less, y) | ((bits & 8) << 12)).to(DTYPE, bitcast=True)
-    scales = ((exponents.to(tl.uint32) + 2) << 23).to(tl.float32, bitcast=True).to(DTYPE)
-    values = values.reshape(codes.shape[0], exponents.shape[1], groups) * scales[:, :, None]
-    return values.reshape(codes.shape[0], codes.shape[1])
+    top: tl.constexpr = 9 if tl.float16 == DTYPE else 6
+    bits = _shifted(words, 12 - 4 * QUARTER) & 0x80008000
+    bits |= _shifted(words, top - 4 * QUARTER) & ((7 << top) * 0x10001)
+    scale = (_shifted(exponents, 23 - 8 * QUARTER) & 0x7F800000).to(tl.float32, bitcast=True) * FACTOR
+    # Nothing is added; but so it is compiled to one fused multiply-add of two numbers, not to two products.
+    return _halves(bits, DTYPE) * scale.to(DTYPE)[:, None] + 0.0
 
 
 @triton.jit
 def _weight_only(
-    x_ptr, w_ptr, scale_ptr, zero_ptr, y_ptr, m, n, k, depth, group,
-    KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    x_ptr, w_ptr, scale_ptr, zero_ptr, y_ptr, parts_ptr, count_ptr, m, n, k, depth,
+    KIND: tl.constexpr, BLOCKS: tl.constexpr,
+    LEAST: tl.constexpr, UNIT: tl.constexpr, BIAS: tl.constexpr, BACK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of y, or of the part of it that comes of `depth` elements of k, whole blocks."""
-    HALF: tl.constexpr = BLOCK_K // 2
+    """A tile of y, or of the part of it that comes of `depth` elements of k, whole blocks. A group of k is BLOCKS."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    BITS: tl.constexpr = 8 if KIND == "int8" else 4
+    WORDS: tl.constexpr = BLOCK_K * BITS // 32
     row, column = tile_of(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
-    part = tl.program_id(1)
-    start = part * depth
+    start = tl.program_id(1) * depth
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = (columns % n).to(tl.int64)
-    width: tl.constexpr = BLOCK_K if KIND == "int8" else HALF  # what a block of k takes of a row of w, in bytes
-    ks = tl.arange(0, width)
-    x_at = x_ptr + (rows % m).to(tl.int64)[None, :] * k + start + ks[:, None]
-    w_at = w_ptr + inside[:, None] * (k // BLOCK_K * width) + start // BLOCK_K * width + ks[None, :]
+    inside = columns % n
+    x_at = x_ptr + (rows % m).to(tl.int64)[None, :] * k + start + tl.arange(0, BLOCK_K)[:, None]
+    first = start // BLOCK_K
+    w_at = w_ptr + inside.to(tl.int64)[:, None] * (k // BLOCK_K * WORDS) + first * WORDS + tl.arange(0, WORDS)[None, :]
     sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    for done in range(0, min(depth, k - start), BLOCK_K):
-        w = tl.load(w_at, eviction_policy="evict_first")
-        if KIND == "mxfp4":
-            groups: tl.constexpr = HALF // 32
-            e_at = scale_ptr + inside[:, None] * (k // 32) + (start + done) // 32 + tl.arange(0, groups)[None, :]
-            low = _e2m1(w & 15, tl.load(e_at), DTYPE)
-            sums = tl.dot(low, tl.load(x_at), sums)
-            high = _e2m1(w >> 4, tl.load(e_at + groups), DTYPE)
-            sums = tl.dot(high, tl.load(x_at + HALF), sums)
-        else:
-            g = (start + done) // group
-            scale = tl.load(scale_ptr + g * n + inside).to(tl.float32)
-            if KIND == "int4":
-                zeros = tl.load(zero_ptr + g * (n // 2) + inside // 2) >> (inside % 2 * 4).to(tl.uint8)
-                zero = floats(zeros & 15, DTYPE)[:, None]
-                dot = tl.dot(floats(w & 15, DTYPE) - zero, tl.load(x_at))
-                dot = tl.dot(floats(w >> 4, DTYPE) - zero, tl.load(x_at + HALF), dot)
-            else:
-                dot = tl.dot(w.to(DTYPE), tl.load(x_at))
-            sums += dot * scale[:, None]
-        x_at += BLOCK_K
-        w_at += width
-    y_at = y_ptr + (part * m + rows).to(tl.int64)[None, :] * n + columns[:, None]
-    tl.store(y_at, sums.to(y_ptr.dtype.element_ty), (rows[None, :] < m) & (columns[:, None] < n))
-
-
-def tiling(target: Target, m: int, n: int, k: int) -> Tiling:
-    """Narrow in tokens: up to 128, as the sums of a group stand beside those of all."""
-    if m <= 64:
-        tile = Tiling(block_m=max(pow2(m), 16), block_n=128, block_k=BLOCK_K, num_warps=4, num_stages=5)
+    if KIND == "mxfp4":
+        FACTOR: tl.constexpr = BIAS / BACK
+        for block in range(first, min(first + depth // BLOCK_K, k // BLOCK_K)):
+            words = tl.load(w_at, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
+            e = tl.load(scale_ptr + block * n + inside).to(tl.uint32, bitcast=True)
+            one, two = _e2m1(words, e, 0, FACTOR, DTYPE), _e2m1(words, e, 1, FACTOR, DTYPE)
+            three, four = _e2m1(words, e, 2, FACTOR, DTYPE), _e2m1(words, e, 3, FACTOR, DTYPE)
+            sums += tl.dot(_beside(_beside(one, two), _beside(three, four)), tl.load(x_at)) * BACK
+            x_at += BLOCK_K
+            w_at += WORDS
     else:
-        tile = Tiling(block_m=128, block_n=128, block_k=BLOCK_K, num_warps=8, num_stages=3)
-    return replace(tile, parts=splits(target, tile, m, n, k))
+        last = k // BLOCK_K - 1
+        scale = tl.load(scale_ptr + first // BLOCKS * n + inside)
+        for block in range(first, min(first + depth // BLOCK_K, k // BLOCK_K)):
+            words = tl.load(w_at, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
+            if KIND == "int4":
+                zeros = tl.load(zero_ptr + block // BLOCKS * (n // 8) + inside // 8) >> (inside % 8 * 4) & 15
+                zero = (zeros.to(tl.float32) * UNIT).to(DTYPE)[:, None]
+                codes = _integers(words, zero, BITS, LEAST, UNIT, DTYPE)
+            else:
+                codes = _integers(words, 128 * UNIT, BITS, LEAST, UNIT, DTYPE)
+            sums += tl.dot(codes, tl.load(x_at)) * scale.to(tl.float32)[:, None]
+            # That of the next block: one loaded when it is needed would be waited for.
+            scale = tl.load(scale_ptr + min(block + 1, last) // BLOCKS * n + inside)
+            x_at += BLOCK_K
+            w_at += WORDS
+        sums *= 1 / UNIT
+    at = rows.to(tl.int64)[None, :] * n + columns[:, None]
+    there = (rows[None, :] < m) & (columns[:, None] < n)
+    put(sums, y_ptr, parts_ptr, count_ptr, tl.program_id(0), at, there, m * n)
+
+
+def tiling(target: Target, m: int, n: int, k: int, bits: int) -> Tiling:
+    """Narrow in tokens: the sums of a group stand beside those of all, and before Hopper both operands, too."""
+    hopper = target.sm >= 90
+    if m <= 64:
+        block_m = max(pow2(m), 8)
+        num_warps = 4 if hopper or block_m <= 32 else 8
+        tile = Tiling(block_m=block_m, block_n=128, block_k=BLOCK_K, num_warps=num_warps, num_stages=5)
+    else:
+        tile = Tiling(block_m=128 if hopper else 64, block_n=128, block_k=BLOCK_K, num_warps=8, num_stages=3)
+    return _split(target, tile, m, n, k, bits)
+
+
+def _split(target: Target, tile: Tiling, m: int, n: int, k: int, bits: int) -> Tiling:
+    """`tile` with k in parts, for up to 4 programs a multiprocessor: what one loads another converts meanwhile."""
+    stage = tile.block_k * (tile.block_n * bits // 8 + tile.block_m * 2)
+    shared = (227 if target.sm >= 90 else 163) * 1024
+    room = max(min(shared // (tile.num_stages * stage), 4), 1)
+    return replace(tile, parts=splits(target, tile, m, n, k, room))
+
+
+def _tilings(bits: int) -> Callable[[Target, Case], tuple[Tiling, ...]]:
+    """Narrower tiles, fewer and more stages, and fewer and more parts than `tiling` has."""
+
+    def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+        m, n, k = case["M"], case["N"], case["K"]
+        own = tiling(target, m, n, k, bits)
+        cut = [replace(own, num_stages=own.num_stages - 1), replace(own, num_stages=own.num_stages + 1)]
+        if m > 64:
+            cut.append(replace(own, block_m=own.block_m // 2, num_warps=own.block_m // 16))
+        else:
+            cut.append(replace(own, block_n=64, num_warps=own.num_warps // 2))
+        if own.block_m == 8:  # from 16 on by asynchronous instructions of the matrix unit
+            cut.append(replace(own, block_m=16))
+        return others(own, [_split(target, tile, m, n, k, bits) for tile in cut])
+
+    return tilings
 
 
 def plan(
-    target: Target, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, kind: str
+    target: Target,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    kind: str,
+    tile: Tiling | None = None,
 ) -> Plan:
-    """x[m, k]; w[n, k] of int8, or [n, k / 2] bytes; scale[k / group, n] and zero[k / group, n / 2], or e8m0
-    scale[n, k / 32].
+    """x[m, k]; w[n, k * bits / 8] bytes; scale[k / group, n] and zero[k / group, n / 2], or e8m0 scale[k / 128, n, 4].
 
-    Raises InputError where k is no multiple of 128, or a group of int4 or int8 is none.
+    Raises InputError where k is no multiple of 128, or a group of int4 or int8 is none, or n none of 8 with int4.
     """
     (m, k), n = x.shape, w.shape[0]
-    group = MX_GROUP if kind == "mxfp4" else k // scale.shape[0]
-    if k % BLOCK_K or (kind != "mxfp4" and group % BLOCK_K):
+    group = BLOCK_K if kind == "mxfp4" else k // scale.shape[0]
+    if k % BLOCK_K or group % BLOCK_K:
         raise InputError(f"k and groups of int4 and int8 must be multiples of {BLOCK_K}; got k={k}, group={group}")
-    tile = tiling(target, m, n, k)
+    if zero is not None and n % 8:
+        raise InputError(f"n of int4 must be a multiple of 8; got {n}")
+    tile = tile or tiling(target, m, n, k, _BITS[kind])
     y = poisoned(m, n, dtype=x.dtype, device=x.device)
     depth = tile.depth(k)
-    parts = cdiv(k, depth)
-    out = y if parts == 1 else poisoned(parts, m, n, dtype=torch.float32, device=x.device)
+    tiles, parts = tiles_of(tile, m, n), cdiv(k, depth)
+    # Words of 32 bits: one instruction is for two halves, and what is copied past registers has 4 bytes at least.
     launch = Launch(
         function=_weight_only,
-        grid=(tiles_of(tile, m, n), parts),
-        arguments={
-            "x_ptr": x, "w_ptr": w, "scale_ptr": scale, "zero_ptr": zero, "y_ptr": out, "m": m, "n": n, "k": k,
-            "depth": depth, "group": group, "KIND": kind, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-            "BLOCK_K": BLOCK_K, "GROUP": GROUP_M,
+        grid=(tiles, parts),
+        arguments=partial(y, tiles, parts) | FLOATS[x.dtype] | {
+            "x_ptr": x, "w_ptr": w.view(torch.int32),
+            "scale_ptr": scale.view(torch.int32) if kind == "mxfp4" else scale,
+            "zero_ptr": None if zero is None else zero.view(torch.int32),
+            "m": m, "n": n, "k": k, "depth": depth, "KIND": kind, "BLOCKS": group // BLOCK_K,
+            "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": BLOCK_K, "GROUP": GROUP_M,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )  # fmt: skip
-    return Plan(launches=(launch,) if parts == 1 else (launch, add_parts(out, y)), outputs=(y,))
+    return Plan(launches=(launch,), outputs=(y,))
 
 
-def nibbles(w: torch.Tensor, block: int = BLOCK_K) -> torch.Tensor:
-    """Codes[n, k] of bytes[n, k / 2]: of each block the low halves of its bytes, then the high ones."""
-    blocks = w.view(w.shape[0], -1, block // 2)
-    return torch.cat((blocks & 15, blocks >> 4), dim=2).view(w.shape[0], -1)
+def codes(w: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes[n, k] from 0 of bytes[n, k * bits / 8], in the order of k."""
+    words = w.view(torch.int16).int().view(w.shape[0], -1, BLOCK_K * bits // 16)  # 16 / bits codes each
+    return torch.cat([words >> shift & 2**bits - 1 for shift in range(0, 16, bits)], dim=2).view(w.shape[0], -1)
 
 
 def reference(
     x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, kind: str
 ) -> tuple[torch.Tensor, ...]:
+    found = codes(w, _BITS[kind])
     if kind == "mxfp4":
         magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=w.device)  # OCP MX v1.0, table 4
-        codes = nibbles(w).int()
-        values = magnitudes[codes & 7] * (1 - 2 * (codes >> 3))
-        return (x.float() @ (values * torch.exp2(scale.float() - 127).repeat_interleave(MX_GROUP, 1)).T,)
+        values = magnitudes[found & 7] * (1 - 2 * (found >> 3))
+        exponents = scale.transpose(0, 1).reshape(w.shape[0], -1).float()
+        return (x.float() @ (values * torch.exp2(exponents - 127).repeat_interleave(MX_GROUP, 1)).T,)
     group = x.shape[1] // scale.shape[0]
-    codes = w.float() if zero is None else nibbles(w).float()
-    if zero is not None:
+    if zero is None:
+        values = (found ^ 128) - 128.0
+    else:
         zeros = torch.stack((zero & 15, zero >> 4), dim=2).view(zero.shape[0], -1)
-        codes = codes - zeros.float().T.repeat_interleave(group, 1)
-    return (x.float() @ (codes * scale.float().T.repeat_interleave(group, 1)).T,)
+        values = found - zeros.float().T.repeat_interleave(group, 1)
+    return (x.float() @ (values * scale.float().T.repeat_interleave(group, 1)).T,)
 
 
 def _make(kind: str) -> Callable[[Case, str, int], Inputs]:
@@ -172,7 +254,7 @@ def _make(kind: str) -> Callable[[Case, str, int], Inputs]:
         found: Inputs = {"x": random.normal(m, k, dtype=case.torch_dtype), "zero": None, "kind": kind}
         if kind == "mxfp4":
             found["w"] = random.integers(n, k // 2, low=0, high=256, dtype=torch.uint8)
-            found["scale"] = random.integers(n, k // MX_GROUP, low=119, high=124, dtype=torch.uint8)
+            found["scale"] = random.integers(k // BLOCK_K, n, 4, low=119, high=124, dtype=torch.uint8)
         elif kind == "int4":
             found["w"] = random.integers(n, k // 2, low=0, high=256, dtype=torch.uint8)
             found["scale"] = (random.uniform(groups, n, low=0.1, high=0.3) / k**0.5).to(torch.float16)
@@ -201,8 +283,9 @@ def _operators(kind: str) -> Callable[[Case], tuple[Operator, ...]]:
 
 
 def _cases(name: str, dtype: str, *sizes: tuple[int, int, int]) -> tuple[Case, ...]:
-    group = {"gemm_w4a16": {"group": 128}}.get(name, {})
-    return tuple(case(dtype, M=m, N=n, K=k, **group) for m, n, k in sizes)
+    if name != "gemm_w4a16":
+        return tuple(case(dtype, M=m, N=n, K=k) for m, n, k in sizes)
+    return tuple(case(dtype, M=m, N=cdiv(n, 8) * 8, K=k, group=128) for m, n, k in sizes)
 
 
 KERNELS = tuple(
@@ -218,6 +301,7 @@ KERNELS = tuple(
         tolerance=tolerance,
         operators=_operators(kind),
         workload=workload,
+        tilings=_tilings(_BITS[kind]),
     )
     for name, kind in _KINDS.items()
 )

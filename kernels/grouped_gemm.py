@@ -10,6 +10,8 @@ Rows can be gathered by the program that needs them, and a gated activation can 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +21,7 @@ from ..forms import TOKENS, distinct_experts
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.linear import ExpertsLinear
 from .base import Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .gemm import GROUP_M, tile_of, tolerance, workload
+from .gemm import GROUP_M, Tiling, tile_of, tolerance, workload
 
 
 @triton.jit
@@ -75,6 +77,29 @@ def _grouped(
         tl.store(y_at, sums.to(y_ptr.dtype.element_ty), there[:, None] & (columns[None, :] < n))
 
 
+def tiling(target: Target, rows: int, experts: int, itemsize: int, *, gated: bool = False) -> Tiling:
+    """As tall as an expert has rows when all have as many. Two products beside each other take half the width."""
+    block_m = min(max(pow2(cdiv(rows, experts)), 16), 128)
+    deep = 128 // itemsize
+    if block_m < 128:
+        block_k = 2 * deep if block_m <= 32 else deep if target.sm >= 90 else deep // 2
+        return Tiling(block_m=block_m, block_n=64, block_k=block_k, num_warps=4, num_stages=4)
+    if target.sm < 90:
+        return Tiling(block_m=128, block_n=128, block_k=deep // 2, num_warps=8, num_stages=3)
+    return Tiling(block_m=128, block_n=128 if gated else 256, block_k=deep, num_warps=8, num_stages=4)
+
+
+def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+    """Shorter and narrower tiles, and fewer stages than `tiling` has."""
+    own = tiling(target, case["M"] * case["chosen"], case["experts"], case.torch_dtype.itemsize, gated=True)
+    cut = [replace(own, num_stages=own.num_stages - 1), replace(own, block_n=own.block_n // 2)]
+    if own.block_m == 128:
+        cut.append(replace(own, block_m=64, num_warps=4))
+    else:
+        cut.append(replace(own, block_n=2 * own.block_n, num_stages=own.num_stages - 1))
+    return tuple(cut)
+
+
 def launch_grouped(
     target: Target,
     x: torch.Tensor,
@@ -85,6 +110,7 @@ def launch_grouped(
     order: torch.Tensor | None = None,
     chosen: int = 1,
     gated: bool = False,
+    tile: Tiling | None = None,
 ) -> Launch:
     """x[rows, k], w[experts, n or 2 n, k], y[rows, n]; ends[experts], the row after the last of each expert.
 
@@ -92,31 +118,28 @@ def launch_grouped(
     gated: w has n rows of gates, then n rows of ups.
     """
     (rows, n), (experts, _, k) = y.shape, w.shape
-    each = cdiv(rows, experts)
-    block_m = min(max(pow2(each), 16), 128)
-    large = target.sm >= 90 and block_m == 128
-    block_n = 256 if large and not gated else 128 if block_m == 128 else 64
-    block_k = (128 if block_m <= 32 else 64 if target.sm >= 90 else 32) * 2 // x.element_size()
+    tile = tile or tiling(target, rows, experts, x.element_size(), gated=gated)
     described = target.sm >= 90 and k * x.element_size() % 16 == 0  # rows begin at multiples of 16 bytes
     w = w.view(-1, k)
-    grid_m = (cdiv(rows, block_m) + min(experts, rows)) * block_m
+    grid_m = (cdiv(rows, tile.block_m) + min(experts, rows)) * tile.block_m
     return Launch(
         function=_grouped,
-        grid=(cdiv(grid_m, block_m) * cdiv(n, block_n),),
+        grid=(cdiv(grid_m, tile.block_m) * cdiv(n, tile.block_n),),
         arguments={
-            "x_ptr": x, "w_rows": TensorDescriptor.from_tensor(w, [block_n, block_k]) if described else w, "y_ptr": y,
-            "ends_ptr": ends, "order_ptr": order, "n": n, "k": k, "chosen": chosen, "grid_m": grid_m,
-            "EXPERTS": experts, "BLOCK_E": pow2(experts), "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k,
-            "GROUP": GROUP_M, "GATED": gated, "EVEN": k % block_k == 0, "DESCRIBED": described,
+            "x_ptr": x, "y_ptr": y, "ends_ptr": ends, "order_ptr": order,
+            "w_rows": TensorDescriptor.from_tensor(w, [tile.block_n, tile.block_k]) if described else w,
+            "n": n, "k": k, "chosen": chosen, "grid_m": grid_m, "EXPERTS": experts, "BLOCK_E": pow2(experts),
+            "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": GROUP_M,
+            "GATED": gated, "EVEN": k % tile.block_k == 0, "DESCRIBED": described,
         },
-        num_warps=8 if block_m == 128 else 4,
-        num_stages=3 if block_m == 128 else 4,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )  # fmt: skip
 
 
-def plan(target: Target, x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> Plan:
+def plan(target: Target, x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, tile: Tiling | None = None) -> Plan:
     y = poisoned(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
-    return Plan(launches=(launch_grouped(target, x, w, y, ends),), outputs=(y,))
+    return Plan(launches=(launch_grouped(target, x, w, y, ends, tile=tile),), outputs=(y,))
 
 
 def reference(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -177,5 +200,6 @@ KERNELS = (
         tolerance=tolerance,
         operators=_operators,
         workload=workload,
+        tilings=tilings,
     ),
 )

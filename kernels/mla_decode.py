@@ -2,11 +2,13 @@
 
 Multi-head latent attention with its projections absorbed (DeepSeek-V2, arXiv:2405.04434, section 2.1): all heads share
 one latent of each token, which is key and value, and a few rotated elements beside it. A program reads it once, for
-BLOCK_H heads. Splits of the tokens and their merging are those of `decode_attention`.
+BLOCK_H heads. Splits of the tokens are those of `decode_attention`; their sums, of so many heads, are merged by a
+launch of its own.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import e, log2
 
 import torch
@@ -18,20 +20,20 @@ from ..operators.base import Operator, Role, Tensor
 from ..operators.masks import CAUSAL
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .decode_attention import merge, put_weight, span, splits_of, weigh
+from .decode_attention import START, Parts, Tiling, most_splits, put_weight, span, splits_of
+from .flash_attention import weigh
 
 _LOG2_E = log2(e)
 
 
 @triton.jit
 def _mla_decode(
-    q_ptr, c_ptr, o_ptr, weight_ptr, table_ptr, length_ptr, scale, heads, pages,
+    q_ptr, c_ptr, o_ptr, weight_ptr, table_ptr, length_ptr, scale, heads, pages, splits,
     LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
-    SPLITS: tl.constexpr,
 ):  # fmt: skip
     split, block, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(length_ptr + sequence)
-    first, last = span(length, length, SPLITS, BLOCK_N)
+    first, last = span(length, length, splits, BLOCK_N)
     inside = block * BLOCK_H + tl.arange(0, BLOCK_H)
     there = inside < heads
     head = sequence * heads + inside
@@ -49,14 +51,42 @@ def _mla_decode(
         c_at = c_ptr + (page * PAGE + tokens % PAGE)[:, None] * (LATENT + ROPE)
         c = tl.load(c_at + latent[None, :], real[:, None], 0.0)
         c_rope = tl.load(c_at + rope[None, :], real[:, None], 0.0)
-        scores = tl.dot(q_rope, c_rope.T, tl.dot(q, c.T)) * scale
-        scores = tl.where(real[None, :], scores, -1e30)
-        weights, old, most, total = weigh(scores, most, total)
+        scores = tl.dot(q_rope, c_rope.T, tl.dot(q, c.T))
+        weights, old, most, total = weigh(scores, real[None, :], scale, most, total)
         out = tl.dot(weights.to(c.dtype), c, out * old[:, None])
     out = out / tl.where(total > 0, total, 1.0)[:, None]
-    o_at = o_ptr + (head * SPLITS + split).to(tl.int64)[:, None] * LATENT + latent[None, :]
+    o_at = o_ptr + (head * splits + split).to(tl.int64)[:, None] * LATENT + latent[None, :]
     tl.store(o_at, out.to(o_ptr.dtype.element_ty), there[:, None])
-    put_weight(weight_ptr, head, most, total, there, SPLITS)
+    put_weight(weight_ptr, head, most, total, there, splits)
+
+
+def heads_of(target: Target, heads: int) -> int:
+    """That a program takes: those that matrix units of a generation have at a time, of which the queries fit."""
+    return min(max(pow2(heads), 16), 64 if target.sm >= 90 else 16)
+
+
+def tiling(target: Target, sequences: int, heads: int, longest: int) -> Tiling:
+    """Of shared memory, 32 tokens of a latent of 512 take 36 KB, and queries of 64 heads 72 KB: one program has it."""
+    block_h = heads_of(target, heads)
+    wide = block_h == 64
+    splits = splits_of(
+        target, sequences * cdiv(heads, block_h), longest,
+        resident=1 if wide else 2, start=START + 4 * block_h,  # a head's sums, there and back, are four tokens' bytes
+    )  # fmt: skip
+    # From Blackwell on, products take shared memory, too.
+    return Tiling(keys=32, splits=splits, num_warps=8 if wide else 4, num_stages=3 if wide and target.sm >= 100 else 5)
+
+
+def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
+    """Others: more and fewer splits, and where there are registers, twice the tokens at a time, of which results are
+    rescaled half as often.
+    """
+    rule = tiling(target, case["B"], case["heads"], case["kv"])
+    splits = {2 * rule.splits, rule.splits + 1, rule.splits // 2} - {0, rule.splits}
+    found = [replace(rule, splits=one) for one in sorted(splits) if one <= most_splits(case["kv"])]
+    if rule.num_warps == 8 and target.sm < 100:
+        found.append(replace(rule, keys=64, num_stages=2))
+    return tuple(found)
 
 
 def plan(
@@ -69,32 +99,30 @@ def plan(
     *,
     latent: int,
     scale: float,
+    tile: Tiling | None = None,
 ) -> Plan:
     """q[sequences, heads, latent + rope], the first part through the absorbed projection; cache[pages, page, latent +
     rope]; table and lengths as in `decode_attention`; o[sequences, heads, latent], for the value projection.
     """
     (sequences, heads, width), page = q.shape, cache.shape[1]
-    # Shared memory: 32 tokens of a latent of 512 are 36 KB, and queries of 64 heads 72 KB.
-    block_h = min(max(pow2(heads), 16), 64 if target.sm >= 90 else 16)
+    block_h = heads_of(target, heads)
     blocks = cdiv(heads, block_h)
-    splits = splits_of(target, sequences * blocks, longest)
+    tile = tile or tiling(target, sequences, heads, longest)
     o = poisoned(sequences, heads, latent, dtype=q.dtype, device=q.device)
-    split = splits > 1
-    parts = poisoned(sequences * heads, splits, latent, dtype=torch.float32, device=q.device) if split else o
-    weight = poisoned(sequences * heads, splits, dtype=torch.float32, device=q.device) if split else None
+    parts = Parts.of(o, tile.splits)
     launch = Launch(
         function=_mla_decode,
-        grid=(splits, blocks, sequences),
+        grid=(tile.splits, blocks, sequences),
         arguments={
-            "q_ptr": q, "c_ptr": cache, "o_ptr": parts, "weight_ptr": weight, "table_ptr": table,
+            "q_ptr": q, "c_ptr": cache, "o_ptr": parts.values, "weight_ptr": parts.weight, "table_ptr": table,
             "length_ptr": lengths, "scale": scale * _LOG2_E, "heads": heads, "pages": table.shape[1],
-            "LATENT": latent, "ROPE": width - latent, "BLOCK_H": block_h, "BLOCK_N": 32, "PAGE": page,
-            "SPLITS": splits,
+            "splits": tile.splits, "LATENT": latent, "ROPE": width - latent, "BLOCK_H": block_h,
+            "BLOCK_N": tile.keys, "PAGE": page,
         },
-        num_warps=8 if block_h == 64 else 4,
-        num_stages=3 if block_h == 64 and target.sm >= 100 else 5,  # there, products take shared memory, too
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )  # fmt: skip
-    return Plan(launches=(launch, merge(parts, weight, o)) if weight is not None else (launch,), outputs=(o,))
+    return Plan(launches=(launch, *parts.merge(o)), outputs=(o,))
 
 
 def reference(
@@ -106,6 +134,7 @@ def reference(
     *,
     latent: int,
     scale: float,
+    tile: Tiling | None = None,  # noqa: ARG001
 ) -> tuple[torch.Tensor, ...]:
     found = []
     for ours, pages, length in zip(q.float(), table.long(), lengths.tolist(), strict=True):
@@ -157,5 +186,6 @@ KERNELS = (
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
         operators=_operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=case["kv"]),
+        tilings=tilings,
     ),
 )

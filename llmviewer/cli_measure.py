@@ -36,6 +36,10 @@ _BAR: Final = 20
 @click.option("--family", metavar="NAMES", help="Only these, of gemm, attention, moe and elementwise.")
 @click.option("--dtype", metavar="NAMES", help="Data types, such as bf16,fp8,int4_wo (docs/measurements.md).")
 @click.option(
+    "--tune/--no-tune", default=True, show_default=True,
+    help="Try a few ways to cut the work of Triton kernels up, at most a quarter of the time, and measure the fastest.",
+)  # fmt: skip
+@click.option(
     "--hardware", metavar="NAME|FILE", help="The device, where its name does not tell, or a file of yours is better."
 )
 @click.option("--format", "form", type=click.Choice(("parquet", "csv")), default="parquet", show_default=True)
@@ -50,6 +54,7 @@ def measure(
     minutes: float,
     family: str | None,
     dtype: str | None,
+    tune: bool,
     hardware: str | None,
     form: str,
     output: Path,
@@ -74,7 +79,7 @@ def measure(
     machine = this_machine(kind, hardware)
     journal = Journal(output, header(machine, libraries))
     before = len(journal.rows)
-    session = Session(machine=machine, backends=libraries, journal=journal, seconds=minutes * 60)
+    session = Session(machine=machine, backends=libraries, journal=journal, seconds=minutes * 60, tune=tune)
     progress = _Progress(session)
     versions = ", ".join(f"{name} {version}" for name, version in header(machine, libraries)["versions"].items())
     click.echo(f"{machine.title}: {versions}", err=True)
@@ -92,16 +97,29 @@ def measure(
 
 
 def _report(session: Session, form: str, before: int) -> None:
+    from .export import write_text
     from .hardware_files import load_hardware
-    from .measuring.summary import ceilings_text, kernels_text
+    from .measuring.session import header
+    from .measuring.summary import ceilings_text, goals, goals_text, kernels_text, report
 
     journal, machine, folder = session.journal, session.machine, session.journal.folder
     paths = journal.tables(f".{form}")
+    parts = {}
     if journal.complete:
         datasheet = {} if machine.document else load_hardware(machine.hardware).numbers
-        click.echo(ceilings_text(journal.ceilings, datasheet, session.rates))
+        parts["Ceilings"] = ceilings_text(journal.ceilings, datasheet, session.rates)
     if journal.rows:
-        click.echo(kernels_text(journal.rows))
+        parts["Kernels"] = kernels_text(journal.rows)
+    if any(row["framework"] == "triton" for row in journal.rows):
+        parts["What the kernels are to reach"] = goals_text(goals(journal.rows, journal.ceilings, machine.cache))
+    for text in parts.values():
+        click.echo(text)
+    if parts:
+        last = max((row["date"][:10] for row in journal.rows), default="")
+        versions = header(machine, session.backends)["versions"] | (
+            {"driver": machine.driver} if machine.driver else {}
+        )
+        write_text(folder / "report.md", report(f"{machine.title} {last}".rstrip(), versions, parts))
     disturbed = sum(row["disturbed"] for row in journal.rows) / max(len(journal.rows), 1)
     if disturbed > _DISTURBED:
         click.echo(f"Other programs took a core during {disturbed:.0%} of the launches, which do not count.")
@@ -112,6 +130,8 @@ def _report(session: Session, form: str, before: int) -> None:
         )
     for reason, count in session.left_out.items():
         click.echo(f"{counted(count, 'launch', 'launches')} left out: {reason}")
+    for reason, count in session.unfit.items():
+        click.echo(f"{counted(count, 'tiling')} left out: {reason}")
     click.echo(f"{folder}: {counted(len(journal.rows), 'row')}, {len(journal.rows) - before} of them new")
     if paths:
         files = f"{folder}/*.{form}"

@@ -1,4 +1,4 @@
-"""Attention in Triton's interpreter, and what its operators count."""
+"""Attention in Triton's interpreter, what its operators count, and what compilers make of it."""
 
 import pytest
 
@@ -8,8 +8,9 @@ pytest.importorskip("triton")
 from llmviewer.errors import InputError  # noqa: E402
 from llmviewer.kernels import load_kernel  # noqa: E402
 from llmviewer.kernels.base import Target, case  # noqa: E402
+from llmviewer.kernels.decode_attention import Tiling, splits_of  # noqa: E402
 
-from .kernel_checks import cases, check, counted, moved, named  # noqa: E402
+from .kernel_checks import NEW, cases, check, compiled, counted, moved, named  # noqa: E402
 
 CASES = cases("attention")
 
@@ -83,6 +84,84 @@ def test_splits_agree_and_read_nothing_past_the_end(name, one, kept):
         launches.add((len(plan.launches), plan.launches[0].grid[0]))
         torch.testing.assert_close(plan()[0].float(), wanted, rtol=2e-3, atol=2e-3)
     assert len(launches) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("flash_attention", case("fp16", B=2, heads=2, kv_heads=1, dim=32, q=150, kv=170, ragged=70)),
+        ("flash_attention", case("fp16", B=1, heads=1, kv_heads=1, dim=128, q=129, kv=129, window=50)),
+        ("decode_attention", case("fp16", B=1, heads=6, kv_heads=2, dim=32, kv=601, page=16)),
+        ("decode_attention", case("fp16", B=1, heads=2, kv_heads=1, dim=32, kv=300, page=16, kv_bits=8)),
+        ("mla_decode", case("fp16", B=1, heads=40, latent=64, rope=16, kv=301, page=16)),
+    ],
+    ids=named,
+)
+def test_tilings_change_how_fast_it_is_and_not_what_it_computes(name, one):
+    kernel = load_kernel(name)
+    inputs = kernel.make(one, "cpu", 4)
+    (wanted,) = kernel.reference(**inputs)
+    tilings = kernel.tilings(NEW, one)
+    assert 1 <= len(tilings) <= 6
+    assert len(set(tilings)) == len(tilings)
+    for tile in tilings:
+        (found,) = kernel.plan(NEW, **inputs, tile=tile)()
+        torch.testing.assert_close(found.float(), wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_prompts_shorter_than_a_tile_have_no_other_tilings():
+    kernel = load_kernel("flash_attention")
+    assert not kernel.tilings(NEW, case("fp16", B=1, heads=2, kv_heads=1, dim=128, q=32, kv=400))
+
+
+@pytest.mark.parametrize("kv_bits", [16, 4])
+def test_the_last_program_merges_splits_again_and_again(kv_bits):
+    """In the launch itself where they are few, and in one of its own where one program would be at it for long."""
+    kernel = load_kernel("decode_attention")
+    more = {"kv_bits": 4, "group": 64} if kv_bits == 4 else {}
+    inputs = kernel.make(case("fp16", B=2, heads=17, kv_heads=1, dim=128, kv=70, page=16, ragged=40, **more), "cpu", 3)
+    (wanted,) = kernel.reference(**inputs)
+    launches = []
+    for splits in (2, 16):  # 17 heads x 16 splits x 128 elements are too many
+        plan = kernel.plan(NEW, **inputs, tile=Tiling(keys=16, splits=splits))
+        launches.append(len(plan.launches))
+        first = plan()[0].clone()
+        torch.testing.assert_close(first.float(), wanted, rtol=2e-3, atol=2e-3)
+        assert torch.equal(plan()[0], first)
+    assert launches == [1, 2]
+
+
+def test_splits_keep_multiprocessors_at_work_to_the_end():
+    """Two programs each: 16 x 8 take two splits, 8 take 33, 200 five (1000 on 264 places), and 2048 none."""
+    target = Target(sm=90, multiprocessors=132)
+    assert [splits_of(target, programs, 8192) for programs in (128, 8, 200, 2048)] == [2, 32, 5, 1]
+    assert splits_of(target, 8, 32768) == 33
+    assert splits_of(target, 1, 200) == 1  # too short
+
+
+# What the launches of sm_90 take, as the text that a process of its own prints.
+SCRIPT = """
+import dataclasses, json, sys
+from llmviewer.kernels import aot, load_kernel
+
+for name, place in (wanted.split(":") for wanted in sys.argv[1:]):
+    kernel = load_kernel(name)
+    launch, *_ = kernel.launches(kernel.full_size[int(place)], aot.TARGETS[1])
+    found = aot.compiled(launch, 90)
+    keys, dim = launch.arguments["BLOCK_N"], launch.arguments["DIM"]
+    rate = found.rate(2 * keys * dim, launch.num_warps)
+    print(json.dumps(dataclasses.asdict(found) | {"rate": rate}))
+"""
+
+
+def test_hopper_has_the_slots_and_the_registers(tmp_path):
+    """A cache in fp8 is read at the H200's 4.8 TB/s, of 132 multiprocessors at 1755 MHz at least, before instructions
+    run out; and with heads of 256 registers do not, for want of which ptxas waits for each product.
+    """
+    decode, flash = compiled(SCRIPT, [("decode_attention", 3), ("flash_attention", 3)], tmp_path)
+    assert decode["rate"] > 4.8e12 / 132 / 1.755e9
+    assert flash["registers"] < 250
+    assert not decode["spills"] + flash["spills"]
 
 
 def test_groups_of_int4_that_a_kernel_cannot_take_are_refused():

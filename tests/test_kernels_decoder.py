@@ -153,16 +153,15 @@ def test_a_layer_launches_no_more_than_it_has_to():
         step = decode_step(name, batch=batch, kv_len=4096, layers=1, device="meta", target=H100, **more)
         return [launch.function.fn.__name__ for launch in step.plan.launches]
 
-    product, reduced = ["_tiled"], ["_tiled", "_add_parts"]  # k in parts where rows of weights are few
-    mixer = ["_rms_norm", *reduced, "_rope_cache", "_decode", *reduced, "_rms_norm"]
-    end = ["_rms_norm", *product, "_best", "_best_of_parts"]
-    dense = [*product, "_activate", *reduced]
+    mixer = ["_rms_norm", "_tiled", "_rope_cache", "_decode", "_tiled", "_rms_norm"]
+    end = ["_rms_norm", "_tiled", "_best", "_best_of_parts"]
+    dense = ["_tiled", "_activate", "_tiled"]
     assert functions("llama-3.1-8b", 64) == ["_embedding", *mixer, *dense, *end]
-    experts = [*reduced, "_route", "_count", "_place", "_grouped", "_grouped", "_combine"]
+    experts = ["_tiled", "_route", "_count", "_place", "_grouped", "_grouped", "_combine"]
     assert functions("mixtral-8x7b", 64) == ["_embedding", *mixer, *experts, *end]
-    # One sequence: products of one row, and its keys in parts, whose results are put together.
+    # One sequence: products of one row, and its keys in parts, which the last program to be done puts together.
     alone = functions("llama-3.1-8b", 1)
-    assert [alone.count(name) for name in ("_gemv", "_merge", "_tiled")] == [5, 1, 0]
+    assert [alone.count(name) for name in ("_gemv", "_decode", "_merge", "_tiled")] == [5, 1, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 """Matrix products, experts, conversions and streams in Triton's interpreter, and what their operators count."""
 
+import secrets
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from triton.runtime import interpreter  # noqa: E402
+
 from llmviewer.errors import InputError  # noqa: E402
-from llmviewer.kernels import fused_moe, gemm, kernel_names, load_kernel  # noqa: E402
+from llmviewer.kernels import fused_moe, gemm, gemm_weight_only, kernel_names, load_kernel  # noqa: E402
 from llmviewer.kernels.base import Target, case  # noqa: E402
 
-from .kernel_checks import cases, check, counted, moved, named  # noqa: E402
+from .kernel_checks import NEW, cases, check, converted, counted, moved, named  # noqa: E402
 
 FAMILIES = ("stream", "gemm", "moe", "quantize")
 CASES = cases(*FAMILIES)
@@ -93,12 +97,78 @@ def test_counts_by_hand(name, one, wanted):
 
 
 def test_a_large_product_is_persistent_and_a_narrow_one_split():
-    def functions(**sizes):
-        return [launch.function.fn.__name__ for launch in load_kernel("gemm").launches(case("bf16", **sizes), H100)]
+    def launched(**sizes):
+        (launch,) = load_kernel("gemm").launches(case("bf16", **sizes), H100)
+        return launch.function.fn.__name__, launch.grid
 
-    assert functions(M=8192, N=8192, K=8192) == ["_persistent"]
-    assert functions(M=16, N=4096, K=4096) == ["_tiled", "_add_parts"]
-    assert functions(M=8192, N=8192, K=8191) == ["_tiled"]  # rows that no descriptor can have
+    assert launched(M=8192, N=8192, K=8192) == ("_persistent", (132,))
+    assert launched(M=16, N=4096, K=4096) == ("_tiled", (64, 4))  # 64 tiles, of 4 parts each
+    assert launched(M=8192, N=8192, K=8191) == ("_tiled", (64 * 32, 1))  # rows that no descriptor can have
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("gemm", case("fp16", M=50, N=70, K=333, parts=3)),
+        ("gemv", case("fp16", M=1, N=13, K=9000)),
+        ("gemm_w4a16", case("fp16", M=3, N=40, K=1024, group=128)),
+        ("gemm_fp8_block", case("fp8_e4m3", M=20, N=72, K=1280)),
+    ],
+    ids=named,
+)
+def test_the_last_program_of_a_tile_adds_all_parts_in_order(name, one, monkeypatch):
+    """Bit by bit, in fp32, as often as it is launched."""
+    monkeypatch.setattr(interpreter, "_convert_float", converted)
+    kernel = load_kernel(name)
+    plan = kernel.plan(Target.of(torch.device("cpu")), **kernel.make(one, "cpu", 11))
+    (launch,) = plan.launches
+    parts, count = launch.arguments["parts_ptr"], launch.arguments["count_ptr"]
+    assert parts.shape[0] == launch.grid[1] > 1
+    for _ in range(2):
+        (y,) = plan()
+        total = torch.zeros(y.shape)
+        for part in parts:
+            total += part
+        assert torch.equal(y, total.to(y.dtype))
+        assert not count.any()
+        y.fill_(float("nan"))
+
+
+TUNED = [name for name in kernel_names() if load_kernel(name).family in ("gemm", "moe")]
+
+
+def cut_up(launches):
+    """What of launches a tile decides."""
+    sizes = [sorted((name, size) for name, size in each.arguments.items() if type(size) is int) for each in launches]
+    return [(each.grid, each.num_warps, each.num_stages, *those) for each, those in zip(launches, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_what_tuning_tries_fits_and_is_not_what_the_rule_has(name):
+    kernel = load_kernel(name)
+    for one in kernel.full_size:
+        tilings = kernel.tilings(H100, one)
+        assert 2 <= len(set(tilings)) == len(tilings) <= 6
+        rule = cut_up(kernel.launches(one, H100))
+        for tile in tilings:
+            assert cut_up(kernel.launches(one, H100, tile)) != rule
+            if isinstance(tile, gemm.Tiling):  # operands of all stages
+                weight = next(op.weights[0] for op in kernel.operators(one) if op.weights)
+                row = tile.block_m * one.torch_dtype.itemsize + tile.block_n * weight.format.bits / 8
+                assert row * tile.block_k * tile.num_stages <= 227 * 1024, tile
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_a_product_cut_up_otherwise_is_the_same(name, monkeypatch):
+    """One way of tuning's, chosen anew each time."""
+    monkeypatch.setattr(interpreter, "_convert_float", converted)
+    kernel, seed = load_kernel(name), secrets.randbits(31)
+    one = next(each for each in kernel.cases if not (each.get("parts") or each.get("persistent")))
+    tile = secrets.choice(kernel.tilings(NEW, one))
+    inputs = kernel.make(one, "cpu", seed)
+    (y,), (wanted,) = kernel.plan(NEW, **inputs, tile=tile)(), kernel.reference(**inputs)
+    relative, absolute = kernel.tolerance(one)
+    torch.testing.assert_close(y.float(), wanted.float(), rtol=relative, atol=absolute, msg=f"seed {seed}, {tile}")
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (16, 4096, 14336), (512, 4096, 14336), (8192, 8192, 8192)])
@@ -125,9 +195,43 @@ def test_every_code_of_mxfp4_is_what_its_table_says():
     """All bytes under every scale of a range, by products with unit vectors, which are exact."""
     kernel = load_kernel("gemm_mxfp4")
     codes = torch.arange(256, dtype=torch.uint8).view(4, 64)
-    w, scale = codes.repeat(6, 1), torch.arange(115, 139, dtype=torch.uint8)[:, None].expand(24, 4).contiguous()
+    w, scale = codes.repeat(6, 1), torch.arange(112, 136, dtype=torch.uint8).repeat_interleave(4).view(1, 24, 4)
     inputs = {"x": torch.eye(128, dtype=torch.float16), "w": w, "scale": scale, "zero": None, "kind": "mxfp4"}
     assert torch.equal(kernel.run(**inputs)[0].float(), kernel.reference(**inputs)[0])
+
+
+@pytest.mark.parametrize("name", ["gemm_w4a16", "gemm_w8a16"])
+def test_every_code_of_integers_is_what_it_says(name):
+    """All bytes, under every zero point, by products with unit vectors, which are exact."""
+    kernel, bits = load_kernel(name), 4 if name == "gemm_w4a16" else 8
+    inputs = {
+        "x": torch.eye(128, dtype=torch.float16),
+        "w": torch.arange(16 * 16 * bits).to(torch.uint8).view(16, 16 * bits),
+        "scale": torch.full((1, 16), 0.25, dtype=torch.float16),
+        "zero": (16 + 34 * torch.arange(8)).to(torch.uint8)[None, :] if bits == 4 else None,  # 0 and 1, 2 and 3, ...
+        "kind": "int4" if bits == 4 else "int8",
+    }
+    assert torch.equal(kernel.run(**inputs)[0].float(), kernel.reference(**inputs)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_bits_of_codes_are_floats_near_zero(dtype):
+    """What kernels make of them in bf16, too, which the interpreter does not know: exact, of each code."""
+    of = gemm_weight_only.FLOATS[dtype]
+    codes, units = torch.arange(256, dtype=torch.int16), torch.arange(256, dtype=torch.float64) * of["UNIT"]
+    for zero in (*range(16), 128):
+        found = codes.view(dtype) * (of["UNIT"] / of["LEAST"]) - torch.tensor(zero * of["UNIT"], dtype=dtype)
+        exact = units - zero * of["UNIT"]
+        kept = slice(None) if zero == 128 else slice(16)
+        assert torch.equal(found[kept].double(), exact[kept])
+    second = (codes[:16] * 16).view(dtype) * (of["UNIT"] / of["LEAST"] / 16)
+    assert torch.equal(second.double(), units[:16])
+    top = 9 if dtype == torch.float16 else 6
+    magnitudes = (codes[:8] << top).view(dtype)
+    for exponent in range(-15, 10) if dtype == torch.float16 else range(-60, 66):
+        scaled = magnitudes * torch.tensor(2.0**exponent * of["BIAS"] / of["BACK"], dtype=dtype)
+        wanted = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64) * 2.0**exponent
+        assert torch.equal(scaled.double() * of["BACK"], wanted), exponent
 
 
 def test_an_expert_that_no_token_takes_does_no_harm():
@@ -148,6 +252,8 @@ def test_sizes_that_a_kernel_cannot_take_are_refused():
     message = "k and groups of int4 and int8 must be multiples of 128; got k=192, group=64"
     with pytest.raises(InputError, match=f"^{message}$"):
         w4a16.run(**w4a16.make(case("fp16", M=1, N=4, K=192, group=64), "cpu", 0))
+    with pytest.raises(InputError, match=r"^n of int4 must be a multiple of 8; got 12$"):
+        w4a16.run(**w4a16.make(case("fp16", M=1, N=12, K=128, group=128), "cpu", 0))
     with pytest.raises(InputError, match=r"^k must be a multiple of 128; got 192$"):
         fp8.run(**fp8.make(case("fp8_e4m3", M=1, N=4, K=192), "cpu", 0))
 

@@ -2,8 +2,9 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
+from math import inf
 from time import sleep
 from types import MappingProxyType
 
@@ -16,6 +17,7 @@ from llmviewer.errors import InputError
 from llmviewer.expectation.device import of
 from llmviewer.expectation.rows import read
 from llmviewer.hardware_files import load_hardware
+from llmviewer.measuring import session as session_module
 from llmviewer.measuring import timing
 from llmviewer.measuring.ceilings import Ceiling, rates, sizes
 from llmviewer.measuring.journal import Journal
@@ -23,7 +25,7 @@ from llmviewer.measuring.machine import gpu_name, with_rates
 from llmviewer.measuring.order import spread
 from llmviewer.measuring.questions import questions
 from llmviewer.measuring.session import Machine, Session, ask, header
-from llmviewer.measuring.summary import ceilings_text, kernels_text
+from llmviewer.measuring.summary import ceilings_text, goals, goals_text, kernels_text
 from llmviewer.measuring.timing import BusyError, Sample, settled
 from llmviewer.measuring.work import LaunchError, Sets
 
@@ -49,6 +51,12 @@ class Clock:
         return lambda: Sample(calls[next(turn) % len(calls)]())
 
 
+@dataclass(frozen=True)
+class Tiling:
+    keys: int
+    splits: int
+
+
 class Library:
     """Answers every question in twice its bound, and remembers which were asked."""
 
@@ -69,7 +77,10 @@ class Library:
         if question.op in self.wrong:
             raise LaunchError("is off its reference")
 
-    def calls(self, question, kernel, sets):
+    def tilings(self, question, kernel):
+        return ()
+
+    def calls(self, question, kernel, sets, tiling=None):
         if len(self.asked) == self.breaks_at:
             raise KeyboardInterrupt
         self.asked.append(question)
@@ -260,6 +271,54 @@ def test_no_row_is_made_of_what_is_no_number(tmp_path):
     assert found.left_out == {"mine fast: gives what is no number": 20}  # in a row: the device is beyond help
 
 
+class Tuned(Library):
+    """Of four other tilings one is wrong, one slower, one hardly faster, and the last takes half of the time."""
+
+    others = (Tiling(8, 1), Tiling(16, 1), Tiling(16, 2), Tiling(32, 4))
+
+    def tilings(self, question, kernel):
+        sleep(self.pause)
+        return self.others if question["M"] > 1 else ()
+
+    def calls(self, question, kernel, sets, tiling=None):
+        if tiling == self.others[0]:
+            raise LaunchError("is off its reference")
+        times = {None: 2.0, self.others[1]: 3.0, self.others[2]: 1.999, self.others[3]: 1.0}
+        return [lambda: times[tiling] * question.bound(of(H200)) + 1e-6] * sets
+
+    def __init__(self, pause=0.0):
+        super().__init__()
+        self.pause = pause
+
+
+def tuned(folder, library, seconds=60.0, **more):
+    journal = Journal(folder, header(MACHINE, [library]))
+    found = Session(machine=MACHINE, backends=[library], journal=journal, seconds=seconds, **more)
+    found.measure_kernels(ask([library], ["qwen3-0.6b"], ["gemm"], ("bf16",)), lambda _: None)
+    return found
+
+
+def test_the_fastest_tiling_is_measured_and_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(session_module, "_TUNING_PART", inf)
+    found = tuned(tmp_path / "a", Tuned())
+    rows = found.journal.rows
+    assert {(row["M"] == 1, row["tiling"], row["tried"]) for row in rows} == {
+        (True, "", 1), (False, "keys=32 splits=4", 4),
+    }  # fmt: skip
+    plain = {row["case"]: row for row in tuned(tmp_path / "b", Tuned(), tune=False).journal.rows}
+    assert {(row["tiling"], row["tried"]) for row in plain.values()} == {("", 1)}
+    assert all(row["time_us"] < plain[row["case"]]["time_us"] for row in rows if row["M"] > 1)
+    assert found.unfit == {"fast keys=8 splits=1: is off its reference": sum(row["M"] > 1 for row in rows)}
+    assert not found.left_out
+
+
+def test_tuning_takes_a_part_of_the_time(tmp_path):
+    found = tuned(tmp_path, Tuned(pause=0.02), seconds=1.0)
+    tried = [row["tried"] for row in found.journal.rows]
+    assert found.tuning < 0.25 * found.elapsed + 0.2
+    assert tried.count(1) > tried.count(4) > 0
+
+
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, Library(breaks_at=30))
@@ -351,6 +410,40 @@ def test_the_summary_compares_with_the_ceiling_and_the_vendor():
     assert kernels_text([row | {"loop": 256}]).splitlines()[1].split()[-3:] == ["-", "-", "-"]  # it is in the cache
 
 
+def test_goals_are_met_or_missed_by_the_median_of_their_rows():
+    def row(framework, kernel, family, dtype, us, moved=200e6, **sizes):
+        words = " ".join(f"{name}={size}" for name, size in sizes.items())
+        op = "gemm" if family == "gemm" else f"gqa {dtype}"
+        case = " ".join(f"{framework} {kernel} {op} {dtype} {words}".split())
+        return {"framework": framework, "kernel": kernel, "family": family, "dtype": dtype, "time_us": us, "loop": 0,
+                "moved_bytes": moved, "case": case, **sizes}  # fmt: skip
+
+    large, small, one = ({"M": m, "N": 8192, "K": 8192} for m in (4096, 2, 1))
+    prompt, step = {"q_len": 2048, "kv_len": 2048}, {"batch": 16, "kv_len": 8192}
+    rows = [
+        row("triton", "gemm", "gemm", "bf16", 100.0, **large), row("pytorch", "", "gemm", "bf16", 95.0, **large),
+        row("triton", "gemm", "gemm", "bf16", 60.0, **small),
+        row("triton", "gemm", "gemm", "bf16", 60.0, moved=20e6, **small),  # in L2
+        row("triton", "gemv", "gemm", "bf16", 50.0, **one), row("triton", "gemm_w4a16", "gemm", "int4_wo", 20.0, **one),
+        row("triton", "flash_attention", "attention_prefill", "bf16", 100.0, **prompt),
+        row("pytorch", "flash", "attention_prefill", "bf16", 80.0, **prompt),
+        row("pytorch", "cudnn", "attention_prefill", "bf16", 60.0, **prompt),
+        row("pytorch", "cudnn", "attention_decode", "bf16", 60.0, **step),
+    ]  # fmt: skip
+    found = goals(rows, CEILINGS, cache=50e6)
+    values = {goal.what.split(",")[0]: reached for goal, reached in found.items()}
+    assert values == {
+        "bf16 GEMM": pytest.approx([200e6 / 60e-6 / 4.2e12, 200e6 / 50e-6 / 4.2e12]),  # the later of that name
+        "FlashAttention": [0.6], "decode attention beyond L2": [], "W4A16 GEMV": [2.5],
+    }  # fmt: skip
+    assert next(iter(found.values())) == [0.95]
+    text = goals_text(found).splitlines()
+    assert max(map(len, text)) <= 80
+    verdicts = [line.split()[-2:] for line in text[1:] if not line.startswith("  ")]
+    assert verdicts == [["0.95", "met"], ["20%", "short"], ["not", "measured"], ["0.87", "met"], ["17%", "short"]]
+    assert "  2 rows, 0.79 to 0.95" in text
+
+
 def errors(capsys, *arguments):
     code = main(["measure", *arguments])
     out = capsys.readouterr()
@@ -430,6 +523,65 @@ def test_triton_kernels_answer_questions_in_the_interpreter(tmp_path):
         assert backend.finite(first)
         assert torch.equal(first[0], second[0])
         assert first[0].data_ptr() != second[0].data_ptr()
+        for tiling in backend.tilings(question, kernel)[:2]:
+            (other,) = backend.calls(question, kernel, 1, tiling)
+            torch.testing.assert_close(other()[0].float(), first[0].float(), rtol=0.02, atol=0.02)
+
+
+# A process of its own, with a driver that says that there is an H100: enough to compile for it, not to launch.
+COMPILE = """
+import json, sys
+from dataclasses import replace
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+class Driver:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+driver.set_active(Driver())
+from llmviewer.kernels import load_kernel
+from llmviewer.kernels.base import Target
+from llmviewer.measuring import triton_backend
+
+part = triton_backend._Part("gemv", "bf16", {"M": 1, "N": 4096, "K": 4096})
+kernel, target = load_kernel("gemv"), Target(sm=90, multiprocessors=132)
+tilings = kernel.tilings(target, triton_backend._case(part))[:2]
+triton_backend._compile(part, target, [replace(tilings[0], num_warps=3), *tilings])
+(launch,) = kernel.launches(triton_backend._case(part), target, tilings[0])
+print(json.dumps([type(one).__name__ for one in launch.function.device_caches[0][0].values()]))
+"""
+
+
+def test_tilings_are_compiled_before_they_are_launched_and_one_that_is_wrong_alone_is_not(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from .kernel_checks import compiled
+
+    assert compiled(COMPILE, [], tmp_path) == [["CompiledKernel", "CompiledKernel"]]
+
+
+def test_a_tiling_that_computes_something_else_is_refused(monkeypatch):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from llmviewer.kernels import load_kernel
+    from llmviewer.measuring import triton_backend
+
+    kernel = load_kernel("gemm")
+    question = next(q for q in questions(["llama-3.1-8b"], ["bf16"]) if q.family == "gemm" and q["M"] == 8)
+    question = replace(question, sizes=(("M", 8), ("N", 32), ("K", 32)))
+
+    def plan(target, tile=None, **inputs):
+        found = kernel.plan(target, **inputs)
+        return found if tile is None else lambda: [torch.zeros_like(one) for one in found()]
+
+    backend = triton_backend.TritonBackend("cpu", Clock())
+    monkeypatch.setattr(triton_backend, "load_kernel", lambda name: replace(kernel, plan=plan))
+    with pytest.raises(LaunchError, match=r"^gemm at bf16 M=8 N=32 K=32: is off its reference"):
+        backend.calls(question, "gemm", 1, tiling=object())
+    assert backend.calls(question, "gemm", 1)
 
 
 def test_torch_kernels_are_checked_against_their_formulas(monkeypatch):
@@ -467,6 +619,8 @@ def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):
         if rows >= 60:
             break
     assert "bandwidth [GB/s]" in out
+    assert "## Ceilings" in (folder / "report.md").read_text()
+    assert "reach" not in (folder / "report.md").read_text()  # which is of kernels on a GPU
     assert "matrix bf16" in out
     frame = pd.read_parquet(folder / "gemm.parquet")
     assert frame["case"].is_unique

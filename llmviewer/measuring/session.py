@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -19,7 +19,7 @@ from .journal import SCHEMA, Journal
 from .machine import Watch, documents, driver, gpu_name, with_rates
 from .order import spread
 from .questions import Question, questions
-from .timing import BusyError, Times, settled
+from .timing import BusyError, Call, Times, settled
 from .work import Backend, LaunchError, Sets
 
 MODELS: Final = {  # of several head layouts and widths; on a GPU also windows, latent attention and experts
@@ -35,6 +35,10 @@ _PASSES: Final = 3  # over the ceilings, so that what disturbs one of them for a
 _CEILING_PART: Final = 1 / 1000  # of the time, for each ceiling and pass
 _CEILINGS_PART: Final = 0.1  # of it, after which there is no further pass
 _ROW_PART: Final = 1 / 800
+_TUNING_PART: Final = 0.25  # of the time so far, for what else than the rule's tiling is tried
+_TUNED_PART: Final = 1 / 60  # of the time, after which no further one is tried for a row
+_BRIEF_PART: Final = 1 / 8000  # of it, for each
+_FASTER: Final = 0.99  # of the time of the rule's, so that noise does not decide
 _LONGEST_PART: Final = 1 / 50  # what a launch may take with all its repetitions; longer ones are left out
 _CALLS: Final = 6  # of a launch, about, at least
 _TOO_LONG: Final = "it takes too long for the time given"
@@ -222,7 +226,9 @@ class _Kind:
 class Session:
     """A run, and how far it is.
 
+    tune      other tilings than the rule's are tried, and the fastest measured
     left_out  launches that made no row, by reason
+    unfit     tilings that could not be tried, by reason
     put_off   how often a launch was, as other programs took the cores
     """
 
@@ -230,8 +236,11 @@ class Session:
     backends: Sequence[Backend]
     journal: Journal
     seconds: float
+    tune: bool = True
     left_out: Counter[str] = field(default_factory=Counter)
+    unfit: Counter[str] = field(default_factory=Counter)
     put_off: int = 0
+    tuning: float = 0.0  # seconds that it took
     start: float = field(default_factory=monotonic)
 
     @property
@@ -337,8 +346,38 @@ class Session:
         calls = backend.calls(question, asked.kernel, sets.count)
         if not backend.finite(calls[0]()):
             raise LaunchError("gives what is no number")
+        tiling, tried = None, 1
+        if self.tune and self.tuning <= _TUNING_PART * self.elapsed:
+            start = monotonic()
+            calls, tiling, tried = self._fastest(asked, sets, calls)
+            self.tuning += monotonic() - start
         times = settled(backend.clock.sampler(calls), self.seconds * _ROW_PART)
-        return _columns(asked, machine, times, sets) | {"ceiling_us": bound * 1e6}
+        chosen = {"tiling": "" if tiling is None else _words(tiling), "tried": tried}
+        return _columns(asked, machine, times, sets) | chosen | {"ceiling_us": bound * 1e6}
+
+    def _fastest(self, asked: Asked, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:
+        """Launches of the fastest tiling, what it is (None: the rule's, whose are `calls`), and how many were tried."""
+        backend = asked.backend
+        others = backend.tilings(asked.question, asked.kernel)
+        end = monotonic() + _TUNED_PART * self.seconds
+        best, tiling, tried = self._brief(backend, calls) * _FASTER if others else 0.0, None, 1
+        for other in others:
+            if monotonic() > end:
+                break
+            try:
+                launches = backend.calls(asked.question, asked.kernel, sets.count, other)
+                time = self._brief(backend, launches)
+            except Exception as error:  # noqa: BLE001 - whatever it raises, there is the rule's
+                reason = str(error).strip().partition("\n")[0]
+                self.unfit[f"{asked.kernel} {_words(other)}: {reason}"[:_REASON]] += 1
+                continue
+            tried += 1
+            if time < best:
+                best, calls, tiling = time, launches, other
+        return calls, tiling, tried
+
+    def _brief(self, backend: Backend, calls: Sequence[Call]) -> float:
+        return settled(backend.clock.sampler(calls), _BRIEF_PART * self.seconds).median
 
 
 def _check(asked: Asked, wrong: dict[tuple[object, ...], str]) -> None:
@@ -365,6 +404,11 @@ def header(machine: Machine, backends: Sequence[Backend]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _words(tiling: Any) -> str:
+    """Such as "keys=128 splits=4"."""
+    return " ".join(f"{one.name}={getattr(tiling, one.name)}" for one in fields(tiling))
+
+
 def _columns(asked: Asked, machine: Machine, times: Times, sets: Sets) -> dict[str, Any]:
     return {
         "source": "llmviewer measure",
@@ -374,6 +418,7 @@ def _columns(asked: Asked, machine: Machine, times: Times, sets: Sets) -> dict[s
         "kernel": asked.kernel,
         **asked.question.row,
         "case": str(asked),
+        "moved_bytes": asked.question.nbytes,
         "time_us": times.median * 1e6,
         "p20_us": times.p20 * 1e6,
         "p80_us": times.p80 * 1e6,

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from ..units import seconds, si
+from ..units import counted, seconds, si
 from .ceilings import Ceiling
 
+_Row = Mapping[str, Any]
 _VENDOR: Final = ("pytorch", "pytorch-cpu")
 _STREAMS: Final = ("read", "write", "copy", "triad")
+_LARGE: Final = 4096  # N and K of a product that is bound by the matrix units, and
+_MANY: Final = 2048  # its rows
+_LONG: Final = 1024  # tokens of a prompt
+_FEW: Final = 16  # rows of a skinny product
 
 
 def ceilings_text(found: Sequence[Ceiling], datasheet: Mapping[str, float], rates: Mapping[str, float]) -> str:
@@ -44,16 +50,14 @@ def ceilings_text(found: Sequence[Ceiling], datasheet: Mapping[str, float], rate
     return "\n".join(lines) + "\n"
 
 
-def kernels_text(rows: Iterable[Mapping[str, Any]]) -> str:
+def kernels_text(rows: Iterable[_Row]) -> str:
     """By kernel: its share of the ceilings, of rows whose tensors come from memory, and of the vendor's speed."""
-    kinds: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
-    vendor: dict[tuple[Any, ...], float] = {}
-    for row in rows:
+    every = list(rows)
+    vendor = _fastest(every, lambda row: row["framework"] in _VENDOR)
+    kinds: dict[tuple[str, ...], list[_Row]] = defaultdict(list)
+    for row in every:
         kinds[_kind(row)].append(row)
-        if row["framework"] in _VENDOR:
-            same = _same(row)
-            vendor[same] = min(row["time_us"], vendor.get(same, np.inf))
-    head = f"{'kernel':<40}{'rows':>6}{'of the ceiling':>16}{'best':>6}{'of vendor':>11}"
+    head = f"{'kernel':<46}{'rows':>5}{'of ceiling':>12}{'best':>6}{'of vendor':>11}"
     lines = [head]
     for (framework, *names), own in sorted(kinds.items()):
         shares = [row["ceiling_us"] / row["time_us"] for row in own if not row["loop"]]
@@ -61,13 +65,103 @@ def kernels_text(rows: Iterable[Mapping[str, Any]]) -> str:
         middle, best = (f"{np.median(shares):.0%}", f"{max(shares):.0%}") if shares else ("-", "-")
         ratio = f"{np.median(beside):.0%}" if beside and framework not in _VENDOR else "-"
         name = " ".join(filter(None, (framework, *names)))
-        lines.append(f"{name:<40}{len(own):>6}{middle:>16}{best:>6}{ratio:>11}")
+        lines.append(f"{name:<46}{len(own):>5}{middle:>12}{best:>6}{ratio:>11}")
     return "\n".join(lines) + "\n"
 
 
-def _kind(row: Mapping[str, Any]) -> tuple[str, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What our kernels are to reach at sizes of one kind.
+
+    what   they are to be fast at, in the median
+    of     what their speed is divided by
+    least  of the ratio
+    """
+
+    what: str
+    of: str
+    least: float
+
+
+_GEMM: Final = Goal(what=f"bf16 GEMM, M >= {_MANY}, N, K >= {_LARGE}", of="cuBLAS", least=0.9)
+_FLASH: Final = Goal(what=f"FlashAttention, prompts >= {_LONG}", of="the best SDPA", least=0.75)
+_DECODE: Final = Goal(what="decode attention beyond L2", of="copy bandwidth", least=0.85)
+_SKINNY: Final = Goal(what=f"bf16 GEMM, M <= {_FEW}, beyond L2", of="copy bandwidth", least=0.85)
+_W4A16: Final = Goal(what="W4A16 GEMV, bf16 weights beyond L2", of="the bf16 GEMV", least=3.0)
+
+
+def goals(rows: Iterable[_Row], found: Sequence[Ceiling], cache: float) -> dict[Goal, list[float]]:
+    """What each goal's rows reach; none where there are none, or nothing to compare them with.
+
+    found  the ceilings, of which copies over the most bytes are of memory
+    cache  bytes of L2
+    """
+    every = list(rows)
+    vendor = _fastest(every, lambda row: row["framework"] in _VENDOR)
+    plain = _fastest(every, lambda row: _ours(row, "gemm", "bf16") and row["M"] == 1)
+    copies = [one for one in found if one.what == "copy"]
+    longest = max((one.size for one in copies), default=0)
+    copy = max((one.value for one in copies if one.size == longest), default=np.nan)
+    reached: dict[Goal, list[float]] = {goal: [] for goal in (_GEMM, _FLASH, _DECODE, _SKINNY, _W4A16)}
+    for row in every:
+        same, moved = _same(row), row.get("moved_bytes", 0)
+        beyond, rate = moved > cache and not row["loop"], moved / (row["time_us"] * 1e-6)
+        if _ours(row, "gemm", "bf16"):
+            if min(row["N"], row["K"]) >= _LARGE and row["M"] >= _MANY and same in vendor:
+                reached[_GEMM].append(vendor[same] / row["time_us"])
+            if row["M"] <= _FEW and beyond:
+                reached[_SKINNY].append(rate / copy)
+        elif _ours(row, "gemm", "int4_wo") and row["M"] == 1 and 2 * row["N"] * row["K"] > cache:
+            other = plain.get(tuple(word.replace("int4_wo", "bf16") for word in same))
+            reached[_W4A16].extend([other / row["time_us"]] if other else ())
+        elif _ours(row, "attention_prefill", "bf16") and row["q_len"] >= _LONG and same in vendor:
+            reached[_FLASH].append(vendor[same] / row["time_us"])
+        elif _ours(row, "attention_decode", "bf16") and beyond:
+            reached[_DECODE].append(rate / copy)
+    return {goal: [one for one in values if np.isfinite(one)] for goal, values in reached.items()}
+
+
+def goals_text(reached: Mapping[Goal, Sequence[float]]) -> str:
+    """A table: the median of each beside the aim, how far apart rows are, and by how much it falls short."""
+    lines = [f"{'speed of, in the median':<36}{'relative to':<16}{'aim':>5}{'is':>6}"]
+    for goal, values in reached.items():
+        line = f"{goal.what:<36}{goal.of:<16}{goal.least:5.2f}"
+        if not values:
+            lines.append(f"{line}{'-':>6}  not measured")
+            continue
+        middle = float(np.median(values))
+        verdict = "met" if middle >= goal.least else f"{1 - middle / goal.least:.0%} short"
+        lines.append(f"{line}{middle:6.2f}  {verdict}")
+        lines.append(f"  {counted(len(values), 'row')}, {min(values):.2f} to {max(values):.2f}")
+    return "\n".join(lines) + "\n"
+
+
+def report(title: str, versions: Mapping[str, str], parts: Mapping[str, str]) -> str:
+    """A page in Markdown of what was found, to be kept beside the rows.
+
+    parts  texts as they are printed, by heading
+    """
+    lines = [f"# {title}", "", ", ".join(f"{name} {version}" for name, version in versions.items()), ""]
+    for heading, text in parts.items():
+        lines += [f"## {heading}", "", "```", text.rstrip("\n"), "```", ""]
+    return "\n".join(lines)
+
+
+def _ours(row: _Row, family: str, dtype: str) -> bool:
+    return (row["framework"], row["family"], row["dtype"]) == ("triton", family, dtype)
+
+
+def _fastest(rows: Iterable[_Row], wanted: Callable[[_Row], bool]) -> dict[tuple[Any, ...], float]:
+    """The least time of each launch, over the rows of all kernels that are wanted. [us]"""
+    found: dict[tuple[Any, ...], float] = {}
+    for row in filter(wanted, rows):
+        found[_same(row)] = min(row["time_us"], found.get(_same(row), np.inf))
+    return found
+
+
+def _kind(row: _Row) -> tuple[str, ...]:
     cache = row.get("kv_dtype") or ""
-    op = row.get("op") or row["family"]
+    op = row.get("op") or row["family"].removeprefix("attention_")
     return (
         row["framework"],
         row["kernel"],
@@ -77,7 +171,7 @@ def _kind(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _same(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _same(row: _Row) -> tuple[Any, ...]:
     """What rows of other kernels for the same launch share: the words of the case after the kernel's."""
     words = row["case"].split()
     return row["family"], *words[1 + len(row["kernel"].split()) :]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +14,7 @@ from .timing import Call, Clock, GpuClock
 from .work import LaunchError, compare, copies
 
 if TYPE_CHECKING:
-    from ..kernels.base import Case, Kernel
+    from ..kernels.base import Case, Kernel, Target
 
 _PAGE: Final = 64  # tokens of a cache
 _CHECKED: Final = 2  # cases of a kernel
@@ -144,8 +146,20 @@ class TritonBackend:
             for case in own[:_CHECKED]:
                 _check(found, case, self._device)
 
-    def calls(self, question: Question, kernel: str, sets: int) -> Sequence[Call]:  # noqa: ARG002
-        plans = [list(self._plans(part, sets)) for part in parts(question)]
+    def tilings(self, question: Question, kernel: str) -> Sequence[Any]:  # noqa: ARG002
+        """Those of the last kernel, which takes the most time; compiled side by side, where that is of use."""
+        part = parts(question)[-1]
+        found: Sequence[Any] = load_kernel(part.kernel).tilings(self._target, _case(part))
+        if self._device == "cuda" and found:
+            _compile(part, self._target, found)
+        return found
+
+    def calls(self, question: Question, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:  # noqa: ARG002
+        *before, last = parts(question)
+        plans = [list(self._plans(part, sets)) for part in before]
+        plans.append(list(self._plans(last, sets, tiling)))
+        if tiling is not None:
+            _agree(load_kernel(last.kernel), _case(last), plans[-1][0], next(self._plans(last, 1)))
 
         def call(number: int) -> Call:
             own = [of_part[number] for of_part in plans]
@@ -153,10 +167,11 @@ class TritonBackend:
 
         return [call(number) for number in range(sets)]
 
-    def _plans(self, part: _Part, sets: int) -> Iterator[Call]:
+    def _plans(self, part: _Part, sets: int, tiling: Any = None) -> Iterator[Call]:
         kernel = load_kernel(part.kernel)
+        chosen = {} if tiling is None else {"tile": tiling}
         for inputs in copies(kernel.make(_case(part), self._device, 0), sets):
-            yield kernel.plan(self._target, **inputs)
+            yield kernel.plan(self._target, **inputs | chosen)
 
     def finite(self, outputs: Any) -> bool:
         return all(bool(output.float().isfinite().all()) for output in outputs)
@@ -179,9 +194,30 @@ def _case(part: _Part) -> Case:
 
 def _check(kernel: Kernel, case: Case, device: str) -> None:
     inputs = kernel.make(case, device, 1)
+    _compare(kernel, case, kernel.run(**inputs), kernel.reference(**inputs))
+
+
+def _agree(kernel: Kernel, case: Case, tiled: Call, ruled: Call) -> None:
+    """Within twice the tolerance, as each may be off the reference."""
+    _compare(kernel, case, tiled(), ruled(), times=2)
+
+
+def _compare(kernel: Kernel, case: Case, found: Any, wanted: Any, times: float = 1) -> None:
     relative, absolute = kernel.tolerance(case)
-    for ours, wanted in zip(kernel.run(**inputs), kernel.reference(**inputs), strict=True):
+    for ours, theirs in zip(found, wanted, strict=True):
         try:
-            compare(ours, wanted, relative, absolute)
+            compare(ours, theirs, times * relative, times * absolute)
         except LaunchError as error:
             raise LaunchError(f"{kernel.name} at {case}: {error}") from None
+
+
+def _compile(part: _Part, target: Target, tilings: Sequence[Any]) -> None:
+    """All at once, a thread each. What fails here fails again when it is launched, and is told then."""
+    import triton
+
+    kernel, case = load_kernel(part.kernel), _case(part)
+    with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
+        for tiling in tilings:
+            for launch in kernel.launches(case, target, tiling):
+                with suppress(Exception):
+                    launch.warmup()

@@ -43,8 +43,16 @@ class Backend(Protocol):
         Raises LaunchError where it is wrong.
         """
 
-    def calls(self, question: Question, kernel: str, sets: int) -> Sequence[Call]:
-        """Launches on so many sets of tensors of random numbers; each returns what it computed."""
+    def tilings(self, question: Question, kernel: str) -> Sequence[Any]:
+        """A few other ways to cut its work up than the one that the kernel chooses by rule."""
+
+    def calls(self, question: Question, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:
+        """Launches on so many sets of tensors of random numbers; each returns what it computed.
+
+        tiling  one of `tilings`
+
+        Raises LaunchError where that computes something else than the rule's.
+        """
 
     def finite(self, outputs: Any) -> bool:
         """Whether all that a call returned is numbers."""

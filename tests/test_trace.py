@@ -349,14 +349,12 @@ def test_kinds_without_an_architecture(kind):
 REFUSED = {
     "jetmoe": "model.layers.0.self_attention.experts.router: _to_copy needs the values of a tensor, and a trace has "
     "only shapes; make what it decides a constant, or describe the model in a YAML file",
-    "mamba": "forward must return a cache of keys and values, as .past_key_values or second; got none (recurrent "
-    "states are not traced; describe the model in a YAML file)",
-    "olmo_hybrid": "model.layers.0.linear_attn: copy_ reads the cache that a pass finds; a trace knows caches that "
-    "cat() appends to",
+    "recurrent_gemma": "forward must return a cache or a state, as .past_key_values or second; got none (what a module "
+    "keeps within itself is not traced; describe the model in a YAML file)",
 }
 REFUSED_CONFIG = {
-    "hidden_size": 128, "num_hidden_layers": 2, "num_key_value_heads": 2, "kv_channels": 32, "vocab_size": 320,
-    "pad_token_id": 0,
+    "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "kv_channels": 32,
+    "vocab_size": 320, "pad_token_id": 0,
 }  # fmt: skip
 
 

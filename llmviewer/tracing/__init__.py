@@ -4,7 +4,7 @@ The module runs on the meta device for a few shapes: of batch, new and cached to
 reads once where it does not. The aten calls of all passes are aligned, and what each does is fitted exactly by the
 features of a workload; a call that does not fit is an error. Matmul-like calls are operators of their own, and the
 element-wise ones between them are fused. Score matrices are whole in a trace; with a cache their OPs count what a
-causal mask leaves, as everywhere else here.
+causal mask leaves, as everywhere else here. What keeps a state is traced token by token, and held to a prompt.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from .._layout import ROOT
 from ..errors import InputError
 from ..model import Model
 from ..precision import FP16, Format
-from .fitting import CACHED, FIXED, Shape
+from .fitting import CACHED, FIXED, ONCE, STEPS, Shape
 from .operators import Builder, format_of
 from .passes import Passes, passes_of
 from .program import Program, layer_lists
-from .recording import Recording
+from .recording import Numbers, Recording
+from .scans import compare_prompts
 
 _CONTEXT: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "block_size")
 _NAMED: Final = 4  # parameters that a note tells by name
+_TRIED: Final = (64, 1024)  # tokens of it after prompts whose scans go token by token, and by chunks
+_MASK: Final = 600  # tokens of one pass whose masks are worked out
 _LONG: Final = 1 << 15  # tokens of the longest pass of a trace, where the module does not say how many it is made for
 
 
@@ -53,9 +56,10 @@ def load_traced(name: str) -> Model:
         if not hasattr(found, part):
             raise InputError(f"{name}: module {path} has no {attribute!r}; give package.module:callable")
         found = getattr(found, part)
+    numbers = Numbers()
     try:
         with torch.device("meta"):
-            made = found()
+            made = numbers.run(found)
             module, *given = made if isinstance(made, tuple) and 1 < len(made) < 4 else (made,)
             module = module.to("meta") if isinstance(module, torch.nn.Module) else module  # numbers drawn by hand
     except Exception as error:  # noqa: BLE001  # it is the user's code
@@ -63,7 +67,7 @@ def load_traced(name: str) -> Model:
     if not isinstance(module, torch.nn.Module):
         what = type(made).__name__ if made is module else f"a tuple that begins with {type(module).__name__}"
         raise InputError(f"{attribute}: must return a torch.nn.Module, or (module, inputs); got {what}")
-    return trace(module, name=attribute, **dict(zip(("inputs", "dims"), given, strict=False)))
+    return _trace(module, attribute, numbers=numbers, **dict(zip(("inputs", "dims"), given, strict=False)))
 
 
 def trace(
@@ -85,6 +89,13 @@ def trace(
     matrices; of what runs once all pairs, but where the module says is_causal. What depends on shapes alone (masks,
     angles, indices) costs nothing. Raises InputError, naming the call, where one needs data, or does not fit.
     """
+    return _trace(module, name, vocab=vocab, inputs=inputs, dims=dims)
+
+
+def _trace(
+    module: Any, name: str, *, vocab: int | None = None, inputs: Any = None, dims: Any = None, numbers: Any = None
+) -> Model:
+    """The same, `numbers` being known of what the module's buffers hold."""
     torch = _torch(name)
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"{name}: must be a torch.nn.Module; got {type(module).__name__}")
@@ -97,7 +108,8 @@ def trace(
     was_training, learned = module.training, [p for p in module.parameters() if p.requires_grad]
     try:
         module.eval().requires_grad_(requires_grad=False)
-        return _traced(module, name, vocab, passes_of(module, name, inputs, dims))
+        ways = passes_of(module, name, inputs, dims)
+        return _traced(module, name, vocab, [replace(way, numbers=numbers) for way in ways])
     finally:
         module.train(was_training)
         for parameter in learned:
@@ -108,7 +120,7 @@ def _traced(module: Any, name: str, vocab: int | None, ways: Sequence[Passes]) -
     """The model by the first of some ways to run it that all counts fit."""
     first, *others = ways
     try:
-        program = Program(name, first.basis, [first.record(shape) for shape in first.basis.shapes])
+        program = Program(name, first.basis, [first.record(shape) for shape in first.basis.shapes], first.places)
         return _model(module, program, first, vocab)
     except InputError as error:
         if not others:
@@ -120,12 +132,13 @@ def _traced(module: Any, name: str, vocab: int | None, ways: Sequence[Passes]) -
 def _model(module: Any, program: Program, passes: Passes, vocab: int | None) -> Model:
     name = program.name
     if program.logits < 0 or program.logits not in program.writer:
-        what = "logits, as .logits or first" if passes.basis is CACHED else "what it makes of its input"
+        what = "logits, as .logits or first" if passes.basis in (CACHED, STEPS) else "what it makes of its input"
         raise InputError(f"{name}: forward must return {what}; got nothing that depends on it")
     width = program.values[program.logits].shape[-1]
     if vocab is not None and width != vocab:
         raise InputError(f"{name}: must have {vocab} logits, as vocab says; got {width}")
-    context = _context(module) if passes.basis is not FIXED else 0
+    context = min(_context(module) or _LONG, *program.lengths.values()) if program.lengths else _context(module)
+    context = context if passes.basis is not FIXED else 0
     notes = (*passes.notes, *_checked(program, passes, context))
     builder = Builder(program)
     segments = program.segments(layer_lists(module))
@@ -154,9 +167,21 @@ def _checked(program: Program, passes: Passes, context: int) -> tuple[str, ...]:
     """Holds the program to passes that had no part in the fit; notes of what was not to be checked."""
     if passes.basis is FIXED:
         return ()
+    if passes.basis is STEPS:
+        notes = compare_prompts(program, passes)
+        return (*notes, *(_find_windows(passes, program, context) if program.cached else ()))
     if passes.basis is CACHED:
         prompt = Shape(2, min(6, context or 6))
         _compare(program, passes.record(prompt), prompt)
+    if passes.basis is ONCE:
+        shape = Shape(2, min(context or _MASK, _MASK))
+        try:
+            recording = passes.record(shape)
+        except InputError:  # the longest pass says so, too
+            recording = program.recordings[-1]
+        else:
+            _compare(program, recording, shape)
+        return (*_masked(program, recording), *_find_windows(passes, program, context))
     return _find_windows(passes, program, context)
 
 
@@ -167,18 +192,26 @@ def _find_windows(passes: Passes, program: Program, context: int) -> tuple[str, 
     known to have none.
     """
     longest = context or _LONG
-    shape = Shape(1, 1, longest - 1) if passes.basis is CACHED else Shape(2, longest)
+    tried = min(longest, _TRIED[bool(program.chunks)]) if passes.basis is STEPS else longest
+    shape = Shape(2, tried) if passes.basis is ONCE else Shape(1, 1, tried - 1)
     try:
         recording = passes.record(shape)
     except InputError as error:
         if context:
             raise
         return (f"not checked for {shape}: {error}",)
-    _compare(program, recording, shape, find=passes.basis is CACHED)
+    _compare(program, recording, shape, find=passes.basis is not ONCE)
     if program.windows:
         between = Shape(2, 1, (shape.past + max(program.windows.values())) // 2)
         _compare(program, passes.record(between), between)
-    return ()
+    few = (f"windows of more than {tried} keys were not looked for",) if tried < longest else ()
+    return (*(() if passes.basis is ONCE else _masked(program, recording)), *few)
+
+
+def _masked(program: Program, recording: Recording) -> tuple[str, ...]:
+    """Takes over what masks of a long pass leave; a note of those that are not followed."""
+    odd = program.masked(recording)
+    return (f"masks that are other bands for other lengths hide nothing of {', '.join(odd)}",) if odd else ()
 
 
 def _compare(program: Program, recording: Recording, shape: Shape, *, find: bool = False) -> None:
@@ -194,6 +227,9 @@ def _compare(program: Program, recording: Recording, shape: Shape, *, find: bool
         )
     for (call, index), (_, _, ops) in zip(counted, recording.products, strict=True):
         said = program.said(index, shape)
+        length = program.wide_calls.get(index, 0)  # of a cache, of which a prompt may leave out what is empty
+        if length and ops * length == said * (shape.past + shape.q_len):
+            continue
         if said != ops and not (find and program.narrowed(index, shape, ops)):
             raise program.error(call, f"has {ops} OPs for {shape} where shorter passes say {said}")
 

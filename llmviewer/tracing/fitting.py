@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from ..forms import LOGITS, ONE, SEQUENCES, TOKENS, Form, cells, kv_tokens, pairs, total
+from ..forms import LOGITS, ONE, SEQUENCES, TOKENS, Form, cells, kv_tokens, total
+from ..operators.masks import Mask
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,14 @@ class Shape:
     def monomials(self) -> tuple[int, ...]:
         b, q, k = self.batch, self.q_len, self.past + self.q_len
         return (1, b, q, b * q, k, b * k, q * k, b * q * k)
+
+    def clipped(self, band: tuple[int, int] | None) -> tuple[int, int] | None:
+        """What a band of keys before and after a query's own is here, -1 being all; None where it hides nothing."""
+        if band is None:
+            return None
+        keys = self.past + self.q_len
+        before, after = (-1 if n >= keys - 1 else n for n in band)
+        return None if before < 0 and (after < 0 or self.q_len == 1) else (before, after)
 
     def __str__(self) -> str:
         after = f" new tokens after {self.past}" if self.past else " tokens"
@@ -71,6 +80,13 @@ CACHED: Final = Basis(
     (*(Shape(b, q, p) for b, q, p in product((2, 3), (3, 5), (7, 12))), Shape(4, 2, 21), Shape(5, 7, 4)),
     "tokens, sequences, cached tokens and cells",
 )
+# Token by token, all that a token does counts for each, however many a pass has. `kv_tokens` and `cells` are one then:
+# what is read of the cache is the former, which the program knows.
+STEPS: Final = Basis(
+    (0, 3, 4, 7),
+    (Shape(2, 1, 5), Shape(3, 1, 5), Shape(2, 1, 8), Shape(3, 1, 8), Shape(4, 1, 7), Shape(5, 1, 9)),
+    "tokens, cached tokens and cells",
+)
 # Without a past, keys are queries. Lengths without a common factor tell apart what goes by steps.
 ONCE: Final = Basis(
     (0, 1, 2, 3, 6, 7),
@@ -85,9 +101,21 @@ def renamed(form: Form, old: Form, new: Form) -> Form:
     return total(c * (new if feature == old.terms[0][0] else Form(((feature, 1.0),))) for feature, c in form.terms)
 
 
-def masked(form: Form) -> Form:
-    """OPs of whole score matrices as those that a causal mask leaves."""
-    return renamed(form, cells(), pairs())
+def at_rest(form: Form) -> Form:
+    """What is there for each sequence once, however many tokens a pass has; of keys, each once."""
+    return renamed(renamed(form, TOKENS, SEQUENCES), cells(), kv_tokens())
+
+
+def spread(form: Form, length: int) -> Form:
+    """Amounts of a buffer of `length` places for each sequence, all of which a pass takes, as those of the tokens that
+    are in it.
+    """
+    return renamed(renamed(form, TOKENS, cells()), SEQUENCES, kv_tokens()) / length
+
+
+def masked(form: Form, mask: Mask) -> Form:
+    """OPs of whole score matrices as those that a mask leaves."""
+    return renamed(form, cells(), mask.pairs)
 
 
 def wanted(form: Form) -> Form:

@@ -19,7 +19,7 @@ from ..operators.linear import ExpertsLinear, Linear, LMHead, Router
 from ..operators.masks import CAUSAL, Causal, Everything, Mask, Once
 from ..precision import BF16, FP16, FP32, NAMED, Format, product
 from ..resource import Resource, matrix, vector
-from .fitting import CACHED, FIXED, masked, rows_and_width, wanted
+from .fitting import CACHED, FIXED, STEPS, masked, rows_and_width, wanted
 from .program import Launch, Program, Segment
 from .recording import Call
 
@@ -46,6 +46,24 @@ class Fused(Operator):
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): self.ops}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Operator):
+    """What a step does with a state, in one launch: element-wise, and products that have one token each.
+
+    ops       of a step, token by token
+    products  OPs of matrix units, where a prompt is taken in chunks
+    """
+
+    ops: Form
+    products: Form = field(default_factory=Form)
+
+    kind: str = "scan"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        made = {matrix(self.outputs[0].format.compute): self.products} if self.products else {}
+        return {**made, vector("fp32"): self.ops}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +120,14 @@ class Builder:
         operators = tuple(self._operator(launch, naming) for launch in segment.launches)
         operators = tuple(_attention(operators))
         for op in operators:
-            if isinstance(op, Product) and isinstance(op.mask, Causal) and op.mask.window < inf:
+            if isinstance(op, Product) and op.mask.keeps and isinstance(op.mask, Causal) and op.mask.window < inf:
                 raise InputError(
                     f"{self.program.name}: {segment.layer}: {op.name} sees the last {op.mask.window} keys, and windows "
                     "are known of two products with the cache and a softmax between them"
                 )
         head = number == count - 1
         if head:
-            operators = _head(operators) if self.program.basis is CACHED else self._words(operators)
+            operators = _head(operators) if self._keeps else self._words(operators)
         if segment.shared >= 0:
             self.shared = segment.shared
             return Block(name=SHARED, operators=operators, input="", output=naming.output)
@@ -131,11 +149,14 @@ class Builder:
         call = self.program.calls[launch.calls[-1]]
         name = naming.of_launch[launch]
         outside = self.program.outside(launch)
-        inputs = tuple(t for v in outside if self._is_tensor(v) for t in self._read(launch, v, naming))
+        inputs = tuple(t for v in outside if not self._is_weight(v) for t in self._read(launch, v, naming))
         outputs = tuple(t for v in self.program.leaving(launch) for t in self._written(v, naming))
-        weights = tuple(self._weight(launch, v) for v in outside if not self._is_tensor(v))
-        if not call.matmul:
+        weights = tuple(self._weight(launch, v) for v in outside if self._is_weight(v))
+        if not self.program.apart(launch.calls[-1]):
             ops = self.program.ops(launch)
+            if any(t.role is Role.STATE for t in (*inputs, *outputs)):
+                made = Step(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
+                return self._in_chunks(made, outside)
             return Fused(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
         return self._product(
             call,
@@ -149,10 +170,24 @@ class Builder:
             ),
         )
 
+    def _in_chunks(self, made: Step, read: list[int]) -> Step:
+        """With what prompts do in chunks: all tokens of a sequence but one, which counts as a step."""
+        others = TOKENS + (-1) * SEQUENCES
+        for chunks in (self.program.chunks[value] for value in read if value in self.program.chunks):
+            made = replace(made, products=chunks.products * others, ops=made.ops + chunks.more * others)
+        return made
+
     def _mask(self, call: Call, launch: Launch) -> Mask:
         """What a product of attention sees: before it what is cached, else all, unless the module says otherwise."""
-        if self.program.basis is CACHED:
-            return Causal(self.program.windows.get(launch.calls[-1], inf))
+        index = launch.calls[-1]
+        before, after = self.program.bands.get(index, (-1, -1))
+        window = before + 1 if before >= 0 else inf
+        if self._keeps:
+            return Causal(min(self.program.windows.get(index, inf), window))
+        if after == 0:
+            return Once(window)
+        if before == after >= 0:
+            return Everything(before)
         return Once() if call.causal and not self._sized else Everything()
 
     def _product(self, call: Call, made: Product) -> Operator:
@@ -164,7 +199,7 @@ class Builder:
             self.words |= {table.shape[0] for table in tables if call.fed}
             return found
         weights = tuple(sorted(weights, key=lambda w: -len(w.shape)))
-        plain = replace(made, ops=masked(made.ops) if isinstance(made.mask, Causal) else made.ops)
+        plain = replace(made, ops=masked(made.ops, CAUSAL if made.mask.keeps else made.mask))
         if not inputs or not weights or len(weights[0].shape) < 2 or weights[0].rows is not None:
             return plain
         shape = _convolution if call.name == "convolution" else self._linear
@@ -175,7 +210,7 @@ class Builder:
 
     def _linear(self, call: Call, made: Linear) -> Linear:
         x, shape = made.inputs[0], made.weight.shape
-        inner = next(use.last for use in call.uses if self._is_tensor(use.value))
+        inner = next(use.last for use in call.uses if not self._is_weight(use.value))
         rows = x.elements / inner
         made = replace(made, inputs=(replace(x, width=inner, rows=rows),))
         if call.name == "_grouped_mm":
@@ -202,12 +237,17 @@ class Builder:
         return found
 
     @property
+    def _keeps(self) -> bool:
+        """Whether passes leave something for those after them."""
+        return self.program.basis in (CACHED, STEPS)
+
+    @property
     def _sized(self) -> bool:
         """Whether all sequences have one size, so that only shapes tell rows from columns."""
         return self.program.basis is FIXED
 
-    def _is_tensor(self, value: int) -> bool:
-        return self.program.values[value].moves
+    def _is_weight(self, value: int) -> bool:
+        return self.program.values[value].learned
 
     def _format(self, value: int) -> Format:
         dtype = self.program.values[value].dtype
@@ -224,7 +264,7 @@ class Builder:
             shown = {(use.low, use.high) for use in uses}
             return tuple(part for key, part in parts.items() if key in shown)
         rows, width = rows_and_width(self.program.read(launch, value), uses[0].last if self._sized and uses else 0)
-        role = Role.KV_CACHE if value in self.program.cached else Role.ACTIVATION
+        role = self._role(value)
         return (Tensor(name=naming.tensor(value), width=width, rows=rows, format=self._format(value), role=role),)
 
     def _written(self, value: int, naming: _Naming) -> tuple[Tensor, ...]:
@@ -232,11 +272,17 @@ class Builder:
         if parts:
             return tuple(parts.values())
         form, name = self.program.elements(value), naming.tensor(value)
-        if value not in self.program.cached:
+        role = self._role(value)
+        if role is not Role.KV_CACHE:
             rows, width = rows_and_width(form, self.program.values[value].shape[-1] if self._sized else 0)
-            return (Tensor(name=name, width=width, rows=rows, format=self._format(value)),)
+            return (Tensor(name=name, width=width, rows=rows, format=self._format(value), role=role),)
         width = rows_and_width(form)[1]  # of all that is cached; of that, the new tokens are written
-        return (Tensor(name=name, width=width, format=self._format(value), role=Role.KV_CACHE),)
+        return (Tensor(name=name, width=width, format=self._format(value), role=role),)
+
+    def _role(self, value: int) -> Role:
+        if value in self.program.states:
+            return Role.STATE
+        return Role.KV_CACHE if value in self.program.cached else Role.ACTIVATION
 
     def _parts(self, value: int, naming: _Naming) -> dict[tuple[int, int], Tensor]:
         """What a value consists of that products of its block read apart, by its place in memory."""
@@ -280,16 +326,19 @@ class _Naming:
         for launch in segment.launches:
             call = program.calls[launch.calls[-1]]
             own = call.path[len(segment.layer) :].strip(".") or "layer"
-            own = own if call.matmul else f"{own}.{_step(program, launch)}"
+            own = own if program.apart(launch.calls[-1]) else f"{own}.{_step(program, launch)}"
             used[own] += 1
             of_launch[launch] = own if used[own] == 1 else f"{own}.{used[own]}"
-            leaving = program.leaving(launch)
+            leaving = [v for v in program.leaving(launch) if v not in program.states]
+            touched = [v for v in (*program.outside(launch), *program.leaving(launch)) if v in program.states]
+            places = sorted({program.states[v] for v in touched})
+            names |= {v: f"{of_launch[launch]}.state{places.index(program.states[v]) + 1}" for v in touched}
             for n, value in enumerate(leaving):
                 suffix = ".cache" if value in program.cached else ""
                 names[value] = of_launch[launch] + suffix + (f".out{n + 1}" if len(leaving) > 1 else "")
         names |= {v: SHARED for v in (shared, segment.shared) if v >= 0}
         inside = {index for launch in segment.launches for index in launch.calls}
-        kept = program.cached | program.results | {program.logits}
+        kept = program.cached | program.states.keys() | program.results | {program.logits}
         inner = frozenset(v for v in names.keys() - kept if set(program.readers.get(v, ())) <= inside)
         return cls(of_launch, names, *_ends(program, segment, names), inner)
 
@@ -315,7 +364,8 @@ def _ends(program: Program, segment: Segment, names: dict[int, str]) -> tuple[st
     after = [
         names[v]
         for v in names
-        if program.writer[v] in inside
+        if program.writer.get(v) in inside
+        and v not in program.states
         and (v == program.logits or (set(program.readers.get(v, ())) - inside and v not in program.cached))
     ]
     if len(after) != 1:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any, Final
 
 from ..errors import InputError
-from .fitting import CACHED, FIXED, ONCE, Basis, Shape
-from .recording import Recording, record, tensors_in
+from .fitting import CACHED, FIXED, ONCE, STEPS, Basis, Shape
+from .recording import Numbers, Recording, record, tensors_of
 
 SEQUENCES: Final = "sequences"
 TOKENS: Final = "tokens"
-_CACHE: Final = frozenset(("past_key_values", "use_cache"))
+_CACHES: Final = ("past_key_values", "cache_params", "state")  # as transformers calls what passes leave
+_PAST: Final = 11  # tokens, and no size that a module is likely to have
 _GIVE: Final = "let the callable return (module, inputs)"
 _BOTH: Final = ((0, SEQUENCES), (1, TOKENS))
 
@@ -32,6 +33,8 @@ class Passes(ABC):
 
     basis: Basis = CACHED
     why: str = ""
+    numbers: Numbers | None = None  # that buffers hold
+    places: frozenset[int] = frozenset()  # of the cache, that passes write their tokens into
 
     @abstractmethod
     def record(self, shape: Shape) -> Recording:
@@ -45,50 +48,88 @@ class Passes(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(Passes):
-    """Those of a language model that keeps keys and values."""
+    """Those of a language model that keeps keys and values, or a state.
+
+    cache  what forward calls them
+    """
+
+    cache: str = _CACHES[0]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return ()
+        if self.basis is CACHED:
+            return ()
+        return ("keeps a state: every token counts as one of a step that writes token by token",)
 
     def record(self, shape: Shape) -> Recording:
         """The prompt that fills the cache, then the recorded pass."""
         if not shape.past:
             return self._run(shape.q_len, shape.batch, None)[0]
-        _, out = self._run(shape.past, shape.batch, None)
-        past = _past(out)
-        if not any(t.numel() for t in tensors_in(past)):
+        past, numbers = self._prompt(shape)
+        if not tensors_of(past):
             raise InputError(
-                f"{self.name}: forward must return a cache of keys and values, as .past_key_values or second; got none "
-                "(recurrent states are not traced; describe the model in a YAML file)"
+                f"{self.name}: forward must return a cache or a state, as .{self.cache} or second; got none (what a "
+                "module keeps within itself is not traced; describe the model in a YAML file)"
             )
-        return self._run(shape.q_len, shape.batch, past)[0]
+        return self._run(shape.q_len, shape.batch, past, numbers)[0]
 
     def keeps(self) -> bool:
         """Whether a pass leaves a cache."""
-        first = CACHED.shapes[0]
-        return any(t.numel() for t in tensors_in(_past(self._run(first.past, first.batch, None)[1])))
+        return bool(tensors_of(self._prompt(CACHED.shapes[0])[0]))
 
-    def _run(self, length: int, batch: int, past: Any) -> tuple[Recording, Any]:
+    def recurs(self) -> bool:
+        """Whether a part of what passes leave has no dimension of tokens."""
+        left = tensors_of(self._prompt(Shape(2, 1, _PAST))[0])
+        return any(_PAST not in t.shape for t in left if t.is_floating_point())
+
+    def in_place(self) -> Steps:
+        """The same, which knows what parts of the cache passes write their tokens into; where that is not all of what
+        stays as large, there is a state.
+        """
+        parts = []
+        for shape in (Shape(2, 3, _PAST), Shape(2, 5, _PAST)):
+            try:
+                recording = self.record(shape)
+            except InputError:  # a state that takes single tokens alone
+                return replace(self, basis=STEPS)
+            found = [v for v, value in enumerate(recording.values) if value.source == "cache"]
+            written = {
+                found.index(value): sum(recording.placed(recording.calls[index]) for index in calls) / shape.q_len
+                for value, calls in recording.written().items()
+            }
+            parts.append(written.items())
+        places = frozenset(place for place, _ in parts[0] & parts[1])
+        floating = (place for place, v in enumerate(found) if recording.values[v].floats)
+        still = (p for p in floating if _PAST not in recording.values[found[p]].shape)
+        return replace(self, basis=CACHED if places >= set(still) else STEPS, places=places)
+
+    def _prompt(self, shape: Shape) -> tuple[Any, Numbers]:
+        """What the passes before one of `shape` leave, and what numbers are known of it."""
+        _, out, numbers = self._run(shape.past, shape.batch, None)
+        return self._left(out), numbers
+
+    def _run(
+        self, length: int, batch: int, past: Any, numbers: Numbers | None = None
+    ) -> tuple[Recording, Any, Numbers]:
         torch = import_module("torch")
         ids = torch.zeros(batch, length, dtype=torch.long, device="meta")
         kwargs = {"input_ids": ids, "use_cache": True}
         if past is not None:
-            kwargs["past_key_values"] = past
+            kwargs[self.cache] = past
         recorder, out = record(
             self.module,
             lambda: self.module(**kwargs),
             name=self.name,
-            called="forward(input_ids, past_key_values=..., use_cache=True)",
-            cached=[t for t in tensors_in(past) if t.numel()],
+            called=f"forward(input_ids, {self.cache}=..., use_cache=True)",
+            cached=tensors_of(past),
             given=[ids],
+            numbers=numbers or self.numbers,
         )
-        return recorder.with_logits(out), out
+        return recorder.with_logits(out, self._left(out)), out, recorder.numbers
 
-
-def _past(out: Any) -> Any:
-    past = getattr(out, "past_key_values", None)
-    return out[1] if past is None and isinstance(out, tuple) and len(out) > 1 else past
+    def _left(self, out: Any) -> Any:
+        past = getattr(out, self.cache, None)
+        return out[1] if past is None and isinstance(out, tuple) and len(out) > 1 else past
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +156,14 @@ class Once(Passes):
             called=f"forward({', '.join(map(_told, self.inputs))})",
             hint=f"; for another input {_GIVE}" if self.guessed else "",
             given=[value for value in given.values() if _is_tensor(value)],
+            numbers=self.numbers,
         )
         return recorder.with_results(out)
 
     @property
     def notes(self) -> tuple[str, ...]:
         once = "runs once over its input, without a cache"
-        pairs = "; attention counts all pairs but where the module says is_causal"
+        pairs = "; attention counts all pairs but where it says is_causal, or a mask that depends on lengths alone"
         if self.basis is ONCE:
             return (once + pairs,)
         tensors = ((key, v.shape[1:]) for key, v in self.inputs.items() if _is_tensor(v))
@@ -151,10 +193,10 @@ def passes_of(module: Any, name: str, inputs: Any, dims: Any) -> tuple[Passes, .
     if inputs is not None:
         return _given(module, name, _named(name, inputs), dims)
     takes = signature(module.forward).parameters
-    if takes.keys() & _CACHE:
-        steps = Steps(module=module, name=name)
+    if takes.keys() & {_CACHES[0], "use_cache"}:
+        steps = Steps(module=module, name=name, cache=next((key for key in _CACHES if key in takes), _CACHES[0]))
         if _generates(module) or steps.keeps():
-            return (steps,)
+            return (steps.in_place() if steps.recurs() else steps,)
     return (_usual(module, name, takes),)
 
 

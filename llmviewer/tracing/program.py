@@ -10,10 +10,11 @@ from math import inf
 from typing import Any, Final
 
 from ..errors import InputError
-from ..forms import Form, cells
-from .fitting import Basis, Shape
+from ..forms import ONE, SEQUENCES, TOKENS, Form, cells, total
+from .fitting import ONCE, STEPS, Basis, Shape, at_rest, spread
 from .recording import Call, Recording, Use, Value
 
+_STILL: Final = (ONE + TOKENS + SEQUENCES).features()  # of what does not grow with the cache
 _INDEX: Final = re.compile(r"\.(\d+)(?=\.|$)")
 
 
@@ -38,15 +39,34 @@ class Segment:
     shared: int = -1
 
 
+@dataclass(frozen=True)
+class Chunks:
+    """What a prompt does in a scan for each token: OPs of products within chunks, and of all else that its module does,
+    of which `steps` are those that steps do there.
+    """
+
+    products: float
+    others: float
+    steps: float
+
+    @property
+    def more(self) -> float:
+        """OPs of all else that prompts have, and steps have not."""
+        return self.others - self.steps
+
+
 class Program:
     """What all passes have in common, and the forms of what differs."""
 
-    def __init__(self, name: str, basis: Basis, recordings: Sequence[Recording]) -> None:
+    def __init__(self, name: str, basis: Basis, recordings: Sequence[Recording], places: Iterable[int] = ()) -> None:
         self.name = name
         self.basis = basis
+        self.places = frozenset(places)
         first = recordings[0]
         self.values, self.logits, self.results = first.values, first.logits, first.results
         self._align(recordings)
+        self.states = self._states(recordings)  # values that are as large after any number of tokens, by their place
+        self.lengths = self._lengths(recordings)  # places for tokens in a cache that passes write into
         read = self._read(first)
         self.recordings = [replace(r, calls=[r.calls[index] for index in read]) for r in recordings]
         self.calls = self.recordings[0].calls
@@ -57,6 +77,13 @@ class Program:
         for index, call in enumerate(self.calls):
             for use in call.uses:
                 self.readers.setdefault(use.value, []).append(index)
+        self.wide_calls: dict[int, int] = {}  # those that take all places of such a cache, and how many these are
+        self.wide: dict[int, int] = {}  # values with a number for each place
+        self._widen()
+        self.stateful = self._stateful()
+        self.inner = {index for index in self.stateful if self.calls[index].matmul}
+        self.bands: dict[int, tuple[int, int]] = {}  # keys before and after its own that a query sees; -1 is all
+        self.chunks: dict[int, Chunks] = {}  # by the state that a scan keeps
 
     def error(self, call: Call, problem: str) -> InputError:
         return InputError(f"{self.name}: {call.where} {problem}")
@@ -78,18 +105,65 @@ class Program:
 
     def elements(self, value: int) -> Form:
         call = self.calls[self.writer[value]]
-        return self.form(call, "results", lambda r: r.values[value].numel)
+        form = self._tokenwise(value, self.form(call, "results", lambda r: r.values[value].numel))
+        return at_rest(form) if value in self.states else form
 
     def ops(self, launch: Launch) -> Form:
-        return self.form(
-            self.calls[launch.calls[-1]], "OPs", lambda r: sum(r.calls[index].ops for index in launch.calls)
-        )
+        return total(self._ops(launch, length) for length in {self.wide_calls.get(index, 0) for index in launch.calls})
+
+    def _ops(self, launch: Launch, length: int) -> Form:
+        """OPs of those calls of a launch that take all `length` places of a cache; of those that take none where 0."""
+        own = [index for index in launch.calls if self.wide_calls.get(index, 0) == length]
+        form = self.form(self.calls[own[-1]], "OPs", lambda r: sum(self.done(r, index) for index in own))
+        return spread(form, length) if length else form
+
+    def done(self, recording: Recording, index: int) -> int:
+        """The OPs of a call; of a filter at the end of what is kept those of the results that are read."""
+        call = recording.calls[index]
+        if index not in self.inner or call.name != "convolution":
+            return call.ops
+        made = call.made[0]
+        read = max((use.elements for r in self.readers.get(made, ()) for use in recording.calls[r].uses
+                    if use.value == made), default=0)  # fmt: skip
+        return call.ops * read // recording.values[made].numel
+
+    def chunked(self, path: str, products: float, others: float) -> bool:
+        """Remembers what the scan of a module does with a prompt: that of the largest state it reads, if any."""
+        here = [index for index, call in enumerate(self.calls) if call.path == path]
+        steps = [index for index in here if not self.apart(index) and self.calls[index].name != "convolution"]
+        read = (use.value for index in self.stateful & set(here) for use in self.calls[index].uses)
+        found = [value for value in read if value in self.states and self.values[value].source == "cache"]
+        per_token = self._solved(self.calls[here[0]], "OPs", lambda r: sum(r.calls[index].ops for index in steps))
+        made = Chunks(products, others, per_token[self.basis.monomials.index(3)])
+        self.chunks |= dict.fromkeys(sorted(found, key=lambda value: self.values[value].numel)[-1:], made)
+        return bool(found)
+
+    def apart(self, index: int) -> bool:
+        """Whether a call is a launch of its own."""
+        return self.calls[index].matmul and index not in self.inner
 
     def said(self, index: int, shape: Shape) -> int:
         """The OPs of a matmul-like call in a pass of `shape`."""
         seen = min(shape.past, self.windows.get(index, shape.past + 1) - 1)
         found = self._solved(self.calls[index], "OPs", lambda r: r.calls[index].ops)
         return self.basis.amount(found, Shape(shape.batch, shape.q_len, seen))
+
+    def masked(self, recording: Recording) -> list[str]:
+        """Takes over the bands of keys that masks leave in a long pass, where those of the fitted ones are the same;
+        modules of products where they are not.
+        """
+        products = [index for index, call in enumerate(self.calls) if call.matmul]
+        short = [(shape, r.bands()) for shape, r in zip(self.basis.shapes, self.recordings, strict=True)]
+        odd = set()
+        for place, (index, band) in enumerate(zip(products, recording.bands(), strict=True)):
+            # a single token at the end of what is cached sees all of it under a causal mask
+            said = (-1, 0) if band is None and self.basis is not ONCE else band
+            found = [(bands[place], shape.clipped(said)) for shape, bands in short if bands[place] or said is band]
+            if all(one == other for one, other in found):
+                self.bands |= {index: band} if band else {}
+            elif index not in self.windows:
+                odd.add(self.calls[index].path)
+        return sorted(odd)
 
     def narrowed(self, index: int, shape: Shape, ops: int) -> bool:
         """Whether `ops` are those of fewer keys than there are, which is then the call's window."""
@@ -103,7 +177,9 @@ class Program:
     def read(self, launch: Launch, value: int) -> Form:
         """Elements of a value that a launch reads, each once."""
         call = self.calls[launch.calls[0]]
-        return self.form(call, "operands", lambda r: _distinct(_uses(r, launch, value), r.values[value]))
+        form = self.form(call, "operands", lambda r: _distinct(_uses(r, launch, value), r.values[value]))
+        form = self._tokenwise(value, form) if form.features() <= _STILL else form
+        return at_rest(form) if value in self.states or value in self.cached else form
 
     def parts(self, value: int) -> tuple[tuple[int, int], ...]:
         """Uses, by call and operand, of the parts of a value that products read apart, such as queries, keys and values
@@ -131,13 +207,14 @@ class Program:
         """Values that a launch reads and did not make; the cache it appends to stays where it is."""
         own = {v for index in launch.calls for v in self.calls[index].made}
         uses = [use.value for index in launch.calls for use in self.calls[index].uses]
-        return [v for v in dict.fromkeys(uses) if v not in own and self.values[v].source != "cache"]
+        found = (v for v in dict.fromkeys(uses) if v not in own)
+        return [v for v in found if self.values[v].source != "cache" or v in self.states]
 
     def leaving(self, launch: Launch) -> list[int]:
         """Values that a launch makes for others."""
         own = set(launch.calls)
         made = (v for index in launch.calls for v in self.calls[index].made)
-        left = self.cached | self.results | {self.logits}
+        left = self.cached | self.states.keys() | self.results | {self.logits}
         kept = (v for v in made if v in left or set(self.readers.get(v, ())) - own)
         return list(kept)
 
@@ -186,7 +263,8 @@ class Program:
     def _passed(self, place: int) -> set[int]:
         """Values, caches and parameters apart, that calls from `place` on read of those before."""
         made = (v for v, value in enumerate(self.values) if value.moves and self.writer.get(v, -1) < place)
-        return {v for v in made if v not in self.cached and max(self.readers.get(v, ()), default=-1) >= place}
+        kept = self.cached | self.states.keys()
+        return {v for v in made if v not in kept and max(self.readers.get(v, ()), default=-1) >= place}
 
     def _align(self, recordings: Sequence[Recording]) -> None:
         calls = recordings[0].calls
@@ -202,7 +280,7 @@ class Program:
 
     def _read(self, recording: Recording) -> list[int]:
         """Places of calls, element-wise ones apart of which nothing is read or returned: compilers leave them out."""
-        needed = {self.logits, *self.results, *recording.deciding}
+        needed = {self.logits, *self.results, *recording.deciding, *self.states}
         read = []
         for index, call in reversed(list(enumerate(recording.calls))):
             if call.matmul or needed & set(call.made) or self._appended(call):
@@ -211,26 +289,133 @@ class Program:
         return read[::-1]
 
     def _appended(self, call: Call) -> tuple[int, ...]:
-        old = [use for use in call.uses if self.values[use.value].source == "cache"]
+        old = [use for use in call.uses if self.values[use.value].source == "cache" and use.value not in self.states]
         if not old:
             return ()
-        if call.name != "cat" or len(call.uses) != 2:
-            raise self.error(call, "reads the cache that a pass finds; a trace knows caches that cat() appends to")
-        return call.made
+        if call.uses[0].value in self.lengths or (call.name == "cat" and len(call.uses) == 2):
+            return call.made
+        problem = "reads the cache that a pass finds; a trace knows caches that cat() appends to"
+        raise self.error(call, f"{problem}, or that tokens are written into")
+
+    def _states(self, recordings: Sequence[Recording]) -> dict[int, int]:
+        """Values that stay for the next step and are no longer after more tokens, found or left, and their places in
+        the cache.
+
+        Raises InputError where one is written in parts.
+        """
+        if self.basis is not STEPS:
+            return {}
+        first, *_ = recordings
+        found = [v for v, value in enumerate(first.values) if value.source == "cache"]
+        for value, calls in first.written().items():
+            if found.index(value) not in self.places:
+                problem = "writes a part of what it keeps; a trace knows states that are written whole"
+                raise self.error(first.calls[calls[0]], f"{problem}, and caches that tokens are written into")
+        grown = self.basis.monomials.index(4)
+        states: dict[int, int] = {}
+        for values in (found, first.kept):
+            for place, value in enumerate(values):
+                sizes = self.basis.solve([r.values[value].numel for r in recordings]) if value >= 0 else None
+                still = sizes and not any(sizes[grown:]) and place not in self.places
+                if still and first.values[value].floats and not first.values[value].learned:
+                    states.setdefault(value, place)
+        return states
+
+    def _lengths(self, recordings: Sequence[Recording]) -> dict[int, int]:
+        """Places for tokens in each value of a cache that passes write into.
+
+        Raises InputError where there are not as many for any batch.
+        """
+        first, *_ = recordings
+        found = [v for v, value in enumerate(first.values) if value.source == "cache"]
+        lengths: dict[int, int] = {}
+        for value, calls in first.written().items():
+            if found.index(value) not in self.places:
+                continue
+            index, *more = calls
+            if more:
+                raise self.error(first.calls[more[0]], "writes again into a cache; keys and values must be two tensors")
+            sizes = {
+                r.values[value].numel * shape.q_len / r.placed(r.calls[index])
+                for r, shape in zip(recordings, self.basis.shapes, strict=True)
+            }
+            if len(sizes) > 1:
+                problem = "writes into a cache that must be as large for each sequence of any batch, and is not"
+                raise self.error(first.calls[index], problem)
+            lengths |= dict.fromkeys((value, *first.calls[index].made), round(sizes.pop()))
+        return lengths
+
+    def _widen(self) -> None:
+        """Finds what is done with all places of a cache, up to products of two such operands."""
+        for index, call in enumerate(self.calls):
+            if self.cached & set(call.made):
+                continue
+            spans = [self._span(index, place) for place in range(len(call.uses))]
+            length = max(spans, default=0)
+            if length:
+                self.wide_calls[index] = length
+            if length and not (call.matmul and min(spans)):
+                self.wide |= {v: length for v in call.made if self.values[v].shape[-1:] == (length,)}
+
+    def _span(self, index: int, place: int) -> int:
+        """All places of a cache, where an operand has them whatever was written there; else 0."""
+        value = self.calls[index].uses[place].value
+        length = self.lengths.get(value, 0) or self.wide.get(value, 0)
+        sizes = self.basis.solve([r.calls[index].uses[place].elements for r in self.recordings]) if length else None
+        return length if sizes and not any(sizes[self.basis.monomials.index(4) :]) else 0
+
+    def _tokenwise(self, value: int, form: Form) -> Form:
+        """Elements of all places of a cache, or numbers for each, as those of tokens."""
+        length = self.lengths.get(value, 0) or self.wide.get(value, 0)
+        return spread(form, length) if length else form
+
+    def _stateful(self) -> set[int]:
+        """Calls that do something with a state or what a step has made of it, up to a product with parameters; and
+        others that are for them alone, such as a key's product with a value.
+        """
+        near, found = set(self.states), set()
+        alone = [self._is_alone(call) for call in self.calls]
+        for index, call in enumerate(self.calls):
+            if alone[index] and near & {use.value for use in call.uses}:
+                near |= set(call.made)
+                found.add(index)
+        for index in reversed(range(len(self.calls))):
+            readers = {r for v in self.calls[index].made for r in self.readers.get(v, ())}
+            if alone[index] and readers and readers <= found:
+                found.add(index)
+        return found
+
+    def _is_alone(self, call: Call) -> bool:
+        """Whether a call has neither a product with parameters nor keys and values that are cached."""
+        return not self.recordings[0].projects(call) and not {use.value for use in call.uses} & self.cached
 
     def _launches(self, places: list[int]) -> Iterable[Launch]:
         """A segment's launches in order: an element-wise call goes to the last place where it is not too late."""
         due: dict[int, float] = {}
         for index in reversed(places):
             readers = (r for v in self.calls[index].made for r in self.readers.get(v, ()))
-            due[index] = index if self.calls[index].matmul else min((due[r] for r in readers if r in due), default=inf)
+            due[index] = index if self.apart(index) else min((due[r] for r in readers if r in due), default=inf)
+        self._keep_near(due)
         first: list[tuple[float, Launch]] = []
         for place in sorted({due[index] for index in places}):
-            joined = [index for index in places if due[index] == place and not self.calls[index].matmul]
+            joined = [index for index in places if due[index] == place and not self.apart(index)]
             first += [(place, Launch(tuple(group))) for group in self._components(joined)]
             if place < inf:
                 first.append((place, Launch((int(place),))))
         return self._appends_first([launch for _, launch in first])
+
+    def _keep_near(self, due: dict[int, float]) -> None:
+        """What is only for the next step goes where other calls read what it is made of."""
+        for group in self._components([index for index, place in due.items() if place == inf]):
+            if not any(v in self.states for index in group for v in self.calls[index].made):
+                continue
+            uses = (use.value for index in group for use in self.calls[index].uses)
+            read = {value for value in uses if not self.values[value].learned}
+            made = [self.writer[value] for value in read if value in self.writer]
+            beside = (due[r] for r in (*made, *(r for value in read for r in self.readers[value])) if r in due)
+            last = max((place for place in beside if place < inf), default=inf)
+            if last > max(made, default=-1):
+                due.update(dict.fromkeys(group, last))
 
     def _components(self, places: list[int]) -> list[list[int]]:
         """Calls that hand each other values, together."""

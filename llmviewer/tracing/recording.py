@@ -14,7 +14,9 @@ from ..errors import InputError
 _COPIES: Final = frozenset({"clone", "_unsafe_view", "contiguous", "_reshape_copy", "lift_fresh"})
 _MOVES: Final = frozenset(
     {"cat", "stack", "_to_copy", "copy_", "index", "index_select", "gather", "constant_pad_nd", "roll"}
+    | {"index_copy_", "index_put_"}
 )
+PLACES: Final = frozenset({"index_copy_", "index_put_", "copy_"})  # calls that write a part of what is there
 # OPs of an element where a call is more than one, as our own operators count them.
 _STEPS: Final = {
     "native_layer_norm": 7, "_fused_rms_norm": 4, "_softmax": 5, "_safe_softmax": 5, "silu": 4, "sigmoid": 4, "gelu": 5,
@@ -28,7 +30,11 @@ _MADE: Final = (
     "rand",
     "arange",
 )  # allocations, whatever they are shaped like
+_MASKS: Final = frozenset({"masked_fill", "masked_fill_", "where", "add", "add_"})  # calls that may hide scores
+_HIDDEN: Final = -1e4  # what is less, added to a score, hides it
 _ONES: Final = ("ones", "ones_like", "new_ones")
+_KNOWN: Final = ("arange", "ones", "zeros", "full", "new_ones", "new_zeros", "new_full", "scalar_tensor", "eye", "lift")
+_KEPT: Final = 1 << 20  # numbers of what depends on shapes alone that are worked out
 _SAME: Final = _COPIES | {"_to_copy"}  # calls whose results have the numbers of what they take
 _DECIDES: Final = frozenset({"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim"})
 _COUNTED: Final = ("embedding", "_grouped_mm")  # matmul-like calls that torch's flop registry does not have
@@ -51,6 +57,15 @@ class Value:
         """Whether it is an activation, no parameter and no cache."""
         return self.source in ("call", "input")
 
+    @property
+    def floats(self) -> bool:
+        return "float" in self.dtype
+
+    @property
+    def learned(self) -> bool:
+        """Whether it is a parameter."""
+        return self.source not in ("call", "input", "cache")
+
 
 @dataclass(frozen=True)
 class Use:
@@ -67,6 +82,8 @@ class Use:
 class Call:
     """ops     OPs of a matmul-like call; elements of the largest tensor of another, none where it only moves them
     causal  the module says that a token sees none after it
+    shows   of the keys that its mask leaves, how many before a query's own and how many after it at most; None without
+            a mask that is known
     fed     it depends on what the module takes, and not on parameters and shapes alone
     """
 
@@ -78,6 +95,7 @@ class Call:
     matmul: bool
     causal: bool = False
     fed: bool = True
+    shows: tuple[int, int] | None = None
 
     @property
     def where(self) -> str:
@@ -95,6 +113,7 @@ class Recording:
     left out: it is computed on the fly.
 
     results  values that are returned; `logits` is the one that matters most
+    kept     what the cache shows after the pass, in the order of its tensors
     deciding values that whole numbers, such as the places of experts, are made of or with
     """
 
@@ -102,28 +121,162 @@ class Recording:
     values: list[Value] = field(default_factory=list)
     logits: int = -1
     results: frozenset[int] = frozenset()
+    kept: tuple[int, ...] = ()
     deciding: set[int] = field(default_factory=set)
 
     @property
     def products(self) -> list[tuple[str, str, int]]:
         return [(c.path, c.name, c.ops) for c in self.calls if c.matmul]
 
+    def bands(self) -> list[tuple[int, int] | None]:
+        """For each product what masks leave of its scores, or of those that it takes: as Numbers.left() says it."""
+        writer = {v: index for index, call in enumerate(self.calls) for v in call.made}
+        readers: dict[int, list[int]] = {}
+        for index, call in enumerate(self.calls):
+            for use in call.uses:
+                readers.setdefault(use.value, []).append(index)
+        found = {index: call.shows for index, call in enumerate(self.calls) if call.matmul}
+        for start, call in enumerate(self.calls):
+            if call.shows is None or call.matmul:
+                continue
+            size, ahead, seen = self.values[call.made[0]].numel, [start], {start}
+            while ahead:  # all that is done with the same scores
+                at = self.calls[ahead.pop()]
+                values = {v for v in (*at.made, *(use.value for use in at.uses)) if self.values[v].numel == size}
+                near = {i for v in values for i in (writer.get(v, -1), *readers.get(v, ())) if i >= 0} - seen
+                seen |= near
+                ahead += [i for i in near if not self.calls[i].matmul]
+            found |= {i: call.shows for i in seen if self.calls[i].matmul}
+        return [found[index] for index in sorted(found)]
+
+    def written(self) -> dict[int, list[int]]:
+        """Places of the calls that write a part of what the pass found in the cache, by the value that was found."""
+        found: dict[int, list[int]] = {}
+        origin = {v: v for v, value in enumerate(self.values) if value.source == "cache"}
+        for index, call in enumerate(self.calls):
+            if call.name in PLACES and call.uses[0].value in origin and self.placed(call):
+                first = origin[call.uses[0].value]
+                found.setdefault(first, []).append(index)
+                origin |= dict.fromkeys(call.made, first)
+        return found
+
+    def placed(self, call: Call) -> int:
+        """Elements that a call writes into a part of a value; 0 where it writes all of it."""
+        elements = call.uses[0 if call.name == "copy_" else -1].elements
+        return elements if elements < self.values[call.uses[0].value].numel else 0
+
+    def projects(self, call: Call) -> bool:
+        """Whether it is a product with parameters; a filter of each channel alone is none."""
+        learned = [self.values[use.value] for use in call.uses if self.values[use.value].learned]
+        alone = call.name == "convolution" and all(value.shape[1] == 1 for value in learned if len(value.shape) > 1)
+        return call.matmul and bool(learned) and not alone
+
+
+class Numbers:
+    """What tensors hold that depend on shapes alone, such as masks: it is worked out beside the trace.
+
+    before  what is known to begin with
+    """
+
+    def __init__(self, before: Numbers | None = None) -> None:
+        # By id: the tensor, which keeps it, and the same with numbers.
+        self._known: dict[int, tuple[Any, Any]] = {**before._known} if before else {}  # noqa: SLF001  # of its own
+        self._tree: Any = import_module("torch.utils._pytree")
+        self._tensor = import_module("torch").Tensor
+
+    def run(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns; what it puts into buffers is known then."""
+
+        def follow(_: Any, func: Any, __: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            self.follow(func, args, kwargs or {}, self.tensors(out), self.tensors((args, kwargs)))
+            return out
+
+        base = import_module("torch.utils._python_dispatch").TorchDispatchMode
+        with type("Made", (base,), {"__torch_dispatch__": follow})():
+            return make()
+
+    def tensors(self, tree: Any) -> list[Any]:
+        return [x for x in self._tree.tree_flatten(tree)[0] if isinstance(x, self._tensor)]
+
+    def of(self, tensor: Any) -> Any:
+        """The same with numbers; None where they are not known."""
+        return self._known.get(id(tensor), (None, None))[1]
+
+    def keep(self, tensor: Any, numbers: Any) -> None:
+        self._known[id(tensor)] = (tensor, numbers)
+
+    def follow(self, func: Any, args: Any, kwargs: Any, outs: Sequence[Any], ins: Sequence[Any]) -> None:
+        """Does with numbers what a call did without them, where all the tensors that it takes are known."""
+        name = func._schema.name.partition("::")[2]  # noqa: SLF001  # public in all but name
+        known = all(self.of(x) is not None for x in ins) if ins else name.startswith(_KNOWN)
+        if not outs or not known or any(x.numel() > _KEPT for x in outs):
+            if func._schema.is_mutable:  # noqa: SLF001  # public in all but name
+                gone = set(map(_memory, outs))
+                self._known = {key: pair for key, pair in self._known.items() if _memory(pair[0]) not in gone}
+            return
+        args, kwargs = self._tree.tree_map(lambda x: self.of(x) if isinstance(x, self._tensor) else x, (args, kwargs))
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": import_module("torch").device("cpu")}
+        try:
+            made = self.tensors(func(*args, **kwargs))
+        except RuntimeError:  # what a CPU has no kernel for
+            return
+        for x, numbers in zip(outs, made, strict=True):
+            self.keep(x, numbers)
+
+    def shown(self, name: str, args: Any, kwargs: Any, scores: Any) -> tuple[int, int] | None:
+        """What a call that masks scores leaves of them, as left() says it."""
+        if name not in _MASKS or scores.dim() < 2:
+            return None
+        given = (self.of(x) if isinstance(x, self._tensor) else x for x in (*args, *kwargs.values()))
+        first, *rest = (_once(x) if isinstance(x, self._tensor) else x for x in given)
+        mask = None
+        if name.startswith("masked_fill"):
+            mask = rest[0] if rest[0] is None else rest[0].logical_not()
+        elif name == "where" and first is not None and len(rest) > 1:
+            mask = first.logical_not() if isinstance(rest[0], self._tensor) else first
+        elif name.startswith("add"):
+            mask = next((x for x in (first, *rest) if isinstance(x, self._tensor)), None)
+        return None if mask is None else self.left(mask, *scores.shape[-2:])
+
+    def left(self, mask: Any, rows: int, keys: int) -> tuple[int, int] | None:
+        """How many keys before and after its own a query sees at most where a mask is True, or no large negative
+        number; -1 is all. None where that is no band along the diagonal, or hides nothing.
+        """
+        torch = import_module("torch")
+        if mask.shape[-1:] != (keys,) or (mask.dim() > 1 and mask.shape[-2] not in (1, rows)):
+            return None
+        kept = mask if mask.dtype == torch.bool else mask > _HIDDEN
+        kept = kept.expand(*kept.shape[:-2], rows, keys).reshape(-1, rows, keys)
+        off = torch.arange(keys)[None] - torch.arange(keys - rows, keys)[:, None]
+        seen = off[kept[0]]
+        if not seen.numel() or bool(kept.all()):
+            return None
+        before, after = max(-int(seen.min()), 0), max(int(seen.max()), 0)
+        if not bool((kept == (off >= -before) & (off <= after)).all()):
+            return None
+        return (-1 if before >= keys - 1 else before, -1 if after >= keys - 1 else after)
+
 
 class Recorder:
     """Turns dispatched calls into a Recording."""
 
-    def __init__(self, module: Any, cached: Sequence[Any], given: Sequence[Any]) -> None:
+    def __init__(self, module: Any, cached: Sequence[Any], given: Sequence[Any], numbers: Numbers) -> None:
+        self.numbers = numbers
         self.recording = Recording()
         self.causal = False  # whether the attention that is being made is
+        self.mask: Any = None  # its mask, where numbers are known
+        self.shows: tuple[int, int] | None = None  # what that leaves
         self._modules = dict(module.named_modules(remove_duplicate=False))
         self.now: tuple[str, str] | None = None  # the call that is being made
         self._flops: dict[Any, Callable[..., int]] = import_module("torch.utils.flop_counter").flop_registry
-        self._tensor = import_module("torch").Tensor
-        self._flatten: Callable[[Any], tuple[list[Any], Any]] = import_module("torch.utils._pytree").tree_flatten
         self._tracker = import_module("torch.utils.module_tracker").ModuleTracker()
         self._seen: dict[
             int, tuple[Use, bool]
         ] = {}  # by id: what it shows of which value; whether it was laid out anew
+        self._showing: dict[int, list[int]] = {}  # ids of the tensors that show a value
+        self._blank: dict[int, list[Any]] = {}  # by storage: tensors that nothing has been written to
         self._cache: set[int] = set()  # values that are what the pass found in the cache and what it adds
         self._alive: list[Any] = []  # ids stay theirs as long as tensors live
         for name, parameter in module.named_parameters():
@@ -156,8 +309,9 @@ class Recorder:
         known = self._seen.get(id(tensor))
         return known[0].value if known else -1
 
-    def with_logits(self, out: Any) -> Recording:
-        """What has been recorded of a pass that returns logits, as .logits or first."""
+    def with_logits(self, out: Any, past: Any) -> Recording:
+        """What has been recorded of a pass that returns logits, as .logits or first, and leaves `past`."""
+        self.recording.kept = tuple(map(self.shown, tensors_of(past)))
         logits = getattr(out, "logits", None)
         self.recording.logits = self.shown(next(tensors_in(out), None) if logits is None else logits)
         return self.recording
@@ -178,22 +332,25 @@ class Recorder:
 
     def _show(self, tensor: Any, use: Use, *, anew: bool) -> None:
         self._seen[id(tensor)] = (use, anew)
+        self._showing.setdefault(use.value, []).append(id(tensor))
         self._alive.append(tensor)
-
-    def _tensors(self, tree: Any) -> list[Any]:
-        return [x for x in self._flatten(tree)[0] if isinstance(x, self._tensor)]
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         path = self._path()
         schema, packet = func._schema, func._overloadpacket  # noqa: SLF001  # public in all but name
         name = schema.name.partition("::")[2]
         self.now = (path, name)
+        if name == "_local_scalar_dense" and self.numbers.of(args[0]) is not None:
+            return self.numbers.of(args[0]).item()
         out = func(*args, **kwargs)
         self.now = None
-        ins, outs = self._tensors((args, kwargs)), self._tensors(out)
+        ins, outs = self.numbers.tensors((args, kwargs)), self.numbers.tensors(out)
+        self.numbers.follow(func, args, kwargs, outs, ins)
         fed = not name.startswith(_MADE) and any(id(x) in self._fed for x in ins)
         views = not schema.is_mutable and any(r.alias_info for r in schema.returns)
         self._mark(ins, outs, fed=fed, ones=name in _ONES or ((views or name in _SAME) and any(map(self.is_ones, ins))))
+        if name.startswith(_MADE) or (views and ins and _memory(ins[0]) in self._blank):
+            self._leave_blank(outs)
         copies = name in _COPIES or (name == "_to_copy" and self._is_stored(ins))
         if views or (copies and not schema.is_mutable):
             self._look(ins[:1], outs, copied=copies)
@@ -203,6 +360,8 @@ class Recorder:
             matmul = packet in self._flops or name in _COUNTED
             largest = 0 if name in _MOVES else _STEPS.get(name, 1) * max(x.numel() for x in (*known, *outs))
             ops = self._ops(packet, name, args, kwargs, out) if matmul else largest
+            if matmul and self.mask is not None:  # the first product makes the scores
+                self.shows, self.mask = self.numbers.left(self.mask, *outs[0].shape[-2:]), None
             uses = tuple(map(self._use, known))
             made = tuple(self._made(x, mutated=schema.is_mutable) for x in outs if _counts(x))
             self._grown(name, uses, made)
@@ -211,6 +370,7 @@ class Recorder:
                 Call(
                     name=name, path=path, uses=uses, made=made, ops=ops, matmul=matmul, fed=fed,
                     causal=matmul and (self.causal or self._is_causal(path)),
+                    shows=self.shows if matmul else self.numbers.shown(name, args, kwargs, outs[0]),
                 )
             )  # fmt: skip
         elif known and name.endswith("mm"):
@@ -225,6 +385,11 @@ class Recorder:
         self._ones |= set(map(id, outs)) if ones else set()
         self._alive += (*ins, *(outs if fed or ones else ()))
 
+    def _leave_blank(self, outs: list[Any]) -> None:
+        """Remembers tensors of memory that shows nothing yet."""
+        for out in outs:
+            self._blank.setdefault(_memory(out), []).append(out)
+
     def _path(self) -> str:
         """That of the module that runs: the one below most others, as what is shared has a path somewhere else."""
         running = self._tracker.parents
@@ -236,7 +401,7 @@ class Recorder:
         return getattr(self._modules.get(path), "is_causal", False) is True
 
     def _grown(self, name: str, uses: tuple[Use, ...], made: tuple[int, ...]) -> None:
-        if name == "cat" and any(self.recording.values[use.value].source == "cache" for use in uses):
+        if name in PLACES | {"cat"} and any(self.recording.values[use.value].source == "cache" for use in uses):
             self._cache |= set(made)
 
     def _is_stored(self, ins: list[Any]) -> bool:
@@ -257,14 +422,27 @@ class Recorder:
 
     def _made(self, tensor: Any, *, mutated: bool) -> int:
         old = self.shown(tensor)
-        if not mutated or old < 0:
+        if mutated and old < 0:
+            return self._filled(tensor)
+        if not mutated:
             return self._enter(tensor, "call")
         whole = self.recording.values[old]
         self.recording.values.append(Value(numel=whole.numel, dtype=whole.dtype, shape=whole.shape))
         new = len(self.recording.values) - 1
-        for key, (use, anew) in self._seen.items():
-            if use.value == old:
-                self._seen[key] = (Use(new, use.elements, use.low, use.high), anew)
+        self._showing[new] = [key for key in self._showing.pop(old, []) if self._seen[key][0].value == old]
+        for key in self._showing[new]:
+            use, anew = self._seen[key]
+            self._seen[key] = (Use(new, use.elements, use.low, use.high), anew)
+        return new
+
+    def _filled(self, tensor: Any) -> int:
+        """The value that all that shows a blank piece of memory shows once a part of it has been written."""
+        shown = self._blank.pop(_memory(tensor), [tensor])
+        whole = max(shown, key=lambda one: int(one.numel()))
+        new = self._enter(whole, "call")
+        for one in shown:
+            self._look([whole], [one], copied=False)
+        self._fed |= set(map(id, shown)) if id(tensor) in self._fed else set()
         return new
 
     def _look(self, ins: list[Any], outs: list[Any], *, copied: bool) -> None:
@@ -280,6 +458,18 @@ class Recorder:
                 low, high = use.low, use.high
             elements = min(use.elements, prod(n for n, _ in there))
             self._show(out, Use(use.value, elements, low, high), anew=anew or copied)
+
+
+def _once(mask: Any) -> Any:
+    """A mask that is the same for all sequences and heads, for one of them."""
+    for place in range(mask.dim() - 2):
+        mask = mask.narrow(place, 0, 1) if mask.stride(place) == 0 else mask
+    return mask
+
+
+def _memory(tensor: Any) -> int:
+    """Which piece of memory a tensor is in; views of it are in the same."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # on the meta device there is no address
 
 
 def _counts(tensor: Any) -> bool:
@@ -301,12 +491,17 @@ def plain_attention(recorder: Recorder) -> Any:
         shared = query.shape[-3] // key.shape[-3] if query.dim() > 3 else 1
         if shared > 1:
             key, value = (x.unsqueeze(2).expand(-1, -1, shared, -1, -1).flatten(1, 2) for x in (key, value))
+        recorder.mask = recorder.numbers.of(bias)
         scores = torch.matmul(query, key.transpose(-1, -2))
         scores = scores + bias if recorder.shown(bias) >= 0 else scores
         return torch.matmul(torch.softmax(scores, -1), value)
 
     def dispatch(_: Any, func: Any, __: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.tensor:
+            made = func(*args, **kwargs)
+            recorder.numbers.keep(made, func(*args, **{**kwargs, "device": "cpu"}))
+            return made
         if func is torch.Tensor.__contains__ and args[0].is_meta:
             return False  # what is asked is whether ids are padding
         if func is torch.Tensor.all and recorder.is_ones(args[0]):
@@ -317,7 +512,7 @@ def plain_attention(recorder: Recorder) -> Any:
             recorder.causal = bool(kwargs.get("is_causal") or (func is plain and args[5:] and args[5]))
             return (attend if func is plain else func)(*args, **kwargs)
         finally:
-            recorder.causal = False
+            recorder.causal, recorder.mask, recorder.shows = False, None, None
 
     return type("Plain", (base,), {"__torch_function__": dispatch})()
 
@@ -334,6 +529,11 @@ def tensors_in(thing: Any, depth: int = 6) -> Iterator[Any]:
         yield from tensors_in(part, depth - 1)
 
 
+def tensors_of(past: Any) -> list[Any]:
+    """What a cache holds."""
+    return [t for t in tensors_in(past) if t.numel()]
+
+
 def record(
     module: Any,
     forward: Callable[[], Any],
@@ -343,6 +543,7 @@ def record(
     hint: str = "",
     cached: Sequence[Any] = (),
     given: Sequence[Any] = (),
+    numbers: Numbers | None = None,
 ) -> tuple[Recorder, Any]:
     """The calls of one forward pass, and what it returns.
 
@@ -350,11 +551,12 @@ def record(
     hint    what to do where it cannot be called so
     cached  tensors of the cache that it finds
     given   what it takes
+    numbers  what is known of what buffers and the cache hold
 
     Raises InputError, naming the call, where one cannot be made without data.
     """
     torch = import_module("torch")
-    recorder = Recorder(module, cached, given)
+    recorder = Recorder(module, cached, given, Numbers(numbers))
     try:
         with torch.no_grad(), torch.device("meta"), plain_attention(recorder):
             out = recorder.run(forward)

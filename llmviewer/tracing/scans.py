@@ -1,0 +1,105 @@
+"""Prompts of models with a state, against the steps that are counted.
+
+Products with parameters have to be the same. A scan does either the same as steps, token by token, or something else
+within chunks of tokens, and is then fitted by the number of chunks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from ..errors import InputError
+from .fitting import Shape
+from .passes import Passes
+from .program import Program
+from .recording import Call, Recording
+
+_PROMPT: Final = Shape(2, 6)
+_SIZES: Final = 8  # sizes that are tried for chunks, the smallest first
+_COUNTS: Final = (1, 2, 3, 4)  # chunks of the prompts that are fitted: as many as a parabola has terms, one checks
+
+
+def compare_prompts(program: Program, passes: Passes) -> tuple[str, ...]:
+    """Holds steps to prompts, and tells `program` what scans do with chunks; notes of what is counted otherwise.
+
+    Raises InputError where products with parameters are not those of as many steps.
+    """
+    step, prompt = program.recordings[0], passes.record(_PROMPT)
+    paths = {program.calls[index].path for index in program.stateful}
+    _same_products(program, prompt, paths)
+    tokens = _PROMPT.batch * _PROMPT.q_len
+    done = _scanned(prompt, paths)
+    steps = Counter({path: n // program.basis.shapes[0].batch for path, n in _scanned(step, paths).items()})
+    if done == Counter({path: tokens * n for path, n in steps.items()}):
+        return ()
+    where = ", ".join(sorted(path for path in paths if done[path] != tokens * steps[path])[:1])
+    size = _size(passes, prompt, paths)
+    if not size:
+        said = f"{sum(done.values())} OPs for {tokens} tokens where steps have {tokens * sum(steps.values())}"
+        return (f"scans of prompts ({where}, ...) have {said}; they are counted as steps",)
+    return _fit(program, passes, size, [path for path in paths if done[path]])
+
+
+def _same_products(program: Program, prompt: Recording, paths: set[str]) -> None:
+    said = [(c.path, program.said(i, _PROMPT)) for i, c in enumerate(program.calls) if program.apart(i)]
+    done = [c for c in prompt.calls if prompt.projects(c) or (c.matmul and c.path not in paths)]
+    if said != [(c.path, c.ops) for c in done]:
+        other = next((c for c, (path, ops) in zip(done, said, strict=False) if (c.path, c.ops) != (path, ops)), None)
+        where = other.where if other else f"a prompt, {len(done)} products where a step has {len(said)},"
+        raise InputError(f"{program.name}: {where} does not do what as many steps do; a trace needs the same")
+
+
+def _scanned(recording: Recording, paths: set[str]) -> Counter[str]:
+    """OPs of products within scans, by module: those without parameters."""
+    found: Counter[str] = Counter()
+    for call in recording.calls:
+        if call.path in paths and _within(recording, call):
+            found[call.path] += call.ops
+    return found
+
+
+def _within(recording: Recording, call: Call) -> bool:
+    return call.matmul and call.name != "convolution" and not recording.projects(call)
+
+
+def _size(passes: Passes, prompt: Recording, paths: set[str]) -> int:
+    """Tokens of a chunk, to whose multiples prompts are padded: no dimension of what products see where it is fewer
+    makes a difference. 0 where there is no such size.
+    """
+    uses = (use for c in prompt.calls if c.path in paths and _within(prompt, c) for use in c.uses)
+    sizes = sorted({n for use in uses for n in prompt.values[use.value].shape if n > _PROMPT.q_len})
+
+    def ops(length: int) -> int:
+        return sum(_scanned(passes.record(Shape(1, length)), paths).values())
+
+    one = sum(_scanned(prompt, paths).values()) // _PROMPT.batch
+    longer = next((size for size in sizes[:_SIZES] if ops(size + 1) != one), 0)
+    return longer if longer and ops(longer) == one else 0
+
+
+def _fit(program: Program, passes: Passes, size: int, paths: Sequence[str]) -> tuple[str, ...]:
+    """Tells `program` what chunks of `size` tokens take in the modules at `paths`."""
+    prompts = [passes.record(Shape(1, size * n)) for n in _COUNTS]
+    squares, steps = 0.0, []
+    for path in paths:
+        products = _parabola([_scanned(r, {path})[path] for r in prompts])
+        others = _parabola([sum(c.ops for c in r.calls if c.path == path and not c.matmul) for r in prompts])
+        if products and others and program.chunked(path, products[1] / size, others[1] / size):
+            squares += products[2]
+        else:
+            steps.append(path)
+    if steps:
+        return (f"scans of prompts ({steps[0]}, ...) do not go by chunks of {size}; they are counted as steps",)
+    note = f"scans of prompts go by chunks of {size} tokens, and count whole ones, as their modules multiply them"
+    return (note + "; products that grow with the square of the number of chunks are left out" * bool(squares),)
+
+
+def _parabola(counts: Sequence[int]) -> tuple[float, float, float] | None:
+    """How much of 1, n and n squared gives `counts` for n chunks; None where nothing does."""
+    rows = np.array([[1, n, n * n] for n in _COUNTS], dtype=np.float64)
+    found = np.linalg.solve(rows[:3], np.array(counts[:3], np.float64))
+    return tuple(found.tolist()) if np.allclose(rows @ found, counts, rtol=1e-9) else None

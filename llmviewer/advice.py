@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
@@ -11,7 +11,7 @@ from .expectation.network import Pass
 from .memory import Memory
 from .precision import NAMED, Scheme, parse_scheme
 from .resource import Resource, Unit, matrix
-from .roofline import Estimate, Plan
+from .roofline import Estimate
 from .setting import Accounting, Attention, Setting
 from .transforms.offload import HOST, ON_DEVICE
 from .units import seconds, si
@@ -19,7 +19,7 @@ from .workload import Workload
 
 _WORTH: Final = 1.05  # a change that helps by less is not offered
 _MUCH: Final = 0.3  # of the time expected, when latency is worth a word
-_BATCHES: Final = (16, 8, 4, 2)  # times the batch asked for: the largest that fits is offered
+_TIMES: Final = 16  # the batch asked for, where so many fit
 
 
 def advise(
@@ -29,6 +29,7 @@ def advise(
     estimate: Estimate,
     expected: Pass | None = None,
     *,
+    batch: int,
     max_batch: int | None,
     offloaded: Setting | None = None,
 ) -> str:
@@ -36,7 +37,8 @@ def advise(
 
     estimate   of `workload` in this phase
     expected   what it is expected to take, where that is known
-    max_batch  the largest that fits, None where nothing limits it
+    batch      of all devices together, of which `workload` is a share
+    max_batch  the largest that fits, of all devices too; None where nothing limits it
     offloaded  what would fit, where `setting` does not: that of fitting()
     """
     time_s = float(estimate.time_s)
@@ -52,32 +54,34 @@ def advise(
         changes = _fewer_bytes(setting) if setting.offload != ON_DEVICE else changes
     else:
         why, changes = _units(setting, estimate), _lower_bits(setting)
-    kernels, plan = setting.kernels, setting.plan_of(phase)
+    kernels = setting.kernels
     offers: list[str] = []
     hollow: list[str] = []  # what the bound promises, and kernels do not keep
 
-    def offer(text: str, plan: Plan, workload: Workload, times: float = 1.0) -> None:
-        """A change that leads to `plan` and gives `times` as many tokens, with what is expected of it."""
-        if not (kernels and expected and expected.modelled):
+    def offer(text: str, gain: float | None) -> None:
+        """A change, with what is expected of it, where that is known."""
+        if gain is None:
             offers.append(f"{text})")
-            return
-        then = kernels.expect(plan.estimate(workload).operators, workload)
-        gain = times * expected.total.numbers()[0] / then.total.numbers()[0]
-        (offers if gain >= _WORTH else hollow).append(f"{text}, expect {gain:.2g}x)")
+        else:
+            (offers if gain >= _WORTH else hollow).append(f"{text}, expect {gain:.2g}x)")
 
     for name, changed in changes:
         other = changed.plan_of(phase)
         then_s = float(other.time_s(workload))
         if time_s / then_s >= _WORTH:
-            offer(f"{name} {seconds(then_s)} ({time_s / then_s:.2g}x faster", other, workload)
-    most = None if max_batch is None else max_batch // _together(setting, workload)
-    batch, many = _largest(workload, most)
-    if many and (bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)):
-        times = batch / float(workload.groups[0].batch)
-        gain = times * time_s / float(plan.time_s(many))
-        if gain >= _WORTH:
-            most = 1  # of latency nothing is left to say
-            offer(f"batch {batch} ({gain:.2g}x the tokens per second", plan, many, times)
+            hoped = None
+            if kernels and expected and expected.modelled:
+                then = kernels.expect(other.estimate(workload).operators, workload)
+                hoped = expected.total.numbers()[0] / then.total.numbers()[0]
+            offer(f"{name} {seconds(then_s)} ({time_s / then_s:.2g}x faster", hoped)
+    shared = bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)  # by all sequences of a batch
+    latency = _latency_share(expected) if expected and expected.modelled else 0.0
+    more = None
+    if shared or latency >= _MUCH:
+        more = _More.of(setting, workload, phase, expected, batch=batch, max_batch=max_batch)
+    if more and shared and more.gain >= _WORTH:
+        offer(f"batch {more.batch} ({more.gain:.2g}x the tokens per second", more.expected)
+        more = None  # of latency nothing is left to say
     nothing = "no technique known here makes it faster; a device with more bandwidth does"
     if bound == "compute":
         nothing = "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
@@ -88,8 +92,8 @@ def advise(
     told = [f"what would help: {', '.join(offers)}"] if offers else []
     told += [f"what would help at the bound alone: {', '.join(hollow)}"] if hollow else []
     advice = f"{name} is {bound}-bound: {why}; {'; '.join(told) or nothing}"
-    if expected and expected.modelled:
-        advice += _latency(setting, workload, phase, expected, most)
+    if latency >= _MUCH:
+        advice += _latency(latency, more)
     return advice + (_if_offloaded(offloaded, workload, phase, time_s) if offloaded else "")
 
 
@@ -110,23 +114,63 @@ def fitting(setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: i
     return asked if asked is not setting else None
 
 
-def _latency(setting: Setting, workload: Workload, phase: str, expected: Pass, most: int | None) -> str:
-    """Of launches so short that fixed costs decide, which no unit and no bandwidth makes faster; with what a batch of
-    up to `most` would give.
+def larger_batch(batch: int, max_batch: int | None) -> int:
+    """What is offered in place of `batch`: several times as many, or as many as fit, which may be no more."""
+    return _TIMES * batch if max_batch is None else min(_TIMES * batch, max_batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _More:
+    """A larger batch, of all devices, and how many times the tokens per second it gives; as expected, None where that
+    is not known.
     """
-    whole = expected.total.numbers()[0]
+
+    batch: int
+    gain: float
+    expected: float | None
+
+    @classmethod
+    def of(
+        cls,
+        setting: Setting,
+        workload: Workload,
+        phase: str,
+        expected: Pass | None,
+        *,
+        batch: int,
+        max_batch: int | None,
+    ) -> _More | None:
+        """None where no more fit."""
+        most = larger_batch(batch, max_batch)
+        if most <= batch:
+            return None
+        layout, kernels, (sequences,) = setting.layout, setting.kernels, workload.groups
+        share = int(sequences.batch) * int(layout.share(most)) // int(layout.share(batch))
+        many = Workload((replace(sequences, batch=share),))
+        hoped = None
+        if kernels and expected and expected.modelled:
+            then = kernels.expect(setting.plan_of(phase).estimate(many).operators, many)
+            now_s, then_s = (
+                setting.expected(phase, found, size).numbers()[0] for found, size in ((expected, batch), (then, most))
+            )
+            hoped = most / batch * now_s / then_s
+        now_s, then_s = (setting.time_s(phase, one, size) for one, size in ((workload, batch), (many, most)))
+        return cls(batch=most, gain=most / batch * now_s / then_s, expected=hoped)
+
+
+def _latency_share(expected: Pass) -> float:
+    """Of the time, that of launches so short that fixed costs decide, which no unit and no bandwidth makes faster."""
     rows = zip(expected.operators, expected.launches, strict=True)
-    share = 1 - sum(row.repeat * each.expected[0] for row, each in rows if not each.latency[0]) / whole
-    if share < _MUCH:
-        return ""
+    working = sum(row.repeat * each.expected[0] for row, each in rows if not each.latency[0])
+    return float(1 - working / expected.total.numbers()[0])
+
+
+def _latency(share: float, more: _More | None) -> str:
+    """What helps against that, and what a larger batch would give."""
     advice = f"; as expected, {share:.0%} of it is latency, fixed costs of short kernels: fewer of them"
     advice += " (fused, in a CUDA graph) help"
-    kernels, plan = setting.kernels, setting.plan_of(phase)
-    batch, many = _largest(workload, most)
-    if kernels and many:
-        then = kernels.expect(plan.estimate(many).operators, many).total.numbers()[0]
-        gain = batch / workload.groups[0].batch * whole / then
-        advice += f", and batch {batch} is expected to give {gain:.2g}x the tokens per second" if gain >= _WORTH else ""
+    if more and more.expected and more.expected >= _WORTH:
+        advice += f", and batch {more.batch} is expected to give {more.expected:.2g}x the tokens per second"
     return advice
 
 
@@ -167,13 +211,6 @@ def _sent(setting: Setting, estimate: Estimate, share: float) -> str:
     )
 
 
-def _together(setting: Setting, workload: Workload) -> int:
-    """How many times the sequences of one pass are in flight on all devices together."""
-    (sequences,) = workload.groups
-    batch = int(sequences.batch)
-    return setting.layout.dp * int(setting.layout.parts(batch * setting.layout.dp * setting.layout.pp))
-
-
 def _units(setting: Setting, estimate: Estimate) -> str:
     busy: dict[str, float] = {}
     for row in estimate.operators:
@@ -208,12 +245,3 @@ def _lower_bits(setting: Setting) -> Iterator[tuple[str, Setting]]:
 
 def _with(setting: Setting, scheme: Scheme) -> Setting:
     return replace(setting, quantization=replace(setting.quantization, scheme=scheme))
-
-
-def _largest(workload: Workload, max_batch: int | None) -> tuple[int, Workload | None]:
-    """The largest of some larger batches that fits, and a pass of it; None where none does."""
-    (sequences,) = workload.groups
-    for batch in (factor * int(sequences.batch) for factor in _BATCHES):
-        if max_batch is None or batch <= max_batch:
-            return batch, Workload((replace(sequences, batch=batch),))
-    return 0, None

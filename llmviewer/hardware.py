@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
+from math import inf, prod
 
 from .errors import InputError
 from .precision import WIDER
@@ -37,6 +37,35 @@ class Fact:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Product:
+    """A number of a file that is the product of others, over `per`."""
+
+    key: str
+    factors: tuple[str, ...]
+    per: float = 1.0
+
+    def of(self, numbers: Mapping[str, float]) -> float:
+        """What it is by its factors. [SI units]"""
+        return prod(numbers[key] for key in self.factors) / self.per
+
+
+def products(numbers: Mapping[str, float]) -> Iterator[Product]:
+    """Those that `numbers` of a file have with all their factors: a peak is units x width x clock, a bandwidth pins x
+    rate.
+    """
+    clock = "clock.boost" if "clock.boost" in numbers else "clock.base"
+    peak = "matrix.fp16" if "matrix.fp16" in numbers else "matrix.bf16"
+    own = "clock.matrix" if "clock.matrix" in numbers else clock
+    for found in (
+        Product(peak, ("cores.count", "cores.matrix_fp16_per_clock", own)),
+        Product("vector.fp32", ("cores.count", "cores.vector_fp32_per_clock", clock)),
+        Product("memory.bandwidth", ("memory.bus_width", "memory.data_rate"), 8),
+    ):
+        if {found.key, *found.factors} <= numbers.keys():
+            yield found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
     """One device.
@@ -62,6 +91,7 @@ class Hardware:
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
     changes: tuple[str, ...] = ()  # what a what-if altered, as KEY=VALUE
+    follows: tuple[str, ...] = field(default=(), repr=False)  # what follows from that, such as "matrix rates 2x"
 
     def supply(self, wanted: Resource) -> Resource:
         """The unit and data type of this machine that does work asked for in `wanted`.

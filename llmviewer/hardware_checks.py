@@ -8,7 +8,8 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
-from .hardware import Hardware
+from .hardware import Hardware, products
+from .hardware_keys import ON_CHIP
 
 _ROUNDING: Final = 0.015  # datasheets print three digits, and clocks in steps of 15 MHz
 _ORDERS: Final = (  # from wide to narrow; bf16 and fp16 are not always multiplied alike
@@ -17,7 +18,6 @@ _ORDERS: Final = (  # from wide to narrow; bf16 and fp16 are not always multipli
     ("int32", "int8", "int4", "int1"),
 )
 _RIDGES: Final = (0.01, 10_000)  # OP/B; outside it a unit is wrong by a prefix
-_LEVELS: Final = ("registers", "shared_memory", "l2", "l3")  # from the inside to the outside
 _PCIE: Final = {"3": 8e9, "4": 16e9, "5": 32e9}  # transfers per second of a lane, coded 128b/130b
 _PCIE_LINK: Final = re.compile(r"PCIe ([345])(?:\.0)? x(\d+)")
 _DATE: Final = re.compile(r"20\d\d-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12]\d|3[01]))?")
@@ -78,28 +78,25 @@ def _sparsity(device: Hardware) -> Iterator[str]:
 
 def _peaks(device: Hardware) -> Iterator[str]:
     """Peak = units x width x clock, where all are given."""
-    numbers = device.numbers
-    boost = numbers.get("clock.boost", numbers.get("clock.base"))
-    matrix = next((key for key in ("matrix.fp16", "matrix.bf16") if key in numbers), "matrix.fp16")
-    for key, width, clock in (
-        (matrix, "cores.matrix_fp16_per_clock", numbers.get("clock.matrix", boost)),
-        ("vector.fp32", "cores.vector_fp32_per_clock", boost),
-    ):
-        if clock and "cores.count" in numbers and {key, width} <= numbers.keys():
-            peak = numbers["cores.count"] * numbers[width] * clock
-            if not _close(numbers[key], peak):
-                yield f"{key}: must be cores.count x {width} x clock = {peak / 1e12:.5g} TOP/s"
-    if boost and numbers.get("clock.matrix") == boost:
+    yield from (line for line in _products(device) if not line.startswith("memory."))
+    clock = device.numbers.get("clock.matrix")
+    if clock and clock == device.numbers.get("clock.boost", device.numbers.get("clock.base")):
         yield "clock.matrix: says what the clock says already"
+
+
+def _products(device: Hardware) -> Iterator[str]:
+    for one in products(device.numbers):
+        expected = one.of(device.numbers)
+        if not _close(device.numbers[one.key], expected):
+            per = f" / {one.per:g}" if one.per > 1 else ""
+            unit = "GB/s" if one.key.startswith("memory.") else "GOP/s"
+            yield f"{one.key}: must be {' x '.join(one.factors)}{per} = {expected / 1e9:,.6g} {unit}"
 
 
 def _bandwidths(device: Hardware) -> Iterator[str]:
     """Bandwidth = width x rate, of memory pins and of PCIe lanes."""
     numbers = device.numbers
-    if {"memory.bus_width", "memory.data_rate"} <= numbers.keys():
-        expected = numbers["memory.bus_width"] * numbers["memory.data_rate"] / 8
-        if not _close(numbers["memory.bandwidth"], expected):
-            yield f"memory.bandwidth: must be memory.bus_width x memory.data_rate / 8 = {expected / 1e9:.5g} GB/s"
+    yield from (line for line in _products(device) if line.startswith("memory."))
     host = next((str(fact.value) for fact in device.facts if fact.key == "host.type"), "")
     link = _PCIE_LINK.search(host)
     if link and "host.bandwidth" in numbers:
@@ -114,10 +111,10 @@ def _memories(device: Hardware) -> Iterator[str]:
     capacity = numbers["memory.capacity"]
     if not 0.5 * capacity <= numbers.get("memory.usable", capacity) <= capacity:
         yield "memory.usable: must be between half of memory.capacity and all of it"
-    for level in _LEVELS:
+    for level in ON_CHIP:
         if numbers.get(f"{level}.capacity", 0) >= capacity:
             yield f"{level}.capacity: must be below memory.capacity"
-    known = [key for level in (*_LEVELS, "memory") if (key := f"{level}.bandwidth") in numbers]
+    known = [key for level in (*ON_CHIP, "memory") if (key := f"{level}.bandwidth") in numbers]
     for inner, outer in pairwise(known):
         if numbers[outer] > numbers[inner]:
             yield f"{outer}: must not be above {inner}, which is nearer to the units"

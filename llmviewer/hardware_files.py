@@ -13,46 +13,13 @@ from ._layout import data_dir
 from .documents import Section, is_there, read_text, read_yaml
 from .errors import InputError, suggest
 from .hardware import Fact, Hardware, Source
-from .precision import WIDER
+from .hardware_keys import COUNT, KINDS, ON_CHIP, PLAIN, SECTIONS, STATUSES, TEXT, TOPOLOGIES, TOPOLOGY
 from .resource import MEMORY, Resource, Unit
 from .units import parse
+from .what_ifs import altered
 
 PATH_VARIABLE: Final = "LLMVIEWER_HARDWARE_PATH"
-_COUNT, _TEXT, _TOPOLOGY = "count", "text", "topology"  # values without a unit
-TOPOLOGIES: Final = ("switch", "mesh", "cube", "ring", "torus2d", "torus3d", "pair")
-_RATES: Final = dict.fromkeys((*WIDER.keys() - {"table"}, "int1", "int32"), "OP/s")
-_CACHE: Final = {"capacity": "B", "bandwidth": "B/s"}
-SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "clock": dict.fromkeys(("base", "boost", "matrix", "memory"), "Hz"),  # matrix: where it differs from boost
-    "matrix": _RATES,
-    "sparse": _RATES,
-    "vector": _RATES,
-    "memory": {
-        "type": _TEXT, "capacity": "B", "usable": "B", "bandwidth": "B/s", "bus_width": _COUNT, "data_rate": "bit/s",
-    },
-    "registers": _CACHE,
-    "shared_memory": _CACHE,
-    "l2": _CACHE,
-    "l3": _CACHE,
-    "cores": dict.fromkeys(("count", "matrix_fp16_per_clock", "vector_fp32_per_clock"), _COUNT),  # OPs of one core
-    "scale_up": {
-        "type": _TEXT, "bandwidth": "B/s", "latency": "s", "devices": _COUNT, "topology": _TOPOLOGY,
-        "in_network": _TEXT,  # what adds up what passes, where switches do
-    },
-    "scale_out": {"type": _TEXT, "bandwidth": "B/s", "latency": "s", "topology": _TOPOLOGY},
-    "host": {"type": _TEXT, "bandwidth": "B/s", "latency": "s"},
-    "storage": {"type": _TEXT, "bandwidth": "B/s"},  # behind the host link: a device's share of it
-    "power": {"tdp": "W", "idle": "W"},
-    "price": {"purchase": "USD", "cloud": "USD/h", "date": _TEXT},
-}  # fmt: skip
 _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
-_ON_CHIP: Final = ("registers", "shared_memory", "l2", "l3")
-_PLAIN: Final = (
-    "name", "title", "vendor", "kind", "architecture", "compute_capability", "released", "status", "aliases",
-    "sources", "notes",
-)  # fmt: skip
-_FACTORS: Final = (1e-9, 1e9)
-_FACTOR: Final = re.compile(r"(?:x(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?)x)")
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -87,6 +54,15 @@ def hardware_file(name: str) -> Path:
     raise InputError(f"no hardware {name!r}: {near} (`llmviewer hardware` lists all)")
 
 
+def hardware_yaml(name: str, new: str = "") -> str:
+    """The text of a device's file, to begin one of one's own with: as that of `new`, which has no other names."""
+    text = read_text(hardware_file(name))
+    if not new:
+        return text
+    text = re.sub(r"^name:.*$", f"name: {new}", text, count=1, flags=re.MULTILINE)
+    return re.sub(r"^aliases:.*(?:\n[ -].*)*$", "aliases: []", text, count=1, flags=re.MULTILINE)
+
+
 def hardware_aliases() -> dict[str, tuple[str, ...]]:
     """All names that each device goes by, its own first."""
     files = {path.stem: path for folder in reversed(_folders()) for path in sorted(folder.glob("*.yaml"))}
@@ -114,23 +90,19 @@ def _aliases(path: Path) -> tuple[str, ...]:
 
 def _read(path: Path, changes: Sequence[str]) -> Hardware:
     file = read_yaml(path)
-    file.only((*_PLAIN, *SECTIONS))
+    file.only((*PLAIN, *SECTIONS))
     if file.text("name") != path.stem:
         raise file.error("name", f"must be the name of the file, {path.stem}; got {file.text('name')!r}")
     sources = {key: _source(file.section("sources").section(key)) for key in file.section("sources")}
     facts = {fact.key: fact for name in SECTIONS if name in file for fact in _facts(file.section(name), name, sources)}
-    for change in changes:
-        fact = _changed(change, facts, path.stem)
-        facts[fact.key] = fact
-        if fact.key == "memory.capacity":
-            facts.pop("memory.usable", None)
+    facts, follows = altered(facts, changes, path.stem)
     for key in _REQUIRED:
         if key not in facts:
             raise file.error(key, "is missing")
     value = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
     rates = {Resource(unit, key.split(".")[1]): rate for key, rate in value.items()
              for unit in (Unit.MATRIX, Unit.VECTOR) if key.startswith(f"{unit}.")}  # fmt: skip
-    on_chip = [value[key] for level in _ON_CHIP if (key := f"{level}.capacity") in value]
+    on_chip = [value[key] for level in ON_CHIP if (key := f"{level}.capacity") in value]
     return Hardware(
         name=file.text("name"),
         title=file.text("title"),
@@ -138,15 +110,16 @@ def _read(path: Path, changes: Sequence[str]) -> Hardware:
         capacity=value.get("memory.usable", value["memory.capacity"]),
         on_chip_bytes=sum(on_chip) if on_chip else inf,
         vendor=file.text("vendor"),
-        kind=file.choice("kind", ("gpu", "cpu", "accelerator")),
+        kind=file.choice("kind", KINDS),
         architecture=file.text("architecture"),
         released=file.integer("released"),
-        status=file.choice("status", ("shipping", "discontinued", "announced")),
+        status=file.choice("status", STATUSES),
         aliases=file.texts("aliases"),
         facts=tuple(facts.values()),
         sources=sources,
         notes=file.texts("notes"),
         changes=tuple(changes),
+        follows=follows,
     )
 
 
@@ -174,11 +147,11 @@ def _fact(section: Section, full_key: str, source: str, sources: Mapping[str, So
         section.only(("value", "source", "note"))
         source, note, key = section.choice("source", sources, source), section.text("note", ""), "value"
     value: float | str
-    if unit == _COUNT:
+    if unit == COUNT:
         value, text = float(section.integer(key)), str(section.integer(key))
-    elif unit == _TEXT:
+    elif unit == TEXT:
         value = text = section.text(key)
-    elif unit == _TOPOLOGY:
+    elif unit == TOPOLOGY:
         value = text = section.choice(key, TOPOLOGIES)
     else:
         text = str(section.get(key))
@@ -187,38 +160,3 @@ def _fact(section: Section, full_key: str, source: str, sources: Mapping[str, So
         except ValueError as error:
             raise section.error(key, str(error)) from None
     return Fact(key=full_key, text=text, value=value, source=source, note=note)
-
-
-def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
-    """The fact that a what-if puts in place of another, or beside the others."""
-    key, equals, given = (part.strip() for part in change.partition("="))
-    where = f"--hardware-set {change}"
-    if not equals:
-        raise InputError(f"{where}: must be KEY=VALUE, such as memory.bandwidth=2x or 'matrix.fp16=155 TOP/s'")
-    units = {f"{section}.{k}": unit for section, keys in SECTIONS.items() for k, unit in keys.items()}
-    units = {k: unit for k, unit in units.items() if unit not in (_TEXT, _TOPOLOGY)}
-    if key not in units:
-        raise InputError(f"{where}: no number {key!r} in a hardware file; {suggest(key, units)}")
-    factor = _FACTOR.fullmatch(given)
-    if factor and key not in facts:
-        raise InputError(f"{where}: {name} has no {key} to multiply; give a quantity with its unit")
-    try:
-        value = _times(facts[key], float(factor[1] or factor[2])) if factor else _quantity(given, units[key])
-    except ValueError as error:
-        hint = "; a factor such as 2x works too" if key in facts and not factor else ""
-        raise InputError(f"{where}: {error}{hint}") from None
-    return Fact(key=key, text=given, value=value, source="", note=f"what-if: --hardware-set {change}")
-
-
-def _times(fact: Fact, factor: float) -> float:
-    if isinstance(fact.value, str) or not _FACTORS[0] <= factor <= _FACTORS[1]:
-        raise ValueError(f"a factor must be between {_FACTORS[0]:g} and {_FACTORS[1]:g}; got {factor:g}")
-    return fact.value * factor
-
-
-def _quantity(text: str, unit: str) -> float:
-    if unit != _COUNT:
-        return parse(text, unit)
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"must be a whole number of at least 1; got {text!r}")
-    return float(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -37,7 +37,7 @@ class Model:
     name: str
     title: str
     model_type: str
-    graph: Graph
+    graph: Graph = field(repr=False)
     format: Format
     max_context: int = 0
     max_answer: int = 0
@@ -46,7 +46,7 @@ class Model:
     notes: tuple[str, ...] = ()
     quantization: Quantization = AS_IT_IS
     unknown: str = ""
-    predicting: Model | None = None
+    predicting: Model | None = field(default=None, repr=False)
 
     @cached_property
     def published(self) -> Graph:

@@ -7,6 +7,8 @@ from math import inf
 from typing import Final
 
 from .graph import Block, Graph
+from .hardware import Hardware
+from .hardware_keys import ON_CHIP
 from .layout import Network
 from .operators.collectives import OUT, UP
 from .operators.linear import LatentExpansion, Linear
@@ -40,7 +42,7 @@ def notes(setting: Setting, *, prompt: int, written: int, images: int = 0) -> tu
         found.append(f"{context} tokens are more than the {model.max_context} positions of {model.name}")
     if model.max_answer and written > model.max_answer:
         found.append(f"{written} tokens written are more than the {model.max_answer} positions of its decoder")
-    found.extend(f"what-if: {change} instead of the device's own number" for change in hardware.changes)
+    found.extend(_altered(hardware))
     if setting.expert_skew:
         skew = f"expert skew {setting.expert_skew:g}"
         chosen = f"{skew}: popularity of experts falls with their rank to that power, instead of being the same for all"
@@ -55,26 +57,42 @@ def notes(setting: Setting, *, prompt: int, written: int, images: int = 0) -> tu
     return tuple(found)
 
 
+def _altered(hardware: Hardware) -> list[str]:
+    """What-ifs, what follows from them, and what little some of them do."""
+    found = [f"what-if: {change} instead of the device's own number" for change in hardware.changes]
+    if hardware.follows:
+        found.append(f"with that go, where they are not given: {', '.join(hardware.follows)}")
+    small = [change for change in hardware.changes if change.partition(".")[0] in ON_CHIP and ".capacity" in change]
+    if small:
+        found.append(
+            f"{', '.join(small)}: what the chip holds sizes the tiles of attention, and its last cache is of use to "
+            "kernels; much else does not read it"
+        )
+    return found
+
+
 def _links(setting: Setting) -> list[str]:
     """What is not known of the links that a layout uses, and what is taken instead."""
     hardware, linked, layout = setting.hardware, setting.linked, setting.layout
     network = Network.of(hardware, layout)
+    rows = (*setting.plan.operators, *setting.decode_plan.operators)
+    used = {resource.dtype for row in rows for resource in row.busy_s if resource.unit is Unit.LINK}
     found = []
 
     def others(tier: str) -> str:
         return f"{tier.replace('_', '-')} links ({si(linked.rates[link(tier)])}B/s each)"
 
-    if layout.devices > 1 and network.inside != UP:
+    if network.inside != UP and network.inside in used:
         found.append(f"{hardware.name} has no scale-up link: devices talk over their {others(network.inside)}")
-    elif layout.devices > network.domain and network.outside != OUT:
+    elif layout.devices > network.domain and network.outside != OUT and network.outside in used:
         joined = f"scale-up links of {hardware.name} join {network.domain:.0f} devices"
         found.append(f"{joined}: beyond, they talk over their {others(network.outside)}")
-    elif layout.devices > 1 and f"{UP}.devices" not in hardware.numbers:
+    elif UP in used and f"{UP}.devices" not in hardware.numbers:
         found.append(f"the file of {hardware.name} does not say how many devices its {UP} links join: all here")
     found.extend(
         f"{r.dtype}.latency of {hardware.name} is not known and counts as none; --hardware-set {r.dtype}.latency=VALUE"
         for r, rate in linked.rates.items()
-        if r.unit is Unit.HOP and rate == inf
+        if r.unit is Unit.HOP and rate == inf and r.dtype in used
     )
     return found
 

@@ -127,7 +127,8 @@ _NAME = "|".join(sorted((*NAMED, *_SYNONYMS), key=len, reverse=True))
 _PART: Final = re.compile(rf"(kv|w|a)({_NUMBER}|{_NAME})(?:[-_]?g(\d+))?[-_/,]?", re.IGNORECASE)
 _NOTATION: Final = (
     "bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as W4A16g128, W8A8, "
-    f"W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of {', '.join(sorted(_ALONE))}"
+    f"W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of {', '.join(sorted((*_ALONE, 'fp8')))} "
+    "(AWQ and GPTQ: W4A16g128; Q4_K_M: a .gguf file as the model, or about W4A16g32)"
 )
 
 

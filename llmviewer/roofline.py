@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any
 
@@ -97,7 +97,7 @@ class Estimate:
 class Plan:
     """A graph on a machine: all that can be worked out before the workload is known."""
 
-    operators: tuple[PlannedOperator, ...]
+    operators: tuple[PlannedOperator, ...] = field(repr=False)
 
     @cached_property
     def features(self) -> frozenset[Feature]:

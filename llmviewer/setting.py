@@ -14,7 +14,7 @@ import numpy as np
 from .documents import LARGEST
 from .errors import InputError
 from .expectation.engines import Engine, find_engine
-from .expectation.network import Kernels, check_library
+from .expectation.network import Interval, Kernels, Pass, check_library
 from .expectation.profile import Profile, read_given
 from .forms import Num
 from .graph import Graph
@@ -199,6 +199,20 @@ class Setting:
     def plan_of(self, phase: str) -> Plan:
         """The plan of "prefill" or "decode"."""
         return self.decode_plan if phase == "decode" else self.plan
+
+    def time_s(self, phase: str, workload: Workload, batch: int) -> float:
+        """The bound of a phase for a batch of all devices, whose micro-batches are `workload`. [s]"""
+        plan, parts = self.plan_of(phase), int(self.layout.parts(batch))
+        through = float(plan.time_s(workload))
+        if parts == 1:
+            return through
+        slowest = max(float(stage.time_s(workload)) for stage in plan.stages)
+        return max(through, parts * slowest) if phase == "decode" else through + (parts - 1) * slowest
+
+    def expected(self, phase: str, found: Pass, batch: int) -> Interval:
+        """What the same is expected to take, `found` being that of one micro-batch."""
+        parts = self.layout.parts(batch)
+        return found.step(parts) if phase == "decode" else found.prefill(parts)
 
     @cached_property
     def footprint(self) -> Footprint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Collection
@@ -25,7 +26,9 @@ WIDTH: Final = 80  # of the operator tables; lines of words may be longer where 
 _COLOR: Final = {"memory": "red", "compute": "green", "link": "blue"}
 _SHORT: Final = {"weights": "wts.", "activ.": "act."}  # where there are more columns
 _LEFT: Final = ("operator", "bound", "in")
-_LEAST: Final = 12  # letters of a name, however many columns there are
+_TYPED: Final = re.compile(r"[._=\d]")  # in a word that is typed: a key, an option, a model or a device
+_ROOM: Final = 12  # letters for a name, for which numbers are written closer
+_LEAST: Final = 8  # letters of a name, however many columns there are
 
 
 def render(analysis: Analysis, *, width: int = 0, per_call: bool | None = None) -> str:
@@ -121,23 +124,33 @@ def _expected(phase: Phase) -> str:
     total = phase.total
     if total.expected_time_s is None:
         return ""
-    expected = between(total.expected_time_s, total.expected_low_s, total.expected_high_s)
+    expected, bracket, ends = between(total.expected_time_s, total.expected_low_s, total.expected_high_s).partition(
+        " ("
+    )
     gaps = f"; {seconds(total.host_s)} of it without a kernel" if total.host_s else ""
-    return f"; expect {expected.removesuffix(')')}; {total.expectation_source}{gaps})"
+    within = f"{ends.removesuffix(')')}; " if bracket else ""
+    return f"; expect {expected} ({within}{total.expectation_source}{gaps})"
 
 
 def between(expected: float | None, low: float | None, high: float | None) -> str:
-    """Such as "21.3 ms (19.9 to 23.0 ms)"."""
+    """Such as "21.3 ms (19.9 to 23.0 ms)"; without a bracket where its ends are the same."""
     if expected is None or low is None or high is None:
         return ""
     start, end = seconds(low), seconds(high)
+    if start == end:
+        return seconds(expected)
     value, _, unit = start.partition(" ")
     return f"{seconds(expected)} ({value if end.endswith(unit) else start} to {end})"
 
 
 def sentence(text: str) -> str:
-    """`text` with a capital and a full stop."""
-    return f"{text[0].upper()}{text[1:]}."
+    """`text` with a full stop, and a capital unless it begins with a key or a name, which have to be typed as they are.
+
+    >>> sentence("scale_up.latency is not known"), sentence("decode is memory-bound")
+    ('scale_up.latency is not known.', 'Decode is memory-bound.')
+    """
+    first = text.split(maxsplit=1)[0].rstrip(":,")
+    return f"{text}." if _TYPED.search(first) else f"{text[0].upper()}{text[1:]}."
 
 
 def summary(analysis: Analysis) -> Lines:
@@ -220,12 +233,16 @@ def _table(phase: Phase, *, per_call: bool, width: int) -> str:
 
     shown = [COLUMNS.index(name) for name in names]
     texts = [[cells[at] for at in shown] for cells in (COLUMNS, *(line.cells for line in lines))]
-    if "expect" in names:
+    if "expect" in names or _beside(texts) > width - _ROOM:
         texts = [[_SHORT.get(text, text.replace(" ", "")) for text in cells] for cells in texts]
-    others = sum(1 + max(map(len, column)) for column in zip(*(cells[1:] for cells in texts), strict=True))
-    heads = _fitted([cells[0] for cells in texts], width - others)
+    heads = _fitted([cells[0] for cells in texts], width - _beside(texts))
     texts = [[head, *cells[1:]] for head, cells in zip(heads, texts, strict=True)]
     return columns(texts, left=[names.index(name) for name in _LEFT], gap=" ", style=style).rstrip("\n")
+
+
+def _beside(texts: list[list[str]]) -> int:
+    """Columns that all but the names take."""
+    return sum(1 + max(map(len, column)) for column in zip(*(cells[1:] for cells in texts), strict=True))
 
 
 def _fitted(names: list[str], width: int) -> list[str]:

@@ -43,8 +43,9 @@ QUANTITY = "must be a positive number, a space and a unit in B/s, such as '1.5 T
 WHOLE = "must be a whole number of at least 1; got"
 NOTATION = (
     "quantization must be bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as "
-    "W4A16g128, W8A8, W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int4, "
-    "int8, mxfp4, mxfp6, mxfp8, nf4, nvfp4; got"
+    "W4A16g128, W8A8, W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of bf16, fp16, fp32, fp8, fp8_e4m3, fp8_e5m2, "
+    "int4, int8, mxfp4, mxfp6, mxfp8, nf4, nvfp4 (AWQ and GPTQ: W4A16g128; Q4_K_M: a .gguf file as the model, or "
+    "about W4A16g32); got"
 )
 OVERRIDE = "must be OPERATORS=SCHEME, such as down_proj=W8A16 or layers.0-3=W8A8"
 

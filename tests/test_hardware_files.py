@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from llmviewer import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.hardware_checks import CHECKS, clashes, violations
-from llmviewer.hardware_files import hardware_aliases, hardware_names, load_hardware
+from llmviewer.hardware_files import hardware_aliases, hardware_file, hardware_names, hardware_yaml, load_hardware
+from llmviewer.hardware_keys import KINDS, PLAIN, SECTIONS, STATUSES, TOPOLOGIES
 from llmviewer.local import draft
 
 CHIP = """\
@@ -86,12 +88,84 @@ def test_every_block_of_a_file_is_read(chip):
 
 def test_what_a_file_does_not_say_is_said_to_be_absent(chip):
     with pytest.raises(InputError) as error:
-        load_hardware(chip()).fact("l3.bandwidth")
+        load_hardware(chip()).fact("storage.bandwidth")
     assert str(error.value) == (
-        "chip has no l3.bandwidth: its file does not say; add it to a YAML of yours or give "
-        "--hardware-set l3.bandwidth=VALUE"
+        "chip has no storage.bandwidth: its file does not say; add it to a YAML of yours or give "
+        "--hardware-set storage.bandwidth=VALUE"
     )
-    assert load_hardware(chip(), ["l3.bandwidth=5 TB/s"]).fact("l3.bandwidth") == 5e12
+    assert load_hardware(chip(), ["storage.bandwidth=5 GB/s"]).fact("storage.bandwidth") == 5e9
+
+
+# What goes with a what-if of the chip above, whose clock is another one for its matrix units, and by how much.
+FOLLOWS = [
+    ("cores.count=2x", {"matrix": 2, "sparse": 2, "vector": 2}),
+    ("clock.boost=3x", {"vector": 3}),
+    ("clock.matrix=3 GHz", {"matrix": 2, "sparse": 2}),
+    ("cores.matrix_fp16_per_clock=500", {"matrix": 0.5, "sparse": 0.5}),
+    ("cores.vector_fp32_per_clock=4x", {"vector": 4}),
+    ("memory.bus_width=2x", {"memory.bandwidth": 2}),
+    ("memory.data_rate=4 Gbit/s", {"memory.bandwidth": 0.5}),
+    ("memory.bandwidth=2x", {}),
+]
+
+
+@pytest.mark.parametrize(("change", "times"), FOLLOWS)
+def test_rates_go_with_what_they_are_products_of(chip, change, times):
+    own, other = load_hardware(chip()), load_hardware(chip(), [change])
+    key = change.partition("=")[0]
+    for name, value in other.numbers.items():
+        ratio = times.get(name, times.get(name.partition(".")[0], 1))
+        assert name == key or value == pytest.approx(ratio * own.numbers[name]), name
+    assert bool(other.follows) == bool(times)
+    assert not set(violations(other)) - set(violations(load_hardware(chip(), ["memory.bandwidth=2x"])))
+
+
+def test_what_is_given_does_not_follow(chip):
+    changes = ["matrix.fp16=200 TOP/s", "cores.count=2x", "memory.bus_width=2x", "memory.bandwidth=900 GB/s"]
+    own, other = load_hardware(chip()), load_hardware(chip(), changes)
+    assert other.fact("matrix.fp16") == 200e12
+    assert other.fact("matrix.fp8") == 2 * own.fact("matrix.fp8")
+    assert other.bandwidth() == 900e9
+    assert other.follows == ("matrix rates 2x", "sparse rates 2x", "vector rates 2x")
+
+
+def test_cores_of_a_file_without_clocks_bring_their_rates(chip):
+    bare = chip("clock: {source: paper, base: 1 GHz, boost: 2 GHz, matrix: 1.5 GHz, memory: 1 GHz}\n", "")
+    assert load_hardware(bare, ["cores.count=2x"]).fact("matrix.fp8") == 2 * load_hardware(bare).fact("matrix.fp8")
+
+
+@pytest.mark.parametrize(
+    ("change", "instead"),
+    [
+        ("l2.bandwidth=2x", "memory.bandwidth"),
+        ("clock.memory=2x", "memory.bandwidth"),
+        ("clock.base=2x", "matrix.bf16 or vector.fp32"),
+        ("power.idle=2x", "power.tdp"),
+    ],
+)
+def test_a_what_if_that_nothing_follows_from_is_refused(chip, change, instead):
+    with pytest.raises(InputError) as error:
+        load_hardware(chip(), [change])
+    assert str(error.value) == (
+        f"--hardware-set {change}: nothing that is counted of chip is known to follow from it; set {instead}"
+    )
+
+
+def test_rates_that_are_no_such_product_do_not_follow(chip):
+    odd = chip("matrix_fp16_per_clock: 1000", "matrix_fp16_per_clock: 1500")
+    with pytest.raises(InputError, match=r"set matrix\.fp16 or matrix\.bf16$"):
+        load_hardware(odd, ["cores.matrix_fp16_per_clock=2x"])
+
+
+def test_notes_say_what_a_what_if_does():
+    found = analyze("gpt2", "a100-sxm-80gb", hardware_set=["memory.data_rate=2x", "l2.capacity=2x"])
+    plain = analyze("gpt2", "a100-sxm-80gb")
+    assert found.hardware.bandwidth() == 2 * plain.hardware.bandwidth()
+    assert found.phases.decode.total.bound_time_s < plain.phases.decode.total.bound_time_s
+    assert "with that go, where they are not given: memory.bandwidth 2x" in found.notes
+    assert any(
+        note.startswith("l2.capacity=2x: what the chip holds sizes the tiles of attention") for note in found.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,12 +210,12 @@ WRONG = [
      "sparse.fp16: must be twice matrix.fp16, or have a note that says why not"),
     ("sparse: {source: paper, fp16", "sparse: {source: paper, tf32", "sparse.tf32: there is no matrix.tf32"),
     ("matrix_fp16_per_clock: 1000", "matrix_fp16_per_clock: 1024",
-     "matrix.fp16: must be cores.count x cores.matrix_fp16_per_clock x clock = 153.6 TOP/s"),
+     "matrix.fp16: must be cores.count x cores.matrix_fp16_per_clock x clock.matrix = 153,600 GOP/s"),
     ("vector_fp32_per_clock: 100", "vector_fp32_per_clock: 128",
-     "vector.fp32: must be cores.count x cores.vector_fp32_per_clock x clock = 25.6 TOP/s"),
+     "vector.fp32: must be cores.count x cores.vector_fp32_per_clock x clock.boost = 25,600 GOP/s"),
     ("matrix: 1.5 GHz", "matrix: 2 GHz", "clock.matrix: says what the clock says already"),
     ("bus_width: 1000", "bus_width: 1024",
-     "memory.bandwidth: must be memory.bus_width x memory.data_rate / 8 = 1024 GB/s"),
+     "memory.bandwidth: must be memory.bus_width x memory.data_rate / 8 = 1,024 GB/s"),
     ("PCIe 5.0 x16", "PCIe 4.0 x16", "host.bandwidth: must be 31.51 GB/s, that of PCIe 4.0 x16 one way"),
     ("usable: 63 GiB", "usable: 65 GiB", "memory.usable: must be between half of memory.capacity and all of it"),
     ("capacity: 20 MiB", "capacity: 70 GiB", "l2.capacity: must be below memory.capacity"),
@@ -368,3 +442,75 @@ def test_the_command_drafts_this_machine(capsys):
     code, out, _ = run(capsys, "hardware", "--local")
     assert code == 0
     assert out.startswith("# Drafted from this machine.")
+
+
+def test_macs_hold_no_more_than_macos_lets_them():
+    macs = {name: load_hardware(name) for name in hardware_names() if re.match(r"m[1-4](-|$)", name)}
+    known = {name for name, mac in macs.items() if "memory.usable" in mac.numbers}
+    assert macs.keys() - known == {"m3-ultra"}  # of 512 GB nobody says it
+    for name in known:
+        assert 0.66 < macs[name].capacity / macs[name].fact("memory.capacity") < 0.85
+    assert not analyze("llama-3.1-8b", "m1").memory.fits  # 16.3 GB in a machine of 16 GiB
+
+
+def test_memory_that_is_usable_is_kept_beside_another_capacity(chip):
+    changes = ["memory.usable=20 GiB", "memory.capacity=24 GiB"]
+    assert load_hardware(chip(), changes).capacity == 20 * 2**30
+    assert load_hardware(chip(), changes[1:]).capacity == 24 * 2**30
+
+
+def test_the_documentation_has_every_key_and_word():
+    text = (Path(__file__).parent.parent / "docs" / "hardware.md").read_text()
+    lines = [line.split(" | ", 1) for line in text.splitlines() if line.startswith("| `")]
+    told = {name: set(re.findall(r"`(\w+)`", said)) for names, said in lines for name in re.findall(r"`(\w+)`", names)}
+    units = {name: said for names, said in lines for name in re.findall(r"`(\w+)`", names)}
+    for block, keys in SECTIONS.items():
+        assert keys.keys() <= told[block], block
+        for unit in set(keys.values()):
+            assert {"count": "whole number", "topology": "`topology`"}.get(unit, unit) in units[block], (block, unit)
+    assert set(TOPOLOGIES) <= told["scale_up"]
+    assert set(KINDS) == told["kind"]
+    assert set(STATUSES) == told["status"]
+    assert set(PLAIN) <= told.keys()
+
+
+def test_the_file_in_the_documentation_can_be_used(tmp_path):
+    text = (Path(__file__).parent.parent / "docs" / "hardware.md").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    assert violations(load_hardware(str(path))) == ()
+    assert analyze("llama-3.1-8b", str(path)).memory.fits
+
+
+def test_a_file_that_ships_is_written_to_begin_with(capsys, tmp_path):
+    path = tmp_path / "mine.yaml"
+    assert run(capsys, "hardware", "h100", "--format", "yaml", "-o", str(path))[0] == 0
+    mine, own = load_hardware(str(path)), load_hardware("h100-sxm")
+    assert (mine.name, mine.aliases) == ("mine", ())
+    assert (mine.rates, mine.facts, mine.sources) == (own.rates, own.facts, own.sources)
+    assert not clashes(mine, hardware_aliases())
+    _, out, _ = run(capsys, "hardware", "h100", "--format", "yaml")
+    assert out == hardware_file("h100-sxm").read_text()
+
+
+def test_every_file_that_ships_can_be_begun_with(tmp_path):
+    for name in hardware_names():
+        path = tmp_path / "mine.yaml"
+        path.write_text(hardware_yaml(name, "mine"))
+        mine = load_hardware(str(path))
+        assert (mine.rates, mine.aliases) == (load_hardware(name).rates, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ([], "--format yaml is of one device; give its NAME"),
+        (["nosuch"], "no hardware 'nosuch'"),
+    ],
+)
+def test_yaml_of_no_device(capsys, tmp_path, given, error):
+    path = tmp_path / "mine.yaml"
+    code, out, err = run(capsys, "hardware", *given, "--format", "yaml", "-o", str(path))
+    assert (code, out, path.exists()) == (2, "", False)
+    assert error in err
+    assert err.count("\n") == 1

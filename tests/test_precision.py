@@ -398,3 +398,14 @@ def test_dequantization_of_weights_is_counted_once_a_launch(quant, conversion_op
     (op,) = (op for _, op in graph if op.name == "up_proj")
     for w in (Workload.decode(batch=1, kv_len=9), Workload.prefill(batch=4, prompt=100)):
         assert evaluate(op.work().conversion_ops, w) == conversion_ops
+
+
+@pytest.mark.parametrize("text", ["Q4_K_M", "AWQ", "gptq", "fp9"])
+def test_a_name_of_elsewhere_is_pointed_to_the_notation(text):
+    with pytest.raises(InputError) as error:
+        parse_scheme(text)
+    told = str(error.value)
+    assert "\n" not in told
+    assert " fp8, " in told
+    assert "(AWQ and GPTQ: W4A16g128; Q4_K_M: a .gguf file as the model, or about W4A16g32)" in told
+    assert parse_scheme("W4A16g32").weight.stored_bits == pytest.approx(4.5, rel=0.03)  # that of Q4_K: 144 B for 256

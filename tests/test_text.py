@@ -1,10 +1,16 @@
 """The report on a terminal: what is cut where there is no room, and that nothing is where there is no terminal."""
 
+from pathlib import Path
+
 import click
 import pytest
 
 from llmviewer.analysis import analyze
-from llmviewer.reports.text import render
+from llmviewer.cli import main
+from llmviewer.reports.table import rate
+from llmviewer.reports.text import between, render, sentence
+from llmviewer.setting import Setting
+from llmviewer.units import seconds, si
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +42,82 @@ def test_names_are_whole_where_there_is_room_or_no_terminal(analysis, width):
     assert "…" not in text
     for phase in (analysis.phases.prefill, analysis.phases.decode):
         assert all(f"\n{op.name} " in text for op in phase.operators)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "asked"),
+    [
+        ("mixtral-8x7b", "tpu-v5e", {"batch": 1000}),  # without what is expected
+        ("gemma-3n-e2b", "wse-3", {"batch": 64, "prompt": 100_000, "quant": "fp8"}),
+        ("deepseek-v3.1", "m2-max", {"batch": 5000, "prompt": 32768}),
+        ("llama-3.1-70b", "h100-sxm", {"layout": "tp=8"}),
+    ],
+)
+def test_tables_of_large_numbers_fit_too(name, device, asked):
+    lines = tables(render(analyze(name, device, **asked), width=80))
+    assert max(map(len, lines)) <= 80
+    assert all(len(line) > 60 for line in lines if not line.endswith(":"))
+
+
+def test_a_bracket_has_two_ends():
+    assert between(0.0253, 0.02531, 0.02532) == "25.3 ms"
+    assert between(0.0253, 0.0241, 0.0266) == "25.3 ms (24.1 to 26.6 ms)"
+    assert between(None, None, None) == ""
+    found = analyze("llama-3.1-8b", "a100-sxm-80gb", engine="huggingface")
+    whole = found.generation
+    assert whole.expected_tpot_low_s == whole.expected_tpot_high_s
+    text = " ".join(click.unstyle(render(found)).split())
+    assert f"expect {seconds(whole.expected_tpot_s)} generation" in text
+    assert f"expect {seconds(found.phases.decode.total.expected_time_s)} (transferred from" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("scale_up.latency of h100-sxm is not known", "scale_up.latency of h100-sxm is not known."),
+        ("tp=2: norm run whole on every rank", "tp=2: norm run whole on every rank."),
+        ("gpt2 does not generate", "gpt2 does not generate."),
+        ("weights of q_proj in int4 are multiplied in bf16", "Weights of q_proj in int4 are multiplied in bf16."),
+        ("what-if: cores.count=2x", "What-if: cores.count=2x."),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_unless_it_begins_with_what_is_typed(text, told):
+    assert sentence(text) == told
+
+
+def test_links_that_nothing_is_sent_over_need_no_note():
+    copies = analyze("llama-3.1-8b", "h100-sxm", layout="dp=8", batch=8)
+    cut = analyze("llama-3.1-8b", "h100-sxm", layout="tp=8", batch=8)
+    experts = analyze("mixtral-8x7b", "h100-sxm", layout="dp=8 ep=8", batch=8)
+    told = [any("scale_up.latency" in note for note in found.notes) for found in (copies, cut, experts)]
+    assert told == [False, True, True]
+    assert not any("PCIe" in note or "links" in note for note in analyze("gpt2", "l4", layout="dp=2", batch=2).notes)
+    assert any("host links" in note for note in analyze("llama-3.1-8b", "l4", layout="tp=2").notes)
+
+
+def test_what_a_notebook_shows_is_short():
+    found = analyze("deepseek-v3", "h200-sxm", layout="dp=8 ep=8", batch=8)
+    setting = Setting.of("deepseek-v3", "h200-sxm", mtp=True)
+    assert len(repr(found)) < 10_000
+    for thing in (found.model, found.hardware, setting, setting.plan):
+        assert len(repr(thing)) < 4_000
+    assert "deepseek-v3" in repr(found)
+
+
+def test_the_layouts_in_the_documentation_have_these_bounds():
+    text = (Path(__file__).parent.parent / "docs" / "parallel.md").read_text()
+    for layout in ("tp=8", "tp=4 pp=2", "tp=2 pp=4"):
+        found = analyze("llama-3.1-70b", "h100-sxm", layout=layout, batch=16, prompt=2048)
+        whole = found.generation
+        cells = (f"`{layout}`", seconds(whole.ttft_s), seconds(whole.tpot_s), rate(whole.tokens_per_s))
+        assert f"| {' | '.join(cells)} | {si(found.memory.total_bytes)}B |" in text
+
+
+@pytest.mark.parametrize(("columns", "most"), [("80", 80), ("", None)])
+def test_a_pipe_is_as_wide_as_the_environment_says(capsys, monkeypatch, columns, most):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert main(["analyze", "llama-3.1-8b", "h100-sxm", "--tp", "8"]) == 0
+    widest = max(map(len, tables(capsys.readouterr().out)))
+    assert widest <= most if most else widest > 80

@@ -1,8 +1,10 @@
 """The dashboard without a browser: states and their links, views, and callbacks as a browser calls them."""
 
 import base64
+import inspect
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -21,12 +23,14 @@ from hypothesis import strategies as st
 from llmviewer.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
+from llmviewer.forms import SOURCE, Feature, images, replicas
 from llmviewer.hardware_files import hardware_names
 from llmviewer.reports.drawing import GRID, INK, PAPER
 from llmviewer.reports.marks import identity
 from llmviewer.techniques import techniques
 from llmviewer.techniques._parameters import about
 from llmviewer.units import seconds, si
+from llmviewer.workload import Workload
 
 pytest.importorskip("dash")
 
@@ -34,7 +38,7 @@ from llmviewer.webapp import answers, controls, state
 from llmviewer.webapp.app import create
 from llmviewer.webapp.state import KINDS, FieldError, File, Number, State
 from llmviewer.webapp.tabs import TABS
-from llmviewer.webapp.views import changes, inspector, memory, network, overview
+from llmviewer.webapp.views import changes, formulas, inspector, memory, network, overview
 from llmviewer.webapp.words import CONTROLS, GLOSSARY
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -808,3 +812,44 @@ def test_servers_of_wsgi_find_the_page():
     from llmviewer.webapp.wsgi import server
 
     assert server.test_client().get("/").status_code == 200
+
+
+def test_formulas_have_words_for_all_that_a_workload_has():
+    made = {
+        name: inspect.signature(method).return_annotation
+        for name, method in vars(Workload).items()
+        if inspect.isfunction(method) and not name.startswith("_")
+    }
+    assert {name for name, made_of in made.items() if made_of == "Num"} == set(formulas.FEATURES)
+    assert {name for name, made_of in made.items() if made_of == "Workload"} | {""} == set(formulas.STREAMS)
+
+
+@pytest.mark.parametrize(
+    ("feature", "told"),
+    [
+        (Feature("pairs", (4096,)), "query-key pairs in a window of 4,096"),
+        (Feature("pairs", (math.inf,), SOURCE), "query-key pairs of the encoder"),
+        (Feature("distinct_experts", (256, 8), replicas(1)), "experts that some token chose, each 8 of 256"),
+        (Feature("distinct_experts", (256, 8), replicas(4)),
+         "experts that some token chose, each 8 of 256 of 4 ranks together"),
+        (Feature("chosen_kv", (2048,)), "cached tokens read, 2,048 chosen for each query"),
+        (Feature("one", (), images(576)), "pass of pictures of 576 patches"),
+    ],
+)  # fmt: skip
+def test_features_in_words(feature, told):
+    assert formulas.words(feature) == told
+
+
+@pytest.mark.parametrize("layout", [{}, {"dp": 8}, {"pp": 4}])
+def test_sentence_and_card_and_inspector_advise_the_same_batch(layout):
+    state = State(model="llama-3.1-8b", on=("h100-sxm",), batch=32, **layout)
+    (found,) = answers.answers(state)
+    (offer,) = [one for one in changes.offers(found, state) if one.name.startswith("batch")]
+    assert f"{offer.name} (" in found.analysis.phases.decode.advice
+    named = next(identity(op) for op in found.analysis.phases.decode.operators if op.name == "down_proj")
+    (gain,) = [gain for name, _, gain in inspector.inspect(found, "decode", named).helps if name == offer.name]
+    before, after = found.analysis.phases.decode, answers.answers(offer.state)[0].analysis.phases.decode
+    now_s, then_s = (
+        next(op.bound_time_s for op in phase.operators if identity(op) == named) for phase in (before, after)
+    )
+    assert gain == f"{after.batch / before.batch * now_s / then_s:.2g}x the tokens per second"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from llmviewer.advice import larger_batch
 from llmviewer.analysis import Analysis
 from llmviewer.precision import Format, Scheme, parse_scheme
 from llmviewer.reports.techniques import describe
@@ -26,7 +27,6 @@ _PRECISIONS: Final = {
 }
 _SPELT: Final = {"fp8": "Wfp8Afp8", "nvfp4": "Wnvfp4Anvfp4"}  # where more follows
 _DEGREES: Final = (2, 8)
-_TIMES: Final = 16  # the batch asked for, where so many fit
 _SAME: Final = 1.005  # gains nearer to 1 are none
 _WORTH: Final = 1.05  # less than that is no help
 
@@ -123,7 +123,7 @@ def offers(answer: Answer, state: State) -> Iterator[Offer]:
     if answer.analysis.inputs.attention == "eager":
         yield Offer("flash attention", "scores stay on the chip", replace(state, attention="flash"))
     most = answer.analysis.memory.max_batch
-    batch = _TIMES * state.batch if most is None else min(_TIMES * state.batch, most)
+    batch = larger_batch(state.batch, most)
     if batch > state.batch:
         largest = ", as many as fit" if batch == most else ""
         yield Offer(f"batch {batch}", f"more sequences share a reading of the weights{largest}",

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from llmviewer.advice import larger_batch
 from llmviewer.analysis import OperatorResult, Phase
 from llmviewer.errors import InputError
-from llmviewer.forms import Form, Num, evaluate
+from llmviewer.forms import evaluate
 from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.precision import parse_scheme
 from llmviewer.reports.graph import shape, weight_shape
@@ -22,6 +23,7 @@ from llmviewer.units import seconds, si
 from llmviewer.workload import Workload
 
 from ..answers import Answer
+from .formulas import formula
 
 _WORTH: Final = 1.05  # a change that helps by less is not told
 _DOES: Final = {
@@ -89,14 +91,14 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
         bound=result.bound,
         position=_position(answer, result),
         formulas=tuple(
-            (what, _formula(form, workload), f"{si(float(evaluate(form, workload)))}{unit}")
+            (what, formula(form, workload), f"{si(float(evaluate(form, workload)))}{unit}")
             for what, form, unit in amounts
             if form
         ),
         tensors=tuple(_tensors(row, workload)),
         busy=tuple((_called(r), s, s / longest) for r, s in sorted(busy.items(), key=lambda one: -one[1]) if s),
         times=_times(result, shown),
-        helps=tuple(_helps(answer.setting, name, result, workload)),
+        helps=tuple(_helps(answer, name, result, workload)),
     )
 
 
@@ -146,20 +148,6 @@ def _position(answer: Answer, op: OperatorResult) -> str:
     )
 
 
-def _formula(form: Form, workload: Workload) -> str:
-    """Such as 469,762,048 x 16 tokens + 8 x 1,040 pairs, with a sign for the x."""
-    parts = []
-    for feature, coefficient in form.terms:
-        amount = f"{coefficient:,.12g}"
-        name = str(feature).replace("_", " ")
-        parts.append(amount if name == "one" else f"{amount} × {_count(feature.of(workload))} {name}")
-    return " + ".join(parts)
-
-
-def _count(value: Num) -> str:
-    return f"{float(value):,.0f}" if float(value).is_integer() else f"{float(value):,.4g}"
-
-
 def _called(resource: Resource) -> str:
     return "memory" if resource.unit is Unit.MEMORY else f"{resource.dtype} {resource.unit}"
 
@@ -181,9 +169,10 @@ def _tensors(row: PlannedOperator, workload: Workload) -> Iterator[tuple[str, st
             yield direction, f"{tensor.name} {shape(tensor)}{kept}", moved(tensor)
 
 
-def _helps(setting: Setting, phase: str, op: OperatorResult, workload: Workload) -> Iterator[tuple[str, str, str]]:
-    """Techniques under which the same operator takes less, the best first."""
-    found: list[tuple[float, str, str]] = []
+def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -> Iterator[tuple[str, str, str]]:
+    """Techniques under which the same operator takes less, and a larger batch, the best first."""
+    setting, inputs = answer.setting, answer.analysis.inputs
+    found: list[tuple[float, str, str, str]] = []
     for name, changed in _changes(setting):
         try:
             row = _planned(changed, phase, op)
@@ -193,15 +182,18 @@ def _helps(setting: Setting, phase: str, op: OperatorResult, workload: Workload)
             continue
         then = row.block.repeat * max(float(evaluate(form, workload)) for form in row.busy_s.values())
         if then and op.bound_time_s / then >= _WORTH:
-            found.append((then, name, f"{op.bound_time_s / then:.2g}x faster"))
+            gain = op.bound_time_s / then
+            found.append((gain, name, seconds(then), f"{gain:.2g}x faster"))
     (sequences,) = workload.groups
     row = _planned(setting, phase, op)
-    if row and sequences.q_len == 1:
-        many = Workload((replace(sequences, batch=16 * sequences.batch),))
+    batch = larger_batch(inputs.batch, answer.analysis.memory.max_batch)
+    if row and sequences.q_len == 1 and batch > inputs.batch:
+        more = float(setting.layout.share(batch)) / float(setting.layout.share(inputs.batch))
+        many = Workload((replace(sequences, batch=more * sequences.batch),))
         then = row.block.repeat * max(float(evaluate(form, many)) for form in row.busy_s.values())
-        if (gain := 16 * op.bound_time_s / then) >= _WORTH:
-            found.append((then / 16, f"batch {int(16 * sequences.batch)}, per sequence", f"{gain:.2g}x less"))
-    yield from ((name, seconds(then), gain) for then, name, gain in sorted(found))
+        if (gain := more * op.bound_time_s / then) >= _WORTH:
+            found.append((gain, f"batch {batch}", seconds(then), f"{gain:.2g}x the tokens per second"))
+    yield from (one[1:] for one in sorted(found, key=lambda one: -one[0]))
 
 
 def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:

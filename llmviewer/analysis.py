@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from operator import add
 from typing import TYPE_CHECKING, Any, Final
@@ -26,14 +26,14 @@ from .expectation.network import (
     prefill_expected,
 )
 from .expectation.profile import Profile
-from .generation import generation, prefill_s, step_s
+from .generation import generation, prefill_s
 from .hardware import Hardware
 from .layout import ALONE, Layout
 from .memory import Memory, memory, weight_bytes
 from .model import Model
 from .notes import notes
 from .roofline import Estimate, OperatorEstimate
-from .setting import Accounting, Attention, Mla, Setting, check_images, whole
+from .setting import Accounting, Attention, Mla, Setting, arranges, check_images, whole
 from .techniques import Run, Schedule, Technique
 from .transforms.offload import ON_DEVICE, Offload
 from .workload import Workload
@@ -150,7 +150,7 @@ class Phase:
     expected_high_s: float | None
     q_len: int
     kv_len: int
-    operators: tuple[OperatorResult, ...]
+    operators: tuple[OperatorResult, ...] = field(repr=False)
     total: Total
     advice: str
 
@@ -214,6 +214,7 @@ class Inputs:
     techniques: tuple[str, ...] = ()
     library: str = ""  # whose kernels are expected: as asked, or what stands in
     engine: str = ""  # that launches them
+    profiles: tuple[str, ...] = ()  # before those that ship, files by the path that was given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +302,8 @@ def analyze(
     offload          parts that lie in host memory or on storage, such as "weights=0.5,kv=0.2@storage"
     hardware_set     what-ifs such as "memory.bandwidth=2x"
     techniques       such as "speculative:draft=llama-68m,gamma=4,alpha=0.7" (docs/techniques.md)
-    library          whose kernels times are expected of, such as "vllm"; what was measured best on the device if ""
+    library          whose kernels times are expected of, such as "vllm"; the one of which most was measured on the
+                     device if ""
     profiles         files that `llmviewer calibrate` wrote, before those that ship
     engine           that launches them, such as "huggingface" (docs/serving.md); without gaps between them if ""
 
@@ -349,7 +351,7 @@ def analyzed(
         prefill=_phase(setting, "prefill", prefill, footprint.max_batch, batch, offloaded=offloaded),
         decode=_phase(setting, "decode", decode, footprint.max_batch, batch, offloaded=offloaded) if decode else None,
     )
-    if schedule and written:
+    if schedule and written and arranges(setting.techniques):
         answer = _scheduled(setting, schedule)
     else:
         answer = _generation(setting, batch=batch, prompt=prompt, gen=written, images=images)
@@ -375,6 +377,7 @@ def analyzed(
             techniques=tuple(map(str, setting.techniques)),
             library=setting.kernels.library if setting.kernels else "",
             engine=setting.engine.name if setting.engine else "",
+            profiles=tuple(dict.fromkeys(profile.name for profile in setting.profiles)),
         ),
         phases=phases,
         memory=footprint,
@@ -549,37 +552,22 @@ def _phase(
     setting: Setting, name: str, workload: Workload, max_batch: int | None, batch: int, *, offloaded: Setting | None
 ) -> Phase:
     (sequences,) = workload.groups
-    plan, layout = setting.plan_of(name), setting.layout
-    lengths = {"batch": batch, "prompt": sequences.source}
-    time_s = (
-        plan.time_s(workload)
-        if layout.pp == 1
-        else (
-            step_s(plan, layout, kv_len=sequences.kv_len, **lengths)
-            if name == "decode"
-            else prefill_s(plan, layout, images=sequences.images, **lengths)
-        )
-    )
-    rows = plan.estimate(workload).operators
+    rows = setting.plan_of(name).estimate(workload).operators
     estimate = Estimate(operators=tuple(row for row in rows if row.time_s > 0))  # what is run in this pass
     found = setting.kernels.expect(estimate.operators, workload) if setting.kernels else None
-    if found and found.modelled:
-        parts = layout.parts(batch)
-        whole = found.step(parts) if name == "decode" else found.prefill(parts)
-    else:
-        whole = None
+    whole = setting.expected(name, found, batch) if found and found.modelled else None
     total = _total(estimate, found)
     launches: Sequence[Expected | None] = found.launches if found else [None] * len(estimate.operators)
     return Phase(
         batch=int(sequences.batch),
-        micro_batches=int(layout.parts(batch)),
-        time_s=float(time_s),
+        micro_batches=int(setting.layout.parts(batch)),
+        time_s=setting.time_s(name, workload, batch),
         **_expected(whole),
         q_len=int(sequences.q_len),
         kv_len=int(sequences.kv_len),
         operators=tuple(_operator(row, each, total) for row, each in zip(estimate.operators, launches, strict=True)),
         total=total,
-        advice=advise(setting, workload, name, estimate, found, max_batch=max_batch, offloaded=offloaded),
+        advice=advise(setting, workload, name, estimate, found, batch=batch, max_batch=max_batch, offloaded=offloaded),
     )
 
 

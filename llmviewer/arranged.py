@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,17 +11,11 @@ import numpy.typing as npt
 
 from .analysis import runs_expected
 from .expectation.network import Interval, decode_expected, prefill_expected
-from .setting import Setting
-from .techniques import Technique, altered
+from .setting import Setting, arranges
 
 _TOGETHER: Final = 1 << 18  # decode steps of all batches whose times are held at once
 
 Column = npt.NDArray[Any]
-
-
-def arranges(techniques: Iterable[Technique]) -> bool:
-    """Whether a generation is other passes than a prefill and a decode step for each token after the first."""
-    return any(altered(one, "prefill", "step", "kept", "schedule") for one in techniques)
 
 
 @dataclass(frozen=True, kw_only=True)

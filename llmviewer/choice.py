@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from . import __version__, given
-from .comparison import DATA_TYPE, LAYOUT, LINK, PUBLISHED, Cell, Comparison, Pass, compare
+from .comparison import DATA_TYPE, LAYOUT, LINK, PUBLISHED, WHAT_IF, Cell, Comparison, Pass, compare
 from .errors import InputError
 from .expectation.profile import Profile
 from .hardware import Hardware
@@ -59,8 +59,8 @@ class Ranked:
 class Rejected:
     """A device that does not qualify, in the precision and the number that come closest.
 
-    factor  "data type", "memory", "price", "budget", "power", "time to first token", "time per token", or "link" where
-            that is what keeps several from it
+    factor  "data type", "what-if", "memory", "price", "budget", "power", "time to first token", "time per token", or
+            "link" where that is what keeps several from it
     excess  what it takes over what is there or allowed; inf where that is no matter of degree
     reason  both, in words
     """
@@ -142,6 +142,7 @@ class Choice:
             "users": self.users, "prompt": self.comparison.prompt, "gen": self.comparison.gen,
             "quants": list(self.quants), "by": str(self.by), "merit": self.merit, "years": self.comparison.years,
             **asdict(self.limits), **({"max_devices": self.max_devices} if self.max_devices > 1 else {}),
+            **self.comparison.said,
         }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,6 +174,7 @@ def choose(
     native: bool = False,
     years: float | None = None,
     bound: bool = False,
+    hardware_set: Sequence[str] = (),
     library: str = "",
     profiles: Sequence[str | Path | Profile] = (),
 ) -> Choice:
@@ -189,6 +191,7 @@ def choose(
     years        over which a purchase is spread where `by` is "cost", used all the time
     bound        nothing is said of measured kernels; they are of `library` and `profiles`, as those of analyze(), and
                  the ranking is by bounds always
+    hardware_set what-ifs on every device, as those of analyze()
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
@@ -202,13 +205,13 @@ def choose(
     if not named:
         raise InputError("hardware: nothing to choose from")
     allowed, asked = given.several("quants", quants), whole("users", users)
-    devices = [load_hardware(one) if isinstance(one, str) else one for one in named]
     most, own = whole("max_devices", max_devices), load_model(model) if isinstance(model, str) else model
     if most > _MOST:
         raise InputError(f"max_devices must be at most {_MOST}; got {most}")
+    first = load_hardware(named[0]) if isinstance(named[0], str) else named[0]
     comparison = compare(
-        own, devices, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
-        profiles=profiles, layout=[Layout(tp=n) for n in _cuts(own, devices[0], most)],
+        own, named, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
+        profiles=profiles, hardware_set=hardware_set, layout=[Layout(tp=n) for n in _cuts(own, first, most)],
     )  # fmt: skip
     found = comparison.cells[0].model
     if not found.generates:
@@ -290,13 +293,15 @@ def _faults(cell: Cell, alone: Cell, of: Comparison, limits: Limits, by: By) -> 
         if isnan(value):
             return [fault(factor, inf, "not known for it")]
         most = "there is" if factor == "memory" else "allowed"
-        said = f"{shown(value)}, {value / limit:.3g}x the {shown(limit)} {most}{together}"
+        excess = value / limit
+        times = f"{excess:.3g}" if excess < 1000 else f"{excess:,.0f}"
+        said = f"{shown(value)}, {times}x the {shown(limit)} {most}{together}"
         if unlinked <= limit:
-            return [fault(LINK, value / limit, f"{factor} {said}; {shown(unlinked)} if links took no time")]
-        return [fault(factor, value / limit, said)]
+            return [fault(LINK, excess, f"{factor} {said}; {shown(unlinked)} if links took no time")]
+        return [fault(factor, excess, said)]
 
-    if cell.obstacle == DATA_TYPE:
-        return [fault(DATA_TYPE, inf, cell.refused)]
+    if cell.obstacle in (DATA_TYPE, WHAT_IF):
+        return [fault(cell.obstacle, inf, cell.refused)]
     needed = float(alone.total_bytes[0]) / several if cell.refused else float(cell.total_bytes[0])
     price, tdp = (several * numbers.get(key, nan) for key in ("price.purchase", "power.tdp"))
     found = [
@@ -306,12 +311,13 @@ def _faults(cell: Cell, alone: Cell, of: Comparison, limits: Limits, by: By) -> 
     ]
     if cell.refused:
         found.append(fault(LINK, inf, f"none is known that joins {several} of them"))
-    if cell.prefill:
-        ttft = float(cell.ttft_s[0])
-        found += over("time to first token", ttft, limits.ttft_s, seconds, _unlinked(ttft, cell.prefill, several))
-    if cell.decode:
-        tpot = float(cell.tpot_s[0])
-        found += over("time per token", tpot, limits.tpot_s, seconds, _unlinked(tpot, cell.decode, several))
+    timed, share = (alone, several) if cell.refused else (cell, 1)  # with links of any kind it takes no less
+    if timed.prefill:
+        ttft = float(timed.ttft_s[0]) / share
+        found += over("time to first token", ttft, limits.ttft_s, seconds, _unlinked(ttft, timed.prefill, several))
+    if timed.decode:
+        tpot = float(timed.tpot_s[0]) / share
+        found += over("time per token", tpot, limits.tpot_s, seconds, _unlinked(tpot, timed.decode, several))
     foreign = _foreign(alone) if limits.native else ()
     if foreign:
         found.append(fault(DATA_TYPE, inf, f"no {' or '.join(foreign)} matrix units"))

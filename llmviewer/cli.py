@@ -336,8 +336,7 @@ def _rendered_both(found: Disaggregated, form: str, *, per_call: bool | None, to
     if form == "html":
         return disaggregated.render_html(found)
     colored = sys.stdout.isatty() and not to_file
-    width = shutil.get_terminal_size()[0] if colored else 0
-    text = disaggregated.render(found, width=width, per_call=per_call)
+    text = disaggregated.render(found, width=0 if to_file else _width(), per_call=per_call)
     return text if colored else click.unstyle(text)
 
 
@@ -361,8 +360,13 @@ def _rendered(analysis: Analysis, form: str, *, per_call: bool | None, to_file: 
     from .reports.text import render
 
     colored = sys.stdout.isatty() and not to_file
-    text = render(analysis, width=shutil.get_terminal_size()[0] if colored else 0, per_call=per_call)
+    text = render(analysis, width=0 if to_file else _width(), per_call=per_call)
     return text if colored else click.unstyle(text)
+
+
+def _width() -> int:
+    """Columns of the terminal, or of what the environment says is in its place; 0 where there is neither."""
+    return shutil.get_terminal_size()[0] if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
 
 
 @cli.command()
@@ -404,15 +408,23 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
 @click.option("--check", is_flag=True, help="Whether the numbers of NAME, or of every device, fit together.")
 @click.option("--local", is_flag=True, help="Draft the YAML of the CPU and the GPUs of this machine.")
 @shared.hardware_path
-@click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(("text", "json", "yaml")), default="text", show_default=True,
+    help="yaml: the file of NAME, to begin one of your own with (docs/hardware.md); its name is that of --output.",
+)  # fmt: skip
 @_output(what="the list")
 def hardware(name: str | None, form: str, output: Path | None, *, check: bool, local: bool) -> None:
     """The devices that ship, or every number of one with its source (a NAME, or the path of a YAML file)."""
     import json
 
     from .analysis import hardware_facts
-    from .hardware_files import hardware_names, load_hardware
+    from .hardware_files import hardware_names, hardware_yaml, load_hardware
 
+    if form == "yaml":
+        if name is None or check or local:
+            raise InputError("--format yaml is of one device; give its NAME, and neither --check nor --local")
+        shared.emit(hardware_yaml(name, output.stem if output else ""), output)
+        return
     if local:
         from .local import draft
 

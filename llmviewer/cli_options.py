@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,6 +17,7 @@ SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "
 _HARDWARE_PATH: Final = "LLMVIEWER_HARDWARE_PATH"
 
 _F = TypeVar("_F", bound=Callable[..., object])
+_V = TypeVar("_V", str | None, tuple[str, ...])
 
 
 def _in_folder(context: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -33,6 +35,12 @@ def _restore(folder: str | None) -> None:
         os.environ[_HARDWARE_PATH] = folder
 
 
+hardware_set = click.option(
+    "--hardware-set",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="What if: memory.bandwidth=2x, matrix.fp16='155 TOP/s', memory.capacity='48 GB'. May be repeated.",
+)
 hardware_path = click.option(
     "--hardware-path",
     metavar="DIR",
@@ -52,8 +60,8 @@ library = click.option(
     "--library",
     metavar="NAME",
     default="",
-    help="Whose kernels times are expected of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). What was "
-    "measured best on the device if not given.",
+    help="Whose kernels times are expected of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). The one "
+    "of which most was measured on the device, be it fast or slow, if not given.",
 )
 profiles = click.option(
     "--profile",
@@ -73,9 +81,17 @@ engine = click.option(
 )
 
 
+def _all(command: _F, *options: Callable[[_F], _F]) -> _F:
+    """`command` with options, in the order in which its help has them."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def reported(command: _F) -> _F:
     """The options of reports that can be a folder of files."""
-    options = (
+    return _all(
+        command,
         click.option(
             "--format", "form", type=click.Choice(FORMATS), help="Text if not given, or as the file's name says."
         ),
@@ -87,9 +103,11 @@ def reported(command: _F) -> _F:
             help="Write the report to a file, or HTML, Markdown and CSV to a folder.",
         ),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+
+
+def compared(command: _F) -> _F:
+    """What there is to say of devices side by side, and of the report."""
+    return _all(reported(command), depreciation, library, profiles, bound, hardware_set, hardware_path)
 
 
 def check_output(form: str | None, output: Path | None) -> None:
@@ -112,11 +130,31 @@ def form_of(form: str | None, output: Path | None, suffixes: Mapping[str, str] =
     return form or said or "text"
 
 
-def given(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The value of an option or argument that must not be empty where it is there."""
-    if value is not None and not value.strip() and not context.resilient_parsing:
+def given(context: click.Context, parameter: click.Parameter, value: _V) -> _V:
+    """The value, or values, of an option or argument that must not be empty where it is there."""
+    texts = value if isinstance(value, tuple) else () if value is None else (value,)
+    if not all(map(str.strip, texts)) and not context.resilient_parsing:
         raise InputError(f"{parameter.get_error_hint(context)} must not be empty; leave it out".replace("'", ""))
     return value
+
+
+def precision(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The value of --quant; None where it is left to the model, also by name."""
+    asked = given(context, parameter, value)
+    if asked is None:
+        return None
+    from .comparison import unless_published
+
+    return unless_published(asked)
+
+
+def in_options(message: str, command: click.Command) -> str:
+    """`message`, with the option in place of the name that it has in Python, where that is another word."""
+    for parameter in command.params:
+        option = max(parameter.opts, key=len)
+        if isinstance(parameter, click.Option) and option != f"--{parameter.name}".replace("_", "-"):
+            message = re.sub(rf"^{parameter.name}(?=:| must )", option, message)
+    return message
 
 
 def emit_report(report: Any, found: object, form: str | None, output: Path | None) -> None:

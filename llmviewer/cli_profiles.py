@@ -36,7 +36,10 @@ def profiles(name: str | None, form: str) -> None:
     found = list(every())
     if name:
         known = {p.device for p in found} | {p.library for p in found}
-        wanted = load_hardware(name).name if name not in known and _is_device(name) else name
+        device = name not in known and _is_device(name)
+        wanted = load_hardware(name).name if device else name
+        if device and wanted not in known:
+            raise InputError(f"no kernels were measured on {wanted}: times there are carried over from others")
         if wanted not in known:
             names = [n for n in hardware_names() if n in known] + sorted(known - set(hardware_names()))
             raise InputError(f"no profile of a device or a library {name!r}; {suggest(name, names)}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,12 +13,14 @@ import click
 
 from . import cli_options as shared
 from .errors import InputError
-from .units import counted, seconds
+from .units import counted
 
 if TYPE_CHECKING:
+    from .expectation.profile import Entry
     from .expectation.validate import Predictions, Validation
 
 _FILE = click.Path(path_type=Path)
+_SUFFIXES: Final = {".txt": "text", ".json": "json", ".html": "html"}
 
 
 @click.command()
@@ -66,30 +67,39 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     from .expectation.rows import read
     from .export import write_text
 
+    if output.suffix not in (".yaml", ".yml"):
+        raise InputError(f"{output}: must end in .yaml, the format of a profile")
     _check_folder()
     wanted = find(device).name if device else None
+    measured = [group for path in files for group in read(path).rows]
     rows = [
         group
-        for path in files
-        for group in read(path).rows
+        for group in measured
         if (wanted is None or group.device.name == wanted) and (library is None or group.stack.library == library)
     ]
+    if measured and not rows:
+        there = sorted({f"{group.stack.library} on {group.device.name}" for group in measured})
+        asked = " on ".join(filter(None, (library, wanted)))
+        raise InputError(f"{files[0]}: no rows of {asked}; there is {', '.join(there)}")
     priors = [e for profile in read_profile(prior) for e in profile.entries] if prior else shipped()
     profiles = run(
         rows,
         priors=priors,
         residual=residual,
         sources=source or tuple(path.name for path in files),
-        progress=lambda e: click.echo(
-            f"{e.device} {e.stack.library} {e.family} {' '.join(filter(None, (e.stack.dtype, e.stack.kv_dtype)))} "
-            f"{e.stack.kernel}: {counted(e.rows, 'row')}, off by {e.held_out.mape:.1%} where held out",
-            err=True,
-        ),
+        progress=lambda entry: click.echo(_fitted(entry), err=True),
     )
     if not profiles:
         raise InputError(f"{files[0]}: no stack has {LEAST} rows with a time_us, which a fit needs")
     write_text(output, to_yaml(profiles))
     click.echo(f"{output}: {counted(sum(len(p.entries) for p in profiles), 'stack')}", err=True)
+
+
+def _fitted(entry: Entry) -> str:
+    stack = entry.stack
+    names = (entry.device, stack.library, entry.family, stack.dtype, stack.kv_dtype, stack.kernel)
+    off = f"off by {entry.held_out.mape:.1%} where held out"
+    return f"{' '.join(filter(None, names))}: {counted(entry.rows, 'row')}, {off}"
 
 
 @click.command()
@@ -102,9 +112,9 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     "--format",
     "form",
     type=click.Choice(("text", "json", "html")),
-    help="What is printed; else what the file's name ends in, else text.",
+    help="Text if not given, or as the file's name says.",
 )
-@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write the scores to a file (.html, .json, others).")
+@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write the scores to a file (.txt, .json, .html).")
 @shared.hardware_path
 def validate(
     files: tuple[Path, ...],
@@ -123,8 +133,10 @@ def validate(
     from .expectation.rows import read
     from .expectation.validate import predict
     from .expectation.validate import validate as run
-    from .export import write_text
 
+    chosen = shared.form_of(form, output, _SUFFIXES)
+    if predictions_out and predictions_out.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{predictions_out}: must end in .csv or .parquet, the formats of predictions")
     _check_folder()
     entries = (*(e for path in paths for profile in read_profile(path) for e in profile.entries), *shipped())
     predictions = [predict(read(path), entries) for path in files]
@@ -132,13 +144,7 @@ def validate(
         _write(predictions_out, predictions)
         click.echo(f"{predictions_out}: {sum(len(one.table.frame) for one in predictions)} rows", err=True)
     scores = run(predictions)
-    ending = output.suffix.removeprefix(".") if output else ""
-    text = _report(scores, form or ending, [path.name for path in files])
-    if output:
-        write_text(output, text)
-        click.echo(f"{output}: written", err=True)
-    else:
-        click.echo(text, nl=False)
+    shared.emit(_report(scores, chosen, {"files": list(map(str, files)), "profiles": list(map(str, paths))}), output)
 
 
 def _check_folder() -> None:
@@ -148,14 +154,13 @@ def _check_folder() -> None:
     hardware_names()
 
 
-def _report(scores: Validation, form: str, files: Sequence[str]) -> str:
-    if form == "html":
-        from .reports.validation import render_html
-
-        return render_html(scores, files)
+def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]]) -> str:
     if form == "json":
-        return json.dumps(_plain({k: v for k, v in asdict(scores).items() if k != "points"}), indent=2) + "\n"
-    return _table(scores)
+        found = {k: v for k, v in asdict(scores).items() if k != "points"}
+        return json.dumps(_plain({"inputs": dict(inputs), **found}), indent=2) + "\n"
+    from .reports import validation
+
+    return (validation.render_html if form == "html" else validation.render_text)(scores, inputs)
 
 
 def _write(path: Path, predictions: Sequence[Predictions]) -> None:
@@ -163,8 +168,6 @@ def _write(path: Path, predictions: Sequence[Predictions]) -> None:
 
     from .export import write
 
-    if path.suffix not in (".csv", ".parquet"):
-        raise InputError(f"{path}: must end in .csv or .parquet, the formats of predictions")
     frame = pd.concat([one.frame() for one in predictions], ignore_index=True)
     if path.suffix == ".csv":
         write(path, lambda to: frame.to_csv(to, index=False))
@@ -179,45 +182,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _table(scores: Validation) -> str:
-    """Percentages; errors of the expectation, and of the bound in its own column."""
-    head = ("family", "device", "dtype", "from", "rows", "bound", "MAPE", "median", "<20us", ">20us", "bias", "rank",
-            "<10%", "<20%", "in 80%", "under bound")  # fmt: skip
-    lines: list[tuple[str, ...]] = [head]
-    for g in scores.groups:
-        e = g.expected
-        shares = (g.bound.mape, e.mape, e.median, e.mape_short, e.mape_long, e.bias)
-        rest = (e.within_10, e.within_20, e.covered)
-        lines.append((
-            g.family, g.device, g.dtype, g.source, str(e.rows), *map(_percent, shares), f"{e.rank:.3f}",
-            *map(_percent, rest), str(g.violations),
-        ))  # fmt: skip
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    text = [
-        "  ".join(
-            c.ljust(w) if i < 4 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    text += ["", "Farthest off:"] if scores.worst else []
-    text += [_row(row) for row in scores.worst]
-    text += ["", "Not scored:"] if scores.skipped else []
-    text += [f"  {counted(count, 'row')}: {reason}" for reason, count in scores.skipped.items()]
-    return "\n".join(text) + "\n"
-
-
-def _percent(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.1f}"
-
-
-def _row(row: dict[str, Any]) -> str:
-    told = {key: value for key, value in row.items() if not key.endswith("_us") and str(value) != "nan"}  # not known
-    facts = ", ".join(value if isinstance(value, str) else f"{key} {value:g}" for key, value in told.items())
-    time, expected, bound = (seconds(row[f"{key}_us"] / 1e6) for key in ("time", "expected", "bound"))
-    line = f"{facts}: {time} measured, {expected} expected, {bound} at the bound"
-    return textwrap.fill(line, 80, initial_indent="  ", subsequent_indent="    ")
 
 
 COMMANDS: Final = (calibrate, validate)

@@ -21,6 +21,7 @@ LARGEST = 2**53  # whole numbers up to here are exact as floats
 MOST_BYTES = 64 * 2**20  # of a document: room for the index of hundreds of thousands of tensors
 _SHORT = 16_000  # characters, in which no nesting overflows the stack of the parser, which is in C and does not look
 _DEEPEST = 100
+_TELLING = 200  # characters of what was given: enough to find it by
 
 
 class _Loader(yaml.CSafeLoader):
@@ -260,4 +261,5 @@ class Section:
 
 
 def _shown(value: object) -> str:
-    return json.dumps(value, default=str) if not isinstance(value, str) else repr(value)
+    text = json.dumps(value, default=str) if not isinstance(value, str) else repr(value)
+    return text if len(text) <= _TELLING else f"{text[:_TELLING]}..."

@@ -1,10 +1,10 @@
-"""sweep(): the same questions over a grid of settings, as arrays. Nothing is looped over but the techniques."""
+"""sweep(): the same questions over a grid of settings, as arrays. Only techniques and what-ifs are looped over."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from operator import add
@@ -14,16 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from . import given
-from .arranged import answer, arranges, expected_answer
+from .arranged import answer, expected_answer
+from .comparison import PUBLISHED, each_once, expected_pass, unless_published
 from .errors import InputError, suggest
-from .expectation.network import Interval, prefill_expected
+from .expectation.network import Interval
 from .expectation.profile import Profile
 from .forms import Num
 from .generation import generation, prefill_s, step_s
 from .hardware import Hardware
+from .hardware_files import load_hardware
+from .hardware_keys import SECTIONS
 from .layout import ALONE, Layout
 from .model import Model
-from .setting import Setting, check_images, whole
+from .setting import Setting, arranges, check_images, whole
 from .techniques import Technique, parse_techniques
 from .transforms.offload import ON_DEVICE, Offload
 from .workload import Workload
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 NUMBERS: Final = ("batch", "prompt", "gen", "kv_len", "images")  # axes along which arrays run
 TECHNIQUES: Final = ("quant", "attention")  # axes with a graph for each value
+DEVICE: Final = frozenset(f"{section}.{key}" for section, keys in SECTIONS.items() for key in keys)  # what-ifs on it
 _MOST: Final = 10_000_000  # values of an axis
 _MOST_POINTS: Final = 100_000_000  # whose columns are in memory at once, some 20 GB
 _CHUNK: Final = 16_384  # points whose arrays stay in a core's cache together
@@ -49,6 +53,7 @@ class Sweep:
 
     batch, prompt, kv_len, gen, quant, attention    the point; kv_len is that of the decode step
     images                                          of each prompt, where given
+    memory.bandwidth, ...                           what-ifs on the device, as they were written
     ttft_s, prefill_ops, prefill_bytes              the prefill
     decode_step_s, decode_ops, decode_bytes         one decode step of the whole batch
     decode_tokens_per_s                             batch over decode_step_s
@@ -101,7 +106,8 @@ def sweep(
     profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, points: None,
 ) -> Sweep:
-    """Every combination of the values in `over`, whose keys are among NUMBERS and TECHNIQUES.
+    """Every combination of the values in `over`, whose keys are among NUMBERS, TECHNIQUES and DEVICE: the values of a
+    key of the device's file, such as "memory.bandwidth", are what-ifs after those of `hardware_set`, such as "2x".
 
     The other arguments are as those of analyze(), for what `over` does not name. Without `gen`, which techniques that
     arrange passes need, no generation is summed up and memory is for the prompt and one token. kv_len follows the
@@ -123,10 +129,14 @@ def sweep(
     given.number(expert_skew=expert_skew)
     ours = parse_techniques(techniques)
     check_techniques(ours, over, gen)
+    check_changes(hardware_set, over)
+    precisions: Sequence[Any] = over.get("quant", (quant,))
+    asked = list(map(unless_published, precisions))
+    named = asked[0] or next((one.quant for one in ours if one.quant), PUBLISHED)
     base = Setting.of(
         model,
         hardware,
-        quant=quant,
+        quant=None if None in asked else asked[0],
         attention=attention,
         accounting=accounting,
         mla=mla,
@@ -159,12 +169,15 @@ def sweep(
         raise InputError(f"a sweep has at most {_MOST_POINTS} points at once; got {points}; fill a folder with -o DIR/")
     columns: dict[str, Column] = {}
     done = 0
-    for chosen, rows in _techniques(over, shape):
-        setting = base.having(**chosen).agreed()
+    for chosen, rows in _settings(over, shape):
+        changes = [f"{key}={value}" for key, value in chosen.items() if key in DEVICE]
+        device = _changed(hardware, (*hardware_set, *changes)) if changes else base.hardware
+        own = {"quant": unless_published(chosen.get("quant")), "attention": chosen.get("attention")}
+        setting, said = replace(base, hardware=device).having(**own).agreed(), {"quant": named, **chosen}
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
             at = _numbers(over, shape, chunk, numbers)
-            found = _points(setting, at) | (_expected(setting, at) if expected else {})
+            found = said | _points(setting, at) | (_expected(setting, at) if expected else {})
             for name, column in found.items():
                 if name not in columns:
                     columns[name] = np.empty(points, dtype=_dtype(name, column))
@@ -174,8 +187,15 @@ def sweep(
     return Sweep(model=base.model.name, hardware=base.hardware.name, columns=columns)
 
 
+def _changed(hardware: str | Hardware, changes: Sequence[str]) -> Hardware:
+    if not isinstance(hardware, str):
+        raise InputError("what-ifs need hardware given by name; change a Hardware with dataclasses.replace")
+    return load_hardware(hardware, changes)
+
+
 def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tuple[str, list[int] | list[str]]:
-    """Read "batch=1..256", "batch=1..256*2", "prompt=128..4096+128", "prompt=128,512" or "quant=W16A16,W4A16g128".
+    """Read "batch=1..256", "batch=1..256*2", "prompt=128..4096+128", "prompt=128,512", "quant=W16A16,W4A16g128" or
+    "memory.bandwidth=1x,2x".
 
     option  where the user wrote it
     most    values that there may be
@@ -184,11 +204,18 @@ def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tupl
     """
     name, equals, given = (part.strip() for part in text.partition("="))
     where = f"{option}{text}"
-    if not equals or name not in (*NUMBERS, *TECHNIQUES):
-        must = f"must be AXIS=VALUES, with an axis of {', '.join((*NUMBERS, *TECHNIQUES))}"
-        raise InputError(f"{where}: {must}, such as batch=1..256 or prompt=128,512,2048")
-    if name in TECHNIQUES:
-        return name, [part.strip() for part in given.split(",")]
+    if equals and "." in name and name not in DEVICE:
+        raise InputError(f"{where}: no number {name!r} in a hardware file; {suggest(name, DEVICE)}")
+    if not equals or name not in (*NUMBERS, *TECHNIQUES, *DEVICE):
+        must = f"must be AXIS=VALUES, with an axis of {', '.join((*NUMBERS, *TECHNIQUES))}, in a folder also layout"
+        such = "such as batch=1..256 or prompt=128,512,2048"
+        raise InputError(f"{where}: {must} and offload, {such}; or a what-if on the device, memory.bandwidth=1x,2x")
+    if name not in NUMBERS:
+        values = [part.strip() for part in given.split(",")]
+        if not all(values):
+            such = "memory.bandwidth=1x,2x" if name in DEVICE else "quant=published,fp8"
+            raise InputError(f"{where}: must be values with commas between, such as {such}; got {given!r}")
+        return name, values
     return name, parse_numbers(given, where=where, most=most)
 
 
@@ -229,15 +256,29 @@ def _values(part: str) -> Sequence[int]:
 
 
 def _check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
-    if name not in (*NUMBERS, *TECHNIQUES):
-        raise InputError(f"no axis {name!r} to sweep over; {suggest(name, (*NUMBERS, *TECHNIQUES))}")
+    if name not in (*NUMBERS, *TECHNIQUES, *DEVICE):
+        raise InputError(f"no axis {name!r} to sweep over; {suggest(name, (*NUMBERS, *TECHNIQUES, *DEVICE))}")
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         raise InputError(f"{name}: must be a list of values; got {values!r}")
     if not len(values):
         raise InputError(f"{name}: nothing to sweep over")
-    if name in NUMBERS:
+    if name in DEVICE:
+        for value in values:
+            if not isinstance(value, str):
+                raise InputError(f"{name}: must be texts, such as '2x' or '155 TOP/s'; got {value!r}")
+    elif name in TECHNIQUES:
+        for value in values:
+            given.one(**{name: value})
+    else:
         for value in values:
             whole(name, value, least=0 if name == "images" else 1)
+    check_distinct(name, values)
+
+
+def check_distinct(name: str, values: Sequence[int] | Sequence[str]) -> None:
+    """Raises InputError where a value of an axis is there twice."""
+    if len(np.unique(values)) < len(values):
+        each_once(name, values)
 
 
 def check_techniques(techniques: Sequence[Technique], over: Iterable[str], gen: int | None) -> None:
@@ -246,14 +287,22 @@ def check_techniques(techniques: Sequence[Technique], over: Iterable[str], gen: 
         if one.quant and "quant" in over:
             raise InputError(f"{one.name}: is {one.quant}, and the axis quant says the precision too; give one of them")
         if arranges([one]) and gen is None and "gen" not in over:
-            raise InputError(f"{one.name}: arranges the passes of an answer; say how long it is with gen")
+            raise InputError(f"{one.name}: arranges the passes of an answer; give gen (--gen), its length")
+
+
+def check_changes(hardware_set: Iterable[str], over: Iterable[str]) -> None:
+    """Raises InputError where an axis says what a what-if says."""
+    for change in hardware_set:
+        if (key := change.partition("=")[0].strip()) in over:
+            raise InputError(f"--hardware-set {change}: the axis {key} says {key} too; give one of them")
 
 
 def check_expected(library: str, profiles: Sequence[object], *, expected: bool) -> None:
     """Raises InputError where something is said of what is expected, and nothing is."""
     if (library or profiles) and not expected:
         raise InputError(
-            f"{'library' if library else 'profiles'}: is of what kernels are expected to take; give expected"
+            f"{'library' if library else 'profiles'}: is of what kernels are expected to take; give expected=True "
+            "(--expected)"
         )
 
 
@@ -275,10 +324,10 @@ def _dtype(name: str, column: Num | str) -> npt.DTypeLike:
     return np.int64 if name in NUMBERS else np.asarray(column).dtype
 
 
-def _techniques(over: Mapping[str, Sequence[Any]], shape: tuple[int, ...]) -> Iterator[tuple[dict[str, str], Column]]:
-    """Each combination of techniques, and the rows of the grid that have it."""
+def _settings(over: Mapping[str, Sequence[Any]], shape: tuple[int, ...]) -> Iterator[tuple[dict[str, str], Column]]:
+    """Each combination of techniques and what-ifs, and the rows of the grid that have it."""
     grid = np.arange(prod(shape)).reshape(shape)
-    names = [name for name in over if name in TECHNIQUES]
+    names = [name for name in over if name not in NUMBERS]
     for index in product(*(range(len(over[name])) for name in names)):
         places = dict(zip(names, index, strict=True))
         rows = grid[tuple(places.get(name, slice(None)) for name in over)]
@@ -307,7 +356,6 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
     context = prompt + 1 if kv_len is None else kv_len
     plan, decode_plan, generates = setting.plan, setting.decode_plan, setting.model.generates
     columns: dict[str, Num | str] = {
-        "quant": str(setting.quantization),
         "attention": str(setting.attention),
         "batch": batch,
         "prompt": prompt,
@@ -378,19 +426,17 @@ def _joined(places: Sequence[Column], parts: Sequence[Num | str]) -> Column:
 def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
     """Columns of what real kernels are expected to take for the numbers `at`."""
     batch, prompt, gen, kv_len, images = (at[name] for name in NUMBERS)
-    kernels, layout = setting.kernels, setting.layout
     assert batch is not None
     assert prompt is not None
-    assert kernels is not None
     context = prompt + 1 if kv_len is None else kv_len
-    ttft = prefill_expected(
-        kernels, setting.plan, layout, batch=batch, prompt=prompt, images=0 if images is None else images
-    )
-    columns = _interval("expected_ttft", ttft)
+    share, parts = setting.layout.share(batch), setting.layout.parts(batch)
+    read = Workload.prefill(batch=share, prompt=prompt, images=0 if images is None else images)
+    first = expected_pass(setting, "prefill", setting.prefill(read))
+    columns = _interval("expected_ttft", first.prefill(parts) if first else None)
     if setting.model.generates:
-        step = setting.step(Workload.decode(batch=layout.share(batch), kv_len=context, prompt=prompt))
-        found = kernels.expect(setting.decode_plan.estimate(step).operators, step)
-        time = found.step(layout.parts(batch)) if found.modelled else None
+        step = setting.step(Workload.decode(batch=share, kv_len=context, prompt=prompt))
+        found = expected_pass(setting, "decode", step)
+        time = found.step(parts) if found else None
         rate = batch / time.expected if time and not arranges(setting.techniques) else np.nan
         columns |= _interval("expected_decode_step", time) | {"expected_decode_tokens_per_s": rate}
     return columns | (_expected_answers(setting, at) if gen is not None else {})

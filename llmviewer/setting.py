@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial, reduce
@@ -82,7 +82,7 @@ class Setting:
     decodes_only: bool = False  # other devices read the prompts
     techniques: tuple[Technique, ...] = ()
     unnamed: Quantization | None = None  # the precision without the technique that names another one
-    library: str = ""  # whose kernels times are expected of; what was measured best on the device if ""
+    library: str = ""  # whose kernels times are expected of; of which most was measured on the device if ""
     engine: Engine | None = None  # that launches them; they follow each other without gaps where there is none
     profiles: tuple[Profile, ...] = ()  # before those that ship
 
@@ -151,7 +151,7 @@ class Setting:
         for one in self.techniques:
             others = [other for other in self.techniques if other is not one]
             reason = one.refuses(self, others)
-            passes = altered(one, "prefill", "step", "kept", "schedule")
+            passes = arranges([one])
             if passes and not self.model.generates:
                 reason = reason or f"{self.model.name} does not generate: there are no passes to arrange"
             if passes and self.layout.pp > 1:
@@ -264,7 +264,8 @@ class Setting:
         """Another model on the same device, in another precision or, where it is None, in that of all linears of this
         one; techniques leave it alone.
         """
-        quantization = parse_quantization(quant) if quant else Quantization(scheme=self.quantization.scheme)
+        own = Quantization(scheme=self.quantization.scheme)
+        quantization = parse_quantization(quant).over(model.quantization) if quant else own
         return replace(self, model=model, quantization=quantization, offload=ON_DEVICE, techniques=())
 
     def bare(self) -> Self:
@@ -321,6 +322,11 @@ class Setting:
             quantization=parse_quantization(quant).over(self.model.quantization) if quant else self.quantization,
             attention=member(Attention, "attention", attention) if attention else self.attention,
         )
+
+
+def arranges(techniques: Iterable[Technique]) -> bool:
+    """Whether a generation is other passes than a prefill and a decode step for each token after the first."""
+    return any(altered(one, "prefill", "step", "kept", "schedule") for one in techniques)
 
 
 def check_images(model: Model, *, prompt: int, images: int) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .errors import InputError
 from .grid import NUMBERS
-from .shards import SETTINGS, Design, finished, path_of
+from .shards import Design, finished, path_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,21 +82,22 @@ def summarize(folder: Path, by: Sequence[str] = ("model",), *, expected: bool = 
     Raises InputError where the folder holds no sweep, or none of what is expected, an axis is not known or a shard is
     damaged.
     """
-    for axis in by:
-        if axis not in (*SETTINGS, *NUMBERS):
-            raise InputError(f"--by must name axes of {', '.join((*SETTINGS, *NUMBERS))}; got {axis!r}")
     design = Design.read(folder)
+    for axis in by:
+        if axis not in (*design.settings, *NUMBERS):
+            raise InputError(f"--by must name axes of {', '.join((*design.settings, *NUMBERS))}; got {axis!r}")
     if expected and not design.expects:
         raise InputError(f"{folder}: has no columns of what is expected; sweep into another folder with --expected")
     each = tuple(dict.fromkeys((*by, "hardware")))
     of = measures(design, expected=expected)
+    kept_as = partial(_Kept, texts=tuple(design.settings))
     best = {
-        of.first: _Kept(partial(_least, each, of.first, 1)),
-        of.latency: _Kept(partial(_least, each, of.latency, 1)),
-        of.rate: _Kept(partial(_least, each, of.rate, -1)),
+        of.first: kept_as(partial(_least, each, of.first, 1)),
+        of.latency: kept_as(partial(_least, each, of.latency, 1)),
+        of.rate: kept_as(partial(_least, each, of.rate, -1)),
     }
-    front = _Kept(partial(_front, by, of.time, of.rate))
-    columns = [*SETTINGS, *(axis for axis in NUMBERS if axis in design.numbers or axis == "kv_len")]
+    front = kept_as(partial(_front, by, of.time, of.rate))
+    columns = [*design.settings, *(axis for axis in NUMBERS if axis in design.numbers or axis == "kv_len")]
     columns += [*dict.fromkeys(of), "total_bytes", "fits"]
     there = [shard for shard in range(design.shards) if finished(folder, design, shard)]
     refused: dict[str, Mapping[str, str]] = {}
@@ -128,13 +129,14 @@ def summarize(folder: Path, by: Sequence[str] = ("model",), *, expected: bool = 
 class _Kept:
     """Rows that `choose` leaves of all it is given: choosing among chosen ones is choosing among all."""
 
-    def __init__(self, choose: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    def __init__(self, choose: Callable[[pd.DataFrame], pd.DataFrame], *, texts: Sequence[str]) -> None:
         self.choose = choose
+        self.texts = texts
         self.frames: list[pd.DataFrame] = []
 
     def add(self, frame: pd.DataFrame) -> None:
         chosen = self.choose(frame)
-        self.frames.append(chosen.astype(dict.fromkeys(SETTINGS, object)))
+        self.frames.append(chosen.astype(dict.fromkeys(self.texts, object)))
         if sum(map(len, self.frames)) > _MANY:
             self.frames = [self.all()]
 

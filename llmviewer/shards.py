@@ -19,11 +19,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from . import __version__
+from .comparison import PUBLISHED, unless_published
 from .documents import read_json
 from .errors import InputError
 from .expectation.profile import Profile, read_given
 from .export import write, write_text
-from .grid import NUMBERS, Sweep, check_expected, check_techniques, parse_axis, sweep
+from .grid import (
+    DEVICE,
+    NUMBERS,
+    Sweep,
+    check_changes,
+    check_distinct,
+    check_expected,
+    check_techniques,
+    parse_axis,
+    sweep,
+)
 from .hardware import Hardware
 from .hardware_files import load_hardware
 from .model import Model
@@ -60,7 +71,8 @@ _T = TypeVar("_T", Model, Hardware)
 class Design:
     """Every combination of settings and numbers; the last axis runs fastest.
 
-    settings      values of each of SETTINGS as a user writes them; "" is what sweep() takes if not told
+    settings      values of each of SETTINGS, and of some of DEVICE, as a user writes them; "" is what sweep() takes if
+                  not told
     numbers       values of some of NUMBERS
     options       other arguments of sweep() that are not as usual, the same for all
     digests       of what the names of models, devices and profiles stood for when the design was made
@@ -93,20 +105,24 @@ class Design:
         shard_points: int = SHARD_POINTS,
         **options: Any,
     ) -> Design:
-        """From what a user writes; `over` is by SETTINGS and NUMBERS.
+        """From what a user writes; `over` is by SETTINGS, NUMBERS and DEVICE.
 
         Raises InputError where a name is not known, or a value does not parse.
         """
         for axis in over:
-            if axis not in (*SETTINGS[2:], *NUMBERS):
+            if axis not in (*SETTINGS[2:], *NUMBERS, *DEVICE):
                 raise InputError(f"no axis {axis!r} to sweep over; there is {', '.join((*SETTINGS[2:], *NUMBERS))}")
+            check_distinct(axis, over[axis])
         given = {"model": models, "hardware": hardware, **over}
-        settings = {axis: list(map(str, dict.fromkeys(given.get(axis, [""])))) for axis in SETTINGS}
+        axes = (*SETTINGS, *(axis for axis in over if axis in DEVICE))
+        settings = {axis: list(map(str, dict.fromkeys(given.get(axis, [""])))) for axis in axes}
+        settings["quant"] = [unless_published(quant) or PUBLISHED for quant in settings["quant"]]
         usual = {name: parameter.default for name, parameter in signature(sweep).parameters.items()}
         unusual = {name: value for name, value in options.items() if value != usual[name]}
         changes, expected = unusual.pop("hardware_set", ()), unusual.pop("expected", False)
         ours = parse_techniques(unusual.pop("techniques", ()))
         check_techniques(ours, over, None)
+        check_changes(changes, over)
         profiles = [str(path) for path in unusual.pop("profiles", ())]
         measured = read_given(profiles)
         check_expected(unusual.get("library", ""), profiles, expected=expected)
@@ -114,7 +130,11 @@ class Design:
         devices = {f"hardware {name}": load_hardware(name, changes) for name in settings["hardware"]}
         _check_names(loaded)
         _check_names(devices)
-        parsed: list[dict[str, Any]] = [unusual, *({axis: v} for axis in SETTINGS[2:] for v in settings[axis])]
+        for axis in axes[len(SETTINGS) :]:
+            for value in settings[axis]:
+                _check_change(settings["hardware"], changes, f"{axis}={value}")
+        written = ({axis: v} for axis in SETTINGS[2:] for v in settings[axis] if unless_published(v))
+        parsed: list[dict[str, Any]] = [unusual, *written]
         for asked in parsed:
             Setting.of(next(iter(loaded.values())), next(iter(devices.values())), profiles=measured, **asked)
         numbers = {**_USUAL, **over}
@@ -184,7 +204,7 @@ class Design:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        return tuple(len(self.settings[axis]) for axis in SETTINGS)
+        return tuple(map(len, self.settings.values()))
 
     @cached_property
     def blocks(self) -> tuple[Numbers, ...]:
@@ -212,10 +232,10 @@ class Design:
     def setting(self, number: int) -> dict[str, str]:
         """One of the settings, by its place."""
         values = {}
-        for axis, length in zip(reversed(SETTINGS), reversed(self.shape), strict=True):
-            number, place = divmod(number, length)
-            values[axis] = self.settings[axis][place]
-        return {axis: values[axis] for axis in SETTINGS}
+        for axis, given in reversed(list(self.settings.items())):
+            number, place = divmod(number, len(given))
+            values[axis] = given[place]
+        return {axis: values[axis] for axis in self.settings}
 
     def part(self, shard: int) -> tuple[range, Numbers]:
         """The settings, by their places, and the numbers of a shard."""
@@ -230,9 +250,9 @@ class Design:
 
 def parse_over(text: str) -> tuple[str, list[int] | list[str]]:
     """Read "layout=tp=8,tp=4 pp=2", or what parse_axis() reads."""
-    axis, _, values = text.partition("=")
-    if axis.strip() in SETTINGS[2:] and values:
-        return axis.strip(), [value.strip() for value in values.split(",")]
+    axis, equals, values = (part.strip() for part in text.partition("="))
+    if equals and axis in ("layout", "offload"):  # which may be empty
+        return axis, [value.strip() for value in values.split(",")]
     return parse_axis(text)
 
 
@@ -306,9 +326,9 @@ def write_shard(folder: Path, shard: int, key: str) -> int:
     def fill(temporary: Path) -> None:
         with parquet.ParquetWriter(
             temporary,
-            schema(expected=design.expects),
+            schema(design),
             compression="zstd",
-            use_dictionary=[*SETTINGS, *NUMBERS],
+            use_dictionary=[*design.settings, *NUMBERS],
             use_byte_stream_split=[*_FLOATS, *(_EXPECTED if design.expects else ())],
             write_page_checksum=True,
         ) as file:
@@ -327,15 +347,15 @@ def write_shard(folder: Path, shard: int, key: str) -> int:
     return shard
 
 
-def schema(*, expected: bool = False) -> pa.Schema:
-    """The columns of a shard, with those of what is expected; those that a model or a design does not have are null."""
+def schema(design: Design) -> pa.Schema:
+    """The columns of a shard; those that a model or a design does not have are null."""
     import pyarrow as pa
 
     text = pa.dictionary(pa.int32(), pa.string())
     types = {
-        **dict.fromkeys(SETTINGS, text),
+        **dict.fromkeys(design.settings, text),
         **dict.fromkeys(NUMBERS, pa.int64()),
-        **dict.fromkeys((*_FLOATS, *(_EXPECTED if expected else ())), pa.float64()),
+        **dict.fromkeys((*_FLOATS, *(_EXPECTED if design.expects else ())), pa.float64()),
     }
     return pa.schema({**types, "fits": pa.bool_()})
 
@@ -452,6 +472,12 @@ def _hardware(name: str, changes: tuple[str, ...], known: str) -> Hardware:
 
 
 @cache
+def _changed(name: str, changes: tuple[str, ...]) -> Hardware:
+    """A device under what-ifs that axes go over."""
+    return load_hardware(name, changes)
+
+
+@cache
 def _profiles(files: tuple[tuple[str, str], ...]) -> tuple[Profile, ...]:
     """Those of files, each with the digest that it had."""
     found = read_given([path for path, _ in files])
@@ -480,21 +506,19 @@ def _tables(
         options["profiles"] = _profiles(tuple((path, design.digests[f"profile {path}"]) for path in paths))
     corners = {axis: sorted({min(values), max(values)}) for axis, values in design.numbers.items()}
     for setting in map(design.setting, settings):
-        model, device = setting["model"], setting["hardware"]
-        swept = partial(
-            sweep,
-            _model(model, design.digests[f"model {model}"]),
-            _hardware(device, changes, design.digests[f"hardware {device}"]),
-            **{**options, **{axis: setting[axis] for axis in SETTINGS[2:]}},
-        )
+        name, own = setting["hardware"], tuple(f"{axis}={v}" for axis, v in setting.items() if axis in DEVICE)
+        model = _model(setting["model"], design.digests[f"model {setting['model']}"])
+        device = _hardware(name, changes, design.digests[f"hardware {name}"])
         try:
+            device = _changed(name, (*changes, *own)) if own else device
+            swept = partial(sweep, model, device, **{**options, **{axis: setting[axis] for axis in SETTINGS[2:]}})
             if len(design.blocks) > 1:  # what one shard refuses, all have to
                 swept(over=corners)
             result = swept(over=numbers)
         except InputError as error:
             refused.append({**setting, "reason": str(error)})
             continue
-        yield _table(setting, result, schema(expected=design.expects))
+        yield _table(setting, result, schema(design))
 
 
 def _table(setting: Mapping[str, str], swept: Sweep, columns: pa.Schema) -> pa.Table:
@@ -506,7 +530,7 @@ def _table(setting: Mapping[str, str], swept: Sweep, columns: pa.Schema) -> pa.T
     texts = {**setting, "model": swept.model, "hardware": swept.hardware, **first}
     arrays = []
     for field in columns:
-        if field.name in SETTINGS:
+        if field.name in texts:
             column = pa.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int32), [texts[field.name]])
         elif field.name in swept.columns:
             column = pa.array(swept.columns[field.name]).cast(field.type, safe=False)
@@ -550,6 +574,19 @@ def _check_names(loaded: Mapping[str, Model] | Mapping[str, Hardware]) -> None:
         other = seen.setdefault(thing.name, given)
         if other != given:
             raise InputError(f"{other} and {given} are both called {thing.name}; leave one out")
+
+
+def _check_change(devices: Sequence[str], changes: Sequence[str], change: str) -> None:
+    """Raises InputError where a what-if makes sense of no device."""
+    found: list[InputError] = []
+    for name in devices:
+        try:
+            load_hardware(name, (*changes, change))
+        except InputError as error:
+            found.append(error)
+        else:
+            return
+    raise found[0]
 
 
 def _hash_of(path: str) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from llmviewer.choice import Choice, Ranked, Rejected
-from llmviewer.comparison import PUBLISHED, Cell
+from llmviewer.comparison import Cell
 from llmviewer.expectation.network import Interval
 from llmviewer.units import counted, seconds
 
@@ -18,9 +18,11 @@ from .comparison import (
     boxes,
     csv_of,
     expectations,
+    followers,
     json_of,
     memory_item,
     number_item,
+    of_models,
     pictured,
     pictures,
     time_item,
@@ -68,7 +70,8 @@ def _cards(choice: Choice) -> list[Card]:
         Card(
             label=f"rank {rank}",
             value=one.cell.hardware.name,
-            about=f"{number_item(one.merit).text} {choice.merit}, {one.cell.asked}",
+            about=f"{number_item(one.merit).text} {choice.merit} at the bound, {one.cell.quant}"
+            + f", {one.cell.layout}" * (one.cell.layout.devices > 1),
         )
         for rank, one in enumerate(choice.ranked[:_FIRST], 1)
     ]
@@ -90,9 +93,9 @@ def headline(choice: Choice) -> str:
         f"{seconds(limits.tpot_s)} a token at most" if limits.tpot_s else "",
         "native data types alone" if limits.native else "",
         f"at most {choice.max_devices} devices of a kind" if choice.max_devices > 1 else "",
+        f"what if {', '.join(choice.comparison.hardware_set)}" if choice.comparison.hardware_set else "",
     ]
-    allowed = ", ".join("as published" if quant == PUBLISHED else quant for quant in choice.quants)
-    said = ", ".join((f"precisions allowed: {allowed}", *filter(None, asked)))
+    said = ", ".join((f"precisions allowed: {', '.join(choice.quants)}", *filter(None, asked)))
     count = counted(len(choice.ranked) + len(choice.rejected), "device")
     by_bound = " by their bounds" * bool(limits.ttft_s or limits.tpot_s)
     return f"{title(choice)}; {said}. {len(choice.ranked)} of {count} qualify{by_bound}, ranked by {choice.merit}"
@@ -117,6 +120,8 @@ def remarks(choice: Choice) -> list[str]:
             "to the answers is not counted. "
             "All users send their prompts at once: that is the longest time to first token."
         ),
+        *followers(one.cell for one in choice.ranked),
+        *of_models(choice.comparison),
         *boxes([one.cell for one in choice.ranked]),
         BOUNDS_SAID,
     ]
@@ -179,7 +184,7 @@ def _row(one: Ranked) -> tuple[Item, ...]:
     return (
         Item(text=cell.hardware.name),
         Item(text=str(cell.layout.devices), key=cell.layout.devices),
-        Item(text=cell.asked),
+        Item(text=cell.quant),
         number_item(one.merit),
         time_item(float(cell.ttft_s[0])),
         time_item(float(cell.tpot_s[0])),
@@ -207,7 +212,7 @@ def _rejected(choice: Choice) -> Table:
 
 
 def _reason(one: Rejected) -> tuple[Item, ...]:
-    return Item(text=one.cell.hardware.name), Item(text=one.cell.asked), Item(text=one.reason, key=one.excess)
+    return Item(text=one.cell.hardware.name), Item(text=one.cell.quant), Item(text=one.reason, key=one.excess)
 
 
 def _pictures(choice: Choice) -> list[list[Picture]]:

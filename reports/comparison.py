@@ -5,14 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isnan, nan
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from llmviewer.analysis import Analysis, analyze
-from llmviewer.comparison import ALL, BOUNDS, GROUPS, PUBLISHED, RESOURCES, Cell, Comparison, Crossing, Expected
+from llmviewer.comparison import (
+    ALL,
+    BOUNDS,
+    GROUPS,
+    RESOURCES,
+    Cell,
+    Comparison,
+    Crossing,
+    Expected,
+    unless_published,
+)
 from llmviewer.operators.collectives import OUT, UP
 from llmviewer.units import seconds, si
 
@@ -67,20 +78,45 @@ def render_html(comparison: Comparison) -> str:
 def _cards(comparison: Comparison) -> list[Card]:
     """Who is best at what, of those that fit."""
     cells = [cell for cell in comparison.answered if cell.fits[0]]
-    measures: tuple[tuple[str, Callable[[Cell], float], bool], ...] = (
-        ("shortest time to first token", lambda c: float(c.ttft_s[0]), False),
-        ("shortest time per token", lambda c: float(c.tpot_s[0]), False),
-        ("most tokens/s, largest batch", lambda c: c.largest.tokens_per_s, True),
-        ("most tokens/J at TDP, likewise", lambda c: float(c.per_joule(c.largest.tokens_per_s)), True),
+    times = (("shortest time to first token", "ttft"), ("shortest time per token", "tpot"))
+    found = [card for label, name in times for card in _shortest(label, name, cells, comparison)]
+    measures: tuple[tuple[str, Callable[[Cell], float]], ...] = (
+        ("most tokens/s, at the bound", lambda c: c.largest.tokens_per_s),
+        ("most tokens/J at TDP, likewise", lambda c: float(c.per_joule(c.largest.tokens_per_s))),
     )
-    found = []
-    for label, measure, most in measures:
+    for label, measure in measures:
         known = [cell for cell in cells if not isnan(measure(cell))]
         if known:
-            best = (max if most else min)(known, key=measure)
-            value = _digits(measure(best)) if most else seconds(measure(best))
-            found.append(Card(label=label, value=best.hardware.name, about=f"{value}, {best.asked}"))
+            best = max(known, key=measure)
+            about = f"{_digits(measure(best))}; {_said(best, comparison, best.largest.batch)}, the largest"
+            found.append(Card(label=label, value=best.hardware.name, about=about))
     return found
+
+
+def _shortest(label: str, name: str, cells: Iterable[Cell], comparison: Comparison) -> Iterator[Card]:
+    """Who is expected to take the least time at the first batch; where that is known of none, by bounds."""
+    known = [(*_first(cell, name, comparison), cell) for cell in cells]
+    by = 0 if any(not isnan(expected) for expected, _, _ in known) else 1
+    able = [one for one in known if not isnan(one[by])]
+    if able:
+        expected, bound, best = min(able, key=itemgetter(by))
+        times = f"{seconds(expected)} expected, " * (by == 0) + f"{seconds(bound)} at the bound"
+        about = f"{times}; {_said(best, comparison, comparison.batches[0])}"
+        yield Card(label=f"{label}{', expected' * (by == 0)}", value=best.hardware.name, about=about)
+
+
+def _first(cell: Cell, name: str, comparison: Comparison) -> tuple[float, float]:
+    """A time at the first batch as it is expected, nan where it is not, and its bound. [s]"""
+    found, bound = comparison.expected(cell), getattr(cell, f"{name}_s")
+    interval = getattr(found, name) if found else None
+    return float(np.broadcast_to(interval.expected if interval else nan, bound.shape)[0]), float(bound[0])
+
+
+def _said(cell: Cell, comparison: Comparison, batch: int) -> str:
+    """A setting in a few words: the model only where there are several."""
+    model, *others = _setting(cell, comparison)
+    several = len({one.model.name for one in comparison.cells}) > 1
+    return f"{' '.join([model] * several + others)}, batch {batch}"
 
 
 def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -103,13 +139,14 @@ def title(comparison: Comparison) -> str:
 
 def headline(comparison: Comparison) -> str:
     """What was asked, in one line."""
-    quants = dict.fromkeys("as published" if c.asked == PUBLISHED else c.asked for c in comparison.cells)
+    quants = dict.fromkeys(cell.quant for cell in comparison.cells)
     batches = comparison.batches
     batch = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
     written = any(cell.model.generates for cell in comparison.cells)
     lengths = f"prompt {comparison.prompt}, {comparison.gen} generated" if written else f"{comparison.prompt} tokens"
     laid = f", laid out as {', '.join(map(str, comparison.layouts))}" if comparison.layouts else ""
     under = f", with {' and '.join(comparison.techniques)}" if comparison.techniques else ""
+    under += f", what if {', '.join(comparison.hardware_set)}" if comparison.hardware_set else ""
     return f"{title(comparison)}{laid}: {batch}, {lengths}, {', '.join(quants)}, flash attention{under}"
 
 
@@ -130,7 +167,28 @@ def remarks(comparison: Comparison) -> list[str]:
         for cell in comparison.cells
         if cell.refused
     ]
-    return [*found, *boxes([cell for cell in comparison.answered if cell.fits.any()]), BOUNDS_SAID]
+    fitting = [cell for cell in comparison.answered if cell.fits.any()]
+    return [*found, *followers(comparison.answered), *of_models(comparison), *boxes(fitting), BOUNDS_SAID]
+
+
+def followers(cells: Iterable[Cell]) -> Iterator[str]:
+    """What follows from what-ifs, and on which devices."""
+    names: dict[tuple[str, ...], dict[str, None]] = {}
+    for cell in cells:
+        if cell.hardware.follows:
+            names.setdefault(cell.hardware.follows, {})[cell.hardware.name] = None
+    for follows, devices in names.items():
+        yield f"With the what-ifs go, on {_few(list(devices), 'devices')}: {', '.join(follows)}."
+
+
+def of_models(comparison: Comparison) -> Iterator[str]:
+    """What has to be known of models, whatever runs them."""
+    for name, model in {cell.model.name: cell.model for cell in comparison.cells}.items():
+        yield from (f"{name}: {note}." for note in model.notes)
+        written = comparison.gen if model.generates else 0
+        context = max(comparison.prompt, written) if model.encodes else comparison.prompt + written
+        if model.max_context and context > model.max_context:
+            yield f"{context} tokens are more than the {model.max_context} positions of {name}."
 
 
 def boxes(cells: Sequence[Cell]) -> list[str]:
@@ -171,7 +229,7 @@ def _without_batch(table: Table, comparison: Comparison) -> Table:
 def where(cell: Cell) -> tuple[Item, ...]:
     """The first items of a row, under WHERE."""
     layout = Item(text=str(cell.layout), key=cell.layout.devices)
-    return Item(text=cell.model.name), Item(text=cell.asked), Item(text=cell.hardware.name), layout
+    return Item(text=cell.model.name), Item(text=cell.quant), Item(text=cell.hardware.name), layout
 
 
 def memory_item(cell: Cell, place: int = 0) -> Item:
@@ -253,6 +311,9 @@ def _gigabytes(value: float) -> Item:
 
 def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
     """Bounds and what to expect, side by side, of those of which more than the bound is known."""
+    whose = (
+        f"of {comparison.library}" if comparison.library else "of the library of which most was measured on the device"
+    )
     body = tuple(
         (
             *where(cell), Item(text=str(batch), key=batch),
@@ -266,8 +327,8 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
     )  # fmt: skip
     table = Table(
         title="What to expect of measured kernels",
-        about="Beside each bound, what kernels of the library that was measured best on the device are expected to "
-        "take, or of those on devices like it. JSON and CSV have the intervals and where they come from.",
+        about=f"Beside each bound, what kernels {whose} are expected to take, or those on devices like it. JSON and "
+        "CSV have the intervals and where they come from.",
         head=(*WHERE, "batch", "TTFT", "expect", "TPOT", "expect", "kernels"),
         words=(*WHERE, "kernels"),
         body=body,
@@ -423,7 +484,7 @@ def _differences(comparison: Comparison) -> Iterable[str]:
 def _setting(cell: Cell, of: Comparison) -> tuple[str, ...]:
     """All but the device, in words."""
     layout = (f"with {cell.layout}",) if of.layouts and cell.layout.devices > 1 else ()
-    return cell.model.name, cell.asked, *(layout or ("on one device",) * bool(of.layouts))
+    return cell.model.name, cell.quant, *(layout or ("on one device",) * bool(of.layouts))
 
 
 def pictured(cells: Sequence[Cell]) -> Sequence[Cell]:
@@ -463,8 +524,7 @@ def pictures(cells: Sequence[Cell], comparison: Comparison) -> list[list[Picture
 
 def _analysis(cell: Cell, of: Comparison) -> Analysis:
     """The whole answer for a cell, operator by operator."""
-    quant = None if cell.asked == PUBLISHED else cell.asked
     return analyze(
-        cell.model, cell.hardware, quant=quant, batch=of.batches[0], prompt=of.prompt, gen=of.gen, layout=cell.layout,
-        techniques=cell.setting.techniques,
+        cell.model, cell.hardware, quant=unless_published(cell.asked), batch=of.batches[0], prompt=of.prompt,
+        gen=of.gen, layout=cell.layout, techniques=cell.setting.techniques,
     )  # fmt: skip

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from llmviewer.arranged import arranges
 from llmviewer.choice import Choice
 from llmviewer.comparison import Cell, memory_share
+from llmviewer.setting import arranges
 from llmviewer.units import seconds, si
 
 from .drawing import BOUND_COLOR, INSIDE, PAPER, frame, lines
@@ -138,9 +138,9 @@ def ranking(choice: Choice, by: str) -> go.Figure:
     about = "" if follows is None else f"rank correlation {follows:.3f}; "
     unit = "B/s" if bandwidth else "OP/s"
     figure = frame(f"{choice.merit} against {by}", f"{about}a point for each device", height=420)
-    precisions = dict.fromkeys(cell.asked for cell in cells)
+    precisions = dict.fromkeys(cell.quant for cell in cells)
     for quant, line, symbol in zip(precisions, lines(len(precisions)), cycle(_SYMBOLS), strict=False):
-        own = [i for i, cell in enumerate(cells) if cell.asked == quant]
+        own = [i for i, cell in enumerate(cells) if cell.quant == quant]
         figure.add_scatter(
             x=[x[i] for i in own], y=[y[i] for i in own], mode="markers", name=quant,
             marker={"color": line["color"], "symbol": symbol, "size": 9, "line": {"color": PAPER, "width": 1}},
@@ -162,7 +162,7 @@ def ranking(choice: Choice, by: str) -> go.Figure:
 def names(cells: Sequence[Cell]) -> dict[str, Cell]:
     """Cells under what tells them apart: device, and model or precision where there are several."""
     models = len({cell.model.name for cell in cells}) > 1
-    quants = len({cell.asked for cell in cells}) > 1
+    quants = len({cell.quant for cell in cells}) > 1
     layouts = len({cell.layout for cell in cells}) > 1
     devices = len({cell.hardware.name for cell in cells}) > 1 or not (models or quants or layouts)
     found = {}
@@ -170,7 +170,7 @@ def names(cells: Sequence[Cell]) -> dict[str, Cell]:
         parts = (
             cell.model.name if models else "",
             cell.hardware.name if devices else "",
-            cell.asked if quants else "",
+            cell.quant if quants else "",
             str(cell.layout) if layouts else "",
         )
         found[" ".join(filter(None, parts))] = cell

@@ -14,7 +14,6 @@ from typing import Final
 
 from llmviewer.grid import NUMBERS
 from llmviewer.shard_summary import Row, Summary
-from llmviewer.shards import SETTINGS
 from llmviewer.units import seconds, si
 
 from .columns import columns
@@ -60,7 +59,7 @@ def _text(summary: Summary) -> str:
     rows = (*summary.best, *summary.front)
     if not rows:
         lines.append("There is nothing to rank.")
-    axes = [name for name in (*SETTINGS, *NUMBERS) if rows and name in rows[0] and _told(name, summary)]
+    axes = [name for name in (*design.settings, *NUMBERS) if rows and name in rows[0] and _told(name, summary)]
     alike = {name: _cell(name, rows[0][name]) for name in axes if len({row[name] for row in rows}) == 1}
     if alike:
         lines.append(f"All below: {', '.join(f'{name} {text}' for name, text in alike.items())}.")
@@ -87,7 +86,7 @@ def _refusals(summary: Summary) -> str:
     reasons = sorted(summary.refused, key=itemgetter("reason"))
     lines = [f"Refused: {len(reasons)} setting{'s' * (len(reasons) > 1)}"] if reasons else []
     for reason, found in groupby(reasons, key=itemgetter("reason")):
-        settings = [" ".join(filter(None, (setting[axis] for axis in SETTINGS))) for setting in found]
+        settings = [" ".join(filter(None, (setting[axis] for axis in summary.design.settings))) for setting in found]
         more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
         said = f"{settings[0]}{more}: {reason}"
         lines.append(textwrap.fill(said, WIDTH, initial_indent="  ", subsequent_indent="    "))
@@ -120,7 +119,7 @@ def _table(title: str, rows: Sequence[Row], axes: Sequence[str], of: Iterable[st
 
 def _columns(rows: Sequence[Row], names: Sequence[str]) -> str:
     cells = [[_HEADS.get(_bare(n), n) for n in names], *([_cell(n, row[n]) for n in names] for row in rows)]
-    return columns(cells, left=[i for i, name in enumerate(names) if name in SETTINGS], gap=" ")
+    return columns(cells, left=[i for i, name in enumerate(names) if isinstance(rows[0][name], str)], gap=" ")
 
 
 def _width(text: str) -> int:

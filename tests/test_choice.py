@@ -38,7 +38,7 @@ def test_every_device_is_there_once(novel):
 
 
 def test_the_merit_is_the_best_of_the_precisions_allowed_that_fit(novel):
-    quants = {"as published": None, "fp8": "fp8", "W8A8": "W8A8", "W4A16g128": "W4A16g128"}
+    quants = {"published": None, "fp8": "fp8", "W8A8": "W8A8", "W4A16g128": "W4A16g128"}
     for name in ("rtx-4090", "l40s", "a100-sxm-80gb"):
         analyses = {
             text: llmviewer.analyze("llama-2-13b", name, prompt=512, gen=4096, quant=quant)
@@ -130,6 +130,18 @@ def test_native_types_alone():
     assert [one.cell.hardware.name for one in found.ranked] == ["rtx-4090"]
     assert rejected(found, "v100-sxm2-32gb").reason == "data type: no fp8 matrix units"
     assert len(choose("llama-2-7b", hardware=["v100-sxm2-32gb"], quants=["fp8"]).ranked) == 1
+
+
+def test_what_ifs_change_the_ranking_and_who_lacks_the_number_does_not_qualify():
+    changes = ["matrix.fp8=2x", "memory.bandwidth=4x"]
+    found = choose("llama-2-7b", hardware=["t4", "l4", "l40s"], quants=["fp8"], hardware_set=changes)
+    for one in found.ranked:
+        alone = llmviewer.analyze("llama-2-7b", one.cell.hardware.name, quant="fp8", hardware_set=changes)
+        assert one.merit == pytest.approx(alone.generation.tokens_per_s)
+    assert [one.cell.hardware.name for one in found.ranked] == ["l40s", "l4"]
+    lacking = rejected(found, "t4")
+    assert (lacking.factor, found.to_dict()["inputs"]["hardware_set"]) == ("what-if", changes)
+    assert lacking.reason.startswith("what-if: --hardware-set matrix.fp8=2x: t4 has no matrix.fp8 to multiply")
 
 
 def test_ranking_by_energy_and_by_cost():

@@ -32,6 +32,20 @@ def test_analyze_prints_one_screen_with_both_phases_memory_and_advice(capsys):
         assert text in out
 
 
+def test_the_precision_that_a_row_names_is_what_the_option_takes(capsys):
+    question = ("gpt-oss-20b", "h100-sxm", "--prompt", "64")
+    precisions = ("--quant", "published", "--quant", "KV8")
+    _, out, _ = run(capsys, "compare", *question, *precisions, "--bound", "--format", "csv")
+    named = [row["quant"] for row in csv.DictReader(io.StringIO(out))]
+    assert named == ["published", "KV8"]
+    _, swept, _ = run(capsys, "sweep", *question, "--over", f"quant={','.join(named)}")
+    assert [row["quant"] for row in csv.DictReader(io.StringIO(swept))] == named
+    alone, left = (
+        run(capsys, "analyze", *asked, "--format", "json") for asked in ((*question, *precisions[:2]), question)
+    )
+    assert alone == left
+
+
 def test_analyze_json_has_the_keys_of_the_contract(capsys):
     code, out, _ = run(capsys, "analyze", "llama-2-7b", "rtx-a6000", "--format", "json")
     document = json.loads(out)
@@ -221,12 +235,37 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
          "a sweep has at most 100000000 points at once; got 1000000000000; fill a folder with -o DIR/"),
         ("compare gpt2 t4 --batch 1..1000000000", "--batch=1..1000000000: must be at most 1000 values; got 1000000000"),
         ("compare gpt2 t4 --batch x", f"--batch=x: {NUMBERS}; got 'x'"),
+        ("compare gpt2 t4 --depreciation 0", "--depreciation must be a positive number; got 0"),
+        ("compare gpt2 t4 --quant fp8 --quant fp8", "--quant: fp8 is given twice; give each once"),
+        ("choose --model gpt2 --quant ''", "--quant must not be empty; leave it out"),
+        ("choose --model gpt2 -o x.foo", "x.foo: must end in one of .json, .csv, .md, .html, .txt; or give --format"),
+        ("sweep gpt2 t4 --over batch=1,2,1", "batch: 1 is given twice; give each once"),
+        ("sweep gpt2 t4 --over batch=1,2,1 -o new/", "batch: 1 is given twice; give each once"),
+        ("sweep gpt2 t4 --over batch=1,2 --batch 4", "--batch: the axis batch of --over says it too; give one of them"),
+        ("sweep gpt2 t4 --over quant=fp8 --quant fp8 -o new/",
+         "--quant: the axis quant of --over says it too; give one of them"),
+        ("sweep gpt2 t4 --over layout=tp=2 --tp 4 -o new/",
+         "--tp: the axis layout of --over says it too; give one of them"),
+        ("sweep gpt2 t4 --over kv_len=9 --kv-len 9",
+         "--kv-len: the axis kv_len of --over says it too; give one of them"),
+        ("sweep gpt2 t4 --over batch=1 --library vllm",
+         "library: is of what kernels are expected to take; give expected=True (--expected)"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_told_by_the_name_that_it_was_given_by(capsys, tmp_path, monkeypatch, arguments, line):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, *shlex.split(arguments)) == (2, "", f"llmviewer: {line}\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_value_that_is_wrong_is_told_in_part(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", "num_hidden_layers": "9" * 5000}))
+    code, out, err = run(capsys, "models", str(path))
+    assert (code, out) == (2, "")
+    assert "num_hidden_layers: must be a whole number of at least 1; got '999" in err
+    assert err.endswith("9...\n")
+    assert len(err) < 400 + len(str(path))
 
 
 def test_the_name_of_a_file_says_how_a_graph_is_drawn(capsys, tmp_path):

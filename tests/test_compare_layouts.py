@@ -328,6 +328,9 @@ def test_without_links_that_is_what_disqualifies():
     assert two.factor == "memory"  # four would not do either
     (three,) = choose("llama-3.1-70b", hardware=[unlinked("h100-sxm")], quants=[PUBLISHED]).rejected
     assert three.factor == "memory"
+    timed = {"hardware": [unlinked("h100-sxm")], "quants": ["W4A16g128"], "max_devices": 4}  # which one has memory for
+    alone, half, tenth = (choose("llama-3.1-70b", tpot=tpot, **timed).rejected for tpot in (1, 6e-3, 1.1e-3))
+    assert [[one.factor for one in found] for found in (alone, half, tenth)] == [[], ["link"], ["time per token"]]
 
 
 def test_links_disqualify_where_they_miss_the_target():

@@ -8,13 +8,12 @@ import io
 import pytest
 
 import llmviewer
-from llmviewer.arranged import arranges
 from llmviewer.cli import main
 from llmviewer.comparison import TECHNIQUE, compare
 from llmviewer.errors import InputError
 from llmviewer.grid import sweep
 from llmviewer.reports import comparison as report
-from llmviewer.setting import Setting
+from llmviewer.setting import Setting, arranges
 from llmviewer.techniques import parse_technique, techniques
 
 from .test_techniques import GIVEN, SPECULATIVE
@@ -138,7 +137,7 @@ def test_on_the_command_line(capsys):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--with", SPECULATIVE], "speculative: arranges the passes of an answer; say how long it is with gen"),
+        (["--with", SPECULATIVE], "speculative: arranges the passes of an answer; give gen (--gen), its length"),
         (
             ["--with", "quantized:scheme=quarot", "--over", "quant=fp8"],
             "quantized: is W4A4KV4, and the axis quant says the precision too; give one of them",

@@ -22,6 +22,7 @@ from llmviewer.reports import comparison as report
 from llmviewer.resource import MEMORY, matrix, vector
 from llmviewer.roofline import plan
 from llmviewer.setting import Setting
+from llmviewer.units import seconds
 from llmviewer.workload import Workload
 
 DEVICES = ("h100-sxm", "rtx-4090", "v100-sxm2-16gb", "i9-13900k", "m2-ultra", "tpu-v5e")
@@ -91,7 +92,9 @@ def test_expectations_stand_beside_bounds_and_can_be_left_out():
 
 
 def test_a_library_and_profiles_are_those_of_analyze(capsys):
-    vllm, best = (compare("llama-3-8b", ["h100-sxm"], library=name).cells[0] for name in ("vllm", ""))
+    asked = [compare("llama-3-8b", ["h100-sxm"], library=name) for name in ("vllm", "")]
+    vllm, best = (found.cells[0] for found in asked)
+    assert [found.inputs.get("library") for found in asked] == ["vllm", None]
     assert (vllm.library, best.library) == ("vllm", "trtllm")
     assert vllm.expected.source == "calibrated on h100-sxm vllm"
     assert vllm.ttft_s == best.ttft_s
@@ -242,6 +245,19 @@ def test_a_device_without_a_unit_for_a_type_says_so_and_the_others_answer():
     assert "int8-only cannot run llama-2-7b" in report.render_markdown(found)
 
 
+def test_what_ifs_are_those_of_analyze_and_who_lacks_the_number_says_so():
+    changes = ["matrix.fp8=2x", "memory.bandwidth=2x"]
+    found = compare("llama-2-7b", ["a100-sxm-80gb", "h100-sxm"], quants=["fp8"], hardware_set=changes)
+    lacking, changed = found.cells
+    one = llmviewer.analyze("llama-2-7b", "h100-sxm", quant="fp8", hardware_set=changes).generation
+    assert (changed.ttft_s[0], changed.expected.tpot.expected[0]) == pytest.approx((one.ttft_s, one.expected_tpot_s))
+    assert lacking.refused.startswith("--hardware-set matrix.fp8=2x: a100-sxm-80gb has no matrix.fp8 to multiply; ")
+    assert found.to_dict()["inputs"]["hardware_set"] == changes
+    assert "flash attention, what if matrix.fp8=2x, memory.bandwidth=2x\n" in report.render_markdown(found)
+    follows = report.render_text(compare("gpt2", "h100-sxm", hardware_set=["cores.count=2x"]))
+    assert "With the what-ifs go, on h100-sxm: matrix rates 2x" in follows
+
+
 def priced(**numbers):
     device = load_hardware("l4")
     facts = tuple(Fact(key=key.replace("_", "."), text="", value=value, source="") for key, value in numbers.items())
@@ -288,7 +304,7 @@ def test_documents_are_complete_and_have_no_nan(two):
     assert len(document["rows"]) == len(two.cells) * 2 == len(two.to_frame())
     first = document["rows"][0]
     assert (first["model"], first["quant"], first["hardware"], first["batch"]) == (
-        "llama-2-13b", "as published", "h100-sxm", 1,
+        "llama-2-13b", PUBLISHED, "h100-sxm", 1,
     )  # fmt: skip
     assert first["decode_bound"] == "memory"
     assert first["decode_memory_share"] == 1
@@ -314,6 +330,11 @@ def test_documents_are_complete_and_have_no_nan(two):
         ({"years": "x"}, "years must be a positive number; got 'x'"),
         ({"library": None}, "library must be text; got None"),
         ({"techniques": "x"}, "techniques must be a list of text or a mapping or a Technique; got 'x'"),
+        ({"hardware_set": "x"}, "hardware_set must be a list of text; got 'x'"),
+        (
+            {"hardware_set": ["matrix.fp4=2x"]},
+            "--hardware-set matrix.fp4=2x: l4 has no matrix.fp4 to multiply; give a quantity with its unit",
+        ),
         ({"techniques": [0]}, "techniques must be a list of text or a mapping or a Technique; got 0 among them"),
     ],
 )
@@ -388,6 +409,19 @@ def test_the_page_asks_for_nothing_and_is_the_same_each_time(two, page):
     assert re.findall(r"<link [^>]*href=.([^\"']*)", page) == ["data:,"]
     assert page.count('"showSendToCloud": false') == 4 + 3  # two phases, rooflines and bars; three cells that fit
     assert report.render_html(two) == page
+
+
+def test_who_is_expected_to_be_fastest_is_first_and_not_who_has_the_lowest_bound():
+    found = compare("llama-3.1-70b", ["mi300x", "h200-sxm"], quants=["fp8"], layout=["tp=2"], batch=[2, 4])
+    bounds, expected = ([float(each[0]) for each in pair] for pair in (
+        [cell.tpot_s for cell in found.cells], [cell.expected.tpot.expected for cell in found.cells],
+    ))  # fmt: skip
+    assert (bounds[0] < bounds[1], expected[0] < expected[1]) == (True, False)
+    times = f"{seconds(expected[1])} expected, {seconds(bounds[1])} at the bound; fp8 with tp=2, batch 2"
+    card = "<dt>shortest time per token, expected</dt><dd>h200-sxm</dd><dd>"
+    assert f"{card}{times}</dd>" in report.render_html(found)
+    bare = report.render_html(replace(found, bound=True))
+    assert f"<dt>shortest time per token</dt><dd>mi300x</dd><dd>{seconds(bounds[0])} at the bound; fp8" in bare
 
 
 def test_the_page_has_every_table_of_the_text(two, page):

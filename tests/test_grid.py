@@ -5,16 +5,18 @@ import pytest
 import llmviewer
 from llmviewer.errors import InputError
 from llmviewer.grid import parse_axis
+from llmviewer.hardware_files import load_hardware
 
 
 def test_every_point_equals_its_own_analysis():
-    result = llmviewer.sweep(
-        "llama-3-8b", "h100-sxm", {"quant": ["W16A16", "W4A16g128"], "batch": [1, 7], "prompt": [100, 3000]}, gen=32
-    )
+    over = {"quant": ["published", "KV8"], "batch": [1, 7], "memory.bandwidth": ["1x", "2x"], "prompt": [100, 3000]}
+    result = llmviewer.sweep("gpt-oss-20b", "h100-sxm", over, gen=32, hardware_set=["memory.capacity=14 GB"])
     frame = result.to_frame()
-    assert len(frame) == len(result) == 8
+    assert len(frame) == len(result) == 16
     for row in frame.itertuples():
-        one = llmviewer.analyze("llama-3-8b", "h100-sxm", quant=row.quant, batch=row.batch, prompt=row.prompt, gen=32)
+        changes = ["memory.capacity=14 GB", f"memory.bandwidth={frame['memory.bandwidth'][row.Index]}"]
+        point = {"quant": row.quant, "batch": row.batch, "prompt": row.prompt, "hardware_set": changes}
+        one = llmviewer.analyze("gpt-oss-20b", "h100-sxm", gen=32, **point)
         assert row.ttft_s == one.generation.ttft_s
         assert row.tpot_s == one.generation.tpot_s
         assert row.latency_s == one.generation.latency_s
@@ -54,6 +56,7 @@ def test_a_grid_larger_than_a_chunk_is_filled_and_reported_on():
         ("prompt=128..512+128", [128, 256, 384, 512]),
         ("kv_len=1,2..3,10", [1, 2, 3, 10]),
         ("quant=W16A16, W4A16g128", ["W16A16", "W4A16g128"]),
+        ("matrix.bf16=1x, 155 TOP/s", ["1x", "155 TOP/s"]),
     ],
 )
 def test_axes_are_read_as_written(text, values):
@@ -61,7 +64,7 @@ def test_axes_are_read_as_written(text, values):
 
 
 @pytest.mark.parametrize(
-    "text", ["batch", "depth=1", "batch=a", "batch=5..1", "batch=1..8*1", "batch=0..8*2", "batch="]
+    "text", ["batch", "depth=1", "batch=a", "batch=5..1", "batch=1..8*1", "batch=0..8*2", "batch=", "l2.capacity=,"]
 )
 def test_an_axis_that_does_not_parse_says_what_it_must_be(text):
     with pytest.raises(InputError, match=r"^--over .*must be"):
@@ -71,6 +74,8 @@ def test_an_axis_that_does_not_parse_says_what_it_must_be(text):
 def test_an_unknown_or_empty_axis_is_refused():
     with pytest.raises(InputError, match=r"^no axis 'bacth' to sweep over; did you mean batch\?$"):
         llmviewer.sweep("gpt2", "t4", {"bacth": [1]})
+    with pytest.raises(InputError, match=r"^--over l3\.size=2x: no number 'l3\.size' in a hardware file; "):
+        parse_axis("l3.size=2x")
     with pytest.raises(InputError, match=r"^batch: nothing to sweep over$"):
         llmviewer.sweep("gpt2", "t4", {"batch": []})
 
@@ -81,12 +86,28 @@ def test_an_unknown_or_empty_axis_is_refused():
         ({"over": 0}, "over must be a mapping of axes to their values; got 0"),
         ({"over": {"batch": None}}, "batch: must be a list of values; got None"),
         ({"over": {"quant": "fp8"}}, "quant: must be a list of values; got 'fp8'"),
+        ({"over": {"quant": [8]}}, "quant must be text; got 8"),
+        ({"over": {"quant": ["published", "fp8", "published"]}}, "quant: published is given twice; give each once"),
+        ({"over": {"batch": [8, 1, 8]}}, "batch: 8 is given twice; give each once"),
         ({"prompt": None}, "prompt must be a whole number of at least 1; got None"),
         ({"kv_len": -1}, "kv_len must be a whole number of at least 1; got -1"),
-        ({"library": "vllm"}, "library: is of what kernels are expected to take; give expected"),
+        ({"library": "vllm"}, "library: is of what kernels are expected to take; give expected=True (--expected)"),
         ({"expert_skew": "x"}, "expert_skew must be a number; got 'x'"),
         ({"offload": 0}, "offload must be text or an Offload; got 0"),
         ({"hardware_set": "memory.bandwidth=2x"}, "hardware_set must be a list of text; got 'memory.bandwidth=2x'"),
+        ({"over": {"memory.bandwidth": [2]}}, "memory.bandwidth: must be texts, such as '2x' or '155 TOP/s'; got 2"),
+        (
+            {"over": {"matrix.fp8": ["2x"]}},
+            "--hardware-set matrix.fp8=2x: t4 has no matrix.fp8 to multiply; give a quantity with its unit",
+        ),
+        (
+            {"over": {"memory.bandwidth": ["2x"]}, "hardware_set": ["memory.bandwidth=3x"]},
+            "--hardware-set memory.bandwidth=3x: the axis memory.bandwidth says memory.bandwidth too; give one of them",
+        ),
+        (
+            {"over": {"memory.bandwidth": ["2x"]}, "hardware": load_hardware("t4")},
+            "what-ifs need hardware given by name; change a Hardware with dataclasses.replace",
+        ),
     ],
 )
 def test_what_python_gives_is_named_as_it_was_given(arguments, message):

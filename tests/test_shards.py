@@ -82,11 +82,11 @@ def test_rows_are_those_of_sweep_in_the_order_of_the_design(tmp_path, shard_poin
 
 def test_the_schema_has_every_column_of_a_sweep():
     columns = llmviewer.sweep("gpt2", "t4", {"batch": [1], "images": [0]}, gen=2).columns
-    assert columns.keys() <= set(schema().names)
-    assert set(schema().names) - columns.keys() == {"model", "hardware", "layout", "offload"}
+    assert columns.keys() <= set(schema(design()).names)
+    assert set(schema(design()).names) - columns.keys() == {"model", "hardware", "layout", "offload"}
     asked = {"over": {"batch": [1], "images": [0]}, "gen": 2, "expected": True}
     more = llmviewer.sweep("gpt2", "t4", **asked).columns.keys() - columns.keys()
-    assert set(schema(expected=True).names) - set(schema().names) == more
+    assert set(schema(Design.of(["gpt2"], ["t4"], {}, expected=True)).names) - set(schema(design()).names) == more
 
 
 EXPECTED = {"over": {**OVER, "quant": ["W16A16", "fp8"]}, "expected": True, "library": "vllm"}
@@ -160,7 +160,7 @@ def test_techniques_are_the_same_in_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("model", "device", "line"),
     [
-        ("bert-base-uncased", "h100-sxm", "bert-base-uncased h100-sxm: gen is of decode steps, and"),
+        ("bert-base-uncased", "h100-sxm", "bert-base-uncased h100-sxm published: gen is of decode steps, and"),
         ("llama-2-70b", "rtx-4090", "2 points, 0 of which fit on their device."),
     ],
 )
@@ -343,6 +343,28 @@ def test_settings_that_cannot_run_are_listed_and_the_rest_goes_on(tmp_path, shar
         assert found.points == points
         assert (points > 0) == (images == [0])
         assert len(found.refused) >= 4
+
+
+def test_what_ifs_are_an_axis_and_a_device_without_the_number_is_refused(tmp_path, capsys):
+    over = {"batch": [1, 8], "gen": [4], "memory.bandwidth": ["1x", "2x"], "matrix.fp8": ["1x", "2x"]}
+    models, changes = ["llama-2-7b"], ["memory.capacity=1 TB"]
+    asked = Design.of(models, ["h100-sxm", "t4"], {**over, "quant": ["fp8"]}, shard_points=6, hardware_set=changes)
+    run(tmp_path / "one", asked)
+    run(tmp_path / "two", asked, workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    frame = rows(tmp_path / "one")
+    axes = {name: over[name] for name in ("memory.bandwidth", "matrix.fp8", "batch", "gen")}  # numbers come last
+    alone = llmviewer.sweep("llama-2-7b", "h100-sxm", axes, quant="fp8", hardware_set=changes)
+    for name, column in alone.columns.items():
+        assert frame[name].tolist() == column.tolist() or name == "quant", name
+    by = ["--by", "memory.bandwidth,matrix.fp8"]
+    assert main(["sweep", "--summary", str(tmp_path / "one"), *by]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "t4 has no matrix.fp8 to multiply" in " ".join(out.split())
+    assert len(summarize(tmp_path / "one", by=("memory.bandwidth",)).refused) == 4
+    with pytest.raises(InputError, match=r"^--hardware-set matrix.fp8=2x: t4 has no matrix.fp8 to multiply"):
+        Design.of(models, ["t4"], {"matrix.fp8": ["2x"]})
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import llmviewer
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.expectation.device import find
@@ -14,6 +15,7 @@ from llmviewer.expectation.profile import Entry, Error, Profile, to_yaml
 from llmviewer.expectation.profile import read as read_profile
 from llmviewer.expectation.rows import read
 from llmviewer.expectation.validate import predict, score, validate
+from llmviewer.reports.validation import render_text
 
 GEMM = FAMILIES["gemm"]
 STACK = Stack(library="mine", dtype="bf16")
@@ -101,7 +103,9 @@ def test_rows_that_cannot_be_predicted_stay_empty_and_are_counted(tmp_path, prof
     command = ["validate", str(path), "--profile", str(profile), "--predictions-out", str(out), "--format", "json"]
     assert main(command) == 0
     assert pd.read_csv(out)["expected_us"].notna().tolist() == [False, False, False, True]
-    skipped = json.loads(capsys.readouterr().out)["skipped"]
+    found = json.loads(capsys.readouterr().out)
+    assert found["inputs"] == {"files": [str(path)], "profiles": [str(profile)]}
+    skipped = found["skipped"]
     assert sorted(skipped.values()) == [1, 1, 1]
     assert skipped["a shape is missing or not positive"] == 1
     assert any(reason.startswith("no hardware 'abacus'") for reason in skipped)
@@ -115,6 +119,8 @@ def test_measured_times_under_the_bound_are_counted(tmp_path):
     frame.to_csv(path, index=False)
     scores = validate([predict(read(path), [ENTRY])])
     assert scores.groups[0].violations == 3
+    asked = {"files": ["rows.csv"], "profiles": []}
+    assert "Measured faster than the bound: gemm h100-sxm bf16 3 rows." in render_text(scores, asked)
     assert {row["row"] for row in scores.worst[:3]} == {0, 1, 2}
 
 
@@ -130,19 +136,26 @@ def test_what_is_fitted_predicts_what_it_was_fitted_on(measured, tmp_path, capsy
     assert entry.fit_mape <= entry.held_out.mape < 0.09
     assert "h100-sxm mine gemm bf16" in capsys.readouterr().err
     assert main(["validate", str(measured), "--profile", str(out)]) == 0
-    assert "gemm    h100-sxm  bf16   calibrated   120" in capsys.readouterr().out
+    assert "h100-sxm bf16  calibrated  120 " in capsys.readouterr().out
+    assert main(["compare", "gpt2", "h100-sxm", "--profile", str(out), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["inputs"]["profiles"] == [str(out)]
+    assert llmviewer.analyze("gpt2", "h100-sxm", profiles=[out]).inputs.profiles == (str(out),)
 
 
 def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
     assert main(["validate", str(measured), "--profile", str(profile)]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[0].split()[:5] == ["family", "device", "dtype", "from", "rows"]
+    assert text.startswith("120 measured kernels on h100-sxm, of rows.csv, expected by mine.yaml first.\n\ngemm\n")
+    assert max(map(len, text.splitlines())) <= 80
     rows = text.partition("Farthest off:\n")[2]
-    assert max(map(len, rows.splitlines())) <= 80
     assert "  row " in rows
     assert " measured, " in rows
     assert "nan" not in text
     assert "Not scored:" not in text
+    assert str(measured) not in rows
+    assert main(["validate", str(measured), str(measured), "--profile", str(profile)]) == 0
+    rows = capsys.readouterr().out.partition("Farthest off:\n")[2]
+    assert f"{measured}, row " in " ".join(rows.split())
 
 
 @pytest.mark.parametrize(
@@ -175,12 +188,25 @@ def test_commands_fail_with_one_line(tmp_path, measured, capsys):
     text = "no stack has 20 rows with a time_us, which a fit needs"
     assert capsys.readouterr().err == f"llmviewer: {few}: {text}\n"
     assert not out.exists()
+    for more, line in (
+        (
+            [str(out), "--library", "vllm", "--device", "h100"],
+            f"{measured}: no rows of vllm on h100-sxm; there is mine on h100-sxm",
+        ),
+        ([str(out.with_suffix(".csv"))], f"{out.with_suffix('.csv')}: must end in .yaml, the format of a profile"),
+    ):
+        assert main(["calibrate", str(measured), "-o", *more]) == 2
+        assert capsys.readouterr().err == f"llmviewer: {line}\n"
     for command in (["validate", str(measured)], ["calibrate", str(measured), "-o", str(out)]):
         assert main([*command, "--hardware-path", str(missing)]) == 2
         assert "--hardware-path): must be a folder of hardware YAML files" in capsys.readouterr().err
     assert not out.exists()
-    assert main(["validate", str(measured), "--predictions-out", str(tmp_path / "x.txt")]) == 2
-    assert "must end in .csv or .parquet, the formats of predictions" in capsys.readouterr().err
+    for more, line in (
+        ("--predictions-out x.txt", "x.txt: must end in .csv or .parquet, the formats of predictions"),
+        ("-o x.md", "x.md: must end in one of .txt, .json, .html; or give --format"),
+    ):
+        assert main(["validate", str(measured), *more.split()]) == 2
+        assert capsys.readouterr().err == f"llmviewer: {line}\n"
 
 
 def test_a_residual_makes_shapes_that_were_measured_exact(tmp_path, capsys):

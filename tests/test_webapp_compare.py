@@ -199,7 +199,7 @@ def test_words_are_of_the_step_where_one_is_asked_for():
         ),
         ([{"on": ("l4", "t4")}], ["l4", "t4"]),
         ([{}, {"tp": 2}, {"quant": "W4A16"}, {}], ["A: as published, one device", "B: tp=2", "C: W4A16", "now"]),
-        ([{"library": "vllm"}, {}], ["A: vllm", "now: kernels measured best"]),
+        ([{"library": "vllm"}, {}], ["A: vllm", "now: kernels measured most"]),
         ([{"batch": 4}, {"on": ("h100-sxm", "l4")}], ["A: h100-sxm, batch 4", "h100-sxm, batch 1", "l4, batch 1"]),
     ],
     ids=str,

@@ -81,7 +81,7 @@ def panel(state: State) -> Component:
             html.Details([
                 html.Summary("Kernels"),
                 _control("library", dcc.Dropdown(
-                    [{"label": name or "measured best", "value": name} for name in libraries()], "", id="library",
+                    [{"label": name or "measured most", "value": name} for name in libraries()], "", id="library",
                     clearable=False, searchable=False)),
                 _control("engine", dcc.Dropdown(
                     [{"label": "none: no gaps between launches", "value": ""},

@@ -134,7 +134,7 @@ class List:
 
 
 def libraries() -> tuple[str, ...]:
-    """Those whose kernels were measured, and nothing for the one that was measured best."""
+    """Those whose kernels were measured, and nothing for the one of which most was measured."""
     return ("", *sorted({entry.stack.library for entry in index().entries}))
 
 
@@ -168,7 +168,7 @@ class State:
 
     on       devices
     set      what-ifs, each as DEVICE:KEY=VALUE
-    library  whose kernels times are expected of; of what was measured best if empty
+    library  whose kernels times are expected of; of the one of which most was measured if empty
     engine   that launches them; none if empty
     context  tokens that the decode step shown attends to; the first step's if 0
     quant    as published if empty; `attention` likewise as the accounting has it

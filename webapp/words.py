@@ -65,7 +65,7 @@ CONTROLS: Final[Mapping[str, Word]] = {
     ),
     "library": Word(
         "Kernel library",
-        "Whose kernels the expected times are of; of what was measured best if not given.",
+        "Whose kernels the expected times are of; of the one of which most was measured, if not given.",
         "kernel library",
     ),
     "engine": Word("Engine", "What launches the kernels, with the gaps that its host leaves between them.", "engine"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -83,12 +83,21 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What one library's kernels reach on one device."""
+    """What one library's kernels reach on one device.
+
+    file  that it was read from, by the path that was given
+    """
 
     device: str
     library: str
     sources: tuple[str, ...]
     entries: tuple[Entry, ...] = field(repr=False)
+    file: str = field(default="", compare=False)
+
+    @property
+    def name(self) -> str:
+        """The file, or as those that ship are called."""
+        return self.file or f"{self.device}.{self.library}"
 
 
 _SLACK: Final = 1e-3  # of sizes, which are written with four digits
@@ -246,7 +255,7 @@ def read(path: Path) -> tuple[Profile, ...]:
     """
     top = read_yaml(path)
     sections = top.sections("profiles") if "profiles" in top else [top]
-    return tuple(map(_profile, sections))
+    return tuple(replace(_profile(section), file=str(path)) for section in sections)
 
 
 def read_given(given: Sequence[str | Path | Profile]) -> tuple[Profile, ...]:

@@ -84,7 +84,7 @@ class Validation:
     """The scores of files.
 
     points   to be drawn
-    worst    rows whose expectation is farthest off
+    worst    rows whose expectation is farthest off, with the file that each is in
     skipped  rows without a prediction or a time, by reason
     """
 
@@ -261,5 +261,6 @@ def _worst(one: Predictions) -> list[dict[str, Any]]:
         facts: dict[str, Any] = {name: str(row[name]) for name in names}
         facts |= {name: float(row[name]) for name in shapes}
         times = {name: float(one.columns[name][place]) for name in ("bound_us", "expected_us")}
-        rows.append({"row": int(place), **facts, "time_us": float(measured[place]), **times})
+        placed = {"file": str(one.table.path), "row": int(place)}
+        rows.append({**placed, **facts, "time_us": float(measured[place]), **times})
     return rows

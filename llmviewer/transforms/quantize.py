@@ -60,6 +60,8 @@ class Quantization:
 
     def over(self, published: Quantization) -> Quantization:
         """Itself where it says what all weights or operands are; else what it says, over what is published."""
+        if self == AS_IT_IS:
+            return published
         if self.scheme.weight or self.scheme.activation or published == AS_IT_IS:
             return self
         texts = (
@@ -93,13 +95,17 @@ class Quantization:
 
 
 AS_IT_IS: Final = Quantization()
+_PUBLISHED: Final = "published"  # what a user calls it
 
 
 def parse_quantization(text: str) -> Quantization:
-    """Read "SCHEME", or "SCHEME,PATTERN=SCHEME,...", such as "W4A16g128,down_proj=W8A16,layers.0-3=W16A16".
+    """Read "SCHEME", or "SCHEME,PATTERN=SCHEME,...", such as "W4A16g128,down_proj=W8A16,layers.0-3=W16A16", or
+    "published", which is AS_IT_IS.
 
     Raises InputError where a part does not parse.
     """
+    if text.strip() == _PUBLISHED:
+        return AS_IT_IS
     first, *rest = (part.strip() for part in text.split(","))
     if "=" in first:
         return Quantization(overrides=tuple(map(_override, (first, *rest))))

@@ -150,7 +150,7 @@ def _apart(every: Sequence[Answer]) -> list[str]:
     device where nothing does.
     """
     each = [[said(one.analysis) for one in every] for said in _APART]
-    each.append([one.setting.library or "kernels measured best" for one in every])  # as asked, not what stands in
+    each.append([one.setting.library or "kernels measured most" for one in every])  # as asked, not what stands in
     own = [values for values in each if len(set(values)) > 1] or [[one.name for one in every]]
     first = ", ".join(values[0] for values in own)
     others = [

@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import click
 
 from . import cli_options as shared
+from .errors import InputError
 
 _FILE: Final = click.Path(path_type=Path)
+_DEGREES: Final = {
+    name: f"{kind} parallelism in use, as of analyze."
+    for name, kind in {"tp": "Tensor", "pp": "Pipeline", "ep": "Expert", "dp": "Data", "cp": "Context"}.items()
+}
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
 _hardware_set = click.option(
     "--hardware-set", metavar="KEY=VALUE", multiple=True, help="What if, as of analyze. May be repeated."
 )
+
+
+def _lies(**degrees: str) -> Callable[[_F], _F]:
+    """How the model lies, by degrees, with their help, or in one, which the command gets as one Layout."""
+
+    def decorator(command: _F) -> _F:
+        @functools.wraps(command)
+        def with_layout(*arguments: Any, layout: str | None, **options: Any) -> object:
+            from .layout import ALONE, Layout, parse_layout
+
+            laid = Layout(**{name: options.pop(name) for name in degrees})
+            if layout is not None and laid != ALONE:
+                raise InputError(f"--layout and --{str(laid).partition('=')[0]} say the same; give one of them")
+            return command(*arguments, layout=laid if layout is None else parse_layout(layout), **options)
+
+        options = [
+            *(click.option(f"--{name}", type=int, default=1, help=text) for name, text in degrees.items()),
+            click.option("--layout", metavar="DEGREES", help="The same in one, as of plan: 'tp=4 ep=4'."),
+        ]
+        result: Any = with_layout
+        for option in reversed(options):
+            result = option(result)
+        return cast("_F", result)
+
+    return decorator
 
 
 @click.command()
@@ -53,7 +88,7 @@ _hardware_set = click.option(
 @click.option("--kv-transfer", metavar="after|overlapped", help="As of analyze; after if not given.")
 @click.option("--ttft", type=float, metavar="SECONDS", default=inf, help="Goal: the longest time to first token.")
 @click.option("--tpot", type=float, metavar="SECONDS", default=inf, help="Goal: the longest time per output token.")
-@click.option("--quant", metavar="SCHEME", help="As of analyze. As published if not given.")
+@click.option("--quant", metavar="SCHEME", callback=shared.precision, help="As of analyze.")
 @click.option("--attention", metavar="eager|flash", help="As of analyze.")
 @click.option(
     "--with",
@@ -62,8 +97,10 @@ _hardware_set = click.option(
     multiple=True,
     help="As of analyze, if it changes what a step does and not which are taken. May be repeated.",
 )
-@click.option("--tp", type=int, default=1, show_default=True, help="Devices that share each copy (tensor parallelism).")
-@click.option("--ep", type=int, default=1, show_default=True, help="Of these, parts that experts are shared out among.")
+@_lies(
+    tp="Devices that share each copy (tensor parallelism). One if not given.",
+    ep="Of these, parts that experts are shared out among.",
+)
 @shared.library
 @shared.profiles
 @shared.engine
@@ -72,18 +109,17 @@ _hardware_set = click.option(
 @_hardware_set
 @shared.hardware_path
 @shared.reported
-def simulate(*, tp: int, ep: int, form: str | None, output: Path | None, **question: Any) -> None:
+def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
     """Requests that arrive over time at MODEL on HARDWARE: what they wait, and what holds them up.
 
     Step by step, with the caches in blocks of memory, for percentiles; beside it the means in closed form. Twice: with
     steps as long as their lower bounds, and as long as is expected of kernels.
     """
     shared.check_output(form, output)
-    from .layout import Layout
     from .reports import serving as report
     from .serving.service import simulate as run
 
-    shared.emit_report(report, run(layout=Layout(tp=tp, ep=ep), **question), form, output)
+    shared.emit_report(report, run(**question), form, output)
 
 
 @click.command()
@@ -102,6 +138,7 @@ def simulate(*, tp: int, ep: int, form: str | None, output: Path | None, **quest
     "quants",
     metavar="SCHEME",
     multiple=True,
+    callback=shared.given,
     help="A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128, W4A8g128, KV8.",
 )
 @click.option(
@@ -110,7 +147,7 @@ def simulate(*, tp: int, ep: int, form: str | None, output: Path | None, **quest
     metavar="DEGREES",
     multiple=True,
     help="How a copy may lie, such as 'tp=4 pp=2', or '' for one device. May be repeated. If not given: one device, "
-    "tp=2, 4, 8, 16, pp=2, and pp=2 with tp=2 and 4.",
+    "tp=2, 4, 8, 16, pp=2, and pp=2 with tp=2 and 4; with experts also tp and dp of 2, 4, 8, 16 with as many ep.",
 )
 @click.option(
     "--by", type=click.Choice(("cost", "energy", "devices")), help="What is to be low. The first that is known."
@@ -120,6 +157,7 @@ def simulate(*, tp: int, ep: int, form: str | None, output: Path | None, **quest
 @shared.engine
 @shared.bound
 @shared.depreciation
+@_hardware_set
 @shared.hardware_path
 @shared.reported
 def plan(
@@ -137,11 +175,11 @@ def plan(
     """
     shared.check_output(form, output)
     from .reports import plans as report
-    from .serving.planning import LAYOUTS, QUANTS
+    from .serving.planning import QUANTS
     from .serving.planning import plan as run
 
     devices = None if hardware == "all" else [name.strip() for name in hardware.split(",") if name.strip()]
-    question |= {"hardware": devices, "quants": quants or QUANTS, "layouts": layouts or LAYOUTS}
+    question |= {"hardware": devices, "quants": quants or QUANTS, "layouts": layouts or None}
     if not sys.stderr.isatty():
         shared.emit_report(report, run(**question), form, output)
         return
@@ -169,13 +207,21 @@ def plan(
 @click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
-@click.option("--quant", metavar="SCHEME", help="As of analyze: the precision that is in use already.")
+@click.option(
+    "--quant", metavar="SCHEME", callback=shared.precision, help="As of analyze: the precision that is in use already."
+)
 @click.option("--attention", metavar="eager|flash", help="As of analyze.")
-@click.option("--layout", metavar="DEGREES", default="", help="As of plan: how the model lies already.")
+@_lies(**_DEGREES)
 @click.option(
     "--with", "given", metavar="TECHNIQUE", multiple=True, help="One that is in use already. May be repeated."
 )
 @click.option("--max-devices", type=int, default=1, show_default=True, help="Up to which tensor parallelism is tried.")
+@click.option(
+    "--without",
+    type=click.Choice(("answers", "model")),
+    multiple=True,
+    help="Leave out what changes the answers, or what needs a model made for it. May be repeated.",
+)
 @shared.library
 @shared.profiles
 @shared.engine
@@ -185,7 +231,7 @@ def plan(
 def advise(*, form: str | None, output: Path | None, **question: Any) -> None:
     """What each technique would buy for MODEL on HARDWARE, alone and in combinations of up to three, best first.
 
-    Techniques have their usual parameters (`llmviewer techniques`); what they do to the answers is not weighed.
+    Techniques have their usual parameters (`llmviewer techniques`); how much they change the answers is not weighed.
     """
     shared.check_output(form, output)
     from .reports import recommendations as report

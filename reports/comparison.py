@@ -96,13 +96,14 @@ def _cards(comparison: Comparison) -> list[Card]:
 def _shortest(label: str, name: str, cells: Iterable[Cell], comparison: Comparison) -> Iterator[Card]:
     """Who is expected to take the least time at the first batch; where that is known of none, by bounds."""
     known = [(*_first(cell, name, comparison), cell) for cell in cells]
-    by = 0 if any(not isnan(expected) for expected, _, _ in known) else 1
-    able = [one for one in known if not isnan(one[by])]
+    measured = any(not isnan(expected) for expected, _, _ in known)
+    ranked = [(expected if measured else bound, bound, cell) for expected, bound, cell in known]
+    able = [one for one in ranked if not isnan(one[0])]
     if able:
-        expected, bound, best = min(able, key=itemgetter(by))
-        times = f"{seconds(expected)} expected, " * (by == 0) + f"{seconds(bound)} at the bound"
+        least, bound, best = min(able, key=itemgetter(0))
+        times = f"{seconds(least)} expected, " * measured + f"{seconds(bound)} at the bound"
         about = f"{times}; {_said(best, comparison, comparison.batches[0])}"
-        yield Card(label=f"{label}{', expected' * (by == 0)}", value=best.hardware.name, about=about)
+        yield Card(label=f"{label}{', expected' * measured}", value=best.hardware.name, about=about)
 
 
 def _first(cell: Cell, name: str, comparison: Comparison) -> tuple[float, float]:

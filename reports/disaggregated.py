@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from llmviewer.analysis import GenerationResult
 from llmviewer.disaggregation import Disaggregated, KvTransfer
 from llmviewer.units import seconds, si
 
@@ -60,15 +61,23 @@ def summary(found: Disaggregated) -> Lines:
     whole, read = found.generation, seconds(found.prefill.generation.ttft_s)
     when = "while it runs" if found.kv_transfer is KvTransfer.OVERLAPPED else "after it"
     first = f"{seconds(whole.ttft_s)}: prefill {read}, KV transfer {seconds(found.kv_transfer_s)} {when}"
+    pace = f"{seconds(whole.latency_s)}, {rate(whole.tokens_per_s)} tokens/s"
+    if whole.expected_latency_s and whole.expected_tokens_per_s:
+        pace += f"; expect {seconds(whole.expected_latency_s)}, {rate(whole.expected_tokens_per_s)} tokens/s"
     return (
-        ("time to first token", first),
-        ("time per output token", seconds(whole.tpot_s)),
-        ("generation", f"{seconds(whole.latency_s)}, {rate(whole.tokens_per_s)} tokens/s"),
+        ("time to first token", first + _expect(whole, "ttft")),
+        ("time per output token", seconds(whole.tpot_s) + _expect(whole, "tpot")),
+        ("generation", pace),
         ("KV transfer", _transfer(found)),
         ("balance", _balance(found)),
         *((_memory_of(name), text.memory_line(side)) for name, side in found.sides),
         text.summary(found.joint)[-1],
     )
+
+
+def _expect(whole: GenerationResult, what: str) -> str:
+    found = text.expectation(whole, what)
+    return f"; expect {found}" if found else ""
 
 
 def _memory_of(side: str) -> str:
@@ -85,4 +94,4 @@ def _balance(found: Disaggregated) -> str:
     if not ratio:
         return "no decode step is taken"
     many, of_one = ("decode", "prefill") if ratio >= 1 else ("prefill", "decode")
-    return f"{max(ratio, 1 / ratio):.3g} {many} devices for each {of_one} device keep both busy"
+    return f"{max(ratio, 1 / ratio):.3g} {many} devices for each {of_one} device keep both busy at the bound"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf, isnan
+from math import ceil, inf, isnan
 from typing import Any
 
 import plotly.graph_objects as go
@@ -15,6 +15,7 @@ from llmviewer.units import seconds
 from .drawing import BLUE, GREEN, INK, VERMILLION, frame, plain, ticks
 
 _MOST = 2000  # points
+_BESIDE = 4  # times beside each other that a phone has room for
 
 
 def front(found: ServicePlan, key: str, name: str) -> go.Figure:
@@ -50,14 +51,15 @@ def front(found: ServicePlan, key: str, name: str) -> go.Figure:
         )  # fmt: skip
     times = [getattr(one, key) for one in priced] + [goal] * (goal < inf)
     prices = [one.price(found.by) for one in priced]
-    figure.update_xaxes(title_text=name, type="log", **_marks(times, seconds))
+    figure.update_xaxes(title_text=name, type="log", **_marks(times, seconds, _BESIDE))
     figure.update_yaxes(title_text=found.by.unit, type="log", **_marks(prices, "{:g}".format))
     return figure
 
 
-def _marks(values: list[float], text: Callable[[float], str]) -> dict[str, Any]:
-    """Ticks of a logarithmic axis."""
-    marks = ticks(min(values) / 1.2, 1.2 * max(values))
+def _marks(values: list[float], text: Callable[[float], str], most: int = 8) -> dict[str, Any]:
+    """Ticks of a logarithmic axis, `most` of them: round numbers, or the least value where there is none near."""
+    marks = ticks(min(values) / 1.2, 1.2 * max(values)) or [min(values)]
+    marks = marks[:: ceil(len(marks) / most)]
     return {"tickvals": marks, "ticktext": [plain(text(mark)) for mark in marks], "tickangle": 0}
 
 
@@ -75,7 +77,7 @@ def _words(one: Candidate, found: ServicePlan) -> str:
         f"<b>{one.copies} x {one.layout.devices} x {one.hardware.name}</b>, {one.layout}",
         f"{one.quant}, {one.price(found.by):.3g} {found.by.unit}",
         f"first token {seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token",
-        f"{one.batch:.3g} at a time on each copy, up to {one.max_rate:.3g} requests/s",
+        f"{one.batch:.3g} at a time on each copy, up to {one.rate_within:.3g} requests/s",
         *((f"at the bound {one.least.price(found.by):.3g} {found.by.unit}",) if one.least else ()),
     )
     return "<br>".join(lines)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from math import inf, isnan
 from typing import Final
 
-from llmviewer.comparison import PUBLISHED
+from llmviewer.errors import InputError
 from llmviewer.serving.candidates import By, Candidate
 from llmviewer.serving.planning import ServicePlan
+from llmviewer.serving.steps import unsimulated
 from llmviewer.units import counted, seconds
 
 from .comparison import csv_of, json_of, number_item, time_item
-from .listing import Item, Reasons, Table, markdowns, texts
+from .listing import WIDTH, Item, Reasons, Table, markdowns, texts
 from .page import Card, Picture, listing_page, picture
+from .recommendations import Folded
+from .serving import beyond
 
 _MOST: Final = 20  # rows of a table in words
 _TENS: Final = 10
 _TOLD: Final = 0.05  # of a time, that is worth a word
+_ROOM: Final = WIDTH - len(" \\")
+_PERCENTILES: Final = "Percentiles of one copy of the best, with its part of the requests:"
+_OPTIONS: Final = {"profiles": "profile"}  # of the command, where they have other names than in Python
 _TIMED: Final = ("rate", "batch", "time to first token", "time per token")  # what rests on how long steps take
-_MEANS: Final = "Times are means at random arrivals; `llmviewer simulate` gives their percentiles."
+_MEANS: Final = "Times are means at random arrivals."
 
 
 def said(found: ServicePlan) -> str:
@@ -31,11 +38,14 @@ def said(found: ServicePlan) -> str:
 
 
 def render_text(found: ServicePlan) -> str:
-    return texts(f"{headline(found)}\n", tables(found), remarks(found))
+    head, words = f"{headline(found)}\n", simulation(found)
+    if not words:
+        return texts(head, tables(found), [*remarks(found), *_percentiles(found)])
+    return f"{texts(head, tables(found), remarks(found))}\n{_PERCENTILES}\n{_wrapped(words)}"
 
 
 def render_markdown(found: ServicePlan) -> str:
-    return markdowns(headline(found), tables(found), remarks(found))
+    return markdowns(headline(found), tables(found), [*remarks(found), *_percentiles(found, "`")])
 
 
 def render_csv(found: ServicePlan) -> str:
@@ -53,12 +63,53 @@ def render_html(found: ServicePlan) -> str:
         title=title(found),
         setting=headline(found),
         said=said(found),
-        remarks=remarks(found)[:-1],
+        remarks=[*remarks(found)[:-1], *_percentiles(found)],
         cards=_cards(found),
         pictures=_pictures(found),
         tables=tables(found),
         inputs=found.to_dict()["inputs"],
     )
+
+
+def simulation(found: ServicePlan) -> list[str]:
+    """The command, in parts, that simulates one copy of the best; none where none such is simulated."""
+    try:
+        asked = found.simulation(found.best) if found.best else {}
+    except InputError:
+        return []
+    if not asked or not isinstance(asked["model"], str):
+        return []
+    model, device = shlex.quote(asked.pop("model")), shlex.quote(asked.pop("hardware"))
+    words = [f"llmviewer simulate {model} {device}"]
+    for name, value in asked.items():
+        option = f"--{_OPTIONS.get(name, name.replace('_', '-'))}"
+        each = value if isinstance(value, tuple) else (value,)
+        words += [option] if value is True else [f"{option} {shlex.quote(_text(one))}" for one in each]
+    return words
+
+
+def _text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _wrapped(words: list[str]) -> str:
+    """A command in lines that a shell takes as one."""
+    lines = [f"  {words[0]}"]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) < _ROOM:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"     {word}")
+    return " \\\n".join(lines) + "\n"
+
+
+def _percentiles(found: ServicePlan, mark: str = "") -> list[str]:
+    """How to get them for the best, or why they are not to be had."""
+    if words := simulation(found):
+        return [f"{_PERCENTILES} {mark}{' '.join(words)}{mark}"]
+    if found.best and (why := unsimulated(found.best.layout)):
+        return [f"The best is not simulated for percentiles: {why}."]
+    return []
 
 
 def title(found: ServicePlan) -> str:
@@ -86,7 +137,7 @@ def best(found: ServicePlan) -> str:
             known = "No plan is known to keep to that." if found.unmeasured else "No plan keeps to that."
             return f"{known}{_at_the_bound(found)}"
         return f"None of what keeps to that has {_priced(found)}."
-    most = f"{one.max_rate:.3g} requests/s at most"
+    most = f"it keeps to that up to {number_item(one.rate_within).text} requests/s"
     return (
         f"Lowest in {found.by.unit}: {_priced_one(one, found)}. First token after {seconds(one.ttft_s)}, "
         f"{seconds(one.tpot_s)} a token, on average; {one.batch:.3g} sequences decode at a time on each copy, which "
@@ -95,7 +146,7 @@ def best(found: ServicePlan) -> str:
 
 
 def _priced_one(one: Candidate, found: ServicePlan) -> str:
-    named, price = f"{devices(one)}, {_precision(one)}", one.price(found.by)
+    named, price = f"{devices(one)}, {one.quant}", one.price(found.by)
     if isnan(price):
         return named
     asked = counted(one.devices, "device") if found.by is By.DEVICES else f"{number_item(price).text} {found.by.unit}"
@@ -120,10 +171,6 @@ def devices(one: Candidate) -> str:
     return f"{one.copies} x {name}"
 
 
-def _precision(one: Candidate) -> str:
-    return "as published" if one.quant == PUBLISHED else one.quant
-
-
 def _priced(found: ServicePlan) -> str:
     return "a TDP in its file" if found.by == "energy" else "a price in its file; try --depreciation or --by devices"
 
@@ -135,7 +182,7 @@ def remarks(found: ServicePlan) -> list[str]:
         told.append(f"Not ranked, as their files have no {'TDP' if found.by == 'energy' else 'price'}: {names}.")
     if found.best and found.best.unmodelled > _TOLD:
         told.append(f"{found.best.unmodelled:.0%} of the steps of the best are a bound, as no kernel was measured.")
-    return [*told, said(found)]
+    return [*told, *beyond(found.model, found.prompt + found.gen), said(found)]
 
 
 def tables(found: ServicePlan) -> list[Table]:
@@ -144,10 +191,10 @@ def tables(found: ServicePlan) -> list[Table]:
     each = _table(
         found, f"Lowest in {found.by.unit} of every device that keeps to it", found.each[:_MOST],
         f"{bound}TTFT, TPOT: time to first token and per output token. Batch: sequences at a time on each copy, on "
-        "average and as many as there is room for.",
+        "average and as many as there is room for. Req/s: the most within the times and the memory.",
     )  # fmt: skip
     front = _table(
-        found, "Beaten by no other in price, power, devices, times and rate together (Pareto)", found.front[:_MOST],
+        found, "Beaten by no other in price, power, devices, times and req/s together (Pareto)", found.front[:_MOST],
         f"The first {_MOST} of {len(found.front)}." if len(found.front) > _MOST else "",
     )  # fmt: skip
     why = Reasons(
@@ -157,7 +204,7 @@ def tables(found: ServicePlan) -> list[Table]:
         words=("device", "precision", "layout", "why"),
         body=tuple(
             (
-                Item(text=one.hardware.name), Item(text=_precision(one)), Item(text=str(one.layout)),
+                Item(text=one.hardware.name), Item(text=one.quant), Item(text=str(one.layout)),
                 Item(text=_why(one, found), key=one.excess),
             )
             for one in found.rejected
@@ -180,17 +227,17 @@ def _why(one: Candidate, found: ServicePlan) -> str:
 
 def _table(found: ServicePlan, name: str, rows: tuple[Candidate, ...], about: str) -> Table:
     heads = (found.by.unit, "bound", "TTFT", "TPOT", "batch", "req/s")
-    whole = Table(
+    whole = Folded(
         title=name,
         about=about,
         head=("devices", "precision", *heads),
         words=("devices", "precision"),
         body=tuple(
             (
-                Item(text=devices(one)), Item(text=_precision(one)), number_item(one.price(found.by)),
+                Item(text=devices(one)), Item(text=one.quant), number_item(one.price(found.by)),
                 number_item((one.least or one).price(found.by)), time_item(one.ttft_s), time_item(one.tpot_s),
                 Item(text=f"{one.batch:.{0 if one.batch >= _TENS else 1}f}<{one.limit}", key=one.batch),
-                number_item(one.max_rate),
+                number_item(one.rate_within),
             )
             for one in rows
         ),
@@ -212,12 +259,12 @@ def _cards(found: ServicePlan) -> list[Card]:
     if one is None:
         return []
     return [
-        Card(label="devices", value=devices(one), about=_precision(one)),
+        Card(label="devices", value=devices(one), about=one.quant),
         Card(label=f"lowest {found.by.unit}", value=number_item(one.price(found.by)).text,
              about=counted(one.devices, "device")),
         Card(label="time to first token", value=seconds(one.ttft_s), about="on average"),
         Card(label="time per token", value=seconds(one.tpot_s), about="on average"),
-        Card(label="most requests/s", value=number_item(one.max_rate).text, about=f"{found.rate:g} are asked"),
+        Card(label="most requests/s", value=number_item(one.rate_within).text, about=f"so well, of {found.rate:g}"),
     ]  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -11,6 +13,7 @@ from llmviewer.units import seconds
 from .drawing import INK, frame, lines, plain, ticks
 
 _QUANTILES = 200  # points of a line
+_BESIDE = 4  # times beside each other that a phone has room for
 _NAMES = {"ttft_s": "time to first token", "tpot_s": "time per token", "gap_s": "longest wait between tokens"}
 
 
@@ -52,6 +55,7 @@ def spread(found: Simulation) -> go.Figure:
             figure.add_vline(x=goals[key], line={"color": line["color"], "width": 1, "dash": "dot"})
     times = np.concatenate([trace.x for trace in figure.data] or [np.array([0.01, 1.0])])
     marks = ticks(float(times.min()), float(times.max()))
+    marks = marks[:: ceil(len(marks) / _BESIDE)]
     figure.update_xaxes(title_text="time", type="log", tickvals=marks, ticktext=[plain(seconds(t)) for t in marks])
     figure.update_yaxes(title_text="part of the requests", tickformat=".0%", range=[0, 1.01], linecolor=INK)
     return figure

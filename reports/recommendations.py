@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from llmviewer.serving.advising import Advice, For, Line, Option
+from llmviewer.serving.advising import Advice, For, Line
 from llmviewer.serving.steps import Steps
+from llmviewer.techniques import Touches
 from llmviewer.units import seconds, si
 
+from .columns import columns
 from .comparison import csv_of, json_of, time_item
-from .listing import Item, Table, markdowns, texts
+from .listing import WIDTH, Item, Table, markdowns, texts
 from .page import Card, listing_page
-from .serving import kernels, unknown
+from .serving import beyond, kernels, unknown
 from .table import rate
 
 _MOST: Final = 12  # combinations in words
-_USUAL: Final = "Techniques have their usual parameters; what they do to the answers is not weighed."
+_USUAL: Final = "Techniques have their usual parameters; how much they change the answers is not weighed."
 _LEFT: Final = " Left: what bounds a decode step then."
+_TOUCHES: Final = (
+    " Touches: - leaves the answers as they are; answers: others are written, with the same weights; model: there have "
+    "to be weights that were trained or converted for it."
+)
 _WANTS: Final = re.compile(r"give ([^:]*)|(\w+) must be given(: .*)")
 _NAMES: Final = {
     For.LATENCY: "the whole answer", For.TTFT: "the time to first token", For.TPOT: "the time per token",
@@ -102,7 +109,7 @@ def remarks(found: Advice) -> list[str]:
         told.append(f"Would not help here: {', '.join(line.name for line in found.idle)}.")
     if found.large:
         told.append(f"Would not fit the memory: {', '.join(line.name for line in found.large)}.")
-    return [*told, *_refused(found), said(found)]
+    return [*told, *_refused(found), *beyond(found.base.setting.model, found.prompt + found.gen), said(found)]
 
 
 def _refused(found: Advice) -> Iterator[str]:
@@ -110,11 +117,12 @@ def _refused(found: Advice) -> Iterator[str]:
     wanting: list[str] = []
     alike: dict[str, list[str]] = {}
     for option, reason in found.refused:
-        why = reason.removeprefix(f"{option.name}: ")
+        own = str(option.change[1]).partition(":")[0]
+        why = reason.removeprefix(f"{own}: ")
         if wants := _WANTS.match(why):
             wanting.append(f"{option.name} ({''.join(filter(None, wants.groups()))})")
         else:
-            alike.setdefault(_why(found, option, why), []).append(option.name)
+            alike.setdefault(_why(found, own, why), []).append(option.name)
     if wanting:
         yield f"Not tried, as they need a choice of yours (--with NAME:PARAMETER=VALUE): {'; '.join(wanting)}."
     if alike:
@@ -122,24 +130,42 @@ def _refused(found: Advice) -> Iterator[str]:
         yield f"Not possible here: {'; '.join(reasons)}."
 
 
-def _why(found: Advice, option: Option, reason: str) -> str:
+def _why(found: Advice, own: str, reason: str) -> str:
     """A reason without the names of the technique and of the model, which go without saying."""
     used, _, rest = reason.partition(": ")
     if used in (text.partition(":")[0] for text in found.given):
         reason = f"beside {used}, as {rest}"
-    own = str(option.change[1]).partition(":")[0]
     return re.sub(rf"\b{re.escape(own)}\b", "it", reason).removeprefix(f"{found.base.setting.model.name} has ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folded(Table):
+    """Whose long names, on the left, go on in the next line of a text."""
+
+    def text(self) -> str:
+        names, *others = zip(self.head, *([item.text for item in row] for row in self.body), strict=True)
+        left = [i for i, head in enumerate(self.head[1:]) if head in self.words]
+        rest = columns(list(zip(*others, strict=True)), left=left, gap=" ").splitlines()
+        room = WIDTH - 1 - max(map(len, rest))
+        parts = [textwrap.wrap(name, room, subsequent_indent="  ", break_on_hyphens=False) for name in names]
+        wide = max(len(part) for each in parts for part in each)
+        lines = [textwrap.fill(self.title, WIDTH)]
+        for (first, *more), numbers in zip(parts, rest, strict=True):
+            lines += [f"{first:<{wide}} {numbers}", *more]
+        about = [textwrap.fill(self.about, WIDTH)] if self.about else []
+        return "\n".join((*lines, *about, ""))
 
 
 def tables(found: Advice) -> list[Table]:
     known = "Expected, bound" if found.base.expected else "Bound"
     alone = _table(
         "Alone", found, found.alone, ("TTFT", "TPOT"),
-        f"{known}: times better. Relieves: of a device, for each token; passes are those of the model.{_LEFT}",
+        f"{known}: times better. Relieves: of a device, for each token; passes are those of the model."
+        f"{_TOUCHES}{_LEFT}",
     )  # fmt: skip
     shown = ("TTFT",) if found.wanted is For.TTFT else ("TPOT",)
     together = _table("Together, each better than its parts", found, found.together[:_MOST], shown, "")
-    kept = [table.without_constants("left") for table in (alone, together) if table.body]
+    kept: list[Table] = [Folded(**vars(table.without_constants("left"))) for table in (alone, together) if table.body]
     return [t if "left" in t.head else replace(t, about=t.about.removesuffix(_LEFT)) for t in kept]
 
 
@@ -148,13 +174,14 @@ def _table(name: str, found: Advice, lines: Sequence[Line], shown: Sequence[str]
     return Table(
         title=name,
         about=about,
-        head=("technique", *gains, *shown, "relieves", "left"),
-        words=("technique", "relieves", "left"),
+        head=("technique", *gains, *shown, "touches", "relieves", "left"),
+        words=("technique", "touches", "relieves", "left"),
         body=tuple(
             (
                 Item(text=line.name),
                 *(_gain(line.expected if gain == "expected" else line.gain) for gain in gains),
                 *(time_item(getattr(line.result.likely, f"{key.lower()}_s")) for key in shown),
+                Item(text="-" if line.touches is Touches.NOTHING else str(line.touches)),
                 Item(text=line.relieves.replace("memory traffic", "bytes")),
                 Item(text=line.result.bound, bound=line.result.bound),
             )

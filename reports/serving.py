@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from llmviewer.model import Model
 from llmviewer.serving.service import PERCENTILES, Simulation, summary
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds
@@ -42,6 +43,12 @@ def kernels(setting: Setting) -> str:
     """Whose are expected."""
     name = setting.kernels.library if setting.kernels else ""
     return f"kernels of {name}" if name else "kernels measured on devices like it"
+
+
+def beyond(model: Model, tokens: int) -> list[str]:
+    """That a request is longer than the model was made for, where it is."""
+    most = model.max_context
+    return [f"{tokens:,} tokens are more than the {most:,} positions of {model.name}."] if 0 < most < tokens else []
 
 
 def render_text(found: Simulation) -> str:
@@ -114,7 +121,8 @@ def remarks(found: Simulation) -> list[str]:
     if likely.usage.padding:
         part = likely.usage.padding / (likely.usage.padding + likely.usage.read + likely.usage.written)
         lines.append(f"{part:.0%} of all tokens read and written are padding.")
-    return [*lines, said(found)]
+    longest = int(np.max(found.traffic.prompt + found.traffic.gen))
+    return [*lines, *beyond(found.setting.model, longest), said(found)]
 
 
 def tables(found: Simulation) -> list[Table]:

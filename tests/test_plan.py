@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import shlex
 from itertools import product
 
 import numpy as np
@@ -16,10 +17,12 @@ from llmviewer.errors import InputError
 from llmviewer.expectation.network import step_expected
 from llmviewer.generation import prefill_s, step_s
 from llmviewer.hardware_files import load_hardware
-from llmviewer.layout import Network, parse_layout
+from llmviewer.layout import Layout, Network, parse_layout
+from llmviewer.model_files import load_model
 from llmviewer.reports import plans as report
+from llmviewer.reports.fronts import front
 from llmviewer.serving import passes, planning
-from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, By, plan
+from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, By, plan, usual_layouts
 from llmviewer.serving.service import simulate
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
@@ -82,7 +85,7 @@ def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most
 
 @pytest.mark.parametrize("expected", [False, True], ids=["bound", "expected"])
 def test_it_is_what_every_setting_tried_by_hand_gives(expected):
-    devices, layouts = ("h100-sxm", "l40s", "mi300x", "rtx-4090"), ("", "tp=2", "tp=4", "pp=2", "tp=3")
+    devices, layouts = ("h100-sxm", "l40s", "mi300x", "rtx-4090"), ("", "tp=2", "tp=4", "pp=2")
     quants, limits = ("published", "fp8", "W4A16g128"), (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
     for goals in (GOALS, {"rate": 0.3, "ttft": 0.3, "tpot": 0.05}, {"rate": 12, "ttft": 2, "tpot": 0.1}):
         asked = {"prompt": 1500, "gen": 200, **goals}
@@ -115,6 +118,7 @@ def test_what_is_expected_takes_no_less_than_the_bound(found):
             assert one.ttft_s >= least.ttft_s
             assert one.tpot_s >= least.tpot_s
         assert one.max_rate / one.copies <= least.max_rate / least.copies
+        assert one.rate_within / one.copies <= least.rate_within / least.copies
     bounds = plan("llama-3.1-70b", hardware=DEVICES, bound=True, **GOALS)
     assert bounds.best == found.least
     assert bounds.unmeasured == ()
@@ -155,6 +159,7 @@ def test_it_keeps_to_what_is_asked(found):
         assert one.memory <= 1
         assert one.utilization < 1
         assert one.batch < one.limit
+        assert 4 <= one.rate_within <= one.max_rate
     assert found.tried == sum(6 * 64 * 6 * (16 // parse_layout(layout).devices) for layout in LAYOUTS)
 
 
@@ -171,23 +176,33 @@ def test_the_cheapest_comes_first_and_those_without_a_price_last(found):
 
 def test_nobody_beats_those_of_the_front(found):
     def least(one):
-        numbers = (one.usd_per_h, one.watts, one.devices, one.ttft_s, one.tpot_s, -one.max_rate)
+        numbers = (one.usd_per_h, one.watts, one.devices, one.ttft_s, one.tpot_s, -one.rate_within)
         return [math.inf if math.isnan(x) else x for x in numbers]
 
-    front = [least(one) for one in found.front]
-    for own in front:
+    best = [least(one) for one in found.front]
+    for own in best:
         assert not any(np.all(np.less_equal(o, own)) and o != own for o in map(least, found.able))
     for own in map(least, found.able):
-        assert any(np.all(np.less_equal(o, own)) for o in front)
+        assert any(np.all(np.less_equal(o, own)) for o in best)
     assert found.best in found.front
+
+
+def test_a_phone_has_room_for_the_times_of_the_figure(found):
+    for key in ("ttft_s", "tpot_s"):
+        assert 1 <= len(front(found, key, key).layout.xaxis.tickvals) <= 4
+    alone = plan("llama-3.1-8b", hardware=["h100-sxm"], quants=["fp8"], layouts=[""], rate=0.1, bound=True)
+    assert len(front(alone, "tpot_s", "").layout.xaxis.tickvals) == 1
 
 
 def test_simulated_it_keeps_to_the_goals(found):
     best = found.best
-    run = simulate(
-        "llama-3.1-70b", best.hardware, rate=4, prompt_lengths="1024", gen_lengths="256", policy="prefill-first",
-        quant=best.quant, layout=best.layout, copies=best.copies, max_batch=best.limit, requests=1500,
-    )  # fmt: skip
+    asked = found.simulation(best)
+    assert asked == {
+        "model": "llama-3.1-70b", "hardware": "h100-sxm", "rate": 4 / best.copies, "prompt_lengths": "1024",
+        "gen_lengths": "256", "policy": "prefill-first", "max_batch": best.limit, "quant": best.quant,
+        "layout": str(best.layout), "ttft": 0.5, "tpot": 0.03,
+    }  # fmt: skip
+    run = simulate(**asked, requests=1500)
     run = run.expected
     assert float(np.mean(run.ttft_s)) == pytest.approx(best.ttft_s, rel=0.15)
     assert float(np.mean(run.tpot_s)) == pytest.approx(best.tpot_s, rel=0.05)
@@ -211,12 +226,12 @@ def test_harder_goals_never_cost_less():
 @pytest.mark.parametrize(
     ("device", "options", "reason"),
     [
-        ("rtx-4090", {"layouts": [""]}, "memory: 151 GB, 5.88x the 25.8 GB of each device"),
+        ("rtx-4090", {"layouts": [""]}, "memory: 151 GB for 24 sequences at a time, 5.88x the 25.8 GB of each device"),
+        ("rtx-4090", {"layouts": [""], "rate": 1000}, "memory: 142 GB for 1 sequence at a time, 5.5x the 25.8 GB"),
         ("h100-sxm", {"layouts": ["tp=4"], "tpot": 0.001}, "time per token: "),
         ("h100-sxm", {"layouts": ["tp=4"], "ttft": 0.001}, "time to first token: "),
         ("h100-sxm", {"layouts": ["tp=4"], "rate": 1000}, "rate: "),
-        ("h100-sxm", {"layouts": ["tp=5"]}, "layout: "),
-        ("b100", {"layouts": ["tp=16"]}, "layout: b100 has no scale_out.bandwidth"),
+        ("b100", {"layouts": ["tp=16"]}, "link: b100 has no scale_out.bandwidth"),
         ("h100-sxm", {"layouts": ["tp=8"], "batches": [1, 2], "rate": 40}, "rate: "),
         ("h100-sxm", {"layouts": ["tp=4"], "batches": [2, 3], "rate": 0.6}, "batch: "),
     ],
@@ -230,22 +245,100 @@ def test_what_rules_a_device_out(device, options, reason):
     assert one.excess > 1
 
 
+def test_at_a_higher_rate_than_is_told_as_many_copies_keep_to_it_no_more():
+    asked = {"hardware": ["h100-sxm", "l40s"], "layouts": ["tp=2", "tp=4"], "quants": ["fp8", "W4A16g128"]}
+    goals = {"ttft": 0.5, "tpot": 0.03, "max_devices": 8}
+    found = plan("llama-3.1-70b", rate=2, **asked, **goals)
+    tried = 0
+    for one in found.able:
+        own = {"hardware": [one.hardware], "layouts": [str(one.layout)], "quants": [one.quant]}
+        below, above = (plan("llama-3.1-70b", rate=f * one.rate_within, **own, **goals) for f in (0.999, 1.002))
+        assert [each.copies for each in below.able] == [one.copies]
+        assert all(each.copies > one.copies for each in above.able)
+        tried += 1
+    assert tried >= 3
+
+
+def test_experts_are_shared_out_where_that_is_cheaper():
+    asked = {"rate": 8, "ttft": 2, "tpot": 0.05, "hardware": ["h100-sxm"], "max_devices": 32, "quants": ["W4A8g128"]}
+    found, plain = plan("deepseek-v3", **asked), plan("deepseek-v3", layouts=LAYOUTS, **asked)
+    assert found.best.layout == Layout(dp=8, ep=8)
+    assert found.best.devices == 8
+    assert plain.best.devices == 16
+    assert "dp must be 1 to simulate" in " ".join(report.render_text(found).split())
+    with pytest.raises(InputError, match="dp must be 1 to simulate"):
+        found.simulation(found.best)
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [("llama-3.1-8b", ()), ("mixtral-8x7b", (2, 4, 8)), ("deepseek-v3", (2, 4, 8, 16)), ("qwen1.5-moe-a2.7b", (2, 4))],
+)
+def test_experts_are_shared_out_among_as_many_as_divide_them(model, parts):
+    usual = usual_layouts(load_model(model).published)
+    assert usual[: len(LAYOUTS)] == LAYOUTS
+    assert set(usual[len(LAYOUTS) :]) == {f"{name}={n} ep={n}" for name in ("tp", "dp") for n in parts}
+
+
+def test_the_command_that_is_told_simulates_the_best(capsys):
+    asked = ["--ttft", "0.5", "--tpot", "0.03", "--hardware", "h100-sxm", "--hardware-set", "memory.bandwidth=1.5x"]
+    assert main(["plan", "llama-3.1-8b", "--rate", "40", "--quant", "fp8", "--layout", "tp=2", *asked]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    command = shlex.split(text[text.index("llmviewer simulate") :].replace("\\\n", ""))
+    assert main([*command[1:], "--requests", "50", "--format", "json"]) == 0
+    inputs = json.loads(capsys.readouterr().out)["inputs"]
+    best = plan(
+        "llama-3.1-8b", rate=40, ttft=0.5, tpot=0.03, hardware=["h100-sxm"], quants=["fp8"], layouts=["tp=2"],
+        hardware_set=["memory.bandwidth=1.5x"],
+    ).best  # fmt: skip
+    assert (inputs["layout"], inputs["max_batch"], inputs["tpot_s"]) == ("tp=2", best.limit, 0.03)
+    assert inputs["policy"] == "prefill-first"
+
+
+def test_names_of_many_devices_stay_within_a_terminal():
+    found = plan(
+        "deepseek-v3", rate=30, tpot=0.2, hardware=["h200-sxm"], layouts=["tp=8 ep=8", "dp=8 ep=8"], max_devices=64,
+        quants=["published", "W4A16g128"],
+    )  # fmt: skip
+    assert max(one.copies for one in found.able) > 1
+    assert max(map(len, report.render_text(found).splitlines())) <= 80
+
+
+def test_a_plan_is_shown_in_a_line_or_two(found):
+    assert len(repr(found)) < 1000
+    assert "rate=4" in repr(found)
+
+
+def test_the_most_that_a_device_serves_is_what_its_memory_allows():
+    found = plan("llama-3.1-70b", hardware=["l40s"], quants=["fp8"], layouts=["", "tp=2"], rate=200, bound=True)
+    (one,) = found.rejected
+    setting = Setting.of("llama-3.1-70b", "l40s", quant="fp8", layout="tp=2")  # one device has no room for the weights
+    held = [sum(setting.footprint.parts(batch=float(b), prompt=1024, gen=256)[:2]) for b in BATCHES]
+    room = max(b for b, held_bytes in zip(BATCHES, held, strict=True) if held_bytes <= setting.hardware.capacity)
+    assert one.limit in (room, BATCHES[BATCHES.index(room) - 1])  # activations need some of it too
+    step = float(step_s(setting.decode_plan, setting.layout, batch=float(one.limit), kv_len=1024 + 128))
+    each = float(prefill_s(setting.plan, setting.layout, batch=1, prompt=1024)) + 255 * step / (one.limit - 1)
+    assert one.max_rate == pytest.approx(8 / each)
+    assert one.reason.startswith(f"rate: {8 / each:.4g} requests/s at most on 16 devices (memory for {one.limit} at a ")
+
+
 @pytest.mark.parametrize(("factor", "even"), [(0.5, True), (1.1, False)])
 def test_a_goal_that_no_kernel_reaches_is_told_from_one_that_measured_ones_miss(factor, even):
     asked = {"hardware": ["h100-sxm"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
     bound = plan("llama-3.1-8b", bound=True, **asked).best.tpot_s
     text = " ".join(report.render_text(plan("llama-3.1-8b", tpot=factor * bound, **asked)).split())
     assert "No plan keeps to that." in text
-    assert "h100-sxm as published one device time per token: " in text
+    assert "h100-sxm published one device time per token: " in text
     assert ("allowed, even at the bound" in text) == even
-    assert ("At the bound, 1 x h100-sxm, as published: 2.49 USD/h: no kernels need less." in text) != even
+    assert ("At the bound, 1 x h100-sxm, published: 2.49 USD/h: no kernels need less." in text) != even
 
 
 def test_what_has_no_price_is_not_said_to_be_the_cheapest():
     asked = {"hardware": ["l40s"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
     bound = plan("llama-3.1-8b", bound=True, **asked).best.tpot_s
     text = " ".join(report.render_text(plan("llama-3.1-8b", tpot=1.1 * bound, **asked)).split())
-    assert "No plan keeps to that. At the bound 1 x l40s, as published would keep to it." in text
+    assert "No plan keeps to that. At the bound 1 x l40s, published would keep to it." in text
 
 
 def test_what_is_low_is_chosen_by_what_is_known():
@@ -268,11 +361,12 @@ def test_experts_and_latent_attention_are_planned_for():
 
 def test_progress_is_told():
     told = []
-    plan(
-        "llama-3.1-8b", hardware=["l4"], rate=1, layouts=["", "tp=2"], quants=["fp8", "KV8", "fp8"],
+    found = plan(
+        "llama-3.1-8b", hardware=["l4", "l4"], rate=1, layouts=["", "tp=2"], quants=["fp8", "KV8", "fp8"],
         progress=lambda *at: told.append(at),
     )  # fmt: skip
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert found.tried == 2 * (16 + 8) * 64  # what is given twice is tried once
 
 
 def test_the_sizes_that_are_searched():
@@ -311,7 +405,10 @@ def test_what_has_no_room_is_worked_out_no_further_than_matters(monkeypatch):
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v3"])
-@pytest.mark.parametrize("layout", ["tp=4", "pp=2", "tp=2 pp=2", "tp=16", "tp=2 dp=2", "tp=2 cp=2"])
+@pytest.mark.parametrize(
+    "layout",
+    ["tp=4", "pp=2", "tp=2 pp=2", "tp=16", "tp=2 dp=2", "tp=2 cp=2", "tp=4 ep=4", "dp=16 ep=16", "tp=2 dp=8 ep=16"],
+)
 def test_a_graph_with_other_links_is_that_of_the_device_that_has_them(model, layout):
     devices = [load_hardware(name) for name in ("h100-sxm", "l40s", "gaudi-3", "tpu-v5e", "rtx-3090")]
     one = Setting.of(model, devices[0], layout=layout)
@@ -374,11 +471,15 @@ BAD = [
     (["--hardware", "h1000"], "no hardware 'h1000'"),
     (["--hardware", ","], "hardware: nothing to plan with"),
     (["--layout", "xp=2"], "layout 'xp=2': must be degrees of"),
-    (["--layout", "tp=32"], "layouts: nothing to plan with"),
+    (["--layout", "tp=3"], "tp=3 does not divide the 32 heads of q_proj in layer; try tp=2 or 4"),
+    (["--layout", "tp=2", "--layout", "tp=3"], "tp=3 does not divide the 32 heads of q_proj in layer; try tp=2 or 4"),
+    (["--hardware-set", "memory.bandwith=2x"], "memory.bandwith"),
+    (["--layout", "tp=32"], "max_devices must be at least 32, as many as the layouts given take; got 16"),
     (["--quant", "W99"], "bits must be 16, 32 or between 1 and 8"),
     (["--max-devices", "0"], "max_devices must be a whole number of at least 1; got 0"),
+    (["--max-devices", "1000000"], "max_devices must be at most 100000; got 1000000"),
     (["--gen", "0"], "gen must be a whole number of at least 1; got 0"),
-    (["--depreciation", "0"], "years must be a positive number; got 0"),
+    (["--depreciation", "0"], "--depreciation must be a positive number; got 0"),
     (["--bound", "--engine", "vllm"], "leave out library, engine and profiles"),
     (["--library", "vlm"], "no kernels of a library 'vlm' were measured; did you mean vllm?"),
     (["--engine", "vlm"], "no engine 'vlm'; did you mean vllm"),

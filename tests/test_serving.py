@@ -172,7 +172,8 @@ def test_larger_blocks_waste_more(tight):
 
 def test_what_does_not_fit_alone_is_refused_in_one_line(tight):
     with pytest.raises(
-        InputError, match=r"with a request of 130000 tokens does not fit h100-sxm: of 18\.0 GB"
+        InputError,
+        match=r"with a request of 130000 tokens does not fit h100-sxm: on a device of 18\.0 GB its weights take",
     ) as error:
         served(tight, traffic((0, 100_000, 30_000)))
     assert "\n" not in str(error.value)
@@ -335,7 +336,9 @@ def test_where_no_cache_fits_nothing_is_served():
 
 
 def test_readers_need_room_too():
-    with pytest.raises(InputError, match=r"with a request of 1024 tokens does not fit rtx-3080: of 10\.7 GB 0\.0 GB"):
+    with pytest.raises(
+        InputError, match=r"does not fit rtx-3080: on a device of 10\.7 GB its weights take 16\.1 GB; use "
+    ):
         simulate("llama-3.1-8b", "h100-sxm", rate=1, readers=1, prefill_hardware="rtx-3080")
 
 
@@ -431,10 +434,14 @@ def test_files_of_requests(tmp_path):
     ("text", "said"),
     [
         ("time,prompt,gen\n1,1,1\n", "timestamp: must be a column of the header, which has time, prompt, gen"),
-        ("timestamp,prompt,gen\n1,1,1\n2,x,1\n", "trace.csv:3: prompt must be a whole number of at least 1; got 'x'"),
+        (
+            "timestamp,prompt,gen\n1,1,1\n2,x,1\n",
+            "csv:3: prompt must be a whole number from 1 to 16777216; got 'x'",
+        ),
         ("timestamp,prompt,gen\nsoon,1,1\n", "trace.csv:2: timestamp must be seconds or a date and time; got 'soon'"),
         ("timestamp,prompt,gen\ninf,1,1\n", "trace.csv:2: timestamp must be finite; got 'inf'"),
-        ("timestamp,prompt,gen\n1,1\n", "trace.csv:2: gen must be a whole number; got ''"),
+        ("timestamp,prompt,gen\n1,1\n", "trace.csv:2: gen must be a whole number from 0 to 16777216; got ''"),
+        ("timestamp,prompt,gen\n1,1,99999999999\n", "gen must be a whole number from 0 to 16777216; got '99999999999'"),
         ("timestamp,prompt,gen\n1,1,0\n", "holds no request that generates anything"),
         ("", "timestamp: must be a column of the header, which has none"),
     ],
@@ -541,7 +548,7 @@ BAD = [
     (["--rate", "0"], "rate must be a positive number of requests a second; got 0"),
     (["--rate", "nan"], "rate must be a positive number of requests a second; got nan"),
     (["--arrivals", "/no/such.csv"], "/no/such.csv: no such file"),
-    (["--rate", "1", "--policy", "lifo"], "policy must be one of static, decode-first, prefill-first, fcfs, chunked"),
+    (["--rate", "1", "--policy", "lifo"], "one of static, decode-first, prefill-first, fcfs, chunked; got 'lifo'\n"),
     (["--rate", "1", "--policy", "fcfs:3"], "policy fcfs has no tokens to give"),
     (["--rate", "1", "--policy", "chunked:0"], "policy chunked:TOKENS must give a whole number of at least 1"),
     (["--rate", "1", "--prompt-lengths", "many"], "prompt_lengths: must be a number of tokens"),
@@ -552,12 +559,12 @@ BAD = [
     (["--rate", "1", "--gen-lengths", "lognormal:mean=512,p50=600"], "p50 must be below the mean"),
     (["--rate", "1", "--max-batch", "0"], "max_batch must be a whole number of at least 1; got 0"),
     (["--rate", "1", "--requests", "2000000"], "requests must be at most 1000000; got 2000000"),
-    (["--rate", "1", "--prefill-hardware", "l4"], "prefill_hardware needs readers"),
-    (["--rate", "1", "--kv-transfer", "after"], "kv_transfer needs readers"),
+    (["--rate", "1", "--prefill-hardware", "l4"], "prefill_hardware must be left out without readers"),
+    (["--rate", "1", "--kv-transfer", "after"], "kv_transfer must be left out without readers"),
     (["--rate", "1", "--readers", "1", "--policy", "fcfs"], "policy must be left out beside readers"),
     (["--arrivals", "x.csv", "--gen-lengths", "9"], "gen_lengths must be left out beside arrivals"),
     (["--rate", "1", "--ttft", "0"], "ttft must be a positive number; got 0"),
-    (["--rate", "1", "--depreciation", "-1"], "years must be a positive number; got -1"),
+    (["--rate", "1", "--depreciation", "-1"], "--depreciation must be a positive number; got -1"),
     (["--rate", "1", "--tp", "3"], "tp"),
     (["--rate", "1", "--bound", "--library", "vllm"], "leave out library, engine and profiles"),
     (["--rate", "1", "--library", "vlm"], "no kernels of a library 'vlm' were measured; did you mean vllm?"),
@@ -667,6 +674,11 @@ def test_where_nothing_is_expected_of_kernels_it_says_why(capsys):
     assert "No time is expected above it: no kernel was measured on tpu-v5e" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+def test_requests_beyond_the_positions_of_a_model_are_told():
+    found = simulate("gpt2", "l4", rate=1, requests=3, bound=True)
+    assert "1,152 tokens are more than the 1,024 positions of gpt2." in report.remarks(found)
 
 
 def test_bounds_alone():

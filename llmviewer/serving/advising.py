@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from itertools import combinations
@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__
+from ..advice import fitting
 from ..analysis import runs_expected
 from ..errors import InputError
 from ..expectation.launches import counted
@@ -21,11 +22,13 @@ from ..expectation.network import Kernels
 from ..expectation.profile import Profile, read_given
 from ..hardware import Hardware
 from ..hardware_files import load_hardware
+from ..layout import ALONE, Layout
+from ..memory import memory
 from ..model import Model
 from ..model_files import load_model, model_names
 from ..roofline import Plan
-from ..setting import Attention, Setting, whole
-from ..techniques import Schedule, Technique, parse_technique, techniques
+from ..setting import Attention, Setting, member, whole
+from ..techniques import Schedule, Technique, Touches, parse_technique, techniques
 from ..techniques._drafting import vocabulary
 from ..workload import Workload
 
@@ -35,7 +38,6 @@ _PRECISIONS: Final = ("fp8", "W8A8", "W4A16g128", "W4A8g128", "nvfp4")
 _CACHES: Final = ("KV8", "KV4")
 _DEGREES: Final = (2, 4, 8)
 _BATCHES: Final = (2, 4, 8, 16)
-_OFFLOADED: Final = ("weights=0.25", "weights=0.5", "weights=0.9")
 _COMBINED: Final = 8  # options that are combined: the best, of each group no more than two
 _ALIKE: Final = 2
 _LOOKED_AT: Final = 24  # combinations that gain most at the bound, of which is asked what is expected
@@ -65,6 +67,13 @@ class Option:
     name: str
     group: str
     change: tuple[str, Any]  # an argument of analyze()
+    touches: Touches = Touches.NOTHING
+
+    @classmethod
+    def of(cls, kind: type[Technique], name: str = "", text: str = "") -> Option:
+        """A technique, with its usual parameters if no `text` says others."""
+        change = ("techniques", text or kind.name)
+        return cls(name=name or kind.name, group=str(kind.kind), change=change, touches=kind.touches)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +105,14 @@ class Generated:
     """A whole answer of every sequence on one setting, at the bound.
 
     expected              the same as expected of kernels; None where no more than the bound is known
-    ops, bytes, launches  of a device, for each token of the answers
+    ops, bytes, launches  of a device, of one of each stage in a pipeline, for each token of the answers
     passes                of the model that answers, for each token of a sequence after the first
     reading               what the prefill is bound by
     bound                 what a decode step in the middle of the answer is bound by
     """
 
-    setting: Setting
-    schedule: Schedule
+    setting: Setting = field(repr=False)
+    schedule: Schedule = field(repr=False)
     times: Times
     expected: Times | None
     memory_bytes: float
@@ -173,7 +182,7 @@ class Line:
     """
 
     options: tuple[Option, ...]
-    result: Generated
+    result: Generated = field(repr=False)
     gain: float
     expected: float | None
     ops: float
@@ -201,6 +210,11 @@ class Line:
     @property
     def name(self) -> str:
         return " + ".join(option.name for option in self.options)
+
+    @property
+    def touches(self) -> Touches:
+        """The most that any of them touches."""
+        return max((option.touches for option in self.options), key=list(Touches).index)
 
     @property
     def relieves(self) -> str:
@@ -232,12 +246,13 @@ class Advice:
     prompt: int
     gen: int
     given: tuple[str, ...]
+    without: tuple[Touches, ...]
     base: Generated
     alone: tuple[Line, ...]
     together: tuple[Line, ...]
-    idle: tuple[Line, ...]
-    large: tuple[Line, ...]
-    refused: tuple[tuple[Option, str], ...]
+    idle: tuple[Line, ...] = field(repr=False)
+    large: tuple[Line, ...] = field(repr=False)
+    refused: tuple[tuple[Option, str], ...] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
@@ -250,7 +265,7 @@ class Advice:
             "inputs": {
                 "for": str(self.wanted), "batch": self.batch, "prompt": self.prompt, "gen": self.gen,
                 "quant": str(setting.quantization), "attention": str(setting.attention),
-                "layout": str(setting.layout), "techniques": list(self.given),
+                "layout": str(setting.layout), "techniques": list(self.given), "without": list(map(str, self.without)),
                 "library": setting.kernels.library if setting.kernels and self.base.expected else None,
                 "engine": setting.engine.name if setting.engine else None,
             },
@@ -273,9 +288,10 @@ def recommend(
     gen: int = 128,
     quant: str | None = None,
     attention: str | None = None,
-    layout: str = "",
+    layout: str | Layout = ALONE,
     given: Sequence[str] = (),
     max_devices: int = 1,
+    without: Sequence[str] = (),
     hardware_set: Sequence[str] = (),
     library: str = "",
     engine: str = "",
@@ -287,6 +303,7 @@ def recommend(
     wanted       "latency", "ttft", "tpot" or "throughput"
     given        techniques that are in use already; the other arguments are as those of analyze()
     max_devices  up to which tensor parallelism is tried
+    without      "answers" and "model" leave out what changes the answers, and what needs a model that was made for it
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
@@ -294,6 +311,7 @@ def recommend(
         aim = For(wanted)
     except ValueError:
         raise InputError(f"wanted must be one of {', '.join(For)}; got {wanted!r}") from None
+    left = tuple(member(Touches, "without", one) for one in without)
     size = {name: whole(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "layout": layout, "techniques": tuple(given), "library": library,
@@ -308,9 +326,10 @@ def recommend(
     base = run(asked)
     kernels = base.setting.kernels  # the same for all, which they remember
     base = base.with_expected(kernels)
-    options = list(_options(base, aim, asked, whole("max_devices", max_devices)))
+    every = _options(base, aim, asked, whole("max_devices", max_devices))
+    options = [option for option in every if option.touches not in left]
     lines: list[Line] = []
-    refused = list(_without_usual(base.setting.techniques))
+    refused = [pair for pair in _without_usual(base.setting.techniques) if pair[0].touches not in left]
     for done, option in enumerate(options, 1):
         try:
             found = run(_with(asked, (option,)))
@@ -329,7 +348,7 @@ def recommend(
     together = [line for line in expected if line.likely > max(best[option.name] for option in line.options)]
     together.sort(key=lambda line: -line.likely)
     return Advice(
-        wanted=aim, given=tuple(given), base=base, alone=tuple(alone), together=tuple(together),
+        wanted=aim, given=tuple(given), without=left, base=base, alone=tuple(alone), together=tuple(together),
         idle=tuple(line for line in fitting if line.likely <= _LEAST and base.fits),
         large=tuple(line for line in lines if not line.result.fits), refused=tuple(refused), **size,
     )  # fmt: skip
@@ -341,17 +360,15 @@ def _run(model: Model, hardware: Hardware, asked: dict[str, Any]) -> Generated:
     setting = Setting.of(model, hardware, **{name: value for name, value in asked.items() if name not in size})
     if not setting.model.generates:
         raise InputError(f"{setting.model.name} does not generate: techniques are weighed by a whole answer")
-    if setting.layout.pp > 1:
-        raise InputError(f"layout: pp must be 1 for advice; got {setting.layout.pp}")
     return Generated.of(setting, **size)
 
 
 def _options(base: Generated, aim: For, asked: dict[str, Any], most: int) -> Iterator[Option]:
     """All that could be done, but what is done already."""
     for text in _PRECISIONS:
-        yield Option(name=text, group="precision", change=("quant", text))
+        yield Option(name=text, group="precision", change=("quant", text), touches=Touches.ANSWERS)
     for text in _CACHES:
-        yield Option(name=text, group="cache", change=("cache", text))
+        yield Option(name=text, group="cache", change=("cache", text), touches=Touches.ANSWERS)
     setting = base.setting
     if setting.attention is Attention.EAGER:
         yield Option(name="flash attention", group="attention", change=("attention", "flash"))
@@ -362,17 +379,19 @@ def _options(base: Generated, aim: For, asked: dict[str, Any], most: int) -> Ite
         for factor in _BATCHES:
             batch = asked["batch"] * factor
             yield Option(name=f"batch {batch}", group="batch", change=("batch", batch))
-    if not base.fits:
-        for text in _OFFLOADED:
-            yield Option(name=f"offload {text}", group="offload", change=("offload", text))
+    size = {name: asked[name] for name in ("batch", "prompt", "gen")}
+    held = memory(setting.footprint, setting.hardware.capacity, **size)
+    if offloaded := fitting(setting, held, **size, images=0):
+        text = str(offloaded.offload)
+        yield Option(name=f"offload {text}", group="offload", change=("offload", text))
     taken = {parse_technique(text).name for text in asked["techniques"]}
     for name, kind in techniques().items():
         if name not in taken and _usual(name):
-            yield Option(name=name, group=str(kind.kind), change=("techniques", name))
+            yield Option.of(kind)
     draft = _draft(setting.model)
     if "speculative" not in taken and draft:
         text = f"speculative:draft={draft},tau={_TAU}"
-        yield Option(name=f"draft {draft}", group=str(techniques()["speculative"].kind), change=("techniques", text))
+        yield Option.of(techniques()["speculative"], f"draft {draft}", text)
 
 
 def _usual(name: str) -> bool:
@@ -391,7 +410,7 @@ def _without_usual(given: Sequence[Technique]) -> Iterator[tuple[Option, str]]:
             try:
                 parse_technique(name)
             except InputError as error:
-                yield Option(name=name, group=str(kind.kind), change=("techniques", name)), str(error)
+                yield Option.of(kind), str(error)
 
 
 def _draft(model: Model) -> str:
@@ -460,6 +479,6 @@ def _numbers(one: Generated) -> dict[str, Any]:
 def _line(line: Line) -> dict[str, Any]:
     return {
         "techniques": [option.name for option in line.options], "gain": line.gain,
-        "expected_gain": line.expected, "relieves": line.relieves,
+        "expected_gain": line.expected, "touches": str(line.touches), "relieves": line.relieves,
         **{f"{name}_ratio": getattr(line, name) for name in _AMOUNTS}, **_numbers(line.result),
     }  # fmt: skip

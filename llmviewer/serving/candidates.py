@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import reduce
 from math import inf, nan
@@ -22,6 +22,7 @@ Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 
 _TAIL: Final = 3.09  # deviations above the mean that 999 of 1000 moments stay below, where sequences vary normally
 _LEAST: Final = 0.05  # of how steeply it falls: no batch is twenty times as wide
+_RATES, _ROUNDS = 16, 3  # that are tried at a time, and how often: to a three thousandth of what is looked through
 
 
 class By(StrEnum):
@@ -45,14 +46,16 @@ class Candidate:
                  times here are such, as nothing is expected of the kernels
     quant        the precision as it was asked for, PUBLISHED where none was
     copies       of the model, each laid out alike
-    limit        sequences at a time for which each copy has room; `batch` is how many there are on average
+    limit        sequences at a time for which each copy has room: what it takes, or what serves most where no number
+                 serves the rate; `batch` is how many there are on average
     utilization  of the time of each copy that prompts are read in
-    max_rate     requests that all copies serve at most [1/s]
+    rate_within  up to which all copies keep to what is asked of them [1/s]; nan where they do not at the rate asked for
+    max_rate     requests that all copies serve at most, however long they take; nearly so many wait for ever [1/s]
     usd_per_h    of all devices; nan where a file has no price. `watts` likewise, at TDP
     memory       needed over there is, at `limit`
     unmodelled   part of the time of a decode step that is a bound, as nothing is expected of its kernels
-    factor       what rules it out: "", "data type", "layout", "memory", "rate", "batch", "time to first token" or
-                 "time per token"
+    factor       what rules it out: "", "data type", "layout", "link", "memory", "rate", "batch", "time to first token"
+                 or "time per token"
     excess       over what is allowed or there; inf where that is no matter of degree
     reason       both, in words; "" beside a factor where `excess` is not worked out further than that it is no less
     """
@@ -66,6 +69,7 @@ class Candidate:
     utilization: float = nan
     ttft_s: float = nan
     tpot_s: float = nan
+    rate_within: float = nan
     max_rate: float = nan
     memory: float = nan
     usd_per_h: float = nan
@@ -74,7 +78,7 @@ class Candidate:
     factor: str = ""
     excess: float = 1.0
     reason: str = ""
-    least: Candidate | None = None
+    least: Candidate | None = field(default=None, repr=False)
 
     @property
     def devices(self) -> int:
@@ -121,7 +125,7 @@ class Times:
         names = ("through", "every", "unmodelled")
         return cls(step=np.full((devices, batches), nan), **{name: np.full(devices, nan) for name in names})
 
-    def only(self, rows: Sequence[int]) -> Times:
+    def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> Times:
         return Times(**{f.name: getattr(self, f.name)[list(rows)] for f in fields(Times)})
 
 
@@ -131,57 +135,121 @@ def judged(
     """The closed form of the steady state for every device and number of copies, and what it is to be held to."""
     quant, layout = asked
     copies = np.arange(1.0, load.max_devices // layout.devices + 1)
-    rate = load.rate / copies[None, :]
-    through, every = times.through[:, None], times.every[:, None]
-    wanted = load.gen - 1
-    limits = load.limits
-    busy = rate * every
-    step = times.step[:, None, :]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tpot = np.where(busy[..., None] < 1, step / (1 - busy[..., None]), inf)  # by sequences that decode together
-        missing = rate[..., None] * wanted * tpot - (limits - 1)  # a sequence has one less than them beside it
-        at, stable = _crossing(missing)
-        batch = _at(limits - 1, at)
-        step_s, tpot_s = _at(np.broadcast_to(step, missing.shape), at), _at(tpot, at)
-        decoding = (1 - busy) * (1 - np.exp(-batch))
-        residual = rate * every * every / 2 + decoding * step_s / 2
-        ttft_s = np.where(stable, through + residual / (1 - busy), inf)
-        tpot_s = np.where(stable, tpot_s, inf) if wanted else np.zeros(stable.shape)
-        able = 1 / (every[..., None] + wanted * step / (limits - (wanted > 0)))  # by the batch, each beside the others
-        # Little's law gives the mean, where `missing` is 0. The steeper it falls there the less they vary around it:
-        # with Poisson's variance, the mean, where decode steps are as long for any batch.
-        steepness = np.where(stable & (at > 0), np.maximum(_slope(missing, limits, at), _LEAST), 1.0)
-        room = np.where(stable, 1 + batch + _TAIL * np.sqrt(batch / steepness), 1.0)
-    place = np.minimum(np.searchsorted(limits, room), len(limits) - 1)
-    capacity = np.array([[device.capacity] for device in devices])
-    most = np.max(able, axis=2)
-    fitting = np.max(np.where(needed <= capacity, able[:, 0, :], 0.0), axis=1)
-    memory = needed[place] / capacity
-    over = {
-        "memory": np.where(stable, memory, needed[0] / capacity),
-        "rate": np.where(stable, 1.0, rate / most),
-        "batch": room / limits[-1],
-        "time to first token": np.where(stable, ttft_s, 0.0) / load.goals.ttft_s,
-        "time per token": np.where(stable, tpot_s, 0.0) / load.goals.tpot_s,
-    }
+    memory = needed / np.array([[device.capacity] for device in devices])
+    rates = np.broadcast_to(load.rate / copies, (len(devices), len(copies)))
+    found = _Steady.of(rates, times, memory, load)
+    stable, over, fine = found.stable, found.over, found.fine
     worst = reduce(np.maximum, over.values())
-    fine = stable & (worst <= 1)
     missed = np.where(stable | ~np.any(stable, axis=1, keepdims=True), worst, inf)  # more copies serve any rate
     first = np.where(np.any(fine, axis=1), np.argmax(fine, axis=1), np.argmin(missed, axis=1))
+    within = np.full(len(devices), nan)
+    rows = np.flatnonzero(np.any(fine, axis=1))
+    if len(rows):
+        own = rates[rows, first[rows]], found.most[rows, 0]
+        within[rows] = _most_within(*own, times.only(rows), memory[rows], load)
     for row, device in enumerate(devices):
         at_row = row, int(first[row])
         count = int(copies[at_row[1]])
         factor = "" if fine[at_row] else max(over, key=lambda name: over[name][at_row])
-        numbers = {name: float(over[name][at_row]) for name in over}
         one = Candidate(
-            hardware=device, quant=quant, layout=layout, copies=count, limit=int(limits[place[at_row]]),
-            batch=float(batch[at_row]), utilization=float(busy[at_row]), ttft_s=float(ttft_s[at_row]),
-            tpot_s=float(tpot_s[at_row]), max_rate=float(fitting[row] * count), memory=numbers["memory"],
+            hardware=device, quant=quant, layout=layout, copies=count, limit=int(load.limits[found.place[at_row]]),
+            batch=float(found.batch[at_row]), utilization=float(found.busy[at_row]),
+            ttft_s=float(found.ttft_s[at_row]), tpot_s=float(found.tpot_s[at_row]),
+            rate_within=float(within[row] * count), max_rate=float(found.most[row, 0] * count),
+            memory=float(over["memory"][at_row]),
             usd_per_h=count * layout.devices * hourly(device, load.years),
             watts=count * layout.devices * device.numbers.get("power.tdp", nan),
-            unmodelled=float(times.unmodelled[row]), factor=factor, excess=numbers[factor] if factor else 1.0,
+            unmodelled=float(times.unmodelled[row]), factor=factor,
+            excess=float(over[factor][at_row]) if factor else 1.0,
         )  # fmt: skip
         yield replace(one, reason=_reason(one, load)) if factor else one
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Steady:
+    """The steady state of a copy, [device, rate].
+
+    stable  whether departures keep up with arrivals
+    busy    part of the time in which prompts are read
+    place   among the limits, of that which there is room for
+    most    requests that memory lets it serve, [device, 1] [1/s]
+    over    what is needed over what is allowed or there, by name
+    """
+
+    stable: npt.NDArray[np.bool_]
+    batch: Grid
+    busy: Grid
+    ttft_s: Grid
+    tpot_s: Grid
+    place: npt.NDArray[np.intp]
+    most: Grid
+    over: Mapping[str, Grid]
+
+    @property
+    def fine(self) -> npt.NDArray[np.bool_]:
+        """Whether it keeps to all of it."""
+        kept: npt.NDArray[np.bool_] = self.stable & (reduce(np.maximum, self.over.values()) <= 1)
+        return kept
+
+    @classmethod
+    def of(cls, rate: Grid, times: Times, memory: Grid, load: Load) -> _Steady:
+        """At requests a second that come to one copy, [device, rate].
+
+        memory  needed over there is, [device, batch]
+        """
+        through, every = times.through[:, None], times.every[:, None]
+        wanted, limits = load.gen - 1, load.limits
+        busy = rate * every
+        step = times.step[:, None, :]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            tpot = np.where(busy[..., None] < 1, step / (1 - busy[..., None]), inf)  # by sequences that decode together
+            missing = rate[..., None] * wanted * tpot - (limits - 1)  # a sequence has one less than them beside it
+            at, stable = _crossing(missing)
+            batch = _at(limits - 1, at)
+            step_s, tpot_s = _at(np.broadcast_to(step, missing.shape), at), _at(tpot, at)
+            decoding = (1 - busy) * (1 - np.exp(-batch))
+            residual = rate * every * every / 2 + decoding * step_s / 2
+            ttft_s = np.where(stable, through + residual / (1 - busy), inf)
+            tpot_s = np.where(stable, tpot_s, inf) if wanted else np.zeros(stable.shape)
+            able = 1 / (every[..., None] + wanted * step / (limits - (wanted > 0)))  # by the batch, each beside others
+            # Little's law gives the mean, where `missing` is 0. The steeper it falls there the less they vary around
+            # it: with Poisson's variance, the mean, where decode steps are as long for any batch.
+            steepness = np.where(stable & (at > 0), np.maximum(_slope(missing, limits, at), _LEAST), 1.0)
+            room = np.where(stable, 1 + batch + _TAIL * np.sqrt(batch / steepness), 1.0)
+        fitting = np.where(memory <= 1, able[:, 0, :], 0.0)
+        most = np.max(fitting, axis=1, keepdims=True)
+        wide = np.minimum(np.searchsorted(limits, room), len(limits) - 1)
+        place = np.where(stable, wide, np.argmax(fitting, axis=1, keepdims=True))
+        over = {
+            "memory": np.take_along_axis(memory, place, axis=1),
+            "rate": np.divide(rate, most, out=np.ones(stable.shape), where=~stable & (most > 0)),
+            "batch": room / limits[-1],
+            "time to first token": np.where(stable, ttft_s, 0.0) / load.goals.ttft_s,
+            "time per token": np.where(stable, tpot_s, 0.0) / load.goals.tpot_s,
+        }
+        return cls(
+            stable=stable, batch=batch, busy=busy, ttft_s=ttft_s, tpot_s=tpot_s, place=place, most=most, over=over
+        )  # fmt: skip
+
+
+def _most_within(rate: Grid, most: Grid, times: Times, memory: Grid, load: Load) -> Grid:
+    """Up to how many requests a second copies keep to everything that they keep to at `rate`, [device]. [1/s]
+
+    What each is held to grows with the rate, so the edge is between two of several rates, and of several between those.
+
+    most    beyond which memory does not let them serve
+    memory  as of _Steady.of()
+    """
+    low, high = rate, np.maximum(most, rate)
+    for _ in range(_ROUNDS):
+        tried = np.linspace(low, high, _RATES, axis=1)
+        fine = _Steady.of(tried, times, memory, load).fine
+        last = np.where(np.all(fine, axis=1), _RATES - 1, np.maximum(np.argmin(fine, axis=1) - 1, 0))
+        low, high = (
+            np.take_along_axis(tried, place[:, None], axis=1)[:, 0]
+            for place in (last, np.minimum(last + 1, _RATES - 1))
+        )  # fmt: skip
+    return low
 
 
 def _crossing(missing: Grid) -> tuple[Grid, npt.NDArray[np.bool_]]:
@@ -215,16 +283,20 @@ def _slope(values: Grid, over: Grid, at: Grid) -> Grid:
 
 
 def _reason(one: Candidate, load: Load) -> str:
-    times = f"{one.excess:.3g}x"
+    most = f"{one.max_rate:.4g} requests/s at most"
     if one.factor == "memory":
         there = one.hardware.capacity
-        return f"memory: {si(one.excess * there)}B, {times} the {si(there)}B of each device"
+        slower = f" (room for {most})" if 0 < one.max_rate < load.rate else ""
+        return (
+            f"memory: {si(one.memory * there)}B for {counted(one.limit, 'sequence')} at a time, {one.memory:.3g}x the "
+            f"{si(there)}B of each device{slower}"
+        )
     if one.factor == "batch":
         return f"batch: {one.excess * load.limits[-1]:.0f} sequences at a time, of {load.limits[-1]:.0f} at most"
     if one.factor == "rate":
-        on = counted(one.devices, "device")
-        return f"rate: {load.rate / one.excess:.4g} requests/s at most on {on}, of {load.rate:.4g} asked"
+        room = f" (memory for {one.limit} at a time on each copy)" if one.limit < load.limits[-1] else ""
+        return f"rate: {most} on {counted(one.devices, 'device')}{room}, of {load.rate:.4g} asked"
     value, goal = (
         (one.ttft_s, load.goals.ttft_s) if one.factor == "time to first token" else (one.tpot_s, load.goals.tpot_s)
     )
-    return f"{one.factor}: {seconds(value)}, {times} the {seconds(goal)} allowed"
+    return f"{one.factor}: {seconds(value)}, {one.excess:.3g}x the {seconds(goal)} allowed"

@@ -17,7 +17,7 @@ from ..errors import InputError
 Tokens = npt.NDArray[np.int64]
 
 _NORMAL: Final = {50: 0.0, 90: 1.2815515655446004, 95: 1.6448536269514722, 99: 2.3263478740408408}  # quantiles
-_LONGEST: Final = 1 << 24  # tokens of a request
+LONGEST: Final = 1 << 24  # tokens of a request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Lognormal:
 
     def draw(self, generator: np.random.Generator, count: int) -> Tokens:
         drawn = np.rint(generator.lognormal(self.location, self.scale, size=count))
-        return np.clip(drawn, 1, _LONGEST).astype(np.int64)
+        return np.clip(drawn, 1, LONGEST).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ def _lognormal(given: str, text: str, name: str) -> Lognormal:
             number = float(value)
         except ValueError:
             raise _wrong(text, name) from None
-        if key in numbers or (key != "mean" and key not in {f"p{q}" for q in _NORMAL}) or not 1 <= number <= _LONGEST:
+        if key in numbers or (key != "mean" and key not in {f"p{q}" for q in _NORMAL}) or not 1 <= number <= LONGEST:
             raise _wrong(text, name)
         numbers[key] = number
     if len(numbers) != 2:
@@ -173,7 +173,7 @@ def _by_quantiles(numbers: Mapping[str, float], text: str, name: str) -> Lognorm
     (z0, low), (z1, high) = sorted((_NORMAL[int(key[1:])], value) for key, value in numbers.items())
     scale = (log(high) - log(low)) / (z1 - z0)
     if scale <= 0:
-        raise InputError(f"{name} {text!r}: a higher percentile must be a greater length")
+        raise InputError(f"{name}: in {text!r} a higher percentile must be a greater length")
     return Lognormal(location=log(low) - z0 * scale, scale=scale)
 
 
@@ -184,10 +184,10 @@ def _by_mean(mean: float, numbers: Mapping[str, float], text: str, name: str) ->
     if not 0 < distance <= z * z / 2 and z:
         most = mean * exp(z * z / 2)
         raise InputError(
-            f"{name} {text!r}: {key} must be above the mean, and {most:.0f} at most; or give two percentiles"
+            f"{name}: in {text!r} {key} must be above the mean, and {most:.0f} at most; or give two percentiles"
         )
     if not z and distance >= 0:
-        raise InputError(f"{name} {text!r}: p50 must be below the mean; or give two percentiles")
+        raise InputError(f"{name}: in {text!r} p50 must be below the mean; or give two percentiles")
     scale = z - sqrt(z * z - 2 * distance) if z else sqrt(-2 * distance)
     return Lognormal(location=log(mean) - scale**2 / 2, scale=scale)
 
@@ -201,10 +201,10 @@ def _file(path: Path, name: str) -> Empirical:
 
 
 def _whole(digits: str, text: str, name: str) -> int:
-    if not digits.isdecimal() or not 1 <= int(digits) <= _LONGEST:
+    if not digits.isdecimal() or not 1 <= int(digits) <= LONGEST:
         raise _wrong(text, name)
     return int(digits)
 
 
 def _wrong(text: str, name: str) -> InputError:
-    return InputError(f"{name}: {_NOTATION}, of 1 to {_LONGEST} tokens; got {text!r}")
+    return InputError(f"{name}: {_NOTATION}, of 1 to {LONGEST} tokens; got {text!r}")

@@ -124,7 +124,7 @@ def laid_out(
             network = Network.of(device, one.layout)
             linked = network.linked()
         except InputError as error:
-            yield Left(device=device, factor="layout", reason=str(error))
+            yield Left(device=device, factor="link", reason=str(error))
             continue
         alike.setdefault(_signature(network), []).append((network, linked))
     first: tuple[Graph, Graph] | None = None
@@ -134,7 +134,7 @@ def laid_out(
         network = members[0][0]
         if large or needed is None or any(_held(needed, other.hardware) <= 1 for other, _ in members):
             try:
-                graphs = _relinked(first, network) if first and one.layout.ep == 1 else _lowered(one, network.hardware)
+                graphs = _relinked(first, network) if first else _lowered(one, network.hardware)
             except InputError as error:
                 yield from (Left(device=other.hardware, factor="layout", reason=str(error)) for other, _ in members)
                 continue
@@ -168,10 +168,15 @@ def _lowered(one: Setting, device: Hardware) -> tuple[Graph, Graph]:
 
 
 def _relinked(graphs: tuple[Graph, Graph], network: Network) -> tuple[Graph, Graph]:
-    """The same on devices with other links, which are all that differs; experts in places of their own apart."""
+    """The same on devices with other links, which are all that differs."""
+    layout = network.layout
+    experts = network.members("ep", layout.ep, 1 if layout.ep <= layout.tp else layout.cp)  # as parallel() places them
 
     def one(op: Operator) -> Operator:
-        return replace(op, group=network.group(*op.group.name.split("+"))) if isinstance(op, Collective) else op
+        if not isinstance(op, Collective):
+            return op
+        name = op.group.name
+        return replace(op, group=experts if name == experts.name else network.group(*name.split("+")))
 
     prefill = graphs[0].map(one)
     return prefill, prefill if graphs[1] is graphs[0] else graphs[1].map(one)

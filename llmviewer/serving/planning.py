@@ -18,24 +18,30 @@ from ..expectation.engines import find_engine
 from ..expectation.network import Kernels
 from ..expectation.profile import Profile
 from ..fleet import Known
+from ..graph import Graph
 from ..hardware import Hardware
 from ..hardware_files import hardware_names, load_hardware
 from ..layout import Layout, parse_layout
 from ..model import Model
+from ..operators.linear import ExpertsLinear
 from ..setting import Setting, whole
 from .candidates import By, Candidate, Load, Times, judged
 from .passes import LaidOut, Left, laid_out
 from .service import Goals, check_bound
+from .steps import unsimulated
 
 QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128", "W4A8g128", "KV8")
 LAYOUTS: Final = ("", "tp=2", "tp=4", "tp=8", "tp=16", "pp=2", "tp=2 pp=2", "tp=4 pp=2")
+EXPERTS_ON: Final = (2, 4, 8, 16)  # devices that experts are shared out among, where they are as many on each
 BATCHES: Final = tuple(sorted({*range(1, 33), *(round(32 * 2 ** (i / 6)) for i in range(1, 33))}))  # 64, to 1290
 SCHEMA_VERSION: Final = 1  # of to_dict()
+_MOST_DEVICES: Final = 100_000
+_AT_ONCE: Final = 1 << 22  # numbers of copies and batches, of all devices, that are judged together
 _NUMBERS: Final = (
-    "copies", "limit", "batch", "utilization", "ttft_s", "tpot_s", "max_rate", "memory", "usd_per_h", "watts",
-    "unmodelled", "excess",
+    "copies", "limit", "batch", "utilization", "ttft_s", "tpot_s", "rate_within", "max_rate", "memory", "usd_per_h",
+    "watts", "unmodelled", "excess",
 )  # fmt: skip
-_BOUND: Final = ("copies", "ttft_s", "tpot_s", "max_rate", "usd_per_h", "watts")
+_BOUND: Final = ("copies", "ttft_s", "tpot_s", "rate_within", "max_rate", "usd_per_h", "watts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +55,10 @@ class ServicePlan:
     least       the cheapest where steps take as long as their lower bounds: no kernels need less
     rejected    for each device that is in none of them, the candidate that comes closest
     tried       how many settings of devices, layouts, precisions, copies and batches there were
+    common      arguments of plan() that simulate() has too
     """
 
-    model: Model
+    model: Model = field(repr=False)
     rate: float
     prompt: int
     gen: int
@@ -61,11 +68,12 @@ class ServicePlan:
     max_devices: int
     quants: tuple[str, ...]
     kernels: str | None
-    able: tuple[Candidate, ...]
-    unmeasured: tuple[Candidate, ...]
-    least: Candidate | None
-    rejected: tuple[Candidate, ...]
+    able: tuple[Candidate, ...] = field(repr=False)
+    unmeasured: tuple[Candidate, ...] = field(repr=False)
+    least: Candidate | None = field(repr=False)
+    rejected: tuple[Candidate, ...] = field(repr=False)
     tried: int
+    common: Mapping[str, Any] = field(repr=False)
 
     @property
     def best(self) -> Candidate | None:
@@ -84,11 +92,11 @@ class ServicePlan:
 
     @property
     def front(self) -> tuple[Candidate, ...]:
-        """Those that no other beats in all of cost, power, devices, both times and the most that it serves."""
+        """Those that no other beats in all of cost, power, devices, both times and the most that it serves so well."""
         if not self.able:
             return ()
         least = np.array([
-            [_worst(c.usd_per_h), _worst(c.watts), c.devices, c.ttft_s, c.tpot_s, -c.max_rate] for c in self.able
+            [_worst(c.usd_per_h), _worst(c.watts), c.devices, c.ttft_s, c.tpot_s, -c.rate_within] for c in self.able
         ])  # fmt: skip
         kept = []
         for place, own in enumerate(least):
@@ -97,6 +105,22 @@ class ServicePlan:
             if not np.any(beaten) and not np.any(same):
                 kept.append(self.able[place])
         return tuple(kept)
+
+    def simulation(self, one: Candidate) -> dict[str, Any]:
+        """The arguments of simulate() for one copy of a candidate, with its part of the requests.
+
+        Raises InputError where its layout is not simulated.
+        """
+        if why := unsimulated(one.layout):
+            raise InputError(why)
+        asked: dict[str, Any] = {
+            "rate": self.rate / one.copies, "prompt_lengths": str(self.prompt), "gen_lengths": str(self.gen),
+            "policy": "prefill-first", "max_batch": one.limit, "quant": None if one.quant == PUBLISHED else one.quant,
+            "layout": str(one.layout) if one.layout.devices > 1 else None, "ttft": self.goals.ttft_s,
+            "tpot": self.goals.tpot_s, **self.common,
+        }  # fmt: skip
+        given = {name: value for name, value in asked.items() if value not in (None, "", (), inf)}
+        return {"hardware": one.hardware.name, **given}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One for each candidate that keeps to the goals, cheapest first, then those that do at the bound alone, and
@@ -150,7 +174,7 @@ def plan(
     gen: int = 256,
     hardware: Sequence[str | Hardware] | None = None,
     max_devices: int = 16,
-    layouts: Sequence[str] = LAYOUTS,
+    layouts: Sequence[str] | None = None,
     quants: Sequence[str] = QUANTS,
     batches: Sequence[int] = BATCHES,
     by: str | None = None,
@@ -158,6 +182,7 @@ def plan(
     library: str = "",
     engine: str = "",
     profiles: Sequence[str | Path | Profile] = (),
+    hardware_set: Sequence[str] = (),
     bound: bool = False,
     progress: Callable[[int, int], object] = lambda done, settings: None,
 ) -> ServicePlan:
@@ -165,13 +190,14 @@ def plan(
 
     prompt, gen  tokens of each request, which come at random (Poisson)
     hardware     those that ship and those of the user's folder, if None
-    layouts      of one copy of the model, as "tp=4 pp=2"; "" is one device
+    layouts      of one copy of the model, as "tp=4 pp=2"; "" is one device; if None those of usual_layouts()
     batches      limits of sequences at a time among which one is chosen
     by           "cost", "energy" (watts at TDP) or "devices"; the first of these that is known, if None
     years        over which a purchase is spread where a device has no cloud price
     library      whose kernels are expected; what was measured best on each device if ""
     engine       that launches them; no gaps between them if ""
     profiles     files that `llmviewer calibrate` wrote, before those that ship
+    hardware_set what-ifs on every device, as those of analyze()
     bound        whether lower bounds are to keep to the goals, and nothing is expected
     progress     is told of layouts and precisions done, and of how many there are
 
@@ -187,28 +213,28 @@ def plan(
     if years is not None and not 0 < years < inf:
         raise InputError(f"years must be a positive number; got {years:g}")
     limits = np.array(sorted({whole("batches", batch) for batch in batches}), dtype=np.float64)
-    names = hardware_names() if hardware is None else hardware
-    devices = [load_hardware(device) if isinstance(device, str) else device for device in names]
-    laid = [layout for layout in map(parse_layout, layouts) if layout.devices <= max_devices]
+    named = _loaded(hardware_names() if hardware is None else hardware, hardware_set)
+    devices = list(named.values())
     if len(limits) and limits[-1] < 2:
         raise InputError(
             f"batches must have a number above 1, for sequences that decode together; got {limits[-1]:.0f}"
         )
-    for name, given in (("hardware", devices), ("layouts", laid), ("quants", quants), ("batches", batches)):
-        if not len(given):
+    for name, given in (("hardware", devices), ("layouts", layouts), ("quants", quants), ("batches", batches)):
+        if given is not None and not len(given):
             raise InputError(f"{name}: nothing to plan with")
     check_bound(bound, library, engine, profiles)
     made = find_engine(engine) if engine else None
     if made and library:
         raise InputError(f"library must be left out beside engine {engine}, which runs kernels of {made.library}")
     eager = made.attention if made else None
+    _check(max_devices, layouts or ())
     base = Setting.of(model, devices[0], attention=eager, library=library, profiles=profiles)
     if not base.model.generates or base.model.encodes:
         raise InputError(
             f"{base.model.name} is not served token by token; plan is of models that continue their prompts"
         )
+    laid = [one for one in map(parse_layout, layouts or usual_layouts(base.graph)) if one.devices <= max_devices]
     load = Load(rate=rate, prompt=prompt, gen=gen, goals=goals, limits=limits, max_devices=max_devices, years=years)
-    named = {device.name: device for device in devices}
 
     @cache
     def kernels(device: str) -> Kernels:
@@ -223,6 +249,8 @@ def plan(
         found += search.candidates(ones[quant, layout], quant, devices)
         tried += len(devices) * (max_devices // layout.devices) * len(limits)
         progress(done, len(settings))
+    for layout in laid if layouts else ():
+        _check_divides([one for one in found if one.layout == layout])
     keeping = [one for one in found if not one.factor]
     chosen = wanted or next((b for b in By if any(not isnan(one.price(b)) for one in keeping)), By.COST)
 
@@ -238,13 +266,49 @@ def plan(
         if candidate.hardware.name not in served:
             missed.setdefault(candidate.hardware.name, []).append(candidate)
     closest = [search.closest(own, ones) for own in missed.values()]
+    common = {
+        "model": model, "library": library, "engine": engine, "profiles": tuple(profiles), "bound": bound or None,
+        "hardware_set": tuple(hardware_set),
+    }  # fmt: skip
     return ServicePlan(
-        model=base.model, rate=rate, prompt=prompt, gen=gen, goals=goals, by=chosen, years=years,
+        common=common, model=base.model, rate=rate, prompt=prompt, gen=gen, goals=goals, by=chosen, years=years,
         max_devices=max_devices, quants=tuple(quants), able=able,
         kernels=None if bound else made.title if made else library,
         unmeasured=_each([one for one in keeping if not (one.least or bound)]), least=least,
         rejected=tuple(sorted(closest, key=lambda one: (one.factor, one.excess))), tried=tried,
     )  # fmt: skip
+
+
+def _loaded(hardware: Sequence[str | Hardware], changes: Sequence[str]) -> dict[str, Hardware]:
+    """By name, each once."""
+    if changes and not all(isinstance(device, str) for device in hardware):
+        raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
+    loaded = (load_hardware(device, changes) if isinstance(device, str) else device for device in hardware)
+    return {device.name: device for device in loaded}
+
+
+def usual_layouts(graph: Graph) -> tuple[str, ...]:
+    """Those that are tried where none are given: with experts, also on so many devices as divide them."""
+    linears = (op for block in graph.blocks for op in block.operators if isinstance(op, ExpertsLinear))
+    experts = {op.weight.shape[0] for op in linears}
+    parts = [n for n in EXPERTS_ON if experts and not any(count % n for count in experts)]
+    return *LAYOUTS, *(f"{name}={n} ep={n}" for name in ("tp", "dp") for n in parts)
+
+
+def _check(max_devices: int, layouts: Sequence[str]) -> None:
+    """Raises InputError where all layouts take more devices."""
+    if max_devices > _MOST_DEVICES:
+        raise InputError(f"max_devices must be at most {_MOST_DEVICES}; got {max_devices}")
+    fewest = min((parse_layout(layout).devices for layout in layouts), default=1)
+    if fewest > max_devices:
+        raise InputError(f"max_devices must be at least {fewest}, as many as the layouts given take; got {max_devices}")
+
+
+def _check_divides(found: Sequence[Candidate]) -> None:
+    """Raises InputError where the model does not lie in their layout in any precision."""
+    able = [one for one in found if one.factor != "link"]
+    if able and all(one.factor == "layout" for one in able):
+        raise InputError(able[0].reason.removeprefix("layout: "))
 
 
 def _each(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -255,9 +319,11 @@ def _each(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(found.values())
 
 
-def _missed(one: Candidate) -> tuple[bool, float]:
-    """How far off the goals: those that keep to them at the bound come closer than those that do not."""
-    return one.least is None, one.excess
+def _missed(one: Candidate) -> tuple[bool, bool, float]:
+    """How far off the goals: those that keep to them at the bound come closer than those that do not, and those that
+    there is memory for closer than others.
+    """
+    return one.least is None, not one.max_rate > 0, one.excess
 
 
 @dataclass(frozen=True)
@@ -293,11 +359,14 @@ class _Search:
             yield from found.values()
 
     def _judged(self, laid: LaidOut, quant: str, times: Times, places: Sequence[int]) -> dict[int, Candidate]:
-        if not places:
-            return {}
-        own = [laid.devices[place] for place in places]
-        each = judged(own, (quant, laid.layout), times.only(places), laid.needed, self.load)
-        return dict(zip(places, each, strict=True))
+        found: dict[int, Candidate] = {}
+        together = max(1, _AT_ONCE * laid.layout.devices // (self.load.max_devices * len(self.load.limits)))
+        for start in range(0, len(places), together):
+            part = places[start : start + together]
+            own = [laid.devices[place] for place in part]
+            each = judged(own, (quant, laid.layout), times.only(part), laid.needed, self.load)
+            found.update(zip(part, each, strict=True))
+        return found
 
     def closest(self, found: list[Candidate], ones: Mapping[tuple[str, Layout], Setting]) -> Candidate:
         """That of one device which comes closest to the goals, the first of several; others are as far off at least.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ..errors import InputError, suggest
+from ..errors import InputError
 
 _BUDGET: Final = 2048  # tokens of whole prompts that are read in one step, where more than one waits
 
@@ -56,7 +56,7 @@ def parse_policy(text: str) -> Policy:
     """
     name, colon, budget = (part.strip() for part in text.partition(":"))
     if name not in POLICIES:
-        raise InputError(f"policy must be one of {', '.join(POLICIES)}; got {text!r}; {suggest(name, POLICIES)}")
+        raise InputError(f"policy must be one of {', '.join(POLICIES)}; got {text!r}")
     policy = POLICIES[name]
     if not colon:
         return policy

@@ -38,7 +38,7 @@ def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, o
     Raises InputError where the longest prompt does not fit.
     """
     longest = int(np.max(traffic.prompt))
-    steps.check_fits(longest, steps.room_bytes(longest), float(steps.cache_bytes(float(longest))))
+    steps.check_fits(longest, longest, float(steps.cache_bytes(float(longest))))
     lengths, place = np.unique(traffic.prompt, return_inverse=True)
     own = np.broadcast_to(np.asarray(steps.prefill_s(lengths.astype(float)), dtype=float), lengths.shape)[place]
     free = [0.0] * copies

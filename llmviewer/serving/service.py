@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -69,8 +69,8 @@ class Simulation:
     reading_busy_s  of the readers together
     """
 
-    setting: Setting
-    traffic: Traffic
+    setting: Setting = field(repr=False)
+    traffic: Traffic = field(repr=False)
     policy: Policy
     copies: int
     max_batch: int
@@ -78,16 +78,16 @@ class Simulation:
     seed: int | None
     goals: Goals
     years: float | None
-    start_s: Times
-    first_s: Times
-    finish_s: Times
-    gap_s: Times
+    start_s: Times = field(repr=False)
+    first_s: Times = field(repr=False)
+    finish_s: Times = field(repr=False)
+    gap_s: Times = field(repr=False)
     preemptions: int
     usage: Usage
     closed: Steady | None
     expected: Simulation | None = None
     unknown: str = ""
-    reads: Setting | None = None
+    reads: Setting | None = field(default=None, repr=False)
     readers: int = 0
     reading_busy_s: float = 0.0
 
@@ -397,7 +397,9 @@ def _check_use(
             raise InputError(f"{name} must be left out beside arrivals, a file that has the length of each request")
     for name, value in apart.items():
         if not readers and value is not None:
-            raise InputError(f"{name} needs readers: how many copies of the model read prompts apart from the others")
+            raise InputError(
+                f"{name} must be left out without readers, copies of the model that read prompts apart from the others"
+            )
     if readers and policy is not None:
         raise InputError("policy must be left out beside readers: no device both reads and decodes")
 

@@ -87,9 +87,9 @@ def serve(
     Raises InputError where a request does not fit alone.
     """
     longest = int(np.max(traffic.prompt + traffic.gen))
-    room = steps.room_bytes(policy.most_read(int(np.max(traffic.prompt))))
-    blocks = Blocks.of(steps, room_bytes=room, size=block, longest=longest)
-    steps.check_fits(longest, room, blocks.bytes_of_one(longest))
+    read = policy.most_read(int(np.max(traffic.prompt)))
+    blocks = Blocks.of(steps, room_bytes=steps.room_bytes(read), size=block, longest=longest)
+    steps.check_fits(longest, read, blocks.bytes_of_one(longest))
     return _Server(steps, traffic, policy, max_batch, blocks, read_elsewhere=read_elsewhere).run()
 
 

@@ -16,15 +16,26 @@ from ..expectation.launches import counted
 from ..expectation.network import BOUND_ONLY, Kernels
 from ..forms import Form, Num, evaluate
 from ..generation import decode_s
+from ..layout import Layout
 from ..model import kv_cache
 from ..setting import Setting
 from ..techniques import altered
+from ..units import si
 from ..workload import Spans, Workload
 from .paces import Paces
 
 _POINTS: Final = 64  # lengths of a row of decode steps; between them it is a line
 _REMEMBERED: Final = 1 << 16  # steps that read prompts
 _PARTS: Final = 16  # of an answer, whose middles stand for it
+
+
+def unsimulated(layout: Layout) -> str:
+    """Why steps do not follow each other one by one in a layout; "" where they do."""
+    for name in ("pp", "dp", "cp"):
+        if getattr(layout, name) > 1:
+            why = "steps of different requests would overlap" if name == "pp" else "requests are on one device only"
+            return f"{name} must be 1 to simulate, as {why}; got {getattr(layout, name)}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,7 @@ class Steps:
     _read: dict[object, float] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        model, layout = self.setting.model, self.setting.layout
+        model = self.setting.model
         if not model.generates:
             raise InputError(f"{model.name} does not generate, so there is nothing to serve; use llmviewer analyze")
         if model.encodes:
@@ -50,10 +61,8 @@ class Steps:
         for one in self.setting.techniques:
             if altered(one, "prefill", "step", "kept", "schedule"):
                 raise InputError(f"{one.name} arranges the passes of one answer, which a scheduler of many does not do")
-        for name in ("pp", "dp", "cp"):
-            if getattr(layout, name) > 1:
-                why = "steps of different requests would overlap" if name == "pp" else "requests are on one device only"
-                raise InputError(f"{name} must be 1 to simulate, as {why}; got {getattr(layout, name)}")
+        if why := unsimulated(self.setting.layout):
+            raise InputError(why)
 
     def decode_s(self, *, batch: Num, kv_len: Num) -> Num:
         """A step in which `batch` sequences attend to `kv_len` tokens each on average, the new one included. [s]"""
@@ -142,13 +151,25 @@ class Steps:
     def _cache(self) -> Form:
         return kv_cache(self.setting.graph)
 
-    def check_fits(self, longest: int, room_bytes: float, cache_bytes: float) -> None:
-        """Raises InputError where the cache of a request of `longest` tokens has no room. [B]"""
-        if cache_bytes > room_bytes:
-            device = self.setting.hardware
-            what = f"{self.setting.model.name} with a request of {longest} tokens does not fit {device.name}"
-            left = f"of {device.capacity / 1e9:.1f} GB {max(room_bytes, 0) / 1e9:.1f} GB are left to its cache"
-            raise InputError(f"{what}: {left} of {cache_bytes / 1e9:.1f} GB; use --quant, --tp or another device")
+    def check_fits(self, longest: int, read: int, cache_bytes: float) -> None:
+        """Raises InputError where the cache of a request of `longest` tokens has no room beside weights and a step that
+        reads `read` of prompts. [B]
+        """
+        room = self.room_bytes(read)
+        if cache_bytes <= room:
+            return
+        device, name = self.setting.hardware, self.setting.model.name
+        weights = self._held(read)[0]
+        where = "each device" if self.setting.layout.devices > 1 else "a device"
+        held = f"on {where} of {si(device.capacity)}B its weights take {si(weights)}B"
+        advice = "use fewer bits (--quant), more devices (--tp) or larger ones"
+        if weights > device.capacity:
+            raise InputError(f"{name} does not fit {device.name}: {held}; {advice}")
+        raise InputError(
+            f"{name} with a request of {longest} tokens does not fit {device.name}: {held} and a step "
+            f"{si(device.capacity - weights - room)}B, which leaves {si(max(room, 0))}B to a cache of "
+            f"{si(cache_bytes)}B; {advice}, or shorter requests"
+        )
 
     def fitting(self, most: int, *, prompt: int, gen: int) -> int:
         """Sequences that are read together and have memory to the end, up to `most`."""
@@ -158,8 +179,13 @@ class Steps:
 
     def room_bytes(self, tokens: int) -> float:
         """What weights, and the activations of a step that reads `tokens` of prompts, leave to caches. [B]"""
+        weights, live = self._held(tokens)
+        return self.setting.hardware.capacity - weights - live
+
+    def _held(self, tokens: int) -> tuple[float, float]:
+        """Weights, and the activations of a step that reads `tokens` of prompts. [B]"""
         weights, _, live = self.setting.footprint.parts(batch=1.0, prompt=float(tokens), gen=0.0)
-        return float(self.setting.hardware.capacity - weights - live)
+        return float(weights), float(live)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..documents import read_text
 from ..errors import InputError
-from .lengths import Lengths, Tokens
+from .lengths import LONGEST, Lengths, Tokens
 
 Times = npt.NDArray[np.float64]
 
@@ -93,10 +93,9 @@ def read_traffic(path: Path, most: int | None = None) -> Traffic:
 
 def _row(row: Mapping[str, str | None], columns: Mapping[str, str], where: str) -> tuple[float, int, int]:
     stamp, prompt, gen = ((row[columns[key]] or "").strip() for key in _COLUMNS)
-    if not prompt.isdecimal() or int(prompt) < 1:
-        raise InputError(f"{where}: prompt must be a whole number of at least 1; got {prompt!r}")
-    if not gen.isdecimal():
-        raise InputError(f"{where}: gen must be a whole number; got {gen!r}")
+    for name, text, least in (("prompt", prompt, 1), ("gen", gen, 0)):
+        if not text.isdecimal() or not least <= int(text) <= LONGEST:
+            raise InputError(f"{where}: {name} must be a whole number from {least} to {LONGEST}; got {text!r}")
     return _time(stamp, where), int(prompt), int(gen)
 
 

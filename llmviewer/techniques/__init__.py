@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from ..errors import InputError, suggest
 from ._parameters import About, about, read
 from ._schedule import Run, Schedule
-from ._technique import Finding, Kind, Machine, Technique, altered
+from ._technique import Finding, Kind, Machine, Technique, Touches, altered
 
 _MODULES: Final = tuple(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 _MUST: Final = "a technique must be NAME or NAME:key=value,key=value, such as speculative:draft=llama-68m,gamma=4"
@@ -95,6 +95,6 @@ def parse_techniques(asked: Sequence[str | Mapping[str, object] | Technique]) ->
 
 
 __all__ = [
-    "About", "Finding", "Kind", "Machine", "Run", "Schedule", "Technique", "about", "altered", "parse_technique",
-    "parse_techniques", "technique", "techniques",
+    "About", "Finding", "Kind", "Machine", "Run", "Schedule", "Technique", "Touches", "about", "altered",
+    "parse_technique", "parse_techniques", "technique", "techniques",
 ]  # fmt: skip

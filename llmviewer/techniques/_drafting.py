@@ -15,7 +15,7 @@ from ..roofline import Plan
 from ..workload import Spans, Workload
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
-from ._technique import Finding, Kind, Machine, Technique
+from ._technique import Finding, Kind, Machine, Technique, Touches
 
 FREE: Final = 1.1  # a verification that takes so much longer than a decode step is no longer free
 _BATCHES: Final = np.arange(1, 4097)
@@ -26,6 +26,7 @@ class Drafting(Technique):
     """A pass of the model takes several tokens of each sequence, of which some are kept."""
 
     kind = Kind.DECODING
+    touches = Touches.NOTHING
     order = 9  # what verifies several tokens takes the steps that others have left
     usual: ClassVar[float | None] = None  # tokens of a pass where nothing is said
 

@@ -28,6 +28,16 @@ class Kind(StrEnum):
     INPUT = "input"
 
 
+class Touches(StrEnum):
+    """What does not stay as it was. NOTHING: the same weights write the same text. ANSWERS: the same weights write, or
+    are told, something else. MODEL: there have to be weights that were trained, converted or pruned for it.
+    """
+
+    NOTHING = "nothing"
+    ANSWERS = "answers"
+    MODEL = "model"
+
+
 class Machine(Protocol):
     """What a technique may ask of the setting that it is part of."""
 
@@ -69,6 +79,7 @@ class Technique:
 
     name: ClassVar[str] = ""
     kind: ClassVar[Kind]
+    touches: ClassVar[Touches]
     order: ClassVar[int] = 0  # lower ones change graph and passes before higher ones, whichever was asked for first
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from ..workload import Workload
 from . import technique
 from ._masks import causal
 from ._parameters import parameter
-from ._technique import Finding, Kind, Machine, Technique
+from ._technique import Finding, Kind, Machine, Technique, Touches
 from .depth import cut
 
 
@@ -29,6 +29,7 @@ class Allocated(Technique):
     """Memory for the cache comes in pieces of `page` tokens of one sequence."""
 
     kind = Kind.ATTENTION
+    touches = Touches.NOTHING
     order = -1  # what is more than a part of a page lies beside it
 
     @property
@@ -130,6 +131,7 @@ class KvQuant(Technique):
     """
 
     kind = Kind.ATTENTION
+    touches = Touches.ANSWERS
     decode_alone = True
 
     bits: int = parameter("bits of an element, scales apart", 2, least=1, most=8)
@@ -187,6 +189,7 @@ class CrossLayer(Technique):
     """
 
     kind = Kind.ATTENTION
+    touches = Touches.MODEL
     order = -4  # which layers share is said of whole ones
 
     every: int = parameter("layers that share keys and values", 2, least=2, most=1024)

@@ -14,7 +14,7 @@ from ..operators.linear import LMHead
 from ..precision import FP32
 from . import technique
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 
 _SOFTMAX = 5  # OPs of a logit: maximum, subtract, exp, sum, divide
 _DRAW = 2  # a running sum, and a comparison with the number drawn
@@ -34,6 +34,7 @@ class Sampling(Technique):
     """
 
     kind = Kind.DECODING
+    touches = Touches.ANSWERS
 
     method: str = parameter(
         "how a token is chosen", "greedy", choices=("greedy", "temperature", "top-k", "top-p")

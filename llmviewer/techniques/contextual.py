@@ -17,7 +17,7 @@ from ..precision import HALF, resolved
 from . import technique
 from ._linears import layers
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 from .drafts import beside_model
 from .sparsity import SparseLinear
 
@@ -42,6 +42,7 @@ class Contextual(Technique):
     """
 
     kind = Kind.DECODING
+    touches = Touches.MODEL
     decode_alone = True
     order = 1  # of the products that others have left
 

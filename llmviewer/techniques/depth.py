@@ -14,7 +14,7 @@ from ..operators.linear import LMHead
 from . import technique
 from ._linears import tied
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 
 _ALL = replicas(1)  # the whole pass, in a block that some tokens alone run
 
@@ -35,6 +35,7 @@ class EarlyExit(Technique):
     """
 
     kind = Kind.DECODING
+    touches = Touches.MODEL
     decode_alone = True
     order = -3  # what layers do is changed where all tokens pass and where some do
 
@@ -84,6 +85,7 @@ class MixtureOfDepths(Technique):
     """
 
     kind = Kind.DECODING
+    touches = Touches.MODEL
 
     share: float = parameter("part of the tokens that such a layer takes", 0.125, least=0.001, most=1)
     every: int = parameter("one of so many layers takes some tokens alone", 2, least=1, most=1024)

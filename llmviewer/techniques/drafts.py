@@ -17,7 +17,7 @@ from ._drafting import Drafting, in_turn, vocabulary
 from ._linears import tied
 from ._parameters import parameter
 from ._schedule import Run, each
-from ._technique import Machine, Technique
+from ._technique import Machine, Technique, Touches
 
 
 @technique("self-speculative")
@@ -68,6 +68,7 @@ class Medusa(Drafting):
     """
 
     usual = 2.57
+    touches = Touches.MODEL
 
     heads: int = parameter("heads, each for one token further on", 4, least=1, most=64)
     nodes: int = parameter("candidates in the tree", 64, least=1, most=4096)
@@ -131,6 +132,7 @@ class Eagle(Drafting):
     """
 
     usual = 3.6
+    touches = Touches.MODEL
 
     draft_depth: int = parameter("tokens drafted one after the other", 5, least=1, most=64)
     nodes: int = parameter("candidates in the tree", 25, least=1, most=4096)

@@ -12,7 +12,7 @@ from ..operators.masks import CAUSAL, Chosen, Mask
 from . import technique
 from ._masks import causal, masked
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 from .window import Windowed
 
 
@@ -76,6 +76,7 @@ class _Fewer(Technique):
     """Full attention becomes attention to fewer keys; windows that a model has stay."""
 
     kind = Kind.ATTENTION
+    touches = Touches.ANSWERS
 
     @property
     def mask(self) -> Mask:
@@ -148,6 +149,8 @@ class Pattern(_Fewer):
     Helps: long prompts, whose attention becomes linear in their length.
     Cannot: save memory, as any token may be asked for. Left out: rows of global tokens, which see all.
     """
+
+    touches = Touches.MODEL
 
     local: int = parameter("last tokens", 192, unit="tokens", least=1)
     globals: int = parameter("tokens that all see", 128, unit="tokens", least=0)

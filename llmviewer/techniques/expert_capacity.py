@@ -12,7 +12,7 @@ from ..operators.elementwise import Permute
 from ..operators.linear import ExpertsLinear
 from . import technique
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 
 
 @technique("expert-capacity")
@@ -28,6 +28,7 @@ class ExpertCapacity(Technique):
     """
 
     kind = Kind.GRAPH
+    touches = Touches.ANSWERS
 
     factor: float = parameter("places over tokens", 1.25, least=0, open=True)
 

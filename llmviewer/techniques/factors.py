@@ -20,7 +20,7 @@ from ..workload import Workload
 from . import technique
 from ._linears import compressible, inner, layers, original
 from ._parameters import parameter
-from ._technique import Finding, Kind, Machine, Technique
+from ._technique import Finding, Kind, Machine, Technique, Touches
 
 _MULTIPLE: Final = 16  # that ranks of a network are cut into
 
@@ -30,6 +30,7 @@ class _OnLinears(Technique):
     """Something done to the linears of layers that a pattern names."""
 
     kind = Kind.COMPRESSION
+    touches = Touches.MODEL
     order = 1  # of the products that others have left
 
     targets: str = parameter("linears, as in file names, such as *_proj or down_proj", "*")

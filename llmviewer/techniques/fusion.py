@@ -15,7 +15,7 @@ from ..operators.linear import Linear, LMHead
 from ..workload import Workload
 from . import technique
 from ._parameters import parameter
-from ._technique import Finding, Kind, Machine, Technique
+from ._technique import Finding, Kind, Machine, Technique, Touches
 
 _Pair = Callable[[Operator, Operator], bool]
 
@@ -36,6 +36,7 @@ class Fusion(Technique):
     """
 
     kind = Kind.GRAPH
+    touches = Touches.NOTHING
     order = 5  # what runs in one launch is what others have left
 
     qkv: bool = parameter("queries, keys and values in one product", default=True)

@@ -19,7 +19,7 @@ from ..resource import Resource, matrix
 from . import technique
 from ._masks import causal, masked
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 from .cache import Allocated
 
 
@@ -37,6 +37,7 @@ class Mla(Technique):
     """
 
     kind = Kind.ATTENTION
+    touches = Touches.MODEL
     order = -5  # its projections are products like others
 
     rank: int = parameter("width of the latent", 512, least=1)
@@ -138,6 +139,7 @@ class LowRankAttention(Technique):
     """
 
     kind = Kind.ATTENTION
+    touches = Touches.MODEL
 
     rank: int = parameter("mixtures of keys", 256, least=1)
 

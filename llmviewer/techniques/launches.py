@@ -13,7 +13,7 @@ from ..workload import Workload
 from . import technique
 from ._parameters import parameter
 from ._schedule import Run, Schedule
-from ._technique import Finding, Kind, Machine, Technique
+from ._technique import Finding, Kind, Machine, Technique, Touches
 
 
 @technique("launches")
@@ -29,6 +29,7 @@ class Launches(Technique):
     """
 
     kind = Kind.GRAPH
+    touches = Touches.NOTHING
     order = 20  # of all passes that others have arranged
 
     each: float = parameter("the host's time for a launch", 5.0, unit="us", least=0, open=True)

@@ -17,7 +17,7 @@ from ..workload import Spans, Workload
 from . import technique
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
-from ._technique import Finding, Kind, Machine, Technique
+from ._technique import Finding, Kind, Machine, Technique, Touches
 
 _Lengthened: TypeAlias = Callable[[Spans, int], Spans]
 
@@ -38,6 +38,7 @@ class Lengths(Technique):
     """
 
     kind = Kind.INPUT
+    touches = Touches.NOTHING
     order = -9
 
     file: str = parameter("a text file with a length on each line")

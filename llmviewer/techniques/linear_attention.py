@@ -15,7 +15,7 @@ from ..precision import FP32
 from . import technique
 from ._masks import causal
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 
 _FEATURE_OPS = 4  # elu(x) + 1 of a query or key: compare, exp, subtract, add one
 
@@ -35,6 +35,7 @@ class LinearAttention(Technique):
     """
 
     kind = Kind.ATTENTION
+    touches = Touches.MODEL
 
     chunk: int = parameter("tokens of a prompt taken together", 64, unit="tokens", least=1)
 

@@ -14,7 +14,7 @@ from ._drafting import Drafting
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
 from ._spans import shared
-from ._technique import Kind, Machine, Technique, altered
+from ._technique import Kind, Machine, Technique, Touches, altered
 from .prompts import PrefixCache
 
 
@@ -32,6 +32,7 @@ class NoCache(Technique):
     """
 
     kind = Kind.DECODING
+    touches = Touches.NOTHING
 
     def step(self, workload: Workload) -> Workload:
         return each(workload, lambda s: replace(s, q_len=s.kv_len))
@@ -64,6 +65,7 @@ class Skeleton(Technique):
     """
 
     kind = Kind.DECODING
+    touches = Touches.ANSWERS
 
     points: int = parameter("parts of the answer", 8, least=1, most=4096)
     outline: int = parameter("tokens of the outline", 40, unit="tokens", least=1, most=4096)

@@ -17,7 +17,7 @@ from . import technique
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
 from ._spans import shared
-from ._technique import Finding, Kind, Machine, Technique
+from ._technique import Finding, Kind, Machine, Technique, Touches
 
 _LENGTHS = 2.0 ** np.arange(4, 21)
 
@@ -27,6 +27,7 @@ class Rewritten(Technique):
     """Prompts of another length than those given."""
 
     kind = Kind.INPUT
+    touches = Touches.ANSWERS
     order = -9  # whatever else happens to a prompt happens to the new one
 
     def length(self, prompt: Num) -> Num:
@@ -142,6 +143,7 @@ class PrefixCache(Technique):
     """
 
     kind = Kind.INPUT
+    touches = Touches.NOTHING
     order = -8
 
     hit: float = parameter("part of the prompt that is there already", 0.5, least=0, most=1)
@@ -181,6 +183,7 @@ class Chunked(Technique):
     """
 
     kind = Kind.INPUT
+    touches = Touches.NOTHING
     order = -7
 
     tokens: int = parameter("tokens of each sequence in a chunk", 512, unit="tokens", least=1)

@@ -15,7 +15,7 @@ from ..operators.linear import ExpertsLinear, Linear
 from . import technique
 from ._linears import compressible, layers
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 
 _KNOWN: Final = (Norm, Add, Linear, Embedding)  # what can be between layers
 
@@ -34,6 +34,7 @@ class StructuredPruning(Technique):
     """
 
     kind = Kind.COMPRESSION
+    touches = Touches.MODEL
     order = -6  # what others change is the network that is left
 
     heads: float = parameter("part of the heads that stays", 1.0, least=0, most=1)

@@ -10,7 +10,7 @@ from . import technique
 from ._parameters import parameter
 from ._schedule import each
 from ._spans import shared
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 
 _PROMPT = ("shared", "read-once", "copied")
 
@@ -20,6 +20,7 @@ class Several(Technique):
     """Decode steps of as many sequences as `copies` for each prompt."""
 
     kind = Kind.DECODING
+    touches = Touches.ANSWERS
 
     prompt: str = parameter(
         "the cache of the prompt: held once and read by each answer, read once by all, or copied", "shared",

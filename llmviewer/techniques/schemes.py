@@ -20,7 +20,7 @@ from ..resource import Resource, matrix
 from . import technique
 from ._linears import Instead, compressible, layers
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 from .cache import KvQuant
 from .factors import Lora
 
@@ -170,6 +170,7 @@ class Quantized(Technique):
     """
 
     kind = Kind.COMPRESSION
+    touches = Touches.ANSWERS
 
     scheme: str = parameter("the method", choices=tuple(SCHEMES))
     outliers: float | None = parameter("part of the columns in 16 bits; the method's own if not given", None, least=0,

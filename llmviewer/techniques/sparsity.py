@@ -17,7 +17,7 @@ from ..resource import Resource
 from . import technique
 from ._linears import Instead
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 
 _IN_UNITS: Final = (2, 4)  # kept, and of how many: what sparse matrix units multiply
 _INDEX_BITS: Final = 16  # of a column within a tile
@@ -41,6 +41,7 @@ class Sparse(Technique):
     """Zeros in the matrices of linears and experts; heads and routers stay as they are."""
 
     kind = Kind.COMPRESSION
+    touches = Touches.MODEL
 
     def bits(self, dense: float) -> float:
         """What an element takes on average, of `dense` bits where it is not zero."""

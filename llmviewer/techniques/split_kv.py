@@ -17,7 +17,7 @@ from ..precision import FP32
 from ..workload import Workload
 from . import technique
 from ._parameters import parameter
-from ._technique import Finding, Kind, Machine, Technique
+from ._technique import Finding, Kind, Machine, Technique, Touches
 
 
 @technique("split-kv")
@@ -36,6 +36,7 @@ class SplitKv(Technique):
     """
 
     kind = Kind.GRAPH
+    touches = Touches.NOTHING
     decode_alone = True
 
     splits: int = parameter("parts of the context", 8, least=1, most=4096)

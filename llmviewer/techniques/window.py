@@ -10,7 +10,7 @@ from ..operators.masks import Causal
 from . import technique
 from ._masks import causal, masked
 from ._parameters import parameter
-from ._technique import Kind, Machine, Technique
+from ._technique import Kind, Machine, Technique, Touches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,7 @@ class Windowed(Technique):
     """Every layer attends to so many tokens at most, and its cache keeps no more."""
 
     kind = Kind.ATTENTION
+    touches = Touches.ANSWERS
 
     @property
     def tokens(self) -> int:

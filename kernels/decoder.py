@@ -31,6 +31,7 @@ from ..model_files import load_model
 from ..operators.attention import FlashAttention, Heads
 from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import ACTIVATION_OPS, Activation, Norm, Rope, Route
+from ..operators.fused import Fused
 from ..operators.masks import CAUSAL, Causal
 from ..operators.sampling import Sample
 from ..precision import Format
@@ -39,7 +40,6 @@ from ..transforms.quantize import AS_IT_IS
 from ..workload import Workload
 from . import decode_attention, embedding, fused_moe, gated, gemm, gemv, rms_norm, rope, rope_cache, sampling
 from .base import DTYPES, EPSILON, Case, Inputs, Kernel, Plan, Random, Target, case, cdiv
-from .fused import Fused
 
 PAGE = 64  # tokens of a page of the cache
 _RMS_OPS: Final = 4  # square, sum, scale, weight

@@ -17,9 +17,9 @@ import triton.language as tl
 from ..operators.attention import Heads
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.elementwise import Elementwise, Norm, Rope
+from ..operators.fused import Fused
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .fused import Fused
 from .rope import _cos_sin
 from .rope import frequencies as frequencies_of
 

@@ -25,7 +25,7 @@ from .model import Model
 from .operators.attention import Heads
 from .operators.base import Operator
 from .operators.elementwise import Permute
-from .operators.fused import Fused, once
+from .operators.fused import Fused
 from .operators.masks import Causal
 from .precision import NAMED
 from .resource import matrix
@@ -221,16 +221,7 @@ def _times(found: Pass | None, count: int) -> tuple[Num, Num, Num, Num]:
 def _together(graph: Graph) -> Graph:
     """All that a block does as one launch, which keeps on the chip what is between."""
     (block,) = graph.blocks
-    parts = block.operators
-    made = {t.name for part in parts for t in part.outputs}
-    fused = Fused(
-        name=block.name,
-        kind=parts[-1].kind,
-        inputs=once(t for part in parts for t in part.inputs if t.name not in made),
-        outputs=parts[-1].outputs,
-        weights=tuple(w for part in parts for w in part.weights),
-        parts=parts,
-    )
+    fused = Fused.of(block.operators, read={block.output})
     return Graph((replace(block, operators=(fused,)),))
 
 

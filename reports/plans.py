@@ -33,7 +33,7 @@ def said(found: ServicePlan) -> str:
     """What the times are."""
     if found.kernels is None:
         return f"Steps take as long as their lower bounds, so no plan needs less, and a real one needs more. {_MEANS}"
-    whose = f"{found.kernels}'s kernels" if found.kernels else "the kernels that were measured best on each device"
+    whose = f"{found.kernels}'s kernels" if found.kernels else "the kernels of which most was measured on each device"
     return f"Steps take as long as is expected of {whose}; at the bound, as long as no kernel can beat. {_MEANS}"
 
 

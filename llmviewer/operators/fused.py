@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from ..forms import Form, total
 from ..resource import Resource
-from .base import Operator, Tensor
+from .base import KEPT, Operator, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,20 @@ class Fused(Operator):
     """
 
     parts: tuple[Operator, ...]
+
+    kind: str = "fused"
+
+    @classmethod
+    def of(cls, parts: tuple[Operator, ...], *, read: Collection[str]) -> Self:
+        """Of what `parts` write, only what others `read`, and what is kept, leaves the chip."""
+        made = {t.name for part in parts for t in part.outputs}
+        return cls(
+            name=" + ".join(part.name for part in parts),
+            inputs=once(t for part in parts for t in part.reads() if t.name not in made),
+            outputs=once(t for part in parts for t in part.writes() if t.name in read or t.role in KEPT),
+            weights=tuple(weight for part in parts for weight in part.weights),
+            parts=parts,
+        )
 
     def arithmetic(self) -> dict[Resource, Form]:
         amounts: dict[Resource, Form] = {}

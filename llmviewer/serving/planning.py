@@ -48,7 +48,7 @@ _BOUND: Final = ("copies", "ttft_s", "tpot_s", "rate_within", "max_rate", "usd_p
 class ServicePlan:
     """The answer. Every candidate has the fewest copies that keep to the goals, or that come closest.
 
-    kernels     whose times are expected, "" where that is what was measured best on each device; None where all is of
+    kernels     whose times are expected, "" where that is of which most was measured on each; None where all is of
                 lower bounds
     able        those that keep to them, cheapest first, those without a price last
     unmeasured  those that do at the bound, where nothing is expected of their kernels
@@ -194,7 +194,7 @@ def plan(
     batches      limits of sequences at a time among which one is chosen
     by           "cost", "energy" (watts at TDP) or "devices"; the first of these that is known, if None
     years        over which a purchase is spread where a device has no cloud price
-    library      whose kernels are expected; what was measured best on each device if ""
+    library      whose kernels are expected; of which most was measured on each device if ""
     engine       that launches them; no gaps between them if ""
     profiles     files that `llmviewer calibrate` wrote, before those that ship
     hardware_set what-ifs on every device, as those of analyze()

@@ -327,7 +327,7 @@ def simulate(
     ttft, tpot        goals that requests are held to [s]
     years             over which a purchase is spread where a device has no cloud price
     techniques        those that change what a step does, not which steps are taken
-    library           whose kernels are expected; what was measured best on the device if ""
+    library           whose kernels are expected; of which most was measured on the device if ""
     engine            one of ENGINES, whose steps are expected, and whose policy and block are meant where none are
                       given
     profiles          files that `llmviewer calibrate` wrote, before those that ship

@@ -278,6 +278,15 @@ class Mlp(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10))
 
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 288, bias=False), nn.Linear(96, 64, bias=False)
+
+    def forward(self, x):
+        gate, up, more = self.up(x).chunk(3, -1)
+        return self.down(F.silu(gate) * up + more)
+
 class Net(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 2, stride=2),
@@ -319,6 +328,7 @@ def named(): return Gpt(), {"idx": ids(2, 16)}
 def causal_encoder(): return Encoder(causal=True)
 def weighted(): return Weighted(), zeros(2, 9, 64)
 def mlp(): return Mlp(), zeros(8, 64)
+def gated(): return Gated(), zeros(2, 9, 64)
 def net(): return Net(), (zeros(1, 3, 32, 32),)
 def gru(): return Recurrent(), zeros(2, 9, 64)
 def first_length(): return Encoder(batch_first=False).encoder, zeros(9, 2, 64), DIMS
@@ -377,6 +387,13 @@ def test_one_projection_is_read_in_parts(own):
     flash = load_traced(own + "Gpt").graph.then(flash_attention(1e9)).check()
     moved = [op.work().activation_bytes for _, op in flash if isinstance(op, FlashAttention)]
     assert [evaluate(form, Workload.prefill(batch=2, prompt=10)) for form in moved] == [20 * 4 * 64 * 4]
+
+
+def test_slices_of_a_projection_without_a_bias_are_read_each(own):
+    """Numbers of a token: 64 to 288, three slices of 96 to one, and 96 to 64."""
+    (_, up), (_, gate), (_, down) = load_traced(own + "gated").graph
+    moved = [evaluate(op.work().activation_bytes, Workload.prefill(batch=2, prompt=10)) for op in (up, gate, down)]
+    assert moved == [20 * 4 * (64 + 288), 20 * 4 * (3 * 96 + 96), 20 * 4 * (96 + 64)]
 
 
 def test_layers_that_hand_on_more_than_one_tensor_are_one_block(own):

@@ -337,6 +337,18 @@ def test_errors_are_one_line(own, name):
     assert str(caught.value) == f"{name}: {ERRORS[name]}"
 
 
+def test_a_step_that_mixes_sequences_is_told():
+    """The last token that transformers' RWKV keeps, (batch, width), is added to the next one, (batch, 1, width)."""
+    fields = {"hidden_size": 64, "attention_hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
+    with pytest.raises(InputError) as caught:
+        trace(built("rwkv", fields), name="rwkv")
+    few, more = 2 * 2 * 2 * 64 * 64, 2 * 3 * 3 * 64 * 64
+    assert str(caught.value) == (
+        "rwkv: rwkv.blocks.0.attention.key: mm mixes the sequences of a batch, and a trace needs each by itself: "
+        f"{few} OPs for batch 2, 1 new tokens after 5, {more} for batch 3, 1 new tokens after 5"
+    )
+
+
 MASKS = {
     "tril": "MHA",
     "buffer": "MHA",

@@ -271,12 +271,27 @@ class Program:
         for recording in recordings[1:]:
             for ours, theirs in zip(calls, recording.calls, strict=False):
                 if ours.wiring != theirs.wiring:
-                    raise self.error(theirs, f"is made for one shape where {ours.where} is for another")
+                    other = self.error(theirs, f"is made for one shape where {ours.where} is for another")
+                    raise self._mixed(recordings) or other
             if len(calls) != len(recording.calls):
                 raise InputError(
                     f"{self.name}: makes {len(calls)} calls for one shape and {len(recording.calls)} for another; "
                     "a trace needs the same calls for all (is there a loop over tokens?)"
                 )
+
+    def _mixed(self, recordings: Sequence[Recording]) -> InputError | None:
+        """What is wrong where a product with parameters has more OPs for each sequence the more there are."""
+        first, few = recordings[0], self.basis.shapes[0]
+        for shape, recording in zip(self.basis.shapes, recordings, strict=True):
+            if replace(shape, batch=few.batch) != few:
+                continue
+            for ours, theirs in zip(first.calls, recording.calls, strict=False):
+                if ours.wiring != theirs.wiring:
+                    break
+                if first.projects(ours) and theirs.ops * few.batch > ours.ops * shape.batch:
+                    problem = "mixes the sequences of a batch, and a trace needs each by itself"
+                    return self.error(ours, f"{problem}: {ours.ops} OPs for {few}, {theirs.ops} for {shape}")
+        return None
 
     def _read(self, recording: Recording) -> list[int]:
         """Places of calls, element-wise ones apart of which nothing is read or returned: compilers leave them out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from math import prod
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 from ..errors import InputError
 
 # Calls that lay out again what is there: a fused engine reads the original.
-_COPIES: Final = frozenset({"clone", "_unsafe_view", "contiguous", "_reshape_copy", "lift_fresh"})
+_COPIES: Final = frozenset({"clone", "contiguous", "_reshape_copy", "lift_fresh"})
 _MOVES: Final = frozenset(
     {"cat", "stack", "_to_copy", "copy_", "index", "index_select", "gather", "constant_pad_nd", "roll"}
     | {"index_copy_", "index_put_"}
@@ -95,7 +96,7 @@ class Call:
     matmul: bool
     causal: bool = False
     fed: bool = True
-    shows: tuple[int, int] | None = None
+    shows: Later | None = None
 
     @property
     def where(self) -> str:
@@ -135,9 +136,10 @@ class Recording:
         for index, call in enumerate(self.calls):
             for use in call.uses:
                 readers.setdefault(use.value, []).append(index)
-        found = {index: call.shows for index, call in enumerate(self.calls) if call.matmul}
+        shows = [call.shows() if call.shows else None for call in self.calls]
+        found = {index: shows[index] for index, call in enumerate(self.calls) if call.matmul}
         for start, call in enumerate(self.calls):
-            if call.shows is None or call.matmul:
+            if shows[start] is None or call.matmul:
                 continue
             size, ahead, seen = self.values[call.made[0]].numel, [start], {start}
             while ahead:  # all that is done with the same scores
@@ -146,7 +148,7 @@ class Recording:
                 near = {i for v in values for i in (writer.get(v, -1), *readers.get(v, ())) if i >= 0} - seen
                 seen |= near
                 ahead += [i for i in near if not self.calls[i].matmul]
-            found |= {i: call.shows for i in seen if self.calls[i].matmul}
+            found |= {i: shows[start] for i in seen if self.calls[i].matmul}
         return [found[index] for index in sorted(found)]
 
     def written(self) -> dict[int, list[int]]:
@@ -172,15 +174,43 @@ class Recording:
         return call.matmul and bool(learned) and not alone
 
 
+class Later:
+    """What is worked out when somebody asks for it, from others of its kind.
+
+    make  takes what `needs` are
+    """
+
+    def __init__(self, make: Callable[..., Any], needs: Sequence[Later] = ()) -> None:
+        self._make: Callable[..., Any] | None = make
+        self._needs = needs
+        self._made: Any = None
+
+    def __call__(self) -> Any:
+        ahead = [self]
+        while ahead:  # what is needed first, without a call within a call for each
+            one = ahead[-1]
+            waits = [need for need in one._needs if need._make]  # noqa: SLF001  # of its own
+            ahead += waits
+            if not waits:
+                ahead.pop()._work()  # noqa: SLF001  # of its own
+        return self._made
+
+    def _work(self) -> None:
+        if self._make:
+            self._made = self._make(*(need._made for need in self._needs))  # noqa: SLF001  # of its own
+            self._make, self._needs = None, ()
+
+
 class Numbers:
-    """What tensors hold that depend on shapes alone, such as masks: it is worked out beside the trace.
+    """What tensors hold that depend on shapes alone, such as masks: it is worked out beside the trace, when it is read.
 
     before  what is known to begin with
     """
 
     def __init__(self, before: Numbers | None = None) -> None:
         # By id: the tensor, which keeps it, and the same with numbers.
-        self._known: dict[int, tuple[Any, Any]] = {**before._known} if before else {}  # noqa: SLF001  # of its own
+        self._known: dict[int, tuple[Any, Later]] = {**before._known} if before else {}  # noqa: SLF001  # of its own
+        self._waiting: list[Later] = [*before._waiting] if before else []  # noqa: SLF001  # of its own
         self._tree: Any = import_module("torch.utils._pytree")
         self._tensor = import_module("torch").Tensor
 
@@ -197,48 +227,93 @@ class Numbers:
             return make()
 
     def tensors(self, tree: Any) -> list[Any]:
-        return [x for x in self._tree.tree_flatten(tree)[0] if isinstance(x, self._tensor)]
+        if isinstance(tree, self._tensor):
+            return [tree]
+        parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+        return [x for part in parts for x in self.tensors(part)]
 
     def of(self, tensor: Any) -> Any:
         """The same with numbers; None where they are not known."""
-        return self._known.get(id(tensor), (None, None))[1]
+        known = self._known.get(id(tensor))
+        return known[1]() if known else None
 
     def keep(self, tensor: Any, numbers: Any) -> None:
-        self._known[id(tensor)] = (tensor, numbers)
+        self._known[id(tensor)] = (tensor, Later(lambda: numbers))
 
     def follow(self, func: Any, args: Any, kwargs: Any, outs: Sequence[Any], ins: Sequence[Any]) -> None:
         """Does with numbers what a call did without them, where all the tensors that it takes are known."""
-        name = func._schema.name.partition("::")[2]  # noqa: SLF001  # public in all but name
-        known = all(self.of(x) is not None for x in ins) if ins else name.startswith(_KNOWN)
+        schema = func._schema  # noqa: SLF001  # public in all but name
+        name, changes = schema.name.partition("::")[2], schema.is_mutable
+        known = all(id(x) in self._known for x in ins) if ins else name.startswith(_KNOWN)
         if not outs or not known or any(x.numel() > _KEPT for x in outs):
-            if func._schema.is_mutable:  # noqa: SLF001  # public in all but name
+            if changes:
                 gone = set(map(_memory, outs))
                 self._known = {key: pair for key, pair in self._known.items() if _memory(pair[0]) not in gone}
             return
-        args, kwargs = self._tree.tree_map(lambda x: self.of(x) if isinstance(x, self._tensor) else x, (args, kwargs))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": import_module("torch").device("cpu")}
-        try:
-            made = self.tensors(func(*args, **kwargs))
-        except RuntimeError:  # what a CPU has no kernel for
-            return
-        for x, numbers in zip(outs, made, strict=True):
-            self.keep(x, numbers)
 
-    def shown(self, name: str, args: Any, kwargs: Any, scores: Any) -> tuple[int, int] | None:
+        def make(args: Any, kwargs: Any) -> list[Any] | None:
+            try:
+                return self.tensors(func(*args, **kwargs))
+            except RuntimeError:  # what a CPU has no kernel for
+                return None
+
+        if changes:  # what came before has read what was there
+            for later in self._waiting:
+                later()
+            self._waiting.clear()
+        made = self._later(make, args, kwargs)
+        for place, x in enumerate(outs):
+            self._known[id(x)] = (x, Later(partial(_nth, place), (made,)))
+        if changes:
+            made()
+
+    def shown(self, name: str, args: Any, kwargs: Any, scores: Any) -> Later | None:
         """What a call that masks scores leaves of them, as left() says it."""
         if name not in _MASKS or scores.dim() < 2:
             return None
-        given = (self.of(x) if isinstance(x, self._tensor) else x for x in (*args, *kwargs.values()))
-        first, *rest = (_once(x) if isinstance(x, self._tensor) else x for x in given)
-        mask = None
-        if name.startswith("masked_fill"):
-            mask = rest[0] if rest[0] is None else rest[0].logical_not()
-        elif name == "where" and first is not None and len(rest) > 1:
-            mask = first.logical_not() if isinstance(rest[0], self._tensor) else first
-        elif name.startswith("add"):
-            mask = next((x for x in (first, *rest) if isinstance(x, self._tensor)), None)
-        return None if mask is None else self.left(mask, *scores.shape[-2:])
+        if not any(id(x) in self._known for x in self.tensors((args, kwargs))):
+            return None
+        rows, keys = scores.shape[-2:]
+
+        def make(args: Any, kwargs: Any) -> tuple[int, int] | None:
+            first, *rest = (_once(x) if isinstance(x, self._tensor) else x for x in (*args, *kwargs.values()))
+            mask = None
+            if name.startswith("masked_fill"):
+                mask = rest[0] if rest[0] is None else rest[0].logical_not()
+            elif name == "where" and first is not None and len(rest) > 1:
+                mask = first.logical_not() if isinstance(rest[0], self._tensor) else first
+            elif name.startswith("add"):
+                mask = next((x for x in (first, *rest) if isinstance(x, self._tensor)), None)
+            return None if mask is None else self.left(mask, rows, keys)
+
+        return self._later(make, args, kwargs)
+
+    def seen(self, mask: Any, scores: Any) -> Later | None:
+        """What a mask leaves of scores, as left() says it."""
+        if id(mask) not in self._known:
+            return None
+        rows, keys = scores.shape[-2:]
+        return self._later(lambda args, _: self.left(args[0], rows, keys), (mask,), {})
+
+    def _later(self, make: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Later:
+        """What `make` does with arguments in which tensors have numbers, or are None where none are known; None where
+        those that are known could not be worked out.
+        """
+        flat, spec = self._tree.tree_flatten((args, kwargs))
+        needs = {place: self._known[id(x)][1] for place, x in enumerate(flat) if id(x) in self._known}
+        still = [None if isinstance(x, self._tensor) else x for x in flat]
+
+        def made(*numbers: Any) -> Any:
+            if any(one is None for one in numbers):
+                return None
+            filled = dict(zip(needs, numbers, strict=True))
+            return make(*self._tree.tree_unflatten([filled.get(n, x) for n, x in enumerate(still)], spec))
+
+        later = Later(made, [*needs.values()])
+        self._waiting.append(later)
+        return later
 
     def left(self, mask: Any, rows: int, keys: int) -> tuple[int, int] | None:
         """How many keys before and after its own a query sees at most where a mask is True, or no large negative
@@ -266,12 +341,13 @@ class Recorder:
         self.numbers = numbers
         self.recording = Recording()
         self.causal = False  # whether the attention that is being made is
-        self.mask: Any = None  # its mask, where numbers are known
-        self.shows: tuple[int, int] | None = None  # what that leaves
+        self.mask: Any = None  # its mask
+        self.shows: Later | None = None  # what that leaves
         self._modules = dict(module.named_modules(remove_duplicate=False))
         self.now: tuple[str, str] | None = None  # the call that is being made
         self._flops: dict[Any, Callable[..., int]] = import_module("torch.utils.flop_counter").flop_registry
         self._tracker = import_module("torch.utils.module_tracker").ModuleTracker()
+        self._paths: dict[frozenset[str], str] = {}  # of the module that runs, by all that do
         self._seen: dict[
             int, tuple[Use, bool]
         ] = {}  # by id: what it shows of which value; whether it was laid out anew
@@ -347,7 +423,8 @@ class Recorder:
         ins, outs = self.numbers.tensors((args, kwargs)), self.numbers.tensors(out)
         self.numbers.follow(func, args, kwargs, outs, ins)
         fed = not name.startswith(_MADE) and any(id(x) in self._fed for x in ins)
-        views = not schema.is_mutable and any(r.alias_info for r in schema.returns)
+        # the schema of an unsafe view does not say so, as nobody else sees what it shows
+        views = name == "_unsafe_view" or (not schema.is_mutable and any(r.alias_info for r in schema.returns))
         self._mark(ins, outs, fed=fed, ones=name in _ONES or ((views or name in _SAME) and any(map(self.is_ones, ins))))
         if name.startswith(_MADE) or (views and ins and _memory(ins[0]) in self._blank):
             self._leave_blank(outs)
@@ -361,7 +438,7 @@ class Recorder:
             largest = 0 if name in _MOVES else _STEPS.get(name, 1) * max(x.numel() for x in (*known, *outs))
             ops = self._ops(packet, name, args, kwargs, out) if matmul else largest
             if matmul and self.mask is not None:  # the first product makes the scores
-                self.shows, self.mask = self.numbers.left(self.mask, *outs[0].shape[-2:]), None
+                self.shows, self.mask = self.numbers.seen(self.mask, outs[0]), None
             uses = tuple(map(self._use, known))
             made = tuple(self._made(x, mutated=schema.is_mutable) for x in outs if _counts(x))
             self._grown(name, uses, made)
@@ -392,9 +469,11 @@ class Recorder:
 
     def _path(self) -> str:
         """That of the module that runs: the one below most others, as what is shared has a path somewhere else."""
-        running = self._tracker.parents
-        deepest = max(running, key=lambda path: (sum(path.startswith(f"{one}.") for one in running), len(path)))
-        return str(deepest).partition(".")[2]
+        running = frozenset(self._tracker.parents)
+        if running not in self._paths:
+            deepest = max(running, key=lambda path: (sum(path.startswith(f"{one}.") for one in running), len(path)))
+            self._paths[running] = str(deepest).partition(".")[2]
+        return self._paths[running]
 
     def _is_causal(self, path: str) -> bool:
         """Whether the module at `path` says of itself that it is."""
@@ -460,6 +539,10 @@ class Recorder:
             self._show(out, Use(use.value, elements, low, high), anew=anew or copied)
 
 
+def _nth(place: int, found: Sequence[Any] | None) -> Any:
+    return None if found is None else found[place]
+
+
 def _once(mask: Any) -> Any:
     """A mask that is the same for all sequences and heads, for one of them."""
     for place in range(mask.dim() - 2):
@@ -491,7 +574,7 @@ def plain_attention(recorder: Recorder) -> Any:
         shared = query.shape[-3] // key.shape[-3] if query.dim() > 3 else 1
         if shared > 1:
             key, value = (x.unsqueeze(2).expand(-1, -1, shared, -1, -1).flatten(1, 2) for x in (key, value))
-        recorder.mask = recorder.numbers.of(bias)
+        recorder.mask = bias
         scores = torch.matmul(query, key.transpose(-1, -2))
         scores = scores + bias if recorder.shown(bias) >= 0 else scores
         return torch.matmul(torch.softmax(scores, -1), value)

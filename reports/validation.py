@@ -91,7 +91,10 @@ def _skipped(scores: Validation) -> Iterator[str]:
 
 
 def _indented(line: str) -> str:
-    return textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    """Paths are whole, to be copied."""
+    return textwrap.fill(
+        line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+    )
 
 
 def render_html(scores: Validation, inputs: Mapping[str, Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # `python -m pytest` looks for packages in the checkout first, where transformers takes our kernels/ for a package of
@@ -15,3 +16,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported: ker
 
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60)  # the same cases on every machine
 settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def _as_wide_as_the_text(monkeypatch):
+    """Reports are cut to $COLUMNS, which is not the same everywhere."""
+    monkeypatch.delenv("COLUMNS", raising=False)

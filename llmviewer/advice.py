@@ -71,7 +71,7 @@ def advise(
         if time_s / then_s >= _WORTH:
             hoped = None
             if kernels and expected and expected.modelled:
-                then = kernels.expect(other.estimate(workload).operators, workload)
+                then = kernels.run(other, workload)
                 hoped = expected.total.numbers()[0] / then.total.numbers()[0]
             offer(f"{name} {seconds(then_s)} ({time_s / then_s:.2g}x faster", hoped)
     shared = bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)  # by all sequences of a batch
@@ -149,12 +149,12 @@ class _More:
         many = Workload((replace(sequences, batch=share),))
         hoped = None
         if kernels and expected and expected.modelled:
-            then = kernels.expect(setting.plan_of(phase).estimate(many).operators, many)
+            then = kernels.run(setting.plan_of(phase), many)
             now_s, then_s = (
                 setting.expected(phase, found, size).numbers()[0] for found, size in ((expected, batch), (then, most))
             )
             hoped = most / batch * now_s / then_s
-        now_s, then_s = (setting.time_s(phase, one, size) for one, size in ((workload, batch), (many, most)))
+        now_s, then_s = (float(setting.time_s(phase, one, size)) for one, size in ((workload, batch), (many, most)))
         return cls(batch=most, gain=most / batch * now_s / then_s, expected=hoped)
 
 

@@ -471,12 +471,12 @@ def runs_expected(kernels: Kernels | None, runs: Sequence[Run]) -> Interval | No
     """What passes are expected to take, one after another; None where no more than a bound is known of one."""
     whole = _NOTHING
     for run in runs:
-        found = kernels.expect(run.plan.estimate(run.workload).operators, run.workload) if kernels else None
+        found = kernels.run(run.plan, run.workload) if kernels else None
         if not found or not found.modelled:
             return None
         bound = np.sum(run.plan.time_s(run.workload) * np.asarray(run.times))
         for_each = replace(run, host_s=0.0, parts=1).time_s / bound  # passes alike may have one entry for all
-        each = (found.step if run.turns else found.prefill)(run.parts if len(run.plan.stages) > 1 else 1)
+        each = found.in_parts(run.parts if len(run.plan.stages) > 1 else 1, turns=run.turns)
         times = each.map(partial(np.maximum, run.host_s)).map(partial(np.multiply, run.times)).map(np.sum)
         whole = whole.join(times.map(partial(np.multiply, for_each)), add)
     return whole
@@ -561,7 +561,7 @@ def _phase(
     return Phase(
         batch=int(sequences.batch),
         micro_batches=int(setting.layout.parts(batch)),
-        time_s=setting.time_s(name, workload, batch),
+        time_s=float(setting.time_s(name, workload, batch)),
         **_expected(whole),
         q_len=int(sequences.q_len),
         kv_len=int(sequences.kv_len),

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from . import __version__, given
-from .comparison import DATA_TYPE, LAYOUT, LINK, PUBLISHED, WHAT_IF, Cell, Comparison, Pass, compare
+from .comparison import DATA_TYPE, LAYOUT, LINK, WHAT_IF, Cell, Comparison, Pass, compare
 from .errors import InputError
 from .expectation.profile import Profile
 from .hardware import Hardware
@@ -26,6 +26,7 @@ from .operators.collectives import OUT, UP
 from .parallel import parallel
 from .resource import Unit
 from .setting import whole
+from .transforms.quantize import PUBLISHED
 from .units import seconds, si
 
 # What is allowed where nothing is said: the model as it is; weights and activations in the two 8-bit types that

@@ -700,11 +700,11 @@ def compare(
     the model lies on several of each; several numbers are as many settings.
     """
     shared.check_output(form, output)
-    from .comparison import PUBLISHED
     from .comparison import compare as run
     from .grid import parse_axis
     from .hardware_files import hardware_names
     from .reports import comparison as report
+    from .transforms.quantize import PUBLISHED
 
     devices = hardware_names() if hardware == ("all",) else hardware
     _, batches = parse_axis(f"batch={batch}", option="--", most=_COMPARED)

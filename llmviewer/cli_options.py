@@ -143,7 +143,7 @@ def precision(context: click.Context, parameter: click.Parameter, value: str | N
     asked = given(context, parameter, value)
     if asked is None:
         return None
-    from .comparison import unless_published
+    from .transforms.quantize import unless_published
 
     return unless_published(asked)
 

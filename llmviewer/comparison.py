@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from math import isnan, nan
@@ -15,8 +15,7 @@ import numpy.typing as npt
 from . import __version__, given
 from .arranged import answer, expected_answer
 from .errors import InputError
-from .expectation import network
-from .expectation.network import Interval, decode_expected
+from .expectation.network import Interval
 from .expectation.profile import Profile, read_given
 from .fleet import Fleet, Known, fleets
 from .forms import Num
@@ -33,6 +32,7 @@ from .resource import Resource, Unit
 from .setting import Attention, Setting, arranges, whole
 from .techniques import Technique, parse_techniques
 from .transforms.flash_attention import flash_attention
+from .transforms.quantize import PUBLISHED, unless_published
 from .workload import Workload
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 Column = npt.NDArray[Any]
 Waits = Mapping[tuple[str, str], Num]  # (group, resource) -> how long that group waits for that resource [s]
 
-PUBLISHED: Final = "published"  # the precision that a model has where none is asked for
 GROUPS: Final = ("linear", "experts", "attention", "state", "head", "elementwise", "communication")
 RESOURCES: Final = ("memory", "matrix", "vector", "link")
 BOUNDS: Final = ("memory", "compute", "link")
@@ -198,18 +197,11 @@ class Cell:
         """None where no more than the bound is known."""
         if not self.prefill:
             return None
-        setting, batch, prompt = self.setting, np.asarray(self.batches, dtype=float), self.prompt
-        found = expected_pass(setting, "prefill", self.workload("prefill", batch=batch, length=prompt))
-        if not found or not setting.kernels:
+        batch, steps = np.asarray(self.batches, dtype=float), self.gen - 1 if self.decode else 0
+        found = self.setting.expected_pass("prefill", self.workload("prefill", batch=batch, length=self.prompt))
+        if not found:
             return None
-        layout, steps = setting.layout, self.gen - 1 if self.decode else 0
-        first: Interval | None = found.prefill(layout.parts(batch))
-        rest: Interval | None = None
-        if arranges(setting.techniques):
-            first, rest = expected_answer(setting, batch=batch, prompt=prompt, gen=steps + 1)
-        elif steps:
-            plan = setting.decode_plan
-            rest = decode_expected(setting.kernels, plan, layout, batch=batch, prompt=prompt, steps=steps)
+        first, rest = expected_answer(self.setting, batch=batch, prompt=self.prompt, gen=steps + 1)
         tpot = rest.map(lambda s: s / steps) if rest else None
         return Expected(ttft=first, tpot=tpot, source=found.source) if first else None
 
@@ -453,7 +445,7 @@ def compare(
     for name, values in listed.items():
         if not values:
             raise InputError(f"{name}: nothing to compare")
-        each_once(name, values)
+        given.each_once(name, values)
     cells: list[Cell] = []
     known, measured, ours = Known(), read_given(profiles), parse_techniques(techniques)
     for model in listed["models"]:
@@ -505,28 +497,6 @@ def _under(techniques: Sequence[Technique], bare: Setting, quant: str) -> tuple[
     except InputError as error:
         return bare, str(error)
     return found, ""
-
-
-def unless_published(quant: str | None) -> str | None:
-    """A precision as analyze() takes it; None is the one that the model has."""
-    return None if quant in ("", PUBLISHED) else quant
-
-
-def each_once(name: str, values: Iterable[Any]) -> None:
-    """Raises InputError where one of them is there twice."""
-    seen: dict[str, list[Any]] = {}
-    for value in values:
-        shown = getattr(value, "name", str(value))
-        if value in seen.setdefault(shown, []):
-            raise InputError(f"{name}: {shown} is given twice; give each once")
-        seen[shown].append(value)
-
-
-def expected_pass(setting: Setting, phase: str, workload: Workload) -> network.Pass | None:
-    """A "prefill" or "decode" step as measured kernels are expected to run it; None where only its bound is known."""
-    kernels = setting.kernels
-    found = kernels.expect(setting.plan_of(phase).estimate(workload).operators, workload) if kernels else None
-    return found if found and found.modelled else None
 
 
 def memory_share(cell: Cell, phase: str, batches: Sequence[int], lengths: Sequence[int]) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations, pairwise
@@ -69,27 +69,15 @@ def decoding_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, g
 
 
 def prefill_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, images: Num = 0) -> Num:
-    """Time of the prefill of a batch: of a pipeline, all stages for the first micro-batch, and the slowest of them for
-    each further one. [s]
-    """
+    """Time of the prefill of a batch. [s]"""
     values = plan.values(Workload.prefill(batch=layout.share(batch), prompt=prompt, images=images))
-    through = plan.seconds(values)
-    if layout.pp == 1:
-        return through
-    return through + (layout.parts(batch) - 1) * _slowest(plan, values)
+    return plan.in_parts(values, layout.parts(batch), turns=False)
 
 
 def step_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, kv_len: Num, prompt: Num = 0) -> Num:
-    """Time between two tokens of a sequence: of a pipeline, until the stages, or the slowest of them for every
-    micro-batch, are through. [s]
-    """
+    """Time between two tokens of a sequence. [s]"""
     values = plan.values(Workload.decode(batch=layout.share(batch), kv_len=kv_len, prompt=prompt))
-    through = plan.seconds(values)
-    return through if layout.pp == 1 else np.maximum(through, layout.parts(batch) * _slowest(plan, values))
-
-
-def _slowest(plan: Plan, values: Mapping[Feature, Num]) -> Num:
-    return reduce(np.maximum, (stage.seconds(values) for stage in plan.stages))
+    return plan.in_parts(values, layout.parts(batch), turns=True)
 
 
 def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0) -> Num:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +55,16 @@ def listed(**given: object) -> None:
         for value in values:
             if not isinstance(value, _KINDS[name]):
                 raise InputError(f"{must}; got {value!r} among them")
+
+
+def each_once(name: str, values: Iterable[Any]) -> None:
+    """Raises InputError where one of them is there twice."""
+    seen: dict[str, list[Any]] = {}
+    for value in values:
+        shown = getattr(value, "name", str(value))
+        if value in seen.setdefault(shown, []):
+            raise InputError(f"{name}: {shown} is given twice; give each once")
+        seen[shown].append(value)
 
 
 def number(**given: object) -> None:

@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from . import given
 from .arranged import answer, expected_answer
-from .comparison import PUBLISHED, each_once, expected_pass, unless_published
 from .errors import InputError, suggest
 from .expectation.network import Interval
 from .expectation.profile import Profile
 from .forms import Num
-from .generation import generation, prefill_s, step_s
+from .generation import generation
 from .hardware import Hardware
 from .hardware_files import load_hardware
 from .hardware_keys import SECTIONS
@@ -29,6 +28,7 @@ from .model import Model
 from .setting import Setting, arranges, check_images, whole
 from .techniques import Technique, parse_techniques
 from .transforms.offload import ON_DEVICE, Offload
+from .transforms.quantize import PUBLISHED, unless_published
 from .workload import Workload
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
 def check_distinct(name: str, values: Sequence[int] | Sequence[str]) -> None:
     """Raises InputError where a value of an axis is there twice."""
     if len(np.unique(values)) < len(values):
-        each_once(name, values)
+        given.each_once(name, values)
 
 
 def check_techniques(techniques: Sequence[Technique], over: Iterable[str], gen: int | None) -> None:
@@ -364,16 +364,11 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
     columns |= {} if asked is None else {"images": asked}
     layout, share = setting.layout, setting.layout.share(batch)
     values = plan.values(Workload.prefill(batch=share, prompt=prompt, images=images))
-    ttft = prefill_s(plan, layout, batch=batch, prompt=prompt, images=images) if layout.pp > 1 else plan.seconds(values)
+    ttft = plan.in_parts(values, layout.parts(batch), turns=False)
     columns |= {"ttft_s": ttft, "prefill_ops": plan.ops(values), "prefill_bytes": plan.bytes(values)}
     if generates:
         values = decode_plan.values(setting.step(Workload.decode(batch=share, kv_len=context, prompt=prompt)))
-        pipelined = layout.pp > 1
-        step = (
-            step_s(decode_plan, layout, batch=batch, kv_len=context, prompt=prompt)
-            if pipelined
-            else decode_plan.seconds(values)
-        )
+        step = decode_plan.in_parts(values, layout.parts(batch), turns=True)
         columns |= {"decode_step_s": step, "decode_ops": decode_plan.ops(values)}
         columns |= {"decode_bytes": decode_plan.bytes(values)}
         columns |= {"decode_tokens_per_s": batch / step}
@@ -429,14 +424,14 @@ def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num |
     assert batch is not None
     assert prompt is not None
     context = prompt + 1 if kv_len is None else kv_len
-    share, parts = setting.layout.share(batch), setting.layout.parts(batch)
+    share = setting.layout.share(batch)
     read = Workload.prefill(batch=share, prompt=prompt, images=0 if images is None else images)
-    first = expected_pass(setting, "prefill", setting.prefill(read))
-    columns = _interval("expected_ttft", first.prefill(parts) if first else None)
+    first = setting.expected_pass("prefill", setting.prefill(read))
+    columns = _interval("expected_ttft", setting.expected("prefill", first, batch) if first else None)
     if setting.model.generates:
         step = setting.step(Workload.decode(batch=share, kv_len=context, prompt=prompt))
-        found = expected_pass(setting, "decode", step)
-        time = found.step(parts) if found else None
+        found = setting.expected_pass("decode", step)
+        time = setting.expected("decode", found, batch) if found else None
         rate = batch / time.expected if time and not arranges(setting.techniques) else np.nan
         columns |= _interval("expected_decode_step", time) | {"expected_decode_tokens_per_s": rate}
     return columns | (_expected_answers(setting, at) if gen is not None else {})

@@ -124,8 +124,8 @@ def estimate_kernel(
         setting = Setting.of(_model(kernel, kind, own, device), device, quant=quant, library=library, profiles=profiles)
         named = quant or setting.model.format.name
         found += _estimates(setting, named, kind.workload(at), [_resolved(kind, own | point) for point in points])
-    order = list(listed)
-    return tuple(sorted(found, key=lambda each: tuple(listed[name].index(each.sizes[name]) for name in order)))
+    places = {name: {value: place for place, value in enumerate(values)} for name, values in listed.items()}
+    return tuple(sorted(found, key=lambda each: [at[each.sizes[name]] for name, at in places.items()]))
 
 
 def kinds() -> Mapping[str, Kind]:

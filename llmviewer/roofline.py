@@ -138,6 +138,19 @@ class Plan:
         """The bound of one pass. [s]"""
         return self.seconds(self.values(workload))
 
+    def in_parts(self, values: Mapping[Feature, Num], parts: Num, *, turns: bool) -> Num:
+        """Time of a pass of each of `parts` micro-batches: of a pipeline, all stages for the first of them, and the
+        slowest for each further one. [s]
+
+        turns  whether another such pass waits for this one, as decode steps do: then it is what lies between two of
+               them, all stages or the slowest for every micro-batch
+        """
+        through = self.seconds(values)
+        if len(self.stages) == 1:
+            return through
+        slowest = reduce(np.maximum, (stage.seconds(values) for stage in self.stages))
+        return np.maximum(through, parts * slowest) if turns else through + (parts - 1) * slowest
+
     @cached_property
     def alike(self) -> tuple[tuple[tuple[Form, ...], int], ...]:
         """Distinct sets of busy times, and how many launches have each."""

@@ -200,19 +200,19 @@ class Setting:
         """The plan of "prefill" or "decode"."""
         return self.decode_plan if phase == "decode" else self.plan
 
-    def time_s(self, phase: str, workload: Workload, batch: int) -> float:
+    def time_s(self, phase: str, workload: Workload, batch: Num) -> Num:
         """The bound of a phase for a batch of all devices, whose micro-batches are `workload`. [s]"""
-        plan, parts = self.plan_of(phase), int(self.layout.parts(batch))
-        through = float(plan.time_s(workload))
-        if parts == 1:
-            return through
-        slowest = max(float(stage.time_s(workload)) for stage in plan.stages)
-        return max(through, parts * slowest) if phase == "decode" else through + (parts - 1) * slowest
+        plan = self.plan_of(phase)
+        return plan.in_parts(plan.values(workload), self.layout.parts(batch), turns=phase == "decode")
 
-    def expected(self, phase: str, found: Pass, batch: int) -> Interval:
+    def expected(self, phase: str, found: Pass, batch: Num) -> Interval:
         """What the same is expected to take, `found` being that of one micro-batch."""
-        parts = self.layout.parts(batch)
-        return found.step(parts) if phase == "decode" else found.prefill(parts)
+        return found.in_parts(self.layout.parts(batch), turns=phase == "decode")
+
+    def expected_pass(self, phase: str, workload: Workload) -> Pass | None:
+        """A micro-batch as measured kernels are expected to run it; None where only its bound is known."""
+        found = self.kernels.run(self.plan_of(phase), workload) if self.kernels else None
+        return found if found and found.modelled else None
 
     @cached_property
     def footprint(self) -> Footprint:

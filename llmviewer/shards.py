@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from . import __version__
-from .comparison import PUBLISHED, unless_published
 from .documents import read_json
 from .errors import InputError
 from .expectation.profile import Profile, read_given
@@ -41,6 +40,7 @@ from .model import Model
 from .model_files import load_model
 from .setting import Setting, whole
 from .techniques import parse_techniques
+from .transforms.quantize import PUBLISHED, unless_published
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,9 +22,9 @@ from llmviewer.comparison import (
     Comparison,
     Crossing,
     Expected,
-    unless_published,
 )
 from llmviewer.operators.collectives import OUT, UP
+from llmviewer.transforms.quantize import unless_published
 from llmviewer.units import seconds, si
 
 from .listing import Item, Table, markdowns, texts

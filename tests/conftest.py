@@ -2,6 +2,7 @@
 
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,14 @@ settings.load_profile("suite")
 def _as_wide_as_the_text(monkeypatch):
     """Reports are cut to $COLUMNS, which is not the same everywhere."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def own(request, tmp_path, monkeypatch):
+    """A module of the user's in the folder that the tool runs in, which has the text OWN of the test's: its name and a
+    colon, before what is named of it.
+    """
+    (tmp_path / "own_model.py").write_text(textwrap.dedent(request.module.OWN))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_model", raising=False)
+    return "own_model:"

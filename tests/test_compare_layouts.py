@@ -11,12 +11,13 @@ import pytest
 import llmviewer
 from llmviewer.choice import choose
 from llmviewer.cli import main
-from llmviewer.comparison import LAYOUT, LINK, PUBLISHED, RESOURCES, compare
+from llmviewer.comparison import LAYOUT, LINK, RESOURCES, compare
 from llmviewer.errors import InputError
 from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.layout import Layout
 from llmviewer.reports import choice as choice_report
 from llmviewer.reports import comparison as report
+from llmviewer.transforms.quantize import PUBLISHED
 
 DEVICES = ("h100-sxm", "mi300x", "l40s", "tpu-v5e")
 

@@ -13,7 +13,7 @@ import pytest
 
 import llmviewer
 from llmviewer.cli import main
-from llmviewer.comparison import ALL, GROUPS, PUBLISHED, RESOURCES, compare, hourly, memory_share
+from llmviewer.comparison import ALL, GROUPS, RESOURCES, compare, hourly, memory_share
 from llmviewer.errors import InputError
 from llmviewer.fleet import fleets
 from llmviewer.hardware import Fact, Hardware
@@ -22,6 +22,7 @@ from llmviewer.reports import comparison as report
 from llmviewer.resource import MEMORY, matrix, vector
 from llmviewer.roofline import plan
 from llmviewer.setting import Setting
+from llmviewer.transforms.quantize import PUBLISHED
 from llmviewer.units import seconds
 from llmviewer.workload import Workload
 

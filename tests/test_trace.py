@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -222,14 +221,6 @@ def selects():
 def wrong():
     return Own(act=lambda x: x @ x)
 """
-
-
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "own_model.py").write_text(textwrap.dedent(OWN))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_model", raising=False)
-    return "own_model:"
 
 
 def test_a_callable_of_ones_own(own):

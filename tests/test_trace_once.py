@@ -1,8 +1,6 @@
 """Graphs traced from modules that run once over their input, against architectures, torch's counter and hand counts."""
 
 import logging
-import sys
-import textwrap
 
 import pytest
 
@@ -354,14 +352,6 @@ def decides(): return Decides(4, 4), zeros(2, 4)
 def constant(): return Constant(4, 4), zeros(2, 4)
 def lazy(): return nn.LazyLinear(4), zeros(2, 4)
 """
-
-
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "own_once.py").write_text(textwrap.dedent(OWN))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_once", raising=False)
-    return "own_once:"
 
 
 def linear_ops(tokens):

@@ -2,8 +2,6 @@
 counts.
 """
 
-import sys
-import textwrap
 from functools import cache
 
 import pytest
@@ -271,14 +269,6 @@ def share():
 def decides():
     return Masked(lambda _, s: s if far(s).max().item() > 0 else -s)
 """
-
-
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "own_state.py").write_text(textwrap.dedent(OWN))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_state", raising=False)
-    return "own_state:"
 
 
 @pytest.mark.parametrize("name", ["Sliced", "Indexed"])

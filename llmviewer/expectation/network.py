@@ -120,13 +120,13 @@ class Pass:
         alone: Num = sum((row.repeat * e.expected for row, e in rows if not e.modelled), start=np.zeros(1))
         return np.asarray(np.divide(alone, self.total.expected))
 
-    def prefill(self, parts: Num) -> Interval:
-        """Of a pipeline, all stages for the first of `parts` micro-batches, and the slowest for each further one."""
-        return self.total.join(self.slowest, lambda total, stage: total + (parts - 1) * stage)
+    def in_parts(self, parts: Num, *, turns: bool) -> Interval:
+        """What Plan.in_parts bounds from below."""
 
-    def step(self, parts: Num) -> Interval:
-        """Time between two tokens of a sequence: of a pipeline, until the slowest stage is through with all parts."""
-        return self.total.join(self.slowest, lambda total, stage: np.maximum(total, parts * stage))
+        def whole(through: Num, slowest: Num) -> Num:
+            return np.maximum(through, parts * slowest) if turns else through + (parts - 1) * slowest
+
+        return self.total.join(self.slowest, whole)
 
     @property
     def slowest(self) -> Interval:
@@ -265,6 +265,10 @@ class Kernels:
                 found[place] = _share(each, bound, whole)
         made = tuple(each for each in found if each is not None)
         return Pass(operators=tuple(rows), launches=made, host=self.host)
+
+    def run(self, plan: Plan, workload: Workload) -> Pass:
+        """The same of all operators of a plan."""
+        return self.expect(plan.estimate(workload).operators, workload)
 
     def _launch(self, launch: Launch, bound: Array) -> Expected:
         parts = [self._kernel(kernel, bound) for kernel in launch.kernels]
@@ -497,8 +501,8 @@ def prefill_expected(
 ) -> Interval | None:
     """What prefill_s() bounds from below; None where no more than the bound is known."""
     workload = Workload.prefill(batch=layout.share(batch), prompt=prompt, images=images)
-    found = kernels.expect(plan.estimate(workload).operators, workload)
-    return found.prefill(layout.parts(batch)) if found.modelled else None
+    found = kernels.run(plan, workload)
+    return found.in_parts(layout.parts(batch), turns=False) if found.modelled else None
 
 
 def step_expected(
@@ -506,8 +510,8 @@ def step_expected(
 ) -> Interval | None:
     """What step_s() bounds from below; None where no more than the bound is known."""
     workload = Workload.decode(batch=layout.share(batch), kv_len=kv_len, prompt=prompt)
-    found = kernels.expect(plan.estimate(workload).operators, workload)
-    return found.step(layout.parts(batch)) if found.modelled else None
+    found = kernels.run(plan, workload)
+    return found.in_parts(layout.parts(batch), turns=True) if found.modelled else None
 
 
 def decode_expected(

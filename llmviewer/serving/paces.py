@@ -100,9 +100,7 @@ class Paces:
         bound = np.broadcast_to(plan.time_s(workload), first.shape)
         expected = np.ones(first.shape)
         if plan.operators:
-            expected = np.broadcast_to(
-                self.kernels.expect(plan.estimate(workload).operators, workload).kernels.expected, first.shape
-            )
+            expected = np.broadcast_to(self.kernels.run(plan, workload).kernels.expected, first.shape)
         shape = tuple(map(len, axes))
         ratio = np.divide(expected, bound, out=np.ones(first.shape), where=bound > 0).reshape(shape)
         logs = tuple(map(np.log, axes))

@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__
-from ..comparison import PUBLISHED
 from ..errors import InputError
 from ..expectation.engines import find_engine
 from ..expectation.network import Kernels
@@ -25,6 +24,7 @@ from ..layout import Layout, parse_layout
 from ..model import Model
 from ..operators.linear import ExpertsLinear
 from ..setting import Setting, whole
+from ..transforms.quantize import PUBLISHED
 from .candidates import By, Candidate, Load, Times, judged
 from .passes import LaidOut, Left, laid_out
 from .service import Goals, check_bound

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import reduce
 
 import numpy as np
 
@@ -42,12 +41,7 @@ class Run:
     def time_s(self) -> Num:
         """Of all of them, one after the other. [s]"""
         values = self.plan.values(self.workload)
-        through = np.maximum(self.plan.seconds(values), self.host_s)
-        if len(self.plan.stages) == 1:
-            return self._sum(through)
-        slowest = reduce(np.maximum, (stage.seconds(values) for stage in self.plan.stages))
-        after = through + (self.parts - 1) * slowest
-        return self._sum(np.maximum(through, self.parts * slowest) if self.turns else after)
+        return self._sum(np.maximum(self.plan.in_parts(values, self.parts, turns=self.turns), self.host_s))
 
     def amount(self, name: str) -> Num:
         """Of all of them, on a device of each stage: ops or bytes, as `name` says."""

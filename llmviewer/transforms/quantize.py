@@ -95,7 +95,12 @@ class Quantization:
 
 
 AS_IT_IS: Final = Quantization()
-_PUBLISHED: Final = "published"  # what a user calls it
+PUBLISHED: Final = "published"  # what a user calls it
+
+
+def unless_published(quant: str | None) -> str | None:
+    """A precision as analyze() takes it; None is the one that the model has."""
+    return None if quant in ("", PUBLISHED) else quant
 
 
 def parse_quantization(text: str) -> Quantization:
@@ -104,7 +109,7 @@ def parse_quantization(text: str) -> Quantization:
 
     Raises InputError where a part does not parse.
     """
-    if text.strip() == _PUBLISHED:
+    if text.strip() == PUBLISHED:
         return AS_IT_IS
     first, *rest = (part.strip() for part in text.split(","))
     if "=" in first:

@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmviewer.errors import InputError
-from llmviewer.expectation.network import Pass
 from llmviewer.forms import Num
-from llmviewer.generation import prefill_s, step_s
 from llmviewer.reports import figures
 from llmviewer.reports.contrasts import share_map, tokens
 from llmviewer.reports.curves import Curve, crossings, curves
@@ -59,29 +57,15 @@ class Line:
 
     def time_s(self, phase: str, x: Num) -> Array:
         """Time to first token, or of a decode step."""
-        one, batch = self.setting, self._batch(x)
-        if one.layout.pp > 1:
-            lengths = {"batch": batch, "prompt": self._prompt(x)}
-            found = (
-                prefill_s(one.plan, one.layout, images=self.state.images, **lengths)
-                if phase == "prefill"
-                else step_s(one.decode_plan, one.layout, kv_len=self._context(x), **lengths)
-            )
-        else:
-            found = one.plan_of(phase).time_s(self.pass_(phase, x))
+        found = self.setting.time_s(phase, self.pass_(phase, x), self._batch(x))
         return np.broadcast_to(found, np.shape(x))
 
     def expected_s(self, phase: str, x: Array) -> Array | None:
         """What to expect of real kernels; None where only bounds are known."""
-        kernels = self.setting.kernels
-        if kernels is None:
+        found = self.setting.expected_pass(phase, self.pass_(phase, x))
+        if not found:
             return None
-        pass_ = self.pass_(phase, x)
-        found: Pass = kernels.expect(self.setting.plan_of(phase).estimate(pass_).operators, pass_)
-        if not found.modelled:
-            return None
-        parts = self.setting.layout.parts(self._batch(x))
-        whole = found.prefill(parts) if phase == "prefill" else found.step(parts)
+        whole = self.setting.expected(phase, found, self._batch(x))
         return np.asarray(np.broadcast_to(whole.expected, np.shape(x)))
 
     def bounds(self, phase: str, x: Array) -> list[str]:

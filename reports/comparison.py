@@ -319,7 +319,7 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
         (
             *where(cell), Item(text=str(batch), key=batch),
             *(item for times in _bounds_and_expected(cell, found) for item in map(time_item, times[i])),
-            Item(text=cell.library or "its like"),
+            Item(text=cell.kernels),
         )
         for cell in cells
         if (found := comparison.expected(cell))

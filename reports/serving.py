@@ -41,8 +41,8 @@ def unknown(why: str) -> str:
 
 def kernels(setting: Setting) -> str:
     """Whose are expected."""
-    name = setting.kernels.library if setting.kernels else ""
-    return f"kernels of {name}" if name else "kernels measured on devices like it"
+    title = setting.kernels.title if setting.kernels else ""
+    return f"kernels of {title}" if title else ""
 
 
 def beyond(model: Model, tokens: int) -> list[str]:

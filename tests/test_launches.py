@@ -189,6 +189,36 @@ def test_collectives_are_those_of_nccl_but_for_short_sums():
     assert "between domains" in across.remark
 
 
+def test_stages_send_as_nccl_does_between_two_devices():
+    sent = {}
+    for layout in ("pp=2", "pp=4", "pp=16"):
+        made = found("llama-3-8b", Workload.decode(batch=np.array([1.0, 64.0]), kv_len=9), layout=layout)
+        sent[layout] = made["send",]
+    for layout in ("pp=2", "pp=4"):
+        (kernel,) = sent[layout].kernels
+        assert (kernel.stack.library, kernel.stack.kernel) == ("nccl", "nccl send_recv")
+        assert kernel.shapes["num_gpus"] == 2
+        assert kernel.shapes["bytes"].tolist() == [2 * 4096, 2 * 4096 * 64]
+    assert "between domains" in sent["pp=16"].remark
+
+
+@pytest.mark.parametrize("library", ["", "vllm", "trtllm"])
+@pytest.mark.parametrize(
+    ("model", "quant"), [("llama-3-8b", None), ("gpt-oss-120b", None), ("deepseek-v3", "W4A16g128")]
+)
+def test_a_device_of_equal_numbers_is_expected_as_the_one_that_was_measured(model, quant, library):
+    """With all the kernels of its library, of which the fastest is run, not with one of them."""
+    measured = Setting.of(model, load_hardware("b200"), quant=quant, library=library)
+    other = replace(measured, hardware=replace(measured.hardware, name="b200-of-mine"))
+    for phase, workload in (
+        ("prefill", Workload.prefill(batch=1, prompt=2000)), ("decode", Workload.decode(batch=64, kv_len=3000)),
+    ):  # fmt: skip
+        one, two = (setting.expected_pass(phase, workload) for setting in (measured, other))
+        assert two.source.startswith("transferred from b200")
+        assert two.total.expected == pytest.approx(one.total.expected)
+    assert other.kernels.library == measured.kernels.library
+
+
 def test_a_joint_kernel_is_shared_out_among_its_operators_as_their_bounds_are():
     setting, workload = Setting.of("llama-3-8b", "h100"), Workload.decode(batch=8, kv_len=5000)
     rows = setting.decode_plan.estimate(workload).operators

@@ -18,7 +18,7 @@ from ..forms import ONE, TARGET, Form, Num, Stream, evaluate, total
 from ..operators.attention import QK, SV, Attention, FlashAttention, Indexer, Softmax
 from ..operators.base import Operator, Tensor
 from ..operators.block_sparse import BlockIndexer
-from ..operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
+from ..operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Send
 from ..operators.elementwise import Combine, Permute, Quantize
 from ..operators.fused import Fused
 from ..operators.linear import ExpertsLinear, Linear
@@ -44,7 +44,9 @@ _INDEXER: Final = "no indexer was measured: as attention with half a key for a v
 _STREAMS: Final = ("add", "elementwise", "quantize", "permute", "combine", "place", "transfer", *_MOVERS)
 _COLLECTIVES: Final[Mapping[type[Operator], str]] = {
     AllReduce: "all_reduce", AllGather: "all_gather", ReduceScatter: "reduce_scatter", AllToAll: "alltoall",
+    Send: "send_recv",
 }  # fmt: skip
+_PAIRED: Final = ("alltoall", "send_recv")  # in which every message has one sender and one receiver
 # Kernels by which serving libraries add up short messages, and the longest that they take: max_size of
 # vllm/distributed/device_communicators/custom_all_reduce.py, as recalled; the others' are alike. As vLLM and
 # SGLang warn, they are "not supported on more than two PCIe-only GPUs", pairs in bridges included.
@@ -475,8 +477,9 @@ def _collective(op: Collective, work: _Work, library: str) -> tuple[tuple[Kernel
         return (), "collectives between domains were not measured"
     hosted = last == HOST
     sent = np.multiply(work.of(op.payload()), getattr(op, "parts", 1.0))
-    shapes: dict[str, Num] = {"num_gpus": group.size, "bytes": sent * (1.0 if hosted else op.detour())}
-    if min(group.inner, group.outer) > 1 and name != "alltoall":  # a ring leaves each bridge once
+    met = 2 if isinstance(op, Send) else group.size
+    shapes: dict[str, Num] = {"num_gpus": met, "bytes": sent * (1.0 if hosted else op.detour())}
+    if min(group.inner, group.outer) > 1 and name not in _PAIRED:  # a ring leaves each bridge once
         shapes = {"num_gpus": group.outer, "bytes": sent * _ringed(group.size) / _ringed(group.outer)}
     usual = Stack(library="nccl", dtype="fp16", kernel=f"nccl {name}")
     if name != "all_reduce" or library not in _SHORT or (hosted and group.size > 2):

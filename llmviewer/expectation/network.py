@@ -27,11 +27,11 @@ from .device import Device, of
 from .engines import IDLE, Engine, Host
 from .families import FAMILIES, Stack
 from .families._family import Array
-from .formats import TYPES, WEIGHTS_ONLY
+from .formats import SIMILAR, TYPES, WEIGHTS_ONLY
 from .index import index
 from .launches import Kernel, Launch, launches
 from .profile import Entry, Profile
-from .transfer import Choice, Expectation, bound_only, choose, reached, twins
+from .transfer import Choice, Expectation, bound_only, choose, nearest, reached, twins
 
 _FAMILIES: Final = 3  # that a library must have been measured in, to stand for a device when none is asked for
 _MOSTLY: Final = 0.5  # of what is expected, when fixed costs are what decides
@@ -237,12 +237,22 @@ class Kernels:
         if self.asked:
             return self.asked
         mine = [e for e in self.given.values() if e.device == self.hardware.name]
+        device = self.device
+        related = [] if self.own or isinstance(device, str) else nearest(self.entries, device)
         families: dict[str, set[str]] = {}
-        for e in mine or self.own:
+        for e in mine or self.own or related:
             families.setdefault(e.stack.library, set()).add(e.family)
-        errors = {name: np.mean([e.held_out.mape for e in self.own if e.stack.library == name]) for name in families}
+        known = self.own or related
+        errors = {name: np.mean([e.held_out.mape for e in known if e.stack.library == name]) for name in families}
         able = [name for name, found in families.items() if mine or len(found) >= _FAMILIES]
         return min(able, key=lambda name: (-len(families[name]), errors[name]), default="")
+
+    @property
+    def title(self) -> str:
+        """What they are called: the library, where one is known, and whether they were measured elsewhere."""
+        if self.own:
+            return self.library
+        return f"{self.library} on its like" if self.library else "its like"
 
     def laid(self, rows: Sequence[OperatorEstimate], workload: Workload) -> tuple[Launch, ...]:
         """What the library launches for operators; the same on all devices that share `library` and `half`."""
@@ -391,8 +401,25 @@ class Kernels:
             several = kernel.family not in ("elementwise", "collectives")  # where kernels differ in what they do
             asked = {"dtype": kernel.stack.dtype, "kv_dtype": kernel.stack.kv_dtype}
             stacks = tuple(replace(e.stack, **asked) for e in (mine if several else mine[:1]))
-            self._stacks[key] = stacks or (kernel.stack,)
+            carried = self._carried(kernel, plain=plain) if several and not stacks else ()
+            self._stacks[key] = stacks or carried or (kernel.stack,)
         return self._stacks[key]
+
+    def _carried(self, kernel: Kernel, *, plain: bool) -> tuple[Stack, ...]:
+        """The same where none was measured there, by the names that they have on the nearest relatives."""
+        device, stack = self.device, kernel.stack
+        if isinstance(device, str):
+            return ()
+        for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())):
+            like = replace(kernel, stack=replace(stack, dtype=dtype))
+            alike = [e for e in self.entries if _alike(e, like, plain=plain)]
+            near = nearest([e for e in alike if not self.asked or e.stack.library == stack.library], device)
+            if near:
+                own = any(e.stack.library == stack.library for e in near)
+                library = stack.library if own else max(near, key=lambda e: e.rows).stack.library
+                names = dict.fromkeys(e.stack.kernel for e in near if e.stack.library == library)
+                return tuple(replace(stack, library=library, kernel=name) for name in names)
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

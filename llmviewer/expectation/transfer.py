@@ -90,6 +90,13 @@ def choose(
     raise InputError(f"no profile of {name} in {stack.dtype} on any {_KINDS.get(device.kind, device.kind)}")
 
 
+def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:
+    """Those of the nearest relatives of a device, which may be itself."""
+    of_kind = [e for e in entries if kin(e.device).kind == device.kind]
+    least = min((_relation(kin(e.device), device) for e in of_kind), default=())
+    return [e for e in of_kind if _relation(kin(e.device), device) == least]
+
+
 def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
     """Those of the same maker, kind of memory and nearest architecture, there of the same kernel and library.
 
@@ -110,8 +117,11 @@ def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
     library = 0 if entry.stack.library == stack.library else 1
     if not FAMILIES[entry.family].aged:
         return (int(other.vendor != device.vendor),)
-    kind = int(other.vendor != device.vendor), int(other.stacked != device.stacked)
-    return (*kind, _apart(other, device), library + kernel)
+    return (*_relation(other, device), library + kernel)
+
+
+def _relation(other: Kin, device: Kin) -> tuple[int, ...]:
+    return int(other.vendor != device.vendor), int(other.stacked != device.stacked), _apart(other, device)
 
 
 def _apart(a: Kin, b: Kin) -> int:

@@ -285,20 +285,15 @@ SHARED_KV = {**TINY, "num_key_value_heads": 2}
 ROUTED = {**SHARED_KV, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 KINDS = {
     "afmoe": {**ROUTED, "sliding_window": 64},
-    "apertus": SHARED_KV,
     "biogpt": TINY,
     "bitnet": SHARED_KV,
     "ctrl": {"n_embd": 128, "dff": 256, "n_layer": 2, "n_head": 4, "vocab_size": 320, "n_positions": 2048},
-    "cwm": {**SHARED_KV, "sliding_window": 64},
     "diffllama": SHARED_KV,
     "doge": SHARED_KV,
-    "exaone_moe": {**ROUTED, "sliding_window": 64},
     "flex_olmo": ROUTED,
-    "hyperclovax": SHARED_KV,
     "modernbert-decoder": {**TINY, "local_attention": 64, "num_hidden_layers": 3},
     "nanochat": SHARED_KV,
     "persimmon": TINY,
-    "solar_open": {**ROUTED, "n_routed_experts": 4},
     "vaultgemma": {**SHARED_KV, "sliding_window": 64},
     "xglm": {"d_model": 128, "ffn_dim": 256, "num_layers": 2, "attention_heads": 4, "vocab_size": 320},
 }

@@ -10,7 +10,7 @@ which routes all tokens to one expert, of as many FLOPs as any. NLLB's experts a
 
     python tests/oracle/make_encoders.py           rewrite encoders.json
     python tests/oracle/make_encoders.py --check   exit 1 with one line for each difference from encoders.json
-    ... --check --every 4                          of each fourth model
+    ... --check --every 8                          of each eighth model
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ the model's file: made by hand from the shapes, or of another source.
 
     python tests/oracle/make_parameters.py           rewrite parameters.json and docs/parameters.md
     python tests/oracle/make_parameters.py --check   exit 1 with one line for each difference from parameters.json
-    ... --check --every 4                            of each fourth model
+    ... --check --every 8                            of each eighth model
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ transformers has, over whole chunks.
 
     python tests/oracle/make_recurrent.py           rewrite recurrent.json
     python tests/oracle/make_recurrent.py --check   exit 1 with one line for each difference from recurrent.json
-    ... --check --every 4                           of the tiny ones and each fourth of the others
+    ... --check --every 8                           of the tiny ones and each eighth of the others
 """
 
 from __future__ import annotations

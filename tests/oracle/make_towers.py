@@ -12,7 +12,7 @@ sequences of TEXT tokens. All layers of a tower are run, also those whose result
 
     python tests/oracle/make_towers.py           rewrite towers.json
     python tests/oracle/make_towers.py --check   exit 1 with one line for each difference from towers.json
-    ... --check --every 4                        of each fourth model
+    ... --check --every 8                        of each eighth model
 """
 
 from __future__ import annotations

@@ -406,9 +406,11 @@ class Kernels:
         return self._stacks[key]
 
     def _carried(self, kernel: Kernel, *, plain: bool) -> tuple[Stack, ...]:
-        """The same where none was measured there, by the names that they have on the nearest relatives."""
+        """The same where none was measured there, by the names that they have on the nearest relatives; none where
+        its library is not known, as nothing says then which of theirs it runs.
+        """
         device, stack = self.device, kernel.stack
-        if isinstance(device, str):
+        if isinstance(device, str) or not stack.library:
             return ()
         for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())):
             like = replace(kernel, stack=replace(stack, dtype=dtype))

@@ -88,7 +88,11 @@ WEAK = """\
   none of them says much of the others, 10 to 20 %.
 - One row of vLLM's fp8 products on B200 takes up to three times as long as two rows do; a third to nine tenths of that
   is expected.
-- MXFP4 experts of vLLM 0.19, and int4 ones by Marlin on L40S: neither bytes nor tiles explain their times.
+- Experts of TRT-LLM by CUTLASS, bf16 and fp8 on Hopper: 9 to 12 % of their rows took three to four times as long as
+  the others, as kernels do that nobody tuned: whole cases of the benchmark (parallelism, routing), whatever the tokens.
+  Nothing about shapes tells which. Without them the error is 11 %.
+- SGLang's Triton experts have tables of tuned tiles for some shapes on some devices, and are up to four times faster
+  there; they are expected with the tiles of all others.
 - SGLang's eager all-reduce on L40S: of three runs of the same shapes, one is 5.6 times faster than the others.
 - DeepGEMM on H800 is a small published table, of one device that no other product was measured on.
 - Devices of other makers than NVIDIA have one or two stacks each, so what is expected of their like is a guess with a

@@ -177,7 +177,7 @@ def test_cases_of_experts_have_nothing_to_do_with_those_beside_them():
 def test_experts_that_all_tokens_reach_alike():
     rows, reached, *tiles = loads(64, 8, 2, 4, 0.0)
     assert (rows, reached) == (32, 2)  # 128 rows over 8 experts, 2 of them here
-    assert tiles == [2, 2, 2, 2]
+    assert tiles == [4, 2, 2, 2, 2, 2]  # of 8 to 128 rows
 
 
 def test_the_most_loaded_device_has_more_than_its_share():
@@ -524,6 +524,51 @@ def test_kernels_that_are_not_told_which_experts_are_elsewhere_compute_all_copie
     assert np.all(np.diff(times("whole", skew=1.2)) < 0)
 
 
+@pytest.mark.parametrize(
+    ("variant", "tokens", "ep", "rows"),
+    [
+        ("triton", 128, 1, 16),  # as many tokens as experts
+        ("triton", 144, 1, 64),
+        ("tokens", 32, 1, 16),
+        ("tokens", 96, 1, 32),
+        ("tokens", 512, 1, 64),
+        ("tokens", 1024, 1, 128),
+        ("mean", 272, 1, 32),  # 17 rows an expert
+        ("mean", 512, 1, 32),
+        ("mean", 528, 1, 64),
+        ("mean", 64, 8, 32),  # 4 rows an expert, of 32 copies of tokens: those of other devices' experts count
+        ("marlin", 112, 1, 8),  # 7 rows an expert
+        ("marlin", 128, 1, 16),
+        ("marlin", 640, 1, 48),
+        ("marlin", 4096, 1, 64),
+        ("tall", 16, 1, 128),
+    ],
+)
+def test_kernels_have_the_tiles_that_their_library_says(variant, tokens, ep, rows):
+    columns = shapes("moe", tokens=tokens, ep=ep)
+    found = FAMILIES["moe"].features(columns, H100, STACKS["moe"], variant)
+    an_expert = tokens * 8 / 128
+    assert (found["up padded"] / found["up ops"])[0, 0] == pytest.approx(rows * np.ceil(an_expert / rows) / an_expert)
+    weights = np.ceil(an_expert / rows) * 128 / ep * 2 * 1536 * 4096 * 2
+    assert found["up l2"][0, 0] * H100.bandwidth > weights  # that every tile reads, besides its rows
+
+
+def test_rows_that_the_cache_holds_are_passed_over_sooner():
+    family = FAMILIES["moe"]
+    few, many = (shapes("moe", tokens=tokens, hidden=1024, inter=256) for tokens in (64, 65536))
+    for columns, sooner in ((few, True), (many, False)):
+        features = family.features(columns, H100, STACKS["moe"], "")
+        none, all_of_it = (family.seconds(family.usual(STACKS["moe"]) | {"held": held}, features) for held in (0, 1))
+        assert (all_of_it < none) == sooner
+
+
+def test_kernels_that_nobody_tuned_are_asked_last():
+    moe, asked = entry("moe", device="h200-sxm"), Stack(library="vllm", dtype="bf16", kernel="another")
+    slow, usual_one = (replace(moe, variant=v, stack=replace(moe.stack, kernel=v)) for v in ("tall", "tokens"))
+    assert choose("moe", H100, asked, [replace(slow, rows=900), usual_one]).entries == (usual_one,)
+    assert choose("moe", H100, slow.stack, [slow, usual_one]).entries == (slow,)
+
+
 def test_the_bound_of_a_few_tokens_has_the_experts_that_no_routing_avoids():
     asked = {"tokens": 4, "topk": 8, "experts": 128, "hidden": 4096, "inter": 1536}
     family, stack = FAMILIES["moe"], STACKS["moe"]
@@ -550,6 +595,19 @@ def test_experts_without_a_gate_are_known_by_their_sizes_where_a_table_does_not_
     assert gated.tolist() == [1, 0, 1, 1]  # trtllm says it itself
 
 
+def test_mxfp4_experts_that_ran_on_one_device_are_read_so_whatever_their_table_says(tmp_path):
+    path = tmp_path / "moe.csv"
+    path.write_text(
+        "gpu,framework,version,kernel,dtype,tokens,hidden,inter,topk,experts,ep,time_us\n"
+        + "".join(
+            f"H200-SXM,vllm,0.19.0,{kernel},w4a16_mxfp4,64,2880,2880,4,128,8,700\n" for kernel in ("vllm_mxfp4_moe", "")
+        )
+    )
+    assert {rows.stack.kernel: rows.shapes["ep"].tolist() for rows in read_rows(path).rows} == {
+        "vllm_mxfp4_moe": [1], "": [8],
+    }  # fmt: skip
+
+
 def test_devices_that_share_a_host_slow_each_other_down():
     l40s, stack = find("l40s"), STACKS["collectives"]
     family = FAMILIES["collectives"]
@@ -562,6 +620,20 @@ def test_devices_that_share_a_host_slow_each_other_down():
 
     assert each(l40s, 8) < 0.4 * each(l40s, 2)
     assert each(H100, 8) == pytest.approx(each(H100, 2), rel=0.05)
+
+
+def test_a_protocol_between_the_short_and_the_long_one_helps_messages_between():
+    family, stack = FAMILIES["collectives"], STACKS["collectives"]
+    columns = shapes("collectives", 3, bytes=np.array([1e3, 2e6, 1e9]))
+    p = family.usual(stack) | {"sharp": 1}
+    two, three = (
+        family.seconds({q.name: p[q.name] for q in family.of(v)}, family.features(columns, H100, stack, v))
+        for v in ("ring", "ring between")
+    )
+    start = (p["start_us"] + 7 * p["hop_us"] + p["between_us"]) * 1e-6
+    assert three[1] == pytest.approx(start + 2 * 7 / 8 * 2e6 / 450e9 / p["beta"] / p["between"])
+    assert three[1] < 0.9 * two[1]
+    assert three[[0, 2]].tolist() == two[[0, 2]].tolist()
 
 
 def test_kernels_that_move_bytes_are_expected_from_all_generations_of_a_maker():

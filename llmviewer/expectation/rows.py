@@ -40,6 +40,8 @@ _ROUND: Final = {"vllm": 6.0, "sglang": 6.0}
 # of a gate, they would have been read at up to 1.4 times the memory's bandwidth.
 _UNGATED: Final = ((6, 128, 2688), (22, 512, 2048), (22, 512, 4096), (22, 512, 8192))
 _UNGATED_SINCE: Final[Mapping[str, tuple[float, ...]]] = {"vllm": (0, 24), "sglang": (0, 5, 14)}
+# Of this kernel (vLLM 0.19) it ran all experts on one device, whatever the table says of ep: times are the same.
+_NOT_APART: Final = "vllm_mxfp4_moe"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +153,7 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
         numbers["skew"] = _skews(frame)
     if family.name == "moe":
         numbers["gated"] = np.where(_ungated(labels, numbers), 0.0, numbers["gated"])
+        numbers["ep"] = np.where(labels["kernel"] == _NOT_APART, 1.0, numbers["ep"])
     given = frame["loop"].to_numpy(float) if "loop" in frame else None
     replayed = _texts(frame, "stat") == _REPLAYED
     times = frame["time_us"].to_numpy(float) * 1e-6 if "time_us" in frame else np.full(len(frame), np.nan)

@@ -113,7 +113,7 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
 
 def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
     other = kin(entry.device)
-    kernel = 0 if entry.stack.kernel == stack.kernel else 1
+    kernel = 0 if entry.stack.kernel == stack.kernel else 1 + (entry.variant in FAMILIES[entry.family].alone)
     library = 0 if entry.stack.library == stack.library else 1
     if not FAMILIES[entry.family].aged:
         return (int(other.vendor != device.vendor),)

@@ -68,6 +68,7 @@ class Family(ABC):
 
     parameters  what is fitted, of all variants
     variants    ways to lay out the work, one of which a kernel has
+    alone       of these, whose kernels say little of others, as nobody tuned them
     columns     shapes that a row must have
     groups      the columns that make a shape family, which are held out together
     computes    its kernels multiply matrices, so that they have a place on the roofline
@@ -78,6 +79,7 @@ class Family(ABC):
     name: ClassVar[str]
     parameters: ClassVar[tuple[Parameter, ...]]
     variants: ClassVar[tuple[str, ...]] = ("",)
+    alone: ClassVar[tuple[str, ...]] = ()
     columns: ClassVar[tuple[str, ...]]
     optional: ClassVar[Mapping[str, float]] = {}
     groups: ClassVar[tuple[str, ...]]

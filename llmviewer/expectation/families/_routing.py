@@ -9,12 +9,12 @@ import numpy as np
 
 from ._family import Array
 
-TILES: Final = (16, 32, 64, 128)
+TILES: Final = (8, 16, 32, 48, 64, 128)
 _DRAWS: Final = 4
 
 
 def local_loads(tokens: Array, experts: Array, chosen: Array, devices: Array, skew: Array) -> Array:
-    """Of the device with the most, a row each: rows, experts with any, and tiles of 16, 32, 64 and 128 rows.
+    """Of the device with the most, a row each: rows, experts with any, and tiles of each of TILES rows.
 
     skew  0: all experts alike; else the exponent of the density that an expert's share is drawn from, between 1 and
           0.8 tokens, or 0.01 and 2 where tokens are few (the convention of the aiconfigurator collector, whose

@@ -15,9 +15,11 @@ _PARTS: Final[Mapping[str, float]] = {"all_reduce": 2, "all_gather": 1, "reduce_
 
 
 class Collectives(Family):
-    """Latency and bytes over links, by the faster of two protocols.
+    """Latency and bytes over links, by the fastest of two protocols or three.
 
-    variants  rings of NCCL with a protocol for short messages; kernels that read every peer's message at once
+    variants  rings of NCCL with a protocol for short messages (LL); kernels that read every peer's message at once;
+              "between": with one between the two, as NCCL's for lines of 128 bytes (LL128), or a library's own kernel
+              in two steps before it leaves long messages to NCCL
     """
 
     name = "collectives"
@@ -25,7 +27,7 @@ class Collectives(Family):
     groups = ("num_gpus",)
     computes = False
     optional: ClassVar = {}
-    variants = ("ring", "peers")
+    variants = ("ring", "peers", "ring between")
     parameters = (
         Parameter(name="start_us", usual=5, low=0.5, high=120, meaning="launch [us]"),
         Parameter(name="hop_us", usual=1.6, low=0.01, high=60, meaning="each further device [us]"),
@@ -33,6 +35,8 @@ class Collectives(Family):
                   "switches add"),
         Parameter(name="short", usual=0.35, low=0.02, high=1, meaning="of that, by the protocol of short messages"),
         Parameter(name="long_us", usual=15, low=0.1, high=200, meaning="further start of the other [us]"),
+        Parameter(name="between", usual=0.7, low=0.05, high=1, way="between", meaning="of that, by the one between"),
+        Parameter(name="between_us", usual=4, low=0.1, high=100, way="between", meaning="its further start [us]"),
         Parameter(name="crowd", usual=1, low=0, high=3, meaning="power of the number of devices by which a host's link "
                   "slows down beyond two", linear=True),
         Parameter(name="sharp", usual=1.3, low=1, high=6, meaning="power of the smooth maximum"),
@@ -43,14 +47,19 @@ class Collectives(Family):
         sent = share * shapes["bytes"] / _link(device)
         crowd = np.maximum(devices / 2, 1) if device.hosted else np.ones_like(devices)
         direct = (devices - 1) * shapes["bytes"] / _link(device) if variant == "peers" else sent
-        return {"hops": devices - 1, "sent": sent, "direct": direct, "crowd": crowd}
+        between = "between" in variant.split()
+        return {"hops": devices - 1, "sent": sent, "direct": direct, "crowd": crowd, "between": between}
 
     def seconds(self, p: Parameters, features: Features) -> Array:
         crowded = features["crowd"] ** p["crowd"] / p["beta"]
         start = (p["start_us"] + p["hop_us"] * features["hops"]) * MICROSECOND
         short = smooth_max(p["sharp"], start, features["direct"] * crowded / p["short"])
         long = smooth_max(p["sharp"], start + p["long_us"] * MICROSECOND, features["sent"] * crowded)
-        return np.asarray(np.minimum(short, long), dtype=float)
+        found = np.minimum(short, long)
+        if features["between"]:
+            start = start + p["between_us"] * MICROSECOND
+            found = np.minimum(found, smooth_max(p["sharp"], start, features["sent"] * crowded / p["between"]))
+        return np.asarray(found, dtype=float)
 
     def fixed(self, p: Parameters, features: Features) -> Array | float:
         return np.asarray((p["start_us"] + p["hop_us"] * features["hops"]) * MICROSECOND, dtype=float)

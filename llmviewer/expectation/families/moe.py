@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 
 import numpy as np
@@ -12,23 +12,28 @@ from ..formats import kernel_type
 from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold, from_memory
 from ._routing import TILES, local_loads
 
+_HEIGHTS: Final = np.array(TILES, dtype=float)
+_TUNED: Final = (16, 32, 64, 128)  # rows of tiles that a kernel tuned for each shape has, and their columns
 _WIDTHS: Final = (64, 128, 256)
-_ROWS: Final = np.repeat(np.arange(len(TILES)), len(_WIDTHS))
-_COLUMNS: Final = np.tile(np.array(_WIDTHS, dtype=float), len(TILES))[None, :]
+_ROWS: Final = np.repeat([TILES.index(rows) for rows in _TUNED], len(_WIDTHS))[None, :]
+_COLUMNS: Final = np.tile(np.array(_WIDTHS, dtype=float), len(_TUNED))[None, :]
+_PASSES: Final = ("passes", "middle", "strangers")
 
 
 class Moe(Family):
     """What one device does of a layer: no router, no all-to-all.
 
-    variants  "whole": of a token with any copy on the device, all are computed there, as kernels do that are not told
-              which experts are elsewhere
+    variants  tiles are the best of those that a kernel may be tuned to, or those of a rule of _RULES, which weights
+              and rows are read again for, from the L2 cache; "whole": of a token with any copy on the device, all are
+              computed there, those of experts elsewhere by the first, as kernels do that are not told of them
     """
 
     name = "moe"
     columns = ("tokens", "hidden", "inter", "topk", "experts")
     optional: ClassVar = {"tp": 1.0, "ep": 1.0, "gated": 1.0, "skew": 0.0, "reached": 0.0, "loop": 0.0}
     groups = ("hidden", "inter", "topk", "experts")
-    variants = ("", "whole")
+    variants = ("", "whole", "triton", "triton whole", "tokens", "mean", "marlin", "marlin whole", "tall")
+    alone = ("tall",)
     parameters = (
         Parameter(name="alpha", usual=0.6, low=0.02, high=1, meaning="part of the peak that is reached"),
         Parameter(name="beta", usual=0.84, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
@@ -36,20 +41,27 @@ class Moe(Family):
         Parameter(name="tau_us", usual=2, low=0.02, high=60, meaning="start and end of a tile [us]"),
         Parameter(name="round", usual=0.5, low=0, high=1, meaning="whole waves rather than parts", linear=True),
         Parameter(name="pad", usual=0.5, low=0, high=1, meaning="empty rows of tiles that are computed", linear=True),
-        Parameter(name="kappa", usual=3, low=0.3, high=40, meaning="of the bandwidth that one core can use, x cores"),
+        Parameter(name="kappa", usual=1, low=0.05, high=40, meaning="of the bandwidth that one core can use, x cores"),
         Parameter(name="lambda", usual=3, low=0.5, high=15, meaning="bandwidth of the L2 cache / of the memory"),
         Parameter(name="passes", usual=4.5, low=0.1, high=60, meaning="over rows before and after, beside it"),
         Parameter(name="middle", usual=1, low=0.02, high=20, meaning="passes over rows between the multiplications"),
         Parameter(name="strangers", usual=0.3, low=0.005, high=10, meaning="passes over rows of all devices' experts"),
         Parameter(name="eta", usual=0.7, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
+        Parameter(name="held", usual=0.5, low=0, high=1, absent=0, linear=True, meaning="of rows passed over, what the "
+                  "L2 cache still holds where they fit"),
         Parameter(name="sharp", usual=2.5, low=1, high=20, meaning="power of the smooth maximum"),
         Parameter(name="expert_us", usual=0.03, low=0.001, high=3, meaning="an expert of the device [us]"),
-    )
+    )  # fmt: skip
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
         kind = kernel_type(stack.dtype)
         work = _work(shapes)
-        work |= _whole(shapes, work) if variant == "whole" else {}
+        work |= _whole(shapes, work) if "whole" in variant else {}
+        rule = _RULES.get(variant.removesuffix("whole").strip())
+        at, wide = (_ROWS, _COLUMNS)
+        if rule:
+            tall, wide = (column[:, None] for column in rule(work))
+            at = np.searchsorted(TILES, tall)
         peak = device.peak(kind.arithmetic)
         found: dict[str, Array] = {}
         everything = np.zeros(len(work["rows"]))
@@ -57,23 +69,24 @@ class Moe(Family):
             weights = work["reached"] * n * k * kind.weight
             rows = work["rows"] * (k * kind.activation + 2 * n)
             everything = everything + weights + rows
-            tiles = work["tiles"][:, _ROWS]
-            padded = tiles * np.array(TILES, dtype=float)[_ROWS]
-            columns = np.ceil(n[:, None] / _COLUMNS)
+            tiles = work["tiles"][np.arange(len(n))[:, None], at]
+            padded = tiles * _HEIGHTS[at]
+            columns = np.ceil(n[:, None] / wide)
+            again = tiles * (n * k)[:, None] * kind.weight + columns * padded * k[:, None] * kind.activation
             found |= {
                 f"{name} ops": (2 * work["rows"] * n * k / peak)[:, None],
-                f"{name} padded": 2 * padded * columns * _COLUMNS * k[:, None] / peak,
+                f"{name} padded": 2 * padded * columns * wide * k[:, None] / peak,
                 f"{name} waves": np.maximum(tiles * columns, 1) / device.cores,
                 f"{name} weights": weights[:, None] / device.bandwidth,
                 f"{name} rows": rows[:, None] / device.bandwidth,
-                f"{name} again": (tiles * n[:, None] * k[:, None] * kind.weight + columns * rows[:, None])
-                / device.bandwidth,
+                f"{name} l2": (again if rule else (weights + rows)[:, None]) / device.bandwidth,
             }
         return {
             **found,
-            "pass": 2 * work["hidden"] * (work["rows"] + work["tokens"]) / device.bandwidth,
-            "middle": 2 * (work["up"] + work["inner"]) * work["rows"] / device.bandwidth,
-            "strangers": 2 * (work["hidden"] + work["up"]) * work["all rows"] / device.bandwidth,
+            "passes": 2 * work["hidden"] * (work["rows"] + work["tokens"]),
+            "middle": 2 * (work["up"] + work["inner"]) * work["rows"],
+            "strangers": 2 * (work["hidden"] + work["up"]) * work["all rows"],
+            "bandwidth": device.bandwidth,
             "reuse": np.where(shapes["loop"] > 0, everything, np.inf),
             "experts": work["local"],
             "size": device.l2,
@@ -82,16 +95,18 @@ class Moe(Family):
     def seconds(self, p: Parameters, features: Features) -> Array:
         f = features
         warm = cold(f["reuse"], f["size"], p["eta"])[:, None]
-        passes = p["passes"] * f["pass"] + p["middle"] * f["middle"] + p["strangers"] * f["strangers"]
+        saved = p["held"] * max(1 - 1 / p["lambda"], 0)
+        rest = {name: 1 - saved * (1 - cold(f[name], f["size"], p["eta"])) for name in _PASSES}
+        passes = sum(p[name] * f[name] * rest[name] for name in _PASSES) / f["bandwidth"]
         time = p["start_us"] * MICROSECOND + passes + f["experts"] * (p["expert_us"] * MICROSECOND)
-        for name in ("up", "down"):
+        for name, part in (("up", rest["passes"]), ("down", rest["middle"])):
             waves = f[f"{name} waves"]
             rounds = p["round"] * np.ceil(waves) + (1 - p["round"]) * np.maximum(waves, 1)
             wide = np.minimum(1, p["kappa"] * waves)
             ops = (1 - p["pad"]) * f[f"{name} ops"] + p["pad"] * f[f"{name} padded"]
             compute = ops / p["alpha"] + rounds * (p["tau_us"] * MICROSECOND)
-            memory = (f[f"{name} weights"] * warm + f[f"{name} rows"]) / (p["beta"] * wide)
-            l2 = (f[f"{name} weights"] + f[f"{name} rows"]) / (p["lambda"] * wide)
+            memory = (f[f"{name} weights"] * warm + f[f"{name} rows"] * part[:, None]) / (p["beta"] * wide)
+            l2 = f[f"{name} l2"] / (p["lambda"] * wide)
             largest = np.maximum(np.maximum(compute, memory), l2)
             place = np.argmin(compute * compute + memory * memory + l2 * l2, axis=1)
             at = np.arange(len(place)), place
@@ -117,6 +132,52 @@ class Moe(Family):
         return np.asarray(np.maximum(ops, moved / device.bandwidth))
 
 
+_Work = Mapping[str, Array]
+
+
+def _triton(work: _Work) -> tuple[Array, Array]:
+    """SGLang and older vLLM: get_default_config, for shapes without a tuned table. vLLM's int4 kernels change alike."""
+    few = work["tokens"] <= work["local"]
+    return np.where(few, 16, 64), np.where(few, 32, 64)
+
+
+def _tokens(work: _Work) -> tuple[Array, Array]:
+    """Newer vLLM: get_default_config, however few of the tokens reach an expert."""
+    tokens = work["tokens"]
+    return np.select([tokens <= 32, tokens <= 96, tokens <= 512], [16, 32, 64], 128), np.where(tokens <= 64, 64, 128)
+
+
+def _mean(work: _Work) -> tuple[Array, Array]:
+    """The power of two that holds an expert's mean: make_default_opt_flags of triton_kernels; trtllm-gen's fit it."""
+    mean = np.floor(_copies(work))
+    return np.clip(2 ** np.ceil(np.log2(np.maximum(mean, 1))), 16, 128), np.full_like(mean, 128)
+
+
+def _marlin(work: _Work) -> tuple[Array, Array]:
+    """The first of these blocks that an expert's mean fills less than 0.9 of: fused_marlin_moe of vLLM and SGLang."""
+    blocks, mean = np.array((8, 16, 32, 48, 64)), _copies(work)
+    return blocks[np.searchsorted(blocks[:-1], mean / 0.9, side="right")], np.full_like(mean, 128)
+
+
+def _tall(work: _Work) -> tuple[Array, Array]:
+    """Times that step with every 128 rows of an expert: FlashInfer's CUTLASS on Hopper, which nobody tuned."""
+    return np.full_like(work["tokens"], 128), np.full_like(work["tokens"], 128)
+
+
+_RULES: Final[Mapping[str, Callable[[_Work], tuple[Array, Array]]]] = {  # rows and columns of tiles
+    "triton": _triton,
+    "tokens": _tokens,
+    "mean": _mean,
+    "marlin": _marlin,
+    "tall": _tall,
+}
+
+
+def _copies(work: _Work) -> Array:
+    """Of tokens, by the device's experts. All devices' copies count: kernels see where they go only later."""
+    return work["all rows"] / work["local"]
+
+
 def _work(shapes: Shapes) -> dict[str, Array]:
     names = ("tokens", "hidden", "inter", "topk", "experts", "tp", "ep", "gated", "skew")
     tokens, hidden, inter, topk, experts, tp, ep, gated, skew = (np.asarray(shapes[c], dtype=float) for c in names)
@@ -140,18 +201,18 @@ def _work(shapes: Shapes) -> dict[str, Array]:
     }
 
 
-def _whole(shapes: Shapes, work: Mapping[str, Array]) -> dict[str, Array]:
-    """Rows, experts and tiles where all copies of tokens that reach the device stay there, on whichever expert."""
+def _whole(shapes: Shapes, work: _Work) -> dict[str, Array]:
+    """Tokens, rows and tiles where all copies of tokens that reach the device stay there, strangers on one expert."""
     topk, apart = np.asarray(shapes["topk"], dtype=float), np.asarray(shapes["ep"]) > 1
     share = np.minimum(work["rows"] / work["all rows"], 1)  # but for rounding it is no more
     reaching = np.where(np.asarray(shapes["skew"]) > 0, 1 - (1 - share) ** topk, np.minimum(topk * share, 1))
-    rows = np.where(apart, work["all rows"] * reaching, work["rows"])
-    reached = np.where(apart, np.minimum(work["local"], rows), work["reached"])
-    tiles = reached[:, None] * np.ceil((rows / reached)[:, None] / np.array(TILES))
-    return {"rows": rows, "reached": reached, "tiles": np.where(apart[:, None], tiles, work["tiles"])}
+    reaching = np.where(apart, reaching, 1.0)
+    rows = work["all rows"] * reaching
+    tiles = work["tiles"] + np.ceil(np.maximum(rows - work["rows"], 0)[:, None] / _HEIGHTS)
+    return {"tokens": work["tokens"] * reaching, "all rows": rows, "rows": rows, "tiles": tiles}
 
 
-def _least(shapes: Shapes, work: Mapping[str, Array]) -> dict[str, Array]:
+def _least(shapes: Shapes, work: _Work) -> dict[str, Array]:
     """Rows and experts that every routing reaches, where a few tokens do not tell which."""
     lucky = (shapes["skew"] > 0) & (work["all rows"] < shapes["experts"])
     rows = np.ceil(work["all rows"] / shapes["ep"])

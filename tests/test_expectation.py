@@ -1,5 +1,6 @@
 """Laws of the models of kernels, profiles that come back as they were written, and parameters that are found again."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -105,6 +106,19 @@ def test_few_rows_have_a_kernel_of_their_own_by_hand():
     assert found[0] < found[1]
     assert found[1] != tiles[1]
     assert found[2] == tiles[2]
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("int8_wo", 15), ("sq", 4)])
+def test_a_few_more_rows_of_narrow_weights_have_the_faster_kernel(dtype, rows):
+    gemm, stack = FAMILIES["gemm"], Stack(library="trtllm", dtype=dtype)
+    p = {**usual("gemm", stack, "waves gemv"), "start_us": 20.0}
+    columns = shapes("gemm", 16, M=np.arange(1.0, 17.0), N=1024, K=1024)
+    tiles, found = (gemm.seconds(p, gemm.features(columns, H100, stack, v)) for v in ("waves", "waves gemv"))
+    assert np.flatnonzero(found < tiles).tolist() == list(range(rows))
+    slow = {**p, "gemv_us": 60.0}
+    assert np.flatnonzero(gemm.seconds(slow, gemm.features(columns, H100, stack, "waves gemv")) > tiles).tolist() == [
+        0, 1, 2, 3,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("named", [("gemv_us", "waves"), ("gemv_us", "waves gemv")])
@@ -275,6 +289,17 @@ def test_a_twin_of_a_type_on_the_own_device_comes_before_other_devices():
     moved = choose("elementwise", H100, other.stack, [other, adds])
     assert moved.source == "calibrated on h100-sxm mine 1.0 add in bf16"
     assert moved.error is adds.held_out
+
+
+def test_a_twin_of_the_library_comes_before_its_type_on_another_kind_of_memory():
+    asked = Stack(library="vllm", dtype="fp8_static")
+    hopper = replace(entry("gemm", device="h100-sxm"), stack=replace(asked, dtype="fp8"))
+    ada, near = (replace(entry("gemm", device=name), stack=asked) for name in ("l40s", "h100-sxm"))
+    said = {"errors": lambda *_: ERROR}
+    assert choose("gemm", find("h200-sxm"), asked, [ada, hopper], **said).entries == (hopper,)
+    assert choose("gemm", find("h200-sxm"), asked, [ada, near, hopper], **said).entries == (near,)
+    other = replace(hopper, stack=replace(hopper.stack, library="sglang"))
+    assert choose("gemm", find("h200-sxm"), asked, [ada, other], **said).entries == (ada,)
 
 
 def test_where_nothing_was_measured_the_bound_stands_without_an_upper_end():
@@ -468,15 +493,90 @@ def test_heads_of_another_kernel_are_cut_as_suits_them():
     assert found["single"].tolist() == [True, False, True]
 
 
-def test_rows_decide_the_tile_where_a_library_has_it_so():
+@pytest.mark.parametrize(
+    ("variant", "tiles"),
+    [
+        ("waves fixed", [16, 16, 16, 8 * 8, 10 * 8]),  # clusters of two tiles: nine rows of them take ten
+        ("persistent narrow", [16, 16, 16, 8 * 8, 9 * 8]),
+        ("waves sm89", [16, 16, 2 * 8, 8 * 8, 9 * 8]),
+        ("waves rowwise", [16, 2 * 16, 2 * 16, 8 * 8, 9 * 8]),
+        ("waves sm100", [8, 8, 2 * 8, 8 * 8, 10 * 8]),
+    ],
+)
+def test_sizes_decide_the_tile_where_a_library_has_it_so(variant, tiles):
+    columns = shapes("gemm", 5, M=np.array([16.0, 64.0, 65.0, 1000.0, 1025.0]), N=1024, K=4096)
+    found = FAMILIES["gemm"].features(columns, H100, Stack(library="vllm", dtype="fp8"), variant)
+    assert found["tiles"][:, 0] * 132 == pytest.approx(tiles)
+
+
+def test_columns_decide_it_too_on_ada():
+    columns = shapes("gemm", 3, M=1024, N=np.array([4096.0, 8192.0, 16384.0]), K=4096)
+    found = FAMILIES["gemm"].features(columns, H100, Stack(library="vllm", dtype="fp8"), "waves sm89")
+    assert found["tiles"][:, 0] * 132 == pytest.approx([8 * 32, 4 * 64, 8 * 128])
+
+
+def deepgemm(m: int, n: int, k: int, cores: int) -> int:
+    """Tiles of the layout with the fewest cycles, candidate by candidate and in whole numbers, as DeepGEMM counts."""
+    best, least = 0, math.inf
+    few = [size for size in (16, 32) if m <= size]
+    for down, right in ((1, 1), (1, 2), (2, 1)):
+        for block_m in (64, 128, *few, 256):
+            for block_n in (*range(16, 129, 16), 144, 160, 192):
+                tiles = -(-m // block_m) * -(-n // block_n)
+                waves = -(-tiles // cores)
+                if (block_m > 128 and block_n > 128) or (down * right > 1 and waves == 1):
+                    continue
+                ends = 2 * block_m * block_n
+                l2 = (k * (block_m // right + block_n // down) + ends) * tiles // int(min(64 * cores, 8e6 / 1.3e3))
+                l1 = (k * (block_m + max(64, block_m) + 2 * block_n) + 2 * ends) * tiles // (128 * cores)
+                cycles = int(max(l1, l2) / (tiles / (waves * cores)))
+                if cycles < least:
+                    best, least = tiles, cycles
+    return best
+
+
+@pytest.mark.parametrize("m", [1, 17, 64, 192, 256, 1024, 4096])
+@pytest.mark.parametrize("n", [768, 2112, 4096, 16384])
+def test_the_fewest_cycles_are_those_that_deepgemm_finds(m, n):
+    columns = shapes("gemm", 1, M=float(m), N=float(n), K=7168)
+    found = FAMILIES["gemm"].features(columns, H100, Stack(library="sglang", dtype="fp8_block"), "waves fewest")
+    assert found["tiles"][0, 0] * 132 == pytest.approx(deepgemm(m, n, 7168, 132))
+
+
+def test_a_large_tile_of_one_wave_spills():
+    """Of 192 rows it is not the tile, and two waves share what they load."""
+    gemm, stack = FAMILIES["gemm"], Stack(library="sglang", dtype="fp8_block")
+    p = usual("gemm", stack, "waves fewest")
+    columns = shapes("gemm", 3, M=np.array([192.0, 256.0, 512.0]), N=16384, K=16384)
+    features = gemm.features(columns, H100, stack, "waves fewest")
+    assert features["spills"][:, 0].tolist() == [False, True, False]
+    plain = gemm.seconds({**p, "spill": 1}, features)
+    compute = 2 * 256 * 16384 * 16384 / (128 / 132) / 1978.9e12 / p["alpha"] + 1e-6 * p["tau_us"]
+    later = gemm.seconds(p, features) / plain
+    assert later[[0, 2]].tolist() == [1, 1]
+    assert 1.5 < later[1] < 3
+    assert gemm.seconds(p, features)[1] == pytest.approx(3 * compute, rel=0.15)
+
+
+def test_quantization_takes_its_rows_and_its_bytes_by_hand():
+    """A block of threads a row: what the rows take is shared by cores, whatever their width."""
     gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="fp8")
-    columns = shapes("gemm", 4, M=np.array([16.0, 64.0, 65.0, 1000.0]), N=1024, K=4096)
-    for variant, tiles in (("waves fixed", [16, 16, 16, 64]), ("persistent narrow", [16, 16, 16, 64])):
-        found = gemm.features(columns, H100, stack, variant)
-        left = [np.flatnonzero(row == 0) for row in found["barred"]]
-        assert [len(places) for places in left] == [1] * 4
-        own = [found["tiles"][row, places[0]] * 132 for row, places in enumerate(left)]
-        assert own == pytest.approx(tiles)
+    p = usual("gemm", stack, "waves fixed")
+    features = gemm.features(shapes("gemm", 2, M=np.array([256.0, 8192.0]), N=256, K=512), H100, stack, "waves fixed")
+    bare = gemm.seconds({**p, "row_us": 0, "quantize_us": 0}, features)
+    rows = 1e-6 * p["row_us"] * np.array([256, 8192]) / 132
+    assert gemm.seconds(p, features) - bare == pytest.approx(rows + 1e-6 * p["quantize_us"])
+    moved = gemm.seconds(p, features) - gemm.seconds({**p, "passes": 0}, features)
+    assert moved == pytest.approx(p["passes"] * np.array([256, 8192]) * 512 * 3 / H100.bandwidth)
+
+
+def test_what_stays_in_the_cache_is_quantized_at_its_bandwidth():
+    gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="fp8")
+    p = usual("gemm", stack, "waves fixed")
+    columns = shapes("gemm", 1, M=64.0, N=256.0, K=512.0) | {"loop": np.ones(1), "private": np.zeros(1)}
+    features = gemm.features(columns, H100, stack, "waves fixed")
+    apart = [gemm.seconds(q, features) - gemm.seconds({**q, "passes": 0}, features) for q in (p, {**p, "eta_x": 0})]
+    assert apart[1] / apart[0] == pytest.approx(p["lambda"])  # profiles of before have it all from memory
 
 
 def test_tiles_of_64_heads_take_as_long_however_few_there_are():

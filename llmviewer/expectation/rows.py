@@ -35,6 +35,9 @@ _CUBLAS: Final = {"sarathi", "hf-transformers", "pytorch", "pytorch/te"}  # fram
 _REPLAYED: Final = "mean_cudagraph"  # the same tensors again and again: what fits stays in the cache
 # Weights that the aiconfigurator collector goes round in its loop; for trtllm as many as the cache needs, up to 5.
 _ROUND: Final = {"vllm": 6.0, "sglang": 6.0}
+# Products that the aiconfigurator collector calls otherwise: SGLang's int8_wo is its int8_scaled_mm, of activations
+# that a chain of torch's operators quantizes row by row (per_token_quant_int8).
+_CALLED: Final = {("sglang", "int8_wo"): "int8_dynamic"}
 # Experts chosen, experts and width of models whose experts have no gate (Nemotron 3: mlp_hidden_act is relu2). From
 # these versions on the aiconfigurator collector runs them so, while its tables say it of trtllm only: with the weights
 # of a gate, they would have been read at up to 1.4 times the memory's bandwidth.
@@ -198,6 +201,8 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
 
 def _stack(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: str) -> Stack:
     library = "cublas" if family.name == "gemm" and framework in _CUBLAS else framework
+    if family.name == "gemm":
+        dtype = _CALLED.get((library, dtype), dtype)
     if family.name in ("gemm", "moe"):
         kernel_type(dtype)
     if family.name.startswith("attention"):

@@ -61,7 +61,8 @@ def choose(
     """Whose parameters to use for a stack: its own; else, on the device, those of its library; else relatives'.
 
     On the device, a twin of the data type stands in for it before other devices do: as sure as a transfer, but where
-    only bytes are moved, which a type's width says all about.
+    only bytes are moved, which a type's width says all about. On others, the library's kernels of a twin stand beside
+    those of the type unless it has these on a device with the same kind of memory.
 
     Raises InputError where nothing like it was ever measured.
     """
@@ -83,6 +84,8 @@ def choose(
             )
     for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())):
         found = [e for e in of_family if _of_type(e, stack, dtype) and _alike(e, stack)]
+        if dtype == stack.dtype and not any(_close(e, device, stack) for e in found):
+            found += [e for e in of_family if not _of_type(e, stack, dtype) and _twin_of_library(e, stack)]
         if found:
             found = _nearest(found, device, stack)
             devices = ", ".join(dict.fromkeys(e.device for e in found))
@@ -122,6 +125,14 @@ def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
 
 def _relation(other: Kin, device: Kin) -> tuple[int, ...]:
     return int(other.vendor != device.vendor), int(other.stacked != device.stacked), _apart(other, device)
+
+
+def _close(entry: Entry, device: Device, stack: Stack) -> bool:
+    return entry.stack.library == stack.library and kin(entry.device).stacked == device.stacked
+
+
+def _twin_of_library(entry: Entry, stack: Stack) -> bool:
+    return entry.stack.library == stack.library and twins(entry, stack) and _alike(entry, stack)
 
 
 def _apart(a: Kin, b: Kin) -> int:

@@ -30,32 +30,59 @@ _TILES: Final = ((16, 64), (32, 64), (64, 64), (64, 128), (128, 64), (128, 128),
                  (256, 256))  # fmt: skip
 _SPLITS: Final = (1, 2, 4, 8)
 _LAYOUTS: Final = np.array([(*tile, split) for tile in _TILES for split in _SPLITS], dtype=np.float32).T[:, None, :]
-# Tiles of kernels that are chosen by the rows alone: up to how many, and which. As vLLM's and SGLang's CUTLASS kernels
-# of fp8 are on Hopper (scaled_mm_sm90_fp8_dispatch), and where tensor cores take fewer rows (sm89).
-_BY_ROWS: Final = {
-    "fixed": ((64, 64, 64), (128, 64, 128), (np.inf, 128, 128)),
-    "narrow": ((16, 16, 64), (64, 64, 64), (128, 64, 128), (np.inf, 128, 128)),
-}
+# Tiles that CUTLASS kernels of fp8 choose by rows and columns alone: up to how many, the tile, and how many of them,
+# one below the other, start together as a cluster. As vLLM's and SGLang's are on Hopper (sm90_fp8_config_default and
+# others); where tensor cores take fewer rows; on Ada, vLLM's (cutlass_gemm_sm89_fp8_dispatch) and SGLang's
+# (sm89_fp8_dispatch_shape); and on Blackwell (cutlass_gemm_sm100_fp8_dispatch), where two cores share a tile.
+_ANY: Final = np.inf
+_BY_SIZE: Final = {
+    "fixed": ((64, _ANY, 64, 64, 1), (128, _ANY, 64, 128, 1), (_ANY, _ANY, 128, 128, 2)),
+    "narrow": ((16, _ANY, 16, 64, 1), (64, _ANY, 64, 64, 1), (128, _ANY, 64, 128, 1), (_ANY, _ANY, 128, 128, 1)),
+    "sm89": ((16, 8192, 16, 64, 1), (16, 24576, 16, 128, 1), (16, _ANY, 32, 64, 1), (32, 8192, 32, 64, 1),
+             (32, 16384, 32, 128, 1), (32, _ANY, 32, 64, 1), (64, 8192, 64, 64, 1), (64, 16384, 64, 128, 1),
+             (64, _ANY, 64, 64, 1), (128, 8192, 64, 128, 1), (128, 16384, 128, 128, 1), (128, _ANY, 128, 64, 1),
+             (256, 4096, 64, 128, 1), (256, _ANY, 128, 128, 1), (_ANY, 4096, 128, 128, 1), (_ANY, 8192, 256, 128, 1),
+             (_ANY, _ANY, 128, 128, 1)),
+    "rowwise": ((16, 8192, 16, 64, 1), (16, 16384, 32, 64, 1), (16, _ANY, 16, 64, 1), (64, 16384, 32, 64, 1),
+                (64, _ANY, 16, 64, 1), (128, 16384, 64, 64, 1), (128, _ANY, 32, 64, 1), (256, 8192, 128, 64, 1),
+                (256, 16384, 64, 128, 1), (256, _ANY, 128, 64, 1), (_ANY, _ANY, 128, 128, 1)),
+    "sm100": ((16, _ANY, 32, 128, 1), (64, _ANY, 64, 128, 1), (256, _ANY, 64, 128, 2), (_ANY, _ANY, 128, 128, 2)),
+}  # fmt: skip
+# Tiles among which DeepGEMM chooses on Hopper, in its order (get_layout_candidates of SM90ArchSpec), the rows of a
+# matrix instruction, what its caches move in a cycle, and the least tile of those that spill unless they share loads.
+_BLOCKS: Final = np.array(
+    [(m, n) for m in (64, 128, 16, 32, 256) for n in (*range(16, 129, 16), 144, 160, 192) if m <= 128 or n <= 128],
+    dtype=np.float32,
+).T[:, None, :]
+_INSTRUCTION: Final = 64
+_L1_BYTES: Final = 128  # a core
+_L2_BYTES: Final = (64, 8e6 / 1.3e3)  # a core, and all
+_LARGE: Final = 128 * 192
 _CHOICE: Final = 4  # power of the smooth maximum by which a tile is chosen
-# Rows up to which TensorRT-LLM multiplies on vector units (SMALL_M_FAST_PATH of its weight-only plugin), and columns of
-# a block of threads there.
+# Rows up to which TensorRT-LLM multiplies on vector units (SMALL_M_FAST_PATH of its plugins), up to which it does so
+# with narrow weights where that is faster (checkTactic of its weight-only ones), and columns of a block of threads.
 _FEW_ROWS: Final = 4
+_TRIED_ROWS: Final = 15
 _GEMV_COLUMNS: Final = 8
 
 
 class Gemm(Family):
     """A tile of the output and a part of K go to a core; the layout taken is the fastest.
 
-    variants  persistent: cores are kept busy whatever the number of tiles; waves: they go in rounds; gemv: up to four
-              rows have a kernel of their own, in which vector units multiply what streams by; fixed: the number of
-              rows decides the tile, and K is not cut; narrow: so too, with tiles of 16 rows for as few
+    variants  persistent: cores are kept busy whatever the number of tiles; waves: they go in rounds; gemv: few rows
+              have a kernel of their own, in which vector units multiply what streams by; fixed, narrow, sm89,
+              rowwise, sm100: rows and columns decide the tile, and K is not cut; fewest: that tile is taken which
+              moves the fewest bytes in all waves
     """
 
     name = "gemm"
     columns = ("M", "N", "K")
     optional: ClassVar = {"loop": 0.0, "private": 0.0, "batch": 1.0}
     groups = ("N", "K")
-    variants = ("persistent", "waves", "persistent gemv", "waves gemv", "waves fixed", "persistent narrow")
+    variants = (
+        "persistent", "waves", "persistent gemv", "waves gemv", "waves fixed", "persistent narrow", "waves sm89",
+        "waves rowwise", "waves sm100", "waves fewest",
+    )  # fmt: skip
     parameters = (
         Parameter(name="alpha", usual=0.75, low=0.05, high=1, meaning="part of the peak that is reached"),
         Parameter(name="beta", usual=0.8, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
@@ -66,10 +93,14 @@ class Gemm(Family):
         Parameter(name="split_us", usual=2.5, low=0.3, high=100, meaning="adding up parts of K [us]"),
         Parameter(name="omega", usual=1.4, low=1, high=4, meaning="cost of a byte written / of one read"),
         Parameter(name="eta", usual=0.5, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
+        Parameter(name="eta_x", usual=0.5, low=0.05, high=4, absent=0, meaning="part of it that activations stay in"),
         Parameter(name="tau_us", usual=0.3, low=0.01, high=8, meaning="start and end of a tile [us]"),
         Parameter(name="round", usual=0.4, low=0, high=1, meaning="whole waves rather than parts", linear=True),
         Parameter(name="quantize_us", usual=3, low=0.05, high=60, meaning="launch of the quantization before [us]"),
-        Parameter(name="passes", usual=1.5, low=0.1, high=12, meaning="quantization, in times its bytes need"),
+        Parameter(name="passes", usual=1.5, low=0.1, high=40, meaning="quantization, in times its bytes need"),
+        Parameter(name="row_us", usual=0.1, low=0.001, high=8, absent=0, meaning="a row of it, on one core [us]"),
+        Parameter(name="step_ns", usual=100, low=1, high=2000, meaning="128 elements of K [ns]", way="fewest"),
+        Parameter(name="spill", usual=3, low=1, high=12, meaning="time of tiles that spill, x", way="fewest"),
         Parameter(name="gemv_us", usual=5, low=0.3, high=60, meaning="launch and first bytes [us]", way="gemv"),
         Parameter(name="gemv_alpha", usual=0.7, low=0.02, high=8, meaning="of the fp32 vector peak", way="gemv"),
         Parameter(name="gemv_beta", usual=0.85, low=0.1, high=1, meaning="of the memory bandwidth", way="gemv"),
@@ -81,13 +112,13 @@ class Gemm(Family):
         kind = kernel_type(stack.dtype)
         m, n, k = (np.asarray(shapes[c], dtype=np.float32)[:, None] for c in self.columns)
         batch = np.asarray(shapes["batch"], dtype=np.float32)[:, None]
-        tile_m, tile_n, split = _LAYOUTS
-        tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n) * split * batch
+        way, _, word = (variant or self.variants[0]).partition(" ")
+        tile_m, tile_n, split, cluster = _layouts(m, n, k, device.cores, word)
+        tiles = np.ceil(m / (tile_m * cluster)) * cluster * np.ceil(n / tile_n) * split * batch
         part = 64 * np.ceil(k / (64 * split))
         weights, inputs, written = _bytes(shapes, kind.weight, kind.activation)
         lasting, reuse = _reuse(shapes, weights, inputs + written)
         parted = np.where(split > 1, 8 * split * m * n * batch, 0)
-        way, _, word = (variant or self.variants[0]).partition(" ")
         return {
             "ops": (2 * m * n * k * batch)[:, 0].astype(float),
             "tiles": tiles / device.cores,
@@ -101,41 +132,49 @@ class Gemm(Family):
             "reuse": reuse,
             "ideal": ((2 * m * n * k * batch) / device.peak(kind.arithmetic)).astype(np.float32),
             "quantized": (batch * m * k)[:, 0] * (2 + kind.activation) / device.bandwidth if kind.quantizes else None,
+            "rows": (batch * m)[:, 0] / device.cores,
             "cache": device.l2,
             "waves": way == "waves",
-            "gemv": _gemv(shapes, device) if word == "gemv" else None,
-            "barred": _barred(m[:, 0], word) if word in _BY_ROWS else np.float32(0),
+            "gemv": _gemv(shapes, device, kind.weight < kind.activation) if word == "gemv" else None,
+            "steps": np.ceil(tiles / device.cores) * np.ceil(k / 128) if word == "fewest" else None,
+            "spills": (tile_m * tile_n >= _LARGE) & (tiles <= device.cores) if word == "fewest" else None,
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
         f = features
         tiles = f["tiles"]
-        moved = f["weights"] * cold(f["lasting"], f["cache"], p["eta"]) + (
-            f["inputs"] + p["omega"] * f["written"]
-        ) * cold(f["reuse"], f["cache"], p["eta"])
+        gone = cold(f["reuse"], f["cache"], p["eta_x"] or p["eta"])
+        moved = (
+            f["weights"] * cold(f["lasting"], f["cache"], p["eta"]) + (f["inputs"] + p["omega"] * f["written"]) * gone
+        )
         memory = (moved / p["beta"]).astype(np.float32)[:, None]
         if f["waves"]:
             rounds = p["round"] * np.ceil(tiles) + (1 - p["round"]) * np.maximum(tiles, 1)
             compute = rounds * (f["tile_ops"] / p["alpha"] + p["tau_us"] * MICROSECOND)
         else:
             compute = f["ideal"] / p["alpha"] + np.maximum(tiles, 1) * (p["tau_us"] * MICROSECOND)
+        if f["steps"] is not None:
+            compute = compute * np.where(f["spills"], p["spill"], 1)
+            compute = np.maximum(compute, f["steps"] * (1e-3 * p["step_ns"] * MICROSECOND))
         wide = np.minimum(1, p["kappa"] * tiles)
         l2 = (f["l2"] + (p["omega"] * f["written"]).astype(np.float32)[:, None]) / (p["lambda"] * wide)
         extra = f["split"] * np.float32(p["split_us"] * MICROSECOND)
         squares = compute * compute, memory * memory, l2 * l2
         rough = np.sqrt(np.sqrt(sum(s * s for s in squares))) + extra
-        place = best(rough + f["barred"])
+        place = best(rough)
         terms = [np.maximum(take(term, place).astype(float), 1e-12) for term in (compute, memory, l2)]
         time = smooth_max(p["sharp"], *terms) + take(extra, place)
         time = time + p["start_us"] * MICROSECOND
         if f["gemv"] is not None:
-            few, vectors, steps, blocks = f["gemv"].T
+            few, tried, vectors, steps, blocks = f["gemv"].T
             steps = steps * p["gemv_step_ns"] * 1e-3 * MICROSECOND
             terms = [vectors / p["gemv_alpha"], moved / p["gemv_beta"], steps]
             own = (p["gemv_us"] + p["gemv_tau_us"] * blocks) * MICROSECOND + smooth_max(p["sharp"], *terms)
-            time = np.where(few, own, time)
+            time = np.where(few, own, np.where(tried, np.minimum(own, time), time))
         if f["quantized"] is not None:
-            time = time + p["quantize_us"] * MICROSECOND + p["passes"] * f["quantized"]
+            time = time + (p["quantize_us"] + p["row_us"] * f["rows"]) * MICROSECOND
+            kept = (1 - gone) * (p["eta_x"] > 0)
+            time = time + p["passes"] * f["quantized"] * (1 - kept + kept / p["lambda"])
         return np.asarray(time, dtype=float)
 
     def elsewhere(self, p: Parameters, features: Features) -> Array:
@@ -147,7 +186,9 @@ class Gemm(Family):
     def fixed(self, p: Parameters, features: Features) -> Array | float:
         start: Array | float = p["start_us"] + p["tau_us"]
         if features["gemv"] is not None:
-            start = np.where(features["gemv"][:, 0], p["gemv_us"] + p["gemv_tau_us"], start)
+            few, tried, *_ = features["gemv"].T
+            own = p["gemv_us"] + p["gemv_tau_us"]
+            start = np.where(few, own, np.where(tried, np.minimum(own, start), start))
         quantizes = features["quantized"] is not None
         return (start + quantizes * p["quantize_us"]) * MICROSECOND
 
@@ -170,19 +211,38 @@ def _bytes(shapes: Shapes, weight: float, activation: float) -> tuple[Array, Arr
     return batch * n * k * weight, batch * m * k * activation, 2.0 * batch * m * n
 
 
-def _barred(rows: Array, word: str) -> Array:
-    """Infinite for layouts that the rows do not have."""
-    most, *tile = np.array(_BY_ROWS[word]).T
-    wanted_m, wanted_n = (sizes[np.searchsorted(most, rows)][:, None] for sizes in tile)
-    tile_m, tile_n, split = _LAYOUTS
-    return np.where((tile_m == wanted_m) & (tile_n == wanted_n) & (split == 1), 0, np.inf).astype(np.float32)
+def _layouts(m: Array, n: Array, k: Array, cores: float, word: str) -> tuple[Array, Array, Array, Array]:
+    """Rows and columns of tiles, parts of K, and rows of tiles in a cluster; of each row its own or all there are."""
+    one = np.ones_like(m)
+    if word in _BY_SIZE:
+        tile = np.empty((3, *m.shape), dtype=np.float32)
+        for rows, columns, *sizes in reversed(_BY_SIZE[word]):
+            tile[:, (m <= rows) & (n <= columns)] = np.array(sizes, dtype=np.float32)[:, None]
+        return tile[0], tile[1], one, tile[2]
+    if word == "fewest":
+        place = _fewest_cycles(m, n, k, cores)
+        return _BLOCKS[0, 0, place], _BLOCKS[1, 0, place], one, one
+    return (*_LAYOUTS, np.ones(1, dtype=np.float32))
 
 
-def _gemv(shapes: Shapes, device: Device) -> Array:
-    """Whether rows are few; what vector units take at their peak [s]; elements of K; blocks of each core."""
+def _fewest_cycles(m: Array, n: Array, k: Array, cores: float) -> Array:
+    """The place of DeepGEMM's choice (get_layout_info of SM90ArchSpec): of more waves than one, pairs share loads."""
+    tile_m, tile_n = _BLOCKS
+    waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) / cores)
+    shared = np.where(waves > 1, np.maximum(tile_m, tile_n) / 2, 0)
+    loaded, stored = tile_m + tile_n, 2 * tile_m * tile_n
+    l1 = (k * (loaded + np.maximum(tile_m, _INSTRUCTION) + tile_n) + 2 * stored) / (_L1_BYTES * cores)
+    l2 = (k * (loaded - shared) + stored) / min(_L2_BYTES[0] * cores, _L2_BYTES[1])
+    cycles = waves * np.maximum(l1, l2) * np.where(waves > 1, 1 + 1e-4, 1).astype(np.float32)  # alone if it is as fast
+    return best(np.where((tile_m < _INSTRUCTION) & (m > tile_m), np.inf, cycles))
+
+
+def _gemv(shapes: Shapes, device: Device, narrow: bool) -> Array:
+    """Whether rows are few, or tried; what vector units take at their peak [s]; elements of K; blocks of each core."""
     m, n, k, batch = (np.asarray(shapes[c], dtype=float) for c in ("M", "N", "K", "batch"))
     vectors = 2 * m * n * k * batch / device.hardware.rates[vector("fp32")]
-    return np.stack([m <= _FEW_ROWS, vectors, k, np.ceil(n / _GEMV_COLUMNS) * batch / device.cores], axis=1)
+    tried = (m <= _TRIED_ROWS) & narrow
+    return np.stack([m <= _FEW_ROWS, tried, vectors, k, np.ceil(n / _GEMV_COLUMNS) * batch / device.cores], axis=1)
 
 
 def _reuse(shapes: Shapes, weights: Array, activations: Array) -> tuple[Array, Array]:

@@ -80,10 +80,9 @@ WEAK = """\
 - Norms on A100 and H100 are those of Sarathi (2024): a plain RMSNorm, as early vLLM had it, a block a row that reads it
   twice, word by word: up to three times the bound. They stand in for all libraries there; later kernels were not
   measured, and are faster. Others come from PyTorch's fp32 kernels.
-- Decode attention of TRT-LLM on Hopper and Ada has two kernels. How the first, of heads that share keys, cuts a cache
-  of 16 bits is known from its source, and 2 to 8 heads that share are expected within 7 to 12 %; the rule of the
-  second, of heads that share with none or with more than 31 others, is not: 8 to 23 %, and under windows in 16 bits
-  20 to 38 %, most of them expected too slow.
+- Decode attention of TRT-LLM on Hopper and Ada has two kernels, which cut caches of 16 bits as their sources say: 7
+  to 11 % where 2 to 8 heads share keys, 7 to 24 % where none do, 14 to 19 % under windows of more than 8 heads. Of
+  caches of 8 bits the rules are not known: 5 to 20 % on Hopper, 3 to 24 % on Ada.
 - Decode attention of SGLang in Triton was measured on Hopper for four layouts of heads only, of 256 and 512 elements:
   none of them says much of the others, 10 to 20 %.
 - One row of vLLM's fp8 products on B200 takes 14 us longer than two rows do, for no reason that its source gives; so

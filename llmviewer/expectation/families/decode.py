@@ -8,6 +8,7 @@ import numpy as np
 
 from ..device import Device
 from ..formats import cache_bytes
+from ._cuts import RULES, Caches
 from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold, from_memory
 
 _SPLITS: Final = np.array([[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]], dtype=float)
@@ -16,10 +17,6 @@ _FEW_PARTS: Final = 8  # that kernels without a heuristic cut a cache into
 _ALWAYS: Final = 32
 _FEW: Final = 8  # heads that share keys and fill no more than half of the smallest tile
 _LATENT: Final = 512  # columns that keys and values of latent attention share
-# TensorRT-LLM's XQA kernels (computeMultiBlockCount and the constants beside it): a part has 128 keys or more, parts
-# are no more than the square root of 8 times as many, and blocks no more than 8 waves.
-_RULE_KEYS: Final = 128
-_RULE_WAVES: Final = 8
 
 
 class Decode(Family):
@@ -31,7 +28,11 @@ class Decode(Family):
               "whole": those that no heads share into none, "always": into 32 parts, however few they are, as a CUDA
               graph for all lengths has them; "rule": as TensorRT-LLM's XQA kernels cut them, by the length of the
               whole cache, so that under a window most have nothing to do; "shared": all this is of keys that heads
-              share, and heads that go alone have a kernel of their own, as TensorRT-LLM's masked attention is
+              share, and heads that go alone have a kernel of their own, as TensorRT-LLM's masked attention is, which
+              "masked" cuts as that does; "listed": as FlashAttention-3 cuts them, which walks a list of sequences;
+              "waves": as FlashAttention-2 does, where heads that share keys are made rows of one, but not under a
+              window; "triton": a core works at several parts, "segments" of the whole cache as in vLLM, or "gradual"
+              ones as in SGLang
     """
 
     name = "attention_decode"
@@ -64,14 +65,22 @@ class Decode(Family):
                   "the L2 cache holds [us]"),
         Parameter(name="overlap", usual=0.3, low=0, high=1, absent=0, meaning="of starts and ends, what others hide",
                   linear=True),
+        Parameter(name="part_us", usual=0.05, low=0.001, high=5, absent=0, meaning="adding up, for each part [us]"),
+        Parameter(name="token_ns", usual=2, low=0.05, high=1000, way="listed", meaning="a new token, however many "
+                  "heads [ns]"),
+        Parameter(name="turned_us", usual=4, low=0.1, high=60, way="waves", meaning="copies of queries and results, "
+                  "to make heads that share keys rows of one [us]"),
+        Parameter(name="resident", usual=1.5, low=1, high=8, way="triton", meaning="parts that a core works at "
+                  "together"),
     )  # fmt: skip
     variants = ("128", "32", "8", "128 whole", "32 whole", "128 apart", "32 apart", "128 whole apart", "128 narrow",
                 "128 few", "128 apart few", "128 whole few", "128 one", "128 always", "128 short", "128 short few",
                 "128 short always", "128 tall", "128 tall one", "32 shared", "32 shared one",
-                "32 shared rule")  # fmt: skip
+                "32 shared rule", "32 shared rule masked", "128 listed", "128 tall waves", "128 triton segments",
+                "128 short triton gradual")  # fmt: skip
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
-        b, kv, heads, kv_heads, _, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
+        b, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
         windowed = shapes["window"] > 0
         whole = kv
         passed = np.where(windowed[:, None], np.maximum(kv - shapes["window"][:, None], 0), 0)
@@ -82,56 +91,74 @@ class Decode(Family):
         smallest = 32 if "narrow" in ways else 16  # heads that the smallest tile takes, twice if need be
         tile = np.where(group <= smallest, 16, np.where(group <= 64, 64, 128))
         tile = np.where("short" in ways, 16, np.where("tall" in ways, 64, tile))
-        alone = (group > float(most)) | (windowed[:, None] & ("apart" in ways))
+        alone = (group > float(most)) | (windowed[:, None] & bool({"apart", "waves"} & set(ways)))
         tile = np.where(alone, 1, tile)
         groups = np.ceil(group / tile)
         other = (alone | (group <= 1)) & ("shared" in ways)
         most_parts = np.where(other, np.inf, 1 if "one" in ways else _FEW_PARTS if "few" in ways else np.inf)
         cut = (kv / _SPLITS >= _LEAST) & (most_parts >= _SPLITS) & ~(("whole" in ways) & (group <= 1))
         able = (_SPLITS == _ALWAYS) | (b < 0) if "always" in ways else (_SPLITS == 1) | cut
-        ruled = ("rule" in ways) & ~alone & ~other
+        tiles = b * kv_heads * groups
         parts = used = _SPLITS
-        if np.any(ruled):
-            able = np.where(ruled, _SPLITS == 1, able)
-            parts = np.where(ruled, _by_rule(b * kv_heads, whole, device.cores), _SPLITS)
-            used = np.where(ruled, np.minimum(np.ceil(kv / whole * parts), parts), parts)
-        blocks = b * kv_heads * groups / device.cores
+        places = np.zeros_like(b)
+        caches = Caches(heads=b * kv_heads, tiles=tiles, shared=(group > 1) & ~alone, keys=kv, whole=whole, width=dim,
+                        cores=device.cores)  # fmt: skip
+        for way in ways:
+            if way in RULES:
+                ruled, rule = (other if way == "masked" else ~other), RULES[way](caches)
+                left = slice(1 if np.all(ruled) else None)  # one way is enough where a rule has it
+                able = np.where(ruled, (_SPLITS == 1)[:, left], able[:, left])
+                parts = np.where(ruled, rule.parts, parts[:, left])
+                used = np.where(ruled, rule.used, used[:, left])
+                places = np.where(ruled, rule.places, places)
+        waves, busy = tiles * parts / device.cores, tiles * used / device.cores
+        filled = busy
+        if np.any(places > 0):
+            turns = waves / np.maximum(places, 1)
+            filled = np.where(places > 0, turns / np.ceil(turns), busy)
+            waves, busy = (np.where(places > 0, np.ceil(turns), own) for own in (waves, busy))
         parted = np.where(parts > 1, 8 * parts * b * heads * v_dim, 0)
         return {
-            "waves": blocks * parts,
-            "busy": blocks * used,
+            "waves": waves,
+            "busy": busy,
+            "filled": filled,
             "keys": kv / used,
             "cache": cache / device.bandwidth,
             "queries": queries / device.bandwidth,
             "l2": (cache[:, None] * groups + queries[:, None] + parted) / device.bandwidth,
             "compute": ops / device.peak("bf16"),
             "padded": ops / device.peak("bf16") * (tile * groups / group)[:, 0],
-            "passed": np.where(ruled, 0, passed * np.maximum(blocks, 1))[:, 0],
+            "passed": np.where(("rule" in ways) & ~other, 0, passed * np.maximum(tiles / device.cores, 1))[:, 0],
             "windowed": windowed & (passed[:, 0] > 0),
             "odd": (np.log2(v_dim) % 1 > 0)[:, 0],
             "broad": ((v_dim > 128) & (v_dim < _LATENT))[:, 0],
             "split": np.where(able, parts > 1, np.inf),
+            "parts": np.where(parts > 1, parts, 0),
+            "tokens": b[:, 0],
+            "turned": (caches.shared & (b > 1) & (kv_heads > 1))[:, 0],
             "reuse": np.where(shapes["loop"] > 0, cache + queries, np.inf),
             "size": device.l2,
             "ramp": -np.expm1(-cache / device.l2),
             "single": (other | (("shared" not in ways) & (group <= 1)))[:, 0],
-            "wide": group[:, 0] > min(float(most), _FEW),
+            "wide": (group[:, 0] > min(float(most), _FEW)) & ~_latent(stack),
         }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
         f = features
-        wide = np.minimum(1, p["kappa"] * f["busy"])
+        wide = np.minimum(1, p["kappa"] * f["filled"])
         from_memory = f["cache"] * cold(f["reuse"], f["size"], p["eta"]) + f["queries"]
         memory = from_memory[:, None] / (p["beta"] * wide)
         l2 = f["l2"] / (p["lambda"] * wide)
         ops = ((1 - p["pad"]) * f["compute"] + p["pad"] * f["padded"]) * np.where(f["wide"], p["wide"], 1)
-        compute = (ops / p["alpha"])[:, None] / np.minimum(1, f["busy"])
-        ends = np.maximum(f["waves"], 1) * (p["tau_us"] * MICROSECOND)
-        rounds = ends + np.maximum(f["busy"], 1) * f["keys"] * (p["key_ns"] * 1e-3 * MICROSECOND)
+        compute = (ops / p["alpha"])[:, None] / np.minimum(1, f["filled"])
+        resident = p.get("resident", 1.0)
+        ends = np.maximum(f["waves"] / resident, 1) * (p["tau_us"] * MICROSECOND)
+        rounds = ends + np.maximum(f["busy"] / resident, 1) * f["keys"] * (p["key_ns"] * 1e-3 * MICROSECOND)
         hidden = p["overlap"] * rounds
         largest = np.maximum(np.maximum(memory, l2), np.maximum(compute, hidden))
         power = p["sharp"]
-        whole = largest + (rounds - hidden) + f["split"] * (p["split_us"] * MICROSECOND)
+        sums = (f["split"] * p["split_us"] + f["parts"] * p["part_us"]) * MICROSECOND
+        whole = largest + (rounds - hidden) + sums
         place = np.argmin(whole, axis=1)
         at = np.arange(len(place)), place
         smooth = sum(
@@ -143,7 +170,8 @@ class Decode(Family):
         core = core + (f["odd"] * p["odd_us"] + f["single"] * p["single_us"]) * MICROSECOND
         window = f["windowed"] * p["window_us"] * MICROSECOND + f["passed"] * p["passed_ns"] * 1e-3 * MICROSECOND
         start = (p["start_us"] + p["ramp_us"] * f["ramp"]) * MICROSECOND
-        return np.asarray(start + core + window, dtype=float)
+        before = p.get("turned_us", 0.0) * f["turned"] + p.get("token_ns", 0.0) * 1e-3 * f["tokens"]
+        return np.asarray(start + core + window + before * MICROSECOND, dtype=float)
 
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
         cache, queries, ops = _work(shapes, cache_bytes(stack.kv_dtype or "bf16"))
@@ -152,19 +180,15 @@ class Decode(Family):
         return np.maximum(ops / arithmetic, moved / device.bandwidth)
 
     def usual(self, stack: Stack) -> dict[str, float]:
-        latent = stack.kernel.endswith("mla_absorb")  # all heads share a key: matrix units are filled
-        return super().usual(stack) | ({"alpha": 0.6} if latent else {})
+        return super().usual(stack) | ({"alpha": 0.9} if _latent(stack) else {})
 
     def kept(self, shapes: Shapes) -> Array:
         return np.asarray((shapes["kv_len"] >= 64) & (shapes["batch"] <= 512))
 
 
-def _by_rule(heads: Array, keys: Array, cores: float) -> Array:
-    """Parts of a cache of each of some key heads of all sequences."""
-    most = np.maximum(np.floor(keys / _RULE_KEYS), 1)
-    parts = np.minimum(most, np.round(np.sqrt(8 * most)))
-    waves = heads * parts / cores
-    return np.asarray(np.maximum(np.floor(parts / np.maximum(waves / _RULE_WAVES, 1)), 1))
+def _latent(stack: Stack) -> bool:
+    """All heads share a key, and fill matrix units however many they are."""
+    return stack.kernel.endswith("mla_absorb")
 
 
 def _work(shapes: Shapes, width: float) -> tuple[Array, Array, Array]:

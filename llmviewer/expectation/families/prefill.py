@@ -23,13 +23,19 @@ from ._family import (
 )
 
 _SMALL: Final = 64  # rows of the tile that kernels turn to for short prompts
+# FlashAttention-3 on Hopper (hopper/tile_size.h): rows of a tile where heads are wider than so many columns. Caches in
+# small pages are read with packed heads only (get_pack_gqa in hopper/flash_api.cpp).
+_WIDER: Final = 64
+_WIDER_ROWS: Final = 128
 
 
 class Prefill(Family):
     """A tile of queries goes to a core, which passes over the keys that they see.
 
-    variants  rows of the tile; "packed" puts the query heads that share a key head into one, "blind" passes over keys
-              that a window hides
+    variants  rows of the tile, or as few as suit short prompts; "only": no other, as two tiles of 128 that one block
+              of FlashAttention-4 has, or the 16 of vLLM's Triton kernel; "width": none but fewer where heads are
+              wide; "packed": the query heads that share a key head are in one tile; "blind": keys that a window hides
+              are passed over
     """
 
     name = "attention_prefill"
@@ -37,7 +43,8 @@ class Prefill(Family):
     optional: ClassVar = {"window": 0.0, "causal": 1.0, "loop": 0.0}
     groups = ("q_heads", "kv_heads", "head_dim")
     on_cpu: ClassVar = {"alpha": 0.2}
-    variants = ("64", "128", "128 packed", "192 packed", "256", "128 blind")
+    variants = ("64", "128", "128 packed", "192 packed", "256", "128 blind", "192 packed width", "128 only", "256 only",
+                "32 only", "16 packed only")  # fmt: skip
     parameters = (
         Parameter(name="alpha", usual=0.7, low=0.02, high=1, meaning="part of the peak that is reached"),
         Parameter(name="beta", usual=0.86, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
@@ -62,10 +69,12 @@ class Prefill(Family):
         b, q, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
         window = np.where(shapes["window"] > 0, shapes["window"], np.inf)[:, None]
         causal = np.asarray(shapes["causal"], dtype=float)[:, None] > 0
-        rows, _, way = (variant or self.variants[0]).partition(" ")
-        packed = way == "packed"
-        window = np.full_like(window, np.inf) if way == "blind" else window
-        tile = np.array(sorted({float(rows), _SMALL}))[None, :]
+        rows, *ways = (variant or self.variants[0]).split()
+        packed = "packed" in ways
+        window = np.full_like(window, np.inf) if "blind" in ways else window
+        tile = np.where(("width" in ways) & (dim > _WIDER), _WIDER_ROWS, float(rows))
+        if not {"only", "width"} & set(ways):
+            tile = np.array(sorted({float(rows), _SMALL}))[None, :]
         group = heads / kv_heads if packed else np.ones_like(heads)
         tiles = np.ceil(q * group / tile)
         blocks = b * (kv_heads if packed else heads) * tiles

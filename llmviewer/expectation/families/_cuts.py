@@ -1,0 +1,142 @@
+"""Into how many parts libraries cut the caches of a decode step, as their sources say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ._family import Array
+
+# TensorRT-LLM's XQA kernels (computeMultiBlockCount and the constants beside it): a part has 128 keys or more, parts
+# are no more than the square root of 8 times as many, and blocks no more than 8 waves.
+_XQA_KEYS: Final = 128
+_XQA_WAVES: Final = 8
+# TensorRT-LLM's masked attention (decoderMaskedMultiheadAttentionLaunch.h): a core holds so many threads; a block has
+# from so few of them to all, as many as fill the device, and takes 8 keys at a time for every thread of 8 columns.
+_MASKED_THREADS: Final = 1024
+_MASKED_LEAST: Final = 256
+_MASKED_KEYS: Final = 8
+_MASKED_COLUMNS: Final = 8
+# FlashAttention-3 (hopper/tile_size.h, flash_prepare_scheduler.cu): keys of a block up to a width of a head; work is
+# dealt out as if there were a tenth more, and CUDA graphs of vLLM have room for so many parts.
+_FA3_KEYS: Final = ((64, 192), (128, 128), (192, 96), (np.inf, 80))
+_FA3_MARGIN: Final = 1.1
+_FA3_MOST: Final = 32
+# FlashAttention-2 (csrc/flash_attn/flash_api.cpp, num_splits_heuristic): keys of a block; there is place for two on a
+# core. Nothing is cut that fills so much of the places; else the fewest parts do whose waves are so full, of the best.
+_FA2_KEYS: Final = ((64, 256), (128, 128), (np.inf, 64))
+_FA2_PLACES: Final = 2
+_FA2_FULL: Final = 0.8
+_FA2_GOOD: Final = 0.85
+_FA2_PARTS: Final = np.arange(1, 129, dtype=float)[None]
+# vLLM's Triton kernel (triton_unified_attention.py): segments, where sequences x key heads are no more than so many;
+# none is shorter than the keys of one byte that a loop takes.
+_SEGMENTS: Final = 16
+_SEGMENTS_HEADS: Final = 128
+_SEGMENTS_KEYS: Final = 32
+# SGLang's Triton kernels (get_num_kv_splits_triton): as many as fill the cores once for every doubling of so many keys.
+_GRADUAL_KEYS: Final = 64
+_GRADUAL_MOST: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caches:
+    """Columns, a row each.
+
+    heads   key heads of all sequences
+    tiles   of queries, of all of them: what each part of a cache has
+    shared  query heads share a key head, and all their queries are in one tile
+    keys    that are looked at
+    whole   keys of the cache, those before a window too
+    width   columns of a head
+    """
+
+    heads: Array
+    tiles: Array
+    shared: Array
+    keys: Array
+    whole: Array
+    width: Array
+    cores: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Parts of a cache, and how many of them have anything to do.
+
+    places  for parts on a core, where these come in whole waves; 0 where the next begins as soon as one is done
+    """
+
+    parts: Array
+    used: Array
+    places: Array | float = 0.0
+
+
+def _xqa(c: Caches) -> Cut:
+    """By the length of the whole cache, so that under a window most parts have nothing to do."""
+    most = np.maximum(np.floor(c.whole / _XQA_KEYS), 1)
+    parts = np.minimum(most, np.round(np.sqrt(8 * most)))
+    waves = c.heads * parts / c.cores
+    parts = np.maximum(np.floor(parts / np.maximum(waves / _XQA_WAVES, 1)), 1)
+    return Cut(parts=parts, used=np.minimum(np.ceil(c.keys / c.whole * parts), parts))
+
+
+def _masked(c: Caches) -> Cut:
+    """Blocks get larger before there are more of them."""
+    fewest = _MASKED_THREADS // _MASKED_LEAST
+    larger = np.minimum(np.ceil(fewest * c.cores / c.tiles), fewest)
+    threads = _MASKED_LEAST * 2.0 ** np.floor(np.log2(larger))
+    places = _MASKED_THREADS / threads
+    loop = _MASKED_KEYS * np.floor(threads / (2 ** np.ceil(np.log2(c.width)) / _MASKED_COLUMNS))
+    parts = np.clip(np.ceil(places * c.cores / c.tiles), 1, np.ceil((c.keys + 1) / loop))
+    return Cut(parts=parts, used=parts, places=places)
+
+
+def _listed(c: Caches) -> Cut:
+    blocks = np.ceil(c.keys / _up_to(c.width, _FA3_KEYS))
+    each = np.ceil(_FA3_MARGIN * c.tiles * blocks / c.cores)
+    parts = np.minimum(np.ceil(blocks / each), _FA3_MOST)
+    return Cut(parts=parts, used=parts)
+
+
+def _waves(c: Caches) -> Cut:
+    """Only heads that share keys."""
+    slots = _FA2_PLACES * c.cores
+    few = np.flatnonzero(c.shared & (c.tiles < _FA2_FULL * slots))
+    blocks = np.ceil(c.keys / _up_to(c.width, _FA2_KEYS))[few]
+    waves = c.tiles[few] * _FA2_PARTS / slots
+    each = np.ceil(blocks / _FA2_PARTS)
+    fewer = np.diff(each, axis=1, prepend=np.inf) < 0  # else they are as long as if there were one part less
+    full = np.where(fewer, waves / np.ceil(waves), 0)
+    parts = np.ones_like(c.tiles)
+    parts[few] = 1 + np.argmax(full >= _FA2_GOOD * np.max(full, axis=1, keepdims=True), axis=1)[:, None]
+    return Cut(parts=parts, used=parts)
+
+
+def _segments(c: Caches) -> Cut:
+    parts = np.where(c.heads <= _SEGMENTS_HEADS, _SEGMENTS, 1)
+    return Cut(parts=parts, used=np.minimum(np.ceil(c.keys / np.maximum(c.whole / parts, _SEGMENTS_KEYS)), parts))
+
+
+def _gradual(c: Caches) -> Cut:
+    cores = np.floor(c.cores * np.maximum(np.log2(c.keys / _GRADUAL_KEYS), 1))
+    parts = np.minimum(np.ceil(cores / c.tiles), _GRADUAL_MOST)
+    return Cut(parts=parts, used=parts)
+
+
+def _up_to(width: Array, sizes: tuple[tuple[float, float], ...]) -> Array:
+    """The size of the first limit that a width does not pass."""
+    return np.asarray(np.select([width <= most for most, _ in sizes], [size for _, size in sizes]))
+
+
+RULES: Final[Mapping[str, Callable[[Caches], Cut]]] = {
+    "rule": _xqa,
+    "masked": _masked,
+    "listed": _listed,
+    "waves": _waves,
+    "segments": _segments,
+    "gradual": _gradual,
+}

@@ -215,9 +215,9 @@ class Cell:
         return self.hardware.rates[max(launches, key=launches.__getitem__)]
 
     @property
-    def kernels(self) -> str:
-        """Whose are expected, and whether they were measured on its like."""
-        return self.setting.kernels.title if self.setting.kernels else ""
+    def library(self) -> str:
+        """Whose kernels are expected; "" where that is not known."""
+        return self.setting.kernels.library if self.setting.kernels else ""
 
     def workload(self, phase: str, *, batch: Num, length: Num) -> Workload:
         """A pass, as one device runs it: over prompts of `length` tokens, or of a step that attends to so many."""

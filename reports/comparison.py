@@ -310,6 +310,12 @@ def _gigabytes(value: float) -> Item:
     return Item(text=f"{_digits(value / 1e9)} GB", key=value)
 
 
+def _whose(cell: Cell) -> str:
+    """The kernels that are expected of it, with a star where they were measured on others alone."""
+    carried = "*" if cell.setting.kernels and cell.setting.kernels.carried else ""
+    return f"{cell.library}{carried}" if cell.library else "its like"
+
+
 def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
     """Bounds and what to expect, side by side, of those of which more than the bound is known."""
     whose = (
@@ -319,7 +325,7 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
         (
             *where(cell), Item(text=str(batch), key=batch),
             *(item for times in _bounds_and_expected(cell, found) for item in map(time_item, times[i])),
-            Item(text=cell.kernels),
+            Item(text=_whose(cell)),
         )
         for cell in cells
         if (found := comparison.expected(cell))
@@ -328,7 +334,7 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
     )  # fmt: skip
     table = Table(
         title="What to expect of measured kernels",
-        about=f"Beside each bound, what kernels {whose} are expected to take, or those on devices like it. JSON and "
+        about=f"Beside each bound, what kernels {whose} are expected to take, *: as on devices like it. JSON and "
         "CSV have the intervals and where they come from.",
         head=(*WHERE, "batch", "TTFT", "expect", "TPOT", "expect", "kernels"),
         words=(*WHERE, "kernels"),

@@ -41,8 +41,9 @@ def unknown(why: str) -> str:
 
 def kernels(setting: Setting) -> str:
     """Whose are expected."""
-    title = setting.kernels.title if setting.kernels else ""
-    return f"kernels of {title}" if title else ""
+    found = setting.kernels
+    like = " on devices like it" if found and found.carried else ""
+    return f"kernels of {found.library}{like}" if found and found.library else f"kernels measured{like}"
 
 
 def beyond(model: Model, tokens: int) -> list[str]:

@@ -96,7 +96,7 @@ def test_a_library_and_profiles_are_those_of_analyze(capsys):
     asked = [compare("llama-3-8b", ["h100-sxm"], library=name) for name in ("vllm", "")]
     vllm, best = (found.cells[0] for found in asked)
     assert [found.inputs.get("library") for found in asked] == ["vllm", None]
-    assert (vllm.kernels, best.kernels) == ("vllm", "trtllm")
+    assert (vllm.library, best.library) == ("vllm", "trtllm")
     assert vllm.expected.source == "calibrated on h100-sxm vllm"
     assert vllm.ttft_s == best.ttft_s
     assert main(["compare", "llama-3-8b", "h100", "--library", "vlm"]) == 2

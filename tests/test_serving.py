@@ -645,7 +645,7 @@ def test_what_is_expected_keeps_to_the_closed_form(both):
 
 @pytest.mark.parametrize(("model", "quant"), [("llama-3.1-8b", None), ("llama-3.1-8b", "fp8"), ("mixtral-8x7b", "fp8")])
 def test_steps_of_any_mixture_are_those_that_all_operators_are_expected_to_take(model, quant):
-    """Tables of a few shapes stand for all: within 10 % of the expectation of the very step, and never below its
+    """Tables of a few shapes stand for all: within 13 % of the expectation of the very step, and never below its
     bound.
     """
     steps = Steps(Setting.of(model, "h100-sxm", quant=quant), expected=True)
@@ -662,7 +662,7 @@ def test_steps_of_any_mixture_are_those_that_all_operators_are_expected_to_take(
             errors.append(float(steps.mixed_s(groups)) / wanted - 1)
             assert steps.mixed_s(groups) >= Steps(steps.setting).mixed_s(groups)
     assert np.mean(np.abs(errors)) < 0.03
-    assert np.max(np.abs(errors)) < 0.12
+    assert np.max(np.abs(errors)) < 0.13
 
 
 def test_where_nothing_is_expected_of_kernels_it_says_why(capsys):

@@ -248,11 +248,9 @@ class Kernels:
         return min(able, key=lambda name: (-len(families[name]), errors[name]), default="")
 
     @property
-    def title(self) -> str:
-        """What they are called: the library, where one is known, and whether they were measured elsewhere."""
-        if self.own:
-            return self.library
-        return f"{self.library} on its like" if self.library else "its like"
+    def carried(self) -> bool:
+        """Whether none was measured on the device itself."""
+        return not self.own
 
     def laid(self, rows: Sequence[OperatorEstimate], workload: Workload) -> tuple[Launch, ...]:
         """What the library launches for operators; the same on all devices that share `library` and `half`."""

@@ -785,3 +785,21 @@ def test_what_no_matrix_unit_multiplies_is_run_with_narrow_weights_alone():
     own = Profile(device="h200-sxm", library="trtllm", sources=(), entries=(mine,))
     after = Kernels(load_hardware("h200-sxm"), library="trtllm", profiles=(own,))._kernel(kernel, np.array([1e-9]))
     assert after.source.startswith("calibrated on h200-sxm trtllm")
+
+
+def test_fp8_before_it_has_units_is_weights_of_eight_bits():
+    """Of experts, by the kernels of those in 16 bits, which widen weights on the way."""
+    ampere, hopper = (Kernels(load_hardware(name), library="trtllm") for name in ("a100-sxm-80gb", "h200-sxm"))
+    asked = found(
+        "mixtral-8x7b", Workload.prefill(batch=1, prompt=3000), phase="prefill", quant="fp8", library="trtllm"
+    )
+    bound = np.array([1e-9])
+    (linear,), experts = asked["o_proj",].kernels, next(l for names, l in asked.items() if "expert_up_proj" in names)
+    assert linear.stack.dtype == "fp8"
+    eight = replace(linear, stack=replace(linear.stack, dtype="int8_wo"))
+    assert ampere._kernel(linear, bound).expected == ampere._kernel(eight, bound).expected
+    assert ampere._kernel(linear, bound).source.startswith("calibrated on a100-sxm-80gb trtllm")
+    assert hopper._kernel(linear, bound).expected != hopper._kernel(eight, bound).expected
+    (kernel,) = experts.kernels
+    half = replace(kernel, stack=replace(kernel.stack, dtype="bf16"))
+    assert 0.9 < ampere._kernel(kernel, bound).expected / ampere._kernel(half, bound).expected < 1

@@ -44,7 +44,10 @@ TYPES: Final[Mapping[str, KernelType]] = {
     "w4afp8": KernelType(weight=0.5 + 2 / 128, activation=1, arithmetic="fp8", quantizes=True),
 }
 # What libraries run where no matrix unit multiplies a type: its weights alone are narrow, and widened on the way.
-WEIGHTS_ONLY: Final[Mapping[str, str]] = {"nvfp4": "nvfp4_wo", "fp4": "w4a16_mxfp4"}
+# vLLM does so with fp8 before Ada (docs.vllm.ai, FP8 W8A8: "weight-only W8A16, utilizing FP8 Marlin").
+WEIGHTS_ONLY: Final[Mapping[str, str]] = {
+    "nvfp4": "nvfp4_wo", "fp4": "w4a16_mxfp4", "fp8": "int8_wo", "fp8_static": "int8_wo", "fp8_block": "int8_wo",
+}  # fmt: skip
 CACHE_BYTES: Final[Mapping[str, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 TWINS: Final = ({"bf16", "fp16"}, {"fp8", "fp8_static"}, {"int8", "sq"})  # that take as long on a device
 SIMILAR: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in where a type was not measured
@@ -59,7 +62,7 @@ SIMILAR: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in wh
     "int8": ("sq", "fp8", "bf16"),
     "int8_dynamic": ("sq", "int8", "fp8", "bf16"),
     "sq": ("int8", "fp8", "bf16"),
-    "int8_wo": ("int4_wo", "bf16"),
+    "int8_wo": ("bf16", "int4_wo"),
     "int4_wo": ("int8_wo", "w4a16_mxfp4", "bf16"),
     "w4a16_mxfp4": ("int4_wo", "bf16"),
     "w4a8_mxfp4_mxfp8": ("nvfp4", "fp8", "w4afp8"),

@@ -334,8 +334,8 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
     )  # fmt: skip
     table = Table(
         title="What to expect of measured kernels",
-        about=f"Beside each bound, what kernels {whose} are expected to take, *: as on devices like it. JSON and "
-        "CSV have the intervals and where they come from.",
+        about=f"Beside each bound, what kernels {whose} are expected to take; with a star, as measured on "
+        "devices like it. JSON and CSV have the intervals and where they come from.",
         head=(*WHERE, "batch", "TTFT", "expect", "TPOT", "expect", "kernels"),
         words=(*WHERE, "kernels"),
         body=body,

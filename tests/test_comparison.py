@@ -16,6 +16,7 @@ from llmviewer.cli import main
 from llmviewer.comparison import ALL, GROUPS, RESOURCES, compare, hourly, memory_share
 from llmviewer.errors import InputError
 from llmviewer.fleet import fleets
+from llmviewer.generation import generation
 from llmviewer.hardware import Fact, Hardware
 from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.reports import comparison as report
@@ -108,10 +109,10 @@ def test_a_library_and_profiles_are_those_of_analyze(capsys):
 
 
 def test_every_device_that_ships_takes_as_long_in_a_fleet_as_alone():
-    for cell in compare("llama-3.1-8b", hardware_names(), quants=["W8A8"], batch=2, gen=9).cells:
-        one = alone(cell, 2, gen=9)
-        assert cell.ttft_s[0] == pytest.approx(one.generation.ttft_s, rel=1e-12), cell.hardware.name
-        assert cell.tpot_s[0] == pytest.approx(one.generation.tpot_s, rel=1e-12), cell.hardware.name
+    for cell in compare("llama-3.1-8b", hardware_names(), quants=["W8A8"], batch=2, gen=9, bound=True).cells:
+        one = generation(cell.setting.plan, cell.setting.decode_plan, batch=2, prompt=1024, gen=9)
+        assert cell.ttft_s[0] == pytest.approx(one.ttft_s, rel=1e-12), cell.hardware.name
+        assert cell.tpot_s[0] == pytest.approx(one.tpot_s, rel=1e-12), cell.hardware.name
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -373,7 +374,9 @@ def test_one_setting_at_several_batches_bears_the_name_of_its_device_alone(capsy
 
 
 def test_the_command_takes_batches_models_and_all_devices(capsys):
-    _, out, _ = run(capsys, "compare", "gpt2", "all", "--also", "opt-350m", "--batch", "1..8*2", "--format", "csv")
+    _, out, _ = run(
+        capsys, "compare", "gpt2", "all", "--also", "opt-350m", "--batch", "1..8*2", "--bound", "--format", "csv"
+    )
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 2 * len(hardware_names()) * 4
     assert {row["model"] for row in rows} == {"gpt2", "opt-350m"}

@@ -6,6 +6,7 @@ import secrets
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from triton.runtime import interpreter
@@ -45,7 +46,9 @@ def check(name, case, monkeypatch):
     wanted = kernel.reference(**inputs)
     relative, absolute = kernel.tolerance(case)
     for target in (NEW, OLD) if kernel.least_sm(case) <= OLD.sm else (NEW,):
-        for ours, theirs in zip(kernel.plan(target, **inputs)(), wanted, strict=True):
+        with np.errstate(over="ignore"):  # an exponential may be infinite, and its reciprocal the 0 that is meant
+            found = kernel.plan(target, **inputs)()
+        for ours, theirs in zip(found, wanted, strict=True):
             assert ours.shape == theirs.shape
             assert not ours.float().isnan().any(), f"seed {seed}, {target}: NaN"
             wrong = (ours.float() - theirs.float()).abs() - relative * theirs.float().abs()

@@ -42,8 +42,9 @@ def unknown(why: str) -> str:
 def kernels(setting: Setting) -> str:
     """Whose are expected."""
     found = setting.kernels
-    like = " on devices like it" if found and found.carried else ""
-    return f"kernels of {found.library}{like}" if found and found.library else f"kernels measured{like}"
+    if not found or not found.library:
+        return "kernels measured on devices like it"
+    return f"kernels of {found.library}{' on devices like it' if found.carried else ''}"
 
 
 def beyond(model: Model, tokens: int) -> list[str]:

@@ -72,14 +72,16 @@ class Moe(Family):
             tiles = work["tiles"][np.arange(len(n))[:, None], at]
             padded = tiles * _HEIGHTS[at]
             columns = np.ceil(n[:, None] / wide)
-            again = tiles * (n * k)[:, None] * kind.weight + columns * padded * k[:, None] * kind.activation
+            touched = (weights + rows)[:, None]
+            if rule:  # every tile reads its weights, and every column of tiles the rows
+                touched = tiles * (n * k)[:, None] * kind.weight + columns * padded * k[:, None] * kind.activation
             found |= {
                 f"{name} ops": (2 * work["rows"] * n * k / peak)[:, None],
                 f"{name} padded": 2 * padded * columns * wide * k[:, None] / peak,
                 f"{name} waves": np.maximum(tiles * columns, 1) / device.cores,
                 f"{name} weights": weights[:, None] / device.bandwidth,
                 f"{name} rows": rows[:, None] / device.bandwidth,
-                f"{name} l2": (again if rule else (weights + rows)[:, None]) / device.bandwidth,
+                f"{name} l2": touched / device.bandwidth,
             }
         return {
             **found,

@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from . import __version__, given
-from .comparison import DATA_TYPE, LAYOUT, LINK, WHAT_IF, Cell, Comparison, Pass, compare
+from .cells import DATA_TYPE, LAYOUT, LINK, WHAT_IF, Cell
+from .comparison import Comparison, compare
 from .errors import InputError
 from .expectation.profile import Profile
 from .hardware import Hardware
@@ -28,6 +29,7 @@ from .resource import Unit
 from .setting import whole
 from .transforms.quantize import PUBLISHED
 from .units import seconds, si
+from .waits import Pass
 
 # What is allowed where nothing is said: the model as it is; weights and activations in the two 8-bit types that
 # devices multiply; and 4-bit weights alone, the smallest that is in common use (arXiv:2210.17323, arXiv:2306.00978).

@@ -4,232 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
-from math import isnan, nan
+from functools import cached_property
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from . import __version__, given
-from .arranged import answer, expected_answer
+from .cells import LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, Expected, cells_of
 from .errors import InputError
-from .expectation.network import Interval
 from .expectation.profile import Profile, read_given
-from .fleet import Fleet, Known, fleets
-from .forms import Num
-from .generation import decoding_s
-from .graph import Graph
+from .fleet import Fleet, Known
 from .hardware import Hardware
 from .hardware_files import load_hardware
 from .layout import ALONE, Layout, parse_layout
-from .memory import Footprint
 from .model import Model
 from .model_files import load_model
-from .parallel.overlap import overlapped
-from .resource import Resource, Unit
-from .setting import Attention, Setting, arranges, whole
+from .setting import Setting, whole
 from .techniques import Technique, parse_techniques
-from .transforms.flash_attention import flash_attention
 from .transforms.quantize import PUBLISHED, unless_published
-from .workload import Workload
+from .waits import ALL, RESOURCES, Column, Pass, waits_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Column = npt.NDArray[Any]
-Waits = Mapping[tuple[str, str], Num]  # (group, resource) -> how long that group waits for that resource [s]
-
-GROUPS: Final = ("linear", "experts", "attention", "state", "head", "elementwise", "communication")
-RESOURCES: Final = ("memory", "matrix", "vector", "link")
-BOUNDS: Final = ("memory", "compute", "link")
-ALL: Final = "all"  # groups together
 SCHEMA_VERSION: Final = 1  # of to_dict()
-HOURS: Final = 8766  # of a year
-DATA_TYPE, LINK, LAYOUT, TECHNIQUE, WHAT_IF = "data type", "link", "layout", "technique", "what-if"  # refused for what
-_GROUP: Final = {
-    "linear": "linear", "matmul": "linear", "lm_head": "head", "attention": "attention",
-    "experts": "experts", "router": "experts", "route": "experts", "permute": "experts", "combine": "experts",
-    "conv": "state", "scan": "state", "communication": "communication",
-}  # fmt: skip
-_MORE: Final = 1.1  # times the capacity: steps of a whole sequence are too coarse for less
 _MOST_SEQUENCES, _LONGEST = 1 << 16, 1 << 17  # where a search for a crossing ends
 _FAN: Final = 32  # points looked at together in it
-_MOST: Final = 1 << 24  # sequences where a search for the largest batch ends
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """A prefill, or the decode step in the middle of the answer: where its time goes, for every batch.
-
-    Of a pipeline, what takes longest: all stages for one micro-batch, and the slowest for each that follows.
-
-    length  tokens of each prompt, or tokens that each sequence attends to
-    """
-
-    length: int
-    waits: Waits
-
-    @cached_property
-    def time_s(self) -> Column:
-        return np.asarray(self.spent())
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """Those that take time."""
-        return tuple(g for g in GROUPS if np.any(np.greater(self.spent(group=g), 0)))
-
-    def spent(self, *, group: str = ALL, resource: str = "", bound: str = "") -> Num:
-        """Time in a group, waiting for a resource or for those of a bound; for any where none is given. [s]"""
-        return _spent(self.waits, group=group, resource=resource, bound=bound)
-
-    def shares(self, **of: str) -> Column:
-        """Part of the time that is spent so, at every batch."""
-        return np.broadcast_to(self.spent(**of) / self.time_s, self.time_s.shape)
-
-    def share(self, at: int = 0, **of: str) -> float:
-        """That at the batch in one place."""
-        return float(self.shares(**of)[at])
-
-    def bounds(self, group: str = ALL) -> list[str]:
-        """What most of the time of a group is bound by, at every batch."""
-        times = np.stack([self.shares(group=group, bound=bound) for bound in BOUNDS])
-        return [BOUNDS[place] for place in np.argmax(times, axis=0)]
-
-    def bound(self, at: int = 0, group: str = ALL) -> str:
-        """That at the batch in one place."""
-        return self.bounds(group)[at]
-
-    def sensitivity(self, at: int = 0) -> dict[str, float]:
-        """-d log time / d log rate of each resource: the share of the time that waits for it. Together they are 1."""
-        return {resource: self.share(at, resource=resource) for resource in RESOURCES}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Largest:
-    """Throughput at the largest batch that fits, and what it depends on.
-
-    batch              0 where not one sequence fits
-    tokens_per_s       at that batch, all of whose sequences start and end together
-    capacity           d log tokens_per_s / d log memory capacity, over a tenth more of it; nan where nothing fits
-    """
-
-    batch: int
-    tokens_per_s: float
-    capacity: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expected:
-    """What measured kernels are expected to take, at every batch. [s]
-
-    tpot  None where no decode step is taken
-    """
-
-    ttft: Interval
-    tpot: Interval | None
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A model in a precision on a device, or laid out on several. Columns run over `batches`; times are lower bounds.
-
-    asked         the precision as it was asked for, PUBLISHED where none was
-    refused       why the device cannot run it, in one line; "" where it can, and all below is empty where not
-    obstacle      what that is about: DATA_TYPE, LINK, LAYOUT, TECHNIQUE or WHAT_IF
-    tpot_s        nan where no decode step is taken
-    tokens_per_s  generated by all sequences; read, where the model does not generate
-    total_bytes   weights, cache and live activations, of each device
-    decode        None where no token is generated
-    """
-
-    setting: Setting
-    asked: str
-    batches: tuple[int, ...]
-    prompt: int
-    gen: int
-    refused: str
-    obstacle: str
-    ttft_s: Column
-    tpot_s: Column
-    latency_s: Column
-    tokens_per_s: Column
-    weight_bytes: float
-    total_bytes: Column
-    largest: Largest
-    prefill: Pass | None
-    decode: Pass | None
-
-    @property
-    def model(self) -> Model:
-        return self.setting.model
-
-    @property
-    def hardware(self) -> Hardware:
-        return self.setting.hardware
-
-    @property
-    def quant(self) -> str:
-        """The precision as --quant takes it: as it was asked for, or what a technique says."""
-        return next((one.quant for one in self.setting.techniques if one.quant), self.asked)
-
-    @property
-    def layout(self) -> Layout:
-        return self.setting.layout
-
-    @property
-    def tiers(self) -> tuple[str, ...]:
-        """Of the links that its devices talk over."""
-        return tuple(resource.dtype for resource in self.setting.linked.rates if resource.unit is Unit.LINK)
-
-    @property
-    def fits(self) -> Column:
-        return np.less_equal(self.total_bytes, self.hardware.capacity)
-
-    @property
-    def passes(self) -> dict[str, Pass]:
-        return {name: p for name, p in (("prefill", self.prefill), ("decode", self.decode)) if p}
-
-    @cached_property
-    def expected(self) -> Expected | None:
-        """None where no more than the bound is known."""
-        if not self.prefill:
-            return None
-        batch, steps = np.asarray(self.batches, dtype=float), self.gen - 1 if self.decode else 0
-        found = self.setting.expected_pass("prefill", self.workload("prefill", batch=batch, length=self.prompt))
-        if not found:
-            return None
-        first, rest = expected_answer(self.setting, batch=batch, prompt=self.prompt, gen=steps + 1)
-        tpot = rest.map(lambda s: s / steps) if rest else None
-        return Expected(ttft=first, tpot=tpot, source=found.source) if first else None
-
-    @cached_property
-    def peak(self) -> float:
-        """Of the unit that does most launches of the prefill's matrix products, the head apart. [OP/s]"""
-        launches: dict[Resource, int] = {}
-        for row in self.setting.plan.operators:
-            if row.work.wanted.unit is Unit.MATRIX and row.operator.kind != "lm_head":
-                launches[row.compute] = launches.get(row.compute, 0) + row.block.repeat
-        return self.hardware.rates[max(launches, key=launches.__getitem__)]
-
-    @property
-    def library(self) -> str:
-        """Whose kernels are expected; "" where that is not known."""
-        return self.setting.kernels.library if self.setting.kernels else ""
-
-    def workload(self, phase: str, *, batch: Num, length: Num) -> Workload:
-        """A pass, as one device runs it: over prompts of `length` tokens, or of a step that attends to so many."""
-        return _workload(self.setting, phase, batch=batch, length=length, prompt=self.prompt)
-
-    def per_joule(self, tokens_per_s: Num) -> Num:
-        """Tokens per joule at the TDP of all its devices; nan where their file does not say it. [1/J]"""
-        return tokens_per_s / (self.layout.devices * self.hardware.numbers.get("power.tdp", nan))
-
-    def per_dollar(self, tokens_per_s: Num, years: float | None) -> Num:
-        """Tokens per dollar of a cloud's price, or of the purchase spread over `years`; nan where unknown. [1/USD]"""
-        return 3600 * tokens_per_s / (self.layout.devices * hourly(self.hardware, years))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,7 +258,7 @@ def compare(
                 laid = one if way == ALONE else replace(one, layout=way)
                 laid, why = _under(ours, laid, quant) if ours else (laid, "")
                 refused = dict.fromkeys(range(len(devices)), (TECHNIQUE, why)) if why else lacking
-                cells += _cells(laid, quant, devices, known, refused, batches=batches, prompt=prompt, gen=gen)
+                cells += cells_of(laid, quant, devices, known, refused, batches=batches, prompt=prompt, gen=gen)
     if all(cell.obstacle in (LINK, LAYOUT, TECHNIQUE, WHAT_IF) for cell in cells):
         raise InputError(cells[0].refused)
     return Comparison(
@@ -499,262 +301,8 @@ def _under(techniques: Sequence[Technique], bare: Setting, quant: str) -> tuple[
     return found, ""
 
 
-def memory_share(cell: Cell, phase: str, batches: Sequence[int], lengths: Sequence[int]) -> Column:
-    """Part of the time of a pass that waits for memory, [length, batch]."""
-    batch, length = (grid.ravel() for grid in np.meshgrid(np.asarray(batches, float), np.asarray(lengths, float)))
-    waits = _waits(_alone(cell, phase), cell.setting, phase, batch=batch, length=length, prompt=cell.prompt)
-    share = _spent(waits, bound="memory") / _spent(waits)
-    return np.broadcast_to(share, (1, len(batch))).reshape(len(lengths), len(batches))
-
-
-def hourly(device: Hardware, years: float | None) -> float:
-    """What an hour of a device costs: in a cloud, else its purchase spread over `years`; nan where unknown. [USD]"""
-    if "price.cloud" in device.numbers:
-        return device.numbers["price.cloud"]
-    return device.numbers.get("price.purchase", nan) / (years * HOURS) if years else nan
-
-
-def middle(model: Model, *, prompt: int, gen: int) -> int:
-    """Tokens that the decode step in the middle of the answer attends to; 0 where there is no such step."""
-    return prompt + gen // 2 if model.generates and gen > 1 else 0
-
-
 def _several(values: Any) -> tuple[Any, ...]:
     return tuple(values) if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) else (values,)
-
-
-def _bound(resource: str) -> str:
-    return resource if resource in BOUNDS else "compute"
-
-
-def _fleets(
-    one: Setting, phase: str, devices: Mapping[int, Hardware], known: Known | None = None
-) -> tuple[list[Fleet], dict[int, str]]:
-    """`devices`, by place, each with its links, running a pass of `one` with tiles of attention as large as its own
-    memory on chip; and those that have no unit for a data type, with the reason.
-    """
-    alone = bool(one.techniques)  # they see the attention as it is fused, and may ask for more of a device than that
-    alike: dict[object, list[int]] = {}
-    for place, device in devices.items():
-        wiring = _wiring(device) if one.layout.devices > 1 else None
-        alike.setdefault(place if alone else wiring, []).append(place)
-    after = (overlapped,) if one.layout.overlap else ()
-    bare = one if alone else replace(one, attention=Attention.EAGER, layout=replace(one.layout, overlap=False))
-    found: list[Fleet] = []
-    refused: dict[int, str] = {}
-    for places in alike.values():
-        own = replace(bare, hardware=devices[places[0]])
-        graph = own.decode_graph if phase == "decode" else own.graph
-
-        def lower(size: float, graph: Graph = graph) -> Graph:
-            return graph if alone else graph.then(flash_attention(size), *after)
-
-        together, others = fleets(lower, [devices[place] for place in places], known)
-        found += [replace(fleet, devices=tuple(places[n] for n in fleet.devices)) for fleet in together]
-        refused |= {places[n]: why for n, why in others.items()}
-    return found, refused
-
-
-def _wiring(device: Hardware) -> object:
-    """All that the file of a device says of its links but how fast they are: what is sent depends on no more."""
-    return tuple(
-        (f.key, None if f.key.endswith((".bandwidth", ".latency")) else f.value)
-        for f in device.facts
-        if f.key.startswith(("scale_up.", "scale_out.", "host."))
-    )
-
-
-def _alone(cell: Cell, phase: str) -> Fleet:
-    """The one device of a cell, running a pass."""
-    (fleet,), _ = _fleets(cell.setting, phase, {0: cell.setting.linked})
-    return fleet
-
-
-def _waits(fleet: Fleet, setting: Setting, phase: str, *, batch: Num, length: Num, prompt: Num) -> Waits:
-    """What a fleet waits for in a pass of a batch, by group of operators; of a pipeline, while all stages have one
-    micro-batch, and the slowest the others. [s], [device, point]
-    """
-    workload, layout = _workload(setting, phase, batch=batch, length=length, prompt=prompt), setting.layout
-    if layout.pp == 1:
-        return _by_group(fleet, workload)
-    stages, parts = [_by_group(stage, workload) for stage in fleet.stages], layout.parts(batch)
-    through, slowest = reduce(partial(_joined, times=1.0), stages), reduce(_longer, stages)
-    if phase == "prefill":
-        return _joined(through, slowest, times=parts - 1)
-    return _longer(through, _joined({}, slowest, times=parts))
-
-
-def _workload(setting: Setting, phase: str, *, batch: Num, length: Num, prompt: Num) -> Workload:
-    share = setting.layout.share(batch)
-    if phase == "prefill":
-        return setting.prefill(Workload.prefill(batch=share, prompt=length))
-    read = np.minimum(prompt, length) if setting.techniques else prompt  # which techniques count from
-    return setting.step(Workload.decode(batch=share, kv_len=length, prompt=read))
-
-
-def _by_group(fleet: Fleet, workload: Workload) -> Waits:
-    found: dict[tuple[str, str], Num] = {}
-    for (kind, unit), time_s in fleet.waits(workload).items():
-        key = _GROUP.get(kind, "elementwise"), str(unit)
-        found[key] = found.get(key, 0.0) + time_s
-    return found
-
-
-def _joined(one: Waits, other: Waits, *, times: Num) -> Waits:
-    """One, and `times` the other."""
-    return {key: one.get(key, 0.0) + times * other.get(key, 0.0) for key in {**one, **other}}
-
-
-def _longer(one: Waits, other: Waits) -> Waits:
-    """The one that takes longer, at every point."""
-    first = np.greater_equal(_spent(one), _spent(other))
-    return {key: np.where(first, one.get(key, 0.0), other.get(key, 0.0)) for key in {**one, **other}}
-
-
-def _cells(
-    one: Setting,
-    asked: str,
-    devices: Sequence[Hardware],
-    known: Known,
-    refused: Mapping[int, tuple[str, str]],
-    *,
-    batches: Sequence[int],
-    prompt: int,
-    gen: int,
-) -> Iterator[Cell]:
-    """A model in a precision on all devices, in their order; `refused` are those, by place, that are out of it, with
-    what that is about and the reason.
-    """
-    settings = [one if device is one.hardware else replace(one, hardware=device) for device in devices]
-    why = refused if len(refused) == len(settings) else {**_obstacles(settings), **refused}
-    able = [own for place, own in enumerate(settings) if place not in why]
-    lengths: dict[str, Any] = {"batches": tuple(batches), "prompt": prompt, "gen": gen}
-    answers = _answers(able, asked, known, **lengths) if able else iter(())
-    nothing = np.full(len(batches), nan)
-    for place, own in enumerate(settings):
-        if place not in why:
-            yield next(answers)
-            continue
-        obstacle, reason = why[place]
-        yield Cell(
-            setting=own, asked=asked, refused=reason, obstacle=obstacle, ttft_s=nothing, tpot_s=nothing,
-            latency_s=nothing, tokens_per_s=nothing, weight_bytes=nan, total_bytes=nothing,
-            largest=Largest(batch=0, tokens_per_s=nan, capacity=nan), prefill=None, decode=None, **lengths,
-        )  # fmt: skip
-
-
-def _obstacles(settings: Sequence[Setting]) -> dict[int, tuple[str, str]]:
-    """What keeps devices, by place, from being laid out so, and the reason: techniques, links, or else the model."""
-    found: dict[int, tuple[str, str]] = {}
-    for place, own in enumerate(settings):
-        try:
-            own.agreed()
-        except InputError as error:
-            found[place] = TECHNIQUE, str(error)
-    if settings[0].layout.devices == 1:
-        return found
-    for place, own in enumerate(settings):
-        try:
-            own.linked  # noqa: B018
-        except InputError as error:
-            found.setdefault(place, (LINK, str(error)))
-    able = [place for place in range(len(settings)) if place not in found]
-    try:
-        for place in able[:1]:  # how a model can be cut is the same on all
-            settings[place].graph  # noqa: B018
-    except InputError as error:
-        found |= dict.fromkeys(able, (LAYOUT, str(error)))
-    return found
-
-
-def _answers(
-    settings: Sequence[Setting], asked: str, known: Known, *, batches: tuple[int, ...], prompt: int, gen: int
-) -> Iterator[Cell]:
-    """Settings that differ in their devices alone, all of which have the links that they need."""
-    one, layout = settings[0], settings[0].layout
-    devices = {place: own.linked for place, own in enumerate(settings)}
-    written = gen if one.model.generates else 0
-    context = middle(one.model, prompt=prompt, gen=gen)
-    footprint = one.footprint
-    lengths = {"prompt": prompt, "gen": written}
-    capacity = np.array([own.hardware.capacity for own in settings])
-    fitting = _largest_batches(footprint, np.stack([capacity, _MORE * capacity], axis=1), **lengths)
-    batch = np.asarray(batches, dtype=np.float64)
-    points = np.hstack([np.tile(batch, (len(settings), 1)), np.maximum(fitting, 1)])  # what is asked, what fits
-    prefills, refused = _fleets(one, "prefill", devices, known)
-    steps = prefills if one.decode_graph is one.graph else _fleets(one, "decode", devices, known)[0]
-    waits: dict[str, dict[tuple[str, str], Column]] = {"prefill": {}, "decode": {}}
-    decoding = np.zeros(points.shape)
-    for phase, length, several in (("prefill", prompt, prefills), ("decode", context, steps if context else ())):
-        for fleet in several:
-            found = _waits(fleet, one, phase, batch=points[fleet.rows], length=length, prompt=prompt)
-            _put(waits[phase], fleet, found, points)
-    for fleet in steps if context else ():
-        decoding[fleet.rows] = decoding_s(fleet, layout, batch=points[fleet.rows], prompt=prompt, gen=gen)
-    ttft = sum(waits["prefill"].values(), start=np.zeros(points.shape))
-    made = points * (written or prompt)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        tpot = decoding / (gen - 1) if context else np.full(points.shape, nan)
-    for place in set(devices) - set(refused) if arranges(one.techniques) else ():
-        try:
-            answered = answer(settings[place], batch=points[place], prompt=prompt, gen=gen)
-        except InputError as error:  # of a network beside the model
-            refused[place] = str(error)
-            continue
-        ttft[place], tpot[place] = answered.ttft_s, answered.tpot_s
-        decoding[place], made[place] = answered.decoding_s, answered.tokens
-    latency = ttft + decoding
-    with np.errstate(invalid="ignore", divide="ignore"):
-        rate = made / latency
-        growth = np.log(rate[:, -1] / rate[:, -2]) / np.log(_MORE)
-    total = np.broadcast_to(footprint.total_bytes(batch=batch, **lengths), batch.shape)
-    weights = float(footprint.parts(batch=1.0, **lengths)[0])
-    some, unknown = len(batch), np.full(len(batch), nan)
-    for place, own in enumerate(settings):
-        fits, able = fitting[place, 0] >= 1, place not in refused
-        yield Cell(
-            setting=own,
-            asked=asked,
-            batches=batches,
-            prompt=prompt,
-            gen=gen,
-            refused=refused.get(place, ""),
-            obstacle="" if able else DATA_TYPE,
-            ttft_s=ttft[place, :some] if able else unknown,
-            tpot_s=tpot[place, :some] if able else unknown,
-            latency_s=latency[place, :some] if able else unknown,
-            tokens_per_s=rate[place, :some] if able else unknown,
-            weight_bytes=weights,
-            total_bytes=total,
-            largest=Largest(
-                batch=int(fitting[place, 0]),
-                tokens_per_s=float(rate[place, -2]) if fits and able else nan,
-                capacity=float(growth[place]) if fits and able else nan,
-            ),
-            prefill=_pass(waits["prefill"], place, some, prompt) if able else None,
-            decode=_pass(waits["decode"], place, some, context) if able and context else None,
-        )
-
-
-def _put(into: dict[tuple[str, str], Column], fleet: Fleet, waits: Waits, points: Column) -> None:
-    for key, time_s in waits.items():
-        into.setdefault(key, np.zeros(points.shape))[fleet.rows] = time_s
-
-
-def _pass(waits: Mapping[tuple[str, str], Column], place: int, some: int, length: int) -> Pass:
-    own = {key: column[place, :some] for key, column in waits.items()}
-    return Pass(length=length, waits={key: column for key, column in own.items() if column.any()})
-
-
-def _largest_batches(footprint: Footprint, capacity: Column, *, prompt: int, gen: int) -> Column:
-    """The largest batch that fits in each capacity, by bisection; 0 where none does. [B]"""
-    low, high = np.zeros(capacity.shape), np.full(capacity.shape, float(_MOST))
-    while np.any(high - low > 1):
-        tried = np.floor((low + high) / 2)
-        fits = np.less_equal(footprint.total_bytes(batch=np.maximum(tried, 1), prompt=prompt, gen=gen), capacity)
-        fits = fits & (tried >= 1)
-        low, high = np.where(fits, tried, low), np.where(fits, high, np.maximum(tried, 1))
-    return low
 
 
 def _crossings(cell: Cell, of: Comparison) -> Iterator[Crossing]:
@@ -763,14 +311,14 @@ def _crossings(cell: Cell, of: Comparison) -> Iterator[Crossing]:
     Looks at powers of two, and between the two that differ, where it takes the bound to change once.
     """
     for phase, own in cell.passes.items():
-        fleet = _alone(cell, phase)
+        fleet = cell.fleet(phase)
         for axis, most in _axes(cell, phase):
 
             def at(
                 numbers: Column, fleet: Fleet = fleet, phase: str = phase, axis: str = axis, own: Pass = own
             ) -> Pass:
                 batch, length = (numbers, own.length) if axis == "batch" else (of.batches[0], numbers)
-                waits = _waits(fleet, cell.setting, phase, batch=batch, length=length, prompt=cell.prompt)
+                waits = waits_of(fleet, cell.setting, phase, batch=batch, length=length, prompt=cell.prompt)
                 times = {key: np.broadcast_to(time_s, (1, len(numbers)))[0] for key, time_s in waits.items()}
                 return Pass(length=own.length, waits=times)
 
@@ -805,16 +353,6 @@ def _between(at: Callable[[Column], Pass], low: float, high: float, group: str, 
         low, high = tried[place - 1], tried[place]
         if high - low <= 1:
             return int(high), bounds[place]
-
-
-def _spent(waits: Waits, *, group: str = ALL, resource: str = "", bound: str = "") -> Num:
-    """Time in a group, waiting for a resource or for those of a bound; for any where none is given. [s]"""
-    chosen = (
-        time_s
-        for (own, unit), time_s in waits.items()
-        if group in (ALL, own) and resource in ("", unit) and bound in ("", _bound(unit))
-    )
-    return sum(chosen, start=0.0)
 
 
 def _plain(value: Any) -> Any:

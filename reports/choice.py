@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from llmviewer.cells import Cell
 from llmviewer.choice import Choice, Ranked, Rejected
-from llmviewer.comparison import Cell
 from llmviewer.expectation.network import Interval
 from llmviewer.units import counted, seconds
 

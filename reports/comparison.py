@@ -13,19 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from llmviewer.analysis import Analysis, analyze
-from llmviewer.comparison import (
-    ALL,
-    BOUNDS,
-    GROUPS,
-    RESOURCES,
-    Cell,
-    Comparison,
-    Crossing,
-    Expected,
-)
+from llmviewer.cells import Cell, Expected
+from llmviewer.comparison import Comparison, Crossing
 from llmviewer.operators.collectives import OUT, UP
 from llmviewer.transforms.quantize import unless_published
 from llmviewer.units import seconds, si
+from llmviewer.waits import ALL, BOUNDS, GROUPS, RESOURCES
 
 from .listing import Item, Table, markdowns, texts
 from .page import Card, Picture, listing_page, picture

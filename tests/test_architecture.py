@@ -25,7 +25,7 @@ LAYERS = (
     ("techniques",),
     ("setting", "given"),
     ("advice", "notes", "effect"),
-    ("analysis", "arranged", "disaggregation", "grid", "fleet", "comparison", "choice", "one_kernel"),
+    ("analysis", "arranged", "disaggregation", "grid", "fleet", "waits", "cells", "comparison", "choice", "one_kernel"),
     ("serving",),
     ("export",),
     ("shards",),

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 import llmviewer
+from llmviewer.cells import LAYOUT, LINK
 from llmviewer.choice import choose
 from llmviewer.cli import main
-from llmviewer.comparison import LAYOUT, LINK, RESOURCES, compare
+from llmviewer.comparison import compare
 from llmviewer.errors import InputError
 from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.layout import Layout
 from llmviewer.reports import choice as choice_report
 from llmviewer.reports import comparison as report
 from llmviewer.transforms.quantize import PUBLISHED
+from llmviewer.waits import RESOURCES
 
 DEVICES = ("h100-sxm", "mi300x", "l40s", "tpu-v5e")
 

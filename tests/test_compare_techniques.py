@@ -8,8 +8,9 @@ import io
 import pytest
 
 import llmviewer
+from llmviewer.cells import TECHNIQUE
 from llmviewer.cli import main
-from llmviewer.comparison import TECHNIQUE, compare
+from llmviewer.comparison import compare
 from llmviewer.errors import InputError
 from llmviewer.grid import sweep
 from llmviewer.reports import comparison as report

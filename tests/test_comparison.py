@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import llmviewer
+from llmviewer.cells import hourly, memory_share
 from llmviewer.cli import main
-from llmviewer.comparison import ALL, GROUPS, RESOURCES, compare, hourly, memory_share
+from llmviewer.comparison import compare
 from llmviewer.errors import InputError
 from llmviewer.fleet import fleets
 from llmviewer.generation import generation
@@ -25,6 +26,7 @@ from llmviewer.roofline import plan
 from llmviewer.setting import Setting
 from llmviewer.transforms.quantize import PUBLISHED
 from llmviewer.units import seconds
+from llmviewer.waits import ALL, GROUPS, RESOURCES
 from llmviewer.workload import Workload
 
 DEVICES = ("h100-sxm", "rtx-4090", "v100-sxm2-16gb", "i9-13900k", "m2-ultra", "tpu-v5e")

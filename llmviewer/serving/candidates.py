@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..comparison import hourly
+from ..cells import hourly
 from ..hardware import Hardware
 from ..layout import Layout
 from ..units import counted, seconds, si

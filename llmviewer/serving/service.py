@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__
-from ..comparison import hourly
+from ..cells import hourly
 from ..disaggregation import KvTransfer
 from ..errors import InputError
 from ..expectation.engines import find_engine

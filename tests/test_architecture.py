@@ -34,8 +34,6 @@ LAYERS = (
     ("kernels",),
     ("measuring",),
     ("webapp",),
-    ("cli_options",),
-    ("cli_kernel", "cli_measure", "cli_serving", "cli_techniques", "cli_validation", "cli_profiles", "cli_web"),
     ("cli",),
     ("__main__",),
 )

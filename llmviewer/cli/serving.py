@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 
-from . import cli_options as shared
-from .errors import InputError
+from ..errors import InputError
+from . import options as shared
 
 _FILE: Final = click.Path(path_type=Path)
 _DEGREES: Final = {
@@ -33,7 +33,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     def decorator(command: _F) -> _F:
         @functools.wraps(command)
         def with_layout(*arguments: Any, layout: str | None, **options: Any) -> object:
-            from .layout import ALONE, Layout, parse_layout
+            from ..layout import ALONE, Layout, parse_layout
 
             laid = Layout(**{name: options.pop(name) for name in degrees})
             if layout is not None and laid != ALONE:
@@ -44,10 +44,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
             *(click.option(f"--{name}", type=int, default=1, help=text) for name, text in degrees.items()),
             click.option("--layout", metavar="DEGREES", help="The same in one, as of plan: 'tp=4 ep=4'."),
         ]
-        result: Any = with_layout
-        for option in reversed(options):
-            result = option(result)
-        return cast("_F", result)
+        return shared.all_of(cast("_F", with_layout), *options)
 
     return decorator
 
@@ -116,8 +113,8 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
     steps as long as their lower bounds, and as long as is expected of kernels.
     """
     shared.check_output(form, output)
-    from .reports import serving as report
-    from .serving.service import simulate as run
+    from ..reports import serving as report
+    from ..serving.service import simulate as run
 
     shared.emit_report(report, run(**question), form, output)
 
@@ -174,9 +171,9 @@ def plan(
     What else keeps to them, what no other beats (Pareto), and what rules each of the others out.
     """
     shared.check_output(form, output)
-    from .reports import plans as report
-    from .serving.planning import QUANTS
-    from .serving.planning import plan as run
+    from ..reports import plans as report
+    from ..serving.planning import QUANTS
+    from ..serving.planning import plan as run
 
     devices = None if hardware == "all" else [name.strip() for name in hardware.split(",") if name.strip()]
     question |= {"hardware": devices, "quants": quants or QUANTS, "layouts": layouts or None}
@@ -234,8 +231,8 @@ def advise(*, form: str | None, output: Path | None, **question: Any) -> None:
     Techniques have their usual parameters (`llmviewer techniques`); how much they change the answers is not weighed.
     """
     shared.check_output(form, output)
-    from .reports import recommendations as report
-    from .serving.advising import recommend as run
+    from ..reports import recommendations as report
+    from ..serving.advising import recommend as run
 
     shared.emit_report(report, run(**question), form, output)
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from .errors import InputError
+from ..errors import InputError
 
 FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
@@ -81,7 +81,7 @@ engine = click.option(
 )
 
 
-def _all(command: _F, *options: Callable[[_F], _F]) -> _F:
+def all_of(command: _F, *options: Callable[[_F], _F]) -> _F:
     """`command` with options, in the order in which its help has them."""
     for option in reversed(options):
         command = option(command)
@@ -90,7 +90,7 @@ def _all(command: _F, *options: Callable[[_F], _F]) -> _F:
 
 def reported(command: _F) -> _F:
     """The options of reports that can be a folder of files."""
-    return _all(
+    return all_of(
         command,
         click.option(
             "--format", "form", type=click.Choice(FORMATS), help="Text if not given, or as the file's name says."
@@ -105,9 +105,15 @@ def reported(command: _F) -> _F:
     )
 
 
+def output(*, what: str) -> Callable[[_F], _F]:
+    return click.option(
+        "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help=f"Write {what} to a file."
+    )
+
+
 def compared(command: _F) -> _F:
     """What there is to say of devices side by side, and of the report."""
-    return _all(reported(command), depreciation, library, profiles, bound, hardware_set, hardware_path)
+    return all_of(reported(command), depreciation, library, profiles, bound, hardware_set, hardware_path)
 
 
 def check_output(form: str | None, output: Path | None) -> None:
@@ -143,7 +149,7 @@ def precision(context: click.Context, parameter: click.Parameter, value: str | N
     asked = given(context, parameter, value)
     if asked is None:
         return None
-    from .transforms.quantize import unless_published
+    from ..transforms.quantize import unless_published
 
     return unless_published(asked)
 
@@ -159,7 +165,7 @@ def in_options(message: str, command: click.Command) -> str:
 
 def emit_report(report: Any, found: object, form: str | None, output: Path | None) -> None:
     """`found` as `report` renders it: to the screen, a file, or a folder of files named after the report."""
-    from .export import write_text
+    from ..export import write_text
 
     if output and not form and (output.is_dir() or not output.suffix):
         _make(output)
@@ -183,7 +189,7 @@ def emit(text: str, output: Path | None) -> None:
     if output is None:
         click.echo(text, nl=False, color=True)
         return
-    from .export import write_text
+    from ..export import write_text
 
     write_text(output, text)
     click.echo(f"{output}: written", err=True)

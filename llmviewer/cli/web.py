@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from .errors import InputError
+from ..errors import InputError
 
 
 @click.command()
@@ -21,7 +21,7 @@ def web(port: int, host: str, opens: bool) -> None:
     Needs the extra `web` (pip install 'llmviewer[web]'). docs/web.md says how to serve it to others.
     """
     try:
-        from .webapp.app import create
+        from ..webapp.app import create
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] in ("dash", "dash_ag_grid", "dash_cytoscape", "flask"):
             raise InputError("web: needs the extra `web`: pip install 'llmviewer[web]'") from None

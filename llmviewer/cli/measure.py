@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from .errors import InputError
-from .units import counted
+from ..errors import InputError
+from ..units import counted
 
 if TYPE_CHECKING:
-    from .measuring.session import Session
+    from ..measuring.session import Session
 
 _BACKENDS: Final = ("auto", "triton", "torch", "cpu")
 _QUIET_S: Final = 10  # between two lines on progress where there is no terminal
@@ -65,8 +65,8 @@ def measure(
     Rows go to a folder, one table a family, which `llmviewer calibrate` and `llmviewer validate` read. What is there
     stays: a run that was stopped or killed goes on where it was.
     """
-    from .measuring.journal import Journal
-    from .measuring.session import DTYPES, MODELS, Session, ask, backends, header, this_machine
+    from ..measuring.journal import Journal
+    from ..measuring.session import DTYPES, MODELS, Session, ask, backends, header, this_machine
 
     if not 0.05 <= minutes <= 1440:
         raise InputError(f"--minutes must be from 0.05 to 1440; got {minutes:g}")
@@ -97,10 +97,10 @@ def measure(
 
 
 def _report(session: Session, form: str, before: int) -> None:
-    from .export import write_text
-    from .hardware_files import load_hardware
-    from .measuring.session import header
-    from .measuring.summary import ceilings_text, goals, goals_text, kernels_text, report
+    from ..export import write_text
+    from ..hardware_files import load_hardware
+    from ..measuring.session import header
+    from ..measuring.summary import ceilings_text, goals, goals_text, kernels_text, report
 
     journal, machine, folder = session.journal, session.machine, session.journal.folder
     paths = journal.tables(f".{form}")
@@ -158,7 +158,7 @@ def _families(text: str | None) -> tuple[str, ...]:
 
 
 def _dtypes(text: str | None) -> tuple[str, ...]:
-    from .expectation.formats import kernel_type
+    from ..expectation.formats import kernel_type
 
     for name in _names(text):
         try:

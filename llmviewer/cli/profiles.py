@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .errors import InputError, suggest
+from ..errors import InputError, suggest
 
 if TYPE_CHECKING:
-    from .expectation.profile import Entry, Profile
+    from ..expectation.profile import Entry, Profile
 
 _HEAD: Final = ("device", "library", "family", "dtype", "rows", "off", "<20us")
 _WIDTH: Final = 80
@@ -30,8 +30,8 @@ def profiles(name: str | None, form: str) -> None:
     fitted to, and how far off the expectation is on shapes that were held out, of short kernels too. A data type such
     as bf16/fp8 is that of the queries and of the cache.
     """
-    from .expectation.profile import profiles as every
-    from .hardware_files import hardware_names, load_hardware
+    from ..expectation.profile import profiles as every
+    from ..hardware_files import hardware_names, load_hardware
 
     found = list(every())
     if name:
@@ -55,7 +55,7 @@ def profiles(name: str | None, form: str) -> None:
 
 
 def _is_device(name: str) -> bool:
-    from .hardware_files import load_hardware
+    from ..hardware_files import load_hardware
 
     try:
         load_hardware(name)
@@ -88,7 +88,7 @@ def _finite(value: object) -> object:
 
 def _table(listed: list[tuple[Profile, Entry]]) -> str:
     """A line for each family and data type, that of a cache behind it: of the kernel with most rows."""
-    from .reports.columns import columns
+    from ..reports.columns import columns
 
     best: dict[tuple[str, ...], Entry] = {}
     for _, e in listed:

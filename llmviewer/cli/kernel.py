@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import click
 
-from . import cli_options as shared
-from .errors import InputError
+from ..errors import InputError
+from . import options as shared
 
 _UNIT: Final = re.compile(r"(?<=[\d.])(?=[a-z]*s$)")  # where "31.5us" has no space
 
@@ -46,14 +46,14 @@ def kernel(
 
     Without arguments it lists the kernels with their sizes. VALUES are numbers or ranges: 1,16,64 or 1..4096*2.
     """
-    from .reports import one_kernel as report
+    from ..reports import one_kernel as report
 
     if name is None:
         click.echo(report.render_kinds(), nl=False)
         return
     if hardware is None:
         raise InputError(f"kernel {name}: needs HARDWARE and sizes; `llmviewer kernel` lists them")
-    from .one_kernel import estimate_kernel
+    from ..one_kernel import estimate_kernel
 
     time_s = _time(measured) if measured is not None else None
     listed: dict[str, Any] = _sizes(sizes)
@@ -71,7 +71,7 @@ def kernel(
 
 
 def _sizes(texts: tuple[str, ...]) -> dict[str, list[int]]:
-    from .grid import parse_numbers
+    from ..grid import parse_numbers
 
     found: dict[str, list[int]] = {}
     for text in texts:
@@ -85,7 +85,7 @@ def _sizes(texts: tuple[str, ...]) -> dict[str, list[int]]:
 
 
 def _time(text: str) -> float:
-    from .units import parse
+    from ..units import parse
 
     try:
         return parse(_UNIT.sub(" ", text, count=1) if " " not in text else text, "s")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from . import cli_options as shared
-from .errors import InputError
-from .units import counted
+from ..errors import InputError
+from ..units import counted
+from . import options as shared
 
 if TYPE_CHECKING:
-    from .expectation.profile import Entry
-    from .expectation.validate import Predictions, Validation
+    from ..expectation.profile import Entry
+    from ..expectation.validate import Predictions, Validation
 
 _FILE = click.Path(path_type=Path)
 _SUFFIXES: Final = {".txt": "text", ".json": "json", ".html": "html"}
@@ -59,13 +59,13 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     that `llmviewer validate --profile` reads. A stack needs 20 rows: what they do not tell is taken from the profiles
     of its nearest relatives.
     """
-    from .expectation.calibrate import LEAST
-    from .expectation.calibrate import calibrate as run
-    from .expectation.device import find
-    from .expectation.profile import read as read_profile
-    from .expectation.profile import shipped, to_yaml
-    from .expectation.rows import read
-    from .export import write_text
+    from ..expectation.calibrate import LEAST
+    from ..expectation.calibrate import calibrate as run
+    from ..expectation.device import find
+    from ..expectation.profile import read as read_profile
+    from ..expectation.profile import shipped, to_yaml
+    from ..expectation.rows import read
+    from ..export import write_text
 
     if output.suffix not in (".yaml", ".yml"):
         raise InputError(f"{output}: must end in .yaml, the format of a profile")
@@ -128,11 +128,11 @@ def validate(
     Errors by family, device and data type, rows measured faster than the bound, and those whose expectation is
     farthest off.
     """
-    from .expectation.profile import read as read_profile
-    from .expectation.profile import shipped
-    from .expectation.rows import read
-    from .expectation.validate import predict
-    from .expectation.validate import validate as run
+    from ..expectation.profile import read as read_profile
+    from ..expectation.profile import shipped
+    from ..expectation.rows import read
+    from ..expectation.validate import predict
+    from ..expectation.validate import validate as run
 
     chosen = shared.form_of(form, output, _SUFFIXES)
     if predictions_out and predictions_out.suffix not in (".csv", ".parquet"):
@@ -149,7 +149,7 @@ def validate(
 
 def _check_folder() -> None:
     """Raises InputError where the folder of hardware files is none: of rows, only a device would be missing."""
-    from .hardware_files import hardware_names
+    from ..hardware_files import hardware_names
 
     hardware_names()
 
@@ -158,7 +158,7 @@ def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]]) 
     if form == "json":
         found = {k: v for k, v in asdict(scores).items() if k != "points"}
         return json.dumps(_plain({"inputs": dict(inputs), **found}), indent=2) + "\n"
-    from .reports import validation
+    from ..reports import validation
 
     return (validation.render_html if form == "html" else validation.render_text)(scores, inputs)
 
@@ -166,7 +166,7 @@ def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]]) 
 def _write(path: Path, predictions: Sequence[Predictions]) -> None:
     import pandas as pd
 
-    from .export import write
+    from ..export import write
 
     frame = pd.concat([one.frame() for one in predictions], ignore_index=True)
     if path.suffix == ".csv":

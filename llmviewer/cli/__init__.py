@@ -1,0 +1,55 @@
+"""The command line. What is heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from .. import __version__
+from ..errors import InputError
+from . import analyze, comparing, kernel, listings, measure, profiles, serving, sweep, techniques, validation, web
+from . import options as shared
+
+_MODULES = (analyze, comparing, kernel, listings, measure, profiles, serving, sweep, techniques, validation, web)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: 0, or 2 with one line on stderr where the input is at fault."""
+    try:
+        cli.main(args=arguments, prog_name="llmviewer", standalone_mode=False)
+        sys.stdout.flush()
+    except (InputError, click.ClickException) as error:
+        message = error.format_message() if isinstance(error, click.ClickException) else _in_options(error, arguments)
+        click.echo(f"llmviewer: {' '.join(message.split())}", err=True)
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        if error.filename is not None:  # of a file, which whoever opened it should have told
+            raise
+        click.echo(f"llmviewer: cannot write to standard output: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it is flushed at exit
+        return 2
+    return 0
+
+
+def _in_options(error: InputError, arguments: Sequence[str] | None) -> str:
+    """What is wrong, by the names that options have."""
+    name, *_ = (*(sys.argv[1:] if arguments is None else arguments), "")
+    return shared.in_options(str(error), cli.commands[name]) if name in cli.commands else str(error)
+
+
+@click.group(
+    commands=[command for module in _MODULES for command in module.COMMANDS],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with: llmviewer analyze llama-2-7b rtx-a6000",
+)
+@click.version_option(__version__, message="llmviewer %(version)s")
+def cli() -> None:
+    """Where the time of an LLM goes on a machine, what bounds it, and what would change it, by how much."""

@@ -1,0 +1,127 @@
+"""`llmviewer analyze`: the roofline of a model on a device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from click.core import ParameterSource
+
+from ..errors import InputError
+from . import options as shared
+from . import questions
+
+if TYPE_CHECKING:
+    from ..analysis import Analysis
+    from ..disaggregation import Disaggregated
+
+
+@click.command()
+@questions.setting
+@questions.expert_skew
+@questions.mtp
+@questions.layout
+@questions.offload
+@click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time.")
+@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
+@click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
+@click.option("--kv-len", type=int, help="Tokens that the decode step shown attends to. The first step's if not given.")
+@click.option(
+    "--images", type=int, default=0, show_default=True, help="Pictures in each prompt, their tokens included."
+)
+@click.option(
+    "--format", "form", type=click.Choice(shared.FORMATS), help="Text if not given, or as the file's name says."
+)
+@click.option("--per-call/--all-calls", default=None, help="OPs and bytes of one launch, or of all (text, markdown).")
+@shared.library
+@shared.profiles
+@shared.engine
+@questions.two_kinds
+@questions.with_techniques
+@shared.output(what="the report")
+def analyze(
+    *,
+    form: str | None,
+    per_call: bool | None,
+    output: Path | None,
+    hardware_set: tuple[str, ...],
+    sides: dict[str, Any],
+    **question: Any,
+) -> None:
+    """The roofline of MODEL on HARDWARE: every operator of prefill and decode, memory, and the generation.
+
+    MODEL is a name of `llmviewer models`, a config.json or a folder with one, org/name on the Hugging Face hub, a
+    GGUF or safetensors file, a YAML file, or package.module:callable; HARDWARE is a name of `llmviewer hardware` or a
+    YAML file.
+    """
+    from ..analysis import analyze as run
+
+    chosen = shared.form_of(form, output)
+    if sides:
+        from ..disaggregation import disaggregate
+
+        if question.pop("techniques"):
+            raise InputError("--with is for one kind of device; leave out --prefill-... and --decode-...")
+        hardware, layout = question.pop("hardware"), question.pop("layout")
+        both = {"hardware": hardware, "layout": layout}
+        usual = {f"{side}_{what}": value for side in questions.SIDES for what, value in both.items()}
+        found = disaggregate(hardware_set=hardware_set, **(usual | sides), **question)
+        shared.emit(_rendered_both(found, chosen, per_call=per_call, to_file=output is not None), output)
+        return
+    analysis = run(hardware_set=hardware_set, **question)
+    asked = click.get_current_context().get_parameter_source("gen") is ParameterSource.COMMANDLINE
+    if asked and not analysis.model.generates:
+        raise InputError(f"gen is of decode steps, and {analysis.model.name} does not generate; leave it out")
+    shared.emit(_rendered(analysis, chosen, per_call=per_call, to_file=output is not None), output)
+
+
+def _rendered_both(found: Disaggregated, form: str, *, per_call: bool | None, to_file: bool) -> str:
+    from ..reports import disaggregated
+
+    if form == "json":
+        return disaggregated.render_json(found)
+    if form == "csv":
+        return disaggregated.render_csv(found)
+    if form == "markdown":
+        return disaggregated.render_markdown(found, per_call=per_call)
+    if form == "html":
+        return disaggregated.render_html(found)
+    colored = sys.stdout.isatty() and not to_file
+    text = disaggregated.render(found, width=0 if to_file else _width(), per_call=per_call)
+    return text if colored else click.unstyle(text)
+
+
+def _rendered(analysis: Analysis, form: str, *, per_call: bool | None, to_file: bool) -> str:
+    if form == "json":
+        from ..reports.data import render_json
+
+        return render_json(analysis)
+    if form == "csv":
+        from ..reports.data import render_csv
+
+        return render_csv(analysis)
+    if form == "markdown":
+        from ..reports.markdown import render as render_markdown
+
+        return render_markdown(analysis, per_call=per_call)
+    if form == "html":
+        from ..reports.html import render as render_html
+
+        return render_html(analysis)
+    from ..reports.text import render
+
+    colored = sys.stdout.isatty() and not to_file
+    text = render(analysis, width=0 if to_file else _width(), per_call=per_call)
+    return text if colored else click.unstyle(text)
+
+
+def _width() -> int:
+    """Columns of the terminal, or of what the environment says is in its place; 0 where there is neither."""
+    return shutil.get_terminal_size()[0] if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
+
+
+COMMANDS: Final = (analyze,)

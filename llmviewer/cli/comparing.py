@@ -1,0 +1,123 @@
+"""`llmviewer compare`, `choose` and `plot`: settings side by side."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from . import options as shared
+from . import questions
+
+FIGURES: Final = ("roofline", "dtypes", "memory", "decode-time", "prefill-time")
+_COMPARED: Final = 1000  # batches, each of which is an analysis of its own
+
+
+@click.command()
+@click.argument("model")
+@click.argument("hardware", nargs=-1, required=True)
+@click.option("--also", metavar="MODEL", multiple=True, help="Another model. May be repeated.")
+@click.option(
+    "--quant",
+    "quants",
+    metavar="SCHEME",
+    multiple=True,
+    callback=shared.given,
+    help="As of analyze. May be repeated.",
+)
+@click.option("--batch", metavar="NUMBERS", default="1", show_default=True, help="Sequences: 8, 1,8,64 or 1..64*2.")
+@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
+@click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
+@functools.partial(questions.layout, several=True)
+@questions.techniques_alone
+@shared.compared
+def compare(
+    *,
+    model: str,
+    hardware: tuple[str, ...],
+    also: tuple[str, ...],
+    quants: tuple[str, ...],
+    batch: str,
+    form: str | None,
+    output: Path | None,
+    **question: Any,
+) -> None:
+    """MODEL on several devices: times, memory, throughput, and where the bottleneck moves.
+
+    HARDWARE is one or more names of `llmviewer hardware` or YAML files, or `all`. With --tp, --pp, --ep, --dp and --cp
+    the model lies on several of each; several numbers are as many settings.
+    """
+    shared.check_output(form, output)
+    from ..comparison import compare as run
+    from ..grid import parse_axis
+    from ..hardware_files import hardware_names
+    from ..reports import comparison as report
+    from ..transforms.quantize import PUBLISHED
+
+    devices = hardware_names() if hardware == ("all",) else hardware
+    _, batches = parse_axis(f"batch={batch}", option="--", most=_COMPARED)
+    found = run((model, *also), devices, quants=quants or (PUBLISHED,), batch=list(map(int, batches)), **question)
+    shared.emit_report(report, found, form, output)
+
+
+@click.command()
+@click.option("--model", required=True, help="As of analyze.")
+@click.option("--users", type=click.IntRange(1), default=1, show_default=True, help="Who send their prompts at once.")
+@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
+@click.option("--gen", type=int, default=128, show_default=True, help="Tokens of each answer.")
+@click.option(
+    "--quant",
+    "quants",
+    metavar="SCHEME",
+    multiple=True,
+    callback=shared.given,
+    help="A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128.",
+)
+@click.option("--by", type=click.Choice(("speed", "cost", "energy")), default="speed", show_default=True)
+@click.option("--budget", metavar="USD", type=float, help="The most that it may cost, all devices together.")
+@click.option("--power", metavar="W", type=float, help="The most that its TDP may be, likewise.")
+@click.option("--ttft", metavar="SECONDS", type=float, help="The longest time to first token.")
+@click.option("--tpot", metavar="SECONDS", type=float, help="The longest time per output token.")
+@click.option("--native", is_flag=True, help="Only precisions that the device multiplies as they are.")
+@click.option(
+    "--max-devices",
+    type=int,
+    default=1,
+    show_default=True,
+    help="So many of a kind at most, in one box, cut by tensor parallelism; the fewest that qualify are ranked.",
+)
+@shared.compared
+def choose(*, quants: tuple[str, ...], form: str | None, output: Path | None, **question: Any) -> None:
+    """Which device for a use, and how many: those that qualify, ranked, and what disqualifies the others."""
+    shared.check_output(form, output)
+    from ..choice import QUANTS
+    from ..choice import choose as run
+    from ..reports import choice as report
+
+    shared.emit_report(report, run(quants=quants or QUANTS, **question), form, output)
+
+
+@click.command()
+@click.argument("figure", type=click.Choice(FIGURES))
+@questions.setting
+@click.option("--batch", type=int, default=1, show_default=True)
+@click.option("--prompt", type=int, default=1024, show_default=True)
+@click.option("--phase", type=click.Choice(("prefill", "decode")), default="prefill", show_default=True)
+@shared.output(what="the figure: .html, or .png, .svg, .pdf (with the extra `images`)")
+def plot(figure: str, output: Path | None, **question: Any) -> None:
+    """One of the figures of "LLM Inference Unveiled" for any model and device.
+
+    roofline: the operators under the roof, memory-bound and compute-bound zones (Figure 4); dtypes: the roofs of all
+    data types (5); memory: weights, cache and activations by precision (6); decode-time against batch (7);
+    prefill-time against prompt length (8). The last three compare the precisions of --quant, separated by semicolons.
+    """
+    from ..reports.plot import draw, write
+
+    path = output or Path(f"{figure}.html")
+    write(draw(figure, **question), path)
+    click.echo(f"{path}: {figure}", err=True)
+
+
+COMMANDS: Final = (compare, choose, plot)

@@ -1,0 +1,108 @@
+"""`llmviewer models` and `llmviewer hardware`: what ships, and what a file of the user's says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ..errors import InputError
+from ..units import counted
+from . import options as shared
+
+if TYPE_CHECKING:
+    from ..hardware import Hardware
+
+_DRAWN: Final = {".txt": "text", ".json": "json", ".dot": "dot", ".mmd": "mermaid", ".mermaid": "mermaid"}
+
+
+@click.command()
+@click.argument("name", required=False, callback=shared.given)
+@click.option("--graph", is_flag=True, help="The operators of NAME with their tensors and weights.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("text", "json", "dot", "mermaid")),
+    help="dot and mermaid draw the graph. Text if not given, or as the file's name says.",
+)
+@shared.output(what="the list")
+def models(name: str | None, form: str | None, output: Path | None, *, graph: bool) -> None:
+    """The models that ship, or the facts or the graph of one (a NAME, or the path of a config.json)."""
+    from ..analysis import describe_model
+    from ..model_files import load_model, model_names
+
+    form = shared.form_of(form, output, _DRAWN)
+    if graph or form in ("dot", "mermaid"):
+        if not name:
+            raise InputError("a graph is that of one model: give its name, such as `llmviewer models gpt2 --graph`")
+        from ..reports.graph import render
+
+        shared.emit(render(load_model(name), form), output)
+        return
+    if form == "json":
+        facts = describe_model(load_model(name)) if name else [describe_model(load_model(n)) for n in model_names()]
+        shared.emit(json.dumps(facts, indent=2) + "\n", output)
+        return
+    from ..reports.catalogue import model_card, model_list
+
+    shared.emit(model_card(load_model(name)) if name else model_list([load_model(n) for n in model_names()]), output)
+
+
+@click.command()
+@click.argument("name", required=False, callback=shared.given)
+@click.option("--check", is_flag=True, help="Whether the numbers of NAME, or of every device, fit together.")
+@click.option("--local", is_flag=True, help="Draft the YAML of the CPU and the GPUs of this machine.")
+@shared.hardware_path
+@click.option(
+    "--format", "form", type=click.Choice(("text", "json", "yaml")), default="text", show_default=True,
+    help="yaml: the file of NAME, to begin one of your own with (docs/hardware.md); its name is that of --output.",
+)  # fmt: skip
+@shared.output(what="the list")
+def hardware(name: str | None, form: str, output: Path | None, *, check: bool, local: bool) -> None:
+    """The devices that ship, or every number of one with its source (a NAME, or the path of a YAML file)."""
+    from ..analysis import hardware_facts
+    from ..hardware_files import hardware_names, hardware_yaml, load_hardware
+
+    if form == "yaml":
+        if name is None or check or local:
+            raise InputError("--format yaml is of one device; give its NAME, and neither --check nor --local")
+        shared.emit(hardware_yaml(name, output.stem if output else ""), output)
+        return
+    if local:
+        from ..local import draft
+
+        shared.emit(draft(), output)
+        return
+    known = [load_hardware(n) for n in ((name,) if name else hardware_names())]
+    if check:
+        _check(known)
+        return
+    if form == "json":
+        facts = [hardware_facts(device) for device in known]
+        shared.emit(json.dumps(facts[0] if name else facts, indent=2) + "\n", output)
+        return
+    from ..reports.catalogue import hardware_card, hardware_list
+
+    shared.emit(hardware_card(known[0]) if name else hardware_list(known), output)
+
+
+def _check(devices: Sequence[Hardware]) -> None:
+    """A line for each violation, and one for a device without; at the end, if all is well, what was checked."""
+    from ..hardware_checks import CHECKS, clashes, violations
+    from ..hardware_files import hardware_aliases
+
+    aliases, wrong = hardware_aliases(), 0
+    for device in devices:
+        found = (*violations(device), *clashes(device, aliases))
+        wrong += len(found)
+        counts = f"{counted(len(device.facts), 'fact')}, {counted(len(device.sources), 'source')}"
+        click.echo("\n".join(f"{device.name}: {line}" for line in found) or f"{device.name}: ok: {counts}")
+    if wrong:
+        raise InputError(f"--check: {counted(wrong, 'violation')}")
+    click.echo(click.wrap_text(f"Checked: {'; '.join((*CHECKS, 'names'))}.", 80))
+
+
+COMMANDS: Final = (models, hardware)

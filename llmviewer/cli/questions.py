@@ -1,0 +1,240 @@
+"""Options that say what is asked: the setting, the layout, what lies elsewhere, techniques."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import click
+
+from ..errors import InputError, suggest
+from . import options as shared
+
+SIDES: Final = {"prefill": "read prompts", "decode": "take decode steps"}
+DEGREES: Final = {
+    "tp": "tensor: weights, heads and experts are cut",
+    "pp": "pipeline: layers are shared out",
+    "ep": "expert: experts are shared out over tp x dp",
+    "dp": "data: sequences are shared out",
+    "cp": "context: tokens of prompt and cache are shared out",
+}
+_LAYOUTS: Final = 64  # degrees of one kind that are compared at once
+_WITH: Final = "with"  # what the option is called; `techniques` where it is a name in Python
+_UNSET: Final = ("output", "help", "scenario")  # what a scenario does not say
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def setting(command: _F, *, required: bool = True) -> _F:
+    """The options that every question about a model on a device has."""
+    options = (
+        click.argument("model", required=required),
+        click.argument("hardware", required=required),
+        click.option(
+            "--quant",
+            metavar="SCHEME",
+            callback=shared.precision,
+            help="Bits or formats of weights, activations and KV cache: W4A16g128, W8A8KV8, fp8, Wnf4A16; for parts of "
+            "the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. `published`, as the model is, if not given.",
+        ),
+        click.option(
+            "--attention",
+            metavar="eager|flash",
+            help="Three launches with the scores in memory, or one. Flash if not given; eager in survey accounting.",
+        ),
+        click.option(
+            "--accounting",
+            metavar="faithful|survey",
+            default="faithful",
+            show_default=True,
+            help='What kernels have to do, or the conventions of the paper "LLM Inference Unveiled".',
+        ),
+        click.option(
+            "--mla",
+            metavar="auto|naive|absorbed",
+            default="auto",
+            show_default=True,
+            help="Latent attention (DeepSeek): expand the cache, or bring the queries to it. Auto: naive in the "
+            "prefill, absorbed in decode.",
+        ),
+        shared.hardware_set,
+        shared.hardware_path,
+    )
+    return shared.all_of(command, *options)
+
+
+def layout(command: _F, *, several: bool = False) -> _F:
+    """Degrees of parallelism, which the command gets as one Layout, or as a list of all combinations of `several`."""
+
+    @functools.wraps(command)
+    def with_layout(*arguments: Any, **options: Any) -> object:
+        from ..layout import Layout, layouts
+        from ..operators.collectives import Algorithm
+
+        given = {name: options.pop(name) for name in (*DEGREES, "micro_batches")}
+        algorithm, hierarchical = options.pop("collective"), options.pop("hierarchical_all_to_all")
+        overlap = options.pop("overlap")
+        if algorithm not in list(Algorithm):
+            raise InputError(f"--collective must be one of {', '.join(Algorithm)}; got {algorithm!r}")
+        parts = given.pop("micro_batches")
+        ways = {
+            "micro_batches": parts, "algorithm": Algorithm(algorithm), "hierarchical": hierarchical, "overlap": overlap
+        }  # fmt: skip
+        if not several:
+            return command(*arguments, layout=Layout(**given, **ways), **options)
+        from ..grid import parse_numbers
+
+        numbers = [parse_numbers(given[name], where=f"--{name} {given[name]}", most=_LAYOUTS) for name in DEGREES]
+        each = (dict(zip(DEGREES, combined, strict=True)) for combined in itertools.product(*numbers))
+        return command(*arguments, layout=layouts(each, **ways), **options)
+
+    options = [
+        *(
+            click.option(f"--{name}", metavar="NUMBERS", default="1", help=f"Parallelism, {text}; several: 1,2,4.")
+            if several
+            else click.option(f"--{name}", type=int, default=1, help=f"Parallelism, {text}.")
+            for name, text in DEGREES.items()
+        ),
+        click.option("--micro-batches", type=int, default=0, help="Parts of a batch in the pipeline; as stages if 0."),
+        click.option(
+            "--collective",
+            metavar="auto|ring|tree|one-shot|two-shot",
+            default="auto",
+            help="How sums travel between devices; auto is what none of them beats.",
+        ),
+        click.option("--hierarchical-all-to-all", is_flag=True, help="Tokens for other nodes pass a peer there."),
+        click.option("--overlap", is_flag=True, help="Collectives travel while the launch before them still works."),
+    ]
+    return shared.all_of(cast("_F", with_layout), *options)
+
+
+def offload(command: _F) -> _F:
+    """What lies outside of device memory, which the command gets as one Offload."""
+
+    @functools.wraps(command)
+    def with_offload(*arguments: Any, offload: str | None, offload_sync: bool, **options: Any) -> object:
+        from ..transforms.offload import parse_offload
+
+        waits = f"{offload or ''} sync" if offload_sync else offload or ""
+        return command(*arguments, offload=parse_offload(waits), **options)
+
+    options = (
+        click.option(
+            "--offload",
+            metavar="PARTS",
+            callback=shared.given,
+            help="Parts of all weights and of the KV cache that lie in host memory, or @storage, and are fetched: "
+            "weights=0.5,kv=0.2@storage.",
+        ),
+        click.option("--offload-sync", is_flag=True, help="What is fetched does not come while others are computed."),
+    )
+    return shared.all_of(cast("_F", with_offload), *options)
+
+
+def two_kinds(command: _F) -> _F:
+    """Devices and layouts of prefill and decode apart, which the command gets as `sides`, empty where none is given."""
+
+    @functools.wraps(command)
+    def with_sides(*arguments: Any, **options: Any) -> object:
+        names = [f"{side}_{what}" for side in SIDES for what in ("hardware", "layout")]
+        given = {name: options.pop(name) for name in (*names, "kv_transfer")}
+        sides = {name: value for name, value in given.items() if value is not None}
+        if list(sides) == ["kv_transfer"]:
+            raise InputError(
+                "--kv-transfer is between two kinds of devices; give --prefill-hardware or --decode-hardware"
+            )
+        return command(*arguments, sides=sides, **options)
+
+    options = [
+        click.option(f"--{side}-{what}", metavar=metavar, help=f"{about} {does}.")
+        for side, does in SIDES.items()
+        for what, metavar, about in (
+            ("hardware", "HARDWARE", "Another kind of devices that"),
+            ("layout", "DEGREES", "Such as 'tp=4 pp=2', of the devices that"),
+        )
+    ]
+    options.append(
+        click.option(
+            "--kv-transfer",
+            metavar="after|overlapped",
+            help="The cache goes from devices that read prompts to others after the prefill, or layer by layer in it.",
+        )
+    )
+    return shared.all_of(cast("_F", with_sides), *options)
+
+
+def expert_skew(command: _F) -> _F:
+    return click.option(
+        "--expert-skew",
+        metavar="S",
+        type=float,
+        default=0,
+        show_default=True,
+        help="How unevenly tokens choose experts: popularity falls with rank to the power of S. 0: all alike.",
+    )(command)
+
+
+def mtp(command: _F) -> _F:
+    return click.option(
+        "--mtp", is_flag=True, help="Also run the layers that predict further tokens, where the model has some."
+    )(command)
+
+
+def techniques_alone(command: _F) -> _F:
+    """What the command gets as `techniques`."""
+    return click.option(
+        f"--{_WITH}",
+        "techniques",
+        type=click.UNPROCESSED,  # a file says them as objects
+        metavar="TECHNIQUE",
+        multiple=True,
+        help="Such as sparsity or speculative:draft=llama-68m,gamma=4,alpha=0.7; see `llmviewer techniques`. May "
+        "be repeated.",
+    )(command)
+
+
+def with_techniques(command: _F) -> _F:
+    """That, and a file that can say it and the rest."""
+    options = (
+        techniques_alone,
+        click.option(
+            "--scenario",
+            metavar="FILE",
+            is_eager=True,
+            expose_value=False,
+            callback=_scenario,
+            help="A YAML file with any of these options by name, and model and hardware; the command line comes first.",
+        ),
+    )
+    return shared.all_of(command, *options)
+
+
+def _scenario(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Takes the file's values as the defaults of the command."""
+    if value is None:
+        return
+    from ..documents import read_yaml
+    from ..techniques import parse_technique
+
+    file = read_yaml(Path(value))
+    names = {p.name or "": p for p in context.command.params if p.name not in _UNSET}
+    spelt = {(_WITH if name == "techniques" else name).replace("_", "-"): name for name in names}
+    defaults: dict[str, Any] = {}
+    for key in file:
+        name = spelt.get(str(key).replace("_", "-"))
+        if name is None:
+            raise file.error(str(key), f"unknown key; {suggest(str(key), spelt)}")
+        given = file.get(key)
+        if name == "techniques":
+            several = given if isinstance(given, list) else [given]
+            defaults[name] = [parse_technique(one) for one in several]
+        elif isinstance(given, Mapping) or isinstance(given, list) != getattr(names[name], "multiple", False):
+            must = "a list" if getattr(names[name], "multiple", False) else "one value"
+            raise file.error(str(key), f"must be {must}; got {json.dumps(given, default=str)}")
+        elif given is not None:
+            defaults[name] = given
+    context.default_map = {**(context.default_map or {}), **defaults}

@@ -1,0 +1,234 @@
+"""`llmviewer sweep`: many settings at once, to a file or to shards in a folder."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from ..errors import InputError
+from ..units import counted
+from . import options as shared
+from . import questions
+
+_QUIET_S: Final = 10  # between two lines on progress where there is no terminal
+_SUMMARIES: Final = {".txt": "text", ".csv": "csv", ".json": "json"}
+_LONG: Final = 200_000  # points of a sweep that take long enough for a progress bar
+
+_Values = TypeVar("_Values")
+
+
+@click.command()
+@functools.partial(questions.setting, required=False)
+@questions.expert_skew
+@questions.mtp
+@questions.layout
+@questions.offload
+@click.option(
+    "--over",
+    metavar="AXIS=VALUES",
+    multiple=True,
+    help="batch=1..256, batch=1..256*2, prompt=128,512,2048, kv_len=128..4096+128, gen=..., images=0..4, "
+    "quant=published,W4A16g128, attention=eager,flash; what-ifs on the device: memory.bandwidth=1x,2x,4x, "
+    "matrix.bf16=1x,2x; in a folder also 'layout=tp=8,tp=4 pp=2'. May be repeated: all combinations.",
+)
+@click.option("--batch", type=int, default=1, show_default=True, help="Where it is not swept over.")
+@click.option("--prompt", type=int, default=1024, show_default=True, help="Where it is not swept over.")
+@click.option("--gen", type=int, help="Tokens generated; adds time per token and latency of the whole generation.")
+@click.option("--kv-len", type=int, help="Context of the decode step; prompt + 1 if not given.")
+@click.option("--images", type=int, help="Pictures in each prompt; none if not given.")
+@questions.with_techniques
+@click.option("--expected", is_flag=True, help="Adds what to expect of real kernels, to rows; a summary ranks by it.")
+@shared.library
+@shared.profiles
+@shared.engine
+@click.option(
+    "-o", "--output", metavar="FILE|DIR/", help="Write the points to a file (.csv or .parquet), or shards to a folder."
+)
+@click.option("--workers", type=click.IntRange(1), help="Processes that fill the folder.")
+@click.option("--shard", metavar="I/N", help="Fill in only every N-th shard of the folder, from the I-th.")
+@click.option(
+    "--dask",
+    metavar="ADDRESS",
+    callback=shared.given,
+    help="Fill the folder on a Dask cluster, such as tcp://HOST:8786.",
+)
+@click.option("--shard-points", type=click.IntRange(1), help="Points of a shard at most; a million if not given.")
+@click.option("--summary", type=click.Path(path_type=Path), metavar="DIR", help="What the sweep in a folder found.")
+@click.option("--by", metavar="AXES", default="model", show_default=True, help="What a summary keeps apart.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(tuple(_SUMMARIES.values())),
+    help="Of a summary. Text if not given, or as the file's name says.",
+)
+def sweep(
+    *,
+    model: str | None,
+    hardware: str | None,
+    over: tuple[str, ...],
+    output: str | None,
+    summary: Path | None,
+    by: str,
+    form: str | None,
+    **question: Any,
+) -> None:
+    """Many settings at once: a row for every combination of the values given with --over.
+
+    With -o DIR/, MODEL and HARDWARE may be several, as in llama-3-8b,qwen3* or all, and the points are written as
+    shards, which the same command completes wherever it was stopped; --summary DIR then says what is best.
+    """
+    if summary:
+        _summarize(summary, model, by, form, Path(output) if output else None, expected=question["expected"])
+        return
+    if form:
+        raise InputError("--format is of a --summary; points are written as the name after -o ends, or as CSV")
+    if model is None or hardware is None:
+        raise click.MissingParameter(param_hint=f"'{'MODEL' if model is None else 'HARDWARE'}'", param_type="argument")
+    running = {name: question.pop(name) for name in ("workers", "shard", "dask", "shard_points")}
+    if any(running.values()) or (output and (output.endswith(("/", os.sep)) or Path(output).is_dir())):
+        _fill(model, hardware, over, output, question, **running)
+        return
+    if not over:
+        raise click.MissingParameter(param_hint="'--over'", param_type="option")
+    for text in (model, hardware):
+        if (text == "all" or set(",*?") & set(text)) and not Path(text).exists():
+            raise InputError(f"{text}: several models or devices fill a folder; give one with -o DIR/")
+    from ..export import sweep_csv, write_sweep
+    from ..grid import parse_axis
+    from ..grid import sweep as run
+
+    axes = _once(map(parse_axis, over), over)
+    path = Path(output) if output else None
+    if path and path.suffix not in (".csv", ".parquet"):
+        raise InputError(
+            f"{path}: must end in .csv or .parquet, the formats a sweep is written in, or in / for a folder"
+        )
+    points = 1
+    for values in axes.values():
+        points *= len(values)
+    shown = points >= _LONG and sys.stderr.isatty()
+    with click.progressbar(length=points, label=counted(points, "point"), file=sys.stderr, hidden=not shown) as bar:
+        result = run(model, hardware, axes, progress=lambda done, _: bar.update(done - bar.pos), **question)
+    if path:
+        write_sweep(path, result)
+        click.echo(f"{path}: {counted(len(result), 'point')}", err=True)
+    else:
+        click.echo(sweep_csv(result), nl=False)
+
+
+def _fill(
+    model: str,
+    hardware: str,
+    over: Sequence[str],
+    output: str | None,
+    question: Mapping[str, Any],
+    *,
+    workers: int | None,
+    shard: str | None,
+    dask: str | None,
+    shard_points: int | None,
+) -> None:
+    """Works out shards of a sweep."""
+    from ..grid import NUMBERS
+    from ..hardware_files import hardware_names
+    from ..layout import ALONE, parse_layout
+    from ..model_files import model_names
+    from ..shards import SHARD_POINTS, Design, named, parse_over, run
+
+    if output is None:
+        raise InputError("-o DIR/ must name the folder that --workers, --shard and --dask fill")
+    if workers and dask:
+        raise InputError("--workers and --dask exclude each other: a Dask cluster has workers of its own")
+    options = dict(question)
+    layout, offload = options.pop("layout"), str(options.pop("offload"))
+    text = "" if layout == ALONE else str(layout)
+    if parse_layout(text) != layout:
+        alone = "--micro-batches, --collective, --hierarchical-all-to-all and --overlap"
+        raise InputError(f"{alone} are not for sweeps in a folder")
+    given = {name: options.pop(name) for name in NUMBERS}
+    axes: dict[str, Any] = {name: [value] for name, value in given.items() if value is not None}
+    axes |= {name: [value] for name in ("quant", "attention") if (value := options.pop(name))}
+    axes |= {"layout": [text], "offload": [offload]}
+    swept = _once(map(parse_over, over), over)
+    design = Design.of(
+        named(model, model_names(), command="models"),
+        named(hardware, hardware_names(), command="hardware"),
+        {**axes, **swept},
+        shard_points=shard_points or SHARD_POINTS,
+        **options,
+    )
+    folder, part, told = Path(output), _part(shard or "1/1"), _Progress()
+    run(folder, design, workers=workers or 1, shard=part, dask=dask, progress=told)
+    shards = len(range(part[0] - 1, design.shards, part[1]))
+    click.echo(f"{folder}: {counted(told.points, 'point')} in {counted(shards, 'shard')}", err=True)
+
+
+def _once(parsed: Iterable[tuple[str, _Values]], over: Sequence[str]) -> dict[str, _Values]:
+    """The axes of --over.
+
+    Raises InputError where one is there twice, or an option says what one of them does.
+    """
+    axes, context = dict(parsed), click.get_current_context()
+    if len(axes) < len(over):
+        raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
+    for axis in axes:
+        for name in questions.DEGREES if axis == "layout" else (axis,):
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"{option}: the axis {axis} of --over says it too; give one of them")
+    return axes
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Read "3/40"."""
+    i, _, n = text.partition("/")
+    if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
+        raise InputError(f"--shard must be I/N with I from 1 to N, such as 3/40; got {text!r}")
+    return int(i), int(n)
+
+
+class _Progress:
+    """Says on stderr how far a sweep is: over and over on a terminal, else every ten seconds."""
+
+    def __init__(self) -> None:
+        self.points = self.first = 0
+        self.start = self.told = time.monotonic()
+        self.live = sys.stderr.isatty()
+
+    def __call__(self, done: int, points: int) -> None:
+        now = time.monotonic()
+        if not self.points:
+            self.points, self.first, self.start = points, done, now
+            return
+        if not self.live and now - self.told < _QUIET_S:
+            return
+        self.told = now
+        rate = (done - self.first) / max(now - self.start, 1e-9)
+        left = (points - done) / rate if rate else 0
+        hours, rest = divmod(round(left), 3600)
+        line = f"{done:,} of {points:,} points, {rate:,.0f}/s, {hours}:{rest // 60:02}:{rest % 60:02} left"
+        click.echo(f"\r{line}\x1b[K" if self.live else line, err=True, nl=not self.live or done == points)
+
+
+def _summarize(
+    folder: Path, model: str | None, by: str, form: str | None, output: Path | None, *, expected: bool
+) -> None:
+    from ..reports.sweeps import render
+    from ..shard_summary import summarize
+
+    if model:
+        raise InputError(f"--summary is of what a folder holds; leave out {model}")
+    axes = [axis.strip() for axis in by.split(",") if axis.strip()]
+    form = shared.form_of(form, output, _SUMMARIES)
+    shared.emit(render(summarize(folder, axes, expected=expected), form), output)
+
+
+COMMANDS: Final = (sweep,)

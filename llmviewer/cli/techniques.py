@@ -1,0 +1,47 @@
+"""`llmviewer techniques`: what can be switched on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ..errors import InputError, suggest
+from . import options as shared
+
+_FORMATS: Final = {".txt": "text", ".json": "json", ".md": "markdown"}
+
+
+@click.command()
+@click.argument("name", required=False, callback=shared.given)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(tuple(_FORMATS.values())),
+    help="Text if not given, or as the file's name says.",
+)
+@shared.output(what="the list")
+def techniques(name: str | None, form: str | None, output: Path | None) -> None:
+    """What can be switched on with --with: all techniques, or one with its parameters, its formula and its limits."""
+    from ..reports import techniques as report
+    from ..techniques import techniques as known_ones
+
+    form, known = shared.form_of(form, output, _FORMATS), known_ones()
+    if name is not None and name not in known:
+        raise InputError(f"no technique {name!r}: {suggest(name, known)}")
+    shown = {name: known[name]} if name else dict(known)
+    width = shutil.get_terminal_size()[0] if sys.stdout.isatty() and not output else 80
+    if form == "json":
+        text = json.dumps([report.describe(kind) for kind in shown.values()], indent=2) + "\n"
+    elif form == "markdown":
+        text = report.render_markdown(shown)
+    else:
+        text = report.render_card(shown[name], width) if name else report.render_list(shown, width)
+    shared.emit(text, output)
+
+
+COMMANDS: Final = (techniques,)

@@ -1,6 +1,7 @@
 """Imports point one way, and heavy ones stay where they are used."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,11 @@ HEAVY = {"torch", "triton", "dash", "distributed", "plotly", "pandas", "pyarrow"
 FILES = [path for top in ("llmviewer", "reports", "kernels", "webapp") for path in sorted((ROOT / top).rglob("*.py"))]
 
 
+@cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
 def place(path):
     """The name in LAYERS that a file belongs to."""
     parts = path.relative_to(ROOT).with_suffix("").parts
@@ -56,7 +62,7 @@ def imported(path):
     """(dotted name inside llmviewer or of another package, line, whether at the top of the module) of each import."""
     package = ("llmviewer", *path.relative_to(ROOT).parts[:-1])
     package = package[1:] if package[1:2] == ("llmviewer",) else package
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     top = {id(node) for node in tree.body}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -82,7 +88,7 @@ def test_imports_point_down(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_heavy_packages_are_imported_where_they_are_used(path):
-    checks = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.If)]
+    checks = [node for node in parsed(path).body if isinstance(node, ast.If)]
     typing_only = {n.lineno for check in checks for n in ast.walk(check) if isinstance(n, ast.Import | ast.ImportFrom)}
     at_once = {name.split(".")[0] for name, line, at_top in imported(path) if at_top and line not in typing_only}
     if place(path) == "kernels":
@@ -100,5 +106,5 @@ def test_every_module_has_a_layer():
 
 def test_nothing_prints_but_the_command_line():
     for path in FILES:
-        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        calls = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)]
         assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"], path

@@ -527,11 +527,11 @@ def test_the_command_line_fills_a_folder_as_python_does(whole, tmp_path, capsys)
 
 
 def test_progress_rate_and_time_left_are_said(monkeypatch, capsys):
-    from llmviewer import cli
+    from llmviewer.cli import sweep
 
     clock = iter([0, 0, 5, 20, 30])
-    monkeypatch.setattr(cli.time, "monotonic", lambda: next(clock))
-    told = cli._Progress()
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: next(clock))
+    told = sweep._Progress()
     for done in (1000, 2000, 3000, 4000):
         told(done, 10_000_000)
     assert capsys.readouterr().err == (

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
-from operator import add
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from . import __version__
 from .advice import advise, fitting
+from .answering import GenerationResult, ends, generated, scheduled
 from .effect import Effect, effect
 from .errors import InputError
 from .expectation.network import (
@@ -20,21 +18,18 @@ from .expectation.network import (
     LATENCY,
     Expected,
     Interval,
-    Kernels,
     Pass,
-    decode_expected,
-    prefill_expected,
 )
 from .expectation.profile import Profile
-from .generation import generation, prefill_s
+from .facts import describe_hardware, describe_model, plain
 from .hardware import Hardware
 from .layout import ALONE, Layout
-from .memory import Memory, memory, weight_bytes
+from .memory import Memory, memory
 from .model import Model
 from .notes import notes
 from .roofline import Estimate, OperatorEstimate
 from .setting import Accounting, Attention, Mla, Setting, arranges, check_images, whole
-from .techniques import Run, Schedule, Technique
+from .techniques import Schedule, Technique
 from .transforms.offload import ON_DEVICE, Offload
 from .workload import Workload
 
@@ -44,7 +39,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION: Final = 1  # of to_dict(); rises when a key changes its meaning or goes
-_NOTHING: Final = Interval(expected=0.0, low=0.0, high=0.0)
 _NO_KERNELS: Final = f"{BOUND_ONLY}: survey accounting counts what no kernel does"
 _TOLD: Final = 0.01  # of the time expected, when operators of which only the bound is known are named
 _NAMED: Final = 4
@@ -168,31 +162,6 @@ class Phases:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationResult:
-    """Lower bounds, and what is expected. tpot_s, the mean over the decode steps, is None where one token is generated:
-    no step is taken.
-
-    A model that does not generate takes ttft_s for its one pass, and tokens_per_s are those that it reads. What is
-    expected is None where only bounds are known.
-    """
-
-    ttft_s: float
-    tpot_s: float | None
-    latency_s: float
-    tokens_per_s: float
-    expected_ttft_s: float | None = None
-    expected_ttft_low_s: float | None = None
-    expected_ttft_high_s: float | None = None
-    expected_tpot_s: float | None = None
-    expected_tpot_low_s: float | None = None
-    expected_tpot_high_s: float | None = None
-    expected_latency_s: float | None = None
-    expected_latency_low_s: float | None = None
-    expected_latency_high_s: float | None = None
-    expected_tokens_per_s: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Inputs:
     """What was asked. gen and kv_len are None where the model does not generate."""
 
@@ -249,7 +218,7 @@ class Analysis:
             "effect": asdict(self.effect) | {"speed_up": self.effect.speed_up} if self.effect else None,
             "notes": list(self.notes),
         }
-        return {key: _plain(value) for key, value in document.items()}
+        return {key: plain(value) for key, value in document.items()}
 
     def to_frame(self) -> pd.DataFrame:
         """One row per phase and operator, the fields of OperatorResult as columns."""
@@ -352,9 +321,9 @@ def analyzed(
         decode=_phase(setting, "decode", decode, footprint.max_batch, batch, offloaded=offloaded) if decode else None,
     )
     if schedule and written and arranges(setting.techniques):
-        answer = _scheduled(setting, schedule)
+        answer = scheduled(setting, schedule)
     else:
-        answer = _generation(setting, batch=batch, prompt=prompt, gen=written, images=images)
+        answer = generated(setting, batch=batch, prompt=prompt, gen=written, images=images)
     return Analysis(
         model=setting.model,
         hardware=setting.hardware,
@@ -392,54 +361,8 @@ def _effect(
 ) -> Effect:
     """effect(), with what is expected of it."""
     found, with_it = effect(setting, schedule, step, **asked), answer.expected_latency_s
-    without = _generation(setting.bare(), **asked).expected_latency_s if with_it else None
+    without = generated(setting.bare(), **asked).expected_latency_s if with_it else None
     return replace(found, expected_speed_up=without / with_it) if with_it and without else found
-
-
-def describe_model(model: Model) -> dict[str, Any]:
-    """The facts of a model that a list of models shows."""
-    return {
-        "name": model.name,
-        "title": model.title,
-        "model_type": model.model_type,
-        "parameters": model.parameters,
-        "active_parameters": model.active_parameters,
-        "looked_up_parameters": model.looked_up_parameters,
-        "layers": model.graph.layers,
-        "attention": model.attention,
-        "generates": model.generates,
-        "dtype": model.format.name,
-        "quantization": str(model.quantization),
-        "weight_bytes": None if model.unknown else _whole(weight_bytes(model.published)),
-        "kv_bytes_per_token": _whole(model.kv_bytes_per_token),
-        "image_tokens": model.image_tokens,
-        "max_context": model.max_context or None,
-        "source": model.source,
-        "aliases": list(model.aliases),
-    }
-
-
-def describe_hardware(hardware: Hardware) -> dict[str, Any]:
-    """The rates that an analysis used, what-ifs included. [OP/s], [B/s], [B]"""
-    return {
-        "name": hardware.name,
-        "title": hardware.title,
-        "rates": {str(resource): rate for resource, rate in hardware.rates.items()},
-        "capacity_bytes": hardware.capacity,
-        "on_chip_bytes": hardware.on_chip_bytes if math.isfinite(hardware.on_chip_bytes) else None,
-    }
-
-
-def hardware_facts(hardware: Hardware) -> dict[str, Any]:
-    """describe_hardware() and every number of the device's file, each with its source. SI units."""
-    sources = {key: asdict(source) for key, source in hardware.sources.items()}
-    facts = [
-        {"key": f.key, "value": f.value, "text": f.text, "source": sources.get(f.source), "note": f.note}
-        for f in hardware.facts
-    ]
-    about = ("vendor", "kind", "architecture", "released", "status", "aliases", "notes")
-    document = {**describe_hardware(hardware), **{key: getattr(hardware, key) for key in about}, "facts": facts}
-    return {key: _plain(value) for key, value in document.items()}
 
 
 def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
@@ -455,56 +378,6 @@ def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
     return given or prompt + 1
 
 
-def _scheduled(setting: Setting, schedule: Schedule) -> GenerationResult:
-    """Of the passes that techniques arrange."""
-    first, rest = (runs_expected(setting.kernels, runs) for runs in (schedule.first, schedule.rest))
-    return GenerationResult(
-        ttft_s=float(schedule.ttft_s),
-        tpot_s=float(schedule.tpot_s) if schedule.rest else None,
-        latency_s=float(schedule.latency_s),
-        tokens_per_s=float(schedule.answer / schedule.latency_s),
-        **_expected_answer(first, rest, steps=float(schedule.steps), tokens=float(schedule.answer)),
-    )
-
-
-def runs_expected(kernels: Kernels | None, runs: Sequence[Run]) -> Interval | None:
-    """What passes are expected to take, one after another; None where no more than a bound is known of one."""
-    whole = _NOTHING
-    for run in runs:
-        found = kernels.run(run.plan, run.workload) if kernels else None
-        if not found or not found.modelled:
-            return None
-        bound = np.sum(run.plan.time_s(run.workload) * np.asarray(run.times))
-        for_each = replace(run, host_s=0.0, parts=1).time_s / bound  # passes alike may have one entry for all
-        each = found.in_parts(run.parts if len(run.plan.stages) > 1 else 1, turns=run.turns)
-        times = each.map(partial(np.maximum, run.host_s)).map(partial(np.multiply, run.times)).map(np.sum)
-        whole = whole.join(times.map(partial(np.multiply, for_each)), add)
-    return whole
-
-
-def _expected_answer(
-    first: Interval | None, rest: Interval | None, *, steps: float, tokens: float
-) -> dict[str, float | None]:
-    """Fields of GenerationResult, from what is expected until the first token and after it.
-
-    Errors of both are those of the same kernels, so they add.
-    """
-    if first is None or rest is None:
-        return {}
-    whole = first.join(rest, add)
-    each = rest.map(lambda s: s / steps) if steps else None
-    found: dict[str, float | None] = {"expected_tokens_per_s": tokens / whole.numbers()[0]}
-    for name, interval in (("ttft", first), ("tpot", each), ("latency", whole)):
-        found |= {f"expected_{name}{end}_s": value for end, value in _ends(interval).items()}
-    return found
-
-
-def _ends(interval: Interval | None) -> dict[str, float | None]:
-    """What is expected, and between what most measured times lie. [s]"""
-    numbers: Sequence[float | None] = interval.numbers() if interval else (None, None, None)
-    return dict(zip(("", "_low", "_high"), numbers, strict=True))
-
-
 def _unmodelled(phases: Phases) -> Iterator[str]:
     """Of what no time above the bound is expected, where it is worth telling."""
     for name, phase in phases:
@@ -517,35 +390,6 @@ def _unmodelled(phases: Phases) -> Iterator[str]:
             more = ", ..." if len(alone) > _NAMED else ""
             names = f"{', '.join(list(alone)[:_NAMED])}{more}"
             yield f"{total.unmodelled_share:.0%} of the {name} expected is the bound: no kernel of {names} was measured"
-
-
-def _generation(setting: Setting, *, batch: int, prompt: int, gen: int, images: int) -> GenerationResult:
-    """Of `gen` tokens, or of one pass where none are written."""
-    kernels, first = setting.kernels, None
-    if kernels:
-        first = prefill_expected(kernels, setting.plan, setting.layout, batch=batch, prompt=prompt, images=images)
-    if not gen:
-        time_s = float(prefill_s(setting.plan, setting.layout, batch=batch, prompt=prompt, images=images))
-        return GenerationResult(
-            ttft_s=time_s,
-            tpot_s=None,
-            latency_s=time_s,
-            tokens_per_s=batch * prompt / time_s,
-            **_expected_answer(first, _NOTHING if first else None, steps=0, tokens=batch * prompt),
-        )
-    rest = None
-    if kernels and first:
-        lengths = {"batch": batch, "prompt": prompt, "steps": gen - 1}
-        rest = decode_expected(kernels, setting.decode_plan, setting.layout, **lengths) if gen > 1 else _NOTHING
-    asked = {"batch": batch, "prompt": prompt, "gen": gen, "images": images}
-    answer = generation(setting.plan, setting.decode_plan, layout=setting.layout, **asked)
-    return GenerationResult(
-        ttft_s=float(answer.ttft_s),
-        tpot_s=None if gen == 1 else float(answer.tpot_s),
-        latency_s=float(answer.latency_s),
-        tokens_per_s=float(answer.tokens_per_s),
-        **_expected_answer(first, rest, steps=gen - 1, tokens=batch * gen),
-    )
 
 
 def _phase(
@@ -573,7 +417,7 @@ def _phase(
 
 def _expected(whole: Interval | None) -> dict[str, Any]:
     """Fields of what a phase is expected to take."""
-    return {f"expected{end or '_time'}_s": value for end, value in _ends(whole).items()}
+    return {f"expected{end or '_time'}_s": value for end, value in ends(whole).items()}
 
 
 def _operator(row: OperatorEstimate, each: Expected | None, phase: Total) -> OperatorResult:
@@ -634,16 +478,3 @@ def _total(estimate: Estimate, found: Pass | None) -> Total:
         time_by_bound_s=by_bound,
         time_by_regime_s=by_regime,
     )
-
-
-def _whole(value: float) -> float | int:
-    return int(value) if float(value).is_integer() else value
-
-
-def _plain(value: Any) -> Any:
-    """`value` for JSON: whole floats as ints, so that counts read as counts."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return _whole(value) if isinstance(value, float) else value

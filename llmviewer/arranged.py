@@ -1,18 +1,21 @@
-"""Generations whose passes techniques arrange, at many batches at once."""
+"""Generations at many batches at once, and those whose passes techniques arrange."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import add
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from .analysis import runs_expected
-from .expectation.network import Interval, decode_expected, prefill_expected
+from .expectation.network import Interval, Kernels, decode_expected, prefill_expected
 from .setting import Setting, arranges
+from .techniques import Run
 
+NOTHING: Final = Interval(expected=0.0, low=0.0, high=0.0)
 _TOGETHER: Final = 1 << 18  # decode steps of all batches whose times are held at once
 
 Column = npt.NDArray[Any]
@@ -97,3 +100,18 @@ def _stacked(each: Sequence[Interval | None]) -> Interval | None:
         return None
     expected, low, high = np.array(known).T
     return Interval(expected=expected, low=low, high=high)
+
+
+def runs_expected(kernels: Kernels | None, runs: Sequence[Run]) -> Interval | None:
+    """What passes are expected to take, one after another; None where no more than a bound is known of one."""
+    whole = NOTHING
+    for run in runs:
+        found = kernels.run(run.plan, run.workload) if kernels else None
+        if not found or not found.modelled:
+            return None
+        bound = np.sum(run.plan.time_s(run.workload) * np.asarray(run.times))
+        for_each = replace(run, host_s=0.0, parts=1).time_s / bound  # passes alike may have one entry for all
+        each = found.in_parts(run.parts if len(run.plan.stages) > 1 else 1, turns=run.turns)
+        times = each.map(partial(np.maximum, run.host_s)).map(partial(np.multiply, run.times)).map(np.sum)
+        whole = whole.join(times.map(partial(np.multiply, for_each)), add)
+    return whole

@@ -8,7 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from .analysis import Analysis, GenerationResult, Phases, analyzed
+from .analysis import Analysis, Phases, analyzed
+from .answering import GenerationResult
 from .errors import InputError
 from .expectation.profile import Profile
 from .hardware import Hardware

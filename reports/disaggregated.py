@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from llmviewer.analysis import GenerationResult
+from llmviewer.answering import GenerationResult
 from llmviewer.disaggregation import Disaggregated, KvTransfer
 from llmviewer.units import seconds, si
 

@@ -11,7 +11,8 @@ from typing import Final, TypeAlias
 
 import click
 
-from llmviewer.analysis import Analysis, GenerationResult, Phase
+from llmviewer.analysis import Analysis, Phase
+from llmviewer.answering import GenerationResult
 from llmviewer.effect import Effect
 from llmviewer.expectation.engines import find_engine
 from llmviewer.precision import AS_PUBLISHED

@@ -31,7 +31,7 @@ _DRAWN: Final = {".txt": "text", ".json": "json", ".dot": "dot", ".mmd": "mermai
 @shared.output(what="the list")
 def models(name: str | None, form: str | None, output: Path | None, *, graph: bool) -> None:
     """The models that ship, or the facts or the graph of one (a NAME, or the path of a config.json)."""
-    from ..analysis import describe_model
+    from ..facts import describe_model
     from ..model_files import load_model, model_names
 
     form = shared.form_of(form, output, _DRAWN)
@@ -63,7 +63,7 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
 @shared.output(what="the list")
 def hardware(name: str | None, form: str, output: Path | None, *, check: bool, local: bool) -> None:
     """The devices that ship, or every number of one with its source (a NAME, or the path of a YAML file)."""
-    from ..analysis import hardware_facts
+    from ..facts import hardware_facts
     from ..hardware_files import hardware_names, hardware_yaml, load_hardware
 
     if form == "yaml":

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import __version__
 from ..advice import fitting
-from ..analysis import runs_expected
+from ..arranged import runs_expected
 from ..errors import InputError
 from ..expectation.launches import counted
 from ..expectation.network import Kernels

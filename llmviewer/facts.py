@@ -1,0 +1,71 @@
+"""What there is to know of a model and of a device, as JSON documents have it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from .hardware import Hardware
+from .memory import weight_bytes
+from .model import Model
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """The facts of a model that a list of models shows."""
+    return {
+        "name": model.name,
+        "title": model.title,
+        "model_type": model.model_type,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "looked_up_parameters": model.looked_up_parameters,
+        "layers": model.graph.layers,
+        "attention": model.attention,
+        "generates": model.generates,
+        "dtype": model.format.name,
+        "quantization": str(model.quantization),
+        "weight_bytes": None if model.unknown else _whole(weight_bytes(model.published)),
+        "kv_bytes_per_token": _whole(model.kv_bytes_per_token),
+        "image_tokens": model.image_tokens,
+        "max_context": model.max_context or None,
+        "source": model.source,
+        "aliases": list(model.aliases),
+    }
+
+
+def describe_hardware(hardware: Hardware) -> dict[str, Any]:
+    """The rates that an analysis used, what-ifs included. [OP/s], [B/s], [B]"""
+    return {
+        "name": hardware.name,
+        "title": hardware.title,
+        "rates": {str(resource): rate for resource, rate in hardware.rates.items()},
+        "capacity_bytes": hardware.capacity,
+        "on_chip_bytes": hardware.on_chip_bytes if math.isfinite(hardware.on_chip_bytes) else None,
+    }
+
+
+def hardware_facts(hardware: Hardware) -> dict[str, Any]:
+    """describe_hardware() and every number of the device's file, each with its source. SI units."""
+    sources = {key: asdict(source) for key, source in hardware.sources.items()}
+    facts = [
+        {"key": f.key, "value": f.value, "text": f.text, "source": sources.get(f.source), "note": f.note}
+        for f in hardware.facts
+    ]
+    about = ("vendor", "kind", "architecture", "released", "status", "aliases", "notes")
+    document = {**describe_hardware(hardware), **{key: getattr(hardware, key) for key in about}, "facts": facts}
+    return {key: plain(value) for key, value in document.items()}
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else value
+
+
+def plain(value: Any) -> Any:
+    """`value` for JSON: whole floats as ints, so that counts read as counts."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return _whole(value) if isinstance(value, float) else value

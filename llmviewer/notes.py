@@ -43,10 +43,13 @@ def notes(setting: Setting, *, prompt: int, written: int, images: int = 0) -> tu
     if model.max_answer and written > model.max_answer:
         found.append(f"{written} tokens written are more than the {model.max_answer} positions of its decoder")
     found.extend(_altered(hardware))
+    routed = chooses(model.graph)
     if setting.expert_skew:
         skew = f"expert skew {setting.expert_skew:g}"
         chosen = f"{skew}: popularity of experts falls with their rank to that power, instead of being the same for all"
-        found.append(chosen if chooses(setting.graph) else f"{skew} has no effect: {model.name} has no experts")
+        found.append(chosen if routed else f"{skew} has no effect: {model.name} has no experts")
+    if setting.layout.ep > 1 and not routed:
+        found.append(f"ep={setting.layout.ep} has no effect: {model.name} has no experts")
     if setting.mla is not Mla.AUTO and not any(isinstance(op, LatentExpansion) for _, op in model.graph):
         found.append(f"mla {setting.mla} has no effect: {model.name} has no latent attention")
     if setting.accounting is Accounting.SURVEY:

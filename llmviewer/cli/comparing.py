@@ -19,14 +19,7 @@ _COMPARED: Final = 1000  # batches, each of which is an analysis of its own
 @click.argument("model")
 @click.argument("hardware", nargs=-1, required=True)
 @click.option("--also", metavar="MODEL", multiple=True, help="Another model. May be repeated.")
-@click.option(
-    "--quant",
-    "quants",
-    metavar="SCHEME",
-    multiple=True,
-    callback=shared.given,
-    help="As of analyze. May be repeated.",
-)
+@shared.quants("As of analyze. May be repeated.")
 @click.option("--batch", metavar="NUMBERS", default="1", show_default=True, help="Sequences: 8, 1,8,64 or 1..64*2.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
@@ -67,14 +60,7 @@ def compare(
 @click.option("--users", type=click.IntRange(1), default=1, show_default=True, help="Who send their prompts at once.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens of each answer.")
-@click.option(
-    "--quant",
-    "quants",
-    metavar="SCHEME",
-    multiple=True,
-    callback=shared.given,
-    help="A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128.",
-)
+@shared.quants("A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128.")
 @click.option("--by", type=click.Choice(("speed", "cost", "energy")), default="speed", show_default=True)
 @click.option("--budget", metavar="USD", type=float, help="The most that it may cost, all devices together.")
 @click.option("--power", metavar="W", type=float, help="The most that its TDP may be, likewise.")

@@ -144,6 +144,10 @@ def given(context: click.Context, parameter: click.Parameter, value: _V) -> _V:
     return value
 
 
+def quants(about: str) -> Callable[[_F], _F]:
+    return click.option("--quant", "quants", metavar="SCHEME", multiple=True, callback=given, help=about)
+
+
 def precision(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """The value of --quant; None where it is left to the model, also by name."""
     asked = given(context, parameter, value)

@@ -27,6 +27,12 @@ _hardware_set = click.option(
 )
 
 
+def _served(command: _F) -> _F:
+    """What there is to say of kernels and devices that serve, and of the report."""
+    kernels = (shared.library, shared.profiles, shared.engine, shared.bound)
+    return shared.all_of(command, *kernels, shared.depreciation, _hardware_set, shared.hardware_path, shared.reported)
+
+
 def _lies(**degrees: str) -> Callable[[_F], _F]:
     """How the model lies, by degrees, with their help, or in one, which the command gets as one Layout."""
 
@@ -98,14 +104,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     tp="Devices that share each copy (tensor parallelism). One if not given.",
     ep="Of these, parts that experts are shared out among.",
 )
-@shared.library
-@shared.profiles
-@shared.engine
-@shared.bound
-@shared.depreciation
-@_hardware_set
-@shared.hardware_path
-@shared.reported
+@_served
 def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
     """Requests that arrive over time at MODEL on HARDWARE: what they wait, and what holds them up.
 
@@ -130,13 +129,8 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
 @click.option("--gen", type=int, default=256, show_default=True, help="Tokens of each answer.")
 @click.option("--hardware", metavar="all|NAMES", default="all", show_default=True, help="Devices: h100-sxm,l40s.")
 @click.option("--max-devices", type=int, default=16, show_default=True, help="Of all copies of the model together.")
-@click.option(
-    "--quant",
-    "quants",
-    metavar="SCHEME",
-    multiple=True,
-    callback=shared.given,
-    help="A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128, W4A8g128, KV8.",
+@shared.quants(
+    "A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128, W4A8g128, KV8."
 )
 @click.option(
     "--layout",
@@ -149,14 +143,7 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
 @click.option(
     "--by", type=click.Choice(("cost", "energy", "devices")), help="What is to be low. The first that is known."
 )
-@shared.library
-@shared.profiles
-@shared.engine
-@shared.bound
-@shared.depreciation
-@_hardware_set
-@shared.hardware_path
-@shared.reported
+@_served
 def plan(
     *,
     hardware: str,

@@ -16,7 +16,7 @@ from llmviewer.expectation.transfer import expect
 HERE = Path(__file__).parent
 PUBLISHED = yaml.safe_load((HERE / "published_kernels.yaml").read_text(encoding="utf-8"))["kernels"]
 MEASURED = sorted(
-    path for path in (HERE.parent / "reports" / "measurements").glob("*") if path.suffix in (".parquet", ".csv")
+    path for path in (HERE.parent / "reports" / "measurements").rglob("*") if path.suffix in (".parquet", ".csv")
 )
 LIMIT = 0.15  # median error on shape families that were not calibrated with
 LEAST = 60  # rows of a stack that a half is worth calibrating on
@@ -48,9 +48,10 @@ def test_published_speeds_are_expected(found):
     assert np.mean(np.abs(expectation.expected / times - 1)) < found["within"]
 
 
-@pytest.mark.parametrize("path", MEASURED, ids=[path.name for path in MEASURED])
-def test_rows_of_our_own_are_expected_from_the_other_half_of_their_shapes(path):
+@pytest.mark.parametrize("path", MEASURED, ids=[f"{path.parent.name}-{path.stem}" for path in MEASURED])
+def test_rows_of_our_own_are_expected_from_the_other_half_of_their_shapes(path, monkeypatch):
     pytest.importorskip("scipy")
+    monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(path.parent / "hardware"))  # as it was measured
     errors, under, count = [], 0, 0
     for rows in read(path).rows:
         kept = rows.take(np.flatnonzero(rows.family.kept(rows.shapes) & (rows.measured > 0)))

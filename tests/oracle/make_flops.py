@@ -20,7 +20,7 @@ repeats the 8 key-value heads to all 128 query heads before it caches them.
 
     python tests/oracle/make_flops.py           rewrite flops.json
     python tests/oracle/make_flops.py --check   exit 1 with one line for each difference from flops.json
-    ... --check --every 8                       of each eighth model, which takes a quarter of the time
+    ... --check --every 16                      of each sixteenth model, which the suite has time for
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ _BRANCH: Final = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
 class Compiled:
     """What one launch takes.
 
+    warps          of a program, with those that the compiler adds where it specializes them
     registers      of a thread
     shared         bytes of a block
     spills         loads and stores of registers that did not fit, in the machine code
@@ -57,6 +58,7 @@ class Compiled:
 
     function: str
     sm: int
+    warps: int
     registers: int
     shared: int
     spills: int
@@ -102,6 +104,7 @@ def compiled(launch: Launch, sm: int) -> Compiled:
     return Compiled(
         function=launch.function.fn.__name__.removeprefix("_"),
         sm=sm,
+        warps=found.metadata.num_warps,
         registers=int(match[1]),
         shared=found.metadata.shared,
         spills=_times(code, "LDL") + _times(code, "STL"),

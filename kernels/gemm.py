@@ -3,9 +3,9 @@
 Programs take tiles of y in groups of rows, so that those at work at the same time share what they read in L2 (Triton's
 tutorial 03). Large products are persistent: one program a multiprocessor goes from tile to tile, and the loads of the
 next overlap the stores of the last (tutorial 09); operands come through tensor descriptors, which are TMA from sm_90
-on. Where there are fewer tiles than multiprocessors, as in decoding, k is split between programs, too; the last one of
-a tile adds the partial sums of all in a fixed order, not as they come, so results repeat bit by bit (Stream-K,
-arXiv:2301.03598, section 3.2, calls it fixed split).
+on, and may be loaded by warps that do nothing else. Where there are fewer tiles than multiprocessors, as in decoding, k
+is split between programs, too; the last one of a tile adds the partial sums of all in a fixed order, not as they come,
+so results repeat bit by bit (Stream-K, arXiv:2301.03598, section 3.2, calls it fixed split).
 fp8 has a scale for each whole operand; int8 one for each row of x and of w (LLM.int8(), arXiv:2208.07339, section 2.2).
 """
 
@@ -127,6 +127,35 @@ def _persistent(
         y_desc.store([row * BLOCK_M, column * BLOCK_N + BLOCK_N // 2], right)
 
 
+@triton.jit
+def _specialized(
+    x_ptr, w_ptr, y_ptr, m, n, k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """`_persistent` in which four warps load, and four for each half of the rows of a tile multiply and store.
+
+    The compiler does so for Hopper where a program has 4 warps, which become 12, where loops are not one, and where
+    the kernel makes its descriptors itself: it halves the blocks of those.
+    """
+    x_desc = tl.make_tensor_descriptor(x_ptr, [m, k], [k, 1], [BLOCK_M, BLOCK_K])
+    w_desc = tl.make_tensor_descriptor(w_ptr, [n, k], [k, 1], [BLOCK_N, BLOCK_K])
+    y_desc = tl.make_tensor_descriptor(y_ptr, [m, n], [n, 1], [BLOCK_M, BLOCK_N])
+    tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), tiles, PROGRAMS, warp_specialize=True):
+        row, column = tile_of(tile, m, n, BLOCK_M, BLOCK_N, GROUP)
+        sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for block in range(tl.cdiv(k, BLOCK_K)):
+            x = x_desc.load([row * BLOCK_M, block * BLOCK_K])
+            w = w_desc.load([column * BLOCK_N, block * BLOCK_K])
+            sums = tl.dot(x, w.T, sums)
+        y_desc.store([row * BLOCK_M, column * BLOCK_N], sums.to(y_desc.dtype))
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:  # noqa: ARG001 - Triton calls it so
+    """Memory on the GPU for descriptors that a kernel makes."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
 def partial(y: torch.Tensor, tiles: int, parts: int) -> dict[str, torch.Tensor | None]:
     """What `put` is given: y, room for the parts that it is the sum of, and for how many of them there are."""
     if parts == 1:
@@ -137,7 +166,9 @@ def partial(y: torch.Tensor, tiles: int, parts: int) -> dict[str, torch.Tensor |
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """How a product is cut up. `parts` of k are summed by programs of their own."""
+    """How a product is cut up. `parts` of k are summed by programs of their own; a persistent program may have warps
+    that are specialized in loads.
+    """
 
     block_m: int
     block_n: int
@@ -146,6 +177,7 @@ class Tiling:
     num_stages: int
     parts: int = 1
     persistent: bool = False
+    specialized: bool = False
 
     def depth(self, k: int) -> int:
         """Elements of k in a part: whole blocks."""
@@ -198,7 +230,11 @@ def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
         cut = [replace(own, num_stages=3), replace(own, block_m=64, block_n=128, num_warps=4)]
     cut = [_spread(target, tile, m, n, k, itemsize) for tile in cut]
     # Parts of the widest tiles are summed in registers that are not there.
-    return others(own, [tile for tile in cut if tile.parts == 1 or tile.block_m * tile.block_n <= 128 * 128])
+    cut = [tile for tile in cut if tile.parts == 1 or tile.block_m * tile.block_n <= 128 * 128]
+    if target.sm == 90 and own.persistent and itemsize == 2:
+        wide = replace(own, block_m=128, block_n=256, num_warps=4, num_stages=3, specialized=True)
+        cut = [wide, replace(wide, block_n=128, num_stages=4), *cut]
+    return others(own, cut)
 
 
 def others(own: Tiling, cut: list[Tiling]) -> tuple[Tiling, ...]:
@@ -238,6 +274,20 @@ def plan(
         "SUM": tl.int32 if x.dtype == torch.int8 else tl.float32,
     }  # fmt: skip
     tiles = tiles_of(tile, m, n)
+    if tile.specialized:
+        triton.set_allocator(_scratch)
+        programs = min(tiles, target.multiprocessors)
+        launch = Launch(
+            function=_specialized,
+            grid=(programs,),
+            arguments={
+                "x_ptr": x, "w_ptr": w, "y_ptr": y, "m": m, "n": n, "k": k, "BLOCK_M": tile.block_m,
+                "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": GROUP_M, "PROGRAMS": programs,
+            },
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )  # fmt: skip
+        return Plan(launches=(launch,), outputs=(y,))
     if tile.persistent:
         programs = min(tiles, target.multiprocessors)
         launch = Launch(
@@ -298,8 +348,8 @@ def make(case: Case, device: str, seed: int) -> Inputs:
             operands["w_scale"] /= k**0.5
     if case.get("parts") or case.get("persistent"):
         operands["tile"] = Tiling(
-            block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3,
-            parts=case.get("parts", 1), persistent=bool(case.get("persistent")),
+            block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3, parts=case.get("parts", 1),
+            persistent=bool(case.get("persistent")), specialized=bool(case.get("specialized")),
         )  # fmt: skip
     return operands
 
@@ -340,11 +390,12 @@ KERNELS = (
         family="gemm",
         cases=(
             case("fp16", M=128, N=256, K=128),
+            case("fp16", M=100, N=136, K=200, persistent=1),
             case("fp16", M=1, N=72, K=264),
             case("fp16", M=37, N=101, K=75),
             case("fp16", M=193, N=130, K=67),
-            case("fp16", M=100, N=136, K=200, persistent=1),
             case("fp16", M=300, N=200, K=72, persistent=1),
+            case("fp16", M=300, N=200, K=72, persistent=1, specialized=1),
             case("fp16", M=50, N=70, K=333, parts=3),
             case("fp8_e4m3", M=64, N=80, K=144),
             case("fp8_e4m3", M=70, N=136, K=80, persistent=1),

@@ -42,7 +42,7 @@ WANTED += [("decode_attention", sm, 4) for sm in (80, 90, 100)] + [
 ]
 
 # Ways to cut work up that tuning tries beside the rule: (kernel, sm, place of the case, of the tiling).
-TUNED = [("gemm", 90, 0, 0), ("gemm_w4a16", 90, 0, 0), ("flash_attention", 90, 0, 0)]
+TUNED = [("gemm", 90, 0, 0), ("gemm", 90, 0, 2), ("gemm_w4a16", 90, 0, 0), ("flash_attention", 90, 0, 0)]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,12 @@ def test_products_use_the_matrix_units_of_their_generation(compiled, name, sm, i
     first = next(one for one in compiled if (one["kernel"], one["sm"]) == (name, sm))
     assert instruction in dict(first["matrix"])
     assert first["async_copies"] > 0
+
+
+def test_warps_of_large_products_on_hopper_are_specialized_where_tuning_asks_for_it(compiled):
+    products = [one for one in compiled if (one["kernel"], one["sm"], one["place"]) == ("gemm", 90, 0)]
+    assert {"specialized=True" in one["tile"]: one["warps"] for one in products} == {False: 8, True: 12}
+    assert all("HGMMA" in dict(one["matrix"]) for one in products)
 
 
 # A H200 has 4.8 TB/s for 132 multiprocessors at 1.83 GHz (hardware/h200-sxm.yaml): 19.9 bytes a cycle of one.

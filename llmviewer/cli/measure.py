@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -37,7 +38,7 @@ _BAR: Final = 20
 @click.option("--dtype", metavar="NAMES", help="Data types, such as bf16,fp8,int4_wo (docs/measurements.md).")
 @click.option(
     "--tune/--no-tune", default=True, show_default=True,
-    help="Try a few ways to cut the work of Triton kernels up, at most a quarter of the time, and measure the fastest.",
+    help="Try a few ways to cut the work of Triton kernels up, at most half of the time, and measure the fastest.",
 )  # fmt: skip
 @click.option(
     "--hardware", metavar="NAME|FILE", help="The device, where its name does not tell, or a file of yours is better."
@@ -65,6 +66,7 @@ def measure(
     Rows go to a folder, one table a family, which `llmviewer calibrate` and `llmviewer validate` read. What is there
     stays: a run that was stopped or killed goes on where it was.
     """
+    start = time.monotonic()
     from ..measuring.journal import Journal
     from ..measuring.session import DTYPES, MODELS, Session, ask, backends, header, this_machine
 
@@ -79,13 +81,16 @@ def measure(
     machine = this_machine(kind, hardware)
     journal = Journal(output, header(machine, libraries))
     before = len(journal.rows)
-    session = Session(machine=machine, backends=libraries, journal=journal, seconds=minutes * 60, tune=tune)
+    session = Session(
+        machine=machine, backends=libraries, journal=journal, seconds=minutes * 60, tune=tune, start=start
+    )
     progress = _Progress(session)
     versions = ", ".join(f"{name} {version}" for name, version in header(machine, libraries)["versions"].items())
     click.echo(f"{machine.title}: {versions}", err=True)
     if before:
         click.echo(f"{output}: {before} rows are there", err=True)
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit of the system's is an interrupt, too
         session.measure_ceilings(progress)
         session.measure_kernels(questions, progress)
     except KeyboardInterrupt:
@@ -132,6 +137,10 @@ def _report(session: Session, form: str, before: int) -> None:
         click.echo(f"{counted(count, 'launch', 'launches')} left out: {reason}")
     for reason, count in session.unfit.items():
         click.echo(f"{counted(count, 'tiling')} left out: {reason}")
+    if session.broken:
+        click.echo(
+            f"The device gave nothing more after {session.broken}:\nthe same command goes on without that kernel"
+        )
     click.echo(f"{folder}: {counted(len(journal.rows), 'row')}, {len(journal.rows) - before} of them new")
     if paths:
         files = f"{folder}/*.{form}"

@@ -33,6 +33,7 @@ class Journal:
         self.rows: list[dict[str, Any]] = []
         self.ceilings: list[Ceiling] = []
         self.complete = False  # the ceilings are
+        self.broken: set[tuple[str, ...]] = set()  # kinds of launches that left the device broken
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
@@ -64,6 +65,8 @@ class Journal:
                 self.ceilings.append(Ceiling(**entry))
             elif kind == "complete":
                 self.complete = True
+            elif kind == "broken":
+                self.broken.add(tuple(entry["kind"]))
             else:
                 self.rows.append(entry)
 
@@ -78,6 +81,11 @@ class Journal:
     def row(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         self._write("row", row)
+
+    def broke(self, kind: tuple[str, ...]) -> None:
+        """Such launches are not to be tried again."""
+        self.broken.add(kind)
+        self._write("broken", {"kind": kind})
 
     def _write(self, kind: str, entry: Mapping[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

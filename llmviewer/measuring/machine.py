@@ -52,7 +52,9 @@ def _cpu_state() -> State:
 
 
 def _gpu_state() -> State:
-    said = _smi("clocks.sm", "clocks_throttle_reasons.active")
+    said = _smi("clocks.sm", "clocks_event_reasons.active")
+    if not said:  # of drivers before 535
+        said = _smi("clocks.sm", "clocks_throttle_reasons.active")
     if len(said) != 2 or not said[0].isdecimal():
         return State()
     reasons = int(said[1], 16) if re.fullmatch(r"0x[0-9a-fA-F]+", said[1]) else 0

@@ -82,13 +82,22 @@ class Question:
     @property
     def nbytes(self) -> int:
         """Of all that it reads and writes."""
+        return self._nbytes(whole=False)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of its tensors, what it leaves alone included: keys before a window, experts that no token is for."""
+        return self._nbytes(whole=True)
+
+    def _nbytes(self, *, whole: bool) -> int:
         if self.family == "gemm":
             kind = kernel_type(self.dtype)
             m, n, k = self["M"], self["N"], self["K"]
             return int(n * k * kind.weight + m * k * kind.activation + 2 * m * n)
         if self.family == "moe":
-            hidden, inter, tokens = self["hidden"], self["inter"], self["tokens"]
-            return int(3 * self["experts"] * hidden * inter * kernel_type(self.dtype).weight + 4 * tokens * hidden)
+            hidden, inter, tokens, experts = self["hidden"], self["inter"], self["tokens"], self["experts"]
+            reached = experts if whole else min(experts, tokens * self["topk"])
+            return int(3 * reached * hidden * inter * kernel_type(self.dtype).weight + 4 * tokens * hidden)
         if self.moved:
             return self.moved
         if self.family == "elementwise":
@@ -97,7 +106,10 @@ class Question:
         heads, dims = self["q_heads"], self["head_dim"] + self["v_head_dim"]
         kept = self["head_dim"] if self.op == "mla_absorb" else dims
         queries = self["batch"] * dict(self.sizes).get("q_len", 1) * heads * dims * 2
-        return int(queries + self["batch"] * self["kv_len"] * self["kv_heads"] * kept * cache_bytes(self.kv_dtype))
+        seen = self["kv_len"]
+        if self.family == "attention_decode" and not whole:
+            seen = min(seen, self["window"] or seen)
+        return int(queries + self["batch"] * seen * self["kv_heads"] * kept * cache_bytes(self.kv_dtype))
 
     def bound(self, device: Device) -> float:
         """The least time on a device, with nothing in its cache. [s]"""

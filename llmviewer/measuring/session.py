@@ -35,16 +35,20 @@ _PASSES: Final = 3  # over the ceilings, so that what disturbs one of them for a
 _CEILING_PART: Final = 1 / 1000  # of the time, for each ceiling and pass
 _CEILINGS_PART: Final = 0.1  # of it, after which there is no further pass
 _ROW_PART: Final = 1 / 800
-_TUNING_PART: Final = 0.25  # of the time so far, for what else than the rule's tiling is tried
+_TUNING_PART: Final = 0.5  # of the time so far, for what else than the rule's tiling is tried
 _TUNED_PART: Final = 1 / 60  # of the time, after which no further one is tried for a row
 _BRIEF_PART: Final = 1 / 8000  # of it, for each
 _FASTER: Final = 0.99  # of the time of the rule's, so that noise does not decide
 _LONGEST_PART: Final = 1 / 50  # what a launch may take with all its repetitions; longer ones are left out
 _CALLS: Final = 6  # of a launch, about, at least
 _TOO_LONG: Final = "it takes too long for the time given"
-_MEMORY_PART: Final = 0.3  # of what is free, for the tensors of one launch
+_MEMORY_PART: Final = 0.2  # of what is free, for the tensors of one launch; tuning has those of four
 _REASON: Final = 200  # letters of what a launch raises
 _FAILURES: Final = 20  # in a row: the device is beyond help
+_FATAL: Final = (  # CUDA errors after which a process gets nothing more done: CUDA Runtime API, cudaError
+    "illegal memory access", "illegal instruction", "illegal address space", "misaligned address", "invalid pc",
+    "unspecified launch failure", "hardware stack error", "device-side assert", "uncorrectable ECC error",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +196,11 @@ class Asked:
         sizes = (f"{name}={size}" for name, size in self.question.sizes)
         return " ".join(filter(None, (self.backend.framework, self.kernel, *self.question.kind[1:], *sizes)))
 
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What it shares with others that differ in size only."""
+        return self.backend.framework, self.kernel, *self.question.kind
+
 
 class _Kind:
     """Launches of one kernel in one data type, the most telling sizes first.
@@ -230,6 +239,7 @@ class Session:
     left_out  launches that made no row, by reason
     unfit     tilings that could not be tried, by reason
     put_off   how often a launch was, as other programs took the cores
+    broken    the launch after which the device gave no more results; "" without one
     """
 
     machine: Machine
@@ -240,8 +250,9 @@ class Session:
     left_out: Counter[str] = field(default_factory=Counter)
     unfit: Counter[str] = field(default_factory=Counter)
     put_off: int = 0
+    broken: str = ""
     tuning: float = 0.0  # seconds that it took
-    start: float = field(default_factory=monotonic)
+    start: float = field(default_factory=monotonic)  # of what its time is of
 
     @property
     def elapsed(self) -> float:
@@ -291,7 +302,7 @@ class Session:
         """Until the time is up, or there is no more to ask: kinds of launches in turn."""
         device, watch = of(load_hardware(str(self.hardware()))), Watch(self.machine.kind)
         turn = deque(self._kinds(found, device))
-        wrong: dict[tuple[object, ...], str] = {}
+        wrong: dict[tuple[str, ...], str] = {}
         failures = 0
         while turn and self.elapsed < self.seconds and failures < _FAILURES:
             kind = turn.popleft()
@@ -311,6 +322,10 @@ class Session:
             except Exception as error:  # noqa: BLE001 - whatever a launch raises, no row is made of it
                 failures += 1
                 self.left_out[" ".join(f"{asked.backend.framework} {asked.kernel}: {error}".split())[:_REASON]] += 1
+                if any(fatal in str(error) for fatal in _FATAL):
+                    self.broken = str(asked)
+                    self.journal.broke(asked.kind)
+                    break
                 continue
             failures = 0
             state = watch()
@@ -321,7 +336,7 @@ class Session:
         """Launches of one kernel and data type each, without those that there are rows of."""
         alike: dict[tuple[object, ...], list[Question]] = defaultdict(list)
         for question in found:
-            if question.nbytes > _MEMORY_PART * self.machine.memory:
+            if question.kept > _MEMORY_PART * self.machine.memory:
                 self.left_out["it needs more memory than is free"] += 1
             else:
                 alike[question.kind].append(question)
@@ -334,7 +349,10 @@ class Session:
                 able = [(question, backend.kernels(question)) for question in order]
                 for name in sorted({name for _, names in able for name in names}):
                     asked = [Asked(backend=backend, kernel=name, question=q) for q, names in able if name in names]
-                    kinds.append(_Kind(asked, device))
+                    if asked[0].kind in self.journal.broken:
+                        self.left_out[f"{' '.join(asked[0].kind[:2])} broke the device in a run before"] += len(asked)
+                    else:
+                        kinds.append(_Kind(asked, device))
         for kind in kinds:
             for row in self.journal.rows:
                 kind.learn(row)
@@ -342,7 +360,7 @@ class Session:
 
     def _row(self, asked: Asked, bound: float) -> dict[str, Any]:
         question, backend, machine = asked.question, asked.backend, self.machine
-        sets = Sets.of(question.nbytes, machine.cache, _MEMORY_PART * machine.memory)
+        sets = Sets.of(question.nbytes, machine.cache, _MEMORY_PART * machine.memory * question.nbytes / question.kept)
         calls = backend.calls(question, asked.kernel, sets.count)
         if not backend.finite(calls[0]()):
             raise LaunchError("gives what is no number")
@@ -352,7 +370,7 @@ class Session:
             calls, tiling, tried = self._fastest(asked, sets, calls)
             self.tuning += monotonic() - start
         times = settled(backend.clock.sampler(calls), self.seconds * _ROW_PART)
-        chosen = {"tiling": "" if tiling is None else _words(tiling), "tried": tried}
+        chosen = {"tiling": "" if tiling is None else words(tiling), "tried": tried}
         return _columns(asked, machine, times, sets) | chosen | {"ceiling_us": bound * 1e6}
 
     def _fastest(self, asked: Asked, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:
@@ -369,7 +387,7 @@ class Session:
                 time = self._brief(backend, launches)
             except Exception as error:  # noqa: BLE001 - whatever it raises, there is the rule's
                 reason = str(error).strip().partition("\n")[0]
-                self.unfit[f"{asked.kernel} {_words(other)}: {reason}"[:_REASON]] += 1
+                self.unfit[f"{asked.kernel} {words(other)}: {reason}"[:_REASON]] += 1
                 continue
             tried += 1
             if time < best:
@@ -380,20 +398,19 @@ class Session:
         return settled(backend.clock.sampler(calls), _BRIEF_PART * self.seconds).median
 
 
-def _check(asked: Asked, wrong: dict[tuple[object, ...], str]) -> None:
+def _check(asked: Asked, wrong: dict[tuple[str, ...], str]) -> None:
     """Once for each kernel and data type. `wrong` keeps what was found, "" where nothing is.
 
     Raises LaunchError.
     """
-    key = asked.backend.framework, asked.kernel, asked.question.kind
-    if key not in wrong:
-        wrong[key] = ""
+    if asked.kind not in wrong:
+        wrong[asked.kind] = ""
         try:
             asked.backend.check(asked.question, asked.kernel)
         except Exception as error:  # noqa: BLE001 - whatever a launch raises, the kernel is of no use
-            wrong[key] = str(error)
-    if wrong[key]:
-        raise LaunchError(wrong[key])
+            wrong[asked.kind] = str(error) or type(error).__name__
+    if wrong[asked.kind]:
+        raise LaunchError(wrong[asked.kind])
 
 
 def header(machine: Machine, backends: Sequence[Backend]) -> dict[str, Any]:
@@ -404,7 +421,7 @@ def header(machine: Machine, backends: Sequence[Backend]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _words(tiling: Any) -> str:
+def words(tiling: Any) -> str:
     """Such as "keys=128 splits=4"."""
     return " ".join(f"{one.name}={getattr(tiling, one.name)}" for one in fields(tiling))
 

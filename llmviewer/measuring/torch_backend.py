@@ -83,7 +83,7 @@ class TorchBackend:
 
     def kernels(self, question: Question) -> Sequence[str]:
         known = self._name(question) in self._operations and question.dtype in _FLOATS
-        if not known or question.kv_dtype not in ("", question.dtype) or question.nbytes > self._bytes / 2:
+        if not known or question.kv_dtype not in ("", question.dtype) or question.kept > self._bytes / 2:
             return ()
         if not question.family.startswith("attention"):
             return ("",)

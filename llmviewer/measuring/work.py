@@ -73,7 +73,7 @@ class Sets:
         """So many that the cache has none of them, or, where that takes too many, so few that it has all.
 
         nbytes  of one of them
-        memory  that all may take [B]
+        memory  that what is read and written of all may take [B]
         """
         most = max(min(_SETS, int(memory / nbytes)), 1)
         wanted = max(ceil(_BEYOND * cache / nbytes), 1)

@@ -1,0 +1,200 @@
+"""The kernels on this GPU: what they compute, and how fast each way to cut their work up is at sizes that decide.
+
+python benchmarks/gpu.py [check] [step] [time]
+
+Checks every case of every kernel against its reference, in bf16 as well, which Triton's interpreter cannot do; takes a
+decode step of a whole model as a graph; then times, for a few sizes of Llama 3.1 8B, the rule's tiling and all that
+tuning tries, beside torch and the bandwidth of a copy. Each part is a process of its own with a time limit: a launch
+that breaks the GPU or never ends takes that only.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+from llmviewer.kernels import kernel_names, load_kernel
+from llmviewer.kernels.base import Case, Kernel, Target
+from llmviewer.kernels.decoder import decode_step
+from llmviewer.measuring.questions import Question, questions
+from llmviewer.measuring.session import words
+from llmviewer.measuring.timing import Call, GpuClock, settled
+from llmviewer.measuring.torch_backend import TorchBackend
+from llmviewer.measuring.triton_backend import TritonBackend
+from llmviewer.measuring.work import LaunchError, Sets, compare
+
+_MODEL = "llama-3.1-8b"
+_PARTS = ["check", "step", "time"]
+_AT_ONCE = 8  # processes that check
+_LIMIT_S = 150  # of a process
+_BRIEF_S = 0.1  # of a timing
+_MEMORY = 16e9  # bytes of the tensors of a launch, at most
+_COPIED = 2**30
+_TIMED = (
+    {"family": "gemm", "dtype": "bf16", "M": 2048, "N": 4096, "K": 4096},
+    {"family": "gemm", "dtype": "bf16", "M": 8192, "N": 14336, "K": 4096},
+    {"family": "gemm", "dtype": "bf16", "M": 4096, "N": 4096, "K": 14336},
+    {"family": "attention_prefill", "dtype": "bf16", "batch": 8, "q_len": 1024},
+    {"family": "attention_prefill", "dtype": "bf16", "batch": 2, "q_len": 8192},
+    {"family": "attention_decode", "dtype": "bf16", "kv_dtype": "bf16", "batch": 64, "kv_len": 4096},
+    {"family": "attention_decode", "dtype": "bf16", "kv_dtype": "bf16", "batch": 1, "kv_len": 32768},
+    {"family": "attention_decode", "dtype": "bf16", "kv_dtype": "fp8", "batch": 64, "kv_len": 4096},
+    {"family": "gemm", "dtype": "bf16", "M": 16, "N": 14336, "K": 4096},
+    {"family": "gemm", "dtype": "bf16", "M": 16, "N": 4096, "K": 14336},
+    {"family": "gemm", "dtype": "bf16", "M": 1, "N": 14336, "K": 4096},
+    {"family": "gemm", "dtype": "int4_wo", "M": 1, "N": 14336, "K": 4096},
+    {"family": "gemm", "dtype": "bf16", "M": 1, "N": 4096, "K": 14336},
+    {"family": "gemm", "dtype": "int4_wo", "M": 1, "N": 4096, "K": 14336},
+)
+
+
+def check(name: str) -> Iterator[str]:
+    """What is wrong with a kernel, case by case. What it is at goes to stderr, for where it does not come back."""
+    import torch
+
+    kernel, target = load_kernel(name), Target.of(torch.device("cuda"))
+    cases = [*kernel.cases, *(replace(case, dtype="bf16") for case in kernel.cases if case.dtype == "fp16")]
+    for case in (case for case in cases if kernel.least_sm(case) <= target.sm):
+        print(case, file=sys.stderr, flush=True)
+        try:
+            _compare(kernel, case)
+        except Exception as error:  # noqa: BLE001 - the others are checked, too
+            yield f"{name} {case}: {error}"
+            if "CUDA" in str(error):  # after which nothing comes of this process
+                return
+
+
+def _compare(kernel: Kernel, case: Case) -> None:
+    inputs = kernel.make(case, "cuda", 1)
+    relative, absolute = kernel.tolerance(case)
+    for ours, wanted in zip(kernel.run(**inputs), kernel.reference(**inputs), strict=True):
+        compare(ours, wanted, relative, absolute)
+
+
+def stepped() -> Iterator[str]:
+    """Of a decode step: whether its graph gives what its launches give, and its time beside that of its bytes."""
+    import torch
+
+    step, clock = decode_step(_MODEL, batch=16, kv_len=4096), GpuClock()
+    wanted = [output.clone() for output in step()]
+    graph = step.capture()
+    graph.replay()
+    torch.cuda.synchronize()
+    same = all(torch.equal(ours, launched) for ours, launched in zip(step.plan.outputs, wanted, strict=True))
+    seconds = settled(clock.sampler([graph.replay]), _BRIEF_S).median
+    share = step.nbytes / seconds / _copy(clock)
+    yield f"decode step of {_MODEL}, 16 sequences of 4096 tokens: {seconds * 1e3:.2f} ms, {share:.2f} of copy"
+    yield f"  as a graph: {'the same' if same else 'SOMETHING ELSE'} as launch by launch"
+
+
+def timed(number: int) -> Iterator[str]:
+    """Lines on one of the sizes: ways to compute it, the fastest first."""
+    import torch
+
+    question = _question(number)
+    clock, cache = GpuClock(), torch.cuda.get_device_properties(0).L2_cache_size
+    sets = Sets.of(question.nbytes, cache, _MEMORY)
+    found: list[tuple[float, str]] = []
+
+    def time(name: str, calls: Sequence[Call]) -> None:
+        found.append((settled(clock.sampler(calls), _BRIEF_S).median, name))
+
+    ours, theirs = TritonBackend(), TorchBackend("cuda")
+    (kernel,) = ours.kernels(question)
+    time("the rule's", ours.calls(question, kernel, sets.count))
+    for name in theirs.kernels(question):
+        try:
+            time(f"torch {name}", theirs.calls(question, name, sets.count))
+        except RuntimeError as error:
+            yield f"  torch {name}: {str(error).splitlines()[0]}"
+    for tiling in ours.tilings(question, kernel):
+        try:
+            time(words(tiling), ours.calls(question, kernel, sets.count, tiling))
+        except (LaunchError, RuntimeError) as error:
+            yield f"  {words(tiling)}: {str(error).splitlines()[0]}"
+    copy = _copy(clock)
+    ops = _ops(question)
+    yield f"{kernel} {question.dtype} {' '.join(f'{name}={size}' for name, size in question.sizes)}"
+    for seconds, name in sorted(found):
+        rate = question.nbytes / seconds
+        yield f"  {seconds * 1e6:9.1f} us {ops / seconds / 1e12:6.0f} TOP/s {rate / copy:5.2f} of copy  {name}"
+
+
+def _question(number: int) -> Question:
+    wanted = dict(_TIMED[number])
+    family, dtype, kv_dtype = wanted.pop("family"), wanted.pop("dtype"), wanted.pop("kv_dtype", None)
+    return next(
+        one
+        for one in questions([_MODEL], [str(dtype)])
+        if one.family == family and kv_dtype in (None, one.kv_dtype) and wanted.items() <= dict(one.sizes).items()
+    )
+
+
+def _ops(question: Question) -> float:
+    sizes = dict(question.sizes)
+    if question.family == "gemm":
+        return 2.0 * sizes["M"] * sizes["N"] * sizes["K"]
+    seen = (sizes["q_len"] + 1) / 2 * sizes["q_len"] if "q_len" in sizes else sizes["kv_len"]
+    return 2.0 * sizes["batch"] * sizes["q_heads"] * (sizes["head_dim"] + sizes["v_head_dim"]) * seen
+
+
+def _copy(clock: GpuClock) -> float:
+    """Bytes a second, read and written."""
+    import torch
+
+    x, y = torch.randn(2, _COPIED // 8, device="cuda")
+    return _COPIED / settled(clock.sampler([partial(y.copy_, x)]), _BRIEF_S).median
+
+
+def _process(*arguments: str) -> tuple[int, str]:
+    """A part in a process of its own: whether it failed, and what it printed."""
+    name = " ".join(arguments)
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        last = (error.stderr or b"").decode().splitlines()[-1:]
+        return 1, f"{name}: took more than {_LIMIT_S} s {' '.join(last)}\n"
+    if done.returncode == 0 or done.stdout:
+        return done.returncode, done.stdout
+    return done.returncode, f"{name}: ended by {done.returncode}: {done.stderr.strip().splitlines()[-1]}\n"
+
+
+def main(arguments: list[str]) -> int:
+    match arguments:
+        case ["check", name] if name in kernel_names():
+            wrong = list(check(name))
+            print("\n".join(wrong or [f"{name}: is right"]))
+            return bool(wrong)
+        case ["step", name] if name == _MODEL:
+            print("\n".join(stepped()))
+            return 0
+        case ["time", number] if number.isdecimal():
+            print("\n".join(timed(int(number))))
+            return 0
+        case _:
+            parts = arguments or _PARTS
+    if not {*parts} <= {*_PARTS}:
+        sys.exit(f"arguments must be some of {', '.join(_PARTS)}; got {' '.join(parts)}")
+    failed = 0
+    if "check" in parts:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for code, text in pool.map(partial(_process, "check"), kernel_names()):
+                print(text, end="", flush=True)
+                failed |= code
+    rest = [("step", _MODEL)] + [("time", str(place)) for place in range(len(_TIMED))]
+    for part, what in rest:
+        if part in parts:
+            code, text = _process(part, what)
+            print(text, end="", flush=True)
+            failed |= code
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

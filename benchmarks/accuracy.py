@@ -80,15 +80,20 @@ WEAK = """\
 - Norms on A100 and H100 are those of Sarathi (2024): a plain RMSNorm, as early vLLM had it, a block a row that reads it
   twice, word by word: up to three times the bound. They stand in for all libraries there; later kernels were not
   measured, and are faster. Others come from PyTorch's fp32 kernels.
-- Decode attention of TRT-LLM on Hopper and Ada has two kernels, which cut caches of 16 bits as their sources say: 7
-  to 11 % where 2 to 8 heads share keys, 7 to 24 % where none do, 14 to 19 % under windows of more than 8 heads. Of
-  caches of 8 bits the rules are not known: 5 to 20 % on Hopper, 3 to 24 % on Ada.
+- Decode attention of TRT-LLM on Hopper and Ada has two kernels, which are called and cut caches as their sources say:
+  7 to 11 % where XQA is called, 9 to 13 % where masked attention is (heads that share no keys, more than 32 that do,
+  and what does not fill the device), 16 to 24 % of heads of 192 elements. With caches of 8 bits on Ada, masked
+  attention takes some 50 ns a key, which its source does not explain: 15 to 19 %.
 - Decode attention of SGLang in Triton was measured on Hopper for four layouts of heads only, of 256 and 512 elements:
-  none of them says much of the others, 10 to 20 %.
+  none of them says much of the others, 8 to 13 %. Two of TRT-LLM's by FlashInfer on B200 have as few: 8 and 19 %.
+- Kernels of less than 20 us on B200 were measured in steps of 2 us: that is 5 to 12 % off at most.
 - One row of vLLM's fp8 products on B200 takes 14 us longer than two rows do, for no reason that its source gives; so
   do one to three of a hundred products of more rows.
 - Products on L40S, of 16 bits and by SGLang or vLLM of 8: the same product takes 13 to 17 % longer in one library than
-  in another that calls the same kernel, and which weights of a benchmark's loop its cache keeps is not known.
+  in another that calls the same kernel. Of one row, vLLM's take up to three times as long as of a few, as if the cache
+  kept none of their weights.
+- Products of 2 to 16 rows by cuBLAS on A100 take 1.5 to 1.7 times as long as of 32 rows where K is 512 or 768 and N
+  2,048 to 4,096, and not at other sizes: no rule of shapes is known for it.
 - Experts of TRT-LLM by CUTLASS, bf16 and fp8 on Hopper: 9 to 12 % of their rows took three to four times as long as
   the others, as kernels do that nobody tuned: whole cases of the benchmark (parallelism, routing), whatever the tokens.
   Nothing about shapes tells which. Without them the error is 11 %.
@@ -96,6 +101,12 @@ WEAK = """\
   there; they are expected with the tiles of all others.
 - SGLang's eager all-reduce on L40S: of three runs of the same shapes, one is 5.6 times faster than the others.
 - DeepGEMM on H800 is a small published table, of one device that no other product was measured on.
+- Another device's element-wise kernels by PyTorch: 16 to 57 us of them are a launch by a host, which differs by as much
+  from one machine to the next. With the right launch, the error would be 6 to 10 %.
+- Another device's decode attention: kernels of Blackwell (TensorRT-LLM's, in all libraries) were measured on B200
+  alone, and Ampere's latent attention is another kernel than Hopper's: 15 to 50 %, and 65 to 70 %.
+- NCCL on B200 starts 1.5 times later than on Hopper and takes 1.6 times as long for each further device, at the same
+  clock: 21 to 29 % where it is expected from others.
 - Devices of other makers than NVIDIA have one or two stacks each, so what is expected of their like is a guess with a
   wide interval.
 """

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import ceil
 from typing import Final
 
+from .errors import InputError
 from .expectation.network import Pass
 from .memory import Memory
 from .precision import NAMED, Scheme, parse_scheme
 from .resource import Resource, Unit, matrix
 from .roofline import Estimate
 from .setting import Accounting, Attention, Setting
+from .techniques import parse_techniques
 from .transforms.offload import HOST, ON_DEVICE
 from .units import seconds, si
 from .workload import Workload
@@ -20,6 +24,9 @@ from .workload import Workload
 _WORTH: Final = 1.05  # a change that helps by less is not offered
 _MUCH: Final = 0.3  # of the time expected, when latency is worth a word
 _TIMES: Final = 16  # the batch asked for, where so many fit
+_CHUNKS: Final = "chunked-prefill"
+_DEVICES: Final = (2, 4, 8)  # times as many, where a request does not fit
+_TRIED: Final = "the prompt in chunks, up to 8 times as many devices (--tp), weights in host memory"
 
 
 def advise(
@@ -31,7 +38,7 @@ def advise(
     *,
     batch: int,
     max_batch: int | None,
-    offloaded: Setting | None = None,
+    cures: Sequence[Cure] | None = None,
 ) -> str:
     """Such as "decode is memory-bound: ...; what would help: batch 16 (7.5x the tokens per second, expect 8.2x), ...".
 
@@ -39,7 +46,7 @@ def advise(
     expected   what it is expected to take, where that is known
     batch      of all devices together, of which `workload` is a share
     max_batch  the largest that fits, of all devices too; None where nothing limits it
-    offloaded  what would fit, where `setting` does not: that of fitting()
+    cures      what would fit, where `setting` does not: those of find_cures()
     """
     time_s = float(estimate.time_s)
     waits = dict.fromkeys(("compute", "memory", "link"), 0.0)
@@ -94,7 +101,75 @@ def advise(
     advice = f"{name} is {bound}-bound: {why}; {'; '.join(told) or nothing}"
     if latency >= _MUCH:
         advice += _latency(latency, more)
-    return advice + (_if_offloaded(offloaded, workload, phase, time_s) if offloaded else "")
+    return advice + ("" if cures is None else _cured(cures, workload, phase, time_s))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cure:
+    """What makes a request fit.
+
+    option   as it is typed
+    setting  with it
+    prefill  how many times as long the prefill takes then
+    """
+
+    option: str
+    setting: Setting
+    prefill: float
+
+
+def find_cures(
+    setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: int, images: int
+) -> tuple[Cure, ...] | None:
+    """Those that work, the one that costs least first; None where none is needed.
+
+    Where the prompt in chunks is enough, nothing else is looked for. Else it is as few devices as do, and weights in
+    host memory.
+    """
+    if memory.fits:
+        return None
+    asked = {"batch": batch, "prompt": prompt, "gen": gen, "images": images}
+    held = memory.weight_bytes + memory.kv_cache_bytes
+    options = [*_chunked("", setting)]
+    for times in _DEVICES:
+        if held <= times * memory.capacity_bytes:
+            options += (each for one in _wider(setting, times) for each in (one, *_chunked(*one)))
+    first_s = _first_s(setting, asked)
+    found = tuple(islice(_cures(options, memory, asked, first_s), 1))
+    if any(cure.setting.layout == setting.layout for cure in found):
+        return found
+    offloaded = fitting(setting, memory, **asked)
+    others = [(f"--offload {offloaded.offload}", offloaded)] if offloaded else []
+    return (*found, *_cures(others, memory, asked, first_s))
+
+
+def _chunked(typed: str, setting: Setting) -> Iterator[tuple[str, Setting]]:
+    """With the prompt in chunks besides, where that makes sense."""
+    with suppress(InputError):
+        techniques = parse_techniques((*setting.techniques, _CHUNKS))
+        yield f"{typed} --with {_CHUNKS}".lstrip(), replace(setting, techniques=techniques).agreed()
+
+
+def _wider(setting: Setting, times: int) -> Iterator[tuple[str, Setting]]:
+    """Every matrix cut over `times` as many devices, where experts can lie so."""
+    with suppress(InputError):
+        layout = replace(setting.layout, tp=times * setting.layout.tp)
+        yield f"--tp {layout.tp}", replace(setting, layout=layout)
+
+
+def _cures(
+    options: Iterable[tuple[str, Setting]], memory: Memory, asked: Mapping[str, int], first_s: float
+) -> Iterator[Cure]:
+    """Those that fit, where the model can be cut so and such links are known; the first token takes `first_s` now."""
+    for typed, setting in options:
+        with suppress(InputError):
+            if float(setting.footprint.total_bytes(**asked)) <= memory.capacity_bytes:
+                yield Cure(option=typed, setting=setting, prefill=_first_s(setting, asked) / first_s)
+
+
+def _first_s(setting: Setting, asked: Mapping[str, int]) -> float:
+    """Until the first token. [s]"""
+    return float(setting.schedule(**{**asked, "gen": 1}).ttft_s)
 
 
 def fitting(setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: int, images: int) -> Setting | None:
@@ -174,12 +249,16 @@ def _latency(share: float, more: _More | None) -> str:
     return advice
 
 
-def _if_offloaded(offloaded: Setting, workload: Workload, phase: str, time_s: float) -> str:
-    then = float(offloaded.plan_of(phase).time_s(workload))
-    return (
-        f"; it does not fit, but does with --offload {offloaded.offload}, when this takes {seconds(then)} "
-        f"({then / time_s:.3g}x as long)"
-    )
+def _cured(cures: Sequence[Cure], workload: Workload, phase: str, time_s: float) -> str:
+    told = []
+    for cure in cures:
+        then_s = cure.prefill * time_s
+        if phase == "decode":
+            then_s = float(cure.setting.plan_of(phase).time_s(workload))
+        told.append(f"with {cure.option}, when this takes {seconds(then_s)} ({then_s / time_s:.3g}x as long)")
+    if not told:
+        return f"; it does not fit, and none of these makes it: {_TRIED}"
+    return f"; it does not fit, but does {', or '.join(told)}"
 
 
 def _traffic(setting: Setting, estimate: Estimate, share: float) -> str:

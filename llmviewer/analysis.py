@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from . import __version__
-from .advice import advise, fitting
+from .advice import Cure, advise, find_cures
 from .answering import GenerationResult, ends, generated, scheduled
 from .effect import Effect, effect
 from .errors import InputError
@@ -315,10 +315,10 @@ def analyzed(
     footprint = memory(
         setting.footprint, setting.hardware.capacity, batch=batch, prompt=prompt, gen=longest, images=images
     )
-    offloaded = fitting(setting, footprint, batch=batch, prompt=prompt, gen=longest, images=images)
+    cures = find_cures(setting, footprint, batch=batch, prompt=prompt, gen=longest, images=images)
     phases = Phases(
-        prefill=_phase(setting, "prefill", prefill, footprint.max_batch, batch, offloaded=offloaded),
-        decode=_phase(setting, "decode", decode, footprint.max_batch, batch, offloaded=offloaded) if decode else None,
+        prefill=_phase(setting, "prefill", prefill, footprint.max_batch, batch, cures=cures),
+        decode=_phase(setting, "decode", decode, footprint.max_batch, batch, cures=cures) if decode else None,
     )
     if schedule and written and arranges(setting.techniques):
         answer = scheduled(setting, schedule)
@@ -351,7 +351,7 @@ def analyzed(
         phases=phases,
         memory=footprint,
         generation=answer,
-        notes=(*notes(setting, prompt=prompt, written=longest, images=images), *_unmodelled(phases)),
+        notes=(*notes(setting, batch=batch, prompt=prompt, written=longest, images=images), *_unmodelled(phases)),
         effect=_effect(setting, schedule, decode, answer, **asked) if schedule else None,
     )
 
@@ -393,7 +393,7 @@ def _unmodelled(phases: Phases) -> Iterator[str]:
 
 
 def _phase(
-    setting: Setting, name: str, workload: Workload, max_batch: int | None, batch: int, *, offloaded: Setting | None
+    setting: Setting, name: str, workload: Workload, max_batch: int | None, batch: int, *, cures: Sequence[Cure] | None
 ) -> Phase:
     (sequences,) = workload.groups
     rows = setting.plan_of(name).estimate(workload).operators
@@ -411,7 +411,7 @@ def _phase(
         kv_len=int(sequences.kv_len),
         operators=tuple(_operator(row, each, total) for row, each in zip(estimate.operators, launches, strict=True)),
         total=total,
-        advice=advise(setting, workload, name, estimate, found, batch=batch, max_batch=max_batch, offloaded=offloaded),
+        advice=advise(setting, workload, name, estimate, found, batch=batch, max_batch=max_batch, cures=cures),
     )
 
 

@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import inf, isnan, nan
@@ -14,12 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from . import __version__, given
-from .cells import DATA_TYPE, LAYOUT, LINK, WHAT_IF, Cell
+from ._layout import data_dir
+from .cells import DATA_TYPE, LAYOUT, LINK, WHAT_IF, Cell, hourly
 from .comparison import Comparison, compare
 from .errors import InputError
 from .expectation.profile import Profile
 from .hardware import Hardware
-from .hardware_files import hardware_names, load_hardware
+from .hardware_files import hardware_file, hardware_names, load_hardware
 from .layout import Layout, Network
 from .model import Model
 from .model_files import load_model
@@ -35,6 +36,7 @@ from .waits import Pass
 # devices multiply; and 4-bit weights alone, the smallest that is in common use (arXiv:2210.17323, arXiv:2306.00978).
 QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128")
 SCHEMA_VERSION: Final = 1  # of to_dict()
+_UNSOLD: Final = "announced"  # the status of a device that nobody can buy
 _MOST: Final = 1024  # devices that one tensor is cut for: more than any model has heads for
 _LEAST: Final = 3  # devices from which on a correlation says something
 
@@ -90,7 +92,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The answer. `comparison` has a cell for every device in every precision and number that is allowed."""
+    """The answer. `comparison` has a cell for every device in every precision and number that is allowed.
+
+    left_out  devices that were not looked at, as nobody named them and nobody can buy them
+    """
 
     model: Model
     users: int
@@ -101,11 +106,20 @@ class Choice:
     comparison: Comparison
     ranked: tuple[Ranked, ...]
     rejected: tuple[Rejected, ...]
+    left_out: tuple[str, ...]
 
     @property
     def merit(self) -> str:
         """The unit of what is ranked by."""
         return _MERIT[self.by]
+
+    @property
+    def priced(self) -> int:
+        """Devices whose files have what is needed to rank by cost, or by energy; all, by speed."""
+        found = {cell.hardware.name: cell.hardware for cell in self.comparison.cells}.values()
+        if self.by is By.ENERGY:
+            return sum("power.tdp" in device.numbers for device in found)
+        return sum(self.by is By.SPEED or not isnan(hourly(device, self.comparison.years)) for device in found)
 
     def follows(self) -> dict[str, float]:
         """Spearman's rank correlation of the ranking with bandwidth, matrix peak and capacity of all devices together.
@@ -155,6 +169,7 @@ class Choice:
             "llmviewer_version": __version__,
             "model": self.model.name,
             "inputs": self.inputs,
+            "left_out": list(self.left_out),
             "follows": self.follows(),
             "devices": list(self.rows()),
         }  # fmt: skip
@@ -184,7 +199,7 @@ def choose(
     """Ranks devices for `users` who each send `prompt` tokens at once and are written `gen`.
 
     quants       precisions that may be used; a device is ranked in its best one
-    hardware     those that ship and those of the user's folder, if None
+    hardware     those that can be bought of those that ship, and those of the user's folder, if None
     max_devices  so many of a kind at most, cut by tensor parallelism in one box: the fewest that qualify, of the
                  numbers by which the model can be cut
     by           "speed": tokens of all users per second, from their prompts to their last tokens; "cost": per dollar;
@@ -204,7 +219,9 @@ def choose(
         raise InputError(f"by must be one of {', '.join(By)}; got {by!r}") from None
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
     given.one(model=model)
-    named = hardware_names() if hardware is None else given.several("hardware", hardware)
+    left = unsold(map(load_hardware, hardware_names())) if hardware is None else ()
+    every = hardware_names() if hardware is None else given.several("hardware", hardware)
+    named = tuple(one for one in every if one not in left)
     if not named:
         raise InputError("hardware: nothing to choose from")
     allowed, asked = given.several("quants", quants), whole("users", users)
@@ -242,7 +259,14 @@ def choose(
         comparison=comparison,
         ranked=tuple(sorted(ranked, key=lambda one: -one.merit)),
         rejected=tuple(sorted(rejected, key=lambda one: (one.factor, one.excess))),
+        left_out=left,
     )
+
+
+def unsold(devices: Iterable[Hardware]) -> tuple[str, ...]:
+    """Names of those that ship here and nobody can buy; a device of the user's own folder is meant, whatever it is."""
+    announced = (device.name for device in devices if device.status == _UNSOLD)
+    return tuple(name for name in announced if hardware_file(name).parent == data_dir("hardware"))
 
 
 def _cuts(model: Model, device: Hardware, most: int) -> list[int]:

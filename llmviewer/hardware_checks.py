@@ -20,6 +20,21 @@ _ORDERS: Final = (  # from wide to narrow; bf16 and fp16 are not always multipli
 _RIDGES: Final = (0.01, 10_000)  # OP/B; outside it a unit is wrong by a prefix
 _PCIE: Final = {"3": 8e9, "4": 16e9, "5": 32e9}  # transfers per second of a lane, coded 128b/130b
 _PCIE_LINK: Final = re.compile(r"PCIe ([345])(?:\.0)? x(\d+)")
+_MEMORY: Final = re.compile(r"(HBM|GDDR|LPDDR|MRDIMM|DDR)(\d?)", re.IGNORECASE)
+# The fastest rate of a pin by generation, E and X among them, as standards and makers have it (recalled). [Gbit/s]
+_PINS: Final = {
+    "HBM2": 3.6, "HBM3": 9.2, "HBM4": 11, "GDDR5": 12, "GDDR6": 24, "GDDR7": 48, "LPDDR4": 4.3,
+    "LPDDR5": 10.7, "DDR4": 3.2, "DDR5": 8.8, "MRDIMM": 12.8,
+}  # fmt: skip
+_HEADROOM: Final = 1.5  # for chips that come later, and are clocked higher
+# How often a second all of a memory is read. A chip has so many pins for its capacity: HBM of Fiji, 512 GB/s for 4 GiB
+# (recalled), comes to 119, GDDR6X of an RTX 3080 to 71, LPDDR and DDR of what ships to 6.
+_TURNS: Final = {"HBM": 200, "GDDR": 200, "LPDDR": 40, "DDR": 40, "MRDIMM": 40}
+_PACES: Final = {  # OPs of a core and clock, four times what any that ships does; of accelerators, a core may be a chip
+    "gpu": {"matrix": 2**18, "vector": 2**12},
+    "cpu": {"matrix": 2**14, "vector": 2**12},
+    "accelerator": {"matrix": 2**23, "vector": 2**15},
+}
 _DATE: Final = re.compile(r"20\d\d-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12]\d|3[01]))?")
 
 
@@ -105,6 +120,43 @@ def _bandwidths(device: Hardware) -> Iterator[str]:
             yield f"host.bandwidth: must be {expected / 1e9:.4g} GB/s, that of {link[0]} one way"
 
 
+def _memory_types(device: Hardware) -> Iterator[str]:
+    """Bandwidths that chips of the memory's type have, by their pins and by their capacity."""
+    numbers = device.numbers
+    said = next((str(fact.value) for fact in device.facts if fact.key == "memory.type"), "")
+    found = _MEMORY.search(said)
+    if said and not found:  # SRAM, and what is not known here
+        return
+    kind, generation = (found[1].upper(), "".join(found.groups()).upper()) if found else ("HBM", "")
+    bandwidth, capacity = numbers["memory.bandwidth"], numbers["memory.capacity"]
+    rate = numbers.get("memory.data_rate", bandwidth * 8 / numbers.get("memory.bus_width", inf))
+    fastest = _PINS.get(generation, inf) * _HEADROOM
+    if rate > fastest * 1e9:
+        key = "data_rate" if "memory.data_rate" in numbers else "bandwidth"
+        yield f"memory.{key}: must be at most {fastest:g} Gbit/s a pin, of {said}; got {rate / 1e9:,.6g} Gbit/s"
+    most = _TURNS[kind] * capacity
+    if bandwidth > most:
+        what = said or "memory that is not said to be SRAM,"
+        yield (
+            f"memory.bandwidth: must be at most {most / 1e9:,.0f} GB/s, at which {what} of {capacity / 2**30:g} GiB "
+            f"is read {_TURNS[kind]} times a second; got {bandwidth / 1e9:,.0f} GB/s"
+        )
+
+
+def _paces(device: Hardware) -> Iterator[str]:
+    """OPs of a core in a clock, where the file says how many there are and how fast."""
+    numbers = device.numbers
+    clock = numbers.get("clock.boost", numbers.get("clock.base"))
+    if not clock or "cores.count" not in numbers:
+        return
+    for key, rate in numbers.items():
+        unit = key.partition(".")[0]
+        most = _PACES[device.kind].get(unit)
+        pace = rate / numbers["cores.count"] / (numbers.get("clock.matrix", clock) if unit == "matrix" else clock)
+        if most and pace > most:
+            yield f"{key}: must be at most {most:,} OPs a core and clock of kind {device.kind}; got {pace:,.0f}"
+
+
 def _memories(device: Hardware) -> Iterator[str]:
     """Further from the units is larger and slower."""
     numbers = device.numbers
@@ -160,6 +212,8 @@ CHECKS: Final[Mapping[str, Callable[[Hardware], Iterator[str]]]] = {
     "sparse rates twice the dense ones": _sparsity,
     "peak = units x width x clock": _peaks,
     "bandwidth = width x rate": _bandwidths,
+    "bandwidths of memory types": _memory_types,
+    "OPs a core and clock": _paces,
     "memories larger and slower outwards": _memories,
     "links": _links,
     "power and price": _power_and_price,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _DTYPES: Final = {"float16": FP16, "bfloat16": BF16, "float32": FP32}
 _CALLABLE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MODELOPT: Final = "hf_quant_config.json"  # where modelopt says what config.json does not
+_ADAPTER: Final = "adapter_config.json"  # of a folder that is an adapter, as huggingface/peft keeps it
 _CONTEXT: Final = (
     "max_position_embeddings",
     "n_positions",
@@ -106,14 +107,37 @@ def _from_path(name: str) -> Model | None:
             return read(Path(name))
     if not is_there(name) or not Path(name).is_dir():
         return None
+    _check_adapter(Path(name), name)
     if not (Path(name) / "config.json").is_file():
         raise InputError(f"{name}: is a folder without a config.json; give a folder with one, or the file")
     return _from_folder(Path(name))
 
 
 def _from_json(path: Path) -> Model:
-    name = path.resolve().parent.name if path.stem == "config" else path.stem
-    return _from_config(read_json(path), name=name, beside=_beside(path.parent))
+    name, config = path.resolve().parent.name if path.stem == "config" else path.stem, read_json(path)
+    if "peft_type" in config:
+        raise _is_adapter(config, str(path))
+    return _from_config(config, name=name, beside=_beside(path.parent))
+
+
+def _check_adapter(folder: Path, given: str) -> None:
+    """Raises InputError where a folder holds an adapter and no model."""
+    if (folder / _ADAPTER).is_file() and not (folder / "config.json").is_file():
+        raise _is_adapter(read_json(folder / _ADAPTER), given)
+
+
+def _is_adapter(config: Section, given: str) -> InputError:
+    """What to give in the place of an adapter."""
+    kind, base = config.text("peft_type", "LORA"), config.text("base_model_name_or_path", "")
+    instead = f"give its base model{f', {base}' if base and base.isprintable() else ''}"
+    if kind != "LORA":
+        return InputError(f"{given}: is an adapter, not a model, of a kind that nothing here counts; {instead}")
+    modules = config.get("target_modules")
+    texts = () if isinstance(modules, str) else config.texts("target_modules")  # one text is a pattern of another kind
+    targets = "+".join(dict.fromkeys(text.rpartition(".")[2] for text in texts))
+    ranked = f"rank={config.integer('r')}" if config.get("r") is not None else ""
+    told = ",".join(filter(None, (ranked, targets and f"targets={targets}")))
+    return InputError(f"{given}: is a LoRA adapter, not a model; {instead}, --with lora{told and f':{told}'}")
 
 
 def _beside(folder: Path) -> Section | None:
@@ -124,6 +148,8 @@ def _beside(folder: Path) -> Section | None:
 def _from_safetensors(path: Path) -> Model:
     from .stored.safetensors_files import folder_of
 
+    if path.is_file():
+        _check_adapter(path.parent, str(path))
     return _from_folder(folder_of(path))
 
 
@@ -181,6 +207,12 @@ def _from_hub(name: str, nearest: str) -> Model:
     except NotOnHubError as error:
         raise InputError(f"{error}, or it is private and HF_TOKEN may not read it; {nearest}") from None
     if path is None:
+        try:
+            adapter = fetch(name, _ADAPTER)
+        except InputError:  # of a file that it may well not have
+            adapter = None
+        if adapter:
+            raise _is_adapter(_fetched(adapter, f"{name} {_ADAPTER}"), name)
         raise InputError(f"{name}: has no config.json on the hub, which a model for transformers has; {nearest}")
     config = _fetched(path, f"{name} config.json")
     beside: Section | None = None

@@ -6,27 +6,38 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
+from .expectation.formats import TYPES
+from .expectation.network import Kernels
 from .graph import Block, Graph
 from .hardware import Hardware
 from .hardware_keys import ON_CHIP
 from .layout import Network
+from .operators.base import Operator
 from .operators.collectives import OUT, UP
+from .operators.fused import Fused
 from .operators.linear import LatentExpansion, Linear
+from .parallel.overlap import Overlapped
 from .precision import Format
 from .resource import Unit, link
 from .setting import Accounting, Mla, Setting
 from .transforms.skew import chooses
 from .units import si
+from .workload import Workload
 
 _NAMED: Final = 4  # operators that are told by name
+_WIDE: Final = 16  # bits from which on formats are alike to a kernel of products
 
 
-def notes(setting: Setting, *, prompt: int, written: int, images: int = 0) -> tuple[str, ...]:
-    """One sentence each; `prompt`, with `images` in it, and `written` are the longest asked for. [tokens]"""
+def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: int = 0) -> tuple[str, ...]:
+    """One sentence each; `prompt`, with `images` in it, and `written` are the longest asked for. [tokens]
+
+    batch  of all devices together
+    """
     model, hardware = setting.model, setting.hardware
     ours = (note for one in setting.techniques for note in one.notes(setting))
     unknown = [f"{model.unknown}: weights are counted as asked"] if model.unknown else []
     found = [*unknown, *model.notes, *ours, *_conversions(setting), *_substitutions(setting), *_links(setting)]
+    found += [*_whose(setting), *_stand_ins(setting, Workload.prefill(batch=1, prompt=prompt, images=images))]
     found += [*_copied(setting), *_torn(setting), *_groups(setting)]
     if model.picture and prompt != model.picture:
         found.append(
@@ -48,6 +59,7 @@ def notes(setting: Setting, *, prompt: int, written: int, images: int = 0) -> tu
         skew = f"expert skew {setting.expert_skew:g}"
         chosen = f"{skew}: popularity of experts falls with their rank to that power, instead of being the same for all"
         found.append(chosen if routed else f"{skew} has no effect: {model.name} has no experts")
+    found.extend(_idle(setting, batch))
     if setting.layout.ep > 1 and not routed:
         found.append(f"ep={setting.layout.ep} has no effect: {model.name} has no experts")
     if setting.mla is not Mla.AUTO and not any(isinstance(op, LatentExpansion) for _, op in model.graph):
@@ -98,6 +110,28 @@ def _links(setting: Setting) -> list[str]:
         if r.unit is Unit.HOP and rate == inf and r.dtype in used
     )
     return found
+
+
+def _idle(setting: Setting, batch: int) -> list[str]:
+    """Copies of the model that no sequence is left for."""
+    layout = setting.layout
+    idle = layout.dp - batch
+    if idle <= 0:
+        return []
+    each = layout.devices // layout.dp
+    devices = f"{idle * each} of {layout.devices} devices"
+    busy = " but for their experts" if layout.ep > layout.tp and chooses(setting.model.graph) else ""
+    return [f"batch {batch} is less than dp={layout.dp}: {devices} have no sequence and are idle{busy}"]
+
+
+def _whose(setting: Setting) -> list[str]:
+    """The library that an engine brings, where another would be expected without it."""
+    engine = setting.engine
+    usual = Kernels(setting.hardware, profiles=setting.profiles).library if engine else ""
+    if not engine or engine.library == usual:
+        return []
+    whose = f"kernels of {usual}" if usual else "kernels of no one library"
+    return [f"engine {engine.name} brings kernels of {engine.library}; without it {whose} are expected"]
 
 
 def _copied(setting: Setting) -> list[str]:
@@ -154,6 +188,49 @@ def _conversions(setting: Setting) -> list[str]:
         f"all operands have its type, and activations are in {activation}"
         for (weight, dtype, activation), names in found.items()
     ]
+
+
+def _stand_ins(setting: Setting, workload: Workload) -> list[str]:
+    """Formats of matrix products that no measured kernel has, and those of the kernels whose times are expected."""
+    kernels = setting.kernels
+    if kernels is None or isinstance(kernels.device, str):
+        return []
+    seen = setting.prefill(workload)
+    rows = setting.plan.estimate(seen).operators
+    laid = kernels.laid(rows, seen)
+    known = kernels.expect(rows, seen, laid).launches
+    found: dict[tuple[Format, Format, str], dict[str, None]] = {}
+    for launch in laid:
+        types = [kernel.stack.dtype for kernel in launch.kernels if kernel.family in ("gemm", "moe")]
+        for member in launch.members if types else ():
+            for op in _linears(rows[member].operator):
+                formats = op.inputs[0].format, op.weight.format
+                if known[member].modelled and not any(_has(dtype, *formats) for dtype in types):
+                    found.setdefault((*formats, types[0]), {})[op.name] = None
+    return [
+        f"no kernel of {weight.name} weights and {activation.name} activations was measured "
+        f"({_few(list(names))}): expected as {dtype}, with {_bits(TYPES[dtype].weight)}-bit weights and "
+        f"{_bits(TYPES[dtype].activation)}-bit activations"
+        for (activation, weight, dtype), names in found.items()
+    ]
+
+
+def _linears(op: Operator) -> tuple[Linear, ...]:
+    """The products in what is launched."""
+    op = op.first if isinstance(op, Overlapped) else op
+    return tuple(part for part in (op.parts if isinstance(op, Fused) else (op,)) if isinstance(part, Linear))
+
+
+def _has(dtype: str, activation: Format, weight: Format) -> bool:
+    """Whether kernels of a measured type have operands of such formats. None looks weights up in a table."""
+    kernel = TYPES[dtype]
+    pairs = ((activation, kernel.activation), (weight, kernel.weight))
+    return weight.compute != "table" and all(min(fmt.bits, _WIDE) == min(_bits(size), _WIDE) for fmt, size in pairs)
+
+
+def _bits(size: float) -> int:
+    """Of an element of `size` bytes, its part of scales left out."""
+    return int(8 * size)
 
 
 def _told(fmt: Format) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from llmviewer.cells import Cell
-from llmviewer.choice import Choice, Ranked, Rejected
+from llmviewer.choice import By, Choice, Ranked, Rejected
 from llmviewer.expectation.network import Interval
 from llmviewer.units import counted, seconds
 
@@ -98,7 +98,27 @@ def headline(choice: Choice) -> str:
     said = ", ".join((f"precisions allowed: {', '.join(choice.quants)}", *filter(None, asked)))
     count = counted(len(choice.ranked) + len(choice.rejected), "device")
     by_bound = " by their bounds" * bool(limits.ttft_s or limits.tpot_s)
-    return f"{title(choice)}; {said}. {len(choice.ranked)} of {count} qualify{by_bound}, ranked by {choice.merit}"
+    qualify = f"{len(choice.ranked)} of {count} qualify{by_bound}, ranked by {choice.merit}"
+    return f"{title(choice)}; {said}. {qualify}{_known(choice)}"
+
+
+def _known(choice: Choice) -> str:
+    """Of how many devices there is what they are ranked by, where that is not of all."""
+    considered = len(choice.ranked) + len(choice.rejected)
+    if choice.priced == considered:
+        return ""
+    known = f". Of these {counted(considered, 'device')} {choice.priced} {'has' if choice.priced == 1 else 'have'}"
+    if choice.by is By.ENERGY:
+        return f"{known} a known TDP, without which none is ranked"
+    years = "; with --depreciation YEARS that of a purchase counts too" if choice.comparison.years is None else ""
+    return f"{known} a known price, without which none is ranked{years}"
+
+
+def unsold(left_out: Sequence[str]) -> list[str]:
+    """Which devices were not looked at as nobody can buy them, and how to have them all the same."""
+    if not left_out:
+        return []
+    return [f"Left out, as they are announced and nobody can buy them: {', '.join(left_out)}. --hardware NAME has one."]
 
 
 def remarks(choice: Choice) -> list[str]:
@@ -114,6 +134,7 @@ def remarks(choice: Choice) -> list[str]:
         )
     return [
         *found,
+        *unsold(choice.left_out),
         *_in_time(choice),
         (
             f"{_counted(choice)} A device is ranked in the allowed precision that is best on it; what a precision does "

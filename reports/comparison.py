@@ -162,7 +162,8 @@ def remarks(comparison: Comparison) -> list[str]:
         if cell.refused
     ]
     fitting = [cell for cell in comparison.answered if cell.fits.any()]
-    return [*found, *followers(comparison.answered), *of_models(comparison), *boxes(fitting), BOUNDS_SAID]
+    found += [*followers(comparison.answered), *of_models(comparison), *boxes(fitting)]
+    return [*found, *([] if comparison.bound else between(fitting)), BOUNDS_SAID]
 
 
 def followers(cells: Iterable[Cell]) -> Iterator[str]:
@@ -195,6 +196,13 @@ def boxes(cells: Sequence[Cell]) -> list[str]:
     )
     whose = _few(list(names), "kinds of devices")
     return [f"How many share a box is not known of {whose}: all of a layout are taken to."] if names else []
+
+
+def between(cells: Iterable[Cell]) -> list[str]:
+    """Which layouts are expected to be faster than they can be, as nobody measured what they do between domains."""
+    names = dict.fromkeys(str(cell.layout) for cell in cells if OUT in cell.tiers and cell.expected)
+    why = "collectives between domains of scale-up links were not measured. They are expected to take what their part"
+    return [f"{_few(list(names), 'layouts')}: {why} in one does, or their bound, and take longer."] if names else []
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -306,7 +314,7 @@ def _gigabytes(value: float) -> Item:
 def _whose(cell: Cell) -> str:
     """The kernels that are expected of it, with a star where they were measured on others alone."""
     carried = "*" if cell.setting.kernels and cell.setting.kernels.carried else ""
-    return f"{cell.library}{carried}" if cell.library else "its like"
+    return f"{cell.library}{carried}" if cell.library else "median*"
 
 
 def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
@@ -328,7 +336,7 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
     table = Table(
         title="What to expect of measured kernels",
         about=f"Beside each bound, what kernels {whose} are expected to take; with a star, as measured on "
-        "devices like it. JSON and CSV have the intervals and where they come from.",
+        "devices like it (median: of all their libraries). JSON and CSV have the intervals and where they come from.",
         head=(*WHERE, "batch", "TTFT", "expect", "TPOT", "expect", "kernels"),
         words=(*WHERE, "kernels"),
         body=body,

@@ -13,7 +13,7 @@ from llmviewer.units import seconds, si
 
 from .marks import spare
 from .page import Card, Picture, picture, plotly_js, template
-from .table import COLUMNS, LEGEND, flat_rows, rate, shows_calls
+from .table import COLUMNS, LEGEND, computed_in, expected_s, flat_rows, rate, shows_calls
 from .text import called, effect_lines, expectation, headline, phase_line, sentence
 
 _WORDS: Final = frozenset({"operator", "bound", "in"})  # columns of words; the others are of numbers
@@ -26,7 +26,7 @@ _HEADS: Final = {  # names and meanings of columns where there is room for them
     "OP/B": ("OP/B", "arithmetic intensity"),
     "OP/s": ("attainable [OP/s]", "arithmetic over the least time"),
     "in": ("computed in", "data type that this device computes in"),
-    "time": ("time", "least time of all launches"),
+    "time": ("time", "least time"),
     "expect": ("expected", "time to expect of real kernels"),
     "share": ("share", "of the phase's time"),
 }
@@ -212,7 +212,8 @@ def _keys(phase: Phase, index: int, *, calls: bool) -> tuple[float | str, ...]:
     amounts = op.per_call if calls else op
     return (
         index, op.repeat, amounts.ops, amounts.weight_bytes, amounts.activation_bytes, amounts.kv_bytes, op.intensity,
-        op.attainable_ops_per_s, op.bound, op.compute_dtype, op.bound_time_s, op.expected_time_s or 0, op.share,
+        op.attainable_ops_per_s, op.bound, computed_in(op), amounts.bound_time_s, expected_s(op, per_call=calls) or 0,
+        op.share,
     )  # fmt: skip
 
 

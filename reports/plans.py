@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, isnan
 from typing import Final
 
@@ -13,6 +13,7 @@ from llmviewer.serving.planning import ServicePlan
 from llmviewer.serving.steps import unsimulated
 from llmviewer.units import counted, seconds
 
+from .choice import unsold
 from .comparison import csv_of, json_of, number_item, time_item
 from .listing import WIDTH, Item, Reasons, Table, markdowns, texts
 from .page import Card, Picture, listing_page, picture
@@ -20,6 +21,7 @@ from .recommendations import Folded
 from .serving import beyond
 
 _MOST: Final = 20  # rows of a table in words
+_NEAREST: Final = 10  # devices that do not keep to it, in a text
 _TENS: Final = 10
 _TOLD: Final = 0.05  # of a time, that is worth a word
 _ROOM: Final = WIDTH - len(" \\")
@@ -27,6 +29,18 @@ _PERCENTILES: Final = "Percentiles of one copy of the best, with its part of the
 _OPTIONS: Final = {"profiles": "profile"}  # of the command, where they have other names than in Python
 _TIMED: Final = ("rate", "batch", "time to first token", "time per token")  # what rests on how long steps take
 _MEANS: Final = "Times are means at random arrivals."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearest(Reasons):
+    """Of which a text has the first few."""
+
+    def text(self) -> str:
+        more = len(self.body) - _NEAREST
+        if more <= 0:
+            return super().text()
+        rest = f"{self.about} {counted(more, 'device')} more: -o FILE.html, .md, .csv or .json has all."
+        return Reasons(**{**vars(self), "body": self.body[:_NEAREST], "about": rest}).text()
 
 
 def said(found: ServicePlan) -> str:
@@ -126,7 +140,18 @@ def headline(found: ServicePlan) -> str:
     asked = ", ".join(f"{seconds(value)} to the first token" if "first" in name else f"{seconds(value)} a token"
                       for name, value in limits.items() if value < inf)  # fmt: skip
     within = f" within {asked}" if asked else ""
-    return f"{title(found)}{within}, on at most {counted(found.max_devices, 'device')}. {best(found)}"
+    return f"{title(found)}{within}, on at most {counted(found.max_devices, 'device')}. {best(found)}{ranked(found)}"
+
+
+def ranked(found: ServicePlan) -> str:
+    """Of how many devices there is a price, where that decides what is ranked."""
+    if not found.able or found.priced == found.considered or By.COST not in (found.by, found.asked_by or By.COST):
+        return ""
+    have = "has" if found.priced == 1 else "have"
+    known = f"{found.priced} of the {counted(found.considered, 'device')} considered {have}"
+    if found.by is not By.COST:
+        return f" Ranked by {found.by.unit}, as none of what keeps to that has a price; {known} one."
+    return f" {known} a price{', and only what has one is ranked' if found.best else ''}."
 
 
 def best(found: ServicePlan) -> str:
@@ -172,11 +197,14 @@ def devices(one: Candidate) -> str:
 
 
 def _priced(found: ServicePlan) -> str:
-    return "a TDP in its file" if found.by == "energy" else "a price in its file; try --depreciation or --by devices"
+    if found.by is By.ENERGY:
+        return "a TDP in its file; try --by devices"
+    return "a price in its file; try --depreciation, --by energy or --by devices"
 
 
 def remarks(found: ServicePlan) -> list[str]:
     told = [f"{found.tried:,} settings of devices, layouts, precisions, copies and batches were tried."]
+    told += unsold(found.left_out)
     if found.best and found.unpriced:
         names = ", ".join(found.unpriced)
         told.append(f"Not ranked, as their files have no {'TDP' if found.by == 'energy' else 'price'}: {names}.")
@@ -187,9 +215,11 @@ def remarks(found: ServicePlan) -> list[str]:
 
 def tables(found: ServicePlan) -> list[Table]:
     """The cheapest of every device, the front, and the rest with the reasons."""
-    bound = f"Bound: {found.by.unit} if no kernel were slower than it must. " if found.kernels is not None else ""
+    known = found.best and found.kernels is not None
+    bound = f"Bound: {found.by.unit} if no kernel were slower than it must. " if known else ""
+    lowest = f"Lowest in {found.by.unit}" if found.best else "The fewest, as there is nothing to rank by,"
     each = _table(
-        found, f"Lowest in {found.by.unit} of every device that keeps to it", found.each[:_MOST],
+        found, f"{lowest} of every device that keeps to it", found.each[:_MOST],
         f"{bound}TTFT, TPOT: time to first token and per output token. Batch: sequences at a time on each copy, on "
         "average and as many as there is room for. Req/s: the most within the times and the memory.",
     )  # fmt: skip
@@ -197,9 +227,9 @@ def tables(found: ServicePlan) -> list[Table]:
         found, "Beaten by no other in price, power, devices, times and req/s together (Pareto)", found.front[:_MOST],
         f"The first {_MOST} of {len(found.front)}." if len(found.front) > _MOST else "",
     )  # fmt: skip
-    why = Reasons(
+    why = Nearest(
         title="Devices that do not keep to it",
-        about="In the setting that comes closest.",
+        about="In the setting that comes closest; nearest first.",
         head=("device", "precision", "layout", "why"),
         words=("device", "precision", "layout", "why"),
         body=tuple(
@@ -227,7 +257,7 @@ def _why(one: Candidate, found: ServicePlan) -> str:
 
 def _table(found: ServicePlan, name: str, rows: tuple[Candidate, ...], about: str) -> Table:
     heads = (found.by.unit, "bound", "TTFT", "TPOT", "batch", "req/s")
-    whole = Folded(
+    whole: Table = Folded(
         title=name,
         about=about,
         head=("devices", "precision", *heads),
@@ -242,7 +272,11 @@ def _table(found: ServicePlan, name: str, rows: tuple[Candidate, ...], about: st
             for one in rows
         ),
     )  # fmt: skip
-    return whole if found.kernels is not None else _without(whole, "bound")
+    priced = any(not isnan(one.price(found.by)) for one in rows)
+    told = {found.by.unit: priced, "bound": priced and found.kernels is not None}
+    for head, there in told.items():
+        whole = whole if there else _without(whole, head)
+    return whole
 
 
 def _without(table: Table, name: str) -> Table:

@@ -320,7 +320,7 @@ def _labels(figure: go.Figure, found: Sequence[Point], rates: Sequence[float], *
         at, height = -decade * log10(point.attainable), 9 + 13 * point.lines
         start = at + down
         others = [(above, below) for other, above, below in placed if _near(point, other)]
-        for above, below in sorted(others + (taken if point.bound == "compute" else [])):
+        for above, below in sorted(others + taken):
             if above < start + height and start < below:
                 start = below
         _note(

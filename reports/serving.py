@@ -20,6 +20,8 @@ _NAMES: Final = {
     "wait_s": "wait to be read", "ttft_s": "time to first token", "tpot_s": "time per token",
     "gap_s": "longest gap", "latency_s": "whole answer",
 }  # fmt: skip
+_DRAINED: Final = 0.1  # of the span, that is worth a word
+_MANY: Final = 4  # steps of a prompt, from which on the closed form with chunks is rough
 _BOUND: Final = "At the bound: steps take as long as their lower bounds, which no kernel beats."
 
 
@@ -123,6 +125,15 @@ def remarks(found: Simulation) -> list[str]:
     if likely.usage.padding:
         part = likely.usage.padding / (likely.usage.padding + likely.usage.read + likely.usage.written)
         lines.append(f"{part:.0%} of all tokens read and written are padding.")
+    if likely.drained > _DRAINED:
+        lines.append(
+            f"In the last {likely.drained:.0%} of the {seconds(likely.span_s)} nobody comes any more, so what there is "
+            f"a second, per joule and per dollar is lower by that: {likely.requests_per_s:.3g} requests/s are "
+            f"answered, and {likely.traffic.rate:.3g} come.{' That is no overload.' if likely.closed else ''} With "
+            "more requests (--requests) the part is smaller."
+        )
+    if found.traffic.empty:
+        lines.append(f"Of the file, {counted(found.traffic.empty, 'request')} with an answer of 0 tokens left out.")
     longest = int(np.max(found.traffic.prompt + found.traffic.gen))
     return [*lines, *beyond(found.setting.model, longest), said(found)]
 
@@ -162,11 +173,17 @@ def _device(found: Simulation) -> Table:
     shown = [i for i, name in enumerate(head) if found.closed or name != "closed form"]
     return Table(
         title="Service",
-        about="Closed form: means of the steady state." if found.closed else "",
+        about=f"Closed form: means of the steady state{_rough(found)}." if found.closed else "",
         head=("quantity", *(head[i] for i in shown)),
         words=("quantity",),
         body=tuple((Item(text=name), *(items[i] for i in shown)) for name, items in kept),
     )
+
+
+def _rough(found: Simulation) -> str:
+    """How far off it was found to be where prompts take many steps, which those that decode meanwhile slow down."""
+    many = found.policy.cuts and np.mean(found.traffic.prompt) > _MANY * found.policy.budget
+    return ", which for prompts of many steps has times to first token up to a fifth too low" if many else ""
 
 
 def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
@@ -228,13 +245,18 @@ def _cards(found: Simulation) -> list[Card]:
         Card(
             label="tokens written",
             value=f"{number_item(run.tokens_per_s).text}/s",
-            about=f"{run.requests_per_s:.3g} answers/s",
+            about=f"{run.requests_per_s:.3g} answers/s" + _until_empty(run),
         ),
         Card(label="devices busy", value=f"{run.utilization:.0%}", about=_busy(run)),
     ]
     if min(run.goals.ttft_s, run.goals.tpot_s) < np.inf:
         cards.append(Card(label="requests within the goals", value=f"{run.good:.1%}", about=_goals(run)))
     return cards
+
+
+def _until_empty(run: Simulation) -> str:
+    """Why fewer are answered than come, where that is no overload."""
+    return f", {run.drained:.0%} of the time after the last request" if run.drained > _DRAINED else ""
 
 
 def _spread(times: dict[str, float | None]) -> str:

@@ -35,7 +35,7 @@ def flat_rows(phase: Phase, *, per_call: bool) -> list[Row]:
     """
     several = len({op.block for op in phase.operators}) > _PLAIN
     named = (replace(op, name=f"{op.block}.{op.name}") if several else op for op in phase.operators)
-    lines = [_operator(op, op.per_call if per_call else op) for op in named]
+    lines = [_operator(op, per_call=per_call) for op in named]
     return [*lines, _total(phase.total)]
 
 
@@ -50,16 +50,27 @@ def rows(phase: Phase, *, per_call: bool) -> list[Row]:
         operators = [op for op in phase.operators if op.block == block]
         if len(blocks) > _PLAIN:
             lines.append(Row(cells=(f"{block}:", *[""] * (len(COLUMNS) - 1)), bound=""))
-        lines.extend(_operator(op, op.per_call if per_call else op) for op in operators)
+        lines.extend(_operator(op, per_call=per_call) for op in operators)
     return [*lines, _total(phase.total)]
 
 
 def shows_calls(analysis: Analysis, per_call: bool | None) -> bool:
-    """Whether OPs and bytes are those of one launch: as asked, else as the paper's table where its accounting is."""
+    """Whether OPs, bytes and times are those of one launch: as asked, else as the paper's table in its accounting."""
     return analysis.inputs.accounting is Accounting.SURVEY if per_call is None else per_call
 
 
-def _operator(op: OperatorResult, amounts: OperatorResult | PerCall) -> Row:
+def computed_in(op: OperatorResult) -> str:
+    """The data type of its arithmetic, where there is any that is not all waiting for a link."""
+    return op.compute_dtype if op.ops and op.bound != "link" else "-"
+
+
+def expected_s(op: OperatorResult, *, per_call: bool) -> float | None:
+    """What all launches of an operator are expected to take, or one of them."""
+    return op.expected_time_s / op.repeat if per_call and op.expected_time_s is not None else op.expected_time_s
+
+
+def _operator(op: OperatorResult, *, per_call: bool) -> Row:
+    amounts = op.per_call if per_call else op
     cells = (
         op.name,
         str(op.repeat),
@@ -67,9 +78,9 @@ def _operator(op: OperatorResult, amounts: OperatorResult | PerCall) -> Row:
         number(op.intensity),
         _short(op.attainable_ops_per_s),
         op.bound,
-        op.compute_dtype,
-        _time(op.bound_time_s),
-        _time(op.expected_time_s),
+        computed_in(op),
+        _time(amounts.bound_time_s),
+        _time(expected_s(op, per_call=per_call)),
         f"{op.share:.1%}",
     )
     return Row(cells=cells, bound=op.bound)

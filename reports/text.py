@@ -65,8 +65,14 @@ def headline(analysis: Analysis) -> str:
     with_them = f", with {' and '.join(asked.techniques)}" if asked.techniques else ""
     return (
         f"{analysis.model.title} on {devices(analysis)}: batch {asked.batch}, prompt {asked.prompt}, "
-        f"{written}{precision(analysis)}, {asked.attention} attention{away}{with_them}"
+        f"{written}{precision(analysis)}, {asked.attention} attention{away}{with_them}{launched(analysis)}"
     )
+
+
+def launched(analysis: Analysis) -> str:
+    """Such as ", engine vllm with kernels of vllm"; nothing where no engine was asked for."""
+    asked = analysis.inputs
+    return f", engine {asked.engine} with kernels of {asked.library}" if asked.engine else ""
 
 
 def devices(analysis: Analysis) -> str:
@@ -113,7 +119,7 @@ def largest_line(analysis: Analysis) -> str:
 def phase_line(name: str, phase: Phase, *, per_call: bool) -> str:
     """What a phase is."""
     tokens = phase.batch * phase.q_len
-    amounts = "OPs and bytes of one launch" if per_call else "OPs and bytes of all launches"
+    amounts = "OPs, bytes and times of " + ("one launch, in the total of all" if per_call else "all launches")
     return (
         f"{name.capitalize()}: {tokens} token{'s'[: tokens > 1]} at a context of {phase.kv_len}, at least "
         f"{seconds(phase.total.bound_time_s)}{_expected(phase)} ({amounts})"
@@ -247,20 +253,35 @@ def _beside(texts: list[list[str]]) -> int:
 
 
 def _fitted(names: list[str], width: int) -> list[str]:
-    """Names that are longer than `width` without that of the line before, which theirs begins with, or their beginning.
+    """Names without that of the line before, or of the last that stands whole, which theirs begins with; of those that
+    are longer than `width`, both ends.
 
-    >>> _fitted(["o_proj", "o_proj_all_reduce", "logits_all_gather"], 12)
-    ['o_proj', '  all_reduce', '…_all_gather']
+    >>> _fitted(["o_proj", "o_proj_lora_in", "o_proj_lora_out", "logits_all_gather"], 12)
+    ['o_proj', '  lora_in', '  lora_out', 'logit…gather']
     """
     if max(map(len, names)) <= width:
         return names
     width = max(width, _LEAST)
     texts = []
+    whole = ""
     for before, name in pairwise(("", *names)):
-        rest = name.removeprefix(f"{before}_")
-        text = name if rest == name else f"  {rest}"
-        texts.append(text if len(text) <= width else f"…{text[1 - width :]}")
-    return texts
+        above = next((one for one in (before, whole) if one and name.startswith(f"{one}_")), "")
+        text = f"  {name.removeprefix(f'{above}_')}" if above else name
+        whole = whole if above else name
+        texts.append(text)
+    return [text if len(text) <= width else _cut(text, texts, width) for text in texts]
+
+
+def _cut(text: str, others: list[str], width: int) -> str:
+    """Both ends of `text`, as equal as can be, of such lengths that they are those of no other."""
+    room = width - 1
+    ways = sorted(range(room + 1), key=lambda head: abs(2 * head - room))
+    ends = [(text[:head], text[len(text) - room + head :]) for head in ways]
+
+    def alone(head: str, tail: str) -> bool:
+        return not any(other.startswith(head) and other.endswith(tail) for other in others if other != text)
+
+    return "…".join(next((pair for pair in ends if alone(*pair)), ends[0]))
 
 
 def _wrapped(text: str, width: int) -> str:

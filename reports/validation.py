@@ -32,6 +32,7 @@ _LEGEND: Final = (
 )
 _TWO: Final = ("expected", "bound")
 _DEEP: Final = 100  # how far below measured times bounds are drawn
+_FARTHEST: Final = "Farthest off; row 1 is the first below the names of the columns:"
 _SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "x")
 
 
@@ -42,7 +43,7 @@ def render_text(scores: Validation, inputs: Mapping[str, Sequence[str]]) -> str:
     told = [_LEGEND] if tables else []
     text = texts(f"{_headline(scores, inputs)}.", tables, [*told, *_under(scores.groups)])
     kept = ({k: v for k, v in row.items() if k != "file" or len(inputs["files"]) > 1} for row in scores.worst)
-    parts = (("Farthest off:", map(_far, kept)), ("Not scored:", _skipped(scores)))
+    parts = ((_FARTHEST, map(_far, kept)), ("Not scored:", _skipped(scores)))
     lists = ("\n".join((head, *found)) for head, lines in parts if (found := list(lines)))
     return "\n".join((text, *(f"{lines}\n" for lines in lists)))
 

@@ -8,8 +8,11 @@ import pytest
 
 from llmviewer import analyze
 from llmviewer.advice import larger_batch
+from llmviewer.units import seconds
 
 _OFFER = re.compile(r"batch (\d+) \(([\d.]+)x the tokens per second(?:, expect ([\d.]+)x)?\)")
+_CHUNKED = "--with chunked-prefill"
+_CURE = re.compile(r"with (--[^,]+), when this takes (\S+ \w+) \((\S+)x as long\)")
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,72 @@ def test_no_batch_is_advised_that_does_not_fit():
     most = analyze("llama-3.1-8b", "l4", prompt=512, gen=8).memory.max_batch
     assert "batch" not in analyze("llama-3.1-8b", "l4", batch=most, prompt=512, gen=8).phases.decode.advice
     assert (larger_batch(4, None), larger_batch(4, 100), larger_batch(4, 40)) == (64, 64, 40)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "asked", "cures"),
+    [
+        ("deepseek-v3", "h200-sxm", {"layout": "tp=8 ep=8", "batch": 256, "prompt": 2048, "gen": 512}, [_CHUNKED]),
+        ("llama-3.1-70b", "h100-sxm", {}, ["--tp 2", "--offload weights="]),
+        ("llama-3.1-8b", "h100-sxm", {"prompt": 1_000_000}, [f"--tp 2 {_CHUNKED}"]),  # a cache larger than the memory
+        ("deepseek-v3", "h200-sxm", {"layout": "ep=2 tp=2", "batch": 2}, ["--tp 8", "--offload weights="]),
+        ("llama-3.1-70b", "l4", {"layout": "tp=2"}, ["--tp 8", "--offload weights="]),
+    ],
+)
+def test_what_does_not_fit_is_told_what_makes_it_fit_and_what_that_costs(name, device, asked, cures):
+    asked = {"prompt": 512, "gen": 8, **asked}
+    now = analyze(name, device, **asked)
+    assert not now.memory.fits
+    for phase, found in now.phases:
+        told = _CURE.findall(found.advice.partition("it does not fit, but does ")[2])
+        assert [option.rstrip("0123456789.") if "=" in option else option for option, *_ in told] == cures
+        for option, takes, times in told:
+            then = analyze(name, device, **asked | _typed(option, asked))
+            assert then.memory.fits
+            before, after = (
+                one.generation.ttft_s if phase == "prefill" else one.phases.decode.time_s for one in (now, then)
+            )
+            assert (takes, times) == (seconds(after), f"{after / before:.3g}")
+
+
+def test_no_more_devices_are_advised_than_links_are_known_between():
+    asked = {"prompt": 512, "gen": 8, "layout": "tp=8"}  # 32 of them would do, eight are joined
+    for _, phase in analyze("llama-3.1-405b", "v100-sxm2-32gb", **asked).phases:
+        assert re.search(r"it does not fit, but does with --offload weights=\S+, when this takes", phase.advice)
+
+
+def test_no_fewer_devices_would_do():
+    now = analyze("llama-3.1-70b", "rtx-4090", prompt=512, gen=8)
+    assert "but does with --tp 8, when" in now.phases.decode.advice
+    assert not analyze("llama-3.1-70b", "rtx-4090", prompt=512, gen=8, layout="tp=4").memory.fits
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "asked"),
+    [
+        ("llama-2-7b", "t4", {"batch": 5000}),  # the cache of each of eight is too large
+        ("llama-3.1-70b", "i9-13900k", {}),  # no links, and no host but itself
+        ("bert-base-uncased", "t4", {"batch": 50_000, "prompt": 512}),  # no part of its prompt is read before the rest
+    ],
+)
+def test_where_nothing_helps_that_is_said(name, device, asked):
+    for _, phase in analyze(name, device, **asked).phases:
+        assert phase.advice.endswith(
+            "; it does not fit, and none of these makes it: the prompt in chunks, up to 8 times as many devices "
+            "(--tp), weights in host memory"
+        )
+
+
+def test_what_fits_needs_no_cure():
+    assert all("not fit" not in phase.advice for _, phase in analyze("llama-3.1-8b", "h100-sxm").phases)
+
+
+def _typed(option, asked):
+    """What analyze() is given for options of the command line."""
+    words = option.split()
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    found = {"techniques": [given["--with"]]} if "--with" in given else {}
+    if "--tp" in given:
+        others = [part for part in asked.get("layout", "").split() if not part.startswith("tp=")]
+        found["layout"] = " ".join((f"tp={given['--tp']}", *others))
+    return found | ({"offload": given["--offload"]} if "--offload" in given else {})

@@ -10,7 +10,7 @@ import pytest
 from llmviewer import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.reports.recommendations import headline, remarks
+from llmviewer.reports.recommendations import headline, remarks, render_text
 from llmviewer.serving.advising import recommend
 from llmviewer.techniques import Touches, techniques
 
@@ -109,9 +109,11 @@ def test_an_engine_that_waits_for_its_host_gains_from_fewer_launches():
 def test_a_small_model_of_the_family_drafts(found):
     one = line((*found.alone, *found.idle), "draft llama-3.2-1b")
     assert asked(one)["techniques"] == ["speculative:draft=llama-3.2-1b,tau=1.9"]
+    assert "it is assumed that 1.9 tokens come of each pass of the model" in " ".join(render_text(found).split())
     none = recommend("llama-3.2-1b", DEVICE, prompt=64, gen=8)
     names = {option.name for each in (*none.alone, *none.idle, *none.large) for option in each.options}
     assert not [name for name in names if name.startswith("draft")]
+    assert "Of a draft" not in render_text(none)
 
 
 def test_every_technique_is_ranked_or_told_why_not(found):
@@ -174,6 +176,10 @@ def test_more_devices_where_there_may_be():
     assert not [each for each in one.alone if each.name.startswith("tp=")]
     assert {each.name for each in several.alone if each.name.startswith("tp=")} == {"tp=2", "tp=4"}
     assert line(several.alone, "tp=4").gain > line(several.alone, "tp=2").gain > 1
+    many = recommend(MODEL, "gb200", max_devices=64, wanted="tpot", prompt=64, gen=8)
+    tried = {each.name for each in (*many.alone, *many.idle) if each.name.startswith("tp=")}
+    assert tried == {"tp=2", "tp=4", "tp=8", "tp=16", "tp=32"}
+    assert "tp=64 does not divide" in {option.name: reason for option, reason in many.refused}["tp=64"]
 
 
 def test_a_model_that_does_not_fit_is_told_what_makes_it_fit():
@@ -220,6 +226,11 @@ def test_advice_is_shown_in_some_lines(found):
 def test_throughput_tries_larger_batches():
     one = recommend(MODEL, DEVICE, wanted="throughput")
     assert line(one.alone, "batch 8").gain > 4
+    most = analyze(MODEL, DEVICE).memory.max_batch
+    assert most > 16
+    assert line(one.alone, f"batch {most}").gain > line(one.alone, "batch 16").gain
+    crowd = recommend(MODEL, DEVICE, wanted="throughput", batch=most)
+    assert not [each for each in crowd.alone if each.name.startswith("batch")]
 
 
 ASKED = ["advise", MODEL, DEVICE, "--prompt", "64", "--gen", "8"]

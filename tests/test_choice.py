@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import llmviewer
-from llmviewer.choice import _correlation, choose
+from llmviewer.choice import _correlation, choose, unsold
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.hardware_files import hardware_names, load_hardware
+from llmviewer.hardware_files import hardware_names, hardware_yaml, load_hardware
 from llmviewer.reports import choice as report
 from llmviewer.reports import stories
 
@@ -32,9 +32,39 @@ def documents():
 
 def test_every_device_is_there_once(novel):
     devices = [one.cell.hardware.name for one in (*novel.ranked, *novel.rejected)]
-    assert sorted(devices) == sorted(hardware_names())
+    assert sorted((*devices, *novel.left_out)) == sorted(hardware_names())
     merits = [one.merit for one in novel.ranked]
     assert merits == sorted(merits, reverse=True)
+
+
+def test_what_nobody_can_buy_is_left_out_unless_it_is_meant(novel, tmp_path, monkeypatch, capsys):
+    announced = [name for name in hardware_names() if load_hardware(name).status == "announced"]
+    assert list(novel.left_out) == announced
+    assert "b100" in announced
+    words = " ".join(report.render_text(novel).split())
+    assert f"Left out, as they are announced and nobody can buy them: {', '.join(announced)}. --hardware NAME" in words
+    assert main(["choose", "--model", "gpt2", "--hardware", "b100, l4", "--bound", "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [row["hardware"] for row in document["devices"]] == ["b100", "l4"]
+    assert document["left_out"] == []
+    (tmp_path / "mine.yaml").write_text(hardware_yaml("b100", "mine"))
+    monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(tmp_path))
+    assert list(unsold([load_hardware(name) for name in ("b100", "mine", "l4")])) == ["b100"]
+
+
+def test_of_how_many_the_price_is_known_is_told_first():
+    asked = {"hardware": ["h100-sxm", "l40s", "rtx-4090"], "bound": True}
+    by_cost, of_years, by_speed = (choose("llama-2-7b", **asked, **more) for more in (
+        {"by": "cost"}, {"by": "cost", "years": 2}, {}
+    ))  # fmt: skip
+    assert (by_cost.priced, by_speed.priced) == (1, 3)
+    assert report.headline(by_cost).endswith(
+        "1 of 3 devices qualify, ranked by tokens/USD. Of these 3 devices 1 has a known price, without which none is "
+        "ranked; with --depreciation YEARS that of a purchase counts too"
+    )
+    assert of_years.priced == len(of_years.ranked) > 1
+    assert "--depreciation" not in report.headline(of_years)
+    assert report.headline(by_speed).endswith("ranked by tokens/s")
 
 
 def test_the_merit_is_the_best_of_the_precisions_allowed_that_fit(novel):
@@ -213,7 +243,7 @@ def test_the_command_prints_one_list_80_wide(capsys):
 
 def test_json_and_csv_have_every_device(capsys, novel):
     document = json.loads(json.dumps(novel.to_dict(), allow_nan=False))
-    assert len(document["devices"]) == len(hardware_names())
+    assert len(document["devices"]) + len(document["left_out"]) == len(hardware_names())
     assert document["devices"][0]["rank"] == 1
     assert document["inputs"]["merit"] == "tokens/s"
     rows = list(csv.DictReader(io.StringIO(report.render_csv(novel))))

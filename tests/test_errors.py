@@ -414,6 +414,30 @@ def test_a_folder_without_a_config(tmp_path):
     assert _error(load_model, str(tmp_path)) == error
 
 
+LORA = {"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-2-7b-hf", "r": 8,
+        "target_modules": ["q_proj", "model.layers.0.self_attn.v_proj", "model.layers.1.self_attn.v_proj"]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, ("is a LoRA adapter, not a model; give its base model, meta-llama/Llama-2-7b-hf, --with "
+         "lora:rank=8,targets=q_proj+v_proj")),
+        ({"base_model_name_or_path": None, "target_modules": "all-linear"},
+         "is a LoRA adapter, not a model; give its base model, --with lora:rank=8"),
+        ({"base_model_name_or_path": "a\nb", "r": None, "target_modules": None},
+         "is a LoRA adapter, not a model; give its base model, --with lora"),
+        ({"peft_type": "IA3"}, ("is an adapter, not a model, of a kind that nothing here counts; give its base model, "
+         "meta-llama/Llama-2-7b-hf")),
+    ],
+)  # fmt: skip
+def test_an_adapter_is_told_its_base_model_and_its_technique(tmp_path, fields, said):
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / file).write_text(json.dumps({**LORA, **fields}))
+        for given in (tmp_path, tmp_path / file):
+            assert _error(load_model, str(given)) == f"{given}: {said}"
+
+
 def test_a_field_that_nothing_reads_is_noted(config):
     path = config(mystery={"bits": 4})
     assert load_model(path).notes == (f"fields of {path} that nothing here reads: mystery",)

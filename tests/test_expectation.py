@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from llmviewer import load_hardware
 from llmviewer.errors import InputError
+from llmviewer.expectation import calibrate as calibrating
 from llmviewer.expectation.calibrate import entry_of
 from llmviewer.expectation.device import find, of
 from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.families._family import Parameter, cold
 from llmviewer.expectation.families._routing import local_loads
 from llmviewer.expectation.fitting import fit
 from llmviewer.expectation.profile import Entry, Error, Profile, error_of, read, shipped, to_yaml
@@ -348,6 +350,33 @@ def test_rows_of_a_shape_family_stay_together():
     assert a == c != b == d
 
 
+def test_few_shape_families_are_held_out_one_by_one_to_choose_a_variant(monkeypatch):
+    """The variant that the rows were made with is found; what it is judged by are other folds."""
+    pytest.importorskip("scipy")
+    family, stack, random = FAMILIES["attention_prefill"], STACKS["attention_prefill"], np.random.default_rng(3)
+    asked = []
+    shuffled = calibrating._shuffled
+    monkeypatch.setattr(calibrating, "_shuffled", lambda *given: asked.append(given[1:]) or shuffled(*given))
+    columns = shapes(
+        "attention_prefill",
+        240,
+        batch=2.0 ** random.integers(0, 5, 240),
+        q_len=2.0 ** random.integers(7, 12, 240),
+        q_heads=np.repeat([8, 16, 32, 64], 60),
+        kv_heads=8,
+    )
+    columns["kv_len"] = columns["q_len"].copy()  # fmt: skip
+    exact = family.seconds(family.usual(stack), family.features(columns, H100, stack, "16 packed only"))
+    rows = Rows(family=family, device=H100, stack=stack, version="", places=np.arange(240), shapes=columns,
+                measured=exact * np.exp(random.normal(0, 0.02, 240)))  # fmt: skip
+    assert entry_of(rows).variant == "16 packed only"
+    assert asked == [(0,), (1, 4)]
+    order, fold = shuffled(rows, 1, 4)
+    assert sorted(order) == list(range(240))
+    assert len({(f, h) for f, h in zip(fold, columns["q_heads"], strict=True)}) == 4 == len(set(fold))
+    assert len(set(shuffled(rows, 0)[1])) == 3
+
+
 def test_profiles_that_ship_are_within_their_limits_and_name_known_devices():
     entries = shipped()
     assert {e.family for e in entries} == set(FAMILIES)
@@ -545,6 +574,64 @@ def test_blocks_of_masked_attention_get_larger_before_there_are_more_and_come_in
     assert found["filled"][:, 0] == pytest.approx([136 / 264, 1, 2 / 132, 2048 / 528 / 4])
 
 
+def test_parts_take_turns_at_tiles_and_those_without_one_have_nothing_to_do():
+    """Of 1,024 keys XQA makes 8 parts, of 8,192 23, of which a window of 128 leaves one tile, or two of 64."""
+    changes = {"batch": 1, "q_heads": 8, "kv_heads": 1, "kv_len": [1024, 8192, 8192], "window": [0, 0, 128]}
+    for way, used, keys in (("dealt", [4, 23, 1], [256, 512, 128]), ("dealt64", [8, 23, 2], [128, 384, 64])):
+        columns = shapes("attention_decode", 3, **changes)
+        found = FAMILIES["attention_decode"].features(
+            columns, H100, STACKS["attention_decode"], f"32 shared {way} masked"
+        )
+        assert found["waves"][:, 0] * 132 == pytest.approx([8, 23, 23])
+        assert found["busy"][:, 0] * 132 == pytest.approx(used)
+        assert found["keys"][:, 0].tolist() == keys
+        assert found["passed"].tolist() == [0, 0, 0]
+
+
+def test_masked_attention_has_what_does_not_fill_the_device():
+    columns = shapes("attention_decode", 3, batch=1, kv_len=[1024, 1024, 128], q_heads=64, kv_heads=[4, 8, 33])
+    found = FAMILIES["attention_decode"].features(
+        columns, H100, STACKS["attention_decode"], "32 shared dealt masked worth"
+    )
+    assert found["masked"][:, 0].tolist() == [True, False, False]  # 4 x 32, 4 x 64 and 4 x 33 of 132 blocks
+    assert found["waves"][:2, 0] * 132 == pytest.approx([2 * 132, 8 * 8])
+    more = usual("attention_decode", STACKS["attention_decode"], "32 shared dealt masked worth")
+    times = [
+        FAMILIES["attention_decode"].seconds(more | {"masked_us": us, "summed_us": 1, "overlap": 0, "single": 1}, found)
+        for us in (1, 4)
+    ]
+    assert times[1] - times[0] == pytest.approx([2 * 3e-6, 0, 0], abs=1e-12)
+
+
+def test_generated_kernels_fill_the_device_once_with_parts_of_two_steps():
+    found = cut("128 gen", batch=[1, 4, 16, 1], kv_len=[4096, 65536, 65536, 512], q_heads=32, kv_heads=8)
+    assert found[0] == [8, 4, 1, 1]
+    assert found[1]["keys"][:, 0].tolist() == [512, 16384, 65536, 512]
+
+
+def test_a_tile_of_more_and_wider_heads_takes_longer_to_begin_and_end():
+    columns = shapes(
+        "attention_decode", 3, batch=1, kv_len=64, kv_heads=1, q_heads=[1, 64, 64], head_dim=[64, 128, 256]
+    )
+    family, stack = FAMILIES["attention_decode"], STACKS["attention_decode"]
+    found = family.features(columns, H100, stack, "128 one")
+    assert found["rows"][:, 0].tolist() == [0.5, 64, 128]
+    assert found["thin"].tolist() == [True, False, False]
+    none, some = (
+        family.seconds(usual("attention_decode", stack, "128") | {"row_ns": ns, "overlap": 0, "single": 1}, found)
+        for ns in (1, 11)
+    )
+    assert some - none == pytest.approx(1e-8 * found["rows"][:, 0], rel=1e-6)
+
+
+def test_writing_a_token_to_the_cache_takes_a_block_of_up_to_512_threads():
+    columns = shapes("attention_prefill", 3, batch=16, q_len=1024, kv_heads=[1, 4, 32])
+    found = FAMILIES["attention_prefill"].features(columns, H100, STACKS["attention_prefill"], "64")
+    assert found["stores"] == pytest.approx(np.array([128, 512, 512]) * 16 * 1024 / (2048 * 132))
+    other = Stack(library="sglang", dtype="bf16", kv_dtype="bf16")
+    assert not np.any(FAMILIES["attention_prefill"].features(columns, H100, other, "64")["stores"])
+
+
 def test_heads_of_another_kernel_are_cut_as_suits_them():
     columns = shapes("attention_decode", 3, kv_len=65536, batch=1, q_heads=[1, 4, 64], kv_heads=1)
     found = FAMILIES["attention_decode"].features(columns, H100, STACKS["attention_decode"], "32 shared one")
@@ -615,6 +702,66 @@ def test_a_large_tile_of_one_wave_spills():
     assert later[[0, 2]].tolist() == [1, 1]
     assert 1.5 < later[1] < 3
     assert gemm.seconds(p, features)[1] == pytest.approx(3 * compute, rel=0.15)
+
+
+def test_coarse_tiles_have_64_rows_at_least_and_cut_k_into_up_to_16_parts():
+    gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="bf16")
+    few, many = (shapes("gemm", M=m, N=1024, K=4096) for m in (16, 64))
+    alike = [gemm.features(c, H100, stack, "persistent coarse")["tiles"] * 132 for c in (few, many)]
+    assert alike[0].tolist() == alike[1].tolist()
+    assert (alike[0].min(), alike[0].max()) == pytest.approx((1024 / 256, 1024 / 64 * 16))
+
+
+def test_clocks_fall_where_a_kernel_lasts_by_hand():
+    gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="bf16")
+    p = {**usual("gemm", stack, "persistent"), "hot": 0.2, "start_us": 0.3}
+    features = gemm.features(shapes("gemm", 2, M=[1024.0, 65536.0], N=16384, K=16384), H100, stack, "persistent")
+    longer = gemm.seconds(p, features) / gemm.seconds({**p, "hot": 0}, features) - 1
+    lasting = 2 * np.array([1024, 65536]) * 16384**2 / 989.4e12 / p["alpha"]
+    assert longer == pytest.approx(0.2 * lasting / (lasting + 1e-3), rel=0.1)
+
+
+def test_a_loop_outgrows_the_cache_as_gradually_as_it_was_measured_to():
+    gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="bf16")
+    p = {**usual("gemm", stack, "persistent"), "first_us": 0, "eta": 1, "eta_x": 1}
+    weights = np.array([0.8, 0.9, 1.1, 1.2]) * H100.l2
+    columns = shapes("gemm", 4, M=1, N=weights / 2 / 8192, K=8192, loop=1)
+    features = gemm.features(columns, H100, stack, "persistent")
+    assert cold(features["lasting"], H100.l2, 1, 0.4) == pytest.approx([0, 0.25, 0.75, 1], abs=0.01)
+    abrupt, gradual = (gemm.seconds({**p, "width": width}, features) for width in (0.1, 0.6))
+    assert np.sign(gradual - abrupt).tolist() == [1, 1, -1, -1]
+    late = gemm.seconds({**p, "width": 0.1, "first_us": 9}, features) - abrupt
+    assert late[:2].tolist() == [0, 0]
+    assert late[2:] == pytest.approx(9e-6, rel=0.1)
+
+
+@pytest.mark.parametrize(("device", "dtype", "most"), [
+    ("rtx-3090", "bf16", 71), ("rtx-4090", "fp16", 165.2), ("rtx-4090", "fp8", 330.3), ("rtx-4090", "int8", 660.6),
+    ("h100-sxm", "bf16", 989.4), ("b300", "bf16", 2250),
+])  # fmt: skip
+def test_cards_that_add_up_at_half_their_rate_lose_nothing_more(device, dtype, most):
+    gemm, stack, own = FAMILIES["gemm"], Stack(library="vllm", dtype=dtype), find(device)
+    features = gemm.features(shapes("gemm", M=16384, N=16384, K=16384), own, stack, "persistent")
+    p = {**usual("gemm", stack, "persistent"), "hot": 0, "alpha": 0.6, "tau_us": 0.01, "sharp": 12}
+    reached = 2 * 16384**3 / gemm.seconds(p, features) / 1e12
+    halved = device.startswith("rtx") and dtype != "int8"
+    assert reached == pytest.approx(most * (1 if halved else 0.6), rel=0.05)
+
+
+def test_a_search_begins_again_where_there_are_two_valleys():
+    pytest.importorskip("scipy")
+
+    class Valleys(type(FAMILIES["elementwise"])):
+        parameters = (Parameter(name="place", usual=1, low=0.01, high=10, meaning="of a valley", again=0.2),)
+
+        def seconds(self, p, features):
+            away = np.log(p["place"])
+            return np.exp(features["one"] * (0.3 + away**2 + 0.698 * away**3))  # flat at 1, nothing at 0.2
+
+    one = np.linspace(1, 2, 200)
+    found = fit(Valleys(), {"one": one}, np.ones(200), usual={"place": 1.3})
+    assert found.parameters["place"] == pytest.approx(0.2, rel=0.02)
+    assert found.loss < 0.01
 
 
 def test_quantization_takes_its_rows_and_its_bytes_by_hand():
@@ -795,6 +942,24 @@ def test_a_protocol_between_the_short_and_the_long_one_helps_messages_between():
     assert three[[0, 2]].tolist() == two[[0, 2]].tolist()
 
 
+def test_switches_that_add_take_long_messages_of_types_that_they_add_by_hand():
+    family, stack = FAMILIES["collectives"], STACKS["collectives"]
+    columns = shapes("collectives", 2, bytes=np.array([1e6, 1e9]))
+
+    def found(device, stack=stack, variant="ring switched"):
+        p = {q.name: family.usual(stack)[q.name] for q in family.of(variant)} | {"sharp": 1}
+        return family.seconds(p, family.features(columns, device, stack, variant))
+
+    p, ring = family.usual(stack), found(H100, variant="ring")
+    added = p["switched_us"] * 1e-6 + (1 + 1 / 8) * 1e9 / 450e9 / p["switched"]
+    assert found(H100).tolist() == [ring[0], pytest.approx(added)]
+    assert added < ring[1]
+    for other in ({"device": find("a100-sxm-80gb")}, {"stack": replace(stack, dtype="int8")},
+                  {"stack": replace(stack, kernel="nccl alltoall")}):  # fmt: skip
+        asked = {"device": H100} | other
+        assert np.array_equal(found(**asked), found(**asked, variant="ring"))
+
+
 def test_kernels_that_move_bytes_are_expected_from_all_generations_of_a_maker():
     stack = Stack(library="pytorch", dtype="fp32", kernel="add")
     devices = ("p100-pcie-16gb", "t4", "a100-pcie-40gb", "mi100")
@@ -809,5 +974,87 @@ def test_kernels_that_move_bytes_are_expected_from_all_generations_of_a_maker():
 )
 def test_an_l2_cache_goes_with_the_cores_of_its_architecture_or_before_another_kind_of_memory(device, factor):
     known = entry("gemm")
+    assert _there(known, find(device))["lambda"] == pytest.approx(known.parameters["lambda"] * factor)
+
+
+@pytest.mark.parametrize(
+    ("own", "device", "factor"),
+    [
+        ("h100-sxm", "l40s", 2),
+        ("l40s", "b200", 1 / 2),
+        ("h100-sxm", "b200", 1),
+        ("l40s", "t4", 1),
+        ("l40s", "mi300x", 1),
+    ],
+)
+def test_of_a_cache_in_halves_half_is_of_use(own, device, factor):
+    known = entry("gemm", device=own)
     found = _there(known, find(device))
-    assert found == {**known.parameters, "lambda": pytest.approx(known.parameters["lambda"] * factor)}
+    assert {n: found[n] / known.parameters[n] for n in ("eta", "eta_x")} == {"eta": factor, "eta_x": factor}
+
+
+def test_fixed_times_are_as_many_clocks_but_over_a_host_and_of_another_maker():
+    known, far = entry("attention_decode"), entry("collectives")
+
+    def quotients(entry, device):
+        found = _there(entry, find(device))
+        return {n: found[n] / value for n, value in entry.parameters.items() if n not in ("lambda", "eta")}
+
+    clocks = pytest.approx(1980 / 1410)
+    timed = quotients(known, "a100-sxm-80gb")
+    assert {n for n, q in timed.items() if q == clocks} == {n for n in timed if n.endswith(("_us", "_ns"))}
+    assert {q for q in timed.values() if q != clocks} == {1}
+    assert quotients(far, "a100-sxm-80gb")["hop_us"] == clocks
+    for entry_, device in ((far, "l40s"), (known, "mi300x"), (known, "h20-sxm")):  # its clock is not known
+        assert set(quotients(entry_, device).values()) == {1}
+
+
+def test_exponentials_take_as_many_clocks_however_fast_matrices_are_multiplied():
+    known = entry("attention_prefill")
+
+    def quotient(device):
+        return _there(known, find(device))["softmax"] / known.parameters["softmax"]
+
+    assert quotient("b200") == pytest.approx((2250 / 148 / 1965) / (989.4 / 132 / 1980))
+    assert quotient("h20-sxm") == pytest.approx((148 / 78) / (989.4 / 132))
+    assert quotient("h200-sxm") == pytest.approx(1)
+    assert quotient("a100-sxm-80gb") == 1  # hides less of them
+
+
+def test_the_cache_of_devices_without_stacked_memory_goes_with_their_cores():
+    ampere, ada = find("rtx-3090"), find("l40s")
+    known = entry("gemm", device="rtx-3090")
+    wider = (ampere.bandwidth / ampere.cores) / (ada.bandwidth / ada.cores)
+    assert _there(known, ada)["lambda"] == pytest.approx(known.parameters["lambda"] * wider)
+    assert _there(known, find("arc-pro-b60"))["lambda"] == known.parameters["lambda"]
+
+
+def test_cards_whose_matrix_units_are_slowed_down_are_relatives():
+    """But of products, whose model counts that by itself."""
+    measured = ("rtx-3090", "l40s", "a100-sxm-80gb")
+    asked = STACKS["attention_prefill"]
+    own = [replace(entry("attention_prefill", device=d), rows=1000) for d in measured]
+    for device, nearest in (("rtx-4090", "rtx-3090"), ("rtx-a6000", "l40s"), ("h100-sxm", "a100-sxm-80gb")):
+        assert choose("attention_prefill", find(device), asked, own, errors=lambda *_: ERROR).entries == (
+            own[measured.index(nearest)],
+        )
+    products = [replace(entry("gemm", device=d), rows=1000) for d in measured]
+    for device, nearest in (("rtx-4090", "l40s"), ("rtx-a6000", "rtx-3090"), ("h100-sxm", "a100-sxm-80gb")):
+        assert choose("gemm", find(device), STACKS["gemm"], products, errors=lambda *_: ERROR).entries == (
+            products[measured.index(nearest)],
+        )
+    moved = [replace(entry("elementwise"), device=e.device) for e in own]
+    assert len(choose("elementwise", find("rtx-4090"), STACKS["elementwise"], moved).entries) == 3
+
+
+def test_few_rows_of_another_library_or_architecture_are_asked_last():
+    asked = Stack(library="vllm", dtype="bf16")
+    far = replace(entry("gemm", device="h100-sxm"), stack=asked, rows=2000)
+    few = replace(entry("gemm", device="a100-pcie-80gb"), stack=replace(asked, library="cublas"), rows=73)
+    a100, said = find("a100-sxm-80gb"), {"errors": lambda *_: ERROR}
+    assert choose("gemm", a100, asked, [far, few], **said).entries == (far,)
+    assert choose("gemm", a100, asked, [far, replace(few, rows=2000)], **said).entries[0].device == "a100-pcie-80gb"
+    assert choose("gemm", a100, asked, [far, replace(few, stack=asked)], **said).entries[0].rows == few.rows
+    assert choose("gemm", a100, asked, [few], **said).entries == (few,)
+    some, ada = replace(far, rows=73), replace(entry("gemm", device="l40s"), stack=asked, rows=2000)
+    assert choose("gemm", a100, asked, [some, ada], **said).entries == (ada,)

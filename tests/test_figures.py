@@ -304,6 +304,30 @@ def test_labels_of_close_points_stand_below_each_other(model, device, asked, pha
                 assert lower <= above + 0.01 or below <= upper + 0.01, (labels[i].text, spans)
 
 
+@pytest.mark.parametrize(
+    ("model", "phase", "asked"),
+    [
+        ("deepseek-v3", "prefill", {}),
+        ("deepseek-v3", "decode", {"batch": 256}),
+        ("llama-3.1-8b", "decode", {"batch": 256, "quant": "W8A8"}),
+    ],
+)
+def test_labels_of_points_are_clear_of_those_of_lower_roofs(model, phase, asked):
+    figure = figures.roofline(analyze(model, "h100-sxm", **asked), phase)
+    low, high = figure.layout.yaxis.range
+    height = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
+
+    def at(note):
+        return (high - note.y) / (high - low) * height
+
+    roofs = [note for note in figure.layout.annotations if note.text.endswith("OP/s") and "turning" not in note.text]
+    assert roofs
+    for note in (note for note in figure.layout.annotations if "%" in note.text):
+        upper = at(note) + note.ay
+        lower = upper + 13 * (1 + note.text.count("<br>"))
+        assert all(lower <= at(roof) + 0.01 or at(roof) + 16 <= upper for roof in roofs), note.text
+
+
 def test_ticks_are_round_and_few():
     for low, high in ((1.5, 400), (0.02, 0.2), (3e-9, 7e9), (0.9, 1.1), (1e-3, 1e-3)):
         found = drawing.ticks(low, high)

@@ -216,6 +216,21 @@ WRONG = [
     ("matrix: 1.5 GHz", "matrix: 2 GHz", "clock.matrix: says what the clock says already"),
     ("bus_width: 1000", "bus_width: 1024",
      "memory.bandwidth: must be memory.bus_width x memory.data_rate / 8 = 1,024 GB/s"),
+    ("bandwidth: 1 TB/s", "bandwidth: 2000 TB/s",
+     ("memory.bandwidth: must be at most 13,744 GB/s, at which HBM3 of 64 GiB is read 200 times a second; "
+      "got 2,000,000 GB/s")),
+    ("type: HBM3\n  capacity: 64 GiB\n  usable: 63 GiB\n  bandwidth: 1 TB/s", "capacity: 64 GiB\n  bandwidth: 20 TB/s",
+     ("memory.bandwidth: must be at most 13,744 GB/s, at which memory that is not said to be SRAM, of 64 GiB is read "
+      "200 times a second; got 20,000 GB/s")),
+    ("type: HBM3\n  capacity: 64 GiB", "type: LPDDR5X-8533 on a board\n  capacity: 16 GiB",
+     ("memory.bandwidth: must be at most 687 GB/s, at which LPDDR5X-8533 on a board of 16 GiB is read 40 times a "
+      "second; got 1,000 GB/s")),
+    ("data_rate: 8 Gbit/s", "data_rate: 80 Gbit/s",
+     "memory.data_rate: must be at most 13.8 Gbit/s a pin, of HBM3; got 80 Gbit/s"),
+    ("bus_width: 1000\n  data_rate: 8 Gbit/s", "bus_width: 100",
+     "memory.bandwidth: must be at most 13.8 Gbit/s a pin, of HBM3; got 80 Gbit/s"),
+    ("fp8: 300 TOP/s", "fp8: 1500000 TOP/s",
+     "matrix.fp8: must be at most 8,388,608 OPs a core and clock of kind accelerator; got 10,000,000"),
     ("PCIe 5.0 x16", "PCIe 4.0 x16", "host.bandwidth: must be 31.51 GB/s, that of PCIe 4.0 x16 one way"),
     ("usable: 63 GiB", "usable: 65 GiB", "memory.usable: must be between half of memory.capacity and all of it"),
     ("capacity: 20 MiB", "capacity: 70 GiB", "l2.capacity: must be below memory.capacity"),
@@ -242,6 +257,17 @@ def test_a_file_that_is_right_passes_every_check(chip):
 @pytest.mark.parametrize(("old", "new", "line"), WRONG)
 def test_every_check_can_fail(chip, old, new, line):
     assert line in violations(load_hardware(chip(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("memory", "bandwidth"), [("SRAM", "2000 TB/s"), ("of a kind to come", "2000 TB/s"), ("HBM", "12 TB/s")]
+)
+def test_memories_whose_pins_are_not_known_are_not_judged_by_them(chip, memory, bandwidth):
+    known = CHIP[CHIP.index("type: HBM3") : CHIP.index("\nregisters")]
+    other = f"type: {memory}\n  capacity: 64 GiB\n  bandwidth: {bandwidth}\n  bus_width: 1000"
+    assert not [
+        line for line in violations(load_hardware(chip(known, other))) if "memory.bandwidth: must be at" in line
+    ]
 
 
 def test_a_note_explains_a_sparse_rate_that_is_not_twice_the_dense_one(chip):

@@ -16,7 +16,7 @@ from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.expectation.network import step_expected
 from llmviewer.generation import prefill_s, step_s
-from llmviewer.hardware_files import load_hardware
+from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.layout import Layout, Network, parse_layout
 from llmviewer.model_files import load_model
 from llmviewer.reports import plans as report
@@ -341,6 +341,56 @@ def test_what_has_no_price_is_not_said_to_be_the_cheapest():
     assert "No plan keeps to that. At the bound 1 x l40s, published would keep to it." in text
 
 
+def test_what_nobody_can_buy_is_left_out_unless_it_is_named():
+    asked = {"rate": 1, "quants": ["fp8"], "layouts": [""], "bound": True}
+    every, named = plan("llama-3.1-8b", **asked), plan("llama-3.1-8b", hardware=["b100", "l4"], **asked)
+    looked_at = {one.hardware.name for one in (*every.able, *every.rejected)}
+    assert "b100" in every.left_out
+    assert not looked_at & set(every.left_out)
+    assert looked_at | set(every.left_out) == set(hardware_names())
+    assert every.considered == len(looked_at)
+    words = " ".join(report.render_text(every).split())
+    assert f"nobody can buy them: {', '.join(every.left_out)}. --hardware NAME has one." in words
+    assert (named.left_out, named.best.hardware.name) == ((), "l4")
+    assert {one.hardware.name for one in named.able} == {"b100", "l4"}
+
+
+def test_a_text_has_the_nearest_of_those_that_do_not_keep_to_it_and_files_have_all():
+    found = plan("llama-3.1-70b", rate=1, ttft=0.2, tpot=0.02, quants=["fp8"], layouts=["", "tp=2"], bound=True)
+    names = [one.hardware.name for one in found.rejected]
+    assert len(names) > 30
+    text, page, table = report.render_text(found), report.render_markdown(found), report.render_csv(found)
+    own = text.partition("Devices that do not keep to it")[2]
+    assert [name for name in names if f"\n{name} " in own] == names[:10]
+    assert f"nearest first. {len(names) - 10} devices more: -o FILE.html, .md, .csv or .json has all." in " ".join(
+        own.split()
+    )
+    assert all(f"| {name} |" in page and f",{name}," in table for name in names)
+    near = [one.excess for one in found.rejected if one.max_rate > 0]
+    assert near == sorted(near)
+
+
+def test_of_how_many_the_price_is_known_is_told_first():
+    asked = {"rate": 1, "quants": ["fp8"], "layouts": [""]}
+    some = plan("llama-3.1-8b", hardware=["h100-sxm", "l40s"], **asked)
+    assert (some.priced, some.considered) == (1, 2)
+    assert report.headline(some).endswith("1 of the 2 devices considered has a price, and only what has one is ranked.")
+    none = plan("llama-3.1-8b", hardware=["l40s", "l4"], by="cost", **asked)
+    assert "try --depreciation, --by energy or --by devices. 0 of the 2 devices considered have a price." in (
+        report.headline(none)
+    )
+    assert (
+        report.tables(none)[0].title == "The fewest, as there is nothing to rank by, of every device that keeps to it"
+    )
+    assert not {"USD/h", "bound"} & set(report.tables(none)[0].head)
+    watts = plan("llama-3.1-8b", hardware=["l40s", "l4"], **asked)
+    assert report.headline(watts).endswith(
+        "Ranked by W at TDP, as none of what keeps to that has a price; 0 of the 2 devices considered have one."
+    )
+    all_known = plan("llama-3.1-8b", hardware=["h100-sxm"], **asked)
+    assert "considered" not in report.headline(all_known)
+
+
 def test_what_is_low_is_chosen_by_what_is_known():
     asked = {"rate": 1, "tpot": 0.05, "quants": ["fp8"]}
     assert plan("llama-3.1-8b", hardware=["l40s", "l4"], **asked).by is By.ENERGY
@@ -479,6 +529,9 @@ BAD = [
     (["--max-devices", "0"], "max_devices must be a whole number of at least 1; got 0"),
     (["--max-devices", "1000000"], "max_devices must be at most 100000; got 1000000"),
     (["--gen", "0"], "gen must be a whole number of at least 1; got 0"),
+    (["--prompt", "12.5"], "--prompt must be a whole number of tokens; got '12.5'\n"),
+    (["--prompt", "sharegpt4"], "alike; sharegpt4 has a mean of 2666, and llmviewer simulate takes it as --prompt-len"),
+    (["--gen", "uniform:100-300"], "uniform:100-300 has a mean of 200, and llmviewer simulate takes it as --gen-leng"),
     (["--depreciation", "0"], "--depreciation must be a positive number; got 0"),
     (["--bound", "--engine", "vllm"], "leave out library, engine and profiles"),
     (["--library", "vlm"], "no kernels of a library 'vlm' were measured; did you mean vllm?"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmviewer.cli.analyze import analyze
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.hardware_files import load_hardware
@@ -21,6 +24,7 @@ from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.transforms.quantize import parse_quantization, quantize
 from llmviewer.workload import Workload
 
+ROOT = Path(__file__).parent.parent
 INT8, FP8 = NAMED["int8"], NAMED["fp8_e4m3"]
 INT4_G128 = Format("int4", 4, "int4", group=128, scale_bits=16, zero_bits=4)
 
@@ -409,3 +413,18 @@ def test_a_name_of_elsewhere_is_pointed_to_the_notation(text):
     assert " fp8, " in told
     assert "(AWQ and GPTQ: W4A16g128; Q4_K_M: a .gguf file as the model, or about W4A16g32)" in told
     assert parse_scheme("W4A16g32").weight.stored_bits == pytest.approx(4.5, rel=0.03)  # that of Q4_K: 144 B for 256
+
+
+def test_formats_that_are_named_alone_are_what_help_and_readme_say():
+    option = next(o for o in analyze.params if o.name == "quant")
+    for text in (option.help, (ROOT / "README.md").read_text()):
+        told = re.search(r"[Aa]lone, (.*?) are weights\s+and\s+activations, (.*?) weights", text, re.DOTALL)
+        both, weights = told.groups()
+        for names, wide in ((both, False), (weights, True)):
+            for name in re.findall(r"\w+\d", names):
+                scheme = parse_scheme(name)
+                assert scheme.weight
+                assert (scheme.activation is None) == wide, name
+        assert {*re.findall(r"\w+\d", f"{both} {weights}")} == {
+            "fp8", "int8", "mxfp8", "nvfp4", "int4", "nf4", "mxfp6", "mxfp4",
+        }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from llmviewer.serving.lengths import PUBLISHED, parse_lengths
 from llmviewer.serving.policy import POLICIES, parse_policy
 from llmviewer.serving.service import simulate, summary
 from llmviewer.serving.simulation import _steps_in, serve
-from llmviewer.serving.steady import steady
+from llmviewer.serving.steady import _grouped, steady
 from llmviewer.serving.steps import Blocks, Steps
 from llmviewer.serving.traffic import Traffic, poisson, read_traffic
 from llmviewer.setting import Setting
@@ -299,6 +300,63 @@ def test_up_to_two_thirds_of_the_load_the_closed_form_is_near(policy):
         assert float(np.mean(found.tpot_s)) == pytest.approx(closed.tpot_s, rel=0.06)
         assert float(np.mean(found.ttft_s)) == pytest.approx(closed.ttft_s, rel=0.1)
         assert running == pytest.approx(closed.batch + found.traffic.rate * closed.ttft_s, rel=0.1)
+
+
+@pytest.mark.parametrize(("lengths", "policy", "exact"), [
+    ("sharegpt4", "prefill-first", 0.1), ("lmsys-chat", "prefill-first", 0.1), ("lmsys-chat", "chunked:512", 0.1),
+    ("sharegpt4", "chunked:512", 0.2),
+])  # fmt: skip
+def test_the_closed_form_with_the_lengths_that_ship(lengths, policy, exact):
+    asked = {"prompt_lengths": lengths, "gen_lengths": lengths, "policy": policy, "bound": True, "seed": 3}
+    most = simulate("llama-3.1-8b", "h100-sxm", rate=1, requests=3000, **asked).closed.max_rate
+    found = simulate("llama-3.1-8b", "h100-sxm", rate=0.65 * most, requests=3000, **asked)
+    assert float(np.mean(found.ttft_s)) == pytest.approx(found.closed.ttft_s, rel=exact / (1 - exact))
+    rough = "up to a fifth too low" in " ".join(report.render_text(found).split())
+    assert rough == (exact > 0.1)
+
+
+def test_the_closed_form_has_the_few_longest_prompts(steps):
+    drawn = poisson(
+        rate=1, prompts=parse_lengths("sharegpt4", "prompt_lengths"), gens=parse_lengths("200", "gen_lengths"),
+        requests=5000, generator=np.random.default_rng(0),
+    ).prompt.astype(float)  # fmt: skip
+    groups, shares = _grouped(drawn)
+    assert np.sum(shares) == pytest.approx(1)
+    assert len(groups) <= 128
+    assert np.sum(shares * groups) == pytest.approx(np.mean(drawn))
+    assert np.sum(shares * groups**2) == pytest.approx(np.mean(drawn**2), rel=0.01)  # of 128 evenly drawn, a tenth less
+
+
+def test_rates_over_a_short_run_are_told_from_an_overload():
+    asked = {"rate": 12, "gen_lengths": "500", "bound": True}
+    short, long, beyond = (
+        simulate("llama-3.1-8b", "h100-sxm", requests=requests, **{**asked, **more})
+        for requests, more in ((60, {}), (1000, {}), (60, {"rate": 1000}))
+    )
+    last = float(np.max(short.finish_s) - short.traffic.arrival_s[-1])
+    assert short.drained == pytest.approx(last / short.span_s)
+    assert short.drained > 0.2 > 0.1 > long.drained
+    assert math.isnan(beyond.drained)
+    words = [" ".join(report.render_text(one).split()) for one in (short, long, beyond)]
+    assert f"In the last {short.drained:.0%} of the {seconds(short.span_s)} nobody comes any more, so" in words[0]
+    assert (
+        f"{short.requests_per_s:.3g} requests/s are answered, and {short.traffic.rate:.3g} come. That is no" in words[0]
+    )
+    assert not any("nobody comes any more" in text for text in words[1:])
+    assert f"{short.drained:.0%} of the time after the last request" in report.render_html(short)
+    together = Traffic(arrival_s=np.zeros(2), prompt=np.array([9, 9]), gen=np.array([9, 9]))
+    assert math.isnan(replace(short, traffic=together).drained)
+
+
+def test_requests_without_an_answer_are_counted(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("timestamp,prompt,gen\n0,100,10\n1,100,0\n2,100,20\n3,5,0\n")
+    found = simulate("llama-3.1-8b", "h100-sxm", arrivals=path, bound=True)
+    assert (len(found.traffic), found.traffic.empty) == (2, 2)
+    assert "Of the file, 2 requests with an answer of 0 tokens left out." in report.render_text(found)
+    assert found.to_dict()["inputs"]["empty_requests"] == 2
+    path.write_text("timestamp,prompt,gen\n0,100,10\n")
+    assert "left out" not in report.render_text(simulate("llama-3.1-8b", "h100-sxm", arrivals=path, bound=True))
 
 
 @pytest.mark.parametrize("policy", ALL)

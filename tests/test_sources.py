@@ -38,6 +38,14 @@ FILES = {  # (repository, revision, file): what it holds
     ("org/code", "main", "config.json"): json.dumps({**CONFIG, "auto_map": {"AutoConfig": "configuration_evil.Evil"}}),
     ("org/code", "main", "configuration_evil.py"): "raise SystemExit('ran')",
     ("org/weights", "main", "model.safetensors"): "",
+    ("org/adapter", "main", "adapter_config.json"): json.dumps(
+        {
+            "peft_type": "LORA",
+            "base_model_name_or_path": "org/plain",
+            "r": 16,
+            "target_modules": ["q_proj"],
+        }
+    ),
     ("org/long", "main", "config.json"): " " * (2**26 + 1),
 }
 
@@ -185,6 +193,11 @@ def test_a_gated_repository(models, endpoint, token, said):
 def test_a_repository_without_a_config(models):
     error = _error(models("org/weights"))
     assert error.startswith("org/weights: has no config.json on the hub, which a model for transformers has; of those ")
+
+
+def test_an_adapter_is_no_model(models):
+    said = "is a LoRA adapter, not a model; give its base model, org/plain, --with lora:rank=16,targets=q_proj"
+    assert _error(models("org/adapter")) == f"org/adapter: {said}"
 
 
 def test_offline_and_not_in_the_cache(models, tmp_path):

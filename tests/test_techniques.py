@@ -193,6 +193,8 @@ def test_what_does_not_parse_is_told_in_one_line(text, error):
          "faithful")),
         (("low-rank:targets=nothing",), {}, ("low-rank: no linear is called 'nothing'; there is down_proj, gate_proj, "
          "k_proj, o_proj, q_proj, up_proj, v_proj")),
+        (("lora:targets=q_proj+W_pack",), {}, ("lora: no linear is called 'W_pack'; there is down_proj, gate_proj, "
+         "k_proj, o_proj, q_proj, up_proj, v_proj")),
         (("lora:merged=true,adapters=2",), {}, "lora: one adapter can be merged; got adapters=2"),
         (("structured-pruning",), {}, "structured-pruning: give heads, ffn, layers or hidden"),
     ],
@@ -910,6 +912,15 @@ def test_adapters_beside_each_matrix(batch, adapters):
     assert ops == pytest.approx(2 * one * batch)
     assert read == pytest.approx(2 * one * adapters * (1 - (1 - 1 / adapters) ** batch))
     same(setting("lora:merged=true"), bare)
+
+
+@pytest.mark.parametrize("technique", ["lora:rank=8", "low-rank:rank=8"])
+def test_several_targets_are_each_of_them(technique):
+    bare, *alone, both = (
+        weight_bytes(setting(*asked).graph)
+        for asked in ((), *((f"{technique},targets={t}",) for t in ("q_proj", "v_proj", "q_proj+v_proj")))
+    )
+    assert both - bare == sum(each - bare for each in alone) != 0
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

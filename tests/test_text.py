@@ -7,10 +7,12 @@ import pytest
 
 from llmviewer.analysis import analyze
 from llmviewer.cli import main
-from llmviewer.reports.table import rate
-from llmviewer.reports.text import between, render, sentence
+from llmviewer.reports.table import COLUMNS, rate, rows
+from llmviewer.reports.text import between, headline, render, sentence
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
+
+CALLS = ("per-call", "all-calls")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,74 @@ def test_tables_fit_the_terminal(analysis):
     lines = tables(render(analysis, width=80))
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("  all_reduce ") for line in lines)  # under the operator whose outputs it adds up
-    assert any(line.startswith("…") and "_gate_proj" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("mixtral-8x7b", {"layout": "tp=2"}),
+        ("deepseek-v3", {"layout": "tp=8 ep=8", "batch": 256}),  # gate_proj of experts, and of those that are shared
+    ],
+)
+def test_names_that_are_cut_are_those_of_one_operator(name, asked):
+    found = analyze(name, "h200-sxm", **asked)
+    names = {op.name for _, phase in found.phases for op in phase.operators}
+    cut = {line.split()[0] for line in tables(render(found, width=80)) if "…" in line}
+    assert cut
+    for text in cut:
+        head, tail = text.split("…")
+        assert head
+        assert len([one for one in names if one.startswith(head) and one.endswith(tail)]) == 1, text
+
+
+def test_all_parts_of_an_operator_stand_under_it():
+    found = analyze("llama-3.1-8b", "h100-sxm", techniques=["lora:rank=16"], layout="tp=2")
+    lines = tables(render(found, width=80))
+    under = [line.split()[0] for line in lines if line.startswith("  ")]
+    projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert under.count("lora_in") == under.count("lora_out") == 2 * len(projections)
+    assert not [line for line in lines if "lora" in line and not line.startswith("  lora")]
+    assert "all_reduce" in under
+
+
+def test_a_row_of_one_launch_has_its_times_too(capsys):
+    def cells(*options):
+        assert main(["analyze", "llama-3.1-8b", "h100-sxm", *options]) == 0
+        text = capsys.readouterr().out
+        lines = [line.strip("| ").replace(" | ", "|").split("|") for line in text.splitlines() if line[:2] == "| "]
+        return text, next(line for line in lines if line[0] == "gate_proj"), next(x for x in lines if x[0] == "total")
+
+    found = analyze("llama-3.1-8b", "h100-sxm").phases.prefill
+    op = next(op for op in found.operators if op.name == "gate_proj")
+    (text, one, whole), (other, every, total) = (cells("--format", "markdown", f"--{which}") for which in CALLS)
+    assert one[:2] == every[:2] == ["gate_proj", "32"]
+    assert one[10:12] == [seconds(op.bound_time_s / 32), seconds(op.expected_time_s / 32)]
+    assert every[10:12] == [seconds(op.bound_time_s), seconds(op.expected_time_s)]
+    assert whole == total
+    assert "(OPs, bytes and times of one launch, in the total of all)" in text
+    assert "(OPs, bytes and times of all launches)" in other
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "html"])
+@pytest.mark.parametrize("option", ["--per-call", "--all-calls"])
+def test_a_format_that_has_all_launches_takes_no_other(capsys, form, option):
+    assert main(["analyze", "gpt2", "t4", "--format", form, option]) == 2
+    assert capsys.readouterr().err == (
+        f"llmviewer: --per-call and --all-calls are of text and markdown; leave them out with {form}, which says of "
+        "all launches how many they are\n"
+    )
+
+
+def test_no_data_type_is_told_where_nothing_is_computed_or_a_link_is_waited_for():
+    found = analyze("llama-3.1-8b", "h100-sxm", layout="tp=2").phases.prefill
+    shown = {row.cells[0]: row.cells[COLUMNS.index("in")] for row in rows(found, per_call=False)}
+    assert shown["embed_tokens"] == shown["o_proj_all_reduce"] == "-"
+    assert (shown["o_proj"], shown["attn_norm"]) == ("bf16", "fp32")
+
+
+def test_the_headline_says_whose_kernels_an_engine_brings():
+    assert headline(analyze("gpt2", "h100-sxm", engine="openppl")).endswith(", engine openppl with kernels of cublas")
+    assert "kernels" not in headline(analyze("gpt2", "h100-sxm"))
 
 
 @pytest.mark.parametrize("width", [0, 120])
@@ -68,7 +137,8 @@ def test_a_bracket_has_two_ends():
     assert whole.expected_tpot_low_s == whole.expected_tpot_high_s
     text = " ".join(click.unstyle(render(found)).split())
     assert f"expect {seconds(whole.expected_tpot_s)} generation" in text
-    assert f"expect {seconds(found.phases.decode.total.expected_time_s)} (transferred from" in text
+    total = found.phases.decode.total
+    assert f"expect {seconds(total.expected_time_s)} ({total.expectation_source}" in text
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_measured_times_under_the_bound_are_counted(tmp_path):
     assert scores.groups[0].violations == 3
     asked = {"files": ["rows.csv"], "profiles": []}
     assert "Measured faster than the bound: gemm h100-sxm bf16 3 rows." in render_text(scores, asked)
-    assert {row["row"] for row in scores.worst[:3]} == {0, 1, 2}
+    assert {row["row"] for row in scores.worst[:3]} == {1, 2, 3}
 
 
 def test_what_is_fitted_predicts_what_it_was_fitted_on(measured, tmp_path, capsys):
@@ -147,14 +147,14 @@ def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
     text = capsys.readouterr().out
     assert text.startswith("120 measured kernels on h100-sxm, of rows.csv, expected by mine.yaml first.\n\ngemm\n")
     assert max(map(len, text.splitlines())) <= 80
-    rows = text.partition("Farthest off:\n")[2]
+    rows = text.partition("Farthest off; row 1 is the first below the names of the columns:\n")[2]
     assert "  row " in rows
     assert " measured, " in rows
     assert "nan" not in text
     assert "Not scored:" not in text
     assert str(measured) not in rows
     assert main(["validate", str(measured), str(measured), "--profile", str(profile)]) == 0
-    rows = capsys.readouterr().out.partition("Farthest off:\n")[2]
+    rows = capsys.readouterr().out.partition("Farthest off; ")[2]
     assert f"{measured}, row " in " ".join(rows.split())
 
 
@@ -164,7 +164,8 @@ def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
         ("rows.txt", "x", "must end in .csv or .parquet, the formats of measurements"),
         ("rows.csv", "a,b\n1,2\n", "no family has these columns; docs/measurements.md says what they are called"),
         ("rows.csv", "gpu,framework,M,N\nH100,x,1,2\n", "gemm needs the column 'K'; it has gpu, framework, M, N"),
-        ("rows.csv", "gpu,framework,M,N,K\nH100,x,a,2,3\n", "M: must be numbers; got 'a'"),
+        ("rows.csv", "gpu,framework,M,N,K\nH100,x,1,2,3\n",
+         "gemm needs the column 'dtype'; it has gpu, framework, M, N, K"),
         ("rows.csv", "gpu,framework,M,N,K\n", "holds no rows"),
         ("rows.csv", "family,gpu\nconv,H100\n", ("family: must be one of gemm, attention_prefill, attention_decode, "
          "moe, elementwise, collectives; got 'conv'")),
@@ -176,6 +177,65 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_path, name, content,
     with pytest.raises(InputError) as error:
         read(path)
     assert str(error.value) == f"{path}: {problem}"
+
+
+@pytest.mark.parametrize("command", ["validate", "calibrate"])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("time_us", "fast"), ("time_us", "64.2 us"), ("time_us", "12,5"), ("M", "abc"), ("batch", "two"), ("loop", "yes")],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_text_among_numbers_is_named_with_its_row(tmp_path, capsys, command, column, value, suffix):
+    frame, path, out = table(30).assign(batch=1, loop=0), tmp_path / f"rows{suffix}", tmp_path / "out.yaml"
+    frame[column] = [value if place == 2 else str(each) for place, each in enumerate(frame[column])]
+    frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path)
+    assert main([command, str(path), *(["-o", str(out)] if command == "calibrate" else [])]) == 2
+    said = capsys.readouterr()
+    assert said.err == f"llmviewer: {path}: row 3: {column}: must be a number; got {value!r}\n"
+    assert said.out == ""
+    assert not out.exists()
+
+
+def test_rows_that_are_not_fitted_are_counted_and_change_nothing(tmp_path, capsys):
+    pytest.importorskip("scipy")
+    wrong = {
+        "no hardware 'abacus'": {"gpu": "abacus"},
+        "dtype must be one of": {"dtype": "fp7"},
+        "dtype is missing": {"dtype": None},
+        "a shape is missing or not positive": {"M": -5},
+        "a size is not a whole number": {"M": 1.5},
+        "time_us is missing or not positive": {"time_us": -1},
+        "time_us is less than a tenth of the bound": {"time_us": 0.01},
+        "sizes that no fit rests on": {"N": 16},
+        "of a stack with fewer than 20 rows": {"framework": "other"},
+    }
+    sound, frames = table(40, noise=0.05), []
+    for change in wrong.values():
+        row = sound.iloc[[7]].copy()
+        for column, value in change.items():
+            row[column] = value
+        frames.append(row)
+    fitted = []
+    for name, frame in (("clean", sound), ("mixed", pd.concat([sound, *frames]))):
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        command = ["calibrate", str(tmp_path / f"{name}.csv"), "-o", str(tmp_path / f"{name}.yaml"), "--source", "made"]
+        assert main(command) == 0
+        fitted.append(((tmp_path / f"{name}.yaml").read_text(), capsys.readouterr().err))
+    (clean, said), (mixed, told) = fitted
+    assert clean == mixed
+    assert "left out" not in said
+    lines = [line for line in told.splitlines() if line.startswith("left out: ")]
+    assert len(lines) == len(wrong)
+    for why in wrong:
+        assert sum(line.startswith(f"left out: 1 row: {why}") for line in lines) == 1, why
+
+
+def test_what_leaves_no_rows_for_a_fit_is_said(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    table(30).assign(dtype=None).to_csv(path, index=False)
+    assert main(["calibrate", str(path), "-o", str(tmp_path / "out.yaml")]) == 2
+    why = "no stack has 20 rows with a time_us, which a fit needs; 30 rows left out: dtype is missing"
+    assert capsys.readouterr().err == f"llmviewer: {path}: {why}\n"
 
 
 def test_commands_fail_with_one_line(tmp_path, measured, capsys):

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "form", type=click.Choice(shared.FORMATS), help="Text if not given, or as the file's name says."
 )
-@click.option("--per-call/--all-calls", default=None, help="OPs and bytes of one launch, or of all (text, markdown).")
+@click.option(
+    "--per-call/--all-calls", default=None, help="OPs, bytes and times of one launch, or of all (text, markdown)."
+)
 @shared.library
 @shared.profiles
 @shared.engine
@@ -61,6 +63,11 @@ def analyze(
     from ..analysis import analyze as run
 
     chosen = shared.form_of(form, output)
+    if per_call is not None and chosen not in ("text", "markdown"):
+        raise InputError(
+            f"--per-call and --all-calls are of text and markdown; leave them out with {chosen}, which says of all "
+            "launches how many they are"
+        )
     if sides:
         from ..disaggregation import disaggregate
 

@@ -15,6 +15,17 @@ FIGURES: Final = ("roofline", "dtypes", "memory", "decode-time", "prefill-time")
 _COMPARED: Final = 1000  # batches, each of which is an analysis of its own
 
 
+hardware_option = click.option(
+    "--hardware", metavar="all|NAMES", default="all", show_default=True,
+    help="Devices: h100-sxm,l40s. All leaves out those that are announced only.",
+)  # fmt: skip
+
+
+def named(hardware: str) -> list[str] | None:
+    """Devices by name, as the option has them; None for all."""
+    return None if hardware == "all" else [name.strip() for name in hardware.split(",") if name.strip()]
+
+
 @click.command()
 @click.argument("model")
 @click.argument("hardware", nargs=-1, required=True)
@@ -61,6 +72,7 @@ def compare(
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens of each answer.")
 @shared.quants("A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128.")
+@hardware_option
 @click.option("--by", type=click.Choice(("speed", "cost", "energy")), default="speed", show_default=True)
 @click.option("--budget", metavar="USD", type=float, help="The most that it may cost, all devices together.")
 @click.option("--power", metavar="W", type=float, help="The most that its TDP may be, likewise.")
@@ -75,14 +87,14 @@ def compare(
     help="So many of a kind at most, in one box, cut by tensor parallelism; the fewest that qualify are ranked.",
 )
 @shared.compared
-def choose(*, quants: tuple[str, ...], form: str | None, output: Path | None, **question: Any) -> None:
+def choose(*, hardware: str, quants: tuple[str, ...], form: str | None, output: Path | None, **question: Any) -> None:
     """Which device for a use, and how many: those that qualify, ranked, and what disqualifies the others."""
     shared.check_output(form, output)
     from ..choice import QUANTS
     from ..choice import choose as run
     from ..reports import choice as report
 
-    shared.emit_report(report, run(quants=quants or QUANTS, **question), form, output)
+    shared.emit_report(report, run(quants=quants or QUANTS, hardware=named(hardware), **question), form, output)
 
 
 @click.command()

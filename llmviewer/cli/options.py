@@ -60,8 +60,8 @@ library = click.option(
     "--library",
     metavar="NAME",
     default="",
-    help="Whose kernels times are expected of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). The one "
-    "of which most was measured on the device, be it fast or slow, if not given.",
+    help="Whose kernels times are expected of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). If not "
+    "given, the one of which most was measured on the device, which need not be the fastest.",
 )
 profiles = click.option(
     "--profile",
@@ -77,7 +77,8 @@ engine = click.option(
     metavar="NAME",
     default="",
     help="Which serving engine launches kernels: huggingface, deepspeed, vllm, openppl, flashdecoding++, lightllm or "
-    "tensorrt-llm, with what its host adds to every step. No gaps between kernels if not given.",
+    "tensorrt-llm. It brings a library of kernels, in place of --library, and what its host adds to every step. No "
+    "gaps between kernels if not given.",
 )
 
 

@@ -13,6 +13,7 @@ import click
 
 from ..errors import InputError
 from . import options as shared
+from .comparing import hardware_option, named
 
 _FILE: Final = click.Path(path_type=Path)
 _DEGREES: Final = {
@@ -25,6 +26,24 @@ _F = TypeVar("_F", bound=Callable[..., object])
 _hardware_set = click.option(
     "--hardware-set", metavar="KEY=VALUE", multiple=True, help="What if, as of analyze. May be repeated."
 )
+
+
+def _alike(_: click.Context, parameter: click.Parameter, value: str) -> int:
+    """A number of tokens that all requests have."""
+    try:
+        return int(value)
+    except ValueError:
+        from ..serving.lengths import parse_lengths
+
+        name = f"{parameter.name}_lengths"
+        try:
+            mean = parse_lengths(value, name).mean
+        except InputError:
+            raise InputError(f"--{parameter.name} must be a whole number of tokens; got {value!r}") from None
+        raise InputError(
+            f"--{parameter.name} must be a whole number of tokens, as plan takes all requests alike; {value} has a "
+            f"mean of {mean:.0f}, and llmviewer simulate takes it as --{parameter.name}-lengths"
+        ) from None
 
 
 def _served(command: _F) -> _F:
@@ -125,9 +144,9 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
 )
 @click.option("--ttft", type=float, metavar="SECONDS", default=inf, help="The longest mean time to first token.")
 @click.option("--tpot", type=float, metavar="SECONDS", default=inf, help="The longest mean time per output token.")
-@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
-@click.option("--gen", type=int, default=256, show_default=True, help="Tokens of each answer.")
-@click.option("--hardware", metavar="all|NAMES", default="all", show_default=True, help="Devices: h100-sxm,l40s.")
+@click.option("--prompt", metavar="TOKENS", default="1024", show_default=True, callback=_alike, help="Of each prompt.")
+@click.option("--gen", metavar="TOKENS", default="256", show_default=True, callback=_alike, help="Of each answer.")
+@hardware_option
 @click.option("--max-devices", type=int, default=16, show_default=True, help="Of all copies of the model together.")
 @shared.quants(
     "A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128, W4A8g128, KV8."
@@ -162,8 +181,7 @@ def plan(
     from ..serving.planning import QUANTS
     from ..serving.planning import plan as run
 
-    devices = None if hardware == "all" else [name.strip() for name in hardware.split(",") if name.strip()]
-    question |= {"hardware": devices, "quants": quants or QUANTS, "layouts": layouts or None}
+    question |= {"hardware": named(hardware), "quants": quants or QUANTS, "layouts": layouts or None}
     if not sys.stderr.isatty():
         shared.emit_report(report, run(**question), form, output)
         return
@@ -199,7 +217,13 @@ def plan(
 @click.option(
     "--with", "given", metavar="TECHNIQUE", multiple=True, help="One that is in use already. May be repeated."
 )
-@click.option("--max-devices", type=int, default=1, show_default=True, help="Up to which tensor parallelism is tried.")
+@click.option(
+    "--max-devices",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Up to which tensor parallelism is tried: 2, 4, ... 64.",
+)
 @click.option(
     "--without",
     type=click.Choice(("answers", "model")),

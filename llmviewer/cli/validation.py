@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from . import options as shared
 
 if TYPE_CHECKING:
     from ..expectation.profile import Entry
+    from ..expectation.rows import Rows
     from ..expectation.validate import Predictions, Validation
 
 _FILE = click.Path(path_type=Path)
@@ -57,7 +59,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
 
     Parameters, where they come from and their errors, on shape families that were not fitted too, go to a YAML file
     that `llmviewer validate --profile` reads. A stack needs 20 rows: what they do not tell is taken from the profiles
-    of its nearest relatives.
+    of its nearest relatives. Rows that cannot be fitted are counted with the reason.
     """
     from ..expectation.calibrate import LEAST
     from ..expectation.calibrate import calibrate as run
@@ -71,16 +73,35 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
         raise InputError(f"{output}: must end in .yaml, the format of a profile")
     _check_folder()
     wanted = find(device).name if device else None
-    measured = [group for path in files for group in read(path).rows]
-    rows = [
+    tables = [read(path) for path in files]
+    measured = [group for table in tables for group in table.rows]
+    asked_for = [
         group
         for group in measured
         if (wanted is None or group.device.name == wanted) and (library is None or group.stack.library == library)
     ]
-    if measured and not rows:
+    if measured and not asked_for:
         there = sorted({f"{group.stack.library} on {group.device.name}" for group in measured})
         asked = " on ".join(filter(None, (library, wanted)))
         raise InputError(f"{files[0]}: no rows of {asked}; there is {', '.join(there)}")
+    rows: list[Rows] = []
+    left, few = Counter[str](), Counter[str]()
+    for table in tables:
+        left.update({why: count for why, count in table.unread.items() if count})
+    for group in asked_for:
+        kept, unreliable = group.reliable()
+        left.update(unreliable)
+        if len(kept) >= LEAST:
+            rows.append(kept)
+        elif len(kept):
+            few[f"of a stack with fewer than {LEAST} rows"] += len(kept)
+    if not rows:
+        why, count = next(iter(left.most_common(1)), ("", 0))
+        most = f"; {counted(count, 'row')} left out: {why}" if count else ""
+        raise InputError(f"{files[0]}: no stack has {LEAST} rows with a time_us, which a fit needs{most}")
+    left.update(few)
+    for why, count in left.items():
+        click.echo(f"left out: {counted(count, 'row')}: {why}", err=True)
     priors = [e for profile in read_profile(prior) for e in profile.entries] if prior else shipped()
     profiles = run(
         rows,
@@ -89,8 +110,6 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
         sources=source or tuple(path.name for path in files),
         progress=lambda entry: click.echo(_fitted(entry), err=True),
     )
-    if not profiles:
-        raise InputError(f"{files[0]}: no stack has {LEAST} rows with a time_us, which a fit needs")
     write_text(output, to_yaml(profiles))
     click.echo(f"{output}: {counted(sum(len(p.entries) for p in profiles), 'stack')}", err=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -21,6 +21,10 @@ from .transfer import choose
 LEAST: Final = 20  # rows that a stack must have
 _MOST: Final = 1500  # rows that a fit uses
 _FOLDS: Final = 3
+_FEW: Final = 500  # rows that tell which variants are worth a try
+_TRIED: Final = 3  # of them, on families that are held out
+_APART: Final = 6  # families that are held out one by one
+_WORST: Final = 2.0  # error that counts at most
 
 
 def calibrate(
@@ -74,28 +78,19 @@ def judged(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) 
     rows = rows.take(np.flatnonzero(usable))
     if len(rows) < LEAST:
         return None
-    random = np.random.default_rng(0)
-    order = random.permutation(len(rows))
-    families = rows.shape_families()
-    fold = random.permutation(int(families.max()) + 1)[families] % _FOLDS
-    if families.max() + 1 < _FOLDS:
-        fold = order % _FOLDS
+    order, fold = _shuffled(rows, 0)
     usual = _usual(rows, priors)
     candidates = {v: rows.family.features(rows.shapes, rows.device, rows.stack, v) for v in rows.family.variants}
-    whole = best_of([_fitted(rows, features, order, usual, variant) for variant, features in candidates.items()])
-    features = candidates[whole.variant]
-    held_out = np.empty(len(rows))
-    for which in range(_FOLDS):
-        others = order[fold[order] != which]
-        own = np.flatnonzero(fold == which)
-        found = _fitted(rows, features, others, usual, whole.variant)
-        held_out[own] = rows.family.seconds(found.parameters, pick(features, own))
+    variant = _chosen(rows, candidates, usual)
+    features = candidates[variant]
+    whole = _fitted(rows, features, order, usual, variant)
+    held_out = _held_out(rows, features, (order, fold), usual, variant)
     held_out = np.maximum(held_out, rows.family.bound(rows.shapes, rows.device, rows.stack))
     entry = Entry(
         device=rows.device.name,
         family=rows.family.name,
         stack=rows.stack,
-        variant=whole.variant,
+        variant=variant,
         parameters=whole.parameters,
         rows=len(rows),
         version=rows.version,
@@ -105,6 +100,50 @@ def judged(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) 
         residual=_residual(rows, features, order, whole) if residual and len(rows) >= LEAST_POINTS else None,
     )
     return Judged(entry=entry, rows=rows, held_out=held_out)
+
+
+def _shuffled(rows: Rows, seed: int, folds: int = _FOLDS) -> tuple[Array, Array]:
+    """The rows in random order, and a fold for each: that of its shape family, if there are families enough."""
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(rows))
+    families = rows.shape_families()
+    if families.max() + 1 < folds:
+        return order, order % folds
+    return order, random.permutation(int(families.max()) + 1)[families] % folds
+
+
+def _held_out(
+    rows: Rows, features: Features, folds: tuple[Array, Array], usual: Mapping[str, float], variant: str
+) -> Array:
+    """What is expected of each fold by parameters that are fitted to the others. [s]"""
+    order, fold = folds
+    expected = np.empty(len(rows))
+    for which in np.unique(fold):
+        own = np.flatnonzero(fold == which)
+        found = _fitted(rows, features, order[fold[order] != which], usual, variant)
+        expected[own] = rows.family.seconds(found.parameters, pick(features, own))
+    return expected
+
+
+def _chosen(rows: Rows, candidates: Mapping[str, Features], usual: Mapping[str, float]) -> str:
+    """The variant with the least errors of rows that it is fitted to and of shape families that are held out.
+
+    Of the first alone, parameters may do what a variant does not, and of the second, few families decide by luck. The
+    folds are others than those it is judged by.
+    """
+    if len(candidates) == 1:
+        return next(iter(candidates))
+    count = int(rows.shape_families().max()) + 1
+    folds = _shuffled(rows, 1, count if _FOLDS <= count <= _APART else _FOLDS)
+    few = folds[0][:_FEW]
+    fits = [_fitted(rows, features, few, usual, variant) for variant, features in candidates.items()]
+    nearest = sorted(fits, key=lambda found: found.loss)[:_TRIED]
+    tried = []
+    for found in (one for one in fits if one in nearest):
+        expected = _held_out(rows, candidates[found.variant], folds, usual, found.variant)
+        errors = np.minimum(np.abs(expected / rows.measured - 1), _WORST)
+        tried.append(replace(found, loss=found.loss + float(np.mean(errors))))
+    return best_of(tried).variant
 
 
 def _residual(rows: Rows, features: Features, order: Array, whole: Fit) -> Residual:

@@ -27,6 +27,8 @@ class Kin:
     stacked    its memory is beside it on one package (HBM), as that of devices for data centres is
     bandwidth  of its memory [B/s]
     cores      streaming multiprocessors or compute units
+    clock      of its cores, at most; 0 if unknown [Hz]
+    multiplies OPs of 16 bits that the matrix units of a core do [OP/s]
     """
 
     name: str
@@ -36,6 +38,8 @@ class Kin:
     stacked: bool
     bandwidth: float
     cores: float
+    clock: float
+    multiplies: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,8 @@ def of(hardware: Hardware) -> Device:
         hardware=hardware,
         bandwidth=hardware.rates[MEMORY],
         cores=numbers["cores.count"],
+        clock=numbers.get("clock.boost", 0.0),
+        multiplies=max(hardware.rates.get(matrix(dtype), 0.0) for dtype in ("bf16", "fp16")) / numbers["cores.count"],
         l2=numbers[last_cache],
         link=numbers.get("scale_up.bandwidth", numbers.get("host.bandwidth", 0.0)),
         hosted="scale_up.bandwidth" not in numbers,

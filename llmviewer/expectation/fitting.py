@@ -15,7 +15,8 @@ _SCALE: Final = 0.06  # errors above this share count in proportion, not squared
 _PRIOR: Final = 8.0  # how many rows a parameter's usual value weighs as much as, at a factor of e from it
 _STEP: Final = 5e-3  # wide enough to look across the edges of tiles
 _ROUNDS: Final = 30
-_LUCK: Final = 0.03  # of the error of a fit
+_MANY: Final = 20  # rows a parameter that can tell one valley from another; fewer are left in the usual one
+_LUCK: Final = 0.03  # of the error of a fit, by which what comes later must be better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,13 @@ def fit(
     names = family.of(variant or family.variants[0])
     centre = np.array([q.sought(usual[q.name]) for q in names])
     low, high = (np.array([q.sought(getattr(q, side)) for q in names]) for side in ("low", "high"))
-    first = np.array([q.sought(usual[q.name]) for q in names])
-    first = np.clip(first, low + 1e-3 * (high - low), high - 1e-3 * (high - low))
+    starts = [centre]
+    for i, q in enumerate(names):
+        if q.again and len(measured) >= _MANY * len(names):
+            start = centre.copy()
+            start[i] = q.sought(q.again * usual[q.name])
+            starts.append(start)
+    starts = [np.clip(start, low + 1e-3 * (high - low), high - 1e-3 * (high - low)) for start in starts]
     logs = np.log(measured)
 
     def residuals(sought: Array) -> Any:
@@ -66,9 +72,14 @@ def fit(
             columns.append((residuals(moved) - at) / step)
         return np.stack(columns, axis=1)
 
-    result = least_squares(
-        residuals, first, slopes, bounds=(low, high), loss="soft_l1", f_scale=_SCALE, max_nfev=_ROUNDS, ftol=1e-4
-    )
+    def search(start: Array) -> Any:
+        return least_squares(
+            residuals, start, slopes, bounds=(low, high), loss="soft_l1", f_scale=_SCALE, max_nfev=_ROUNDS, ftol=1e-4
+        )
+
+    result = search(starts[0])
+    for other in map(search, starts[1:]):
+        result = other if other.cost < result.cost * (1 - _LUCK) else result
     found = {q.name: q.found(float(x)) for q, x in zip(names, result.x, strict=True)}
     errors = np.abs(np.expm1(np.log(family.seconds(found, features)) - logs))
     return Fit(parameters=found, variant=variant, loss=float(np.mean(np.minimum(errors, 2.0))))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ..errors import InputError, suggest
+from ..errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +72,9 @@ SIMILAR: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in wh
 
 
 def kernel_type(name: str) -> KernelType:
-    """Raises InputError, naming what there is, for a type that is not known."""
+    """Raises InputError, which names all there are, for a type that is not known."""
     if name not in TYPES:
-        raise InputError(f"dtype must be one of {', '.join(TYPES)}; got {name!r}; {suggest(name, TYPES)}")
+        raise InputError(f"dtype must be one of {', '.join(TYPES)}; got {name!r}")
     return TYPES[name]
 
 

@@ -87,6 +87,7 @@ class Launch:
     kernels  none where no kernel is known: then `remark` is why
     beside   those that run at the same time as they do
     remark   what the kernels that were measured do not have
+    partial  whether they are a part of what is run, of the rest of which no more than its bound is known
     often    the part of passes in which they run at all: where some tokens alone come, there may be none
     """
 
@@ -94,6 +95,7 @@ class Launch:
     kernels: tuple[Kernel, ...] = ()
     beside: tuple[Kernel, ...] = ()
     remark: str = ""
+    partial: bool = False
     often: Num = 1.0
 
 
@@ -204,7 +206,7 @@ def _of_block(
             for kernel in _collective(op.then, work, library)[0]
         ]
         often = works[members[-1]].often  # a conversion's is that of the product which it is part of
-        yield Launch(members=members, kernels=launch.kernels, beside=tuple(beside), remark=launch.remark, often=often)
+        yield replace(launch, members=members, beside=tuple(beside), often=often)
 
 
 def _launch(place: int, work: _Work, library: str, half: str) -> Launch:
@@ -212,7 +214,7 @@ def _launch(place: int, work: _Work, library: str, half: str) -> Launch:
     op, members = work.op, (place,)
     if isinstance(op, Collective):
         kernels, remark = _collective(op, work, library)
-        return Launch(members=members, kernels=kernels, remark=remark)
+        return Launch(members=members, kernels=kernels, remark=remark, partial=bool(kernels and remark))
     if isinstance(op, FlashAttention):
         kernels = tuple(k for spans in work.groups for k in _attention(op, work.part(spans), library, half))
         known = isinstance(op.heads.mask, Causal | Everything | Across)
@@ -468,28 +470,33 @@ def _scores(op: QK | SV, alike: Workload, library: str, half: str) -> Kernel:
 
 
 def _collective(op: Collective, work: _Work, library: str) -> tuple[tuple[Kernel, ...], str]:
-    """Kernels of a collective, and why there are none."""
+    """Kernels of a collective, or of its part in a domain, and why there are none of all of it."""
     name, group = _COLLECTIVES.get(type(op)), op.group
     if name is None:
         return (), f"no {op.kind} of this kind was measured"
     last = group.tiers[-1][0] if group.tiers else group.inside
-    if group.outer > 1 and last != HOST:
-        return (), "collectives between domains were not measured"
-    hosted = last == HOST
+    hosted, remark = last == HOST, ""
     sent = np.multiply(work.of(op.payload()), getattr(op, "parts", 1.0))
     met = 2 if isinstance(op, Send) else group.size
     shapes: dict[str, Num] = {"num_gpus": met, "bytes": sent * (1.0 if hosted else op.detour())}
-    if min(group.inner, group.outer) > 1 and name not in _PAIRED:  # a ring leaves each bridge once
+    if group.outer > 1 and not hosted:
+        remark = "collectives between domains were not measured"
+        if group.inner == 1:
+            return (), remark
+        direct = isinstance(op, AllToAll) and not group.hierarchical
+        inside = sent * (group.inner / group.size if direct else 1.0)
+        shapes = {"num_gpus": group.inner, "bytes": inside * op.detour()}
+    elif min(group.inner, group.outer) > 1 and name not in _PAIRED:  # a ring leaves each bridge once
         shapes = {"num_gpus": group.outer, "bytes": sent * _ringed(group.size) / _ringed(group.outer)}
     usual = Stack(library="nccl", dtype="fp16", kernel=f"nccl {name}")
     if name != "all_reduce" or library not in _SHORT or (hosted and group.size > 2):
-        return (Kernel(family="collectives", stack=usual, shapes=shapes, hosted=hosted),), ""
+        return (Kernel(family="collectives", stack=usual, shapes=shapes, hosted=hosted),), remark
     own = Stack(library=library, dtype="bf16", kernel=f"{_SHORT[library]} {name}")
     short = np.less_equal(sent, _SHORT_BYTES)
     return (
         Kernel(family="collectives", stack=own, shapes=shapes, where=short, hosted=hosted),
         Kernel(family="collectives", stack=usual, shapes=shapes, where=~short, hosted=hosted),
-    ), ""
+    ), remark
 
 
 def _ringed(devices: int) -> float:

@@ -186,7 +186,8 @@ class Kernels:
     """The kernels of a library on a device.
 
     library   "" is the one that was measured in most families on the device, by `profiles` where they have it, or its
-              nearest relatives' where none was
+              nearest relatives' where none was; of several the one known best on all devices, so that they are compared
+              by kernels of the same
     profiles  before those that ship
     engine    whose kernels are as much faster, and whose host adds to each pass
     """
@@ -216,7 +217,7 @@ class Kernels:
     def device(self) -> Device | str:
         """What kernels are laid out on, or why they cannot be."""
         if self.hardware.kind not in ("gpu", "") and not self.own:
-            return f"no kernel was measured on {self.hardware.name}, nor on its like"
+            return f"no kernel was measured on {self.hardware.name}, nor on a similar device"
         try:
             return of(self.hardware)
         except InputError as error:
@@ -242,8 +243,9 @@ class Kernels:
         families: dict[str, set[str]] = {}
         for e in mine or self.own or related:
             families.setdefault(e.stack.library, set()).add(e.family)
-        known = self.own or related
-        errors = {name: np.mean([e.held_out.mape for e in known if e.stack.library == name]) for name in families}
+        errors = {
+            name: np.mean([e.held_out.mape for e in self.entries if e.stack.library == name]) for name in families
+        }
         able = [name for name, found in families.items() if mine or len(found) >= _FAMILIES]
         return min(able, key=lambda name: (-len(families[name]), errors[name]), default="")
 
@@ -287,6 +289,10 @@ class Kernels:
         beside = [part for kernel in launch.beside if (part := self._kernel(kernel, bound))]
         result = _together(known, np.add)
         result = _together([result, _together(beside, np.add)], np.maximum) if beside else result
+        if launch.partial:
+            alone = bound_only(bound, f"{launch.remark}, at least {result.source}")
+            least = {name: np.maximum(getattr(result, name), bound) for name in ("expected", "low")}
+            return replace(_expected(replace(alone, **least), ()), often=launch.often)
         note = f"; {launch.remark}" if launch.remark else ""
         factor = self.factor * launch.often
         whole = result.expected * factor
@@ -376,50 +382,54 @@ class Kernels:
     def _able(self, kernel: Kernel) -> tuple[Stack, ...]:
         """What does the work of a kernel, by the names that its library has on this device, where measured there.
 
-        What only moves bytes, and collectives, are alike in all libraries; and where no library is asked for, the one
-        that was measured most stands in.
+        Where it was not, its kernels for this data type on the nearest relatives come before those of the library that
+        was measured most here, and these before kernels for similar types. What only moves bytes, and collectives, are
+        alike in all libraries.
         """
         plain = float(np.min(kernel.shapes.get("gated", 1.0))) == 0
         key = (kernel.family, kernel.stack, plain)
         if key not in self._stacks:
+            stack, several = kernel.stack, kernel.family not in ("elementwise", "collectives")
             alike = [e for e in self.own if _alike(e, kernel, plain=plain)]
-            others = alike if not self.asked or kernel.family in ("elementwise", "collectives") else []
-            most = max(others, key=lambda e: (_key(e) in self.given, e.rows), default=None)
-            library = kernel.stack.library
-            if most and all(e.stack.library != library for e in alike):
-                library = most.stack.library
-            mine = sorted((e for e in alike if e.stack.library == library), key=lambda e: -e.rows)
-            wanted: tuple[Callable[[Entry], bool], ...] = (
-                lambda e: (e.stack.dtype, e.stack.kv_dtype) == (kernel.stack.dtype, kernel.stack.kv_dtype),
-                lambda e: _key(e) in self.given,
-                lambda e: e.stack.kernel == kernel.stack.kernel,
-            )
-            for told in wanted:
-                mine = list(filter(told, mine)) or mine
-            several = kernel.family not in ("elementwise", "collectives")  # where kernels differ in what they do
-            asked = {"dtype": kernel.stack.dtype, "kv_dtype": kernel.stack.kv_dtype}
-            stacks = tuple(replace(e.stack, **asked) for e in (mine if several else mine[:1]))
-            carried = self._carried(kernel, plain=plain) if several and not stacks else ()
-            self._stacks[key] = stacks or carried or (kernel.stack,)
+            mine = [e for e in alike if e.stack.library == stack.library]
+            stacks = self._carried(kernel, stack.dtype, plain=plain, alone=True) if several and not mine else ()
+            stacks = stacks or self._measured(kernel, mine or alike, several=several)
+            for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())) if several else ():
+                for alone in (True, False):
+                    stacks = stacks or self._carried(kernel, dtype, plain=plain, alone=alone)
+            self._stacks[key] = stacks or (stack,)
         return self._stacks[key]
 
-    def _carried(self, kernel: Kernel, *, plain: bool) -> tuple[Stack, ...]:
-        """The same where none was measured there, by the names that they have on the nearest relatives; none where
-        its library is not known, as nothing says then which of theirs it runs.
+    def _measured(self, kernel: Kernel, alike: Sequence[Entry], *, several: bool) -> tuple[Stack, ...]:
+        """Of those of the device that do the same work, the library of which most was measured; `several` if kernels
+        of one differ in what they do.
+        """
+        ranked = sorted(alike, key=lambda e: (_key(e) not in self.given, -e.rows))
+        mine = [e for e in ranked if e.stack.library == ranked[0].stack.library]
+        asked = {"dtype": kernel.stack.dtype, "kv_dtype": kernel.stack.kv_dtype}
+        wanted: tuple[Callable[[Entry], bool], ...] = (
+            lambda e: (e.stack.dtype, e.stack.kv_dtype) == (kernel.stack.dtype, kernel.stack.kv_dtype),
+            lambda e: _key(e) in self.given,
+            lambda e: e.stack.kernel == kernel.stack.kernel,
+        )
+        for told in wanted:
+            mine = list(filter(told, mine)) or mine
+        return tuple(replace(e.stack, **asked) for e in (mine if several else mine[:1]))
+
+    def _carried(self, kernel: Kernel, dtype: str, *, plain: bool, alone: bool) -> tuple[Stack, ...]:
+        """Those of the nearest relatives for a data type, by the names that they have there, of their library alone or
+        of any; none where that is not known, as nothing says then which of theirs it runs.
         """
         device, stack = self.device, kernel.stack
         if isinstance(device, str) or not stack.library:
             return ()
-        for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())):
-            like = replace(kernel, stack=replace(stack, dtype=dtype))
-            alike = [e for e in self.entries if _alike(e, like, plain=plain)]
-            near = nearest([e for e in alike if not self.asked or e.stack.library == stack.library], device)
-            if near:
-                own = any(e.stack.library == stack.library for e in near)
-                library = stack.library if own else max(near, key=lambda e: e.rows).stack.library
-                names = dict.fromkeys(e.stack.kernel for e in near if e.stack.library == library)
-                return tuple(replace(stack, library=library, kernel=name) for name in names)
-        return ()
+        like = replace(kernel, stack=replace(stack, dtype=dtype))
+        alike = [e for e in self.entries if _alike(e, like, plain=plain)]
+        near = nearest([e for e in alike if not alone or e.stack.library == stack.library], device)
+        own = any(e.stack.library == stack.library for e in near)
+        library = stack.library if own else max(near, key=lambda e: e.rows).stack.library if near else ""
+        names = dict.fromkeys(e.stack.kernel for e in near if e.stack.library == library)
+        return tuple(replace(stack, library=library, kernel=name) for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)

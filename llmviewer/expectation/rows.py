@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NEEDED: Final = ("gpu", "framework")
+_TYPED: Final = ("gemm", "moe")  # families whose rows must say their data type
+_COUNTS: Final = ("batch", "tp", "ep", "cols")  # optional columns that are sizes too
+NO_TIME: Final = "time_us is missing or not positive"
+_IMPOSSIBLE: Final = 0.1  # of the bound: a kernel that took less did other work, or its time is in another unit
 _MARKS: Final = (  # the columns by which a table's family is known, where it has no column that says it
     ("attention_prefill", "q_len"),
     ("attention_decode", "kv_len"),
@@ -77,6 +82,19 @@ class Rows:
             measured=self.measured[chosen],
         )
 
+    def reliable(self) -> tuple[Rows, dict[str, int]]:
+        """Those that a fit may rest on, and why others may not, with how many of them."""
+        kept, left = np.ones(len(self), dtype=bool), dict[str, int]()
+        bound = self.family.bound(self.shapes, self.device, self.stack)
+        for why, wrong in (
+            (NO_TIME, ~(np.isfinite(self.measured) & (self.measured > 0))),
+            ("sizes that no fit rests on, which docs/measurements.md names", ~self.family.kept(self.shapes)),
+            ("time_us is less than a tenth of the bound", self.measured < _IMPOSSIBLE * bound),
+        ):
+            left[why] = int(np.count_nonzero(wrong & kept))
+            kept &= ~wrong
+        return self.take(np.flatnonzero(kept)), {why: count for why, count in left.items() if count}
+
     def shape_families(self) -> Array:
         """A number for each row; rows of one weight shape, head layout or model have the same."""
         columns = np.stack([self.shapes[name] for name in self.family.groups], axis=1)
@@ -99,20 +117,37 @@ class Table:
 def read(path: Path) -> Table:
     """The measurements of a file.
 
-    Raises InputError where the file cannot be read or lacks a column.
+    Raises InputError where the file cannot be read, lacks a column, or has other than numbers where they must be.
     """
     frame = _frame(path)
     family = _family(frame, path)
-    missing = [c for c in (*_NEEDED, *family.columns) if c not in frame]
+    needed = (*_NEEDED, *family.columns, *(["dtype"] if family.name in _TYPED else []))
+    missing = [c for c in needed if c not in frame]
     if missing:
         raise InputError(f"{path}: {family.name} needs the column {missing[0]!r}; it has {', '.join(frame.columns)}")
-    for column in family.columns:
-        try:
-            frame[column].astype(float)
-        except (TypeError, ValueError):
-            raise InputError(f"{path}: {column}: must be numbers; got {frame[column].iloc[0]!r}") from None
+    for column in (*family.columns, *family.optional, "time_us", "loop", "nodes"):
+        if column in frame:
+            _check_numbers(frame[column], path)
     unread: Counter[str] = Counter()
     return Table(path=path, frame=frame, rows=tuple(_rows(frame, family, unread)), unread=unread)
+
+
+def _check_numbers(column: pd.Series[Any], path: Path) -> None:
+    """Raises InputError at the first value that is no number. Rows are counted from 1."""
+    try:
+        column.astype(float)
+    except (TypeError, ValueError, OverflowError):
+        place = next((i for i, value in enumerate(column) if not _is_number(value)), 0)
+        got = reprlib.repr(column.iloc[place])
+        raise InputError(f"{path}: row {place + 1}: {column.name}: must be a number; got {got}") from None
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _frame(path: Path) -> pd.DataFrame:
@@ -121,7 +156,7 @@ def _frame(path: Path) -> pd.DataFrame:
     if path.suffix not in (".csv", ".parquet"):
         raise InputError(f"{path}: must end in .csv or .parquet, the formats of measurements")
     try:
-        frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, low_memory=False)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -160,19 +195,10 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
     given = frame["loop"].to_numpy(float) if "loop" in frame else None
     replayed = _texts(frame, "stat") == _REPLAYED
     times = frame["time_us"].to_numpy(float) * 1e-6 if "time_us" in frame else np.full(len(frame), np.nan)
-    sound = np.all([np.isfinite(c) & (c > 0) for c in (numbers[n] for n in family.columns)], axis=0)
-    if family.name == "collectives" and "nodes" in frame:
-        crossing = frame["nodes"].to_numpy(float) > 1
-        unread["more than one node"] += int(np.count_nonzero(crossing & sound))
-        sound = sound & ~crossing
-    unread["a shape is missing or not positive"] += int(np.count_nonzero(~sound)) - unread["more than one node"]
-    if family.name == "moe":
-        for why, wrong in (
-            ("distribution must be balanced or power_law_S, such as power_law_1.2", np.isnan(numbers["skew"])),
-            ("ep must be no more than the experts", numbers["ep"] > numbers["experts"]),
-        ):
-            unread[why] += int(np.count_nonzero(wrong & sound))
-            sound = sound & ~wrong
+    sound = np.ones(len(frame), dtype=bool)
+    for why, wrong in _wrong(frame, family, numbers):
+        unread[why] += int(np.count_nonzero(wrong & sound))
+        sound &= ~wrong
     keys = frame.assign(**{f"_{name}": column for name, column in labels.items() if name != "version"})
     for label, found in keys.groupby([f"_{n}" for n in labels if n != "version"], sort=True).indices.items():
         assert isinstance(label, tuple)
@@ -199,11 +225,26 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
         )
 
 
+def _wrong(frame: pd.DataFrame, family: Family, numbers: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Why rows cannot be used, and which; a row may be among several."""
+    sizes = {name: column for name, column in numbers.items() if name in family.columns or name in _COUNTS}
+    yield "a shape is missing or not positive", ~np.all([np.isfinite(c) & (c > 0) for c in sizes.values()], axis=0)
+    whole = [c == np.floor(c) for name, c in sizes.items() if name != "bytes"]  # a mean of calls may have half a byte
+    yield "a size is not a whole number", ~np.all(whole, axis=0)
+    if family.name == "collectives" and "nodes" in frame:
+        yield "more than one node", frame["nodes"].to_numpy(float) > 1
+    if family.name == "moe":
+        yield "distribution must be balanced or power_law_S, such as power_law_1.2", np.isnan(numbers["skew"])
+        yield "ep must be no more than the experts", numbers["ep"] > numbers["experts"]
+
+
 def _stack(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: str) -> Stack:
     library = "cublas" if family.name == "gemm" and framework in _CUBLAS else framework
     if family.name == "gemm":
         dtype = _CALLED.get((library, dtype), dtype)
-    if family.name in ("gemm", "moe"):
+    if family.name in _TYPED:
+        if not dtype:
+            raise InputError("dtype is missing")
         kernel_type(dtype)
     if family.name.startswith("attention"):
         cache_bytes(kv_dtype or "bf16")

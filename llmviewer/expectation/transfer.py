@@ -20,8 +20,16 @@ from .residual import NEIGHBOURS, Residual
 _GENERATIONS: Final = (
     "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell ultra", "rubin",
 )  # fmt: skip
+# Since Ampere NVIDIA's devices for data centres have an L2 cache in two halves, each of which keeps what its own cores
+# read, so that what all read is in both (A100 whitepaper, L2 cache: "each L2 partition localizes and caches data for
+# memory accesses from SMs in the GPCs directly connected to the partition"); their other devices have it in one.
+_HALVES_SINCE: Final = {*_GENERATIONS[_GENERATIONS.index("ampere") :]}
 _KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
 _RELATIVES: Final = 5  # stacks that are asked at most
+_TELLING: Final = 6  # rows for each parameter that a stack of another library or architecture must have to be asked
+# OPs in a clock of a core below which its matrix units are slowed down, as those of GeForce cards are to 512 where they
+# add up in fp32, half of what others of their chips do (NVIDIA Ampere GA102 whitepaper, table 9).
+_HALVED: Final = 768
 # What 80 % of measured times lie between where no error of a transfer was measured: no better than a guess.
 _UNKNOWN: Final = Error(
     mape=0.5, median=0.4, mape_short=0.5, mape_long=0.5, covered=float("nan"), short=(0.5, 2.0), long=(0.5, 2.0)
@@ -103,9 +111,11 @@ def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:
 def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
     """Those of the same maker, kind of memory and nearest architecture, there of the same kernel and library.
 
-    One of each device and library.
+    One of each device and library. Few rows do not tell all parameters, so those of another library or architecture are
+    asked last.
     """
-    ranked = sorted(entries, key=lambda e: (*_distance(e, device, stack), -e.rows))
+    telling = [e for e in entries if e.rows >= _TELLING * _count(e) or _of_line(e, device, stack)]
+    ranked = sorted(telling or entries, key=lambda e: (*_distance(e, device, stack), -e.rows))
     best: dict[tuple[str, str], Entry] = {}
     for entry in ranked:
         best.setdefault((entry.device, entry.stack.library), entry)
@@ -114,13 +124,28 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
     return [e for e in chosen if _distance(e, device, stack) == least][:_RELATIVES]
 
 
+def _of_line(entry: Entry, device: Device, stack: Stack) -> bool:
+    return entry.stack.library == stack.library and kin(entry.device).architecture == device.architecture
+
+
+def _count(entry: Entry) -> int:
+    return len(FAMILIES[entry.family].of(entry.variant))
+
+
 def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
-    other = kin(entry.device)
-    kernel = 0 if entry.stack.kernel == stack.kernel else 1 + (entry.variant in FAMILIES[entry.family].alone)
+    other, family = kin(entry.device), FAMILIES[entry.family]
+    kernel = 0 if entry.stack.kernel == stack.kernel else 1 + (entry.variant in family.alone)
     library = 0 if entry.stack.library == stack.library else 1
-    if not FAMILIES[entry.family].aged:
-        return (int(other.vendor != device.vendor),)
-    return (*_relation(other, device), library + kernel)
+    maker, *relation = _relation(other, device)
+    if not family.aged:
+        return (maker,)
+    slowed = family.computes and not family.halves and _slowed(other) != _slowed(device)
+    return (maker, int(slowed), *relation, library + kernel)
+
+
+def _slowed(device: Kin) -> bool:
+    """Whether its matrix units are: what feeds them then suffices, and kernels reach more of their peak."""
+    return 0 < device.multiplies < _HALVED * device.clock
 
 
 def _relation(other: Kin, device: Kin) -> tuple[int, ...]:
@@ -222,16 +247,34 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
 
 
 def _there(entry: Entry, device: Device) -> Mapping[str, float]:
-    """Parameters on a device. The L2 cache of an architecture goes with its cores, not with the memory behind it; from
-    one to the next it has gone with the memory, unless that is of another kind.
+    """Parameters on a device.
+
+    Fixed times are as many clocks, but of messages over a host, which are not its cores'. The L2 bandwidth of an
+    architecture goes with its cores, not with the memory behind it; from one to the next it has gone with stacked
+    memory only, and with that of other makers. Exponentials are not sped up with multiplications, by whose time
+    `softmax` counts them (FlashAttention-3, arXiv:2407.08608); kernels of earlier generations hide less of them.
     """
-    known = entry.parameters
-    if entry.device == device.name or "lambda" not in known:
-        return known
-    own = kin(entry.device)
-    if own.architecture != device.architecture and own.stacked == device.stacked:
-        return known
-    return {**known, "lambda": known["lambda"] * (own.bandwidth / own.cores) / (device.bandwidth / device.cores)}
+    if entry.device == device.name:
+        return entry.parameters
+    own, found = kin(entry.device), dict(entry.parameters)
+    alike = own.vendor == device.vendor
+    clocks = own.clock / device.clock if alike and own.clock and device.clock else 1.0
+    if not (entry.family == "collectives" and device.hosted):
+        found |= {name: value * clocks for name, value in found.items() if name.endswith(("_us", "_ns"))}
+    with_memory = own.architecture != device.architecture and own.stacked == device.stacked
+    if "lambda" in found and not (with_memory and (device.stacked or not alike)):
+        found["lambda"] *= (own.bandwidth / own.cores) / (device.bandwidth / device.cores)
+    if alike and {own.architecture, device.architecture} <= _HALVES_SINCE:
+        halves = (1 + own.stacked) / (1 + device.stacked)
+        found |= {name: found[name] * halves for name in ("eta", "eta_x") if name in found}
+    if "softmax" in found and alike and own.multiplies and device.multiplies and not _earlier(device, own):
+        found["softmax"] *= device.multiplies / own.multiplies * clocks
+    return found
+
+
+def _earlier(one: Kin, other: Kin) -> bool:
+    ages = [_GENERATIONS.index(d.architecture) for d in (one, other) if d.architecture in _GENERATIONS]
+    return len(ages) > 1 and ages[0] < ages[1]
 
 
 def _middle(values: Sequence[Array]) -> Array:

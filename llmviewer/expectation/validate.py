@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..errors import InputError
 from .families._family import Array
 from .profile import SHORT_S, Entry
-from .rows import Table
+from .rows import NO_TIME, Table
 from .transfer import Expectation, expect
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Validation:
     """The scores of files.
 
     points   to be drawn
-    worst    rows whose expectation is farthest off, with the file that each is in
+    worst    rows whose expectation is farthest off, with the file that each is in and its place there, from 1
     skipped  rows without a prediction or a time, by reason
     """
 
@@ -138,7 +138,7 @@ def validate(predictions: Iterable[Predictions]) -> Validation:
             times = np.isfinite(rows.measured) & (rows.measured > 0)
             unmeasured = int(np.count_nonzero(~times))
             if unmeasured:
-                skipped["time_us is missing or not positive"] += unmeasured
+                skipped[NO_TIME] += unmeasured
         groups += _groups(one)
         worst += _worst(one)
         points += _points(one)
@@ -261,6 +261,6 @@ def _worst(one: Predictions) -> list[dict[str, Any]]:
         facts: dict[str, Any] = {name: str(row[name]) for name in names}
         facts |= {name: float(row[name]) for name in shapes}
         times = {name: float(one.columns[name][place]) for name in ("bound_us", "expected_us")}
-        placed = {"file": str(one.table.path), "row": int(place)}
+        placed = {"file": str(one.table.path), "row": int(place) + 1}
         rows.append({**placed, **facts, "time_us": float(measured[place]), **times})
     return rows

@@ -36,13 +36,13 @@ SCHEMA_VERSION: Final = 1  # of to_dict()
 TOGETHER: Final = 3  # techniques in the largest combination
 _PRECISIONS: Final = ("fp8", "W8A8", "W4A16g128", "W4A8g128", "nvfp4")
 _CACHES: Final = ("KV8", "KV4")
-_DEGREES: Final = (2, 4, 8)
+_DEGREES: Final = (2, 4, 8, 16, 32, 64)
 _BATCHES: Final = (2, 4, 8, 16)
 _COMBINED: Final = 8  # options that are combined: the best, of each group no more than two
 _ALIKE: Final = 2
 _LOOKED_AT: Final = 24  # combinations that gain most at the bound, of which is asked what is expected
 _DRAFT: Final = 5  # times smaller than the model, at least, is one that drafts for it
-_TAU: Final = 1.9  # tokens of a pass that it verifies: the middle of what was measured (arXiv:2404.14294, table 5)
+TAU: Final = 1.9  # tokens of a pass that it verifies: the middle of what was measured (arXiv:2404.14294, table 5)
 _AMOUNTS: Final = ("ops", "bytes", "launches", "passes")
 _WORTH: Final = 0.02  # of what is used, to be worth a word
 _LEAST: Final = 1.005  # times better, to be worth a line
@@ -370,17 +370,17 @@ def _options(base: Generated, aim: For, asked: dict[str, Any], most: int) -> Ite
     for text in _CACHES:
         yield Option(name=text, group="cache", change=("cache", text), touches=Touches.ANSWERS)
     setting = base.setting
+    size = {name: asked[name] for name in ("batch", "prompt", "gen")}
+    held = memory(setting.footprint, setting.hardware.capacity, **size)
     if setting.attention is Attention.EAGER:
         yield Option(name="flash attention", group="attention", change=("attention", "flash"))
     if setting.layout.devices == 1:
         for degree in (degree for degree in _DEGREES if degree <= most):
             yield Option(name=f"tp={degree}", group="layout", change=("layout", f"tp={degree}"))
     if aim is For.THROUGHPUT:
-        for factor in _BATCHES:
-            batch = asked["batch"] * factor
+        more = {asked["batch"] * factor for factor in _BATCHES} | {held.max_batch or 0}
+        for batch in sorted(number for number in more if number > asked["batch"]):
             yield Option(name=f"batch {batch}", group="batch", change=("batch", batch))
-    size = {name: asked[name] for name in ("batch", "prompt", "gen")}
-    held = memory(setting.footprint, setting.hardware.capacity, **size)
     if offloaded := fitting(setting, held, **size, images=0):
         text = str(offloaded.offload)
         yield Option(name=f"offload {text}", group="offload", change=("offload", text))
@@ -390,7 +390,7 @@ def _options(base: Generated, aim: For, asked: dict[str, Any], most: int) -> Ite
             yield Option.of(kind)
     draft = _draft(setting.model)
     if "speculative" not in taken and draft:
-        text = f"speculative:draft={draft},tau={_TAU}"
+        text = f"speculative:draft={draft},tau={TAU}"
         yield Option.of(techniques()["speculative"], f"draft {draft}", text)
 
 

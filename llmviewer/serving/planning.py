@@ -12,6 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__
+from ..cells import hourly
+from ..choice import unsold
 from ..errors import InputError
 from ..expectation.engines import find_engine
 from ..expectation.network import Kernels
@@ -53,7 +55,10 @@ class ServicePlan:
     able        those that keep to them, cheapest first, those without a price last
     unmeasured  those that do at the bound, where nothing is expected of their kernels
     least       the cheapest where steps take as long as their lower bounds: no kernels need less
-    rejected    for each device that is in none of them, the candidate that comes closest
+    rejected    for each device that is in none of them, the candidate that comes closest; nearest first
+    considered  how many devices were; `priced` of them have a price, and `left_out` are those that nobody named and
+                nobody can buy
+    asked_by    what was asked to be low; None where that was left to what is known
     tried       how many settings of devices, layouts, precisions, copies and batches there were
     common      arguments of plan() that simulate() has too
     """
@@ -64,8 +69,12 @@ class ServicePlan:
     gen: int
     goals: Goals
     by: By
+    asked_by: By | None
     years: float | None
     max_devices: int
+    considered: int
+    priced: int
+    left_out: tuple[str, ...]
     quants: tuple[str, ...]
     kernels: str | None
     able: tuple[Candidate, ...] = field(repr=False)
@@ -152,7 +161,7 @@ class ServicePlan:
                 "max_devices": self.max_devices, "quants": list(self.quants), "kernels": self.kernels,
                 **{key: value if isfinite(value) else None for key, value in asdict(self.goals).items()},
             },
-            "tried": self.tried,
+            "tried": self.tried, "considered": self.considered, "priced": self.priced, "left_out": list(self.left_out),
             "best": best,
             "least": None if self.least is None else {
                 "hardware": self.least.hardware.name, "quant": self.least.quant, "layout": str(self.least.layout),
@@ -189,7 +198,7 @@ def plan(
     """The cheapest way to serve `rate` requests a second within `ttft` and `tpot` seconds on average.
 
     prompt, gen  tokens of each request, which come at random (Poisson)
-    hardware     those that ship and those of the user's folder, if None
+    hardware     those that can be bought of those that ship, and those of the user's folder, if None
     layouts      of one copy of the model, as "tp=4 pp=2"; "" is one device; if None those of usual_layouts()
     batches      limits of sequences at a time among which one is chosen
     by           "cost", "energy" (watts at TDP) or "devices"; the first of these that is known, if None
@@ -214,7 +223,8 @@ def plan(
         raise InputError(f"years must be a positive number; got {years:g}")
     limits = np.array(sorted({whole("batches", batch) for batch in batches}), dtype=np.float64)
     named = _loaded(hardware_names() if hardware is None else hardware, hardware_set)
-    devices = list(named.values())
+    left = unsold(named.values()) if hardware is None else ()
+    devices = [device for name, device in named.items() if name not in left]
     if len(limits) and limits[-1] < 2:
         raise InputError(
             f"batches must have a number above 1, for sequences that decode together; got {limits[-1]:.0f}"
@@ -271,11 +281,12 @@ def plan(
         "hardware_set": tuple(hardware_set),
     }  # fmt: skip
     return ServicePlan(
-        common=common, model=base.model, rate=rate, prompt=prompt, gen=gen, goals=goals, by=chosen, years=years,
-        max_devices=max_devices, quants=tuple(quants), able=able,
+        common=common, model=base.model, rate=rate, prompt=prompt, gen=gen, goals=goals, by=chosen, asked_by=wanted,
+        years=years, considered=len(devices), priced=sum(not isnan(hourly(device, years)) for device in devices),
+        left_out=left, max_devices=max_devices, quants=tuple(quants), able=able,
         kernels=None if bound else made.title if made else library,
         unmeasured=_each([one for one in keeping if not (one.least or bound)]), least=least,
-        rejected=tuple(sorted(closest, key=lambda one: (one.factor, one.excess))), tried=tried,
+        rejected=tuple(sorted(closest, key=_missed)), tried=tried,
     )  # fmt: skip
 
 

@@ -129,6 +129,15 @@ class Simulation:
         return float(np.max(self.finish_s) - self.traffic.arrival_s[0])
 
     @property
+    def drained(self) -> float:
+        """The part of the span after the last arrival, where rates over it are lower for that: nan where they are not,
+        as requests came faster than they were served, or all at once.
+        """
+        if self.traffic.rate == inf or (self.closed and not self.closed.stable):
+            return nan
+        return float(np.max(self.finish_s) - self.traffic.arrival_s[-1]) / self.span_s
+
+    @property
     def tokens_per_s(self) -> float:
         return float(np.sum(self.traffic.gen)) / self.span_s
 
@@ -236,6 +245,7 @@ class Simulation:
                 "copies": self.copies, "readers": self.readers,
                 "prefill_hardware": self.reads.hardware.name if self.reads else None,
                 "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
+                "empty_requests": self.traffic.empty,
                 "rate": _known(self.traffic.rate), "mean_prompt": float(np.mean(self.traffic.prompt)),
                 "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": _known(self.goals.ttft_s),
                 "tpot_s": _known(self.goals.tpot_s), "years": self.years,
@@ -251,6 +261,7 @@ class Simulation:
         return {
             "times": {name: summary(values) for name, values in self.metrics.items()},
             "span_s": self.span_s,
+            "drained": _known(self.drained),
             "tokens_per_s": self.tokens_per_s,
             "requests_per_s": self.requests_per_s,
             "good": self.good,

@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..workload import Spans
+from .lengths import Tokens
 from .policy import Policy
 from .steps import Steps
 from .traffic import Traffic
 
 Column = npt.NDArray[np.float64]
 
-_REQUESTS: Final = 128  # of the traffic whose lengths stand for all
+_REQUESTS: Final = 128  # of the traffic whose lengths stand for all; groups of prompts likewise
 _BATCHES: Final = 192  # between which the batch is looked for
 _STEPS: Final = 64  # of the longest answer, at which is asked how many are still written
 
@@ -74,12 +75,15 @@ def _overrun(*, max_rate: float, most: int) -> Steady:
 class _Lengths(NamedTuple):
     """Those of the traffic, each from the shortest to the longest, evenly. [tokens]
 
+    groups  means of prompts of about the same length, and `shares` the part of all that are in each
     wanted  tokens of a request that decode steps write, on average
     middle  what a sequence that decodes attends to on average
     """
 
     prompt: Column
     gen: Column
+    groups: Column
+    shares: Column
     wanted: float
     middle: float
 
@@ -89,7 +93,19 @@ class _Lengths(NamedTuple):
         place = ((np.arange(count) + 0.5) * len(traffic) / count).astype(int)
         prompt, gen = (np.sort(lengths)[place].astype(float) for lengths in (traffic.prompt, traffic.gen))
         middle = np.sum(traffic.gen * (traffic.prompt + traffic.gen / 2)) / np.sum(traffic.gen)
-        return cls(prompt, gen, float(np.mean(traffic.gen)) - 1, float(middle))
+        return cls(prompt, gen, *_grouped(traffic.prompt), float(np.mean(traffic.gen)) - 1, float(middle))
+
+
+def _grouped(lengths: Tokens) -> tuple[Column, Column]:
+    """Means and shares of groups, from the shortest to the longest, that are alike in the sum of their squares: what
+    prompts wait grows with the squares, of which the few that are longest have most.
+    """
+    ordered = np.sort(lengths).astype(float)
+    sums = np.cumsum(ordered**2)
+    group = np.ceil(sums / sums[-1] * _REQUESTS - 1e-9).astype(int)
+    counts = np.bincount(group)
+    found = counts > 0
+    return np.bincount(group, ordered)[found] / counts[found], counts[found] / len(ordered)
 
 
 class _Reading(NamedTuple):
@@ -112,7 +128,7 @@ def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> 
     The parts of a prompt differ in how many tokens are before them; the one in the middle stands for all, as the time
     is a line in that.
     """
-    prompt, others = lengths.prompt[:, None], batch[None, :] if policy.mixes else np.zeros((1, 1))
+    prompt, others = lengths.groups[:, None], batch[None, :] if policy.mixes else np.zeros((1, 1))
     part = np.minimum(prompt, np.maximum(policy.budget - others, 1)) if policy.cuts else prompt + 0 * others
     parts = prompt / part
     decoding = Spans(batch=others, q_len=1.0, kv_len=lengths.middle)
@@ -126,8 +142,8 @@ def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> 
     more_s = np.where(rest > 0, step_s(np.maximum(rest, 1e-3), prompt) - rest / part * each_s, 0.0)
     shape = (len(prompt), len(batch))
     time_s, parts, more_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s))
-    along = np.mean(parts, axis=0) if policy.mixes else np.zeros(len(batch))
-    return _Reading(np.mean(time_s, axis=0), np.mean(time_s**2, axis=0), along, np.mean(more_s, axis=0))
+    along = lengths.shares @ parts if policy.mixes else np.zeros(len(batch))
+    return _Reading(lengths.shares @ time_s, lengths.shares @ time_s**2, along, lengths.shares @ more_s)
 
 
 def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most: int) -> Steady:

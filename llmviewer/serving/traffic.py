@@ -37,11 +37,13 @@ class Traffic:
     arrival_s  when each arrives, the first at 0 or later [s]
     prompt     tokens that each brings
     gen        tokens that are written for each, of which its prefill gives the first
+    empty      rows of the file that generate nothing, and are not among them
     """
 
     arrival_s: Times
     prompt: Tokens
     gen: Tokens
+    empty: int = 0
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -70,7 +72,7 @@ def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, gene
 def read_traffic(path: Path, most: int | None = None) -> Traffic:
     """The first `most` rows of a CSV file with columns timestamp (seconds, or dates as in Azure's traces), prompt, gen.
 
-    Requests that generate nothing are left out.
+    Requests that generate nothing, as those that failed in BurstGPT's, are counted and left out.
 
     Raises InputError, with its line, where a row is wrong.
     """
@@ -82,13 +84,14 @@ def read_traffic(path: Path, most: int | None = None) -> Traffic:
         if found is None:
             raise InputError(f"{path}: {key}: must be a column of the header, which has {', '.join(names) or 'none'}")
         columns[key] = found
-    rows = [_row(row, columns, f"{path}:{line}") for line, row in enumerate(reader, 2)]
-    rows = sorted(row for row in rows if row[2] > 0)[:most]
+    every = [_row(row, columns, f"{path}:{line}") for line, row in enumerate(reader, 2)]
+    rows = sorted(row for row in every if row[2] > 0)[:most]
     if not rows:
         raise InputError(f"{path}: holds no request that generates anything")
     times, prompts, gens = zip(*rows, strict=True)
     arrival = np.array(times)
-    return Traffic(arrival_s=arrival - arrival[0], prompt=np.array(prompts), gen=np.array(gens))
+    empty = sum(row[2] == 0 for row in every)
+    return Traffic(arrival_s=arrival - arrival[0], prompt=np.array(prompts), gen=np.array(gens), empty=empty)
 
 
 def _row(row: Mapping[str, str | None], columns: Mapping[str, str], where: str) -> tuple[float, int, int]:

@@ -33,11 +33,12 @@ class _OnLinears(Technique):
     touches = Touches.MODEL
     order = 1  # of the products that others have left
 
-    targets: str = parameter("linears, as in file names, such as *_proj or down_proj", "*")
+    targets: str = parameter("linears, as in file names, with + between several, such as *_proj or q_proj+v_proj", "*")
 
     def chosen(self, block: Block, op: Operator) -> bool:
         """Whether it is done to `op`."""
-        return layers(block) and compressible(original(op)) and fnmatchcase(op.name, self.targets)
+        named = any(fnmatchcase(op.name, target) for target in self.targets.split("+"))
+        return named and layers(block) and compressible(original(op))
 
     def network(self, graph: Graph, *, decode: bool) -> Graph:  # noqa: ARG002
         return self.applied(graph)
@@ -62,8 +63,9 @@ class _OnLinears(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         graph = machine.model.graph
         names = {op.name for block, op in graph if layers(block) and compressible(op)}
-        if not any(self.chosen(block, op) for block, op in graph):
-            return f"no linear is called {self.targets!r}; {suggest(self.targets, names)}"
+        for target in self.targets.split("+"):
+            if not any(replace(self, targets=target).chosen(block, op) for block, op in graph):
+                return f"no linear is called {target!r}; {suggest(target, names)}"
         return ""
 
 

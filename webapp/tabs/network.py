@@ -53,7 +53,7 @@ _COLOURED: Final = """(by, styles) => JSON.parse(JSON.stringify(styles[by] || st
 
 
 def show(found: tuple[Answer, ...], state: State) -> Component:
-    looks = {"memory": "", "compute": ", corners cut", "link": ", barrels"}
+    looks = {"memory": "", "compute": ", cut corners", "link": ", rounded sides"}
     legend = [html.Span(f"{bound}{look}", className=f"badge {bound}") for bound, look in looks.items()]
     one = network.drawing(found[0], state.phase)
     return html.Div([

@@ -10,6 +10,7 @@ from llmviewer.reports.drawing import SKY
 from llmviewer.reports.html import memory_cards, time_cards
 from llmviewer.reports.marks import identity
 from llmviewer.reports.page import Card
+from llmviewer.reports.table import computed_in
 from llmviewer.reports.text import devices, effect_lines, headline, sentence
 
 from ..answers import Answer
@@ -100,7 +101,7 @@ def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
             "id": f"{one.name} {identity(op)}", "op": identity(op), "device": one.name, "operator": op.name,
             "block": op.block, "kind": op.kind, "repeat": op.repeat, "ops": op.ops, "weights": op.weight_bytes,
             "activations": op.activation_bytes, "kv": op.kv_bytes, "intensity": op.intensity,
-            "attainable": op.attainable_ops_per_s, "bound": op.bound, "dtype": op.compute_dtype,
+            "attainable": op.attainable_ops_per_s, "bound": op.bound, "dtype": computed_in(op),
             "time": op.bound_time_s, "expected": op.expected_time_s, "share": op.share,
         }
         for one in found

@@ -225,7 +225,8 @@ def worst(one: Measured) -> list[tuple[str, ...]]:
         what = ", ".join(f"{k} {v:g}" if isinstance(v, float) else v for k, v in facts.items())
         times = (row["time_us"], row["expected_us"], row["bound_us"])
         off = row["expected_us"] / row["time_us"] - 1
-        lines.append((str(one.places[row["row"]] + 1), what, *(seconds(1e-6 * time) for time in times), f"{off:+.0%}"))
+        place = one.places[row["row"] - 1] + 1
+        lines.append((str(place), what, *(seconds(1e-6 * time) for time in times), f"{off:+.0%}"))
     return lines
 
 

@@ -14,12 +14,22 @@ from ._family import Array
 # are no more than the square root of 8 times as many, and blocks no more than 8 waves.
 _XQA_KEYS: Final = 128
 _XQA_WAVES: Final = 8
+# They take turns at tiles of so many keys (cpp/kernels/xqa/mha.cu: four warps of 64; mha_sm90.cu, Hopper's kernel for
+# caches of 8 bits). Where 4 times the blocks do not fill the device, masked attention is called instead
+# (DecoderXQARunner::mayHavePerfGain), but not for a cache of 8 bits.
+_XQA_TILE: Final = 256
+_XQA_TILE_SM90: Final = 64
+_XQA_GAIN: Final = 4
 # TensorRT-LLM's masked attention (decoderMaskedMultiheadAttentionLaunch.h): a core holds so many threads; a block has
 # from so few of them to all, as many as fill the device, and takes 8 keys at a time for every thread of 8 columns.
 _MASKED_THREADS: Final = 1024
 _MASKED_LEAST: Final = 256
 _MASKED_KEYS: Final = 8
 _MASKED_COLUMNS: Final = 8
+# TensorRT-LLM's generated kernels for Blackwell, which FlashInfer has too (fmhaKernels.h, computeNumCtas): as many
+# parts as the cores hold at once, of two steps of keys or more.
+_GENERATED_KEYS: Final = 256
+_GENERATED_STEPS: Final = 2
 # FlashAttention-3 (hopper/tile_size.h, flash_prepare_scheduler.cu): keys of a block up to a width of a head; work is
 # dealt out as if there were a tenth more, and CUDA graphs of vLLM have room for so many parts.
 _FA3_KEYS: Final = ((64, 192), (128, 128), (192, 96), (np.inf, 80))
@@ -67,11 +77,13 @@ class Caches:
 class Cut:
     """Parts of a cache, and how many of them have anything to do.
 
+    keys    of the longest part
     places  for parts on a core, where these come in whole waves; 0 where the next begins as soon as one is done
     """
 
     parts: Array
     used: Array
+    keys: Array
     places: Array | float = 0.0
 
 
@@ -81,7 +93,32 @@ def _xqa(c: Caches) -> Cut:
     parts = np.minimum(most, np.round(np.sqrt(8 * most)))
     waves = c.heads * parts / c.cores
     parts = np.maximum(np.floor(parts / np.maximum(waves / _XQA_WAVES, 1)), 1)
-    return Cut(parts=parts, used=np.minimum(np.ceil(c.keys / c.whole * parts), parts))
+    return _even(c, parts, np.minimum(np.ceil(c.keys / c.whole * parts), parts))
+
+
+def _dealt(c: Caches, tile: float) -> Cut:
+    parts = _xqa(c).parts
+    tiles = np.ceil(c.keys / tile)
+    return _tiled(c, parts, np.minimum(parts, tiles), tiles, tile)
+
+
+def _generated(c: Caches) -> Cut:
+    full = np.maximum(np.floor(c.cores / c.tiles), 1)
+    parts = np.minimum(np.ceil(c.keys / (_GENERATED_STEPS * _GENERATED_KEYS)), full)
+    return _tiled(c, parts, parts, np.ceil(c.keys / _GENERATED_KEYS), _GENERATED_KEYS)
+
+
+def worth(heads: Array, whole: Array, cores: float) -> Array:
+    """Whether XQA kernels are called, for key heads of all sequences with caches of as many keys."""
+    return np.asarray(_XQA_GAIN * heads * np.maximum(np.floor(whole / _XQA_KEYS), 1) >= cores)
+
+
+def _tiled(c: Caches, parts: Array, used: Array, tiles: Array, tile: float) -> Cut:
+    return Cut(parts=parts, used=used, keys=np.minimum(np.ceil(tiles / used) * tile, c.keys))
+
+
+def _even(c: Caches, parts: Array, used: Array, places: Array | float = 0.0) -> Cut:
+    return Cut(parts=parts, used=used, keys=c.keys / used, places=places)
 
 
 def _masked(c: Caches) -> Cut:
@@ -92,14 +129,14 @@ def _masked(c: Caches) -> Cut:
     places = _MASKED_THREADS / threads
     loop = _MASKED_KEYS * np.floor(threads / (2 ** np.ceil(np.log2(c.width)) / _MASKED_COLUMNS))
     parts = np.clip(np.ceil(places * c.cores / c.tiles), 1, np.ceil((c.keys + 1) / loop))
-    return Cut(parts=parts, used=parts, places=places)
+    return _even(c, parts, parts, places)
 
 
 def _listed(c: Caches) -> Cut:
     blocks = np.ceil(c.keys / _up_to(c.width, _FA3_KEYS))
     each = np.ceil(_FA3_MARGIN * c.tiles * blocks / c.cores)
     parts = np.minimum(np.ceil(blocks / each), _FA3_MOST)
-    return Cut(parts=parts, used=parts)
+    return _even(c, parts, parts)
 
 
 def _waves(c: Caches) -> Cut:
@@ -113,18 +150,19 @@ def _waves(c: Caches) -> Cut:
     full = np.where(fewer, waves / np.ceil(waves), 0)
     parts = np.ones_like(c.tiles)
     parts[few] = 1 + np.argmax(full >= _FA2_GOOD * np.max(full, axis=1, keepdims=True), axis=1)[:, None]
-    return Cut(parts=parts, used=parts)
+    return _even(c, parts, parts)
 
 
 def _segments(c: Caches) -> Cut:
     parts = np.where(c.heads <= _SEGMENTS_HEADS, _SEGMENTS, 1)
-    return Cut(parts=parts, used=np.minimum(np.ceil(c.keys / np.maximum(c.whole / parts, _SEGMENTS_KEYS)), parts))
+    used = np.minimum(np.ceil(c.keys / np.maximum(c.whole / parts, _SEGMENTS_KEYS)), parts)
+    return _even(c, parts, used)
 
 
 def _gradual(c: Caches) -> Cut:
     cores = np.floor(c.cores * np.maximum(np.log2(c.keys / _GRADUAL_KEYS), 1))
     parts = np.minimum(np.ceil(cores / c.tiles), _GRADUAL_MOST)
-    return Cut(parts=parts, used=parts)
+    return _even(c, parts, parts)
 
 
 def _up_to(width: Array, sizes: tuple[tuple[float, float], ...]) -> Array:
@@ -139,4 +177,8 @@ RULES: Final[Mapping[str, Callable[[Caches], Cut]]] = {
     "waves": _waves,
     "segments": _segments,
     "gradual": _gradual,
+    "dealt": lambda c: _dealt(c, _XQA_TILE),
+    "dealt64": lambda c: _dealt(c, _XQA_TILE_SM90),
+    "gen": _generated,
 }
+SKIPPING: Final = frozenset({"rule", "dealt", "dealt64"})  # that begin where a window does

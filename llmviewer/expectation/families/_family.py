@@ -31,6 +31,7 @@ class Parameter:
     linear   it may be 0, so it is sought as it is; the others by their logarithms
     way      a word of the variants that have it; all do if there is none
     absent   what it is in profiles that were made before it; None if all have it
+    again    times the usual value, from where the search begins a second time; 0 if it need not
     """
 
     name: str
@@ -41,6 +42,7 @@ class Parameter:
     linear: bool = False
     way: str = ""
     absent: float | None = None
+    again: float = 0.0
 
     def sought(self, value: float) -> float:
         """As the search sees it."""
@@ -72,6 +74,7 @@ class Family(ABC):
     columns     shapes that a row must have
     groups      the columns that make a shape family, which are held out together
     computes    its kernels multiply matrices, so that they have a place on the roofline
+    halves      it knows by itself that GeForce cards add up at half their rate
     aged        how well kernels use a device depends on its generation and kind of memory
     on_cpu      usual parameters of a CPU's kernels, where they are others: fitted to torch 2.13 on an EPYC
     """
@@ -84,6 +87,7 @@ class Family(ABC):
     optional: ClassVar[Mapping[str, float]] = {}
     groups: ClassVar[tuple[str, ...]]
     computes: ClassVar[bool] = True
+    halves: ClassVar[bool] = False
     aged: ClassVar[bool] = True
     on_cpu: ClassVar[Parameters] = {}
 
@@ -129,12 +133,13 @@ class Family(ABC):
         return {**usual, **(self.on_cpu if stack.library.endswith(_CPU) else {})}
 
 
-def cold(reuse: Array, l2: float, part: float) -> Array:
+def cold(reuse: Array, l2: float, part: float, width: float = 0.6) -> Array:
     """How much of a tensor comes from memory when `reuse` bytes were touched since it was there last. 0 to 1.
 
-    part  of the cache that is of use
+    part   of the cache that is of use
+    width  of that, what lies between all that is touched staying there and nothing of it
     """
-    return np.asarray(np.clip((reuse / (part * l2) - 0.7) / 0.6, 0.0, 1.0))
+    return np.asarray(np.clip((reuse / (part * l2) - 1) / width + 0.5, 0.0, 1.0))
 
 
 def from_memory(touched: Array, loop: Array, l2: float) -> Array:

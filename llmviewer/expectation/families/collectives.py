@@ -8,18 +8,22 @@ from typing import ClassVar, Final
 import numpy as np
 
 from ...errors import InputError
+from ...operators.collectives import UP
 from ..device import Device
 from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, smooth_max
 
+# What switches add (ncclNvlsSupported of NCCL's src/include/device.h, of the types that rows have).
+_ADDED: Final = ("fp16", "bf16", "fp32")
 _PARTS: Final[Mapping[str, float]] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
 
 
 class Collectives(Family):
-    """Latency and bytes over links, by the fastest of two protocols or three.
+    """Latency and bytes over links, by the fastest of two protocols or more.
 
     variants  rings of NCCL with a protocol for short messages (LL); kernels that read every peer's message at once;
               "between": with one between the two, as NCCL's for lines of 128 bytes (LL128), or a library's own kernel
-              in two steps before it leaves long messages to NCCL
+              in two steps before it leaves long messages to NCCL; "switched": with all-reduces that switches add up,
+              where they can, as NCCL's NVLS are: a device sends all of its message, and its part of the sum
     """
 
     name = "collectives"
@@ -27,7 +31,7 @@ class Collectives(Family):
     groups = ("num_gpus",)
     computes = False
     optional: ClassVar = {}
-    variants = ("ring", "peers", "ring between")
+    variants = ("ring", "peers", "ring between", "ring switched", "ring between switched")
     parameters = (
         Parameter(name="start_us", usual=5, low=0.5, high=120, meaning="launch [us]"),
         Parameter(name="hop_us", usual=1.6, low=0.01, high=60, meaning="each further device [us]"),
@@ -37,6 +41,9 @@ class Collectives(Family):
         Parameter(name="long_us", usual=15, low=0.1, high=200, meaning="further start of the other [us]"),
         Parameter(name="between", usual=0.7, low=0.05, high=1, way="between", meaning="of that, by the one between"),
         Parameter(name="between_us", usual=4, low=0.1, high=100, way="between", meaning="its further start [us]"),
+        Parameter(name="switched", usual=0.65, low=0.05, high=1, way="switched", meaning="part of the link that is "
+                  "reached where switches add"),
+        Parameter(name="switched_us", usual=60, low=1, high=400, way="switched", meaning="launch where they do [us]"),
         Parameter(name="crowd", usual=1, low=0, high=3, meaning="power of the number of devices by which a host's link "
                   "slows down beyond two", linear=True),
         Parameter(name="sharp", usual=1.3, low=1, high=6, meaning="power of the smooth maximum"),
@@ -47,8 +54,16 @@ class Collectives(Family):
         sent = share * shapes["bytes"] / _link(device)
         crowd = np.maximum(devices / 2, 1) if device.hosted else np.ones_like(devices)
         direct = (devices - 1) * shapes["bytes"] / _link(device) if variant == "peers" else sent
-        between = "between" in variant.split()
-        return {"hops": devices - 1, "sent": sent, "direct": direct, "crowd": crowd, "between": between}
+        ways = variant.split()
+        added = (1 + 1 / devices) * shapes["bytes"] / _link(device)
+        return {
+            "hops": devices - 1,
+            "sent": sent,
+            "direct": direct,
+            "crowd": crowd,
+            "between": "between" in ways,
+            "added": added if "switched" in ways and _adds(device, stack) else None,
+        }
 
     def seconds(self, p: Parameters, features: Features) -> Array:
         crowded = features["crowd"] ** p["crowd"] / p["beta"]
@@ -59,6 +74,9 @@ class Collectives(Family):
         if features["between"]:
             start = start + p["between_us"] * MICROSECOND
             found = np.minimum(found, smooth_max(p["sharp"], start, features["sent"] * crowded / p["between"]))
+        if features["added"] is not None:
+            start = np.full_like(found, p["switched_us"] * MICROSECOND)
+            found = np.minimum(found, smooth_max(p["sharp"], start, features["added"] / p["switched"]))
         return np.asarray(found, dtype=float)
 
     def fixed(self, p: Parameters, features: Features) -> Array | float:
@@ -79,6 +97,12 @@ def _share(shapes: Shapes, stack: Stack) -> Array:
     if operation not in _PARTS:
         raise InputError(f"op must be one of send_recv, {', '.join(_PARTS)}; got {operation!r}")
     return np.asarray(_PARTS[operation] * (devices - 1) / devices)
+
+
+def _adds(device: Device, stack: Stack) -> bool:
+    """Whether switches can add up what a device sends."""
+    able = not device.hosted and any(fact.key == f"{UP}.in_network" for fact in device.hardware.facts)
+    return able and stack.kernel.endswith("all_reduce") and stack.dtype in _ADDED
 
 
 def _link(device: Device) -> float:

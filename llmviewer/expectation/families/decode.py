@@ -8,7 +8,7 @@ import numpy as np
 
 from ..device import Device
 from ..formats import cache_bytes
-from ._cuts import RULES, Caches
+from ._cuts import RULES, SKIPPING, Caches, worth
 from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold, from_memory
 
 _SPLITS: Final = np.array([[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]], dtype=float)
@@ -16,6 +16,8 @@ _LEAST: Final = 64  # keys of a part of the cache
 _FEW_PARTS: Final = 8  # that kernels without a heuristic cut a cache into
 _ALWAYS: Final = 32
 _FEW: Final = 8  # heads that share keys and fill no more than half of the smallest tile
+_THIN: Final = 64  # columns of a narrow head
+_COLUMNS: Final = 128  # and of a usual one
 _LATENT: Final = 512  # columns that keys and values of latent attention share
 
 
@@ -29,7 +31,9 @@ class Decode(Family):
               graph for all lengths has them; "rule": as TensorRT-LLM's XQA kernels cut them, by the length of the
               whole cache, so that under a window most have nothing to do; "shared": all this is of keys that heads
               share, and heads that go alone have a kernel of their own, as TensorRT-LLM's masked attention is, which
-              "masked" cuts as that does; "listed": as FlashAttention-3 cuts them, which walks a list of sequences;
+              "masked" cuts as that does; "dealt": XQA's parts take turns at tiles of 256 keys, "dealt64": of 64, as on
+              Hopper for caches of 8 bits, and "worth": it is called where it fills the device; "gen": as TensorRT-LLM's
+              kernels for Blackwell cut them; "listed": as FlashAttention-3 cuts them, which walks a list of sequences;
               "waves": as FlashAttention-2 does, where heads that share keys are made rows of one, but not under a
               window; "triton": a core works at several parts, "segments" of the whole cache as in vLLM, or "gradual"
               ones as in SGLang
@@ -55,6 +59,8 @@ class Decode(Family):
         Parameter(name="single_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
         Parameter(name="wide", usual=1, low=0.2, high=100, meaning="arithmetic / of fewer where many heads share keys"),
         Parameter(name="broad", usual=1, low=0.3, high=4, meaning="time / of others where a head is wider than 128"),
+        Parameter(name="thin", usual=1, low=0.4, high=2.5, absent=1, meaning="launch and first tile / those of others "
+                  "where a head is no wider than 64"),
         Parameter(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
                   "of two"),
         Parameter(name="odd_us", usual=0.3, low=0.01, high=40, meaning="and as much more [us]"),
@@ -66,10 +72,18 @@ class Decode(Family):
         Parameter(name="overlap", usual=0.3, low=0, high=1, absent=0, meaning="of starts and ends, what others hide",
                   linear=True),
         Parameter(name="part_us", usual=0.05, low=0.001, high=5, absent=0, meaning="adding up, for each part [us]"),
+        Parameter(name="row_ns", usual=5, low=0.05, high=1000, absent=0, meaning="start and end of a part, for each "
+                  "head of its tile that is 128 columns wide [ns]"),
         Parameter(name="token_ns", usual=2, low=0.05, high=1000, way="listed", meaning="a new token, however many "
                   "heads [ns]"),
         Parameter(name="turned_us", usual=4, low=0.1, high=60, way="waves", meaning="copies of queries and results, "
                   "to make heads that share keys rows of one [us]"),
+        Parameter(name="masked_us", usual=2, low=0.01, high=30, absent=0, way="masked", meaning="more for a block of "
+                  "masked attention [us]"),
+        Parameter(name="summed_us", usual=2, low=0.01, high=30, absent=0, way="masked", meaning="and for adding up its "
+                  "parts [us]"),
+        Parameter(name="masked_ns", usual=0.3, low=0.01, high=200, absent=0, way="masked", meaning="and for a key "
+                  "[ns]"),
         Parameter(name="resident", usual=1.5, low=1, high=8, way="triton", meaning="parts that a core works at "
                   "together"),
     )  # fmt: skip
@@ -77,7 +91,8 @@ class Decode(Family):
                 "128 few", "128 apart few", "128 whole few", "128 one", "128 always", "128 short", "128 short few",
                 "128 short always", "128 tall", "128 tall one", "32 shared", "32 shared one",
                 "32 shared rule", "32 shared rule masked", "128 listed", "128 tall waves", "128 triton segments",
-                "128 short triton gradual")  # fmt: skip
+                "128 short triton gradual", "32 shared dealt masked worth", "32 shared dealt64 masked",
+                "32 shared one masked", "128 gen", "32 gen masked")  # fmt: skip
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
         b, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
@@ -92,14 +107,17 @@ class Decode(Family):
         tile = np.where(group <= smallest, 16, np.where(group <= 64, 64, 128))
         tile = np.where("short" in ways, 16, np.where("tall" in ways, 64, tile))
         alone = (group > float(most)) | (windowed[:, None] & bool({"apart", "waves"} & set(ways)))
+        alone = alone | (("worth" in ways) & ~worth(b * kv_heads, whole, device.cores))
         tile = np.where(alone, 1, tile)
         groups = np.ceil(group / tile)
-        other = (alone | (group <= 1)) & ("shared" in ways)
+        other = (alone & bool({"shared", "masked"} & set(ways))) | ((group <= 1) & ("shared" in ways))
+        masked = other & ("masked" in ways)
         most_parts = np.where(other, np.inf, 1 if "one" in ways else _FEW_PARTS if "few" in ways else np.inf)
         cut = (kv / _SPLITS >= _LEAST) & (most_parts >= _SPLITS) & ~(("whole" in ways) & (group <= 1))
         able = (_SPLITS == _ALWAYS) | (b < 0) if "always" in ways else (_SPLITS == 1) | cut
         tiles = b * kv_heads * groups
         parts = used = _SPLITS
+        longest = kv / used
         places = np.zeros_like(b)
         caches = Caches(heads=b * kv_heads, tiles=tiles, shared=(group > 1) & ~alone, keys=kv, whole=whole, width=dim,
                         cores=device.cores)  # fmt: skip
@@ -110,6 +128,7 @@ class Decode(Family):
                 able = np.where(ruled, (_SPLITS == 1)[:, left], able[:, left])
                 parts = np.where(ruled, rule.parts, parts[:, left])
                 used = np.where(ruled, rule.used, used[:, left])
+                longest = np.where(ruled, rule.keys, longest[:, left])
                 places = np.where(ruled, rule.places, places)
         waves, busy = tiles * parts / device.cores, tiles * used / device.cores
         filled = busy
@@ -117,20 +136,23 @@ class Decode(Family):
             turns = waves / np.maximum(places, 1)
             filled = np.where(places > 0, turns / np.ceil(turns), busy)
             waves, busy = (np.where(places > 0, np.ceil(turns), own) for own in (waves, busy))
+        skipped = bool(SKIPPING & set(ways)) & ~other
         parted = np.where(parts > 1, 8 * parts * b * heads * v_dim, 0)
         return {
             "waves": waves,
             "busy": busy,
             "filled": filled,
-            "keys": kv / used,
+            "keys": longest,
+            "rows": np.zeros_like(b) if _latent(stack) else np.minimum(group, tile) * dim / _COLUMNS,
             "cache": cache / device.bandwidth,
             "queries": queries / device.bandwidth,
             "l2": (cache[:, None] * groups + queries[:, None] + parted) / device.bandwidth,
             "compute": ops / device.peak("bf16"),
             "padded": ops / device.peak("bf16") * (tile * groups / group)[:, 0],
-            "passed": np.where(("rule" in ways) & ~other, 0, passed * np.maximum(tiles / device.cores, 1))[:, 0],
+            "passed": np.where(skipped, 0, passed * np.maximum(tiles / device.cores, 1))[:, 0],
             "windowed": windowed & (passed[:, 0] > 0),
             "odd": (np.log2(v_dim) % 1 > 0)[:, 0],
+            "thin": ((dim <= _THIN) & ~masked)[:, 0],
             "broad": ((v_dim > 128) & (v_dim < _LATENT))[:, 0],
             "split": np.where(able, parts > 1, np.inf),
             "parts": np.where(parts > 1, parts, 0),
@@ -140,6 +162,7 @@ class Decode(Family):
             "size": device.l2,
             "ramp": -np.expm1(-cache / device.l2),
             "single": (other | (("shared" not in ways) & (group <= 1)))[:, 0],
+            "masked": masked,
             "wide": (group[:, 0] > min(float(most), _FEW)) & ~_latent(stack),
         }
 
@@ -152,12 +175,15 @@ class Decode(Family):
         ops = ((1 - p["pad"]) * f["compute"] + p["pad"] * f["padded"]) * np.where(f["wide"], p["wide"], 1)
         compute = (ops / p["alpha"])[:, None] / np.minimum(1, f["filled"])
         resident = p.get("resident", 1.0)
-        ends = np.maximum(f["waves"] / resident, 1) * (p["tau_us"] * MICROSECOND)
+        ends = np.maximum(f["waves"] / resident, 1) * (p["tau_us"] + p["row_ns"] * 1e-3 * f["rows"]) * MICROSECOND
+        masked = f["waves"] * p.get("masked_us", 0.0) + f["busy"] * f["keys"] * p.get("masked_ns", 0.0) * 1e-3
         rounds = ends + np.maximum(f["busy"] / resident, 1) * f["keys"] * (p["key_ns"] * 1e-3 * MICROSECOND)
+        rounds = rounds + masked * f["masked"] * MICROSECOND
         hidden = p["overlap"] * rounds
         largest = np.maximum(np.maximum(memory, l2), np.maximum(compute, hidden))
         power = p["sharp"]
-        sums = (f["split"] * p["split_us"] + f["parts"] * p["part_us"]) * MICROSECOND
+        adding = p["split_us"] + f["masked"] * p.get("summed_us", 0.0)
+        sums = (f["split"] * adding + f["parts"] * p["part_us"]) * MICROSECOND
         whole = largest + (rounds - hidden) + sums
         place = np.argmin(whole, axis=1)
         at = np.arange(len(place)), place
@@ -169,7 +195,7 @@ class Decode(Family):
         core = core * np.where(f["broad"], p["broad"], 1)
         core = core + (f["odd"] * p["odd_us"] + f["single"] * p["single_us"]) * MICROSECOND
         window = f["windowed"] * p["window_us"] * MICROSECOND + f["passed"] * p["passed_ns"] * 1e-3 * MICROSECOND
-        start = (p["start_us"] + p["ramp_us"] * f["ramp"]) * MICROSECOND
+        start = (p["start_us"] * np.where(f["thin"], p["thin"], 1) + p["ramp_us"] * f["ramp"]) * MICROSECOND
         before = p.get("turned_us", 0.0) * f["turned"] + p.get("token_ns", 0.0) * 1e-3 * f["tokens"]
         return np.asarray(start + core + window + before * MICROSECOND, dtype=float)
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from ...resource import vector
+from ...resource import matrix, vector
 from ..device import Device
 from ..formats import kernel_type
 from ._family import (
@@ -30,6 +30,12 @@ _TILES: Final = ((16, 64), (32, 64), (64, 64), (64, 128), (128, 64), (128, 128),
                  (256, 256))  # fmt: skip
 _SPLITS: Final = (1, 2, 4, 8)
 _LAYOUTS: Final = np.array([(*tile, split) for tile in _TILES for split in _SPLITS], dtype=np.float32).T[:, None, :]
+# Those, of powers of two, with the 64 rows that a warp group's instruction takes (wgmma, since Hopper) or four warps
+# share, and with sums that leave half of a core's registers to the rest. K is cut further, as there are fewer of them.
+_COARSE: Final = np.array(
+    [(m, n, split) for m, n, *_ in _TILES if m >= 64 and m * n <= 128 * 256 and n != 192 for split in (*_SPLITS, 16)],
+    dtype=np.float32,
+).T[:, None, :]
 # Tiles that CUTLASS kernels of fp8 choose by rows and columns alone: up to how many, the tile, and how many of them,
 # one below the other, start together as a cluster. As vLLM's and SGLang's are on Hopper (sm90_fp8_config_default and
 # others); where tensor cores take fewer rows; on Ada, vLLM's (cutlass_gemm_sm89_fp8_dispatch) and SGLang's
@@ -58,6 +64,8 @@ _INSTRUCTION: Final = 64
 _L1_BYTES: Final = 128  # a core
 _L2_BYTES: Final = (64, 8e6 / 1.3e3)  # a core, and all
 _LARGE: Final = 128 * 192
+_INT8: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # how many times a type's the rate in int8 is, on whole cores
+_LASTING: Final = 1e-3  # of a kernel, at which the clock has fallen half as far as a power limit makes it fall [s]
 _CHOICE: Final = 4  # power of the smooth maximum by which a tile is chosen
 # Rows up to which TensorRT-LLM multiplies on vector units (SMALL_M_FAST_PATH of its plugins), up to which it does so
 # with narrow weights where that is faster (checkTactic of its weight-only ones), and columns of a block of threads.
@@ -72,28 +80,32 @@ class Gemm(Family):
     variants  persistent: cores are kept busy whatever the number of tiles; waves: they go in rounds; gemv: few rows
               have a kernel of their own, in which vector units multiply what streams by; fixed, narrow, sm89,
               rowwise, sm100: rows and columns decide the tile, and K is not cut; fewest: that tile is taken which
-              moves the fewest bytes in all waves
+              moves the fewest bytes in all waves; coarse: no tile has fewer than 64 rows
     """
 
     name = "gemm"
     columns = ("M", "N", "K")
     optional: ClassVar = {"loop": 0.0, "private": 0.0, "batch": 1.0}
     groups = ("N", "K")
+    halves = True
     variants = (
         "persistent", "waves", "persistent gemv", "waves gemv", "waves fixed", "persistent narrow", "waves sm89",
-        "waves rowwise", "waves sm100", "waves fewest",
+        "waves rowwise", "waves sm100", "waves fewest", "persistent coarse", "waves coarse",
     )  # fmt: skip
     parameters = (
         Parameter(name="alpha", usual=0.75, low=0.05, high=1, meaning="part of the peak that is reached"),
         Parameter(name="beta", usual=0.8, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
         Parameter(name="start_us", usual=2.7, low=0.3, high=60, meaning="launch and first tile [us]"),
         Parameter(name="sharp", usual=3.4, low=1, high=12, meaning="power of the smooth maximum"),
-        Parameter(name="kappa", usual=1.1, low=0.3, high=30, meaning="of the L2 path that one core can use, x cores"),
+        Parameter(name="kappa", usual=1.1, low=0.3, high=30, again=0.4, meaning="L2 path that a core can use, x cores"),
         Parameter(name="lambda", usual=3.5, low=0.7, high=15, meaning="bandwidth of the L2 cache / of the memory"),
         Parameter(name="split_us", usual=2.5, low=0.3, high=100, meaning="adding up parts of K [us]"),
         Parameter(name="omega", usual=1.4, low=1, high=4, meaning="cost of a byte written / of one read"),
         Parameter(name="eta", usual=0.5, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
         Parameter(name="eta_x", usual=0.5, low=0.05, high=4, absent=0, meaning="part of it that activations stay in"),
+        Parameter(name="width", usual=1.2, low=0.05, high=2, absent=0.6, meaning="how gradually loops outgrow it"),
+        Parameter(name="first_us", usual=1, low=0, high=30, absent=0, meaning="memory's first bytes [us]", linear=True),
+        Parameter(name="hot", usual=0.1, low=0, high=1, absent=0, meaning="longer at a power limit", linear=True),
         Parameter(name="tau_us", usual=0.3, low=0.01, high=8, meaning="start and end of a tile [us]"),
         Parameter(name="round", usual=0.4, low=0, high=1, meaning="whole waves rather than parts", linear=True),
         Parameter(name="quantize_us", usual=3, low=0.05, high=60, meaning="launch of the quantization before [us]"),
@@ -113,6 +125,8 @@ class Gemm(Family):
         m, n, k = (np.asarray(shapes[c], dtype=np.float32)[:, None] for c in self.columns)
         batch = np.asarray(shapes["batch"], dtype=np.float32)[:, None]
         way, _, word = (variant or self.variants[0]).partition(" ")
+        reach = _reach(device, kind.arithmetic)
+        whole = device.peak(kind.arithmetic) / reach
         tile_m, tile_n, split, cluster = _layouts(m, n, k, device.cores, word)
         tiles = np.ceil(m / (tile_m * cluster)) * cluster * np.ceil(n / tile_n) * split * batch
         part = 64 * np.ceil(k / (64 * split))
@@ -122,7 +136,7 @@ class Gemm(Family):
         return {
             "ops": (2 * m * n * k * batch)[:, 0].astype(float),
             "tiles": tiles / device.cores,
-            "tile_ops": 2 * tile_m * tile_n * part * device.cores / device.peak(kind.arithmetic),
+            "tile_ops": 2 * tile_m * tile_n * part * device.cores / whole,
             "l2": (tiles * part * (tile_m * kind.activation + tile_n * kind.weight) + parted) / device.bandwidth,
             "split": split > 1,
             "weights": weights / device.bandwidth,
@@ -130,7 +144,8 @@ class Gemm(Family):
             "written": written / device.bandwidth,
             "lasting": lasting,
             "reuse": reuse,
-            "ideal": ((2 * m * n * k * batch) / device.peak(kind.arithmetic)).astype(np.float32),
+            "ideal": ((2 * m * n * k * batch) / whole).astype(np.float32),
+            "reach": reach,
             "quantized": (batch * m * k)[:, 0] * (2 + kind.activation) / device.bandwidth if kind.quantizes else None,
             "rows": (batch * m)[:, 0] / device.cores,
             "cache": device.l2,
@@ -143,16 +158,17 @@ class Gemm(Family):
     def seconds(self, p: Parameters, features: Features) -> Array:
         f = features
         tiles = f["tiles"]
-        gone = cold(f["reuse"], f["cache"], p["eta_x"] or p["eta"])
-        moved = (
-            f["weights"] * cold(f["lasting"], f["cache"], p["eta"]) + (f["inputs"] + p["omega"] * f["written"]) * gone
-        )
-        memory = (moved / p["beta"]).astype(np.float32)[:, None]
+        gone = cold(f["reuse"], f["cache"], p["eta_x"] or p["eta"], p["width"])
+        new = cold(f["lasting"], f["cache"], p["eta"], p["width"])
+        moved = f["weights"] * new + (f["inputs"] + p["omega"] * f["written"]) * gone
+        memory = (moved / p["beta"] + new * (p["first_us"] * MICROSECOND)).astype(np.float32)[:, None]
+        least = f["ideal"] / p["alpha"]
+        slow = np.maximum((1 + p["hot"] * least / (least + _LASTING)) / p["alpha"], 1 / f["reach"])
         if f["waves"]:
             rounds = p["round"] * np.ceil(tiles) + (1 - p["round"]) * np.maximum(tiles, 1)
-            compute = rounds * (f["tile_ops"] / p["alpha"] + p["tau_us"] * MICROSECOND)
+            compute = rounds * (f["tile_ops"] * slow + p["tau_us"] * MICROSECOND)
         else:
-            compute = f["ideal"] / p["alpha"] + np.maximum(tiles, 1) * (p["tau_us"] * MICROSECOND)
+            compute = f["ideal"] * slow + np.maximum(tiles, 1) * (p["tau_us"] * MICROSECOND)
         if f["steps"] is not None:
             compute = compute * np.where(f["spills"], p["spill"], 1)
             compute = np.maximum(compute, f["steps"] * (1e-3 * p["step_ns"] * MICROSECOND))
@@ -211,6 +227,15 @@ def _bytes(shapes: Shapes, weight: float, activation: float) -> tuple[Array, Arr
     return batch * n * k * weight, batch * m * k * activation, 2.0 * batch * m * n
 
 
+def _reach(device: Device, dtype: str) -> float:
+    """The part of its matrix units' rate that a GPU has where sums are in fp32: of GeForce cards half, while all else
+    that a core does is made for the whole (GA102 whitepaper V2.1, table 9; Ada's V2.02, table 2), as int8 shows.
+    """
+    rates = device.hardware.rates
+    own, int8 = (rates.get(matrix(name), 0.0) for name in (dtype, "int8"))
+    return min(1.0, own * _INT8[dtype] / int8) if device.kind == "gpu" and dtype in _INT8 and own and int8 else 1.0
+
+
 def _layouts(m: Array, n: Array, k: Array, cores: float, word: str) -> tuple[Array, Array, Array, Array]:
     """Rows and columns of tiles, parts of K, and rows of tiles in a cluster; of each row its own or all there are."""
     one = np.ones_like(m)
@@ -222,7 +247,7 @@ def _layouts(m: Array, n: Array, k: Array, cores: float, word: str) -> tuple[Arr
     if word == "fewest":
         place = _fewest_cycles(m, n, k, cores)
         return _BLOCKS[0, 0, place], _BLOCKS[1, 0, place], one, one
-    return (*_LAYOUTS, np.ones(1, dtype=np.float32))
+    return (*(_COARSE if word == "coarse" else _LAYOUTS), np.ones(1, dtype=np.float32))
 
 
 def _fewest_cycles(m: Array, n: Array, k: Array, cores: float) -> Array:

@@ -27,6 +27,11 @@ _SMALL: Final = 64  # rows of the tile that kernels turn to for short prompts
 # small pages are read with packed heads only (get_pack_gqa in hopper/flash_api.cpp).
 _WIDER: Final = 64
 _WIDER_ROWS: Final = 128
+# vLLM's reshape_and_cache_flash (csrc/cache_kernels.cu): a block for each token, with a thread for each element of its
+# keys up to so many; a core holds so many threads.
+_STORING: Final = "vllm"
+_BLOCK: Final = 512
+_THREADS: Final = 2048
 
 
 class Prefill(Family):
@@ -57,6 +62,8 @@ class Prefill(Family):
         Parameter(name="passes", usual=1.9, low=0.05, high=20, meaning="over queries, beside it"),
         Parameter(name="cache_passes", usual=2, low=0.05, high=20, meaning="over new keys and values, beside it"),
         Parameter(name="token_ns", usual=0.3, low=0.001, high=60, meaning="a new token, however many heads [ns]"),
+        Parameter(name="store_us", usual=0.3, low=0.003, high=30, absent=0, meaning="a block of threads that writes a "
+                  "token's keys and values to the cache [us]"),
         Parameter(name="odd", usual=1.1, low=0.5, high=3, meaning="time / of others where a head's width is no power "
                   "of two"),
         Parameter(name="edge", usual=1, low=0.1, high=12, meaning="keys of a window that are seen in vain, in tiles"),
@@ -82,6 +89,7 @@ class Prefill(Family):
         read = b * kv * kv_heads * (dim + v_dim) * cache_bytes(stack.kv_dtype or "bf16")
         peak = device.peak(kernel_type(stack.dtype).arithmetic)
         moved = (2 * b * q * heads * (dim + v_dim) + read)[:, 0]
+        threads = np.minimum(kv_heads * dim, _BLOCK) if stack.library == _STORING else np.zeros_like(b)
         return {
             "waves": blocks / device.cores,
             "mean": mean,
@@ -96,6 +104,7 @@ class Prefill(Family):
             "reuse": np.where(shapes["loop"] > 0, moved, np.inf),
             "size": device.l2,
             "tokens": (b * q)[:, 0],
+            "stores": (b * q * threads / (_THREADS * device.cores))[:, 0],
             "pass": (2 * b * q * heads * dim / device.bandwidth)[:, 0],
             "cache pass": (4 * b * q * kv_heads * dim / device.bandwidth)[:, 0],
         }
@@ -116,7 +125,7 @@ class Prefill(Family):
         memory = f["moved"] * part / p["beta"]
         core = smooth_max(p["sharp"], compute, memory)
         passes = p["passes"] * f["pass"] + p["cache_passes"] * f["cache pass"]
-        passes = passes * part + p["token_ns"] * 1e-3 * MICROSECOND * f["tokens"]
+        passes = passes * part + (p["token_ns"] * 1e-3 * f["tokens"] + p["store_us"] * f["stores"]) * MICROSECOND
         return np.asarray(p["start_us"] * MICROSECOND + core + passes, dtype=float)
 
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:

@@ -1,0 +1,78 @@
+"""Notes under a report: each is there where it is true, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmviewer import analyze
+from llmviewer.expectation.network import Kernels
+from llmviewer.hardware_files import load_hardware
+
+_STANDS_IN = "no kernel of "
+_MOST = "q_proj, k_proj, v_proj, o_proj and 3 more"
+
+
+def notes(begin, *asked, **more):
+    return [note for note in analyze(*asked, **more).notes if note.startswith(begin)]
+
+
+@pytest.mark.parametrize(
+    ("quant", "wanted", "told"),
+    [
+        ("W2A16", "int2 weights and bf16", "int4_wo, with 4-bit weights and 16-bit"),
+        ("W1.58A8", "int1.58 weights and int8", "int4_wo, with 4-bit weights and 16-bit"),
+        ("W3A16g128", "int3 weights and bf16", "int4_wo, with 4-bit weights and 16-bit"),
+        ("W5A16", "int5 weights and bf16", "int8_wo, with 8-bit weights and 16-bit"),
+        ("W6A16", "int6 weights and bf16", "int8_wo, with 8-bit weights and 16-bit"),
+        ("nf4", "nf4 weights and bf16", "int4_wo, with 4-bit weights and 16-bit"),
+        ("W4A8g128", "int4 weights and int8", "int4_wo, with 4-bit weights and 16-bit"),
+        ("W4A4", "int4 weights and int4", "sq, with 8-bit weights and 8-bit"),
+    ],
+)
+def test_what_stands_in_for_formats_that_were_not_measured_is_told(quant, wanted, told):
+    assert notes(_STANDS_IN, "llama-3.1-8b", "h100-sxm", quant=quant) == [
+        f"no kernel of {wanted} activations was measured ({_MOST}): expected as {told} activations"
+    ]
+
+
+@pytest.mark.parametrize(
+    "quant", ["W4A16g128", "W8A16", "W8A8", "fp8", "mxfp8", "mxfp4", "nvfp4", "W4Afp8", "fp32", None]
+)
+def test_formats_that_were_measured_need_no_note(quant):
+    assert not notes(_STANDS_IN, "llama-3.1-8b", "h100-sxm", quant=quant)
+
+
+def test_what_stands_in_is_told_of_experts_and_of_parts():
+    (note,) = notes(_STANDS_IN, "mixtral-8x7b", "h100-sxm", quant="W16A16,expert_*=W3A16")
+    assert "(expert_gate_proj, expert_up_proj, expert_down_proj): expected as int4_wo" in note
+    (note,) = notes(_STANDS_IN, "llama-3.1-8b", "h100-sxm", quant="W4A16g128,down_proj=W6A16")
+    assert "(down_proj): expected as int8_wo" in note
+
+
+def test_nothing_stands_in_where_nothing_is_expected():
+    assert not notes(_STANDS_IN, "llama-3.1-8b", "tpu-v5e", quant="W3A16")
+    assert not notes(_STANDS_IN, "llama-2-7b", "h100-sxm", quant="W3A3", accounting="survey")
+
+
+def test_ranks_without_a_sequence_are_told():
+    assert notes("batch ", "llama-3.1-8b", "h100-sxm", batch=4, layout="dp=8") == [
+        "batch 4 is less than dp=8: 4 of 8 devices have no sequence and are idle"
+    ]
+    assert notes("batch ", "llama-3.1-8b", "h100-sxm", batch=1, layout="dp=4 tp=2") == [
+        "batch 1 is less than dp=4: 6 of 8 devices have no sequence and are idle"
+    ]
+    assert notes("batch ", "deepseek-v3", "h200-sxm", batch=4, layout="dp=8 ep=8") == [
+        "batch 4 is less than dp=8: 4 of 8 devices have no sequence and are idle but for their experts"
+    ]
+    assert not notes("batch ", "llama-3.1-8b", "h100-sxm", batch=8, layout="dp=8")
+
+
+def test_an_engine_that_brings_another_library_says_so():
+    usual = Kernels(load_hardware("h100-sxm")).library
+    other, same = ("openppl", "cublas"), {"vllm": "vllm", "sglang": "lightllm", "trtllm": "tensorrt-llm"}.get(usual)
+    assert notes("engine ", "gpt2", "h100-sxm", engine=other[0]) == [
+        f"engine {other[0]} brings kernels of {other[1]}; without it kernels of {usual} are expected"
+    ]
+    assert same
+    assert not notes("engine ", "gpt2", "h100-sxm", engine=same)
+    assert not notes("engine ", "gpt2", "h100-sxm")

@@ -717,7 +717,7 @@ def test_over_a_host_that_was_not_measured_little_is_sure():
     assert high / low > 20
     _, low, expected, high, source = all_reduce("l40s", "tp=8")
     assert source.startswith("calibrated on l40s nccl")
-    assert low < 9988e-6 < high < 2 * low  # as measured of 8 MiB by aiconfigurator
+    assert low < 9988e-6 < high < 2.5 * low  # as measured of 8 MiB by aiconfigurator
     assert expected == pytest.approx(9988e-6, rel=0.1)
 
 

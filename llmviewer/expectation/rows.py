@@ -203,7 +203,8 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
     for label, found in keys.groupby([f"_{n}" for n in labels if n != "version"], sort=True).indices.items():
         assert isinstance(label, tuple)
         gpu, framework, dtype, kv_dtype, kernel = map(str, label)
-        places = found[sound[found]]
+        own = np.asarray(found)
+        places = own[sound[own]]
         if not len(places):
             continue
         try:

@@ -125,7 +125,10 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
 
 
 def _of_line(entry: Entry, device: Device, stack: Stack) -> bool:
-    return entry.stack.library == stack.library and kin(entry.device).architecture == device.architecture
+    """Whether few rows of it tell more than many of others: what only sends is told by links, which go with memory."""
+    other = kin(entry.device)
+    own, asked = (d.architecture if FAMILIES[entry.family].computes else d.stacked for d in (other, device))
+    return entry.stack.library == stack.library and own == asked
 
 
 def _count(entry: Entry) -> int:

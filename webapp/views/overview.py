@@ -27,7 +27,7 @@ def asked(found: Sequence[Answer]) -> str:
 def words(answer: Answer, phase: str) -> tuple[str, str]:
     """What bounds it ("memory", ...), and the sentence on what does and what would help."""
     one = answer.phase(phase)
-    return one.total.bound, sentence(one.advice.replace("--offload", "offload"))
+    return one.total.bound, sentence(one.advice.replace("--with ", "technique ").replace("--", ""))
 
 
 def sources(found: Sequence[Answer]) -> str:

@@ -289,22 +289,20 @@ class Kernels:
         beside = [part for kernel in launch.beside if (part := self._kernel(kernel, bound))]
         result = _together(known, np.add)
         result = _together([result, _together(beside, np.add)], np.maximum) if beside else result
-        if launch.partial:
-            alone = bound_only(bound, f"{launch.remark}, at least {result.source}")
-            least = {name: np.maximum(getattr(result, name), bound) for name in ("expected", "low")}
-            return replace(_expected(replace(alone, **least), ()), often=launch.often)
-        note = f"; {launch.remark}" if launch.remark else ""
         factor = self.factor * launch.often
         whole = result.expected * factor
         lift = np.maximum(np.divide(bound, whole, out=np.ones_like(bound), where=whole > 0), 1)
-        return replace(
+        found = replace(
             result,
             expected=np.maximum(whole, bound),
             low=np.maximum(result.low * lift * factor, bound),
             high=np.maximum(result.high * lift * factor, bound),
-            source=result.source + note,
             often=launch.often,
         )
+        if launch.partial:
+            source = f"{BOUND_ONLY}: {launch.remark}, at least {found.source}"
+            return replace(found, high=np.full_like(found.high, np.inf), source=source, stacks=())
+        return replace(found, source=f"{found.source}; {launch.remark}") if launch.remark else found
 
     def _kernel(self, kernel: Kernel, bound: Array) -> Expected | None:
         """None where it is never run; 0 in the workloads in which it is not, all of which others are for."""

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -31,6 +31,7 @@ from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.profile import (
     FOLDER,
+    RELATED,
     TRANSFERRED,
     Entry,
     Error,
@@ -41,7 +42,7 @@ from llmviewer.expectation.profile import (
 )
 from llmviewer.expectation.residual import LEAST as LEAST_POINTS
 from llmviewer.expectation.rows import Rows, read
-from llmviewer.expectation.transfer import expect
+from llmviewer.expectation.transfer import choose, expect, related
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {
@@ -110,6 +111,7 @@ WEAK = """\
 - Devices of other makers than NVIDIA have one or two stacks each, so what is expected of their like is a guess with a
   wide interval.
 """
+Moved = tuple[Entry, Any, Any, bool]  # expected, measured, and whether relatives' entries say so
 AGREEING = {"gemm": 87, "attention_decode": 80, "attention_prefill": 88}
 
 
@@ -137,9 +139,8 @@ def main() -> None:
     moved = [(each.entry, *times) for each, times in zip(found, transfers, strict=True) if times is not None]
     _write_transferred(moved)
     subprocess.run([sys.executable, "-m", "llmviewer.expectation.index"], check=True, cwd=ROOT)
-    text = _document(
-        entries, moved, [*_worth(few, near), *_scaling(found), *_violations(groups), *WEAK.splitlines(), ""]
-    )
+    further = [*_carried(moved), *_worth(few, near), *_scaling(found), *_violations(groups), *_ours()]
+    text = _document(entries, moved, [*further, *WEAK.splitlines(), ""])
     (ROOT / "docs" / "accuracy.md").write_text(text, encoding="utf-8")
 
 
@@ -182,6 +183,26 @@ def _near(each: Judged) -> tuple[tuple[str, str], float, float]:
 def _error(rows: Rows, entry: Entry) -> float:
     found = expect(rows.family.name, rows.shapes, rows.device, rows.stack, [entry])
     return float(np.mean(np.abs(found.expected / rows.measured - 1)))
+
+
+def _carried(moved: list[Moved]) -> list[str]:
+    lines = [
+        "## From relatives and from others",
+        "",
+        "The error on another device, where the nearest that was measured is of the same architecture (H100 and H200;",
+        "A100 with PCIe and with NVLink), and where it is not. Medians over stacks with the worst in brackets, %.",
+        "Intervals of relatives are those of all types of a family, as few devices are related.",
+        "",
+        "| family | stacks | same architecture | in 80 % | stacks | other architectures | in 80 % |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind in AIMS:
+        texts = [
+            f"{len(own)} | {_middle([_mape(m) for m in own])} | {100 * covered:.0f}" if own else "0 | - | -"
+            for own, covered in _groups(kind, moved)
+        ]
+        lines.append(f"| {kind[0]}, {kind[1]} | {' | '.join(texts)} |")
+    return [*lines, ""]
 
 
 def _worth(few: list[Any], near: list[Any]) -> list[str]:
@@ -275,13 +296,44 @@ def _violations(groups: Iterable[Rows]) -> list[str]:
     return [*lines, ""]
 
 
-def _transfer(rows: Rows, entries: list[Entry]) -> tuple[Any, Any] | None:
-    """Expected and measured, with the parameters of other devices only."""
+def _ours() -> list[str]:
+    """What `llmviewer measure` took down, on the machines that it ran on."""
+    lines = [
+        "## Rows of our own",
+        "",
+        "Measured by `llmviewer measure` and committed with their machine's ceilings (reports/measurements); they are",
+        "in no profile that ships. Each stack is fitted and held out as those above are, and a test fits one half of",
+        "the shape families and expects the other.",
+        "",
+        "| machine | library | data type | kernel | rows | held out, % | median, % | in 80 %, % | under the bound, % |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted((ROOT / "reports" / "measurements").rglob("*.parquet")):
+        os.environ["LLMVIEWER_HARDWARE_PATH"] = str(path.parent / "hardware")
+        for rows in read(path).rows:
+            found = judged(rows)
+            if found is None:
+                continue
+            own, stack, error = found.rows, rows.stack, found.entry.held_out
+            bound = rows.family.bound(own.shapes, own.device, own.stack)
+            under = float(np.mean(bound > 1.005 * own.measured))
+            numbers = map(_percent, (error.mape, error.median, error.covered, under))
+            names = (path.parent.name, stack.library, stack.dtype, stack.kernel or rows.family.name)
+            lines.append(f"| {' | '.join(names)} | {len(own)} | {' | '.join(numbers)} |")
+    os.environ.pop("LLMVIEWER_HARDWARE_PATH", None)
+    return [*lines, ""]
+
+
+def _transfer(rows: Rows, entries: list[Entry]) -> tuple[Any, Any, bool] | None:
+    """Expected and measured, with what other devices say only, and whether these are of the same architecture."""
     kept = rows.family.kept(rows.shapes) & np.isfinite(rows.measured) & (rows.measured > 0)
     rows = rows.take(np.flatnonzero(kept)[:1500])
     others = [e for e in entries if e.device != rows.device.name]
     found = expect(rows.family.name, rows.shapes, rows.device, rows.stack, others)
-    return None if found.source.startswith("bound") else (found.expected, rows.measured)
+    if found.source.startswith("bound"):
+        return None
+    nearest, *_ = choose(rows.family.name, rows.device, rows.stack, others).entries
+    return found.expected, rows.measured, related(nearest, rows.device)
 
 
 def _write_profiles(entries: list[Entry], sources: dict[tuple[str, str], set[str]]) -> None:
@@ -302,23 +354,40 @@ def _write_profiles(entries: list[Entry], sources: dict[tuple[str, str], set[str
         (FOLDER / name).write_text(to_yaml([profile]), encoding="utf-8")
 
 
-def _write_transferred(moved: list[tuple[Entry, Any, Any]]) -> None:
-    errors: dict[str, dict[str, Any]] = defaultdict(dict)
+def _write_transferred(moved: list[Moved]) -> None:
+    errors: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     for name in FAMILIES:
-        own = [m for m in moved if m[0].family == name]
-        for dtype in sorted({m[0].stack.dtype for m in own}):
-            errors[name][dtype] = plain_error(_pooled([m for m in own if m[0].stack.dtype == dtype]))
-        if own:
-            errors[name]["all"] = plain_error(_pooled(own))
+        for which, near in RELATED.items():
+            own = [m for m in moved if m[0].family == name and m[3] == near]
+            dtypes = [] if near else sorted({m[0].stack.dtype for m in own})  # of each, too few devices are related
+            for dtype in (*dtypes, "all"):
+                of_type = [m for m in own if dtype in (m[0].stack.dtype, "all")]
+                if of_type:
+                    errors[name][which][dtype] = plain_error(_pooled(of_type))
     about = "Errors of expectations for devices that nothing was fitted on: each device in turn left out.\n"
-    text = yaml.safe_dump({"errors": dict(errors)}, sort_keys=False, width=120, default_flow_style=None)
+    plain = {name: dict(parts) for name, parts in errors.items()}
+    text = yaml.safe_dump({"errors": plain}, sort_keys=False, width=120, default_flow_style=None)
     (FOLDER / TRANSFERRED).write_text(f"# {about}{text}", encoding="utf-8")
 
 
-def _pooled(moved: list[tuple[Entry, Any, Any]]) -> Error:
+def _pooled(moved: list[Moved]) -> Error:
     devices = [np.full(len(m[1]), sum(map(ord, m[0].device))) for m in moved]
     expected, measured = (np.concatenate([m[i] for m in moved]) for i in (1, 2))
     return error_of(expected, measured, np.concatenate(devices))
+
+
+def _groups(kind: tuple[str, str], moved: list[Moved]) -> Iterator[tuple[list[Moved], float]]:
+    """The stacks of a kind that come from relatives, and those from others, and how many times their intervals hold."""
+    for near in RELATED.values():
+        own = [m for m in moved if _kind(m[0]) == kind and m[3] == near]
+        pool = [m for m in moved if m[0].family == kind[0] and m[3] == near] if near else own
+        yield own, _pooled(pool).covered if own else 0.0
+
+
+def _covered(kind: tuple[str, str], moved: list[Moved]) -> float:
+    """The mean over devices."""
+    found = [(len({m[0].device for m in own}), covered) for own, covered in _groups(kind, moved)]
+    return sum(count * covered for count, covered in found) / sum(count for count, _ in found)
 
 
 def _kind(entry: Entry) -> tuple[str, str]:
@@ -332,15 +401,16 @@ def _kind(entry: Entry) -> tuple[str, str]:
     return entry.family, "all"
 
 
-def _document(entries: list[Entry], moved: list[tuple[Entry, Any, Any]], further: list[str]) -> str:
+def _document(entries: list[Entry], moved: list[Moved], further: list[str]) -> str:
     lines = [
         "# Accuracy of expectations",
         "",
         "Made by `python benchmarks/accuracy.py FOLDER` from the public measurements that the profiles name. Each",
-        "stack (device, library, data type, kernel) is fitted on at most 1,500 rows.",
+        "stack (device, library, data type, kernel) has parameters fitted on at most 1,500 rows, a trend on 3,000.",
         "",
         "- **Held out**: three folds by shape family (weight shapes; head layouts; model shapes; widths; numbers of",
-        "  devices): the error of a fold is that of parameters fitted on the other two.",
+        "  devices): the error of a fold is that of what is fitted on the other two: parameters, and, where that",
+        "  lowers this error by 3 % of it, what they leave as far as it is smooth over shapes (`trend` in a profile).",
         "- **Other device**: every row of a device, from the parameters of all other devices.",
         "- Rows of the newest version of each library only; versions are not compared. Which way of laying out work a",
         "  kernel has (its variant) is chosen on all rows.",
@@ -351,6 +421,7 @@ def _document(entries: list[Entry], moved: list[tuple[Entry, Any, Any]], further
         "  where they have no better one, count like all others.",
         "- An interval for another device counts each device alike, as the next one is drawn from devices, not rows;",
         "  `in 80 %` beside it is the mean over devices. Four with links of their own were measured: few for that.",
+        "  Intervals are learned apart for relatives of the same architecture, whose trends are carried over too.",
         "",
         (
             "| family | stacks | held out, % | median row, % | under 20 us | over 20 us | in 80 %, % | must / aim "
@@ -366,7 +437,7 @@ def _document(entries: list[Entry], moved: list[tuple[Entry, Any, Any]], further
             f"| {kind[0]}, {kind[1]} | {len(own)} | {_middle([h.mape for h in held])} "
             f"| {_median([h.median for h in held])} | {_median([h.mape_short for h in held])} "
             f"| {_median([h.mape_long for h in held])} | {_median([h.covered for h in held])} | {must} / {aim} "
-            f"| {_middle([_mape(m) for m in far])} | {far_must} / {far_aim} | {100 * _pooled(far).covered:.0f} |"
+            f"| {_middle([_mape(m) for m in far])} | {far_must} / {far_aim} | {100 * _covered(kind, moved):.0f} |"
         )
     lines += [
         "",
@@ -394,7 +465,7 @@ def _document(entries: list[Entry], moved: list[tuple[Entry, Any, Any]], further
     return "\n".join(lines)
 
 
-def _mape(moved: tuple[Entry, Any, Any]) -> float:
+def _mape(moved: Moved) -> float:
     return float(np.mean(np.abs(moved[1] / moved[2] - 1)))
 
 

@@ -65,6 +65,8 @@ def _is_device(name: str) -> bool:
 
 
 def _plain(profile: Profile, entry: Entry) -> dict[str, Any]:
+    from ..expectation.trend import plain
+
     held_out = {key: _finite(value) for key, value in asdict(entry.held_out).items()}
     return {
         "device": entry.device,
@@ -77,6 +79,7 @@ def _plain(profile: Profile, entry: Entry) -> dict[str, Any]:
         "rows": entry.rows,
         "held_out": held_out,
         "parameters": dict(entry.parameters),
+        "trend": plain(entry.trend) if entry.trend else None,
         "source": list(profile.sources),
     }
 

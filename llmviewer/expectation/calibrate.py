@@ -17,6 +17,8 @@ from .residual import LEAST as LEAST_POINTS
 from .residual import Residual, points_of
 from .rows import Rows
 from .transfer import choose
+from .trend import LEAST as LEAST_BENT
+from .trend import Trend, trend_of
 
 LEAST: Final = 20  # rows that a stack must have
 _MOST: Final = 1500  # rows that a fit uses
@@ -25,6 +27,7 @@ _FEW: Final = 500  # rows that tell which variants are worth a try
 _TRIED: Final = 3  # of them, on families that are held out
 _APART: Final = 6  # families that are held out one by one
 _WORST: Final = 2.0  # error that counts at most
+_TELLING: Final = 0.97  # of the error of what is held out that a trend may leave, to be more than luck
 
 
 def calibrate(
@@ -78,28 +81,30 @@ def judged(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) 
     rows = rows.take(np.flatnonzero(usable))
     if len(rows) < LEAST:
         return None
-    order, fold = _shuffled(rows, 0)
-    usual = _usual(rows, priors)
-    candidates = {v: rows.family.features(rows.shapes, rows.device, rows.stack, v) for v in rows.family.variants}
-    variant = _chosen(rows, candidates, usual)
-    features = candidates[variant]
-    whole = _fitted(rows, features, order, usual, variant)
-    held_out = _held_out(rows, features, (order, fold), usual, variant)
-    held_out = np.maximum(held_out, rows.family.bound(rows.shapes, rows.device, rows.stack))
+    order, fold = folds = _shuffled(rows, 0)
+    before = _before(rows, priors)
+    problem = _chosen([_Problem.of(rows, variant, _usual(rows, before)) for variant in rows.family.variants])
+    plain = problem.held_out(folds)
+    trend = len(rows) >= LEAST_BENT or (before[0].trend if before else None)
+    bent = problem.held_out(folds, trend) if trend else plain
+    if _error(bent, rows) > _TELLING * _error(plain, rows):
+        trend, bent = None, plain
+    whole = problem.law(order, trend)
     entry = Entry(
         device=rows.device.name,
         family=rows.family.name,
         stack=rows.stack,
-        variant=variant,
-        parameters=whole.parameters,
+        variant=problem.variant,
+        parameters=whole.fit.parameters,
         rows=len(rows),
         version=rows.version,
         sizes=sizes_of(rows.family, rows.shapes),
         fit_mape=whole.loss,
-        held_out=error_of(held_out, rows.measured, fold),
-        residual=_residual(rows, features, order, whole) if residual and len(rows) >= LEAST_POINTS else None,
+        held_out=error_of(bent, rows.measured, fold),
+        trend=whole.trend,
+        residual=_residual(problem, order, whole) if residual and len(rows) >= LEAST_POINTS else None,
     )
-    return Judged(entry=entry, rows=rows, held_out=held_out)
+    return Judged(entry=entry, rows=rows, held_out=bent)
 
 
 def _shuffled(rows: Rows, seed: int, folds: int = _FOLDS) -> tuple[Array, Array]:
@@ -112,72 +117,127 @@ def _shuffled(rows: Rows, seed: int, folds: int = _FOLDS) -> tuple[Array, Array]
     return order, random.permutation(int(families.max()) + 1)[families] % folds
 
 
-def _held_out(
-    rows: Rows, features: Features, folds: tuple[Array, Array], usual: Mapping[str, float], variant: str
-) -> Array:
-    """What is expected of each fold by parameters that are fitted to the others. [s]"""
-    order, fold = folds
-    expected = np.empty(len(rows))
-    for which in np.unique(fold):
-        own = np.flatnonzero(fold == which)
-        found = _fitted(rows, features, order[fold[order] != which], usual, variant)
-        expected[own] = rows.family.seconds(found.parameters, pick(features, own))
-    return expected
+@dataclass(frozen=True, kw_only=True)
+class _Law:
+    """What some rows say of all: parameters, and what is left of them over shapes.
+
+    loss  the mean error on those rows
+    """
+
+    fit: Fit
+    trend: Trend | None
+    loss: float
+
+    def seconds(self, rows: Rows, features: Features) -> Array:
+        times = rows.family.seconds(self.fit.parameters, features)
+        return times * np.exp(self.trend.change(rows.family, rows.shapes)) if self.trend else times
 
 
-def _chosen(rows: Rows, candidates: Mapping[str, Features], usual: Mapping[str, float]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class _Problem:
+    """Rows, and a way in which their kernel may lay its work out.
+
+    usual  where the search for its parameters begins
+    bound  that of each row [s]
+
+    A trend is found with the parameters where it is True, and is a given one else, which parameters are fitted beside.
+    """
+
+    rows: Rows
+    variant: str
+    features: Features
+    usual: Mapping[str, float]
+    bound: Array
+
+    @classmethod
+    def of(cls, rows: Rows, variant: str, usual: Mapping[str, float]) -> _Problem:
+        features = rows.family.features(rows.shapes, rows.device, rows.stack, variant)
+        bound = rows.family.bound(rows.shapes, rows.device, rows.stack)
+        return cls(rows=rows, variant=variant, features=features, usual=usual, bound=bound)
+
+    def law(self, chosen: Array, trend: Trend | bool | None = None) -> _Law:
+        """What the rows `chosen` say."""
+        rows, features = self.rows.take(chosen), pick(self.features, chosen)
+        given = trend if isinstance(trend, Trend) else None
+        plain = rows.measured / np.exp(given.change(rows.family, rows.shapes)) if given else rows.measured
+        some = np.arange(len(chosen))[:_MOST]
+        found = fit(rows.family, pick(features, some), plain[some], usual=self.usual, variant=self.variant)
+        law = _Law(fit=found, trend=given, loss=found.loss)
+        if not trend:
+            return law
+        if not given:
+            law = replace(law, trend=trend_of(rows.family, rows.shapes, rows.measured / law.seconds(rows, features)))
+        return replace(law, loss=_error(law.seconds(rows, features), rows))
+
+    def held_out(self, folds: tuple[Array, Array], trend: Trend | bool | None = None) -> Array:
+        """What each fold takes by what the others say. [s]"""
+        order, fold = folds
+        expected = np.empty(len(self.rows))
+        for which in np.unique(fold):
+            own = np.flatnonzero(fold == which)
+            law = self.law(order[fold[order] != which], trend)
+            expected[own] = law.seconds(self.rows.take(own), pick(self.features, own))
+        return np.maximum(expected, self.bound)
+
+
+def _chosen(problems: Sequence[_Problem]) -> _Problem:
     """The variant with the least errors of rows that it is fitted to and of shape families that are held out.
 
     Of the first alone, parameters may do what a variant does not, and of the second, few families decide by luck. The
     folds are others than those it is judged by.
     """
-    if len(candidates) == 1:
-        return next(iter(candidates))
+    if len(problems) == 1:
+        return problems[0]
+    rows = problems[0].rows
     count = int(rows.shape_families().max()) + 1
     folds = _shuffled(rows, 1, count if _FOLDS <= count <= _APART else _FOLDS)
-    few = folds[0][:_FEW]
-    fits = [_fitted(rows, features, few, usual, variant) for variant, features in candidates.items()]
-    nearest = sorted(fits, key=lambda found: found.loss)[:_TRIED]
+    fits = {problem.variant: problem.law(folds[0][:_FEW]).fit for problem in problems}
+    nearest = sorted(fits.values(), key=lambda found: found.loss)[:_TRIED]
     tried = []
-    for found in (one for one in fits if one in nearest):
-        expected = _held_out(rows, candidates[found.variant], folds, usual, found.variant)
-        errors = np.minimum(np.abs(expected / rows.measured - 1), _WORST)
-        tried.append(replace(found, loss=found.loss + float(np.mean(errors))))
-    return best_of(tried).variant
+    for problem in problems:
+        found = fits[problem.variant]
+        if found in nearest:
+            tried.append(replace(found, loss=found.loss + _error(problem.held_out(folds), rows)))
+    best = best_of(tried).variant
+    return next(problem for problem in problems if problem.variant == best)
 
 
-def _residual(rows: Rows, features: Features, order: Array, whole: Fit) -> Residual:
+def _error(expected: Array, rows: Rows) -> float:
+    return float(np.mean(np.minimum(np.abs(expected / rows.measured - 1), _WORST)))
+
+
+def _residual(problem: _Problem, order: Array, whole: _Law) -> Residual:
     """What a fit leaves, judged on rows that are held out at random: it is for shapes between those measured."""
-    expected = rows.family.seconds(whole.parameters, features)
-    bound = rows.family.bound(rows.shapes, rows.device, rows.stack)
+    rows, features = problem.rows, problem.features
+    near = replace(problem, usual=whole.fit.parameters)
     held_out, fold = np.empty(len(rows)), np.empty(len(rows))
     fold[order] = np.arange(len(rows)) % _FOLDS
     for which in range(_FOLDS):
         own, others = np.flatnonzero(fold == which), order[fold[order] != which]
-        found = _fitted(rows, features, others, whole.parameters, whole.variant)
-        times = rows.family.seconds(found.parameters, features)
+        times = near.law(others, whole.trend is not None).seconds(rows, features)
         kept = rows.take(others)
         columns, points, factors = points_of(rows.family, kept.shapes, kept.measured / times[others])
         part = Residual(columns=columns, points=points, factors=factors, mape=0.0, interval=(1.0, 1.0))
-        held_out[own] = np.maximum(times[own] * part.apply(rows.take(own).shapes).factor, bound[own])
+        changed = times[own] * part.apply(rows.take(own).shapes).factor
+        held_out[own] = np.maximum(changed, problem.bound[own])
     error = error_of(held_out, rows.measured, fold)
+    expected = whole.seconds(rows, features)
     columns, points, factors = points_of(rows.family, rows.shapes, rows.measured / expected)
     return Residual(columns=columns, points=points, factors=factors, mape=error.mape, interval=error.long)
 
 
-def _usual(rows: Rows, priors: Sequence[Entry]) -> dict[str, float]:
-    """Where the search begins: the family's usual parameters, or the mean of what speaks for the stack already."""
-    usual = rows.family.usual(rows.stack)
+def _before(rows: Rows, priors: Sequence[Entry]) -> tuple[Entry, ...]:
+    """What speaks for the stack already."""
     try:
-        entries = choose(rows.family.name, rows.device, rows.stack, priors).entries
+        return choose(rows.family.name, rows.device, rows.stack, priors).entries
     except InputError:
-        return usual
+        return ()
+
+
+def _usual(rows: Rows, before: Sequence[Entry]) -> dict[str, float]:
+    """Where the search begins: the family's usual parameters, or the mean of those before."""
+    usual = rows.family.usual(rows.stack)
     for q in rows.family.parameters:
-        if known := [q.sought(e.parameters[q.name]) for e in entries if q.name in e.parameters]:
+        if known := [q.sought(e.parameters[q.name]) for e in before if q.name in e.parameters]:
             usual[q.name] = q.found(float(np.mean(known)))
     return usual
-
-
-def _fitted(rows: Rows, features: Features, chosen: Array, usual: Mapping[str, float], variant: str) -> Fit:
-    some = chosen[:_MOST]
-    return fit(rows.family, pick(features, some), rows.measured[some], usual=usual, variant=variant)

@@ -16,6 +16,7 @@ from typing import Any, Final
 from .device import Kin, find
 from .families import Stack
 from .profile import FOLDER, Entry, Error, plain_entry, plain_error, shipped, transferred
+from .trend import Trend
 
 PATH: Final = FOLDER / "index.json"
 
@@ -23,12 +24,12 @@ PATH: Final = FOLDER / "index.json"
 @dataclass(frozen=True, kw_only=True)
 class Index:
     """kin      devices that were measured, and what decides how near they are
-    errors   those of transfers, by family and data type
+    errors   those of transfers, as transferred() has them
     """
 
     entries: tuple[Entry, ...]
     kin: Mapping[str, Kin]
-    errors: Mapping[tuple[str, str], Error]
+    errors: Mapping[tuple[str, str, bool], Error]
 
 
 @cache
@@ -41,7 +42,7 @@ def index() -> Index:
     return Index(
         entries=tuple(map(_entry, found["entries"])),
         kin={k["name"]: Kin(**k) for k in found["devices"]},
-        errors={(name, dtype): _error(error) for name, dtype, error in found["errors"]},
+        errors={(name, dtype, related): _error(error) for name, dtype, related, error in found["errors"]},
     )
 
 
@@ -61,7 +62,7 @@ def to_json() -> str:
     devices = [find(name) for name in sorted({entry.device for entry in shipped()})]
     facts = [{key: getattr(device, key) for key in Kin.__dataclass_fields__} for device in devices]
     entries = [{"device": e.device, "library": e.stack.library, **plain_entry(e)} for e in shipped()]
-    errors = [[name, dtype, plain_error(error)] for (name, dtype), error in transferred().items()]
+    errors = [[*key, plain_error(error)] for key, error in transferred().items()]
     parts: dict[str, list[Any]] = {"devices": facts, "entries": entries, "errors": errors}
     between = ",\n"
     lists = (f'"{key}": [\n{between.join(map(json.dumps, items))}\n]' for key, items in parts.items())
@@ -82,6 +83,7 @@ def _entry(found: Mapping[str, Any]) -> Entry:
         sizes={name: (least, most) for name, (least, most) in found.get("sizes", {}).items()},
         fit_mape=found["fit_mape"],
         held_out=_error(found["held_out"]),
+        trend=Trend.of(found["trend"]) if "trend" in found else None,
     )
 
 

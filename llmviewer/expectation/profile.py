@@ -18,12 +18,14 @@ from .families import FAMILIES, Family, Stack
 from .families._family import Array, Parameter, Shapes
 from .residual import Residual
 from .residual import plain as plain_residual
+from .trend import Trend
+from .trend import plain as plain_trend
 
 SHORT_S: Final = 20e-6  # below, launches and clocks decide; errors are told apart
 FOLDER: Final = data_dir("profiles")
 _ENTRY: Final = (
     "family", "dtype", "kv_dtype", "kernel", "variant", "parameters", "rows", "version", "sizes", "fit_mape",
-    "held_out", "residual",
+    "held_out", "trend", "residual",
 )  # fmt: skip
 _HELD_OUT: Final = ("mape", "median", "short", "long", "covered", "interval_short", "interval_long")
 
@@ -56,7 +58,9 @@ class Entry:
     """One stack on one device.
 
     sizes     of the shapes measured, what one device has of them: the least and the most
-    residual  what parameters leave of its measurements, where there are many
+    trend     what parameters leave of its measurements, as far as it is smooth over shapes; where that tells shapes
+              that were held out nearer
+    residual  what both leave of them, where there are many
     """
 
     device: str
@@ -69,11 +73,12 @@ class Entry:
     fit_mape: float
     held_out: Error
     sizes: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
+    trend: Trend | None = None
     residual: Residual | None = None
 
     def beyond(self, shapes: Shapes) -> Array:
         """How many sizes of each shape are less or more than any that was measured."""
-        found = _own_sizes(FAMILIES[self.family], shapes)
+        found = _told_sizes(FAMILIES[self.family], shapes)
         outside = [
             (found[name] < least * (1 - _SLACK)) | (found[name] > most * (1 + _SLACK))
             for name, (least, most) in self.sizes.items()
@@ -101,24 +106,18 @@ class Profile:
 
 
 _SLACK: Final = 1e-3  # of sizes, which are written with four digits
-_TOLD: Final = ("window", "causal", "gated")  # of the columns that a row need not have, those of its shape
-_SHARED: Final[Mapping[str, str]] = {"inter": "tp", "experts": "ep"}  # sizes, and how many devices share them
+_TOLD: Final = ("window", "causal", "gated")  # of the columns that a row need not have
 
 
 def sizes_of(family: Family, shapes: Shapes) -> dict[str, tuple[float, float]]:
     """The least and the most of each size that some shapes have."""
-    own = _own_sizes(family, shapes)
+    own = _told_sizes(family, shapes)
     return {name: (float(np.min(sizes)), float(np.max(sizes))) for name, sizes in own.items()}
 
 
-def _own_sizes(family: Family, shapes: Shapes) -> dict[str, Array]:
-    """What one device has of each size that tells shapes apart; not how they were measured."""
-    told = [name for name in family.optional if name in _TOLD]
-    return {
-        name: np.asarray(shapes[name], dtype=float) / np.asarray(shapes.get(_SHARED.get(name, ""), 1.0), dtype=float)
-        for name in (*family.columns, *told)
-        if name in shapes
-    }
+def _told_sizes(family: Family, shapes: Shapes) -> dict[str, Array]:
+    told = (*family.columns, *_TOLD)
+    return {name: sizes for name, sizes in family.sizes(shapes).items() if name in told}
 
 
 def error_of(expected: Array, measured: Array, part: Array) -> Error:
@@ -229,6 +228,7 @@ def plain_entry(entry: Entry) -> dict[str, Any]:
         "sizes": {name: [_rounded(end) for end in ends] for name, ends in entry.sizes.items()} or "",
         "fit_mape": _rounded(entry.fit_mape),
         "held_out": plain_error(error),
+        "trend": plain_trend(entry.trend) if entry.trend else "",
         "residual": plain_residual(entry.residual) if entry.residual else "",
     }
     return {key: value for key, value in plain.items() if value != ""}
@@ -309,6 +309,7 @@ def _entry(section: Section, device: str, library: str) -> Entry:
         sizes=_sizes(section.section("sizes"), of) if "sizes" in section else {},
         fit_mape=section.number("fit_mape"),
         held_out=read_error(held_out),
+        trend=_trend(section.section("trend"), of) if "trend" in section else None,
         residual=_residual(section.section("residual"), of) if "residual" in section else None,
     )
 
@@ -328,11 +329,29 @@ def _numbers(value: Any, count: int) -> bool:
     return isinstance(value, list) and len(value) == count and all(isinstance(v, int | float) for v in value)
 
 
-def _residual(section: Section, of: Family) -> Residual:
-    section.only(("columns", "mape", "interval", "points"))
-    columns, known = section.texts("columns"), (*of.columns, *of.optional)
+def _columns(section: Section, known: Sequence[str]) -> tuple[str, ...]:
+    columns = section.texts("columns")
     if not columns or set(columns) - set(known):
         raise section.error("columns", f"must be some of {', '.join(known)}; got {', '.join(columns) or 'none'}")
+    return columns
+
+
+def _trend(section: Section, of: Family) -> Trend:
+    section.only(("columns", "nodes"))
+    columns = _columns(section, tuple(of.sizes(dict.fromkeys((*of.columns, *of.optional), np.ones(1)))))
+    trend = Trend(columns=columns, nodes=section.text("nodes"))
+    try:
+        rows = trend.rows
+    except ValueError:
+        rows = np.zeros((0, 1))
+    if not len(rows) or not np.all(np.isfinite(rows)) or np.any(rows[:, :-1] < 0):
+        raise section.error("nodes", f"must be {', '.join(columns)} and a weight of each node, with semicolons between")
+    return trend
+
+
+def _residual(section: Section, of: Family) -> Residual:
+    section.only(("columns", "mape", "interval", "points"))
+    columns = _columns(section, (*of.columns, *of.optional))
     points = section.get("points")
     try:
         rows = np.asarray(points, dtype=float).reshape(len(points), len(columns) + 1)
@@ -398,17 +417,21 @@ def shipped() -> tuple[Entry, ...]:
 
 
 TRANSFERRED: Final = "transferred.yaml"
+RELATED: Final = {"same architecture": True, "other architectures": False}  # as that file says it
 
 
 @cache
-def transferred() -> Mapping[tuple[str, str], Error]:
-    """By family and data type, the error of expectations for a device that nothing was fitted on."""
+def transferred() -> Mapping[tuple[str, str, bool], Error]:
+    """The error of expectations for a device that nothing was fitted on, by family, data type, and whether they come
+    from devices of its architecture.
+    """
     path = FOLDER / TRANSFERRED
     if not path.exists():
         return {}
-    top = read_yaml(path)
+    families = read_yaml(path).section("errors")
     return {
-        (name, dtype): read_error(top.section("errors").section(name).section(dtype))
-        for name in top.section("errors")
-        for dtype in top.section("errors").section(name)
+        (name, dtype, RELATED[which]): read_error(families.section(name).section(which).section(dtype))
+        for name in families
+        for which in families.section(name)
+        for dtype in families.section(name).section(which)
     }

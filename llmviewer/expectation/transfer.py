@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -63,9 +63,7 @@ class Choice:
     source: str
 
 
-def choose(
-    name: str, device: Device, stack: Stack, entries: Sequence[Entry], errors: Callable[[str, str], Error] | None = None
-) -> Choice:
+def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) -> Choice:
     """Whose parameters to use for a stack: its own; else, on the device, those of its library; else relatives'.
 
     On the device, a twin of the data type stands in for it before other devices do: as sure as a transfer, but where
@@ -75,7 +73,6 @@ def choose(
     Raises InputError where nothing like it was ever measured.
     """
     of_family = [e for e in entries if e.family == name and kin(e.device).kind == device.kind]
-    error = (errors or _measured_error)(name, stack.dtype)
     own = [e for e in of_family if e.device == device.name and e.stack.library == stack.library]
     exact = [e for e in own if _of_type(e, stack, stack.dtype)]
     for found in (exact, [e for e in own if e not in exact and twins(e, stack)]):
@@ -87,7 +84,7 @@ def choose(
             note = "" if found is exact else f" in {first.stack.dtype}"
             return Choice(
                 entries=(first,),
-                error=first.held_out if known else error,
+                error=first.held_out if known else _measured_error(name, stack.dtype, related=True),
                 source=f"calibrated on {_named(first)}{note}",
             )
     for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())):
@@ -97,6 +94,7 @@ def choose(
         if found:
             found = _nearest(found, device, stack)
             devices = ", ".join(dict.fromkeys(e.device for e in found))
+            error = _measured_error(name, stack.dtype, related=related(found[0], device))
             return Choice(entries=tuple(found), error=error, source=f"transferred from {devices}")
     raise InputError(f"no profile of {name} in {stack.dtype} on any {_KINDS.get(device.kind, device.kind)}")
 
@@ -192,9 +190,16 @@ def _alike(entry: Entry, stack: Stack) -> bool:
     return (own if own in kinds else "") == (other if other in kinds else "")
 
 
-def _measured_error(name: str, dtype: str) -> Error:
+def related(entry: Entry, device: Device) -> bool:
+    """Whether its device is of the same architecture: runs the same kernels, that is, and cuts work up alike."""
+    return kin(entry.device).architecture == device.architecture
+
+
+def _measured_error(name: str, dtype: str, *, related: bool) -> Error:
+    """That of transfers from devices of the same architecture, or from others."""
     known = index().errors
-    return known.get((name, dtype)) or known.get((name, "all")) or _UNKNOWN
+    keys = [(name, of, near) for near in (related, False) for of in (dtype, "all")]
+    return next((known[key] for key in keys if key in known), _UNKNOWN)
 
 
 def _named(entry: Entry) -> str:
@@ -232,7 +237,11 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
     fitted = choice.entries[0].device == device.name
     seconds = family.seconds if fitted else family.elsewhere
     parameters = [_there(e, device) for e in choice.entries]
-    logs = [np.log(seconds(p, features[e.variant])) for p, e in zip(parameters, choice.entries, strict=True)]
+    trends = [e.trend if related(e, device) else None for e in choice.entries]
+    logs = [
+        np.log(seconds(p, features[e.variant])) + (trend.change(family, shapes) if trend else 0.0)
+        for p, e, trend in zip(parameters, choice.entries, trends, strict=True)
+    ]
     fixed = [family.fixed(p, features[e.variant]) for p, e in zip(parameters, choice.entries, strict=True)]
     expected = np.exp(_middle(logs))
     low, high = choice.error.interval(expected)

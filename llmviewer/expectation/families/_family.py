@@ -21,6 +21,8 @@ Features = Mapping[str, Any]
 MICROSECOND: Final = 1e-6
 _CPU: Final = "-cpu"  # what names of libraries end in that run on one
 _FAR: Final = 1e12  # times a rate that then bounds nothing
+_SHARED: Final[Mapping[str, str]] = {"inter": "tp", "experts": "ep"}  # sizes, and how many devices share them
+_NO_SIZES: Final = ("tp", "ep", "loop", "private", "reached")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,12 @@ class Family(ABC):
     def kept(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
         """Rows that a fit may rest on: sizes that models have."""
         return np.ones(len(next(iter(shapes.values()))), dtype=bool)
+
+    def sizes(self, shapes: Shapes) -> dict[str, Array]:
+        """What one device has of each size that tells shapes apart; not how they were measured."""
+        names = [n for n in (*self.columns, *self.optional) if n in shapes and n not in _NO_SIZES]
+        devices = {name: np.asarray(shapes.get(_SHARED.get(name, ""), 1.0), dtype=float) for name in names}
+        return {name: np.asarray(shapes[name], dtype=float) / devices[name] for name in names}
 
     def of(self, variant: str) -> tuple[Parameter, ...]:
         """The parameters that a variant has."""

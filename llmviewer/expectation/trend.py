@@ -1,0 +1,136 @@
+"""What a model of few parameters leaves of measurements, as far as it is smooth over shapes.
+
+Kernels are chosen, and their work is cut up, by more rules than parameters hold. So an expectation is multiplied by the
+exponential of a sum of Gaussians in the logarithms of sizes, at nodes that are spread over the measured shapes: radial
+basis functions, fitted by ridge regression. A few doublings away from all that was measured nothing is left of the sum,
+and parameters alone speak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from .families import Family
+from .families._family import Array, Shapes
+
+LEAST: Final = 200  # rows of a stack; of fewer, parameters say as much
+_NODES: Final = 128
+_REACH: Final = 2.0  # doublings of one size in which a Gaussian falls to exp(-1/2)
+_STIFF: Final = 1.0  # what the size of the sum counts beside the errors of rows
+_ROWS: Final = 3000  # that are looked at
+_FAR: Final = 0.4  # logarithm of an error beyond which a row says no more
+_SCALE: Final = 0.06  # errors above this share count in proportion, not squared
+_ROUNDS: Final = 4
+_CHUNK: Final = 4096  # shapes whose distances to all nodes are held at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """Of one stack on one device.
+
+    columns  sizes that tell shapes apart
+    nodes    the sizes of one and its weight; the next after a semicolon. As text, since few of all are ever looked at
+    """
+
+    columns: tuple[str, ...]
+    nodes: str
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Trend:
+        """From what plain() gives."""
+        return cls(columns=tuple(found["columns"]), nodes=found["nodes"])
+
+    @cached_property
+    def rows(self) -> Array:
+        """The sizes of each node, and its weight in the last column.
+
+        Raises ValueError where the text is not so many numbers.
+        """
+        return np.array([node.split() for node in self.nodes.split(";")], dtype=float).reshape(
+            -1, len(self.columns) + 1
+        )
+
+    @cached_property
+    def _sum(self) -> tuple[_Gaussians, Array]:
+        return _Gaussians(_places(self.rows[:, :-1])), self.rows[:, -1].astype(np.float32)
+
+    def change(self, family: Family, shapes: Shapes) -> Array:
+        """The logarithm of what expectations of `shapes` are multiplied by."""
+        sizes = family.sizes(shapes)
+        wanted = _places(np.stack([sizes[name] for name in self.columns], axis=1))
+        gaussians, weights = self._sum
+        parts = [gaussians.at(wanted[i : i + _CHUNK]) @ weights for i in range(0, len(wanted), _CHUNK)]
+        return np.concatenate(parts).astype(float)
+
+
+def trend_of(family: Family, shapes: Shapes, ratio: Array) -> Trend | None:
+    """The trend of measured / expected, from the first shapes, which are to be in random order.
+
+    None where all are the same.
+    """
+    found = family.sizes(shapes)
+    columns = tuple(name for name, sizes in found.items() if np.ptp(sizes) > 0)
+    if not columns:
+        return None
+    sizes = np.stack([found[name][:_ROWS] for name in columns], axis=1)
+    places = _places(sizes)
+    nodes = _spread(places)
+    gaussians = _Gaussians(places[nodes])
+    near, among = (gaussians.at(wanted).astype(float) for wanted in (places, places[nodes]))
+    logs = np.clip(np.log(ratio[:_ROWS]), -_FAR, _FAR)
+    counts = np.ones(len(logs))
+    for _ in range(_ROUNDS):
+        told = (near * counts[:, None]).T
+        weights = np.linalg.solve(told @ near + _STIFF * among + 1e-6 * np.eye(len(nodes)), told @ logs)
+        counts = np.minimum(1, _SCALE / np.maximum(np.abs(logs - near @ weights), 1e-9))
+    texts = (
+        " ".join([*(f"{size:.6g}" for size in sizes[node]), f"{weight:.3g}"])
+        for node, weight in zip(nodes, weights, strict=True)
+    )
+    return Trend(columns=columns, nodes="; ".join(texts))
+
+
+def plain(trend: Trend) -> dict[str, Any]:
+    """As a profile's file has it."""
+    return {"columns": list(trend.columns), "nodes": trend.nodes}
+
+
+def _places(sizes: Array) -> Array:
+    return np.asarray(np.log2(1 + sizes), dtype=np.float32)
+
+
+class _Gaussians:
+    """Around some places; in 32 bits, which is what they cost."""
+
+    def __init__(self, centres: Array) -> None:
+        self._middle = centres.mean(axis=0)  # from which distances are of few digits
+        b = self._scaled(centres)
+        self._others = np.vstack([b.T, np.ones(len(b), dtype=b.dtype), _half_squares(b)])
+
+    def at(self, wanted: Array) -> Array:
+        """What is left of each at each place; -|a - b|^2 / 2 is one product of matrices."""
+        a = self._scaled(wanted)
+        exponents = np.column_stack([a, _half_squares(a), np.ones(len(a), dtype=a.dtype)]) @ self._others
+        return np.asarray(np.exp(exponents, out=exponents))
+
+    def _scaled(self, places: Array) -> Array:
+        return np.asarray((places - self._middle) / np.float32(_REACH))
+
+
+def _half_squares(places: Array) -> Array:
+    return np.asarray(-np.sum(places**2, axis=1) / np.float32(2))
+
+
+def _spread(places: Array) -> list[int]:
+    """Places of which each is as far as can be from those before it."""
+    found = [0]
+    apart = np.sum((places - places[0]) ** 2, axis=1)
+    while len(found) < _NODES and apart.max() > 0:
+        found.append(int(np.argmax(apart)))
+        apart = np.minimum(apart, np.sum((places - places[found[-1]]) ** 2, axis=1))
+    return found

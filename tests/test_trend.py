@@ -1,0 +1,149 @@
+"""What parameters leave of measurements, as far as it is smooth over shapes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llmviewer.errors import InputError
+from llmviewer.expectation.calibrate import entry_of
+from llmviewer.expectation.device import find
+from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.profile import Profile, read, shipped, to_yaml, transferred
+from llmviewer.expectation.rows import Rows
+from llmviewer.expectation.transfer import expect
+from llmviewer.expectation.trend import Trend, trend_of
+
+H100, GEMM = find("h100-sxm"), FAMILIES["gemm"]
+STACK = Stack(library="mine", dtype="bf16")
+
+
+def products(count=1500, seed=4, *, most=14):
+    """Shapes at random."""
+    random = np.random.default_rng(seed)
+    exponents = random.uniform((0, 8, 8), (most, 15, 14), (count, 3))
+    columns = dict(zip(("M", "N", "K"), np.round(2.0**exponents.T), strict=True))
+    return {**columns, "batch": np.ones(count), "loop": random.integers(0, 3, count) * 1.0, "private": np.zeros(count)}
+
+
+def wave(columns):
+    """A factor that is smooth over shapes."""
+    return np.exp(0.2 * np.sin(np.log2(columns["M"]) / 2) - 0.1 * np.cos(np.log2(columns["N"] * columns["K"]) / 3))
+
+
+def rows(columns, measured):
+    return Rows(family=GEMM, device=H100, stack=STACK, version="1", places=np.arange(len(measured)), shapes=columns,
+                measured=measured)  # fmt: skip
+
+
+def exact(columns):
+    features = GEMM.features(columns, H100, STACK, GEMM.variants[0])
+    return GEMM.seconds(GEMM.usual(STACK), features)
+
+
+def off(trend, columns):
+    return np.mean(np.abs(np.exp(trend.change(GEMM, columns)) / wave(columns) - 1))
+
+
+def test_what_is_smooth_is_found_between_shapes():
+    columns, others = products(), products(seed=5)
+    trend = trend_of(GEMM, columns, wave(columns))
+    assert trend.columns == ("M", "N", "K")  # not how it was measured
+    assert len(trend.rows) == 128
+    assert np.mean(np.abs(wave(others) - 1)) > 0.1
+    assert off(trend, others) < 0.02
+
+
+def test_rows_that_are_far_off_do_not_bend_it():
+    columns, others = products(), products(seed=5)
+    spoilt = np.where(np.arange(len(columns["M"])) % 20 == 0, 5.0, 1.0)
+    assert off(trend_of(GEMM, columns, wave(columns) * spoilt), others) < 0.03
+
+
+def test_beyond_what_was_measured_nothing_is_left_of_it():
+    columns = products()
+    trend = trend_of(GEMM, columns, 1.3 * wave(columns))
+    changes = [np.abs(trend.change(GEMM, {**columns, "M": columns["M"] * 2.0**n})).max() for n in (0, 20, 30)]
+    assert changes[0] > 0.3
+    assert changes[1] < 0.05
+    assert changes[2] < 1e-6
+
+
+def test_shapes_are_those_of_one_device():
+    moe = FAMILIES["moe"]
+    whole = {"tokens": 64, "hidden": 4096, "inter": 1536, "topk": 8, "experts": 128, "gated": 1, "skew": 0}
+    columns = {name: np.full(2, float(size)) for name, size in whole.items()}
+    columns["inter"] = np.array([1536.0, 768.0])
+    trend = trend_of(moe, columns, np.array([1.0, 1.2]))
+    assert trend.columns == ("inter",)
+    cut = {**columns, "inter": columns["inter"] * 4, "tp": np.full(2, 4.0)}
+    assert trend.change(moe, cut).tolist() == trend.change(moe, columns).tolist()
+
+
+def test_rows_of_one_shape_have_none():
+    assert (
+        trend_of(GEMM, {**{n: np.full(3, 64.0) for n in ("M", "N", "K")}, "loop": np.arange(3.0)}, np.ones(3)) is None
+    )
+
+
+def test_it_is_kept_where_it_tells_what_was_held_out():
+    pytest.importorskip("scipy")
+    columns = products(400)
+    noise = np.exp(np.random.default_rng(6).normal(0, 0.03, 400))
+    plain, bent = (entry_of(rows(columns, exact(columns) * noise * f)) for f in (1.0, wave(columns)))
+    assert plain.trend is None
+    assert isinstance(bent.trend, Trend)
+    others = products(seed=5)
+    times = exact(others) * wave(others)
+    error, without = (
+        np.mean(np.abs(expect("gemm", others, H100, STACK, [e]).expected / times - 1))
+        for e in (bent, replace(bent, trend=None))
+    )
+    assert error < 0.04 < without
+    assert bent.held_out.mape < 0.06
+    assert bent.fit_mape < 0.05
+    assert (
+        entry_of(rows({n: c[:199] for n, c in columns.items()}, (exact(columns) * wave(columns))[:199])).trend is None
+    )
+
+
+def test_a_profile_has_it_as_it_was_written(tmp_path):
+    pytest.importorskip("scipy")
+    columns = products(300)
+    own = entry_of(rows(columns, exact(columns) * wave(columns)))
+    path = tmp_path / "profile.yaml"
+    path.write_text(to_yaml([Profile(device="h100-sxm", library="mine", sources=(), entries=(own,))]))
+    ((again,),) = (profile.entries for profile in read(path))
+    assert again.trend == own.trend
+    text = path.read_text()
+    for old, new, problem in (
+        ("columns: [M, N, K]", "columns: [M, loop, K]", "columns: must be some of M, N, K, batch; got M, loop, K"),
+        ("nodes: ", "nodes: 1 ", "nodes: must be M, N, K and a weight of each node, with semicolons between"),
+        ("nodes: ", "nodes: a ", "nodes: must be M, N, K and a weight of each node, with semicolons between"),
+        ("nodes: ", "node: ", "unknown"),
+    ):
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(InputError, match=rf"{path}: entries\[0\]\.trend") as error:
+            read(path)
+        assert problem in str(error.value)
+
+
+def test_it_goes_to_devices_of_the_same_architecture():
+    entry = replace(
+        next(e for e in shipped() if e.family == "gemm" and e.trend and e.device == "h100-sxm"), stack=STACK
+    )
+    columns = products()
+    change = np.exp(entry.trend.change(GEMM, columns))
+    for name, same in (("h200-sxm", True), ("b200", False)):
+        bent, plain = (expect("gemm", columns, find(name), STACK, [e]) for e in (entry, replace(entry, trend=None)))
+        assert bent.source == "transferred from h100-sxm"
+        free = (bent.expected > bent.bound) & (plain.expected > plain.bound)
+        assert np.count_nonzero(free) > 1000
+        assert bent.expected[free] == pytest.approx(plain.expected[free] * (change[free] if same else 1.0))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_relatives_of_an_architecture_are_surer_than_others(name):
+    near, far = (transferred()[name, "all", related] for related in (True, False))
+    assert far.mape > near.mape
+    assert far.long[1] / far.long[0] > near.long[1] / near.long[0]

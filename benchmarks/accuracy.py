@@ -31,7 +31,7 @@ from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.profile import (
     FOLDER,
-    RELATED,
+    SIBLINGS,
     TRANSFERRED,
     Entry,
     Error,
@@ -42,7 +42,7 @@ from llmviewer.expectation.profile import (
 )
 from llmviewer.expectation.residual import LEAST as LEAST_POINTS
 from llmviewer.expectation.rows import Rows, read
-from llmviewer.expectation.transfer import choose, expect, related
+from llmviewer.expectation.transfer import choose, expect, sibling
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {
@@ -82,9 +82,9 @@ WEAK = """\
   twice, word by word: up to three times the bound. They stand in for all libraries there; later kernels were not
   measured, and are faster. Others come from PyTorch's fp32 kernels.
 - Decode attention of TRT-LLM on Hopper and Ada has two kernels, which are called and cut caches as their sources say:
-  7 to 11 % where XQA is called, 9 to 13 % where masked attention is (heads that share no keys, more than 32 that do,
-  and what does not fill the device), 16 to 24 % of heads of 192 elements. With caches of 8 bits on Ada, masked
-  attention takes some 50 ns a key, which its source does not explain: 15 to 19 %.
+  7 to 9 % where heads share keys, most of which XQA reads; 9 to 12 % where none do, or more than 32, which masked
+  attention reads; 10 to 15 % of heads of 192 elements. With caches of 8 bits on Ada, masked attention takes some 50 ns
+  a key, which its source does not explain: 16 %.
 - Decode attention of SGLang in Triton was measured on Hopper for four layouts of heads only, of 256 and 512 elements:
   none of them says much of the others, 8 to 13 %. Two of TRT-LLM's by FlashInfer on B200 have as few: 8 and 19 %.
 - Kernels of less than 20 us on B200 were measured in steps of 2 us: that is 5 to 12 % off at most.
@@ -97,7 +97,7 @@ WEAK = """\
   2,048 to 4,096, and not at other sizes: no rule of shapes is known for it.
 - Experts of TRT-LLM by CUTLASS, bf16 and fp8 on Hopper: 9 to 12 % of their rows took three to four times as long as
   the others, as kernels do that nobody tuned: whole cases of the benchmark (parallelism, routing), whatever the tokens.
-  Nothing about shapes tells which. Without them the error is 11 %.
+  Nothing about shapes tells which. Without those more than twice as slow the error is 10 to 11 %.
 - SGLang's Triton experts have tables of tuned tiles for some shapes on some devices, and are up to four times faster
   there; they are expected with the tiles of all others.
 - SGLang's eager all-reduce on L40S: of three runs of the same shapes, one is 5.6 times faster than the others.
@@ -111,7 +111,7 @@ WEAK = """\
 - Devices of other makers than NVIDIA have one or two stacks each, so what is expected of their like is a guess with a
   wide interval.
 """
-Moved = tuple[Entry, Any, Any, bool]  # expected, measured, and whether relatives' entries say so
+Moved = tuple[Entry, Any, Any, bool]  # expected, measured, and whether a sibling says so
 AGREEING = {"gemm": 87, "attention_decode": 80, "attention_prefill": 88}
 
 
@@ -187,13 +187,13 @@ def _error(rows: Rows, entry: Entry) -> float:
 
 def _carried(moved: list[Moved]) -> list[str]:
     lines = [
-        "## From relatives and from others",
+        "## From siblings and from others",
         "",
-        "The error on another device, where the nearest that was measured is of the same architecture (H100 and H200;",
-        "A100 with PCIe and with NVLink), and where it is not. Medians over stacks with the worst in brackets, %.",
-        "Intervals of relatives are those of all types of a family, as few devices are related.",
+        "The error on another device, where the nearest that was measured is a sibling: of the same architecture and",
+        "kind of memory (H100 and H200; A100 with PCIe and with NVLink); and where it is not. Medians over stacks with",
+        "the worst in brackets, %. Intervals of siblings are those of all types of a family, as few are so near.",
         "",
-        "| family | stacks | same architecture | in 80 % | stacks | other architectures | in 80 % |",
+        "| family | stacks | siblings | in 80 % | stacks | others | in 80 % |",
         "|---|---|---|---|---|---|---|",
     ]
     for kind in AIMS:
@@ -333,7 +333,7 @@ def _transfer(rows: Rows, entries: list[Entry]) -> tuple[Any, Any, bool] | None:
     if found.source.startswith("bound"):
         return None
     nearest, *_ = choose(rows.family.name, rows.device, rows.stack, others).entries
-    return found.expected, rows.measured, related(nearest, rows.device)
+    return found.expected, rows.measured, sibling(nearest, rows.device)
 
 
 def _write_profiles(entries: list[Entry], sources: dict[tuple[str, str], set[str]]) -> None:
@@ -357,7 +357,7 @@ def _write_profiles(entries: list[Entry], sources: dict[tuple[str, str], set[str
 def _write_transferred(moved: list[Moved]) -> None:
     errors: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     for name in FAMILIES:
-        for which, near in RELATED.items():
+        for which, near in SIBLINGS.items():
             own = [m for m in moved if m[0].family == name and m[3] == near]
             dtypes = [] if near else sorted({m[0].stack.dtype for m in own})  # of each, too few devices are related
             for dtype in (*dtypes, "all"):
@@ -377,8 +377,8 @@ def _pooled(moved: list[Moved]) -> Error:
 
 
 def _groups(kind: tuple[str, str], moved: list[Moved]) -> Iterator[tuple[list[Moved], float]]:
-    """The stacks of a kind that come from relatives, and those from others, and how many times their intervals hold."""
-    for near in RELATED.values():
+    """The stacks of a kind that come from siblings, and those from others, and how many times their intervals hold."""
+    for near in SIBLINGS.values():
         own = [m for m in moved if _kind(m[0]) == kind and m[3] == near]
         pool = [m for m in moved if m[0].family == kind[0] and m[3] == near] if near else own
         yield own, _pooled(pool).covered if own else 0.0
@@ -421,7 +421,7 @@ def _document(entries: list[Entry], moved: list[Moved], further: list[str]) -> s
         "  where they have no better one, count like all others.",
         "- An interval for another device counts each device alike, as the next one is drawn from devices, not rows;",
         "  `in 80 %` beside it is the mean over devices. Four with links of their own were measured: few for that.",
-        "  Intervals are learned apart for relatives of the same architecture, whose trends are carried over too.",
+        "  Intervals are learned apart for siblings, whose trends are carried over too.",
         "",
         (
             "| family | stacks | held out, % | median row, % | under 20 us | over 20 us | in 80 %, % | must / aim "

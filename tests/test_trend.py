@@ -128,7 +128,7 @@ def test_a_profile_has_it_as_it_was_written(tmp_path):
         assert problem in str(error.value)
 
 
-def test_it_goes_to_devices_of_the_same_architecture():
+def test_it_goes_to_siblings():
     entry = replace(
         next(e for e in shipped() if e.family == "gemm" and e.trend and e.device == "h100-sxm"), stack=STACK
     )
@@ -143,7 +143,7 @@ def test_it_goes_to_devices_of_the_same_architecture():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_relatives_of_an_architecture_are_surer_than_others(name):
-    near, far = (transferred()[name, "all", related] for related in (True, False))
+def test_siblings_are_surer_than_others(name):
+    near, far = (transferred()[name, "all", near] for near in (True, False))
     assert far.mape > near.mape
     assert far.long[1] / far.long[0] > near.long[1] / near.long[0]

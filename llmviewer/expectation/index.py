@@ -42,7 +42,7 @@ def index() -> Index:
     return Index(
         entries=tuple(map(_entry, found["entries"])),
         kin={k["name"]: Kin(**k) for k in found["devices"]},
-        errors={(name, dtype, related): _error(error) for name, dtype, related, error in found["errors"]},
+        errors={(name, dtype, near): _error(error) for name, dtype, near, error in found["errors"]},
     )
 
 

@@ -417,20 +417,20 @@ def shipped() -> tuple[Entry, ...]:
 
 
 TRANSFERRED: Final = "transferred.yaml"
-RELATED: Final = {"same architecture": True, "other architectures": False}  # as that file says it
+SIBLINGS: Final = {"siblings": True, "others": False}  # as that file says it
 
 
 @cache
 def transferred() -> Mapping[tuple[str, str, bool], Error]:
     """The error of expectations for a device that nothing was fitted on, by family, data type, and whether they come
-    from devices of its architecture.
+    from siblings: devices of the same architecture and kind of memory.
     """
     path = FOLDER / TRANSFERRED
     if not path.exists():
         return {}
     families = read_yaml(path).section("errors")
     return {
-        (name, dtype, RELATED[which]): read_error(families.section(name).section(which).section(dtype))
+        (name, dtype, SIBLINGS[which]): read_error(families.section(name).section(which).section(dtype))
         for name in families
         for which in families.section(name)
         for dtype in families.section(name).section(which)

@@ -84,7 +84,7 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
             note = "" if found is exact else f" in {first.stack.dtype}"
             return Choice(
                 entries=(first,),
-                error=first.held_out if known else _measured_error(name, stack.dtype, related=True),
+                error=first.held_out if known else _measured_error(name, stack.dtype, near=True),
                 source=f"calibrated on {_named(first)}{note}",
             )
     for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())):
@@ -94,7 +94,7 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
         if found:
             found = _nearest(found, device, stack)
             devices = ", ".join(dict.fromkeys(e.device for e in found))
-            error = _measured_error(name, stack.dtype, related=related(found[0], device))
+            error = _measured_error(name, stack.dtype, near=sibling(found[0], device))
             return Choice(entries=tuple(found), error=error, source=f"transferred from {devices}")
     raise InputError(f"no profile of {name} in {stack.dtype} on any {_KINDS.get(device.kind, device.kind)}")
 
@@ -190,15 +190,18 @@ def _alike(entry: Entry, stack: Stack) -> bool:
     return (own if own in kinds else "") == (other if other in kinds else "")
 
 
-def related(entry: Entry, device: Device) -> bool:
-    """Whether its device is of the same architecture: runs the same kernels, that is, and cuts work up alike."""
-    return kin(entry.device).architecture == device.architecture
+def sibling(entry: Entry, device: Device) -> bool:
+    """Whether its device is of the same architecture and kind of memory, by which makers name chips alike that are not:
+    whether it runs the same kernels, that is, and cuts work up alike.
+    """
+    other = kin(entry.device)
+    return (other.architecture, other.stacked) == (device.architecture, device.stacked)
 
 
-def _measured_error(name: str, dtype: str, *, related: bool) -> Error:
-    """That of transfers from devices of the same architecture, or from others."""
+def _measured_error(name: str, dtype: str, *, near: bool) -> Error:
+    """That of transfers from siblings, or from others."""
     known = index().errors
-    keys = [(name, of, near) for near in (related, False) for of in (dtype, "all")]
+    keys = [(name, of, which) for which in (near, False) for of in (dtype, "all")]
     return next((known[key] for key in keys if key in known), _UNKNOWN)
 
 
@@ -237,7 +240,7 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
     fitted = choice.entries[0].device == device.name
     seconds = family.seconds if fitted else family.elsewhere
     parameters = [_there(e, device) for e in choice.entries]
-    trends = [e.trend if related(e, device) else None for e in choice.entries]
+    trends = [e.trend if sibling(e, device) else None for e in choice.entries]
     logs = [
         np.log(seconds(p, features[e.variant])) + (trend.change(family, shapes) if trend else 0.0)
         for p, e, trend in zip(parameters, choice.entries, trends, strict=True)

@@ -355,18 +355,17 @@ def _write_profiles(entries: list[Entry], sources: dict[tuple[str, str], set[str
 
 
 def _write_transferred(moved: list[Moved]) -> None:
-    errors: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
+    errors: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in FAMILIES}
     for name in FAMILIES:
         for which, near in SIBLINGS.items():
             own = [m for m in moved if m[0].family == name and m[3] == near]
-            dtypes = [] if near else sorted({m[0].stack.dtype for m in own})  # of each, too few devices are related
-            for dtype in (*dtypes, "all"):
-                of_type = [m for m in own if dtype in (m[0].stack.dtype, "all")]
-                if of_type:
-                    errors[name][which][dtype] = plain_error(_pooled(of_type))
+            parts: dict[str, list[Moved]] = defaultdict(list)
+            for m in own:
+                parts[m[0].stack.kind or m[0].stack.dtype].append(m)
+            parts = {"all": own} if near else {**dict(sorted(parts.items())), "all": own}  # few are so near
+            errors[name][which] = {part: plain_error(_pooled(rows)) for part, rows in parts.items() if rows}
     about = "Errors of expectations for devices that nothing was fitted on: each device in turn left out.\n"
-    plain = {name: dict(parts) for name, parts in errors.items()}
-    text = yaml.safe_dump({"errors": plain}, sort_keys=False, width=120, default_flow_style=None)
+    text = yaml.safe_dump({"errors": errors}, sort_keys=False, width=120, default_flow_style=None)
     (FOLDER / TRANSFERRED).write_text(f"# {about}{text}", encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.families._family import Parameter, cold
 from llmviewer.expectation.families._routing import local_loads
 from llmviewer.expectation.fitting import fit
-from llmviewer.expectation.profile import Entry, Error, Profile, error_of, read, shipped, to_yaml
+from llmviewer.expectation.profile import Entry, Error, Profile, error_of, read, shipped, to_yaml, transferred
 from llmviewer.expectation.residual import Residual, points_of
 from llmviewer.expectation.rows import Rows
 from llmviewer.expectation.rows import read as read_rows
@@ -279,9 +279,9 @@ def test_a_twin_of_a_type_on_the_own_device_comes_before_other_devices():
     twin, far = replace(entry("gemm"), stack=Stack(library="vllm", dtype="fp16")), entry("gemm", device="h200-sxm")
     asked = Stack(library="vllm", dtype="bf16")
     far = replace(far, stack=asked)
-    found = choose("gemm", H100, asked, [far, twin], errors=lambda *_: ERROR)
+    found = choose("gemm", H100, asked, [far, twin])
     assert found.source == "calibrated on h100-sxm vllm 1.0 in fp16"
-    assert found.error is ERROR  # that of a transfer
+    assert found.error == transferred()["gemm", "all", True]  # as sure as from a sibling
     assert choose("gemm", H100, asked, [twin, replace(twin, stack=asked)]).source == "calibrated on h100-sxm vllm 1.0"
     block = replace(twin, stack=Stack(library="vllm", dtype="fp8_block"))  # scaled by other kernels: no twin of fp8
     fp8 = replace(far, stack=Stack(library="vllm", dtype="fp8"))
@@ -297,11 +297,10 @@ def test_a_twin_of_the_library_comes_before_its_type_on_another_kind_of_memory()
     asked = Stack(library="vllm", dtype="fp8_static")
     hopper = replace(entry("gemm", device="h100-sxm"), stack=replace(asked, dtype="fp8"))
     ada, near = (replace(entry("gemm", device=name), stack=asked) for name in ("l40s", "h100-sxm"))
-    said = {"errors": lambda *_: ERROR}
-    assert choose("gemm", find("h200-sxm"), asked, [ada, hopper], **said).entries == (hopper,)
-    assert choose("gemm", find("h200-sxm"), asked, [ada, near, hopper], **said).entries == (near,)
+    assert choose("gemm", find("h200-sxm"), asked, [ada, hopper]).entries == (hopper,)
+    assert choose("gemm", find("h200-sxm"), asked, [ada, near, hopper]).entries == (near,)
     other = replace(hopper, stack=replace(hopper.stack, library="sglang"))
-    assert choose("gemm", find("h200-sxm"), asked, [ada, other], **said).entries == (ada,)
+    assert choose("gemm", find("h200-sxm"), asked, [ada, other]).entries == (ada,)
 
 
 def test_where_nothing_was_measured_the_bound_stands_without_an_upper_end():
@@ -1035,14 +1034,10 @@ def test_cards_whose_matrix_units_are_slowed_down_are_relatives():
     asked = STACKS["attention_prefill"]
     own = [replace(entry("attention_prefill", device=d), rows=1000) for d in measured]
     for device, nearest in (("rtx-4090", "rtx-3090"), ("rtx-a6000", "l40s"), ("h100-sxm", "a100-sxm-80gb")):
-        assert choose("attention_prefill", find(device), asked, own, errors=lambda *_: ERROR).entries == (
-            own[measured.index(nearest)],
-        )
+        assert choose("attention_prefill", find(device), asked, own).entries == (own[measured.index(nearest)],)
     products = [replace(entry("gemm", device=d), rows=1000) for d in measured]
     for device, nearest in (("rtx-4090", "l40s"), ("rtx-a6000", "rtx-3090"), ("h100-sxm", "a100-sxm-80gb")):
-        assert choose("gemm", find(device), STACKS["gemm"], products, errors=lambda *_: ERROR).entries == (
-            products[measured.index(nearest)],
-        )
+        assert choose("gemm", find(device), STACKS["gemm"], products).entries == (products[measured.index(nearest)],)
     moved = [replace(entry("elementwise"), device=e.device) for e in own]
     assert len(choose("elementwise", find("rtx-4090"), STACKS["elementwise"], moved).entries) == 3
 
@@ -1051,10 +1046,10 @@ def test_few_rows_of_another_library_or_architecture_are_asked_last():
     asked = Stack(library="vllm", dtype="bf16")
     far = replace(entry("gemm", device="h100-sxm"), stack=asked, rows=2000)
     few = replace(entry("gemm", device="a100-pcie-80gb"), stack=replace(asked, library="cublas"), rows=73)
-    a100, said = find("a100-sxm-80gb"), {"errors": lambda *_: ERROR}
-    assert choose("gemm", a100, asked, [far, few], **said).entries == (far,)
-    assert choose("gemm", a100, asked, [far, replace(few, rows=2000)], **said).entries[0].device == "a100-pcie-80gb"
-    assert choose("gemm", a100, asked, [far, replace(few, stack=asked)], **said).entries[0].rows == few.rows
-    assert choose("gemm", a100, asked, [few], **said).entries == (few,)
+    a100 = find("a100-sxm-80gb")
+    assert choose("gemm", a100, asked, [far, few]).entries == (far,)
+    assert choose("gemm", a100, asked, [far, replace(few, rows=2000)]).entries[0].device == "a100-pcie-80gb"
+    assert choose("gemm", a100, asked, [far, replace(few, stack=asked)]).entries[0].rows == few.rows
+    assert choose("gemm", a100, asked, [few]).entries == (few,)
     some, ada = replace(far, rows=73), replace(entry("gemm", device="l40s"), stack=asked, rows=2000)
-    assert choose("gemm", a100, asked, [some, ada], **said).entries == (ada,)
+    assert choose("gemm", a100, asked, [some, ada]).entries == (ada,)

@@ -490,7 +490,7 @@ def test_q_s4_12_what_is_expected_of_kernels_is_nearer_and_below_the_tokens_of_a
         bounds = [found.effect.without.tpot_s / found.effect.result.tpot_s for found, _ in pairs]
         expected = [bare.generation.expected_tpot_s / found.generation.expected_tpot_s for found, bare in pairs]
         assert 0.9 * measured <= max(expected) <= tokens
-        assert abs(np.mean(expected) - measured) <= abs(np.mean(bounds) - measured) + 0.02
+        assert abs(np.mean(expected) - measured) <= abs(np.mean(bounds) - measured) + 0.03
 
 
 def test_q_s4_13_no_engine_beats_the_bound():

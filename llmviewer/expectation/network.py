@@ -490,10 +490,9 @@ def _alike(entry: Entry, kernel: Kernel, *, plain: bool) -> bool:
         return False
     if entry.family == "moe":
         return stack.kernel.endswith("nongated") == plain
-    kinds = ("mla_absorb", "mla_unabsorbed", "encoder_noncausal")
-    own, other = (name.rpartition(" ")[2] for name in (stack.kernel, kernel.stack.kernel))
     if entry.family.startswith("attention"):
-        return (own if own in kinds else "") == other
+        return stack.kind == kernel.stack.kind
+    own, other = (name.rpartition(" ")[2] for name in (stack.kernel, kernel.stack.kernel))
     return own == other
 
 

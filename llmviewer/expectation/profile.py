@@ -422,8 +422,8 @@ SIBLINGS: Final = {"siblings": True, "others": False}  # as that file says it
 
 @cache
 def transferred() -> Mapping[tuple[str, str, bool], Error]:
-    """The error of expectations for a device that nothing was fitted on, by family, data type, and whether they come
-    from siblings: devices of the same architecture and kind of memory.
+    """The error of expectations for a device that nothing was fitted on, by family, kind of attention or data type, and
+    whether they come from siblings: devices of the same architecture and kind of memory.
     """
     path = FOLDER / TRANSFERRED
     if not path.exists():

@@ -84,7 +84,7 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
             note = "" if found is exact else f" in {first.stack.dtype}"
             return Choice(
                 entries=(first,),
-                error=first.held_out if known else _measured_error(name, stack.dtype, near=True),
+                error=first.held_out if known else _measured_error(name, stack, near=True),
                 source=f"calibrated on {_named(first)}{note}",
             )
     for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())):
@@ -94,7 +94,7 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
         if found:
             found = _nearest(found, device, stack)
             devices = ", ".join(dict.fromkeys(e.device for e in found))
-            error = _measured_error(name, stack.dtype, near=sibling(found[0], device))
+            error = _measured_error(name, stack, near=sibling(found[0], device))
             return Choice(entries=tuple(found), error=error, source=f"transferred from {devices}")
     raise InputError(f"no profile of {name} in {stack.dtype} on any {_KINDS.get(device.kind, device.kind)}")
 
@@ -183,25 +183,24 @@ def twins(entry: Entry, stack: Stack) -> bool:
 
 def _alike(entry: Entry, stack: Stack) -> bool:
     """Of the same operation or kind of attention, which is the last word of a kernel's name."""
-    kinds = {"mla_absorb", "mla_unabsorbed", "encoder_noncausal"}
-    own, other = (name.rpartition(" ")[2] for name in (stack.kernel, entry.stack.kernel))
     if entry.family in ("elementwise", "collectives"):
+        own, other = (name.rpartition(" ")[2] for name in (stack.kernel, entry.stack.kernel))
         return own == other or not own
-    return (own if own in kinds else "") == (other if other in kinds else "")
+    return entry.stack.kind == stack.kind
 
 
 def sibling(entry: Entry, device: Device) -> bool:
-    """Whether its device is of the same architecture and kind of memory, by which makers name chips alike that are not:
-    whether it runs the same kernels, that is, and cuts work up alike.
+    """Whether its device is of the same architecture and kind of memory, as makers call chips alike that are not:
+    whether it runs the same kernels, that is, and cuts work up alike. Messages over hosts are like no other host's.
     """
-    other = kin(entry.device)
-    return (other.architecture, other.stacked) == (device.architecture, device.stacked)
+    over_host = entry.family == "collectives" and device.hosted
+    return not over_host and max(_relation(kin(entry.device), device)) <= 0
 
 
-def _measured_error(name: str, dtype: str, *, near: bool) -> Error:
-    """That of transfers from siblings, or from others."""
+def _measured_error(name: str, stack: Stack, *, near: bool) -> Error:
+    """That of transfers from siblings, or from others, of a kind of attention or a data type."""
     known = index().errors
-    keys = [(name, of, which) for which in (near, False) for of in (dtype, "all")]
+    keys = [(name, of, which) for which in (near, False) for of in (stack.kind or stack.dtype, "all")]
     return next((known[key] for key in keys if key in known), _UNKNOWN)
 
 

@@ -20,7 +20,7 @@ from llmviewer.errors import InputError, suggest
 from llmviewer.expectation import rows as measurements
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
-from llmviewer.expectation.profile import Entry, Error
+from llmviewer.expectation.profile import SIBLINGS, Entry, Error
 from llmviewer.expectation.validate import Predictions, Validation, predict, validate
 from llmviewer.hardware_files import hardware_aliases
 from llmviewer.reports.trust import Dot, against, errors
@@ -36,6 +36,7 @@ _LOG: Final = logging.getLogger(__name__)
 LARGEST: Final = 5_000_000  # of a file of measurements [B]
 _MOST_ROWS, _MOST_COLUMNS, _MOST_DEVICES, _MOST_STACKS = 20_000, 200, 100, 2000
 _MOST_UNPACKED: Final = 200_000_000  # [B]
+_FROM: Final = {near: name for name, near in SIBLINGS.items()}
 _LARGEST: Final = 1e12  # of a size or a time; what is larger is no measurement
 _LARGEST_OF: Final = {"experts": 4096, "topk": 4096, "tp": 4096, "ep": 4096, "num_gpus": 65_536}
 _LONGEST_LABEL: Final = 1000  # characters
@@ -82,11 +83,11 @@ def profiles(found: Sequence[Answer]) -> list[dict[str, Any]]:
 def transfers() -> list[tuple[str, ...]]:
     """Errors on a device that nothing was fitted on: heads, then a line for each family and data type."""
     lines: list[tuple[str, ...]] = [
-        ("family", "data type", "mean error", "median row", "under 20 us", "over 20 us", "in the 80 %")
+        ("family", "of", "from", "mean error", "median row", "under 20 us", "over 20 us", "in the 80 %")
     ]
-    for (family, dtype), error in sorted(index().errors.items()):
+    for (family, part, near), error in sorted(index().errors.items()):
         numbers = (error.mape, error.median, error.mape_short, error.mape_long, error.covered)
-        lines.append((_said(family), dtype, *map(_percent, numbers)))
+        lines.append((_said(family), part, _FROM[near], *map(_percent, numbers)))
     return lines
 
 
@@ -105,8 +106,8 @@ def errors_figure(found: Sequence[Answer]) -> Shown:
         text = f"<b>{words}</b><br>{_percent(error.mape)} off, {counted(entry.rows, 'row')}"
         named.setdefault(entry.device, []).append(Dot(_said(entry.family), error.mape, text))
     named["a device not measured"] = [
-        Dot(_said(family), error.mape, f"<b>{dtype}</b>, carried over<br>{_percent(error.mape)} off")
-        for (family, dtype), error in sorted(index().errors.items())
+        Dot(_said(family), error.mape, f"<b>{part}</b>, carried over from {_FROM[near]}<br>{_percent(error.mape)} off")
+        for (family, part, near), error in sorted(index().errors.items())
     ]
     order = [_said(name) for name in FAMILIES]
     named = {name: sorted(dots, key=lambda dot: order.index(dot.row)) for name, dots in named.items()}

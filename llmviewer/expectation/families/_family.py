@@ -22,6 +22,7 @@ MICROSECOND: Final = 1e-6
 _CPU: Final = "-cpu"  # what names of libraries end in that run on one
 _FAR: Final = 1e12  # times a rate that then bounds nothing
 _SHARED: Final[Mapping[str, str]] = {"inter": "tp", "experts": "ep"}  # sizes, and how many devices share them
+_ATTENTIONS: Final = ("mla_absorb", "mla_unabsorbed", "encoder_noncausal")
 _NO_SIZES: Final = ("tp", "ep", "loop", "private", "reached")
 
 
@@ -65,6 +66,12 @@ class Stack:
     dtype: str
     kv_dtype: str = ""
     kernel: str = ""
+
+    @property
+    def kind(self) -> str:
+        """That of attention, which is the last word of its name; "" of the usual one."""
+        word = self.kernel.rpartition(" ")[2]
+        return word if word in _ATTENTIONS else ""
 
 
 class Family(ABC):

@@ -118,8 +118,10 @@ def test_a_profile_has_it_as_it_was_written(tmp_path):
     text = path.read_text()
     for old, new, problem in (
         ("columns: [M, N, K]", "columns: [M, loop, K]", "columns: must be some of M, N, K, batch; got M, loop, K"),
-        ("nodes: ", "nodes: 1 ", "nodes: must be M, N, K and a weight of each node, with semicolons between"),
-        ("nodes: ", "nodes: a ", "nodes: must be M, N, K and a weight of each node, with semicolons between"),
+        ("nodes: ", "nodes: 1 2 3; ", "nodes: must be M, N, K and a weight of each; got '1 2 3'"),
+        ("nodes: ", "nodes: 1 2 -3 4; ", "nodes: must be M, N, K and a weight of each; got '1 2 -3 4'"),
+        ("nodes: ", "nodes: 1 2 3 nan; ", "nodes: must be M, N, K and a weight of each; got '1 2 3 nan'"),
+        ("nodes: ", "nodes: a 2 3 4; ", "nodes: must be M, N, K and a weight of each; got 'a 2 3 4'"),
         ("nodes: ", "node: ", "unknown"),
     ):
         path.write_text(text.replace(old, new, 1))

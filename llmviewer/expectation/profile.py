@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -339,14 +340,20 @@ def _columns(section: Section, known: Sequence[str]) -> tuple[str, ...]:
 def _trend(section: Section, of: Family) -> Trend:
     section.only(("columns", "nodes"))
     columns = _columns(section, tuple(of.sizes(dict.fromkeys((*of.columns, *of.optional), np.ones(1)))))
-    trend = Trend(columns=columns, nodes=section.text("nodes"))
+    nodes = section.text("nodes")
+    for node in nodes.split(";"):
+        if not _is_node(node, len(columns) + 1):
+            raise section.error("nodes", f"must be {', '.join(columns)} and a weight of each; got {node.strip()!r}")
+    return Trend(columns=columns, nodes=nodes)
+
+
+def _is_node(text: str, count: int) -> bool:
+    """Whether it is so many numbers, all but the last of which are sizes."""
     try:
-        rows = trend.rows
+        *sizes, weight = map(float, text.split())
     except ValueError:
-        rows = np.zeros((0, 1))
-    if not len(rows) or not np.all(np.isfinite(rows)) or np.any(rows[:, :-1] < 0):
-        raise section.error("nodes", f"must be {', '.join(columns)} and a weight of each node, with semicolons between")
-    return trend
+        return False
+    return len(sizes) == count - 1 and min(sizes) >= 0 and all(map(isfinite, (*sizes, weight)))
 
 
 def _residual(section: Section, of: Family) -> Residual:

@@ -47,10 +47,7 @@ class Trend:
 
     @cached_property
     def rows(self) -> Array:
-        """The sizes of each node, and its weight in the last column.
-
-        Raises ValueError where the text is not so many numbers.
-        """
+        """The sizes of each node, and its weight in the last column."""
         return np.array([node.split() for node in self.nodes.split(";")], dtype=float).reshape(
             -1, len(self.columns) + 1
         )

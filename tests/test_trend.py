@@ -11,7 +11,7 @@ from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.profile import Profile, read, shipped, to_yaml, transferred
 from llmviewer.expectation.rows import Rows
-from llmviewer.expectation.transfer import expect
+from llmviewer.expectation.transfer import expect, sibling
 from llmviewer.expectation.trend import Trend, trend_of
 
 H100, GEMM = find("h100-sxm"), FAMILIES["gemm"]
@@ -142,6 +142,16 @@ def test_it_goes_to_siblings():
         free = (bent.expected > bent.bound) & (plain.expected > plain.bound)
         assert np.count_nonzero(free) > 1000
         assert bent.expected[free] == pytest.approx(plain.expected[free] * (change[free] if same else 1.0))
+
+
+def test_siblings_run_the_same_kernels():
+    products = {e.device: e for e in shipped() if e.family == "gemm"}
+    hopper, blackwell = products["h100-sxm"], products["b200"]
+    assert all(sibling(hopper, find(name)) for name in ("h200-sxm", "h20-sxm", "gh200"))
+    assert all(sibling(blackwell, find(name)) for name in ("gb200", "b300"))  # compute capabilities 10.0 and 10.3
+    assert not any(sibling(blackwell, find(name)) for name in ("rtx-5090", "h100-sxm", "mi300x"))
+    sums = next(e for e in shipped() if e.family == "collectives" and e.device == "l40s")
+    assert not sibling(sums, find("rtx-4090"))  # over another host
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -20,6 +20,8 @@ from .residual import NEIGHBOURS, Residual
 _GENERATIONS: Final = (
     "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell ultra", "rubin",
 )  # fmt: skip
+# Compute capability 10.3 runs what is compiled for the family of 10.0 (NVIDIA, CUDA Programming Guide, section 5.1.2).
+_SAME_KERNELS: Final = {"blackwell ultra": "blackwell"}
 # Since Ampere NVIDIA's devices for data centres have an L2 cache in two halves, each of which keeps what its own cores
 # read, so that what all read is in both (A100 whitepaper, L2 cache: "each L2 partition localizes and caches data for
 # memory accesses from SMs in the GPCs directly connected to the partition"); their other devices have it in one.
@@ -162,10 +164,13 @@ def _twin_of_library(entry: Entry, stack: Stack) -> bool:
 
 
 def _apart(a: Kin, b: Kin) -> int:
-    if a.architecture == b.architecture:
-        return 0 if a.name != b.name else -1
-    if a.architecture in _GENERATIONS and b.architecture in _GENERATIONS:
-        return abs(_GENERATIONS.index(a.architecture) - _GENERATIONS.index(b.architecture))
+    if a.name == b.name:
+        return -1
+    own, other = (_SAME_KERNELS.get(d.architecture, d.architecture) for d in (a, b))
+    if own == other:
+        return 0
+    if own in _GENERATIONS and other in _GENERATIONS:
+        return abs(_GENERATIONS.index(own) - _GENERATIONS.index(other))
     return len(_GENERATIONS)
 
 

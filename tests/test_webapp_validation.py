@@ -61,7 +61,9 @@ def test_errors_are_those_of_the_profiles():
     figure = validation.errors_figure(found).figure
     dots = {trace.name: sorted(trace.x) for trace in figure.data if trace.type == "box"}
     assert dots["h100-sxm"] == sorted(entry.held_out.mape for entry in entries)
-    assert dots["a device not measured"] == sorted(error.mape for error in index().errors.values())
+    for name, near in (("siblings", True), ("others", False)):
+        carried = sorted(error.mape for key, error in index().errors.items() if key[-1] == near)
+        assert dots[f"not measured, from {name}"] == carried
     assert len(validation.transfers()) == 1 + len(index().errors)
 
 

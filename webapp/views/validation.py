@@ -105,10 +105,9 @@ def errors_figure(found: Sequence[Answer]) -> Shown:
         words = " ".join(filter(None, (stack.library, entry.version, stack.kernel, _dtype(entry))))
         text = f"<b>{words}</b><br>{_percent(error.mape)} off, {counted(entry.rows, 'row')}"
         named.setdefault(entry.device, []).append(Dot(_said(entry.family), error.mape, text))
-    named["a device not measured"] = [
-        Dot(_said(family), error.mape, f"<b>{part}</b>, carried over from {_FROM[near]}<br>{_percent(error.mape)} off")
-        for (family, part, near), error in sorted(index().errors.items())
-    ]
+    for (family, part, near), error in sorted(index().errors.items()):
+        text = f"<b>{part}</b>, carried over from {_FROM[near]}<br>{_percent(error.mape)} off"
+        named.setdefault(f"not measured, from {_FROM[near]}", []).append(Dot(_said(family), error.mape, text))
     order = [_said(name) for name in FAMILIES]
     named = {name: sorted(dots, key=lambda dot: order.index(dot.row)) for name, dots in named.items()}
     about = "of shapes that were not fitted; a dot for each library, data type and kernel"

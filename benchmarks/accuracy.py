@@ -325,7 +325,7 @@ def _ours() -> list[str]:
 
 
 def _transfer(rows: Rows, entries: list[Entry]) -> tuple[Any, Any, bool] | None:
-    """Expected and measured, with what other devices say only, and whether these are of the same architecture."""
+    """Expected and measured, with what other devices say only, and whether the nearest is a sibling."""
     kept = rows.family.kept(rows.shapes) & np.isfinite(rows.measured) & (rows.measured > 0)
     rows = rows.take(np.flatnonzero(kept)[:1500])
     others = [e for e in entries if e.device != rows.device.name]

@@ -83,7 +83,12 @@ def judged(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) 
         return None
     order, fold = folds = _shuffled(rows, 0)
     before = _before(rows, priors)
-    problem = _chosen([_Problem.of(rows, variant, _usual(rows, before)) for variant in rows.family.variants])
+    usual, bound = _usual(rows, before), rows.family.bound(rows.shapes, rows.device, rows.stack)
+    problem = _chosen([
+        _Problem(rows=rows, variant=variant, usual=usual, bound=bound,
+                 features=rows.family.features(rows.shapes, rows.device, rows.stack, variant))
+        for variant in rows.family.variants
+    ])  # fmt: skip
     plain = problem.held_out(folds)
     trend = len(rows) >= LEAST_BENT or (before[0].trend if before else None)
     bent = problem.held_out(folds, trend) if trend else plain
@@ -148,12 +153,6 @@ class _Problem:
     features: Features
     usual: Mapping[str, float]
     bound: Array
-
-    @classmethod
-    def of(cls, rows: Rows, variant: str, usual: Mapping[str, float]) -> _Problem:
-        features = rows.family.features(rows.shapes, rows.device, rows.stack, variant)
-        bound = rows.family.bound(rows.shapes, rows.device, rows.stack)
-        return cls(rows=rows, variant=variant, features=features, usual=usual, bound=bound)
 
     def law(self, chosen: Array, trend: Trend | bool | None = None) -> _Law:
         """What the rows `chosen` say."""

@@ -339,7 +339,7 @@ def _columns(section: Section, known: Sequence[str]) -> tuple[str, ...]:
 
 def _trend(section: Section, of: Family) -> Trend:
     section.only(("columns", "nodes"))
-    columns = _columns(section, tuple(of.sizes(dict.fromkeys((*of.columns, *of.optional), np.ones(1)))))
+    columns = _columns(section, of.size_names)
     nodes = section.text("nodes")
     for node in nodes.split(";"):
         if not _is_node(node, len(columns) + 1):

@@ -17,9 +17,7 @@ from .index import index, kin
 from .profile import Entry, Error
 from .residual import NEIGHBOURS, Residual
 
-_GENERATIONS: Final = (
-    "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell ultra", "rubin",
-)  # fmt: skip
+_GENERATIONS: Final = ("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin")
 # Compute capability 10.3 runs what is compiled for the family of 10.0 (NVIDIA, CUDA Programming Guide, section 5.1.2).
 _SAME_KERNELS: Final = {"blackwell ultra": "blackwell"}
 # Since Ampere NVIDIA's devices for data centres have an L2 cache in two halves, each of which keeps what its own cores
@@ -127,7 +125,7 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
 def _of_line(entry: Entry, device: Device, stack: Stack) -> bool:
     """Whether few rows of it tell more than many of others: what only sends is told by links, which go with memory."""
     other = kin(entry.device)
-    own, asked = (d.architecture if FAMILIES[entry.family].computes else d.stacked for d in (other, device))
+    own, asked = (_generation(d) if FAMILIES[entry.family].computes else d.stacked for d in (other, device))
     return entry.stack.library == stack.library and own == asked
 
 
@@ -166,12 +164,17 @@ def _twin_of_library(entry: Entry, stack: Stack) -> bool:
 def _apart(a: Kin, b: Kin) -> int:
     if a.name == b.name:
         return -1
-    own, other = (_SAME_KERNELS.get(d.architecture, d.architecture) for d in (a, b))
+    own, other = map(_generation, (a, b))
     if own == other:
         return 0
     if own in _GENERATIONS and other in _GENERATIONS:
         return abs(_GENERATIONS.index(own) - _GENERATIONS.index(other))
     return len(_GENERATIONS)
+
+
+def _generation(device: Kin) -> str:
+    """Its architecture, by the name of the one whose kernels it runs."""
+    return _SAME_KERNELS.get(device.architecture, device.architecture)
 
 
 def _of_type(entry: Entry, stack: Stack, dtype: str) -> bool:
@@ -195,11 +198,15 @@ def _alike(entry: Entry, stack: Stack) -> bool:
 
 
 def sibling(entry: Entry, device: Device) -> bool:
-    """Whether its device is of the same architecture and kind of memory, as makers call chips alike that are not:
-    whether it runs the same kernels, that is, and cuts work up alike. Messages over hosts are like no other host's.
+    """Whether its device runs the same kernels and cuts work up alike: is of the same architecture and kind of memory,
+    since chips of one architecture with and without stacked memory differ. Messages over a host depend on the host.
     """
-    over_host = entry.family == "collectives" and device.hosted
-    return not over_host and max(_relation(kin(entry.device), device)) <= 0
+    return not _over_host(entry, device) and max(_relation(kin(entry.device), device)) <= 0
+
+
+def _over_host(entry: Entry, device: Device) -> bool:
+    """Whether it is of messages that pass a host on their way between devices."""
+    return entry.family == "collectives" and device.hosted
 
 
 def _measured_error(name: str, stack: Stack, *, near: bool) -> Error:
@@ -278,12 +285,12 @@ def _there(entry: Entry, device: Device) -> Mapping[str, float]:
     own, found = kin(entry.device), dict(entry.parameters)
     alike = own.vendor == device.vendor
     clocks = own.clock / device.clock if alike and own.clock and device.clock else 1.0
-    if not (entry.family == "collectives" and device.hosted):
+    if not _over_host(entry, device):
         found |= {name: value * clocks for name, value in found.items() if name.endswith(("_us", "_ns"))}
-    with_memory = own.architecture != device.architecture and own.stacked == device.stacked
+    with_memory = _generation(own) != _generation(device) and own.stacked == device.stacked
     if "lambda" in found and not (with_memory and (device.stacked or not alike)):
         found["lambda"] *= (own.bandwidth / own.cores) / (device.bandwidth / device.cores)
-    if alike and {own.architecture, device.architecture} <= _HALVES_SINCE:
+    if alike and {*map(_generation, (own, device))} <= _HALVES_SINCE:
         halves = (1 + own.stacked) / (1 + device.stacked)
         found |= {name: found[name] * halves for name in ("eta", "eta_x") if name in found}
     if "softmax" in found and alike and own.multiplies and device.multiplies and not _earlier(device, own):
@@ -292,7 +299,7 @@ def _there(entry: Entry, device: Device) -> Mapping[str, float]:
 
 
 def _earlier(one: Kin, other: Kin) -> bool:
-    ages = [_GENERATIONS.index(d.architecture) for d in (one, other) if d.architecture in _GENERATIONS]
+    ages = [_GENERATIONS.index(own) for own in map(_generation, (one, other)) if own in _GENERATIONS]
     return len(ages) > 1 and ages[0] < ages[1]
 
 

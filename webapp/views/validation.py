@@ -81,7 +81,7 @@ def profiles(found: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def transfers() -> list[tuple[str, ...]]:
-    """Errors on a device that nothing was fitted on: heads, then a line for each family and data type."""
+    """Errors on a device that nothing was fitted on: heads, then a line for each part of a family."""
     lines: list[tuple[str, ...]] = [
         ("family", "of", "from", "mean error", "median row", "under 20 us", "over 20 us", "in the 80 %")
     ]

@@ -134,9 +134,13 @@ class Family(ABC):
 
     def sizes(self, shapes: Shapes) -> dict[str, Array]:
         """What one device has of each size that tells shapes apart; not how they were measured."""
-        names = [n for n in (*self.columns, *self.optional) if n in shapes and n not in _NO_SIZES]
+        names = [name for name in self.size_names if name in shapes]
         devices = {name: np.asarray(shapes.get(_SHARED.get(name, ""), 1.0), dtype=float) for name in names}
         return {name: np.asarray(shapes[name], dtype=float) / devices[name] for name in names}
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        return tuple(name for name in (*self.columns, *self.optional) if name not in _NO_SIZES)
 
     def of(self, variant: str) -> tuple[Parameter, ...]:
         """The parameters that a variant has."""

@@ -157,6 +157,19 @@ class Footprint:
         """Of a device that takes decode steps alone."""
         return replace(self, stages=tuple(replace(stage, live=(Form(),)) for stage in self.stages))
 
+    def narrowest(self, capacity: float, tokens: float) -> Footprint:
+        """Of the stage of a pipeline whose memory sequences of so many tokens fill first."""
+        held = Workload.decode(batch=1.0, kv_len=tokens)
+
+        def sequences(stage: _Stage) -> float:
+            return (capacity - stage.weight_bytes) / max(float(evaluate(stage.kv_cache, held)), 1.0)
+
+        return replace(self, stages=(min(self.stages, key=sequences),))
+
+    def cache_bytes(self, tokens: Num) -> Num:
+        """What the cache of a sequence of so many tokens takes, of the first stage. [B]"""
+        return evaluate(self.stages[0].kv_cache, Workload.decode(batch=1.0, kv_len=tokens))
+
     def parts(self, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> tuple[Num, Num, Num]:
         """Weights, cache of prompt and generated tokens, and live activations, where they are most together.
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from math import inf, isnan
 from typing import Final
 
-from llmviewer.errors import InputError
 from llmviewer.serving.candidates import By, Candidate
 from llmviewer.serving.planning import ServicePlan
-from llmviewer.serving.steps import unsimulated
 from llmviewer.units import counted, seconds
 
 from .choice import unsold
@@ -86,11 +84,8 @@ def render_html(found: ServicePlan) -> str:
 
 
 def simulation(found: ServicePlan) -> list[str]:
-    """The command, in parts, that simulates one copy of the best; none where none such is simulated."""
-    try:
-        asked = found.simulation(found.best) if found.best else {}
-    except InputError:
-        return []
+    """The command, in parts, that simulates one copy of the best; none where nothing keeps to the goals."""
+    asked = found.simulation(found.best) if found.best else {}
     if not asked or not isinstance(asked["model"], str):
         return []
     model, device = shlex.quote(asked.pop("model")), shlex.quote(asked.pop("hardware"))
@@ -118,12 +113,9 @@ def _wrapped(words: list[str]) -> str:
 
 
 def _percentiles(found: ServicePlan, mark: str = "") -> list[str]:
-    """How to get them for the best, or why they are not to be had."""
-    if words := simulation(found):
-        return [f"{_PERCENTILES} {mark}{' '.join(words)}{mark}"]
-    if found.best and (why := unsimulated(found.best.layout)):
-        return [f"The best is not simulated for percentiles: {why}."]
-    return []
+    """How to get them for the best."""
+    words = simulation(found)
+    return [f"{_PERCENTILES} {mark}{' '.join(words)}{mark}"] if words else []
 
 
 def title(found: ServicePlan) -> str:

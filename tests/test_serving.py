@@ -9,6 +9,8 @@ import pytest
 
 from llmviewer.cli import main
 from llmviewer.errors import InputError
+from llmviewer.memory import weight_bytes
+from llmviewer.model import kv_cache_bytes
 from llmviewer.reports import serving as report
 from llmviewer.serving.lengths import PUBLISHED, parse_lengths
 from llmviewer.serving.policy import POLICIES, parse_policy
@@ -81,9 +83,10 @@ def test_parts_of_a_prompt_read_the_cache_again_as_the_engine_counts_it(steps):
 
 
 def test_a_mixed_step_is_one_workload_of_two_groups(steps):
-    both = steps.step_s((Spans(batch=8.0, q_len=1.0, kv_len=500.0), Spans(batch=1.0, q_len=256.0, kv_len=256.0)))
-    alone = float(steps.prefill_s(256.0)) + steps.decoding_s(8, 500.0)
-    assert max(float(steps.prefill_s(256.0)), steps.decoding_s(8, 500.0)) < both < alone
+    groups = Spans(batch=8.0, q_len=1.0, kv_len=500.0), Spans(batch=1.0, q_len=256.0, kv_len=256.0)
+    both = steps.step_s([groups])
+    alone = float(steps.prefill_s(256.0)) + steps.decoding_s([(8, 500.0)])
+    assert max(float(steps.prefill_s(256.0)), steps.decoding_s([(8, 500.0)])) < both < alone
 
 
 def test_decode_first_reads_nobody_while_others_decode(steps):
@@ -154,7 +157,7 @@ def test_a_padded_batch_has_memory_for_the_longest_of_each(tight):
 def test_the_longest_gap_is_the_longest_wait(steps):
     """Two steps of reading are in the way of one that decodes, one after the other."""
     found = served(steps, traffic((0, 100, 50), (0.05, 3000, 1), (0.05, 3000, 1)))
-    stalled = 2 * float(steps.prefill_s(3000.0)) + steps.decoding_s(1, 150)
+    stalled = 2 * float(steps.prefill_s(3000.0)) + steps.decoding_s([(1, 150.0)])
     assert found.gap_s[0] == pytest.approx(stalled, rel=1e-3)
 
 
@@ -655,17 +658,15 @@ def test_techniques_that_change_what_a_step_does():
 
 
 @pytest.mark.parametrize(
-    ("model", "layout", "said"),
+    ("model", "said"),
     [
-        ("bert-base-uncased", "", "does not generate, so there is nothing to serve"),
-        ("t5-base", "", "has an encoder, which no batch of mixed steps takes"),
-        ("llama-3.1-8b", "pp=2", "pp must be 1 to simulate"),
-        ("llama-3.1-8b", "dp=2", "dp must be 1 to simulate"),
+        ("bert-base-uncased", "does not generate, so there is nothing to serve"),
+        ("t5-base", "has an encoder, which no batch of mixed steps takes"),
     ],
 )
-def test_what_is_not_served_step_by_step(model, layout, said):
+def test_what_is_not_served_step_by_step(model, said):
     with pytest.raises(InputError, match=said):
-        simulate(model, "h100-sxm", rate=1, layout=layout)
+        simulate(model, "h100-sxm", rate=1)
 
 
 @pytest.mark.parametrize("model", ["gemma-3-27b", "mamba-2.8b", "deepseek-v3", "mixtral-8x7b"])
@@ -673,6 +674,117 @@ def test_models_of_other_kinds_are_served(model):
     found = simulate(model, "b300", rate=3, requests=40, layout="tp=1" if model == "mamba-2.8b" else "tp=8")
     assert math.isfinite(found.tokens_per_s)
     assert found.usage.written == found.traffic.gen.sum()
+
+
+# --- ranks and stages ---
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return Steps(Setting.of("deepseek-v3", "h200-sxm", layout="dp=8 ep=8"))
+
+
+def test_a_step_of_both_expands_the_latents_of_prompts_alone():
+    """Sequences that decode read latents as they are, beside a prompt as alone."""
+    for expected in (False, True):
+        steps = Steps(Setting.of("deepseek-v3", "h200-sxm", layout="tp=8 ep=8"), expected)
+        decode, read = Spans(batch=64.0, q_len=1.0, kv_len=16384.0), Spans(batch=1.0, q_len=512.0, kv_len=512.0)
+        alone = steps.decoding_s([(64, 16384.0)]), float(steps.prefill_s(512.0))
+        assert max(alone) < steps.step_s([(decode, read)]) < sum(alone)
+        assert steps.step_s([(decode,)]) == pytest.approx(alone[0], rel=0.01)
+
+
+@pytest.mark.parametrize("layout", ["dp=8 ep=8", "tp=2 dp=4 ep=8", "dp=4 pp=2 ep=4"])
+@pytest.mark.parametrize("expected", [False, True])
+def test_ranks_that_do_alike_take_what_the_setting_takes(layout, expected):
+    setting = Setting.of("deepseek-v3", "h200-sxm", layout=layout)
+    steps = Steps(setting, expected)
+    assert steps.ranks == setting.layout.dp
+    read, decode = Workload.prefill(batch=1, prompt=2000), Workload.decode(batch=16, kv_len=2000)
+    for plan, workload, lane in (
+        (setting.plan, read, steps.step_s([read.groups if at % steps.turns == 0 else () for at in range(steps.lanes)])),
+        (
+            setting.decode_plan,
+            decode,
+            steps.decoding_s([(16, 2000.0) if at % steps.turns == 0 else (0, 0.0) for at in range(steps.lanes)]),
+        ),
+    ):
+        found = setting.kernels.run(plan, workload)
+        wanted = float(np.sum(found.kernels.expected)) if expected else float(plan.time_s(workload))
+        assert lane == pytest.approx(wanted, rel=0.06 if expected else 1e-9)
+
+
+def test_a_rank_that_reads_is_in_the_way_of_all_but_not_as_long_as_if_all_read(ranks):
+    read, decode = (Spans(batch=1.0, q_len=2048.0, kv_len=2048.0),), (Spans(batch=4.0, q_len=1.0, kv_len=500.0),)
+    one, both, every = (ranks.step_s(lanes) for lanes in ([read, *[()] * 7], [read, *[decode] * 7], [read] * 8))
+    assert one < both < every < 8 * one
+    assert both < one + ranks.step_s([decode] * 8)
+    found = served(ranks, traffic((0, 100, 300), (0.1, 16_000, 2)), "prefill-first")
+    assert found.gap_s[0] > 0.8 * ranks.step_s([(Spans(batch=1.0, q_len=16e3, kv_len=16e3),), *[()] * 7])
+
+
+def test_a_request_goes_to_the_rank_with_the_fewest(ranks):
+    """Eight that come at once are read in one step, and nine in two."""
+    times = [served(ranks, traffic(*[(0.0, 3000, 1)] * count)).finish_s.max() for count in (1, 8, 9)]
+    alone = served(ranks, traffic((0.0, 3000, 1))).finish_s.max()
+    assert times[0] == alone < times[1] < 2 * alone
+    assert times[2] == pytest.approx(times[1] + alone)
+
+
+def test_ranks_that_do_not_wait_for_each_other_are_copies():
+    asked = {"rate": 12, "requests": 400, "seed": 3, **LENGTHS}
+    ranks = simulate("llama-3.1-8b", "h100-sxm", layout="dp=2", **asked)
+    copies = simulate("llama-3.1-8b", "h100-sxm", copies=2, **asked)
+    assert np.array_equal(ranks.finish_s, copies.finish_s)
+    assert ranks.utilization == pytest.approx(copies.utilization)
+    assert (ranks.copies, ranks.devices, copies.devices) == (1, 2, 2)
+    assert ranks.closed.max_rate == pytest.approx(2 * copies.closed.max_rate)
+    assert ranks.closed.ttft_s == pytest.approx(copies.closed.ttft_s)
+
+
+def test_a_request_alone_passes_all_stages_one_after_another():
+    setting = Setting.of("llama-3.1-70b", "h200-sxm", layout="pp=4")
+    found = served(Steps(setting), traffic((0, 700, 40)))
+    read = float(setting.plan.time_s(Workload.prefill(batch=1, prompt=700)))
+    decode = sum(float(setting.plan.time_s(Workload.decode(batch=1, kv_len=700 + i))) for i in range(1, 40))
+    assert found.first_s[0] == pytest.approx(read)
+    assert found.finish_s[0] == pytest.approx(read + decode, rel=1e-4)
+
+
+def test_sets_of_sequences_take_turns_at_the_slowest_stage():
+    setting = Setting.of("llama-3.1-70b", "h200-sxm", layout="pp=4")
+    steps = Steps(setting)
+    slowest = max(float(stage.time_s(Workload.decode(batch=8, kv_len=1000))) for stage in setting.plan.stages)
+    assert steps.decoding_s([(8, 1000.0)] * 4) == pytest.approx(4 * slowest, rel=1e-4)
+    through = float(setting.plan.time_s(Workload.decode(batch=8, kv_len=1000)))
+    assert steps.decoding_s([(8, 1000.0), *[(0, 0.0)] * 3]) == pytest.approx(through, rel=1e-4)
+    assert through < 4 * slowest
+
+
+@pytest.mark.parametrize("layout", ["tp=2 pp=2", "tp=2 cp=2", "pp=4"])
+def test_several_stages_and_parts_of_prompts_keep_to_the_closed_form(layout):
+    found = simulate("llama-3.1-70b", "h100-sxm", quant="fp8", rate=2, requests=400, layout=layout)
+    for run in (found, found.expected):
+        assert float(np.mean(run.ttft_s)) == pytest.approx(run.closed.ttft_s, rel=0.1)
+        assert float(np.mean(run.tpot_s)) == pytest.approx(run.closed.tpot_s, rel=0.12)
+
+
+def test_caches_fill_the_memory_of_the_fullest_stage():
+    """The last stage has the head, too, so that fewer sequences fit than beside the others' weights."""
+    setting = Setting.of("llama-3.1-70b", "h100-sxm", layout="tp=2 pp=2")
+    steps = Steps(setting)
+    room = [
+        (setting.hardware.capacity - weight_bytes(part)) / kv_cache_bytes(part, batch=1, context=1000)
+        for part in (setting.graph.of_stage(0), setting.graph.of_stage(1))
+    ]
+    assert steps.room_bytes(1) / float(steps.cache_bytes(1000.0)) == pytest.approx(min(room), rel=0.01)
+
+
+def test_readers_that_wait_for_each_other_are_refused():
+    with pytest.raises(InputError, match="copies that read prompts alone must not wait for each other"):
+        simulate("deepseek-v3", "h200-sxm", rate=1, layout="dp=8 ep=8", readers=1)
+    staged = simulate("llama-3.1-70b", "h100-sxm", rate=4, requests=100, layout="tp=2 pp=2", readers=1)
+    assert staged.reading_utilization < 1
 
 
 # --- as expected of kernels ---

@@ -87,7 +87,7 @@ def test_the_steps_of_an_engine_are_those_expected_and_what_it_adds(name):
         assert float(steps.decode_s(batch=float(batch), kv_len=float(kv_len))) == pytest.approx(
             ours.expected_time_s, rel=0.06
         )
-        assert steps.decoding_s(batch, kv_len) == pytest.approx(ours.expected_time_s, rel=0.06)
+        assert steps.decoding_s([(batch, kv_len)]) == pytest.approx(ours.expected_time_s, rel=0.06)
     read = analyze(MODEL, DEVICE, prompt=1024, gen=1, engine=name).phases.prefill.total.expected_time_s
     assert float(steps.prefill_s(1024.0)) == pytest.approx(read, rel=0.02)
 
@@ -178,7 +178,7 @@ def test_an_engine_is_never_faster_than_its_bound():
                 assert steps.decode_s(**at) >= bound.decode_s(**at) * (1 - 1e-9), (name, at, engine)
         for tokens in (1.0, 100.0, 5000.0):
             group = (Spans(batch=1.0, q_len=tokens, kv_len=tokens),)
-            assert steps.step_s(group) >= bound.step_s(group) * (1 - 1e-9)
+            assert steps.step_s([group]) >= bound.step_s([group]) * (1 - 1e-9)
 
 
 def test_under_load_engines_keep_to_the_closed_form_too():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,14 +17,15 @@ _COMPARED: Final = 1000  # batches, each of which is an analysis of its own
 
 
 hardware_option = click.option(
-    "--hardware", metavar="all|NAMES", default="all", show_default=True,
-    help="Devices: h100-sxm,l40s. All leaves out those that are announced only.",
+    "--hardware", metavar="all|NAMES", default=("all",), show_default=True, multiple=True,
+    help="Devices: h100-sxm,l40s. May be repeated. All leaves out those that are announced only.",
 )  # fmt: skip
 
 
-def named(hardware: str) -> list[str] | None:
+def named(hardware: Sequence[str]) -> list[str] | None:
     """Devices by name, as the option has them; None for all."""
-    return None if hardware == "all" else [name.strip() for name in hardware.split(",") if name.strip()]
+    names = [name.strip() for each in hardware for name in each.split(",") if name.strip()]
+    return None if "all" in names else names
 
 
 @click.command()
@@ -87,7 +89,14 @@ def compare(
     help="So many of a kind at most, in one box, cut by tensor parallelism; the fewest that qualify are ranked.",
 )
 @shared.compared
-def choose(*, hardware: str, quants: tuple[str, ...], form: str | None, output: Path | None, **question: Any) -> None:
+def choose(
+    *,
+    hardware: tuple[str, ...],
+    quants: tuple[str, ...],
+    form: str | None,
+    output: Path | None,
+    **question: Any,
+) -> None:
     """Which device for a use, and how many: those that qualify, ranked, and what disqualifies the others."""
     shared.check_output(form, output)
     from ..choice import QUANTS

@@ -100,7 +100,13 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 )
 @click.option("--requests", type=int, default=1000, show_default=True, help="How many come; or the first of the file.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals and lengths drawn.")
-@click.option("--max-batch", type=int, default=256, show_default=True, help="Sequences at a time, if memory has room.")
+@click.option(
+    "--max-batch",
+    type=int,
+    default=256,
+    show_default=True,
+    help="Sequences at a time of each copy, or of each of its dp ranks, if memory has room.",
+)
 @click.option("--block", type=int, help="Tokens of a block of the KV cache. The engine's, or 16.")
 @click.option("--copies", type=int, default=1, show_default=True, help="Of the model; requests go to them in turn.")
 @click.option(
@@ -121,7 +127,10 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 )
 @_lies(
     tp="Devices that share each copy (tensor parallelism). One if not given.",
-    ep="Of these, parts that experts are shared out among.",
+    pp="Stages of a pipeline that follow each other.",
+    ep="Parts that experts are shared out among.",
+    dp="Ranks of a copy with sequences of their own, which wait for each other where experts lie on all.",
+    cp="Context parallelism, as of analyze.",
 )
 @_served
 def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
@@ -165,7 +174,7 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
 @_served
 def plan(
     *,
-    hardware: str,
+    hardware: tuple[str, ...],
     quants: tuple[str, ...],
     layouts: tuple[str, ...],
     form: str | None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import reduce
 from math import inf, nan
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 
 _TAIL: Final = 3.09  # deviations above the mean that 999 of 1000 moments stay below, where sequences vary normally
 _LEAST: Final = 0.05  # of how steeply it falls: no batch is twenty times as wide
+_AGREED: Final = 4  # times that the ranks that read together, and how long that takes, are worked out from each other
+_HALVINGS: Final = 12  # of the distance to where a rate and the steps that it makes agree
 _RATES, _ROUNDS = 16, 3  # that are tried at a time, and how often: to a three thousandth of what is looked through
 
 
@@ -109,24 +111,29 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """A prompt's way through a copy, when another can follow, [device]; a decode step, [device, batch]. [s]
+    """A prompt's way through a copy that reads no others, when another can follow, [device]; a decode step, [device,
+    batch]. [s]
 
     unmodelled  as of Candidate
+    ranks       of a copy that wait for each other in every step, each with sequences of its own; another prompt can
+                follow on another rank
     """
 
     through: Grid
     every: Grid
     step: Grid
     unmodelled: Grid
+    ranks: int
 
     @classmethod
-    def unknown(cls, devices: int, batches: int) -> Times:
+    def unknown(cls, devices: int, batches: int, ranks: int) -> Times:
         """To be filled in."""
-        names = ("through", "every", "unmodelled")
-        return cls(step=np.full((devices, batches), nan), **{name: np.full(devices, nan) for name in names})
+        each = {name: np.full(devices, nan) for name in ("through", "every", "unmodelled")}
+        return cls(step=np.full((devices, batches), nan), ranks=ranks, **each)
 
     def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> Times:
-        return Times(**{f.name: getattr(self, f.name)[list(rows)] for f in fields(Times)})
+        grids = {f.name: getattr(self, f.name)[list(rows)] for f in fields(Times) if f.name != "ranks"}
+        return Times(ranks=self.ranks, **grids)
 
 
 def judged(
@@ -199,19 +206,20 @@ class _Steady:
         """
         through, every = times.through[:, None], times.every[:, None]
         wanted, limits = load.gen - 1, load.limits
-        busy = rate * every
         step = times.step[:, None, :]
         with np.errstate(divide="ignore", invalid="ignore"):
-            tpot = np.where(busy[..., None] < 1, step / (1 - busy[..., None]), inf)  # by sequences that decode together
+            tpot = _turns(
+                rate[..., None], through[..., None], every[..., None], step, times.ranks
+            ).tpot_s  # by sequences that decode
             missing = rate[..., None] * wanted * tpot - (limits - 1)  # a sequence has one less than them beside it
             at, stable = _crossing(missing)
             batch = _at(limits - 1, at)
             step_s, tpot_s = _at(np.broadcast_to(step, missing.shape), at), _at(tpot, at)
-            decoding = (1 - busy) * (1 - np.exp(-batch))
-            residual = rate * every * every / 2 + decoding * step_s / 2
-            ttft_s = np.where(stable, through + residual / (1 - busy), inf)
+            turns = _turns(rate, through, every, step_s, times.ranks)
+            ttft_s = np.where(stable, through + turns.wait_s(1 - np.exp(-batch)), inf)
             tpot_s = np.where(stable, tpot_s, inf) if wanted else np.zeros(stable.shape)
-            able = 1 / (every[..., None] + wanted * step / (limits - (wanted > 0)))  # by the batch, each beside others
+            each = wanted / (limits - (wanted > 0))  # beside others
+            able = _most(through[..., None], every[..., None], step, each, times.ranks)
             # Little's law gives the mean, where `missing` is 0. The steeper it falls there the less they vary around
             # it: with Poisson's variance, the mean, where decode steps are as long for any batch.
             steepness = np.where(stable & (at > 0), np.maximum(_slope(missing, limits, at), _LEAST), 1.0)
@@ -228,8 +236,73 @@ class _Steady:
             "time per token": np.where(stable, tpot_s, 0.0) / load.goals.tpot_s,
         }
         return cls(
-            stable=stable, batch=batch, busy=busy, ttft_s=ttft_s, tpot_s=tpot_s, place=place, most=most, over=over
+            stable=stable, batch=batch, busy=turns.busy, ttft_s=ttft_s, tpot_s=tpot_s, place=place, most=most, over=over
         )  # fmt: skip
+
+
+class _Turns(NamedTuple):
+    """Steps of two kinds: those that read prompts, and those that decode alone.
+
+    busy              part of the time that prompts are read in
+    tpot_s            between two tokens of a sequence; inf where there is no time to decode
+    queue_s, alone_s  what a prompt waits for others, and for the step that somebody else decodes in
+    """
+
+    busy: Grid
+    tpot_s: Grid
+    queue_s: Grid
+    alone_s: Grid
+
+    def wait_s(self, somebody: Grid) -> Grid:
+        """Until a prompt is read that comes at random. [s]
+
+        somebody  how likely it is that anybody decodes
+        """
+        return self.queue_s + somebody * self.alone_s
+
+
+def _turns(rate: Grid, through: Grid, every: Grid, step: Grid, ranks: int) -> _Turns:
+    """At requests a second that come to one copy. `through`, `every` and `step` are those of Times. [s]"""
+    if ranks == 1:
+        busy = rate * every
+        with np.errstate(divide="ignore", invalid="ignore"):
+            tpot_s = np.where(busy < 1, step / (1 - busy), inf)
+            return _Turns(busy, tpot_s, rate * every * every / 2 / (1 - busy), (1 - busy) * step / 2 / (1 - busy))
+    read, round_s, often = _rounds(rate, through, every, step, ranks)
+    own = rate * round_s / ranks  # of its steps, those that a rank reads in itself
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _Turns(
+            busy=often * read / round_s,
+            tpot_s=np.where(own < 1, round_s / (1 - own), inf),
+            queue_s=often * read * read / round_s / 2 + own * round_s / (1 - own) / 2,
+            alone_s=(1 - often) * step * step / round_s / 2,
+        )
+
+
+def _rounds(rate: Grid, through: Grid, every: Grid, step: Grid, ranks: int) -> tuple[Grid, Grid, Grid]:
+    """Steps of ranks that wait for each other: one in which any of them reads, all on average, and the part that the
+    first are. A step reads where a prompt came in the one before, so steps are a Markov chain; it takes the longer the
+    more ranks read at a time. [s], [s]
+    """
+    read, comes = through, -np.expm1(-rate * step)
+    for _ in range(_AGREED):
+        often = comes / (comes + np.exp(-rate * read))
+        round_s = often * read + (1 - often) * step
+        reading = np.clip(np.divide(rate * round_s, often, out=np.ones(np.shape(often)), where=often > 0), 1, ranks)
+        read = through + (every * ranks - through) * (reading - 1) / (ranks - 1)
+    return read, often * read + (1 - often) * step, often
+
+
+def _most(through: Grid, every: Grid, step: Grid, each: Grid, ranks: int) -> Grid:
+    """Requests that a copy serves at most, by the batch. [1/s]
+
+    each  tokens of an answer over the sequences that decode
+    """
+    rate = 1 / (every + each * step)
+    for _ in range(_HALVINGS if ranks > 1 else 0):
+        _, round_s, _ = _rounds(rate, through, every, step, ranks)
+        rate = np.sqrt(rate / (round_s * (1 / ranks + each)))  # halfway, as it falls where rounds are longer
+    return rate
 
 
 def _most_within(rate: Grid, most: Grid, times: Times, memory: Grid, load: Load) -> Grid:

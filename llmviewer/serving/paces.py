@@ -1,5 +1,5 @@
-"""What the kernels of a step are expected to take, from the expectation at some shapes: over its bound, that is a line
-between them.
+"""What steps of any mixture take: their lower bounds, and what kernels are expected to, which is worked out at some
+shapes and over its bound is a line between them.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,55 +15,118 @@ import numpy.typing as npt
 from ..expectation.network import Kernels
 from ..forms import Num
 from ..operators.attention import Attention
-from ..roofline import Plan
+from ..roofline import Plan, PlannedOperator
 from ..workload import Spans, Workload
 
 _BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _LENGTHS: Final = (16, 64, 256, 1024, 4096, 16384, 65536)
 _TOKENS: Final = (1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 16384, 65536)
 
+Groups = tuple[Spans, ...]
+
+
+class _Shares(NamedTuple):
+    """The launches of a step that reads beside what decodes: those of all its tokens, and those that prompts and single
+    tokens have of their own, such as latent attention, which expands the latents of prompts alone.
+    """
+
+    all: Plan
+    read: Plan
+    decode: Plan
+
 
 @dataclass(frozen=True)
-class Paces:
-    """The kernels of a setting, for steps of any mixture.
+class Bounds:
+    """Launches that follow each other.
 
     plan, decode_plan  of steps that read, and of those that decode alone
     """
 
-    kernels: Kernels
     plan: Plan
     decode_plan: Plan
 
     def decode_s(self, *, batch: Num, kv_len: Num) -> Num:
         """A step in which sequences decode alone. [s]"""
-        bound = self.decode_plan.time_s(Workload((Spans(batch=batch, q_len=1.0, kv_len=kv_len),)))
-        return bound * self._decode(batch, kv_len)
+        return self.decode_plan.time_s(Workload((Spans(batch=batch, q_len=1.0, kv_len=kv_len),)))
 
-    def mixed_s(self, groups: tuple[Spans, ...]) -> Num:
-        """A step that reads parts of prompts beside what decodes: attention to each of them by itself, all else by the
-        tokens of all together. It is never below its bound, as no part is. [s]
+    def mixed_s(self, groups: Groups) -> Num:
+        """A step that reads parts of prompts beside what decodes. [s]"""
+        found = self._shares.all.time_s(Workload(groups))
+        if self.decode_plan is self.plan:
+            return found
+        for own, decoding in ((self._shares.read, False), (self._shares.decode, True)):
+            if mine := tuple(group for group in groups if _decodes(group) is decoding):
+                found = found + _if_any(mine, own.time_s(Workload(mine)))
+        return found
+
+    @cached_property
+    def _shares(self) -> _Shares:
+        if self.decode_plan is self.plan:
+            return _Shares(self.plan, Plan(()), Plan(()))
+        mine, theirs = ({_key(row) for row in each.operators} for each in (self.plan, self.decode_plan))
+        return _Shares(
+            Plan(tuple(row for row in self.plan.operators if _key(row) in theirs)),
+            Plan(tuple(row for row in self.plan.operators if _key(row) not in theirs)),
+            Plan(tuple(row for row in self.decode_plan.operators if _key(row) not in mine)),
+        )
+
+
+def _key(row: PlannedOperator) -> object:
+    """What is the same where a step that reads and one that decodes launch the same."""
+    return row.block.name, row.operator.name, frozenset(row.busy_s.items())
+
+
+def _decodes(group: Spans) -> bool:
+    """Whether its sequences have one new token each, as kernels for decoding take them."""
+    return bool(np.all(np.less_equal(group.q_len, 1)))
+
+
+def _if_any(groups: Groups, time_s: Num) -> Num:
+    """The time of launches that are left out where there are no sequences for them. [s]"""
+    return np.where(np.greater(sum(group.batch for group in groups), 0), time_s, 0.0)
+
+
+@dataclass(frozen=True)
+class Paces(Bounds):
+    """The same as expected of the kernels of a setting."""
+
+    kernels: Kernels
+
+    def decode_s(self, *, batch: Num, kv_len: Num) -> Num:
+        return super().decode_s(batch=batch, kv_len=kv_len) * self._decode(batch, kv_len)
+
+    def mixed_s(self, groups: Groups) -> Num:
+        """Attention to each of the groups by itself, all else by the tokens of all together. It is never below its
+        bound, as no part is. [s]
         """
         tokens = sum(group.batch * group.q_len for group in groups)
-        attention, others = self._parts
+        others = self._apart.all
         found = others.time_s(Workload(groups)) * self._others(tokens, 1)
         for group in groups:
-            found = found + attention.time_s(Workload((group,))) * self._attention(group)
+            found = found + self._attention(group)
         return found
 
     def _attention(self, group: Spans) -> Num:
-        """What attention to it is expected to take over its bound: single tokens have kernels of their own."""
+        """What is expected of attention to it, and of all else that its kind has alone: single tokens have kernels of
+        their own. [s]
+        """
         once = np.less_equal(group.q_len, 1)
+        own = self._apart.decode if np.all(once) else self._apart.read
+        bound = _if_any((group,), own.time_s(Workload((group,))))
         if np.all(once):
-            return self._attending(group.batch, group.kv_len)
+            return bound * self._attending(group.batch, group.kv_len)
         read = self._reading(group.q_len, group.kv_len)
-        return np.where(once, self._attending(group.batch, group.kv_len), read) if np.any(once) else read
+        return bound * (np.where(once, self._attending(group.batch, group.kv_len), read) if np.any(once) else read)
 
     @cached_property
-    def _parts(self) -> tuple[Plan, Plan]:
-        """Attention, and all else."""
-        rows = self.plan.operators
-        own = tuple(row for row in rows if isinstance(row.operator, Attention))
-        return Plan(own), Plan(tuple(row for row in rows if not isinstance(row.operator, Attention)))
+    def _apart(self) -> _Shares:
+        """As _shares, with attention apart."""
+        every, read, decode = self._shares
+        own, rest = (
+            tuple(row for row in every.operators if isinstance(row.operator, Attention) is attends)
+            for attends in (True, False)
+        )
+        return _Shares(Plan(rest), Plan((*own, *read.operators)), Plan((*own, *decode.operators)))
 
     @cached_property
     def _decode(self) -> Callable[[Num, Num], Num]:
@@ -74,20 +137,20 @@ class Paces:
     @cached_property
     def _attending(self) -> Callable[[Num, Num], Num]:
         return self._grid(
-            self._parts[0], _BATCHES, _LENGTHS, lambda batch, length: Spans(batch=batch, q_len=1.0, kv_len=length)
+            self._apart.decode, _BATCHES, _LENGTHS, lambda batch, length: Spans(batch=batch, q_len=1.0, kv_len=length)
         )
 
     @cached_property
     def _reading(self) -> Callable[[Num, Num], Num]:
         return self._grid(
-            self._parts[0], _LENGTHS, _LENGTHS,
+            self._apart.read, _LENGTHS, _LENGTHS,
             lambda part, end: Spans(batch=1.0, q_len=part, kv_len=np.maximum(part, end)),
         )  # fmt: skip
 
     @cached_property
     def _others(self) -> Callable[[Num, Num], Num]:
         return self._grid(
-            self._parts[1], _TOKENS, (1, 2), lambda tokens, _: Spans(batch=1.0, q_len=tokens, kv_len=tokens)
+            self._apart.all, _TOKENS, (1, 2), lambda tokens, _: Spans(batch=1.0, q_len=tokens, kv_len=tokens)
         )
 
     def _grid(

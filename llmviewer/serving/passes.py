@@ -26,6 +26,7 @@ from ..setting import Attention, Setting
 from ..transforms.flash_attention import flash_attention
 from ..workload import Spans, Workload
 from .candidates import Grid, Load, Times
+from .stages import among_experts, waiting_ranks
 
 _AMOUNTS: Final = tuple(f.name for f in fields(OperatorEstimate) if f.type == "Num")
 
@@ -47,15 +48,29 @@ class LaidOut:
     refused: Mapping[int, str]
     needed: Grid
 
+    def _read(self, load: Load) -> Spans:
+        """A prompt, and where ranks wait for each other as many tokens as experts of each have of one, [read]."""
+        tokens = float(load.prompt) / np.array([1.0, self.ranks] if self.ranks > 1 else [1.0])
+        return Spans(batch=np.ones(len(tokens)), q_len=tokens, kv_len=tokens)
+
+    @property
+    def ranks(self) -> int:
+        """Of a copy that wait for each other."""
+        return waiting_ranks(self.layout)
+
     def bounds(self, load: Load) -> Times:
         """Of all devices."""
         count, layout, batches = len(self.devices), self.layout, np.asarray(load.limits)
-        times = Times.unknown(count, len(batches))
+        times = Times.unknown(count, len(batches), self.ranks)
         times.unmodelled[:] = 1.0
         for fleet in self.prefills:
             values = fleet.values(Workload.prefill(batch=np.array([[1.0]]), prompt=float(load.prompt)))
             own = np.broadcast_to(fleet.seconds(values), (len(fleet.rows), 1))[:, 0]
             times.through[fleet.rows] = own
+            if self.ranks > 1:
+                rows = fleet.estimate(Workload((self._read(load),))).operators
+                each = [np.broadcast_to(row.time_s, (len(fleet.rows), 2)) for row in rows]
+                times.through[fleet.rows] += _fewer(rows, each)
             slowest = _slowest(fleet, values, len(fleet.rows), 1)[:, 0] if layout.pp > 1 else own
             times.every[fleet.rows] = slowest / layout.dp
         for fleet in self.steps:
@@ -74,16 +89,16 @@ class LaidOut:
         kernels  those of a device, by its name
         """
         layout, batches = self.layout, np.asarray(load.limits)
-        times = Times.unknown(len(self.devices), len(batches))
+        times = Times.unknown(len(self.devices), len(batches), self.ranks)
         share, ones = np.broadcast_to(layout.share(batches), batches.shape), np.ones(len(batches))
-        read = Spans(batch=np.ones(1), q_len=np.array([float(load.prompt)]), kv_len=np.array([float(load.prompt)]))
+        read = self._read(load)
         step = Spans(batch=share, q_len=ones, kv_len=load.middle * ones)
         if self.prefills is self.steps:  # one graph: both at once
             names = ("batch", "q_len", "kv_len")
             both = Spans(**{name: np.concatenate((getattr(read, name), getattr(step, name))) for name in names})
-            passes = [(self.prefills, both, 1)]
+            passes = [(self.prefills, both, np.size(read.q_len))]
         else:
-            passes = [(self.prefills, read, 1), (self.steps, step, 0)]
+            passes = [(self.prefills, read, np.size(read.q_len)), (self.steps, step, 0)]
         for several, spans, reads in passes:
             for place, found in _expected(several, Workload((spans,)), self.devices, kernels, places):
                 points = np.shape(spans.batch)
@@ -91,6 +106,9 @@ class LaidOut:
                 slowest = np.broadcast_to(found.slowest.expected, points) if layout.pp > 1 else whole
                 if reads:
                     times.through[place], times.every[place] = whole[0], slowest[0] / layout.dp
+                    if self.ranks > 1:
+                        each = [np.broadcast_to(one.expected, points)[None, :] for one in found.launches]
+                        times.through[place] += _fewer(found.operators, each)[0]
                 if len(whole) > reads:
                     turns = np.broadcast_to(layout.parts(batches), batches.shape)
                     times.step[place] = np.maximum(whole[reads:], turns * slowest[reads:])
@@ -209,6 +227,18 @@ def _signature(network: Network) -> object:
     mesh = own.get("scale_up.topology") == "mesh"  # whose links are as many as its devices
     domain = network.domain if mesh else min(network.domain, network.layout.devices)
     return network.inside, network.outside, domain, tuple(own.items())
+
+
+def _fewer(rows: Sequence[OperatorEstimate], times: Sequence[Grid]) -> Grid:
+    """By how much longer experts work on the tokens of one rank than on those of all, which is less than none. [s]
+
+    times  of a launch of each operator, [device, read]
+    """
+    inside = among_experts([row.operator for row in rows])
+    return sum(
+        (row.repeat * (time[:, 1] - time[:, 0]) for row, time, own in zip(rows, times, inside, strict=True) if own),
+        start=np.zeros(len(times[0])),
+    )
 
 
 def _slowest(fleet: Fleet, values: Any, devices: int, points: int) -> Grid:

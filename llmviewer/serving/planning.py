@@ -30,7 +30,6 @@ from ..transforms.quantize import PUBLISHED
 from .candidates import By, Candidate, Load, Times, judged
 from .passes import LaidOut, Left, laid_out
 from .service import Goals, check_bound
-from .steps import unsimulated
 
 QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128", "W4A8g128", "KV8")
 LAYOUTS: Final = ("", "tp=2", "tp=4", "tp=8", "tp=16", "pp=2", "tp=2 pp=2", "tp=4 pp=2")
@@ -116,15 +115,11 @@ class ServicePlan:
         return tuple(kept)
 
     def simulation(self, one: Candidate) -> dict[str, Any]:
-        """The arguments of simulate() for one copy of a candidate, with its part of the requests.
-
-        Raises InputError where its layout is not simulated.
-        """
-        if why := unsimulated(one.layout):
-            raise InputError(why)
+        """The arguments of simulate() for one copy of a candidate, with its part of the requests."""
         asked: dict[str, Any] = {
             "rate": self.rate / one.copies, "prompt_lengths": str(self.prompt), "gen_lengths": str(self.gen),
-            "policy": "prefill-first", "max_batch": one.limit, "quant": None if one.quant == PUBLISHED else one.quant,
+            "policy": "prefill-first", "max_batch": int(one.layout.local(one.limit)),
+            "quant": None if one.quant == PUBLISHED else one.quant,
             "layout": str(one.layout) if one.layout.devices > 1 else None, "ttft": self.goals.ttft_s,
             "tpot": self.goals.tpot_s, **self.common,
         }  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..disaggregation import pace
+from ..errors import InputError
 from ..layout import ALONE
 from ..model import kv_cache_bytes
 from ..setting import Setting
@@ -31,24 +32,33 @@ class Prefilled:
 
 
 def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, overlapped: bool) -> Prefilled:
-    """Prompts in the order of their arrival, one at a time on each of `copies` of the model.
+    """Prompts in the order of their arrival, one at a time on each of `copies` of the model, or of its stages.
 
     transfer_s  how long the cache of each prompt travels, after the prefill, or while it runs where `overlapped`
 
-    Raises InputError where the longest prompt does not fit.
+    Raises InputError where the longest prompt does not fit, or where ranks wait for each other.
     """
+    if steps.ranks > 1:
+        layout = steps.setting.layout
+        raise InputError(
+            f"copies that read prompts alone must not wait for each other, as the {steps.ranks} ranks of {layout} do; "
+            "use tp, or leave out readers"
+        )
     longest = int(np.max(traffic.prompt))
     steps.check_fits(longest, longest, float(steps.cache_bytes(float(longest))))
     lengths, place = np.unique(traffic.prompt, return_inverse=True)
-    own = np.broadcast_to(np.asarray(steps.prefill_s(lengths.astype(float)), dtype=float), lengths.shape)[place]
+    own, taken = (
+        np.broadcast_to(np.asarray(each, dtype=float), lengths.shape)[place]
+        for each in steps.reading_s(lengths.astype(float))
+    )
     free = [0.0] * copies
     start = np.empty(len(traffic))
-    for request, (arrival, time_s) in enumerate(zip(traffic.arrival_s.tolist(), own.tolist(), strict=True)):
+    for request, (arrival, time_s) in enumerate(zip(traffic.arrival_s.tolist(), taken.tolist(), strict=True)):
         begin = max(arrival, heapq.heappop(free))
         heapq.heappush(free, begin + time_s)
         start[request] = begin
     ready = start + (np.maximum(own, transfer_s) if overlapped else own + transfer_s)
-    return Prefilled(start_s=start, ready_s=ready, busy_s=float(np.sum(own)))
+    return Prefilled(start_s=start, ready_s=ready, busy_s=float(np.sum(taken)))
 
 
 def transfer_s(reads: Setting, writes: Setting, traffic: Traffic) -> Times:

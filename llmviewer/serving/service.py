@@ -65,7 +65,9 @@ class Simulation:
     reads           of one copy that reads prompts, where those are others
     readers         copies that do
     copies          of the model, the readers apart
-    closed          means in closed form, as one copy has them; None where prompts are read elsewhere
+    servers         of them and of their ranks, those that take steps of their own
+    closed          means in closed form, as one copy has them; None where prompts are read elsewhere, and where ranks
+                    wait for each other
     reading_busy_s  of the readers together
     """
 
@@ -73,6 +75,7 @@ class Simulation:
     traffic: Traffic = field(repr=False)
     policy: Policy
     copies: int
+    servers: int
     max_batch: int
     block: int
     seed: int | None
@@ -156,7 +159,7 @@ class Simulation:
     @property
     def utilization(self) -> float:
         """The part of the time in which a copy works; of those that decode, where others read the prompts."""
-        return self.usage.busy_s / (self.copies * self.span_s)
+        return self.usage.busy_s / (self.servers * self.span_s)
 
     @property
     def reading_utilization(self) -> float:
@@ -419,11 +422,11 @@ def _alone(setting: Setting, policy: Policy, common: dict[str, Any], *, expected
     """Every copy reads and decodes."""
     steps, traffic = Steps(setting, expected), common["traffic"]
     most: dict[str, Any] = {"policy": policy, "max_batch": common["max_batch"]}
-    offered = traffic.rate / common["copies"]
-    served = _shared(steps, traffic, common["copies"], block=common["block"], **most)
-    closed = steady(steps, traffic, rate=offered, **most) if isfinite(offered) else None
+    servers, offered = common["copies"] * steps.apart, traffic.rate / common["copies"]
+    served = _shared(steps, traffic, servers, block=common["block"], **most)
+    closed = steady(steps, traffic, rate=offered, **most) if isfinite(offered) and steps.ranks == 1 else None
     return Simulation(
-        setting=setting, policy=policy, closed=closed, start_s=served.start_s, first_s=served.first_s,
+        setting=setting, servers=servers, policy=policy, closed=closed, start_s=served.start_s, first_s=served.first_s,
         finish_s=served.finish_s, gap_s=served.gap_s, preemptions=int(np.sum(served.preempted)), usage=served.usage,
         **common,
     )  # fmt: skip
@@ -442,14 +445,16 @@ def _apart(
     )  # fmt: skip
     order = np.argsort(read.ready_s, kind="stable")
     ready = replace(traffic.only(order), arrival_s=read.ready_s[order])
+    servers = common["copies"] * writer.apart
     served = _shared(
-        writer, ready, common["copies"], policy=policy, max_batch=common["max_batch"], block=common["block"],
+        writer, ready, servers, policy=policy, max_batch=common["max_batch"], block=common["block"],
         read_elsewhere=True,
     )  # fmt: skip
     back = np.argsort(order)
     return Simulation(
-        setting=writes, policy=policy, closed=None, reads=reads, readers=readers, reading_busy_s=read.busy_s,
-        start_s=read.start_s, first_s=served.first_s[back], finish_s=served.finish_s[back], gap_s=served.gap_s[back],
+        setting=writes, servers=servers, policy=policy, closed=None, reads=reads, readers=readers,
+        reading_busy_s=read.busy_s, start_s=read.start_s, first_s=served.first_s[back],
+        finish_s=served.finish_s[back], gap_s=served.gap_s[back],
         preemptions=int(np.sum(served.preempted)), usage=served.usage, **common,
     )  # fmt: skip
 

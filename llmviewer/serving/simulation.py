@@ -1,4 +1,4 @@
-"""One device, or several that share a model, that serve requests step by step: a discrete-event simulation.
+"""One copy of a model, on one device or several, that serves requests step by step: a discrete-event simulation.
 
 Decode steps between two events are taken together: as long as nobody comes or goes only the lengths grow, and the time
 of a step is a line in them.
@@ -7,7 +7,8 @@ of a step is a line in them.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import ceil, sqrt
 from typing import Final
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from ..workload import Spans
 from .lengths import Tokens
+from .paces import Groups
 from .policy import Policy
 from .steps import Blocks, Steps
 from .traffic import Times, Traffic
@@ -27,7 +29,7 @@ SPARE: Final = 0.01  # of the memory for caches that stays free when a request i
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Where the time of a device went, and its work. [s], [tokens], [B]
+    """Where the time of a copy went, and its work. [s], [tokens], [B]
 
     reading_s, mixed_s, decoding_s  steps that read prompts alone, that read and decode, that decode alone
     full_s                          the part of them in which the next request waits for memory
@@ -80,7 +82,7 @@ def serve(
 ) -> Served:
     """All requests of `traffic`, until the last is done.
 
-    max_batch       sequences at a time
+    max_batch       sequences at a time, of each rank that has sequences of its own
     block           tokens of a block of the cache
     read_elsewhere  caches and first tokens come with the requests
 
@@ -93,12 +95,31 @@ def serve(
     return _Server(steps, traffic, policy, max_batch, blocks, read_elsewhere=read_elsewhere).run()
 
 
+@dataclass(eq=False)
+class _Lane:
+    """Sequences that one scheduler of a copy has.
+
+    rank      in whose memory they are
+    reading   taken up, their prompts not wholly read: the tokens that are, by request
+    reserved  for their caches [B]
+    ids       those that decode
+    """
+
+    rank: int
+    reading: dict[int, int] = field(default_factory=dict)
+    reserved: float = 0.0
+    ids: Requests = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @property
+    def held(self) -> int:
+        """Sequences that it works on."""
+        return len(self.ids) + len(self.reading)
+
+
 class _Server:
     """The state between two steps.
 
     waiting  requests that have come, in their order; those that lost their cache are in front
-    reading  taken up, their prompts not wholly read: the tokens that are, by request
-    ids      those that decode
     written  tokens of each; its cache holds the prompt and all of them but the last
     """
 
@@ -114,60 +135,73 @@ class _Server:
         self.preempted = np.zeros(count, dtype=np.int64)
         self.written = np.full(count, int(read_elsewhere), dtype=np.int64)
         self.waiting: deque[int] = deque()
-        self.reading: dict[int, int] = {}
-        self.ids: Requests = np.empty(0, dtype=np.int64)
-        self.clock, self.come, self.reserved, self.peak = 0.0, 0, 0.0, 0.0
+        self.lanes = [_Lane(rank) for rank in range(steps.ranks) for _ in range(steps.turns)]
+        self.ranks = [self.lanes[at : at + steps.turns] for at in range(0, steps.lanes, steps.turns)]
+        self.clock, self.come, self.peak = 0.0, 0, 0.0
         self.blocked = ""
         self.spent: defaultdict[str, float] = defaultdict(float)
 
+    @property
+    def held(self) -> int:
+        """Sequences that are worked on."""
+        return sum(lane.held for lane in self.lanes)
+
     def run(self) -> Served:
-        while self.come < len(self.arrival) or self.waiting or self.reading or len(self.ids):
+        while self.come < len(self.arrival) or self.waiting or self.held:
             while self.come < len(self.arrival) and self.arrival[self.come] <= self.clock:
                 self.waiting.append(self.come)
                 self.come += 1
-            if not (self.waiting or self.reading or len(self.ids)):
+            if not (self.waiting or self.held):
                 self.clock = float(self.arrival[self.come])
                 continue
             self._take_up()
             if self.policy.padded:
                 self._padded_batch()
-            elif parts := self._parts():
+            elif any(parts := [self._parts(lane) for lane in self.lanes]):
                 self._read(parts)
-            elif len(self.ids):
+            elif self.held:
                 self._decode()
-        usage = Usage(**self.spent, peak_bytes=self.peak, room_bytes=self.blocks.room_bytes)
+        usage = Usage(**self.spent, peak_bytes=self.peak, room_bytes=self.blocks.room_bytes * len(self.ranks))
         return Served(
             start_s=self.start, first_s=self.first, finish_s=self.finish, gap_s=self.gap, preempted=self.preempted,
             usage=usage,
         )  # fmt: skip
 
     def _take_up(self) -> None:
-        """Those who wait, in their order, as far as there is room."""
+        """Those who wait, in their order, as far as there is room: each in the rank that has the fewest sequences, and
+        the lane of it that does.
+        """
         self.blocked = ""
-        busy = len(self.ids) + len(self.reading)
-        if self.policy.drains and busy:
+        if self.policy.drains and self.held:
             return
-        used = self.reserved + self._cached(0)
+        used = [self._used(rank) for rank in self.ranks]
         while self.waiting:
             request = self.waiting[0]
             own = self.blocks.bytes_of_one(self._needs(request))
-            spare = SPARE * self.blocks.room_bytes if busy else 0.0
-            full = used + own > self.blocks.room_bytes - spare
-            if self.policy.padded and self.reading:
-                full = not self._fits_padded([*self.reading, request])
-            if full or busy >= self.max_batch:
-                self.blocked = "crowded_s" if busy >= self.max_batch else "full_s"
+            counts = [sum(lane.held for lane in rank) for rank in self.ranks]
+            open_ranks = [at for at, count in enumerate(counts) if count < self.max_batch]
+            able = [at for at in open_ranks if not self._full(used[at] + own, counts[at], request)]
+            if not able:
+                self.blocked = "full_s" if open_ranks else "crowded_s"
                 return
+            at = min(able, key=counts.__getitem__)
+            lane = min(self.ranks[at], key=lambda lane: lane.held)
             self.waiting.popleft()
-            used, busy = used + own, busy + 1
+            used[at] += own
             if np.isnan(self.start[request]):
                 self.start[request] = self.clock
             if self.read_elsewhere and not self.preempted[request]:
                 self.first[request] = self.last[request] = self.arrival[request]
-                self._join([request])
+                self._join(lane, [request])
             else:
-                self.reading[request] = 0
-                self.reserved += own
+                lane.reading[request] = 0
+                lane.reserved += own
+
+    def _full(self, used: float, busy: int, request: int) -> bool:
+        """Whether a rank with so many sequences has no room for one more, with which they take `used`. [B]"""
+        if self.policy.padded and self.held:
+            return not self._fits_padded([*(one for lane in self.lanes for one in lane.reading), request])
+        return used > self.blocks.room_bytes * (1 - (SPARE if busy else 0.0))
 
     def _fits_padded(self, batch: list[int]) -> bool:
         prompt, gen = int(np.max(self.prompt[batch])), int(np.max(self.gen[batch]))
@@ -179,18 +213,22 @@ class _Server:
             return int(self.prompt[request] + self.gen[request])
         return int(self.prompt[request] + self.written[request]) + 1
 
-    def _cached(self, more: int) -> float:
-        """What the caches of all that decode take `more` steps later. [B]"""
-        return self.blocks.bytes_of(self.prompt[self.ids] + self.written[self.ids] - 1 + more)
+    def _used(self, rank: Sequence[_Lane], more: int = 0) -> float:
+        """What the caches of a rank take when all that decode have taken `more` steps. [B]"""
+        tokens = (self.prompt[lane.ids] + self.written[lane.ids] - 1 + more for lane in rank)
+        return sum(lane.reserved for lane in rank) + sum(self.blocks.bytes_of(each) for each in tokens)
 
-    def _fits(self, more: int) -> bool:
-        return self.policy.drains or self.reserved + self._cached(more) <= self.blocks.room_bytes
+    def _without_room(self, more: int) -> Sequence[_Lane]:
+        """The first rank that has no room for `more` steps; empty where all do."""
+        if self.policy.drains:
+            return ()
+        return next((rank for rank in self.ranks if self._used(rank, more) > self.blocks.room_bytes), ())
 
-    def _parts(self) -> list[tuple[int, int]]:
+    def _parts(self, lane: _Lane) -> list[tuple[int, int]]:
         """Who is read in the next step, and how many tokens of each."""
-        budget = self.policy.budget - (len(self.ids) if self.policy.cuts else 0)
+        budget = self.policy.budget - (len(lane.ids) if self.policy.cuts else 0)
         found: list[tuple[int, int]] = []
-        for request, read in self.reading.items():
+        for request, read in lane.reading.items():
             rest = int(self.prompt[request] + self.written[request]) - read
             take = min(rest, budget) if self.policy.cuts else rest
             if take < 1 or (found and take > budget):
@@ -199,61 +237,78 @@ class _Server:
             budget -= take
         return found
 
-    def _read(self, parts: list[tuple[int, int]]) -> None:
-        """A step that reads; where the policy mixes, all that decode take part."""
-        decoding = self.ids if self.policy.mixes else self.ids[:0]
-        if len(decoding) and not self._fits(1):
-            self._send_away()
+    def _read(self, parts: Sequence[list[tuple[int, int]]]) -> None:
+        """A step in which some lanes read; those that decode take part where the policy mixes, or they read nothing."""
+        decoding = [
+            lane.ids if self.policy.mixes or not own else lane.ids[:0]
+            for lane, own in zip(self.lanes, parts, strict=True)
+        ]
+        if any(map(len, decoding)) and (full := self._without_room(1)):
+            self._send_away(full)
             return
-        groups = tuple(self._span(request, take) for request, take in parts)
-        if len(decoding):
-            mean = float(np.mean(self.prompt[decoding] + self.written[decoding]))
-            groups = (Spans(batch=float(len(decoding)), q_len=1.0, kv_len=mean), *groups)
-        time_s = self.steps.step_s(groups)
-        self._spend("mixed_s" if len(decoding) else "reading_s", time_s)
-        if len(decoding):
-            self._write(decoding, 1)
-        done = []
-        for request, take in parts:
-            self.spent["reread" if self.preempted[request] else "read"] += take
-            self.reading[request] += take
-            if self.reading[request] == self.prompt[request] + self.written[request]:
-                done.append(request)
-        for request in done:
-            self.reserved -= self.blocks.bytes_of_one(self._needs(request))
-            del self.reading[request]
-        self.reserved = self.reserved if self.reading else 0.0  # what rounding leaves
-        self._write(np.array(done, dtype=np.int64), 1)
-        self._join(done)
+        self._spend(
+            "mixed_s" if any(map(len, decoding)) else "reading_s",
+            self.steps.step_s([self._groups(*each) for each in zip(self.lanes, parts, decoding, strict=True)]),
+        )
+        for lane, own, ids in zip(self.lanes, parts, decoding, strict=True):
+            self._write(ids, 1)
+            self._have_read(lane, own)
 
-    def _span(self, request: int, take: int) -> Spans:
-        end = self.reading[request] + take
+    def _groups(self, lane: _Lane, parts: list[tuple[int, int]], decoding: Requests) -> Groups:
+        groups = tuple(self._span(request, lane.reading[request] + take, take) for request, take in parts)
+        if not len(decoding):
+            return groups
+        mean = float(np.mean(self.prompt[decoding] + self.written[decoding]))
+        return (Spans(batch=float(len(decoding)), q_len=1.0, kv_len=mean), *groups)
+
+    def _span(self, request: int, end: int, take: int) -> Spans:
         last = end == self.prompt[request] + self.written[request]
         return Spans(batch=1.0, q_len=float(take), kv_len=float(end), logits=float(last))
 
+    def _have_read(self, lane: _Lane, parts: list[tuple[int, int]]) -> None:
+        done = []
+        for request, take in parts:
+            self.spent["reread" if self.preempted[request] else "read"] += take
+            lane.reading[request] += take
+            if lane.reading[request] == self.prompt[request] + self.written[request]:
+                done.append(request)
+        for request in done:
+            lane.reserved -= self.blocks.bytes_of_one(self._needs(request))
+            del lane.reading[request]
+        lane.reserved = lane.reserved if lane.reading else 0.0  # what rounding leaves
+        self._write(np.array(done, dtype=np.int64), 1)
+        self._join(lane, done)
+
     def _decode(self) -> None:
         """Steps in which nobody comes or goes: until the first is done, memory is full, or somebody can be taken up."""
-        ids, count = self.ids, len(self.ids)
+        ids = np.concatenate([lane.ids for lane in self.lanes])
         steps = int(np.min(self.gen[ids] - self.written[ids]))
-        if not self._fits(steps):
+        if self._without_room(steps):
             fitting = 0
             while steps - fitting > 1:
                 middle = (fitting + steps) // 2
-                fitting, steps = (middle, steps) if self._fits(middle) else (fitting, middle)
+                fitting, steps = (fitting, middle) if self._without_room(middle) else (middle, steps)
             steps = fitting
         if not steps:
-            self._send_away()
+            self._send_away(self._without_room(1))
             return
-        mean = float(np.mean(self.prompt[ids] + self.written[ids]))
-        first = self.steps.decoding_s(count, mean)
-        last = self.steps.decoding_s(count, mean + steps - 1)
+        first, last = (
+            self.steps.decoding_s([self._mean(lane, later) for lane in self.lanes]) for later in (0, steps - 1)
+        )
         slope = (last - first) / max(steps - 1, 1)
         if not self.policy.drains and not self.waiting and self.come < len(self.arrival):
             steps = min(steps, _steps_in(float(self.arrival[self.come]) - self.clock, first, slope))
         whole_s = steps * (first + slope * (steps - 1) / 2)
         self._spend("decoding_s", whole_s)
         self._write(ids, steps, last_s=first + slope * (steps - 1), rest_s=whole_s - first)
-        self._leave()
+        for lane in self.lanes:
+            self._leave(lane)
+
+    def _mean(self, lane: _Lane, later: int) -> tuple[int, float]:
+        """Sequences that decode, and the tokens that each attends to on average so many steps later."""
+        if not len(lane.ids):
+            return 0, 0.0
+        return len(lane.ids), float(np.mean(self.prompt[lane.ids] + self.written[lane.ids])) + later
 
     def _write(self, ids: Requests, steps: int, *, last_s: float = 0.0, rest_s: float = 0.0) -> None:
         """`steps` tokens of each until now: the last after `last_s`, all but the first in `rest_s`. [s]"""
@@ -265,36 +320,38 @@ class _Server:
         self.written[ids] += steps
         self.spent["written"] += steps * len(ids)
 
-    def _join(self, requests: list[int]) -> None:
-        self.ids = np.concatenate((self.ids, np.array(requests, dtype=np.int64)))
-        self._leave()
+    def _join(self, lane: _Lane, requests: list[int]) -> None:
+        lane.ids = np.concatenate((lane.ids, np.array(requests, dtype=np.int64)))
+        self._leave(lane)
 
-    def _leave(self) -> None:
-        done = self.written[self.ids] >= self.gen[self.ids]
+    def _leave(self, lane: _Lane) -> None:
+        done = self.written[lane.ids] >= self.gen[lane.ids]
         if np.any(done):
-            self.finish[self.ids[done]] = self.clock
-            self.ids = self.ids[~done]
+            self.finish[lane.ids[done]] = self.clock
+            lane.ids = lane.ids[~done]
 
-    def _send_away(self) -> None:
-        """The last that came loses its cache and waits in front, to be read again (recomputation, arXiv:2309.06180)."""
-        request = max(*self.ids.tolist(), *self.reading) if self.reading else int(np.max(self.ids))
-        if request in self.reading:
-            self.reserved -= self.blocks.bytes_of_one(self._needs(request))
-            del self.reading[request]
-        self.ids = self.ids[self.ids != request]
+    def _send_away(self, rank: Sequence[_Lane]) -> None:
+        """The last that came to a rank loses its cache and waits in front, to be read again (recomputation,
+        arXiv:2309.06180).
+        """
+        request, lane = max((one, at) for at, lane in enumerate(rank) for one in (*lane.ids.tolist(), *lane.reading))
+        if request in rank[lane].reading:
+            rank[lane].reserved -= self.blocks.bytes_of_one(self._needs(request))
+            del rank[lane].reading[request]
+        rank[lane].ids = rank[lane].ids[rank[lane].ids != request]
         self.preempted[request] += 1
         self.waiting.appendleft(request)
 
     def _padded_batch(self) -> None:
-        """A whole batch, all of it as long as the longest of its prompts and answers."""
-        batch = np.array(list(self.reading), dtype=np.int64)
+        """A whole batch, all of it as long as the longest of its prompts and answers, and lanes as the fullest."""
+        batch = np.array([request for lane in self.lanes for request in lane.reading], dtype=np.int64)
+        most = max(lane.held for lane in self.lanes)
         prompt, gen = int(np.max(self.prompt[batch])), int(np.max(self.gen[batch]))
-        count = float(len(batch))
-        read_s = self.steps.step_s((Spans(batch=count, q_len=float(prompt), kv_len=float(prompt)),))
-        self._spend("reading_s", read_s)
+        read = (Spans(batch=float(most), q_len=float(prompt), kv_len=float(prompt)),)
+        self._spend("reading_s", self.steps.step_s([read if lane.held else () for lane in self.lanes]))
         self._write(batch, 1)
-        last_s = self.steps.decoding_s(len(batch), prompt + gen - 1.0)
-        decoding = self.steps.answers_s(len(batch), first=prompt + 1, last=prompt + gen - 1)
+        last_s = float(self.steps.decode_s(batch=float(most), kv_len=prompt + gen - 1.0))
+        decoding = self.steps.answers_s(most, first=prompt + 1, last=prompt + gen - 1)
         self._spend("decoding_s", decoding)
         self.gap[batch] = np.where(self.gen[batch] > 1, last_s, 0.0)
         self.written[batch] = self.gen[batch]
@@ -303,15 +360,16 @@ class _Server:
         self.spent["read"] += asked[0]
         self.spent["written"] += asked[1] - len(batch)  # the first of each is counted
         self.spent["padding"] += len(batch) * (prompt + gen) - sum(asked)
-        self.reading, self.reserved = {}, 0.0
+        for lane in self.lanes:
+            lane.reading, lane.reserved = {}, 0.0
 
     def _spend(self, kind: str, time_s: float) -> None:
         self.clock += time_s
         self.spent[kind] += time_s
-        self.spent["sequence_s"] += time_s * (len(self.ids) + len(self.reading))
+        self.spent["sequence_s"] += time_s * self.held
         if self.blocked:
             self.spent[self.blocked] += time_s
-        self.peak = max(self.peak, self.reserved + self._cached(0))
+        self.peak = max(self.peak, sum(self._used(rank) for rank in self.ranks))
 
 
 def _steps_in(time_s: float, first: float, slope: float) -> int:

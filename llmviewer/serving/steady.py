@@ -7,7 +7,7 @@ step that runs and for the prompts before them (Cobham, doi:10.1287/opre.2.1.70)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isinf
 from typing import Final, NamedTuple
 
@@ -50,26 +50,31 @@ class Steady:
 
 
 def steady(steps: Steps, traffic: Traffic, *, rate: float, policy: Policy, max_batch: int) -> Steady:
-    """`rate` requests a second with lengths as those of `traffic`, of any policy.
+    """`rate` requests a second with lengths as those of `traffic`, of any policy, on one copy. Lanes do all alike.
 
-    max_batch  sequences at a time, if memory has room for the caches of so many in the middle of their answers
+    max_batch  sequences at a time of each rank, if memory has room for the caches of so many in the middle of their
+               answers
     """
-    lengths = _Lengths.of(traffic)
+    lengths, lanes = _Lengths.of(traffic), steps.lanes * steps.apart
     longest = int(lengths.prompt[-1])
     if policy.padded:
-        fitting = steps.fitting(max_batch, prompt=longest, gen=int(lengths.gen[-1]))
+        ranks = steps.ranks
+        fitting = steps.fitting(max_batch * ranks, prompt=longest, gen=int(lengths.gen[-1])) // ranks
     else:
         room = steps.room_bytes(policy.most_read(longest))
         fitting = int(room / float(steps.cache_bytes(lengths.middle))) if room > 0 else 0
-    most = min(max_batch, fitting)
+    most = min(max_batch, fitting) / steps.turns
     if not most:
         return _overrun(max_rate=0, most=0)
     kind = _in_batches if policy.drains else _flowing
-    return kind(steps, lengths, rate, policy, most)
+    found = kind(steps, lengths, rate / lanes, policy, max(most, 1))
+    return replace(
+        found, batch=found.batch * lanes, max_rate=found.max_rate * lanes, max_batch=round(most * lanes),
+    )  # fmt: skip
 
 
-def _overrun(*, max_rate: float, most: int) -> Steady:
-    return Steady(batch=most, utilization=1, ttft_s=inf, tpot_s=inf, max_rate=max_rate, max_batch=most)
+def _overrun(*, max_rate: float, most: float) -> Steady:
+    return Steady(batch=most, utilization=1, ttft_s=inf, tpot_s=inf, max_rate=max_rate, max_batch=int(most))
 
 
 class _Lengths(NamedTuple):
@@ -146,7 +151,7 @@ def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> 
     return _Reading(lengths.shares @ time_s, lengths.shares @ time_s**2, along, lengths.shares @ more_s)
 
 
-def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most: int) -> Steady:
+def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most: float) -> Steady:
     """Requests come and go while others decode.
 
     In a second, `rate` prompts are read, and what is left of it goes to steps that decode alone. A request that decodes
@@ -184,11 +189,11 @@ def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most:
         ttft_s=found(reading.time_s + last_s) + residual / (1 - occupied),
         tpot_s=found(tpot) if wanted else 0.0,
         max_rate=max_rate,
-        max_batch=most,
+        max_batch=int(most),
     )
 
 
-def _in_batches(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most: int) -> Steady:
+def _in_batches(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most: float) -> Steady:
     """Those who came while a batch was served are the next; a request that finds nobody is a batch alone.
 
     Rough where lengths vary, as the longest answer of a batch stands for a random one.
@@ -232,5 +237,5 @@ def _in_batches(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, mo
         ttft_s=utilization * spent / 2 + found(read * (parts + 1) / (2 * parts)),
         tpot_s=found(decoding) * each if policy.padded else found(step_s) + later,
         max_rate=max_rate,
-        max_batch=most,
+        max_batch=int(most),
     )

@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from ..expectation.engines import IDLE
-from ..expectation.launches import counted
 from ..expectation.network import BOUND_ONLY, Kernels
-from ..forms import Form, Num, evaluate
+from ..forms import Num
 from ..generation import decode_s
-from ..layout import Layout
-from ..model import kv_cache
+from ..memory import Footprint
 from ..setting import Setting
 from ..techniques import altered
 from ..units import si
 from ..workload import Spans, Workload
-from .paces import Paces
+from .paces import Groups
+from .stages import Stage, waiting_ranks
 
-_POINTS: Final = 64  # lengths of a row of decode steps; between them it is a line
-_REMEMBERED: Final = 1 << 16  # steps that read prompts
 _PARTS: Final = 16  # of an answer, whose middles stand for it
-
-
-def unsimulated(layout: Layout) -> str:
-    """Why steps do not follow each other one by one in a layout; "" where they do."""
-    for name in ("pp", "dp", "cp"):
-        if getattr(layout, name) > 1:
-            why = "steps of different requests would overlap" if name == "pp" else "requests are on one device only"
-            return f"{name} must be 1 to simulate, as {why}; got {getattr(layout, name)}"
-    return ""
 
 
 @dataclass(frozen=True)
 class Steps:
     """A setting as steps of any mixture: sequences that decode, parts of prompts, or both.
 
+    Ranks of data parallelism whose tokens go to the experts of each wait for each other in every step, and the turns of
+    a pipeline for the slowest stage; each has a scheduler and sequences of its own, which are called a lane here.
+
     expected  whether they take as long as is expected of the setting's kernels and engine; else their lower bounds
 
-    Raises InputError for models and layouts whose steps do not follow each other one by one.
+    Raises InputError for models whose steps do not follow each other one by one.
     """
 
     setting: Setting
     expected: bool = False
-    _rows: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
-    _read: dict[object, float] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         model = self.setting.model
@@ -61,63 +49,83 @@ class Steps:
         for one in self.setting.techniques:
             if altered(one, "prefill", "step", "kept", "schedule"):
                 raise InputError(f"{one.name} arranges the passes of one answer, which a scheduler of many does not do")
-        if why := unsimulated(self.setting.layout):
-            raise InputError(why)
-
-    def decode_s(self, *, batch: Num, kv_len: Num) -> Num:
-        """A step in which `batch` sequences attend to `kv_len` tokens each on average, the new one included. [s]"""
-        groups = (Spans(batch=batch, q_len=1.0, kv_len=kv_len),)
-        if self.expected:
-            return self._hosted(self._paces.decode_s(batch=batch, kv_len=kv_len), self._launches[1], groups)
-        return self.setting.decode_plan.time_s(Workload(groups))
-
-    def decoding_s(self, batch: int, kv_len: float) -> float:
-        """The same for one number, from a row of lengths that is worked out once for each batch. [s]"""
-        if batch not in self._rows:
-            points = np.geomspace(1, max(self._longest, 2), _POINTS)
-            each = np.broadcast_to(self.decode_s(batch=float(batch), kv_len=points), points.shape)
-            self._rows[batch] = points.tolist(), each.tolist()
-        lengths, times = self._rows[batch]
-        right = min(max(bisect_left(lengths, kv_len), 1), len(lengths) - 1)
-        left = right - 1
-        slope = (times[right] - times[left]) / (lengths[right] - lengths[left])
-        return float(times[left] + slope * (kv_len - lengths[left]))
-
-    def answers_s(self, batch: int, *, first: int, last: int) -> float:
-        """All steps of `batch` sequences that attend to `first` tokens, then one more each time, up to `last`. [s]"""
-        if last < first:
-            return 0.0
-        if not self.expected:
-            return float(decode_s(self.setting.decode_plan, batch=float(batch), first=float(first), last=float(last)))
-        middles = first - 0.5 + (np.arange(_PARTS) + 0.5) * (last - first + 1) / _PARTS
-        return float(np.mean(self.decode_s(batch=float(batch), kv_len=middles))) * (last - first + 1)
 
     @property
-    def _longest(self) -> int:
-        return self.setting.model.max_context or 1 << 17
+    def turns(self) -> int:
+        """Lanes of a rank that follow each other through the stages of a pipeline."""
+        return self.setting.layout.pp
 
-    def step_s(self, groups: tuple[Spans, ...]) -> float:
-        """A step that reads parts of prompts, beside whatever decodes. [s]"""
-        if groups not in self._read:
-            if len(self._read) > _REMEMBERED:
-                self._read.clear()
-            self._read[groups] = float(self.mixed_s(groups))
-        return self._read[groups]
+    @cached_property
+    def ranks(self) -> int:
+        """Ranks of data parallelism that wait for each other in every step."""
+        return waiting_ranks(self.setting.layout)
 
-    def mixed_s(self, groups: tuple[Spans, ...]) -> Num:
-        """The same for fields that are arrays. [s]"""
-        if self.expected:
-            return self._hosted(self._paces.mixed_s(groups), self._launches[0], groups)
-        return self.setting.plan.time_s(Workload(groups))
+    @property
+    def apart(self) -> int:
+        """Sets of ranks that do not wait for each other, each with requests of its own."""
+        return self.setting.layout.dp // self.ranks
+
+    @property
+    def lanes(self) -> int:
+        """Sets of sequences that take steps together, each with a scheduler: those of the first rank first."""
+        return self.ranks * self.turns
+
+    def decode_s(self, *, batch: Num, kv_len: Num) -> Num:
+        """A step in which `batch` sequences of every lane attend to `kv_len` tokens each on average, the new one
+        included. [s]
+        """
+        return self._alike([stage.alike_decode_s(batch=batch, kv_len=kv_len) for stage in self._stages])
+
+    def mixed_s(self, groups: Groups) -> Num:
+        """A step in which every lane has these to read and to decode; fields may be arrays. [s]"""
+        return self._alike([stage.alike_mixed_s(groups) for stage in self._stages])
 
     def prefill_s(self, prompt: Num, batch: Num = 1.0) -> Num:
         """Whole prompts, all alike, in a step of their own. [s]"""
         return self.mixed_s((Spans(batch=batch, q_len=prompt, kv_len=prompt),))
 
+    def reading_s(self, prompt: Num) -> tuple[Num, Num]:
+        """How long a prompt is read, and how long until the next may follow it. [s]"""
+        stages = [stage.alike_mixed_s((Spans(batch=1.0, q_len=prompt, kv_len=prompt),)) for stage in self._stages]
+        return sum(stages[1:], start=stages[0]), reduce(np.maximum, stages)
+
+    def decoding_s(self, lanes: Sequence[tuple[int, float]]) -> float:
+        """A step in which all decode: of each lane how many sequences, and the tokens that each attends to on average.
+        Sums of lengths that are worked out once for each number. [s]
+        """
+        turns = (lanes[at :: self.turns] for at in range(self.turns))
+        return self._round([turn for turn in turns if any(count for count, _ in turn)], Stage.decode_s)
+
+    def step_s(self, lanes: Sequence[Groups]) -> float:
+        """A step in which some read parts of prompts, beside whatever decodes: what each lane has. [s]"""
+        turns = (lanes[at :: self.turns] for at in range(self.turns))
+        return self._round([turn for turn in turns if any(turn)], Stage.mixed_s)
+
+    def answers_s(self, batch: int, *, first: int, last: int) -> float:
+        """All steps of `batch` sequences of every lane that attend to `first` tokens, then one more each time, up to
+        `last`. [s]
+        """
+        if last < first:
+            return 0.0
+        if not self.expected and self.lanes == 1:
+            return float(decode_s(self.setting.decode_plan, batch=float(batch), first=float(first), last=float(last)))
+        middles = first - 0.5 + (np.arange(_PARTS) + 0.5) * (last - first + 1) / _PARTS
+        return float(np.mean(self.decode_s(batch=float(batch), kv_len=middles))) * (last - first + 1)
+
+    def _alike(self, stages: Sequence[Num]) -> Num:
+        """The time between two steps, where every turn takes so long in each stage. [s]"""
+        if self.turns == 1:
+            return stages[0]
+        return np.maximum(sum(stages), self.turns * reduce(np.maximum, stages))
+
+    def _round(self, turns: Sequence[Any], time_s: Callable[[Stage, Any], float]) -> float:
+        """The time between two steps of several turns: all stages of the longest, or the slowest stage for each. [s]"""
+        each = [[time_s(stage, turn) for stage in self._stages] for turn in turns]
+        return max(*map(sum, each), sum(map(max, each)))
+
     @cached_property
-    def _launches(self) -> tuple[Form, Form]:
-        """Of a step that reads, and of one that decodes alone."""
-        return counted(self.setting.plan), counted(self.setting.decode_plan)
+    def _stages(self) -> tuple[Stage, ...]:
+        return Stage.each(self.setting, self._kernels if self.expected else None, self.ranks)
 
     @property
     def unknown(self) -> str:
@@ -135,21 +143,14 @@ class Steps:
         assert kernels is not None  # accounting is faithful
         return kernels
 
-    @cached_property
-    def _paces(self) -> Paces:
-        return Paces(self._kernels, self.setting.plan, self.setting.decode_plan)
-
-    def _hosted(self, kernels_s: Num, launches: Form, groups: tuple[Spans, ...]) -> Num:
-        host = self._kernels.host
-        return kernels_s if host == IDLE else host.time_s(kernels_s, evaluate(launches, Workload(groups)))
-
     def cache_bytes(self, tokens: Num) -> Num:
         """What the cache of a sequence of so many tokens takes. [B]"""
-        return evaluate(self._cache, Workload((Spans(batch=1.0, q_len=1.0, kv_len=tokens),)))
+        return self._narrowest.cache_bytes(tokens)
 
     @cached_property
-    def _cache(self) -> Form:
-        return kv_cache(self.setting.graph)
+    def _narrowest(self) -> Footprint:
+        longest = float(self.setting.model.max_context or 1 << 17)
+        return self.setting.footprint.narrowest(self.setting.hardware.capacity, longest)
 
     def check_fits(self, longest: int, read: int, cache_bytes: float) -> None:
         """Raises InputError where the cache of a request of `longest` tokens has no room beside weights and a step that
@@ -172,19 +173,19 @@ class Steps:
         )
 
     def fitting(self, most: int, *, prompt: int, gen: int) -> int:
-        """Sequences that are read together and have memory to the end, up to `most`."""
-        batch = np.arange(1.0, most + 1)
+        """Sequences of one copy that are read together and have memory to the end, up to `most`."""
+        batch = np.arange(1.0, most + 1) * self.apart
         total = self.setting.footprint.total_bytes(batch=batch, prompt=float(prompt), gen=float(gen))
         return int(np.count_nonzero(np.less_equal(total, self.setting.hardware.capacity)))
 
     def room_bytes(self, tokens: int) -> float:
-        """What weights, and the activations of a step that reads `tokens` of prompts, leave to caches. [B]"""
+        """What weights, and the activations of a step that reads `tokens`, leave to the caches of a rank. [B]"""
         weights, live = self._held(tokens)
         return self.setting.hardware.capacity - weights - live
 
     def _held(self, tokens: int) -> tuple[float, float]:
         """Weights, and the activations of a step that reads `tokens` of prompts. [B]"""
-        weights, _, live = self.setting.footprint.parts(batch=1.0, prompt=float(tokens), gen=0.0)
+        weights, _, live = self._narrowest.parts(batch=1.0, prompt=float(tokens), gen=0.0)
         return float(weights), float(live)
 
 

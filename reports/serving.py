@@ -91,11 +91,11 @@ def title(found: Simulation) -> str:
 
 
 def devices(found: Simulation) -> str:
-    """Such as "2 x (4 x h100-sxm) and 1 x h100-sxm that read prompts"."""
+    """Such as "2 x (4 x h100-sxm, tp=4) and 1 x h100-sxm that read prompts"."""
     parts = []
     for setting, copies in found.sides:
-        name = setting.hardware.name
-        one = f"({setting.layout.devices} x {name})" if setting.layout.devices > 1 else name
+        name, layout = setting.hardware.name, setting.layout
+        one = f"({layout.devices} x {name}, {layout})" if layout.devices > 1 else name
         parts.append(f"{copies} x {one}" if copies > 1 or found.reads else one.strip("()"))
     return f"{parts[1]} that read prompts and {parts[0]} that decode" if found.reads else parts[0]
 
@@ -107,9 +107,10 @@ def headline(found: Simulation) -> str:
     order = "" if found.reads else f", {found.policy}"
     order = f", {found.setting.engine.title}{order}" if found.setting.engine else order
     order = "".join(f", {one}" for one in found.setting.techniques) + order
+    each = " on each rank" if found.setting.layout.dp > 1 else ""
     return (
         f"{title(found)}, {rate}, prompts of {np.mean(traffic.prompt):.0f} and answers of {np.mean(traffic.gen):.0f} "
-        f"tokens on average, {found.setting.quantization}{order}, at most {found.max_batch} at a time"
+        f"tokens on average, {found.setting.quantization}{order}, at most {found.max_batch} at a time{each}"
     )
 
 

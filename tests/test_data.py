@@ -100,7 +100,7 @@ def test_bandwidth_is_the_width_of_the_bus_times_a_possible_rate_a_pin(name):
 def test_the_matrix_rate_is_a_whole_number_of_ops_a_core_and_clock(name):
     """A power of two for each of the cores at the clock it holds at, within the rounding of the datasheets."""
     cores, clock = _value(name, "cores.count"), _value(name, "clock.matrix") or _value(name, "clock.boost")
-    if cores and clock and (rate := _value(name, "matrix.fp16")) and name != "b200":  # whose clock is not published
+    if cores and clock and (rate := _value(name, "matrix.fp16")):
         ops = rate / (cores * clock)
         nearest = min((256, 512, 1024, 2048, 4096, 8192), key=lambda n: abs(n - ops))
         assert ops == pytest.approx(nearest, rel=0.03)

@@ -311,7 +311,7 @@ def test_where_nothing_was_measured_the_bound_stands_without_an_upper_end():
 
 
 def test_counts_that_a_file_lacks_are_those_of_a_relative_and_said_to_be():
-    device = of(load_hardware("gb200"))
+    device = of(load_hardware("b100"))
     assert (device.cores, device.assumed) == (find("b200").cores, ("cores.count of b200", "l2.capacity of b200"))
     found = expect("gemm", shapes("gemm"), device, STACKS["gemm"], [entry("gemm")])
     assert found.source == "transferred from h100-sxm; assumed cores.count of b200, l2.capacity of b200"

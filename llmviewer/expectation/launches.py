@@ -6,6 +6,7 @@ kernel. What no measured kernel does is laid out as its nearest relative, and th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -55,6 +56,7 @@ _SHORT: Final[Mapping[str, str]] = {
 }  # fmt: skip
 _SHORT_BYTES: Final = 8 * 2**20
 _ALWAYS: Final[Num] = 1.0
+_GGUF_TYPE: Final = re.compile(r"[it]?q(\d)_\w+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,16 +356,24 @@ def _product(op: Linear, half: str) -> str:
 
 
 def _type(x: Format, weight: Format, half: str) -> str:
-    floats = weight.compute.startswith("fp")
+    floats, bits = weight.compute.startswith("fp"), _code_bits(weight)
     if x.bits > 8:
-        wide = "fp32" if weight.bits > 16 else half
+        wide = "fp32" if bits > 16 else half
         narrow = "w4a16_mxfp4" if floats else "int4_wo"
-        return wide if weight.bits > 8 else "int8_wo" if weight.bits > 4 else narrow
+        return wide if bits > 8 else "int8_wo" if bits > 4 else narrow
     if x.bits > 4 and x.compute == "fp8":
-        return "w4afp8" if weight.bits <= 4 else "fp8_block" if weight.group else "fp8"
+        return "w4afp8" if bits <= 4 else "fp8_block" if weight.group else "fp8"
     if x.bits > 4 or not floats:
-        return "sq" if weight.bits > 4 or x.bits <= 4 else "int4_wo"
+        return "sq" if bits > 4 or x.bits <= 4 else "int4_wo"
     return "nvfp4" if weight.name == "nvfp4" else "fp4"
+
+
+def _code_bits(weight: Format) -> float:
+    """Of an element without its part of what a block shares: types of GGUF files count that in, as q4_0 with 4.5 bits,
+    and have those of a code in their names.
+    """
+    named = _GGUF_TYPE.fullmatch(weight.name)
+    return float(named[1]) if named else weight.bits
 
 
 def _experts(works: Mapping[int, _Work]) -> tuple[int, ...]:

@@ -80,14 +80,14 @@ def read_gguf(path: Path) -> Gguf:
 def tensor_format(kind: int) -> Format | None:
     """The format of a tensor type, block scales included; None where there is no such type.
 
-    Its codes are taken to be looked up and multiplied in 16 bits.
+    Codes are integers, or look up such: llama.cpp multiplies them in 8 bits where activations are quantized too.
     """
     if kind not in _BLOCKS:
         return None
     name, elements, nbytes = _BLOCKS[kind]
     if name in _WIDE or name in NAMED:
         return _WIDE.get(name) or NAMED[name]
-    return Format(name, 8 * nbytes / elements, "table")
+    return Format(name, 8 * nbytes / elements, "int8")
 
 
 class _Reader:

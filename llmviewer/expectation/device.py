@@ -12,11 +12,14 @@ from typing import Final
 from ..errors import InputError
 from ..hardware import Hardware
 from ..hardware_files import PATH_VARIABLE, hardware_file, load_hardware
-from ..resource import MEMORY, matrix, vector
+from ..resource import MEMORY, Unit, matrix, vector
 
 _VENDORS: Final = re.compile(r"^(?:nvidia|amd|intel|instinct)-")
-# Where a file does not count the cores or the L2 cache: the relative whose counts are carried over.
-_RELATIVES: Final[Mapping[str, str]] = {"blackwell": "b200", "blackwell ultra": "b200", "hopper": "h100-sxm"}
+# Where a file does not count the cores or the last cache: the relative whose counts are carried over. Apple publishes
+# no size of the system level cache; M3 Max is the last of which one is known.
+_RELATIVES: Final[Mapping[str, str]] = {
+    "blackwell": "b200", "blackwell ultra": "b200", "hopper": "h100-sxm", "apple 9": "m3-max", "apple 10": "m3-max",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,10 @@ class Device(Kin):
             wanted = vector(dtype)
         return self.hardware.rates[self.hardware.supply(wanted)]
 
+    def tiled(self, dtype: str) -> bool:
+        """Whether matrix units multiply `dtype`, which take whole tiles of rows; vector units take single ones."""
+        return self.hardware.supply(matrix(dtype)).unit is Unit.MATRIX
+
 
 def of(hardware: Hardware) -> Device:
     """What `hardware` is for a model of kernels.
@@ -79,8 +86,10 @@ def of(hardware: Hardware) -> Device:
             relative = _RELATIVES.get(hardware.architecture)
             if relative is None:
                 raise InputError(f"{hardware.name} has no {key}: its file does not say, so kernels cannot be laid out")
-            numbers[key] = load_hardware(relative).fact(key)
-            assumed.append(f"{key} of {relative}")
+            known = load_hardware(relative)
+            own = "l3.capacity" if key == "l2.capacity" and "l3.capacity" in known.numbers else key
+            numbers[key] = known.fact(own)
+            assumed.append(f"{own} of {relative}")
     return Device(
         name=hardware.name,
         kind=hardware.kind or "gpu",

@@ -151,6 +151,9 @@ class Gemm(Family):
             "cache": device.l2,
             "waves": way == "waves",
             "gemv": _gemv(shapes, device, kind.weight < kind.activation) if word == "gemv" else None,
+            "single": None
+            if device.tiled(kind.arithmetic)
+            else 2 * np.where(m <= _FEW_ROWS, np.minimum(tile_m, m), tile_m) * tile_n * part * device.cores / whole,
             "steps": np.ceil(tiles / device.cores) * np.ceil(k / 128) if word == "fewest" else None,
             "spills": (tile_m * tile_n >= _LARGE) & (tiles <= device.cores) if word == "fewest" else None,
         }
@@ -194,7 +197,11 @@ class Gemm(Family):
         return np.asarray(time, dtype=float)
 
     def elsewhere(self, p: Parameters, features: Features) -> Array:
-        """Of few rows no more than as tiles: what vector units reach of their peak differs by generation."""
+        """Of few rows no more than as tiles: what vector units reach of their peak differs by generation. Where there
+        are no other units, few rows fill no tile.
+        """
+        if features["single"] is not None:
+            features = {**features, "tile_ops": features["single"]}
         found = self.seconds(p, features)
         tiled = found if features["gemv"] is None else self.seconds(p, {**features, "gemv": None})
         return np.asarray(np.minimum(found, tiled))

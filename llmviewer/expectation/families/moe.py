@@ -17,6 +17,7 @@ _TUNED: Final = (16, 32, 64, 128)  # rows of tiles that a kernel tuned for each 
 _WIDTHS: Final = (64, 128, 256)
 _ROWS: Final = np.repeat([TILES.index(rows) for rows in _TUNED], len(_WIDTHS))[None, :]
 _COLUMNS: Final = np.tile(np.array(_WIDTHS, dtype=float), len(_TUNED))[None, :]
+_FEW_TOKENS: Final = 4  # that fill no tiles where vector units multiply them
 _PASSES: Final = ("passes", "middle", "strangers")
 
 
@@ -63,6 +64,7 @@ class Moe(Family):
             tall, wide = (column[:, None] for column in rule(work))
             at = np.searchsorted(TILES, tall)
         peak = device.peak(kind.arithmetic)
+        single = (work["tokens"] <= _FEW_TOKENS)[:, None] & (not device.tiled(kind.arithmetic))
         found: dict[str, Array] = {}
         everything = np.zeros(len(work["rows"]))
         for name, n, k in (("up", work["up"], work["hidden"]), ("down", work["hidden"], work["inner"])):
@@ -71,13 +73,14 @@ class Moe(Family):
             everything = everything + weights + rows
             tiles = work["tiles"][np.arange(len(n))[:, None], at]
             padded = tiles * _HEIGHTS[at]
+            full = np.where(single, work["rows"][:, None], padded)
             columns = np.ceil(n[:, None] / wide)
             touched = (weights + rows)[:, None]
             if rule:  # every tile reads its weights, and every column of tiles the rows
                 touched = tiles * (n * k)[:, None] * kind.weight + columns * padded * k[:, None] * kind.activation
             found |= {
                 f"{name} ops": (2 * work["rows"] * n * k / peak)[:, None],
-                f"{name} padded": 2 * padded * columns * wide * k[:, None] / peak,
+                f"{name} padded": 2 * full * columns * wide * k[:, None] / peak,
                 f"{name} waves": np.maximum(tiles * columns, 1) / device.cores,
                 f"{name} weights": weights[:, None] / device.bandwidth,
                 f"{name} rows": rows[:, None] / device.bandwidth,

@@ -121,6 +121,8 @@ class _Server:
 
     waiting  requests that have come, in their order; those that lost their cache are in front
     written  tokens of each; its cache holds the prompt and all of them but the last
+    short    somebody has lost its cache since the last step: nobody is taken up before the next one, or who was sent
+             away would come back to the room that it left for others
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class _Server:
         self.lanes = [_Lane(rank) for rank in range(steps.ranks) for _ in range(steps.turns)]
         self.ranks = [self.lanes[at : at + steps.turns] for at in range(0, steps.lanes, steps.turns)]
         self.clock, self.come, self.peak = 0.0, 0, 0.0
-        self.blocked = ""
+        self.blocked, self.short = "", False
         self.spent: defaultdict[str, float] = defaultdict(float)
 
     @property
@@ -154,7 +156,8 @@ class _Server:
             if not (self.waiting or self.held):
                 self.clock = float(self.arrival[self.come])
                 continue
-            self._take_up()
+            if not self.short:
+                self._take_up()
             if self.policy.padded:
                 self._padded_batch()
             elif any(parts := [self._parts(lane) for lane in self.lanes]):
@@ -341,6 +344,7 @@ class _Server:
         rank[lane].ids = rank[lane].ids[rank[lane].ids != request]
         self.preempted[request] += 1
         self.waiting.appendleft(request)
+        self.short = True
 
     def _padded_batch(self) -> None:
         """A whole batch, all of it as long as the longest of its prompts and answers, and lanes as the fullest."""
@@ -365,6 +369,7 @@ class _Server:
 
     def _spend(self, kind: str, time_s: float) -> None:
         self.clock += time_s
+        self.short = False
         self.spent[kind] += time_s
         self.spent["sequence_s"] += time_s * self.held
         if self.blocked:

@@ -715,10 +715,10 @@ def test_over_a_host_that_was_not_measured_little_is_sure():
         assert bound < low < measured < expected < high
     _, low, _, high, _ = all_reduce("rtx-4090", "tp=8")
     assert high / low > 20
-    _, low, expected, high, source = all_reduce("l40s", "tp=8")
+    _, low, _, high, source = all_reduce("l40s", "tp=8")
     assert source.startswith("calibrated on l40s nccl")
-    assert low < 9988e-6 < high < 2.5 * low  # as measured of 8 MiB by aiconfigurator
-    assert expected == pytest.approx(9988e-6, rel=0.1)
+    assert source.endswith(", on another host")
+    assert low < 9988e-6 < high  # as measured of 8 MiB by aiconfigurator, on two sockets
 
 
 def test_cards_in_bridges_talk_over_the_host_beyond_them():
@@ -727,7 +727,7 @@ def test_cards_in_bridges_talk_over_the_host_beyond_them():
     assert source == "transferred from l40s, on another host"
     assert bound < low < expected < high
     without = all_reduce("rtx-4090", "tp=8")
-    assert expected == pytest.approx(without[2] / 2, rel=0.05)
+    assert expected == pytest.approx(without[2] / 2**0.25, rel=0.05)
     pair = all_reduce("rtx-3090", "tp=2")
     assert pair[-1] == "transferred from l40s"
     assert pair[2] < all_reduce("rtx-4090", "tp=2")[2]  # over the bridge, not over the host

@@ -100,8 +100,8 @@ ENGINES: Final = {
             note="Triton kernels, of which SGLang's are the nearest measured; a cache by token.",
         ),
         Engine(
-            name="tensorrt-llm", title="TensorRT-LLM", library="trtllm", policy="prefill-first", tokens_per_s=92.512,
-            note="Paged cache, in-flight batching; its scheduler is not open.",
+            name="tensorrt-llm", title="TensorRT-LLM", library="trtllm", policy="fcfs", tokens_per_s=92.512,
+            note="Paged cache, in-flight batching: prompts are read beside those that decode.",
         ),
     )
 }  # fmt: skip

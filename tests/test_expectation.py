@@ -794,6 +794,14 @@ def test_tiles_of_64_heads_take_as_long_however_few_there_are():
     assert found["padded"] == pytest.approx([full, full, full, 2 * full], rel=1e-2)
 
 
+@pytest.mark.parametrize("variant", ["128", "128 tall", "128 narrow", "128 gen", "128 listed"])
+def test_more_heads_than_the_largest_tile_takes_are_in_several(variant):
+    heads = shapes("attention_decode", 3, batch=64, kv_len=8192, q_heads=[128, 129, 256], kv_heads=1, head_dim=576,
+                   v_head_dim=512)  # fmt: skip
+    one, more, twice = seconds("attention_decode", heads, variant=variant)
+    assert one <= more <= twice < 2.5 * one
+
+
 def test_profiles_of_before_lack_what_they_did_not_have(tmp_path):
     one = entry("attention_decode")
     path = tmp_path / "profile.yaml"

@@ -16,6 +16,7 @@ _LEAST: Final = 64  # keys of a part of the cache
 _FEW_PARTS: Final = 8  # that kernels without a heuristic cut a cache into
 _ALWAYS: Final = 32
 _FEW: Final = 8  # heads that share keys and fill no more than half of the smallest tile
+_TALLEST: Final = 128  # heads of the largest tile
 _THIN: Final = 64  # columns of a narrow head
 _COLUMNS: Final = 128  # and of a usual one
 _LATENT: Final = 512  # columns that keys and values of latent attention share
@@ -24,19 +25,19 @@ _LATENT: Final = 512  # columns that keys and values of latent attention share
 class Decode(Family):
     """A key head and a part of its cache go to a core; parts are added up afterwards.
 
-    variants  heads that share a key head up to which they make tiles, and beyond which each goes alone. "apart": also
-              under a window; "narrow": tiles stay small for twice the heads; "short": they are of 16 heads,
-              "tall": of 64, whatever the heads; "few": keys are cut into 8 parts at most, "one": into none,
-              "whole": those that no heads share into none, "always": into 32 parts, however few they are, as a CUDA
-              graph for all lengths has them; "rule": as TensorRT-LLM's XQA kernels cut them, by the length of the
-              whole cache, so that under a window most have nothing to do; "shared": all this is of keys that heads
-              share, and heads that go alone have a kernel of their own, as TensorRT-LLM's masked attention is, which
-              "masked" cuts as that does; "dealt": XQA's parts take turns at tiles of 256 keys, "dealt64": of 64, as on
-              Hopper for caches of 8 bits, and "worth": it is called where it fills the device; "gen": as TensorRT-LLM's
-              kernels for Blackwell cut them; "listed": as FlashAttention-3 cuts them, which walks a list of sequences;
-              "waves": as FlashAttention-2 does, where heads that share keys are made rows of one, but not under a
-              window; "triton": a core works at several parts, "segments" of the whole cache as in vLLM, or "gradual"
-              ones as in SGLang
+    variants  heads that share a key head up to which they make tiles, and beyond which each goes alone; with 128, those
+              of the largest tile, there are more tiles instead. "apart": they also go alone under a window; "narrow":
+              tiles stay small for twice the heads; "short": they are of 16 heads, "tall": of 64, whatever the heads;
+              "few": keys are cut into 8 parts at most, "one": into none, "whole": those that no heads share into none,
+              "always": into 32 parts, however few they are, as a CUDA graph for all lengths has them; "rule": as
+              TensorRT-LLM's XQA kernels cut them, by the length of the whole cache, so that under a window most have
+              nothing to do; "shared": all this is of keys that heads share, and heads that go alone have a kernel of
+              their own, as TensorRT-LLM's masked attention is, which "masked" cuts as that does; "dealt": XQA's parts
+              take turns at tiles of 256 keys, "dealt64": of 64, as on Hopper for caches of 8 bits, and "worth": it is
+              called where it fills the device; "gen": as TensorRT-LLM's kernels for Blackwell cut them; "listed": as
+              FlashAttention-3 cuts them, which walks a list of sequences; "waves": as FlashAttention-2 does, where
+              heads that share keys are made rows of one, but not under a window; "triton": a core works at several
+              parts, "segments" of the whole cache as in vLLM, or "gradual" ones as in SGLang
     """
 
     name = "attention_decode"
@@ -104,9 +105,10 @@ class Decode(Family):
         cache, queries, ops = _work(shapes, cache_bytes(stack.kv_dtype or "bf16"))
         group = heads / kv_heads
         smallest = 32 if "narrow" in ways else 16  # heads that the smallest tile takes, twice if need be
-        tile = np.where(group <= smallest, 16, np.where(group <= 64, 64, 128))
+        tile = np.where(group <= smallest, 16, np.where(group <= 64, 64, _TALLEST))
         tile = np.where("short" in ways, 16, np.where("tall" in ways, 64, tile))
-        alone = (group > float(most)) | (windowed[:, None] & bool({"apart", "waves"} & set(ways)))
+        alone = group > (float(most) if int(most) < _TALLEST else np.inf)
+        alone = alone | (windowed[:, None] & bool({"apart", "waves"} & set(ways)))
         alone = alone | (("worth" in ways) & ~worth(b * kv_heads, whole, device.cores))
         tile = np.where(alone, 1, tile)
         groups = np.ceil(group / tile)

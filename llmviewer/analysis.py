@@ -11,6 +11,7 @@ import numpy as np
 from . import __version__
 from .advice import Cure, advise, find_cures
 from .answering import GenerationResult, ends, generated, scheduled
+from .documents import LARGEST
 from .effect import Effect, effect
 from .errors import InputError
 from .expectation.network import (
@@ -307,6 +308,9 @@ def analyzed(
     context = _context(setting.model, prompt=prompt, kv_len=kv_len)
     written = gen if context else 0
     longest = max(gen, context - prompt) if context else 0  # the step shown has to fit too
+    if batch * (prompt + longest) > LARGEST:
+        must = f"batch x tokens of a sequence must be at most {LARGEST}, the largest that is counted exactly"
+        raise InputError(f"{must}; got {batch} x {prompt + longest}")
     share = int(setting.layout.share(batch))
     prefill = setting.prefill(Workload.prefill(batch=share, prompt=prompt, images=images))
     decode = setting.step(Workload.decode(batch=share, kv_len=context, prompt=prompt)) if context else None

@@ -229,6 +229,15 @@ def test_a_number_of_the_workload_must_be_whole_and_at_least_one(field, value):
 
 
 @pytest.mark.parametrize(
+    ("workload", "length"),
+    [({"prompt": 2**40, "gen": 2}, 2**40 + 2), ({"prompt": 8, "kv_len": 2**40}, 2**40)],
+)
+def test_all_tokens_of_a_workload_must_be_few_enough_to_count(workload, length):
+    error = "batch x tokens of a sequence must be at most 9007199254740992, the largest that is counted exactly; got "
+    assert _error(analyze, "gpt2", "t4", batch=2**40, **workload) == f"{error}{2**40} x {length}"
+
+
+@pytest.mark.parametrize(
     ("quant", "error"),
     [
         ("W", f"{NOTATION} 'W'"),

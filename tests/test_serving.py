@@ -835,6 +835,18 @@ def test_steps_of_any_mixture_are_those_that_all_operators_are_expected_to_take(
     assert np.max(np.abs(errors)) < 0.13
 
 
+@pytest.mark.parametrize("device", ["h100-sxm", "l40s", "rtx-3090", "mi300x", "m3-max"])
+def test_steps_just_above_a_tile_are_those_that_all_operators_are_expected_to_take(device):
+    """Tiles and kernels for few rows end at powers of two, where times jump."""
+    steps = Steps(Setting.of("llama-3.1-8b", device), expected=True)
+    kernels, plan, decode_plan = steps.setting.kernels, steps.setting.plan, steps.setting.decode_plan
+    tokens = np.array([17.0, 34, 67, 130, 194, 260, 518])
+    read = kernels.run(plan, Workload.prefill(batch=1.0, prompt=tokens)).total.expected
+    assert steps.prefill_s(tokens) == pytest.approx(read, rel=0.08)
+    written = kernels.run(decode_plan, Workload.decode(batch=tokens[:-1], kv_len=512.0)).total.expected
+    assert steps.decode_s(batch=tokens[:-1], kv_len=512.0) == pytest.approx(written, rel=0.08)
+
+
 def test_where_nothing_is_expected_of_kernels_it_says_why(capsys):
     found = simulate("llama-3.2-1b", "tpu-v5e", rate=1, requests=5)
     assert found.expected is None

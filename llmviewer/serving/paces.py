@@ -18,9 +18,13 @@ from ..operators.attention import Attention
 from ..roofline import Plan, PlannedOperator
 from ..workload import Spans, Workload
 
-_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_LENGTHS: Final = (16, 64, 256, 1024, 4096, 16384, 65536)
-_TOKENS: Final = (1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 16384, 65536)
+# Tiles, and kernels for few rows, end at powers of two: what is expected is another just above them.
+_BATCHES: Final = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 96, 128, 129, 192, 193, 256, 257, 384, 512)
+_LENGTHS: Final = (16, 64, 128, 255, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+_TOKENS: Final = (
+    1, 4, 5, 15, 16, 17, 32, 33, 48, 64, 65, 96, 97, 128, 129, 160, 192, 193, 256, 257, 320, 384, 385, 512, 513, 640,
+    768, 769, 1024, 1025, 1280, 1536, 2048, 2049, 3072, 4096, 8192, 16384, 65536,
+)  # fmt: skip
 
 Groups = tuple[Spans, ...]
 

@@ -406,6 +406,25 @@ def test_few_rows_are_drawn_to_what_relatives_say():
     assert error([relative]) < min(0.06, error([]))
 
 
+def test_many_rows_do_not_tell_that_few_have_a_kernel_of_their_own(monkeypatch):
+    pytest.importorskip("scipy")
+    family, stack = FAMILIES["gemm"], STACKS["gemm"]
+    monkeypatch.setattr(type(family), "variants", ("persistent gemv", "persistent"))
+
+    def variant(least):
+        random = np.random.default_rng(3)
+        columns = shapes("gemm", 60, **{name: np.round(2.0 ** random.uniform(8, 13, 60)) for name in ("N", "K")})
+        columns["M"] = np.round(2.0 ** random.uniform(least, 12, 60))
+        exact = family.seconds(usual("gemm", stack, "persistent gemv"),
+                               family.features(columns, H100, stack, "persistent gemv"))  # fmt: skip
+        rows = Rows(family=family, device=H100, stack=stack, version="", places=np.arange(60), shapes=columns,
+                    measured=exact)  # fmt: skip
+        return entry_of(rows).variant
+
+    assert variant(0) == "persistent gemv"
+    assert variant(6) == "persistent"
+
+
 def test_intervals_hold_80_percent_of_parts_that_differ():
     random = np.random.default_rng(3)
     part = np.repeat(np.arange(40), 50)

@@ -88,6 +88,7 @@ def judged(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) 
         _Problem(rows=rows, variant=variant, usual=usual, bound=bound,
                  features=rows.family.features(rows.shapes, rows.device, rows.stack, variant))
         for variant in rows.family.variants
+        if rows.family.told(variant, rows.shapes)
     ])  # fmt: skip
     plain = problem.held_out(folds)
     trend = len(rows) >= LEAST_BENT or (before[0].trend if before else None)

@@ -132,6 +132,10 @@ class Family(ABC):
         """Rows that a fit may rest on: sizes that models have."""
         return np.ones(len(next(iter(shapes.values()))), dtype=bool)
 
+    def told(self, variant: str, shapes: Shapes) -> bool:  # noqa: ARG002 - some have kernels of their own for a few
+        """Whether rows of `shapes` run all that a variant has."""
+        return True
+
     def sizes(self, shapes: Shapes) -> dict[str, Array]:
         """What one device has of each size that tells shapes apart; not how they were measured."""
         names = [name for name in self.size_names if name in shapes]

@@ -215,6 +215,9 @@ class Gemm(Family):
         quantizes = features["quantized"] is not None
         return (start + quantizes * p["quantize_us"]) * MICROSECOND
 
+    def told(self, variant: str, shapes: Shapes) -> bool:
+        return "gemv" not in variant.split() or bool(np.any(np.asarray(shapes["M"]) <= _FEW_ROWS))
+
     def bound(self, shapes: Shapes, device: Device, stack: Stack) -> Array:
         kind = kernel_type(stack.dtype)
         weights, inputs, written = _bytes(shapes, kind.weight, kind.activation)

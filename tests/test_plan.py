@@ -226,8 +226,8 @@ def test_harder_goals_never_cost_less():
 @pytest.mark.parametrize(
     ("device", "options", "reason"),
     [
-        ("rtx-4090", {"layouts": [""]}, "memory: 151 GB for 24 sequences at a time, 5.88x the 25.8 GB of each device"),
-        ("rtx-4090", {"layouts": [""], "rate": 1000}, "memory: 142 GB for 1 sequence at a time, 5.5x the 25.8 GB"),
+        ("rtx-4090", {"layouts": [""]}, "memory: 152 GB for 24 sequences at a time, 5.88x the 25.8 GB of each device"),
+        ("rtx-4090", {"layouts": [""], "rate": 1000}, "memory: 142 GB for 1 sequence at a time, 5.51x the 25.8 GB"),
         ("h100-sxm", {"layouts": ["tp=4"], "tpot": 0.001}, "time per token: "),
         ("h100-sxm", {"layouts": ["tp=4"], "ttft": 0.001}, "time to first token: "),
         ("h100-sxm", {"layouts": ["tp=4"], "rate": 1000}, "rate: "),
@@ -267,7 +267,7 @@ def test_experts_are_shared_out_where_that_is_cheaper():
     )
     assert found.best.layout == Layout(dp=8, ep=8)
     assert found.best.devices == 16
-    assert plain.best.devices == 24
+    assert plain.best.devices == 20
 
 
 @pytest.mark.parametrize(
@@ -333,9 +333,9 @@ def test_the_most_that_a_device_serves_is_what_its_memory_allows():
     room = max(b for b, held_bytes in zip(BATCHES, held, strict=True) if held_bytes <= setting.hardware.capacity)
     assert one.limit in (room, BATCHES[BATCHES.index(room) - 1])  # activations need some of it too
     step = float(step_s(setting.decode_plan, setting.layout, batch=float(one.limit), kv_len=1024 + 128))
-    each = float(prefill_s(setting.plan, setting.layout, batch=1, prompt=1024)) + 255 * step / (one.limit - 1)
-    assert one.max_rate == pytest.approx(8 / each)
-    assert one.reason.startswith(f"rate: {8 / each:.4g} requests/s at most on 16 devices (memory for {one.limit} at a ")
+    each = float(prefill_s(setting.plan, setting.layout, batch=2, prompt=1024)) / 2 + 255 * step / (one.limit - 1)
+    assert one.max_rate == pytest.approx(8 / each, rel=2e-3)  # two prompts share a step, but not each
+    assert one.reason.startswith(f"rate: {one.max_rate:.4g} requests/s at most on 16 devices (memory for {one.limit} at a ")
 
 
 @pytest.mark.parametrize(("factor", "even"), [(0.5, True), (1.1, False)])

@@ -384,7 +384,18 @@ def test_the_limit_is_the_time_that_a_request_takes_of_a_full_batch(steps):
     found = steady(steps, requests, rate=1, policy=parse_policy("prefill-first"), max_batch=32)
     step = float(steps.decode_s(batch=32.0, kv_len=1050.5))
     assert found.max_batch == 32
-    assert found.max_rate == pytest.approx(1 / (float(steps.prefill_s(1000.0)) + 100 * step / 32))
+    assert found.max_rate == pytest.approx(1 / (float(steps.prefill_s(1000.0, 2.0)) / 2 + 100 * step / 32))
+
+
+@pytest.mark.parametrize("policy", ["prefill-first", "fcfs"])
+@pytest.mark.parametrize("prompt", ["128", "512", "uniform:50-400"])
+def test_short_prompts_share_steps_in_the_closed_form_too(policy, prompt):
+    asked = {"policy": policy, "prompt_lengths": prompt, "max_batch": 2048, "bound": True}
+    most = simulate("llama-3.1-8b", "h100-sxm", rate=1e6, requests=3000, **asked)
+    assert most.requests_per_s == pytest.approx(most.closed.max_rate, rel=0.15)
+    run = simulate("llama-3.1-8b", "h100-sxm", rate=0.6 * most.closed.max_rate, requests=3000, **asked)
+    assert float(np.mean(run.ttft_s)) == pytest.approx(run.closed.ttft_s, rel=0.12)
+    assert float(np.mean(run.tpot_s)) == pytest.approx(run.closed.tpot_s, rel=0.15)
 
 
 def test_where_no_cache_fits_nothing_is_served():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
 from math import inf, nan
@@ -16,15 +16,19 @@ from ..cells import hourly
 from ..hardware import Hardware
 from ..layout import Layout
 from ..units import counted, seconds, si
+from .policy import POLICIES
 from .service import Goals
+from .steady import Reading, reading
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 
 _TAIL: Final = 3.09  # deviations above the mean that 999 of 1000 moments stay below, where sequences vary normally
 _LEAST: Final = 0.05  # of how steeply it falls: no batch is twenty times as wide
-_AGREED: Final = 4  # times that the ranks that read together, and how long that takes, are worked out from each other
 _HALVINGS: Final = 12  # of the distance to where a rate and the steps that it makes agree
 _RATES, _ROUNDS = 16, 3  # that are tried at a time, and how often: to a three thousandth of what is looked through
+
+
+POLICY: Final = "prefill-first"  # whose closed form this is
 
 
 class By(StrEnum):
@@ -104,6 +108,11 @@ class Load:
     years: float | None
 
     @property
+    def together(self) -> int:
+        """Prompts that one step of a rank reads at most."""
+        return max(POLICIES[POLICY].budget // self.prompt, 1)
+
+    @property
     def middle(self) -> float:
         """What a sequence that decodes attends to on average. [tokens]"""
         return self.prompt + self.gen / 2
@@ -111,29 +120,38 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """A prompt's way through a copy that reads no others, when another can follow, [device]; a decode step, [device,
-    batch]. [s]
+    """A prompt's way through a copy that reads no others, the time until the next step, and for each of as many prompts
+    as a step reads at most, [device]; a decode step, [device, batch]. [s]
 
     unmodelled  as of Candidate
-    ranks       of a copy that wait for each other in every step, each with sequences of its own; another prompt can
-                follow on another rank
+    ranks       of a copy that wait for each other in every step, each with sequences of its own
+    apart       of a copy, sets of such ranks
+    together    prompts that one step of such ranks reads at most
     """
 
     through: Grid
+    alone: Grid
     every: Grid
     step: Grid
     unmodelled: Grid
     ranks: int
+    apart: int
+    together: int
 
     @classmethod
-    def unknown(cls, devices: int, batches: int, ranks: int) -> Times:
+    def unknown(cls, devices: int, batches: int, **counts: int) -> Times:
         """To be filled in."""
-        each = {name: np.full(devices, nan) for name in ("through", "every", "unmodelled")}
-        return cls(step=np.full((devices, batches), nan), ranks=ranks, **each)
+        each = {name: np.full(devices, nan) for name in ("through", "alone", "every", "unmodelled")}
+        return cls(step=np.full((devices, batches), nan), **each, **counts)
 
     def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> Times:
-        grids = {f.name: getattr(self, f.name)[list(rows)] for f in fields(Times) if f.name != "ranks"}
-        return Times(ranks=self.ranks, **grids)
+        grids = {name: getattr(self, name)[list(rows)] for name in ("through", "alone", "every", "step", "unmodelled")}
+        return replace(self, **grids)
+
+    def reading(self, rate: Grid, step: Grid) -> Reading:
+        """Steps that read, where requests come at such rates and steps that decode alone take `step`, [device, ...]."""
+        shape = (-1, *[1] * (np.ndim(rate) - 1))
+        return reading(rate, self.alone.reshape(shape), self.every.reshape(shape), step, self.together)
 
 
 def judged(
@@ -204,22 +222,18 @@ class _Steady:
 
         memory  needed over there is, [device, batch]
         """
-        through, every = times.through[:, None], times.every[:, None]
-        wanted, limits = load.gen - 1, load.limits
+        wanted, limits, own = load.gen - 1, load.limits, rate / times.apart
         step = times.step[:, None, :]
         with np.errstate(divide="ignore", invalid="ignore"):
-            tpot = _turns(
-                rate[..., None], through[..., None], every[..., None], step, times.ranks
-            ).tpot_s  # by sequences that decode
+            tpot = _Turns.of(own[..., None], step, times).tpot_s  # by sequences that decode together
             missing = rate[..., None] * wanted * tpot - (limits - 1)  # a sequence has one less than them beside it
             at, stable = _crossing(missing)
             batch = _at(limits - 1, at)
             step_s, tpot_s = _at(np.broadcast_to(step, missing.shape), at), _at(tpot, at)
-            turns = _turns(rate, through, every, step_s, times.ranks)
-            ttft_s = np.where(stable, through + turns.wait_s(1 - np.exp(-batch)), inf)
+            turns = _Turns.of(own, step_s, times)
+            ttft_s = np.where(stable, times.through[:, None] + turns.wait_s(1 - np.exp(-batch)), inf)
             tpot_s = np.where(stable, tpot_s, inf) if wanted else np.zeros(stable.shape)
-            each = wanted / (limits - (wanted > 0))  # beside others
-            able = _most(through[..., None], every[..., None], step, each, times.ranks)
+            able = times.apart * _most(step, times.apart * wanted / (limits - (wanted > 0)), times)  # beside others
             # Little's law gives the mean, where `missing` is 0. The steeper it falls there the less they vary around
             # it: with Poisson's variance, the mean, where decode steps are as long for any batch.
             steepness = np.where(stable & (at > 0), np.maximum(_slope(missing, limits, at), _LEAST), 1.0)
@@ -245,13 +259,32 @@ class _Turns(NamedTuple):
 
     busy              part of the time that prompts are read in
     tpot_s            between two tokens of a sequence; inf where there is no time to decode
-    queue_s, alone_s  what a prompt waits for others, and for the step that somebody else decodes in
+    queue_s, alone_s  what a prompt waits for others before it and in its step, and for one that others decode in
     """
 
     busy: Grid
     tpot_s: Grid
     queue_s: Grid
     alone_s: Grid
+
+    @classmethod
+    def of(cls, rate: Grid, step: Grid, times: Times) -> _Turns:
+        """At requests a second that come to ranks which wait for each other, or to one that does not. [s]"""
+        found = times.reading(rate, step)
+        read, round_s, more_s = found.read_s, found.round_s, found.read_s - found.alone_s
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if times.ranks == 1:
+                busy = rate * read / found.prompts
+                tpot_s = np.where(busy < 1, step / (1 - busy), inf)
+                idle = 1 - busy * found.full
+                return cls(busy, tpot_s, more_s + busy * read / 2 / idle, (1 - busy) * step / 2 / idle)
+            own = rate * round_s / times.ranks  # of its steps, those that a rank reads in itself
+            return cls(
+                busy=found.often * read / round_s,
+                tpot_s=np.where(own < 1, round_s / (1 - own), inf),
+                queue_s=more_s + found.often * read * read / round_s / 2 + own * round_s / (1 - own) / 2,
+                alone_s=(1 - found.often) * step * step / round_s / 2,
+            )
 
     def wait_s(self, somebody: Grid) -> Grid:
         """Until a prompt is read that comes at random. [s]
@@ -261,47 +294,19 @@ class _Turns(NamedTuple):
         return self.queue_s + somebody * self.alone_s
 
 
-def _turns(rate: Grid, through: Grid, every: Grid, step: Grid, ranks: int) -> _Turns:
-    """At requests a second that come to one copy. `through`, `every` and `step` are those of Times. [s]"""
-    if ranks == 1:
-        busy = rate * every
-        with np.errstate(divide="ignore", invalid="ignore"):
-            tpot_s = np.where(busy < 1, step / (1 - busy), inf)
-            return _Turns(busy, tpot_s, rate * every * every / 2 / (1 - busy), (1 - busy) * step / 2 / (1 - busy))
-    read, round_s, often = _rounds(rate, through, every, step, ranks)
-    own = rate * round_s / ranks  # of its steps, those that a rank reads in itself
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return _Turns(
-            busy=often * read / round_s,
-            tpot_s=np.where(own < 1, round_s / (1 - own), inf),
-            queue_s=often * read * read / round_s / 2 + own * round_s / (1 - own) / 2,
-            alone_s=(1 - often) * step * step / round_s / 2,
-        )
-
-
-def _rounds(rate: Grid, through: Grid, every: Grid, step: Grid, ranks: int) -> tuple[Grid, Grid, Grid]:
-    """Steps of ranks that wait for each other: one in which any of them reads, all on average, and the part that the
-    first are. A step reads where a prompt came in the one before, so steps are a Markov chain; it takes the longer the
-    more ranks read at a time. [s], [s]
-    """
-    read, comes = through, -np.expm1(-rate * step)
-    for _ in range(_AGREED):
-        often = comes / (comes + np.exp(-rate * read))
-        round_s = often * read + (1 - often) * step
-        reading = np.clip(np.divide(rate * round_s, often, out=np.ones(np.shape(often)), where=often > 0), 1, ranks)
-        read = through + (every * ranks - through) * (reading - 1) / (ranks - 1)
-    return read, often * read + (1 - often) * step, often
-
-
-def _most(through: Grid, every: Grid, step: Grid, each: Grid, ranks: int) -> Grid:
-    """Requests that a copy serves at most, by the batch. [1/s]
+def _most(step: Grid, each: Grid, times: Times) -> Grid:
+    """Requests that such ranks serve at most, by the batch. [1/s]
 
     each  tokens of an answer over the sequences that decode
     """
-    rate = 1 / (every + each * step)
-    for _ in range(_HALVINGS if ranks > 1 else 0):
-        _, round_s, _ = _rounds(rate, through, every, step, ranks)
-        rate = np.sqrt(rate / (round_s * (1 / ranks + each)))  # halfway, as it falls where rounds are longer
+    rate = 1 / (times.every[:, None, None] + each * step)
+    for _ in range(_HALVINGS if times.together > 1 else 0):
+        found = times.reading(rate, step)
+        if times.ranks == 1:
+            every = found.read_s / found.prompts + each * step
+        else:
+            every = found.round_s * (1 / times.ranks + each)
+        rate = np.sqrt(rate / every)  # halfway, as it falls where steps are longer
     return rate
 
 

@@ -48,31 +48,47 @@ class LaidOut:
     refused: Mapping[int, str]
     needed: Grid
 
-    def _read(self, load: Load) -> Spans:
-        """A prompt, and where ranks wait for each other as many tokens as experts of each have of one, [read]."""
-        tokens = float(load.prompt) / np.array([1.0, self.ranks] if self.ranks > 1 else [1.0])
-        return Spans(batch=np.ones(len(tokens)), q_len=tokens, kv_len=tokens)
-
     @property
     def ranks(self) -> int:
         """Of a copy that wait for each other."""
         return waiting_ranks(self.layout)
 
+    def _unknown(self, load: Load) -> Times:
+        ranks = self.ranks
+        counts = {"ranks": ranks, "apart": self.layout.dp // ranks, "together": ranks * load.together}
+        return Times.unknown(len(self.devices), len(load.limits), **counts)
+
+    def _reads(self, load: Load) -> Spans:
+        """Steps that read, [read]: one prompt; as many as one step takes; and where ranks wait for each other as many
+        tokens as the experts of each have of one prompt.
+        """
+        prompt = float(load.prompt)
+        tokens = np.array([prompt, prompt, *([prompt / self.ranks] if self.ranks > 1 else [])])
+        return Spans(batch=np.array([1.0, load.together, 1.0])[: len(tokens)], q_len=tokens, kv_len=tokens)
+
+    def _have_read(self, times: Times, rows: Any, whole: Grid, slowest: Grid, fewer: Grid | float) -> None:
+        """Fill in what steps that read take, [device, read], of all stages and of the slowest. [s]
+
+        fewer  by how much longer experts take for one prompt than if all ranks read one, which is less than none
+        """
+        times.through[rows] = whole[..., 0] + fewer
+        times.alone[rows] = slowest[..., 0] + fewer
+        times.every[rows] = slowest[..., 1] / times.together
+
     def bounds(self, load: Load) -> Times:
         """Of all devices."""
-        count, layout, batches = len(self.devices), self.layout, np.asarray(load.limits)
-        times = Times.unknown(count, len(batches), self.ranks)
+        layout, batches, times = self.layout, np.asarray(load.limits), self._unknown(load)
         times.unmodelled[:] = 1.0
+        reads = Workload((self._reads(load),))
         for fleet in self.prefills:
-            values = fleet.values(Workload.prefill(batch=np.array([[1.0]]), prompt=float(load.prompt)))
-            own = np.broadcast_to(fleet.seconds(values), (len(fleet.rows), 1))[:, 0]
-            times.through[fleet.rows] = own
+            values, shape = fleet.values(reads), (len(fleet.rows), np.size(reads.groups[0].q_len))
+            whole = np.broadcast_to(fleet.seconds(values), shape)
+            slowest = _slowest(fleet, values, *shape) if layout.pp > 1 else whole
+            fewer: Grid | float = 0.0
             if self.ranks > 1:
-                rows = fleet.estimate(Workload((self._read(load),))).operators
-                each = [np.broadcast_to(row.time_s, (len(fleet.rows), 2)) for row in rows]
-                times.through[fleet.rows] += _fewer(rows, each)
-            slowest = _slowest(fleet, values, len(fleet.rows), 1)[:, 0] if layout.pp > 1 else own
-            times.every[fleet.rows] = slowest / layout.dp
+                rows = fleet.estimate(reads).operators
+                fewer = _fewer(rows, [np.broadcast_to(row.time_s, shape) for row in rows])
+            self._have_read(times, fleet.rows, whole, slowest, fewer)
         for fleet in self.steps:
             values = fleet.values(Workload.decode(batch=layout.share(batches[None, :]), kv_len=load.middle))
             shape = (len(fleet.rows), len(batches))
@@ -88,10 +104,9 @@ class LaidOut:
 
         kernels  those of a device, by its name
         """
-        layout, batches = self.layout, np.asarray(load.limits)
-        times = Times.unknown(len(self.devices), len(batches), self.ranks)
+        layout, batches, times = self.layout, np.asarray(load.limits), self._unknown(load)
         share, ones = np.broadcast_to(layout.share(batches), batches.shape), np.ones(len(batches))
-        read = self._read(load)
+        read = self._reads(load)
         step = Spans(batch=share, q_len=ones, kv_len=load.middle * ones)
         if self.prefills is self.steps:  # one graph: both at once
             names = ("batch", "q_len", "kv_len")
@@ -105,10 +120,11 @@ class LaidOut:
                 whole = np.broadcast_to(found.total.expected, points)
                 slowest = np.broadcast_to(found.slowest.expected, points) if layout.pp > 1 else whole
                 if reads:
-                    times.through[place], times.every[place] = whole[0], slowest[0] / layout.dp
+                    fewer: Grid | float = 0.0
                     if self.ranks > 1:
                         each = [np.broadcast_to(one.expected, points)[None, :] for one in found.launches]
-                        times.through[place] += _fewer(found.operators, each)[0]
+                        fewer = _fewer(found.operators, each)[0]
+                    self._have_read(times, place, whole, slowest, fewer)
                 if len(whole) > reads:
                     turns = np.broadcast_to(layout.parts(batches), batches.shape)
                     times.step[place] = np.maximum(whole[reads:], turns * slowest[reads:])
@@ -204,7 +220,7 @@ def _needed(footprint: Footprint, layout: Layout, load: Load) -> Grid:
     """As of LaidOut."""
     gen, prompt = float(load.gen), float(load.prompt)
     weights, cache, _ = footprint.parts(batch=load.limits, prompt=prompt, gen=gen)
-    reading = footprint.parts(batch=float(layout.dp * layout.pp), prompt=prompt, gen=gen)[2]
+    reading = footprint.parts(batch=float(layout.dp * layout.pp * load.together), prompt=prompt, gen=gen)[2]
     writing = footprint.parts(batch=load.limits, prompt=1.0, gen=prompt + gen - 1)[2]
     return np.broadcast_to(weights + cache + np.maximum(reading, writing), load.limits.shape)
 
@@ -236,7 +252,7 @@ def _fewer(rows: Sequence[OperatorEstimate], times: Sequence[Grid]) -> Grid:
     """
     inside = among_experts([row.operator for row in rows])
     return sum(
-        (row.repeat * (time[:, 1] - time[:, 0]) for row, time, own in zip(rows, times, inside, strict=True) if own),
+        (row.repeat * (time[:, 2] - time[:, 0]) for row, time, own in zip(rows, times, inside, strict=True) if own),
         start=np.zeros(len(times[0])),
     )
 

@@ -27,7 +27,7 @@ from ..model import Model
 from ..operators.linear import ExpertsLinear
 from ..setting import Setting, whole
 from ..transforms.quantize import PUBLISHED
-from .candidates import By, Candidate, Load, Times, judged
+from .candidates import POLICY, By, Candidate, Load, Times, judged
 from .passes import LaidOut, Left, laid_out
 from .service import Goals, check_bound
 
@@ -118,7 +118,7 @@ class ServicePlan:
         """The arguments of simulate() for one copy of a candidate, with its part of the requests."""
         asked: dict[str, Any] = {
             "rate": self.rate / one.copies, "prompt_lengths": str(self.prompt), "gen_lengths": str(self.gen),
-            "policy": "prefill-first", "max_batch": int(one.layout.local(one.limit)),
+            "policy": POLICY, "max_batch": int(one.layout.local(one.limit)),
             "quant": None if one.quant == PUBLISHED else one.quant,
             "layout": str(one.layout) if one.layout.devices > 1 else None, "ttft": self.goals.ttft_s,
             "tpot": self.goals.tpot_s, **self.common,

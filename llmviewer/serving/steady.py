@@ -24,7 +24,45 @@ Column = npt.NDArray[np.float64]
 
 _REQUESTS: Final = 128  # of the traffic whose lengths stand for all; groups of prompts likewise
 _BATCHES: Final = 192  # between which the batch is looked for
+_AGREED: Final = 4  # times that how many prompts a step reads, and how long it takes, are worked out from each other
 _STEPS: Final = 64  # of the longest answer, at which is asked how many are still written
+
+
+class Reading(NamedTuple):
+    """Steps that read prompts, where each of them reads all that came in the one before, as far as it takes them.
+
+    read_s   how long they take, and `alone_s` one that reads a single prompt [s]
+    prompts  that they read
+    round_s  how long all steps take on average, those that decode alone included [s]
+    often    the part of all steps that they are
+    full     prompts over the most that they read; where that is 1, prompts wait for more than one step
+    """
+
+    read_s: Column
+    alone_s: Column
+    prompts: Column
+    round_s: Column
+    often: Column
+    full: Column
+
+
+def reading(rate: Column, alone: Column, every: Column, step: Column, most: int) -> Reading:
+    """Steps as a Markov chain: one reads where a prompt came in the one before, and takes the longer the more it reads.
+
+    rate         at which requests come [1/s]
+    alone, step  a step that reads one prompt, and one that decodes alone [s]
+    every, most  for each prompt of a step that reads as many as it takes, and how many those are [s]
+    """
+    read, prompts = alone, np.ones(np.broadcast_shapes(np.shape(rate), np.shape(step)))
+    comes = -np.expm1(-rate * step)
+    for _ in range(_AGREED if most > 1 else 1):
+        often = comes / (comes + np.exp(-rate * read))
+        round_s = often * read + (1 - often) * step
+        if most > 1:
+            prompts = np.clip(np.divide(rate * round_s, often, out=prompts, where=often > 0), 1, most)
+            read = alone + (every * most - alone) * (prompts - 1) / (most - 1)
+    full = prompts / most
+    return Reading(read, alone, prompts, often * read + (1 - often) * step, often, full)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +157,16 @@ class _Reading(NamedTuple):
     time_s, square  of the device, mean and mean of the square [s]
     along           steps in which those that decode take part
     more_s          by which the last part of a prompt, in a step of its own, takes longer than its share of others
+    every_s         of the device for each prompt of a step that reads as many whole ones as it takes
+    together        how many those are
     """
 
     time_s: Column
     square: Column
     along: Column
     more_s: Column
+    every_s: Column
+    together: int
 
 
 def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> _Reading:
@@ -138,17 +180,22 @@ def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> 
     parts = prompt / part
     decoding = Spans(batch=others, q_len=1.0, kv_len=lengths.middle)
 
-    def step_s(tokens: Column, end: Column) -> Column:
-        read = Spans(batch=1.0, q_len=tokens, kv_len=end, logits=np.minimum(1 / parts, tokens))
+    def step_s(tokens: Column, end: Column, count: Column | float = 1.0) -> Column:
+        read = Spans(batch=count, q_len=tokens, kv_len=end, logits=np.minimum(1 / parts, tokens))
         return np.asarray(steps.mixed_s((decoding, read)), dtype=float)
 
     each_s = step_s(part, (prompt + part) / 2)
+    count = 1.0 + 0 * prompt if policy.cuts else np.maximum(policy.budget // prompt, 1)
+    every_s = parts * each_s if np.all(count == 1) else step_s(prompt, prompt, count) / count
     rest = prompt - np.floor(parts) * part
     more_s = np.where(rest > 0, step_s(np.maximum(rest, 1e-3), prompt) - rest / part * each_s, 0.0)
     shape = (len(prompt), len(batch))
-    time_s, parts, more_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s))
+    time_s, parts, more_s, every_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s, every_s))
     along = lengths.shares @ parts if policy.mixes else np.zeros(len(batch))
-    return _Reading(lengths.shares @ time_s, lengths.shares @ time_s**2, along, lengths.shares @ more_s)
+    together = 1 if policy.cuts else max(int(policy.budget // (lengths.shares @ lengths.groups)), 1)
+    means = (lengths.shares @ each for each in (time_s, time_s**2, more_s, every_s))
+    time_s, square, more_s, every_s = means
+    return _Reading(time_s, square, along, more_s, every_s if together > 1 else time_s, together)
 
 
 def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most: float) -> Steady:
@@ -159,16 +206,18 @@ def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most:
     """
     wanted = lengths.wanted
     batch = np.concatenate(([0.0], np.geomspace(1 / 64, most, _BATCHES)))
-    reading = _reading(steps, lengths, policy, batch)
+    prompts = _reading(steps, lengths, policy, batch)
     step_s, alone_s = (
         np.broadcast_to(np.asarray(steps.decode_s(batch=count, kv_len=lengths.middle), dtype=float), batch.shape)
         for count in (1 + batch, np.maximum(batch, 1))
     )
-    per_request = wanted * alone_s / np.maximum(batch, 1e-9) + reading.time_s - reading.along * alone_s
-    max_rate = float(np.max(1 / np.maximum(per_request, reading.time_s)[1:]))
-    busy = rate * reading.time_s
+    others = prompts.along / prompts.together * alone_s
+    per_request = wanted * alone_s / np.maximum(batch, 1e-9) + prompts.every_s - others
+    max_rate = float(np.max(1 / np.maximum(per_request, prompts.every_s)[1:]))
+    read = reading(np.full(len(batch), rate), prompts.time_s, prompts.every_s, step_s, prompts.together)
+    busy = rate * read.read_s / read.prompts
     with np.errstate(divide="ignore", invalid="ignore"):
-        tpot = np.where(busy < 1, 1 / (rate * reading.along + (1 - busy) / step_s), inf)
+        tpot = np.where(busy < 1, 1 / (rate * prompts.along / read.prompts + (1 - busy) / step_s), inf)
     missing = rate * wanted * tpot - batch
     place = int(np.argmax(missing <= 0))
     if rate >= max_rate or missing[place] > 0:
@@ -181,12 +230,13 @@ def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most:
     sequences, occupied = found(batch), found(busy)
     somebody = 1 - float(np.exp(-sequences))  # of as many as come at random
     decoding = (1 - occupied) * somebody
-    last_s = somebody * reading.more_s + (1 - somebody) * reading.more_s[0]
-    residual = rate * found(reading.square) / 2 + decoding * found(step_s) / 2
+    last_s = somebody * prompts.more_s + (1 - somebody) * prompts.more_s[0]
+    square = prompts.square * (read.read_s / prompts.time_s) ** 2 / read.prompts
+    residual = rate * found(square) / 2 + decoding * found(step_s) / 2
     return Steady(
         batch=sequences,
         utilization=occupied + decoding,
-        ttft_s=found(reading.time_s + last_s) + residual / (1 - occupied),
+        ttft_s=found(read.read_s + last_s) + residual / (1 - occupied * found(read.full)),
         tpot_s=found(tpot) if wanted else 0.0,
         max_rate=max_rate,
         max_batch=int(most),

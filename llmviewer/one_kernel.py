@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from math import inf
@@ -11,9 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from . import given
 from .architectures._attention import scored
 from .architectures._feed_forward import Experts
 from .architectures._parts import HIDDEN, Parts
+from .documents import LARGEST
 from .errors import InputError, suggest
 from .expectation.network import Pass
 from .expectation.profile import Profile
@@ -111,6 +113,8 @@ def estimate_kernel(
 
     Raises InputError where a size is missing, unknown or none, or the device is not known.
     """
+    given.one(hardware=hardware, quant=quant, library=library)
+    given.listed(hardware_set=hardware_set, profiles=profiles)
     kind = _kind(kernel)
     listed = _listed(kernel, kind, sizes)
     device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
@@ -133,6 +137,16 @@ def kinds() -> Mapping[str, Kind]:
     return _KINDS
 
 
+def check_sizes(kernel: str, names: Iterable[str]) -> None:
+    """Raises InputError where the kernel is not known, or has no size of such a name."""
+    kind = _kind(kernel)
+    known = (*kind.needed, *kind.usual)
+    for name in names:
+        if name not in known:
+            quant = " (formats are --quant)" if name in ("dtype", "quant") else ""
+            raise InputError(f"{kernel}: no size {name!r}; {suggest(name, known)}{quant}")
+
+
 def _kind(kernel: str) -> Kind:
     if kernel not in _KINDS:
         raise InputError(f"no kernel {kernel!r}; {suggest(kernel, _KINDS)}")
@@ -140,23 +154,26 @@ def _kind(kernel: str) -> Kind:
 
 
 def _listed(kernel: str, kind: Kind, sizes: Mapping[str, int | Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    if not isinstance(sizes, Mapping):
+        raise InputError(f"{kernel}: sizes must be a mapping of names to numbers; got {sizes!r}")
+    check_sizes(kernel, sizes)
     known = (*kind.needed, *kind.usual)
-    for name in sizes:
-        if name not in known:
-            raise InputError(f"{kernel}: no size {name!r}; {suggest(name, known)}")
     missing = [name for name in kind.needed if name not in sizes]
     if missing:
         raise InputError(f"{kernel}: needs {', '.join(kind.needed)}; give {', '.join(missing)}")
     found: dict[str, tuple[int, ...]] = {}
     for name in known:
         asked = sizes.get(name, kind.usual.get(name, 0))
-        if isinstance(asked, str):  # as another size: said of each combination
+        if name not in sizes and isinstance(asked, str):  # as another size: said of each combination
             continue
-        values: tuple[Any, ...] = tuple(asked) if isinstance(asked, Sequence) else (asked,)
+        plain: Any = asked.tolist() if isinstance(asked, np.ndarray | np.integer) else asked
+        values = tuple(plain) if isinstance(plain, Sequence) and not isinstance(plain, str) else (plain,)
         least = 0 if name in _OR_NONE else 1
         for value in values:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{kernel}: {name} must be a whole number of at least {least}; got {value!r}")
+            if value > LARGEST:
+                raise InputError(f"{kernel}: {name} must be at most {LARGEST}, the largest that is counted exactly")
             if value > _OR_NONE.get(name, value):
                 raise InputError(f"{kernel}: {name} must be 0 or 1; got {value}")
         if len(set(values)) < len(values) or not values:

@@ -10,7 +10,7 @@ _PREFIX: Final = {
     "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,
 }  # fmt: skip
-_SMALL: Final = {"m": 1e-3, "u": 1e-6, "n": 1e-9}  # of seconds alone: "80 mB" is a slip
+_SMALL: Final = {"m": 1e-3, "u": 1e-6, "\u00b5": 1e-6, "\u03bc": 1e-6, "n": 1e-9}  # of seconds alone: "80 mB" is a slip
 _EXAMPLE: Final = {
     "OP/s": "155 TOP/s", "B/s": "1.5 TB/s", "bit/s": "21 Gbit/s", "B": "80 GB", "Hz": "1800 MHz", "W": "300 W",
     "s": "2 s", "USD/h": "2.5 USD/h", "USD": "30000 USD",

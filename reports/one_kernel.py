@@ -13,6 +13,7 @@ from llmviewer.one_kernel import KernelEstimate, kinds
 from llmviewer.units import seconds, si
 
 from .columns import columns
+from .table import number
 
 _WIDTH: Final = 80
 
@@ -32,7 +33,7 @@ def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None
     for each in found:
         own = ([each.hardware] if len(devices) > 1 else []) + [str(each.sizes[name]) for name in several]
         lines.append([
-            *own, si(each.ops).replace(" ", ""), si(each.bytes).replace(" ", ""), f"{each.intensity:.3g}", each.bound,
+            *own, si(each.ops).replace(" ", ""), si(each.bytes).replace(" ", ""), number(each.intensity), each.bound,
             seconds(each.bound_s), *_expected(each),
         ])  # fmt: skip
     left = {lines[0].index("bound"), *({0} if len(devices) > 1 else ())}
@@ -61,15 +62,17 @@ def _legend(found: Sequence[KernelEstimate]) -> str:
 
 
 def _measured(each: KernelEstimate, measured_s: float) -> str:
-    text = f"Measured {seconds(measured_s)}: {each.bound_s / measured_s:.0%} of the best that is possible"
     if measured_s < each.bound_s:
-        text = f"Measured {seconds(measured_s)}, below the bound: operands stood in a cache, or less was done"
+        why = "operands stood in a cache" if each.bound == "memory" else "the clock was above the datasheet's"
+        below = f"Measured {seconds(measured_s)}, below the bound ({measured_s / each.bound_s:.2g}x)"
+        return f"{below}: {why}, less was done, or the number has another unit."
+    text = f"Measured {seconds(measured_s)}: {each.bound_s / measured_s:.0%} of the best that is possible"
     if each.expected_s is None or each.expected_low_s is None or each.expected_high_s is None:
         return text + "."
     inside = each.expected_low_s <= measured_s <= each.expected_high_s
     place = "inside the interval" if inside else "faster than 90 % of such kernels"
     place = "slower than 90 % of such kernels" if measured_s > each.expected_high_s else place
-    return f"{text}; {measured_s / each.expected_s:.3g}x the time expected, {place}."
+    return f"{text}; {number(measured_s / each.expected_s)}x the time expected, {place}."
 
 
 def _filled(text: str) -> str:

@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 from io import StringIO
 
+import numpy as np
 import pytest
 
 from llmviewer import InputError, analyze, estimate_kernel
@@ -90,6 +91,10 @@ def test_where_nothing_was_measured_there_is_the_bound_alone():
         ("gemm", {"M": 1, "N": 2, "k": 3}, "gemm: no size 'k'; there is K, M, N"),
         ("gemm", {"M": 0, "N": 2, "K": 3}, "gemm: M must be a whole number of at least 1; got 0"),
         ("gemm", {"M": [4, 4], "N": 2, "K": 3}, "gemm: M must be each value once; got 4, 4"),
+        ("gemm", {"M": "16", "N": 2, "K": 3}, "gemm: M must be a whole number of at least 1; got '16'"),
+        ("gemm", {"M": 10**20, "N": 2, "K": 3},
+         "gemm: M must be at most 9007199254740992, the largest that is counted exactly"),
+        ("gemm", None, "gemm: sizes must be a mapping of names to numbers; got None"),
         ("moe", {"tokens": 1, "hidden": 8, "inter": 8, "experts": 2, "topk": 3},
          "moe: topk must be at most experts; got 3 and 2"),
         ("attention", {"kv_len": 4, "q_len": 8, "q_heads": 4, "head_dim": 64},
@@ -113,10 +118,52 @@ def test_the_command_tells_how_good_a_time_is(capsys):
     assert max(map(len, text.splitlines())) <= 80
     (one,) = estimate_kernel("gemm", "h200-sxm", {"M": 1, "N": 8192, "K": 28672}, quant="W4A16g128")
     assert f"Measured 33.0 us: {one.bound_s / 33e-6:.0%} of the best that is possible" in text
-    assert main(["kernel", "gemm", "h200-sxm", "M=1,2", "N=8", "K=8", "--measured", "33us"]) == 2
-    assert capsys.readouterr().err == "llmviewer: --measured: is of one device and one combination of sizes, as text\n"
     assert main(["kernel"]) == 0
     assert "gemm       M= N= K=" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("size", "time", "why"),
+    [
+        ("M=1", "3us", "operands stood in a cache, less was done, or the number has another unit."),
+        ("M=8192", "3\u00b5s", "the clock was above the datasheet's, less was done, or the number has another unit."),
+    ],
+)
+def test_a_time_below_the_bound_is_not_called_fast(size, time, why, capsys):
+    assert main(["kernel", "gemm", "h100-sxm", size, "N=4096", "K=4096", "--measured", time]) == 0
+    text = " ".join(capsys.readouterr().out.partition("Measured ")[2].split())
+    assert text.startswith("3.00 us, below the bound (")
+    assert text.endswith(why)
+    assert "faster than" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["h200-sxm", "M=1,2", "N=8", "K=8", "--measured", "33us"],
+         "--measured: is of one device and one combination of sizes; these are 2"),
+        (["h200-sxm", "M=1", "N=8", "K=8", "--measured", "33us", "--format", "json"],
+         "--measured: is told in words; leave out --format json"),
+        (["h200-sxm", "M=1", "N=8", "K=8", "--measured", "0.2"],
+         "--measured: must be a positive time, such as '31.5 us'; got '0.2'"),
+        (["M=1", "N=8", "K=8"], "kernel gemm: needs HARDWARE, and then sizes; `llmviewer kernel` lists them"),
+        (["h200-sxm", "M=1", "N=8", "K=8", "dtype=fp8"],
+         "gemm: no size 'dtype'; there is K, M, N (formats are --quant)"),
+    ],
+)  # fmt: skip
+def test_words_that_cannot_be_are_said_in_a_line(words, error, capsys):
+    assert main(["kernel", "gemm", *words]) == 2
+    assert capsys.readouterr().err == f"llmviewer: {error}\n"
+
+
+def test_an_intensity_has_no_exponent(capsys):
+    assert main(["kernel", "gemm", "h100-sxm", "M=4096", "N=4096", "K=4096"]) == 0
+    assert " 1365 " in capsys.readouterr().out
+
+
+def test_sizes_may_be_of_numpy():
+    sizes = {"M": np.array([1, 16]), "N": np.int64(4096), "K": 4096}
+    assert [each.sizes["M"] for each in estimate_kernel("gemm", "h100-sxm", sizes)] == [1, 16]
 
 
 def test_json_and_csv_say_the_same(capsys):

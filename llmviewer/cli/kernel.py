@@ -11,7 +11,7 @@ import click
 from ..errors import InputError
 from . import options as shared
 
-_UNIT: Final = re.compile(r"(?<=[\d.])(?=[a-z]*s$)")  # where "31.5us" has no space
+_UNIT: Final = re.compile(r"(?<=[\d.])(?=[a-z\u00b5\u03bc]*s$)")  # where "31.5us" has no space
 
 
 @click.command()
@@ -51,33 +51,37 @@ def kernel(
     if name is None:
         click.echo(report.render_kinds(), nl=False)
         return
-    if hardware is None:
-        raise InputError(f"kernel {name}: needs HARDWARE and sizes; `llmviewer kernel` lists them")
+    if hardware is None or "=" in hardware:
+        raise InputError(f"kernel {name}: needs HARDWARE, and then sizes; `llmviewer kernel` lists them")
     from ..one_kernel import estimate_kernel
 
     time_s = _time(measured) if measured is not None else None
-    listed: dict[str, Any] = _sizes(sizes)
+    listed: dict[str, Any] = _sizes(name, sizes)
     devices = [device.strip() for device in hardware.split(",")]
     if not all(devices) or len(set(devices)) < len(devices):
         raise InputError(f"HARDWARE must be names with commas between, each once; got {hardware!r}")
     asked: dict[str, Any] = {"quant": quant, "library": library, "profiles": profiles, "hardware_set": hardware_set}
     found = [each for device in devices for each in estimate_kernel(name, device, listed, **asked)]
-    if time_s is not None and (len(found) > 1 or form != "text"):
-        raise InputError("--measured: is of one device and one combination of sizes, as text")
+    if time_s is not None and len(found) > 1:
+        raise InputError(f"--measured: is of one device and one combination of sizes; these are {len(found)}")
+    if time_s is not None and form != "text":
+        raise InputError(f"--measured: is told in words; leave out --format {form}")
     if form == "text":
         click.echo(report.render_text(found, time_s), nl=False)
     else:
         click.echo(report.render_json(found) if form == "json" else report.render_csv(found), nl=False)
 
 
-def _sizes(texts: tuple[str, ...]) -> dict[str, list[int]]:
+def _sizes(kernel: str, texts: tuple[str, ...]) -> dict[str, list[int]]:
     from ..grid import parse_numbers
+    from ..one_kernel import check_sizes
 
     found: dict[str, list[int]] = {}
     for text in texts:
         size, equals, values = text.partition("=")
         if not equals or not size:
             raise InputError(f"{text}: must be SIZE=VALUES, such as M=1,16,64 or M=1..4096*2")
+        check_sizes(kernel, [size])
         if size in found:
             raise InputError(f"{text}: {size} is given twice; give all its values at once")
         found[size] = parse_numbers(values, where=text)
@@ -89,8 +93,8 @@ def _time(text: str) -> float:
 
     try:
         return parse(_UNIT.sub(" ", text, count=1) if " " not in text else text, "s")
-    except ValueError as error:
-        raise InputError(f"--measured: {error}") from None
+    except ValueError:
+        raise InputError(f"--measured: must be a positive time, such as '31.5 us'; got {text!r}") from None
 
 
 COMMANDS: Final = (kernel,)

@@ -73,6 +73,14 @@ def test_scores_by_hand():
     assert found.rank == pytest.approx(np.corrcoef(ranks)[0, 1])
 
 
+def test_what_is_the_bound_alone_has_no_interval_to_be_in(tmp_path):
+    path = tmp_path / "rows.csv"
+    table().assign(gpu="epyc-9654").to_csv(path, index=False)
+    (group,) = validate([predict(read(path), [])]).groups
+    assert group.source == "bound"
+    assert np.isnan(group.expected.covered)
+
+
 def test_a_table_that_is_as_its_profile_says_is_predicted_exactly(tmp_path):
     path = tmp_path / "rows.csv"
     table().to_csv(path, index=False)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _WORST: Final = 10
 _DRAWN: Final = 4000  # points of a report, chosen at random where there are more
 COLUMNS: Final = ("bound_us", "expected_us", "expected_low_us", "expected_high_us", "source")
+_BOUND: Final = "bound"  # the source of rows of which nothing is expected, and whose interval has no end
 _TOLERANCE: Final = 1.005  # how much faster than the bound is a violation, beyond what a clock can tell
 
 
@@ -192,7 +193,7 @@ def _groups(one: Predictions) -> list[Group]:
         places = np.concatenate(parts)
         measured = one.table.frame["time_us"].to_numpy(float)[places]
         bound, expected, low, high = (one.columns[name][places] for name in COLUMNS[:-1])
-        inside = (measured >= low) & (measured <= high)
+        inside = None if source == _BOUND else (measured >= low) & (measured <= high)
         groups.append(
             Group(
                 family=family,

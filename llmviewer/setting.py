@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
+from . import given
 from .documents import LARGEST
 from .errors import InputError
 from .expectation.engines import Engine, find_engine
@@ -111,6 +112,9 @@ class Setting:
 
         Raises InputError where something is not known or does not parse.
         """
+        given.one(model=model, hardware=hardware, quant=quant, attention=attention, accounting=accounting, mla=mla)
+        given.one(layout=layout, offload=offload, library=library, engine=engine)
+        given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
         counted = member(Accounting, "accounting", accounting)
         device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
         measured = read_given(profiles)

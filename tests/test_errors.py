@@ -44,8 +44,8 @@ WHOLE = "must be a whole number of at least 1; got"
 NOTATION = (
     "quantization must be bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as "
     "W4A16g128, W8A8, W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of bf16, fp16, fp32, fp8, fp8_e4m3, fp8_e5m2, "
-    "int4, int8, mxfp4, mxfp6, mxfp8, nf4, nvfp4 (AWQ and GPTQ: W4A16g128; Q4_K_M: a .gguf file as the model, or "
-    "about W4A16g32); got"
+    "int4, int8, mxfp4, mxfp6, mxfp8, nf4, nvfp4 (AWQ and GPTQ: W4A16g128; fp4: nvfp4 or mxfp4; Q4_K_M: a .gguf file "
+    "as the model, or about W4A16g32); got"
 )
 OVERRIDE = "must be OPERATORS=SCHEME, such as down_proj=W8A16 or layers.0-3=W8A8"
 
@@ -121,6 +121,33 @@ def test_the_start_of_a_name_is_near_to_it(name, one):
 def test_a_name_that_is_near_to_none_is_told_where_the_names_are():
     assert "llmviewer models" in _error(load_model, "qqqq")
     assert "llmviewer hardware" in _error(load_hardware, "qqqq")
+
+
+def test_a_name_that_is_like_none_is_told_no_names():
+    with pytest.raises(InputError) as caught:
+        load_model("\u65e5\u672c")
+    assert "names is like it (`llmviewer models` lists all" in str(caught.value)
+
+
+def test_the_last_part_of_a_name_is_near_to_it():
+    with pytest.raises(InputError, match=r"did you mean memory\.bandwidth or "):
+        load_hardware("h100-sxm", ["bandwidth=2x"])
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"model": None}, "model must be text or a Model; got None"),
+        ({"hardware": ["h100-sxm"]}, "hardware must be text or a Hardware; got ['h100-sxm']"),
+        ({"quant": 4}, "quant must be text; got 4"),
+        ({"layout": {"tp": 2}}, "layout must be text or a Layout; got {'tp': 2}"),
+        ({"hardware_set": "memory.bandwidth=2x"}, "hardware_set must be a list of text; got 'memory.bandwidth=2x'"),
+    ],
+)
+def test_what_python_gives_must_be_of_its_kind(given, error):
+    with pytest.raises(InputError) as caught:
+        analyze(**{"model": "llama-2-7b", "hardware": "h100-sxm"} | given)
+    assert str(caught.value) == error
 
 
 def test_a_name_that_is_too_long_for_a_file_is_none():

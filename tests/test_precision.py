@@ -411,7 +411,9 @@ def test_a_name_of_elsewhere_is_pointed_to_the_notation(text):
     told = str(error.value)
     assert "\n" not in told
     assert " fp8, " in told
-    assert "(AWQ and GPTQ: W4A16g128; Q4_K_M: a .gguf file as the model, or about W4A16g32)" in told
+    assert (
+        "(AWQ and GPTQ: W4A16g128; fp4: nvfp4 or mxfp4; Q4_K_M: a .gguf file as the model, or about W4A16g32)" in told
+    )
     assert parse_scheme("W4A16g32").weight.stored_bits == pytest.approx(4.5, rel=0.03)  # that of Q4_K: 144 B for 256
 
 

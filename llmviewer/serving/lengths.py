@@ -131,6 +131,8 @@ def parse_lengths(text: str, name: str) -> Lengths:
 
     Raises InputError where the text is none of these.
     """
+    if not isinstance(text, str) or not text.strip():
+        raise _wrong(text, name)
     kind, colon, given = text.strip().partition(":")
     if not colon and kind in PUBLISHED:
         known = PUBLISHED[kind]
@@ -206,5 +208,5 @@ def _whole(digits: str, text: str, name: str) -> int:
     return int(digits)
 
 
-def _wrong(text: str, name: str) -> InputError:
+def _wrong(text: object, name: str) -> InputError:
     return InputError(f"{name}: {_NOTATION}, of 1 to {LONGEST} tokens; got {text!r}")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import __version__
+from .. import __version__, given
 from ..cells import hourly
 from ..choice import unsold
 from ..errors import InputError
@@ -209,6 +209,7 @@ def plan(
 
     Raises InputError where something given cannot be used.
     """
+    given.number(rate=rate, ttft=ttft, tpot=tpot)
     wanted = _by(by)
     goals = Goals(ttft_s=ttft, tpot_s=tpot)
     prompt, gen, max_devices = whole("prompt", prompt), whole("gen", gen), whole("max_devices", max_devices)
@@ -224,8 +225,8 @@ def plan(
         raise InputError(
             f"batches must have a number above 1, for sequences that decode together; got {limits[-1]:.0f}"
         )
-    for name, given in (("hardware", devices), ("layouts", layouts), ("quants", quants), ("batches", batches)):
-        if given is not None and not len(given):
+    for name, values in (("hardware", devices), ("layouts", layouts), ("quants", quants), ("batches", batches)):
+        if values is not None and not len(values):
             raise InputError(f"{name}: nothing to plan with")
     check_bound(bound, library, engine, profiles)
     made = find_engine(engine) if engine else None

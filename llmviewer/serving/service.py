@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import __version__
+from .. import __version__, given
 from ..cells import hourly
 from ..disaggregation import KvTransfer
 from ..errors import InputError
@@ -301,8 +301,8 @@ def simulate(
     *,
     rate: float | None = None,
     arrivals: str | Path | None = None,
-    prompt_lengths: str | None = None,
-    gen_lengths: str | None = None,
+    prompt_lengths: int | str | None = None,
+    gen_lengths: int | str | None = None,
     policy: str | None = None,
     requests: int = 1000,
     seed: int = 0,
@@ -349,10 +349,14 @@ def simulate(
 
     Raises InputError where something given cannot be used, or where a request does not fit.
     """
+    if rate is not None:
+        given.number(rate=rate)
+    given.number(ttft=ttft, tpot=tpot)
     requests = whole("requests", requests)
     if requests > _MOST_REQUESTS:
         raise InputError(f"requests must be at most {_MOST_REQUESTS}; got {requests}")
-    lengths = {"prompt_lengths": prompt_lengths, "gen_lengths": gen_lengths}
+    asked_for = {"prompt_lengths": prompt_lengths, "gen_lengths": gen_lengths}
+    lengths = {name: str(value) if isinstance(value, int) else value for name, value in asked_for.items()}
     apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer}
     _check_use(arrivals=arrivals, lengths=lengths, readers=readers, apart=apart, policy=policy)
     check_bound(bound, library, engine, profiles)
@@ -379,7 +383,9 @@ def simulate(
     if rate is None:
         traffic = read_traffic(Path(str(arrivals)), requests)
     else:
-        prompts, gens = (parse_lengths(text or _LENGTHS[name], name) for name, text in lengths.items())
+        prompts, gens = (
+            parse_lengths(_LENGTHS[name] if text is None else text, name) for name, text in lengths.items()
+        )
         generator = np.random.default_rng(seed)
         traffic = poisson(rate=rate, prompts=prompts, gens=gens, requests=requests, generator=generator)
     common: dict[str, Any] = {

@@ -56,6 +56,11 @@ class Layout:
         _within("micro_batches", self.micro_batches, least=0)
         ranks = self.tp * self.dp
         if ranks % self.ep:
+            if ranks == 1:
+                raise InputError(
+                    f"ep={self.ep} shares experts among the ranks of tp x dp, and there is one; give tp={self.ep} or "
+                    f"dp={self.ep}, too"
+                )
             near = nearest_divisors(ranks, self.ep)
             raise InputError(
                 f"ep must divide the {ranks} ranks of tp x dp, on which experts lie; got {self.ep}; try {near}"
@@ -172,7 +177,7 @@ class Network:
         links, as do those without scale-up links, but over scale-out links where nothing else is known.
         """
         known = [tier for tier in (UP, _HOST, OUT) if f"{tier}.bandwidth" in hardware.numbers]
-        inside = known[0] if known else _HOST
+        inside = known[0] if known else UP
         bridged = any(f.key == f"{UP}.type" and "bridge" in str(f.value) for f in hardware.facts)
         outside = _HOST if bridged and OUT not in known else OUT
         domain = hardware.numbers.get(f"{UP}.devices", inf) if inside == UP else inf

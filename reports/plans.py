@@ -143,7 +143,8 @@ def ranked(found: ServicePlan) -> str:
     known = f"{found.priced} of the {counted(found.considered, 'device')} considered {have}"
     if found.by is not By.COST:
         return f" Ranked by {found.by.unit}, as none of what keeps to that has a price; {known} one."
-    return f" {known} a price{', and only what has one is ranked' if found.best else ''}."
+    ways = "; --by energy or --by devices ranks others too"
+    return f" {known} a price{f', and only what has one is ranked{ways}' if found.best else ''}."
 
 
 def best(found: ServicePlan) -> str:

@@ -389,7 +389,10 @@ def test_of_how_many_the_price_is_known_is_told_first():
     asked = {"rate": 1, "quants": ["fp8"], "layouts": [""]}
     some = plan("llama-3.1-8b", hardware=["h100-sxm", "l40s"], **asked)
     assert (some.priced, some.considered) == (1, 2)
-    assert report.headline(some).endswith("1 of the 2 devices considered has a price, and only what has one is ranked.")
+    assert report.headline(some).endswith(
+        "1 of the 2 devices considered has a price, and only what has one is ranked; --by energy or --by devices ranks "
+        "others too."
+    )
     none = plan("llama-3.1-8b", hardware=["l40s", "l4"], by="cost", **asked)
     assert "try --depreciation, --by energy or --by devices. 0 of the 2 devices considered have a price." in (
         report.headline(none)

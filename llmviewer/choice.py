@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import inf, isnan, nan
@@ -195,6 +195,7 @@ def choose(
     hardware_set: Sequence[str] = (),
     library: str = "",
     profiles: Sequence[str | Path | Profile] = (),
+    progress: Callable[[int, int], object] = lambda done, settings: None,
 ) -> Choice:
     """Ranks devices for `users` who each send `prompt` tokens at once and are written `gen`.
 
@@ -210,6 +211,7 @@ def choose(
     bound        nothing is said of measured kernels; they are of `library` and `profiles`, as those of analyze(), and
                  the ranking is by bounds always
     hardware_set what-ifs on every device, as those of analyze()
+    progress     is told of precisions and numbers of devices done, and of how many there are
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
@@ -232,6 +234,7 @@ def choose(
     comparison = compare(
         own, named, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
         profiles=profiles, hardware_set=hardware_set, layout=[Layout(tp=n) for n in _cuts(own, first, most)],
+        progress=progress,
     )  # fmt: skip
     found = comparison.cells[0].model
     if not found.generates:

@@ -215,6 +215,7 @@ def compare(
     hardware_set: Sequence[str] = (),
     library: str = "",
     profiles: Sequence[str | Path | Profile] = (),
+    progress: Callable[[int, int], object] = lambda done, settings: None,
 ) -> Comparison:
     """Every model in every precision on every device.
 
@@ -226,6 +227,7 @@ def compare(
     bound         reports and rows say nothing of measured kernels, and take a tenth of the time
     hardware_set  what-ifs on every device, as those of analyze()
     library       whose kernels times are expected of, and profiles before those that ship, as those of analyze()
+    progress      is told of models, precisions and layouts done, and of how many there are
 
     Raises InputError where something given cannot be used, or is given twice; where one device has no unit for one
     precision, no links for one layout, or not the number that a what-if multiplies, or one model cannot be laid out so
@@ -250,6 +252,7 @@ def compare(
         given.each_once(name, values)
     cells: list[Cell] = []
     known, measured, ours = Known(), read_given(profiles), parse_techniques(techniques)
+    settings = len(listed["models"]) * len(listed["quants"]) * len(listed["layout"])
     for model in listed["models"]:
         base = Setting.of(model, devices[0], library=library, profiles=measured)
         for quant in listed["quants"]:
@@ -259,6 +262,7 @@ def compare(
                 laid, why = _under(ours, laid, quant) if ours else (laid, "")
                 refused = dict.fromkeys(range(len(devices)), (TECHNIQUE, why)) if why else lacking
                 cells += cells_of(laid, quant, devices, known, refused, batches=batches, prompt=prompt, gen=gen)
+                progress(len(cells) // len(devices), settings)
     if all(cell.obstacle in (LINK, LAYOUT, TECHNIQUE, WHAT_IF) for cell in cells):
         raise InputError(cells[0].refused)
     return Comparison(

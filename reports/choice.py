@@ -98,7 +98,9 @@ def headline(choice: Choice) -> str:
     said = ", ".join((f"precisions allowed: {', '.join(choice.quants)}", *filter(None, asked)))
     count = counted(len(choice.ranked) + len(choice.rejected), "device")
     by_bound = " by their bounds" * bool(limits.ttft_s or limits.tpot_s)
-    qualify = f"{len(choice.ranked)} of {count} qualify{by_bound}, ranked by {choice.merit}"
+    known, kept = _in_time(choice)
+    expected = f", {len(kept)} as expected of measured kernels" * bool(known)
+    qualify = f"{len(choice.ranked)} of {count} qualify{by_bound}{expected}, ranked by {choice.merit}"
     return f"{title(choice)}; {said}. {qualify}{_known(choice)}"
 
 
@@ -135,7 +137,7 @@ def remarks(choice: Choice) -> list[str]:
     return [
         *found,
         *unsold(choice.left_out),
-        *_in_time(choice),
+        *_on_times(choice),
         (
             f"{_counted(choice)} A device is ranked in the allowed precision that is best on it; what a precision does "
             "to the answers is not counted. "
@@ -148,21 +150,28 @@ def remarks(choice: Choice) -> list[str]:
     ]
 
 
-def _in_time(choice: Choice) -> Iterator[str]:
-    """Which of those that keep to times at the bound are expected to."""
-    limits = {"ttft": choice.limits.ttft_s, "tpot": choice.limits.tpot_s}
-    known = {one.cell.hardware.name: found for one in choice.ranked if (found := choice.comparison.expected(one.cell))}
-    if not known or not any(limits.values()):
-        return
+def _in_time(choice: Choice) -> tuple[int, list[str]]:
+    """Of how many of those that keep to times at the bound something is expected, and which are expected to as well."""
+    limits = {key: limit for key, limit in (("ttft", choice.limits.ttft_s), ("tpot", choice.limits.tpot_s)) if limit}
+    ranked = (one.cell for one in choice.ranked if limits)
+    known = {cell.hardware.name: found for cell in ranked if (found := choice.comparison.expected(cell))}
     kept = [
         name
         for name, found in known.items()
-        if all(_late(getattr(found, key), limit) <= 1 for key, limit in limits.items() if limit)
+        if all(_late(getattr(found, key), limit) <= 1 for key, limit in limits.items())
     ]
-    yield (
-        f"Devices qualify by bounds. As expected of measured kernels, {len(kept)} of the {len(known)} of which "
-        f"something is known keep to the times allowed{': ' * bool(kept)}{', '.join(kept)}."
-    )
+    return len(known), kept
+
+
+def _on_times(choice: Choice) -> Iterator[str]:
+    """Which of those that keep to times at the bound are expected to."""
+    known, kept = _in_time(choice)
+    if known:
+        yield (
+            f"Devices qualify by bounds. As expected of measured kernels, {len(kept)} of the {known} of which "
+            f"something is known keep to the times allowed{': ' * bool(kept)}{', '.join(kept)}. `llmviewer plan` "
+            "looks for what does."
+        )
 
 
 def _late(times: Interval | None, limit: float) -> float:

@@ -138,8 +138,8 @@ def test_who_is_in_time_at_the_bound_alone_is_told_apart():
     late = [name for name, times in expected(found).items() if times > 0.05]
     assert late == ["l4"]
     text = " ".join(report.render_text(found).split())
-    assert "3 of 3 devices qualify by their bounds" in text
-    assert "1 of the 2 of which something is known keep to the times allowed: h100-sxm." in text
+    assert "3 of 3 devices qualify by their bounds, 1 as expected of measured kernels, ranked by" in text
+    assert "1 of the 2 of which something is known keep to the times allowed: h100-sxm. `llmviewer plan` looks" in text
     assert "times allowed" not in report.render_text(choose("llama-2-7b", **asked))
     first = choose("llama-2-7b", gen=1, ttft=1, tpot=1e-9, **asked)  # no token follows the first
     assert "2 of the 2 of which something is known keep" in " ".join(report.render_text(first).split())
@@ -230,6 +230,24 @@ def test_mistakes_get_a_line(arguments, message):
     with pytest.raises(InputError) as caught:
         choose(**{"model": "gpt2", "hardware": ["l4"], **arguments})
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("text", "time"), [("0.5", 0.5), ("500ms", 0.5), ("500 ms", 0.5), ("2s", 2.0)])
+def test_times_allowed_are_seconds_or_have_a_unit(text, time, capsys):
+    assert main(["choose", "--model", "gpt2", "--hardware", "l4", "--bound", "--ttft", text, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["inputs"]["ttft_s"] == time
+
+
+def test_a_time_that_is_none_gets_a_line(capsys):
+    assert main(["choose", "--model", "gpt2", "--hardware", "l4", "--tpot", "5min"]) == 2
+    must = "must be seconds, such as 0.5, or a time such as '500 ms'; got '5min'"
+    assert capsys.readouterr().err == f"llmviewer: Invalid value for '--tpot': {must}\n"
+
+
+def test_who_asks_is_told_how_far_it_is():
+    told = []
+    choose("gpt2", hardware=["l4", "t4"], quants=["published", "W8A8"], progress=lambda *at: told.append(at))
+    assert told == [(1, 2), (2, 2)]
 
 
 def test_the_command_prints_one_list_80_wide(capsys):

@@ -385,6 +385,14 @@ def test_the_command_takes_batches_models_and_all_devices(capsys):
     assert [row["batch"] for row in rows[:4]] == ["1", "2", "4", "8"]
 
 
+def test_names_may_have_commas_between(capsys):
+    assert main(["compare", "gpt2,opt-350m", "l4,t4", "a10", "--bound", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["model"], row["hardware"]) for row in rows] == [
+        (model, device) for model in ("gpt2", "opt-350m") for device in ("l4", "t4", "a10")
+    ]
+
+
 def test_a_folder_gets_all_three_reports_and_a_file_its_own(capsys, tmp_path):
     code, _, err = run(capsys, "compare", "gpt2", "l4", "t4", "-o", str(tmp_path / "out"))
     assert (code, err) == (0, f"{tmp_path}/out: comparison.html, comparison.md, comparison.csv\n")

@@ -28,6 +28,11 @@ def named(hardware: Sequence[str]) -> list[str] | None:
     return None if "all" in names else names
 
 
+def _split(text: str) -> list[str]:
+    """Names with commas between; a path may have commas itself."""
+    return [text] if Path(text).exists() else [name.strip() for name in text.split(",") if name.strip()]
+
+
 @click.command()
 @click.argument("model")
 @click.argument("hardware", nargs=-1, required=True)
@@ -52,8 +57,8 @@ def compare(
 ) -> None:
     """MODEL on several devices: times, memory, throughput, and where the bottleneck moves.
 
-    HARDWARE is one or more names of `llmviewer hardware` or YAML files, or `all`. With --tp, --pp, --ep, --dp and --cp
-    the model lies on several of each; several numbers are as many settings.
+    HARDWARE is one or more names of `llmviewer hardware` or YAML files, also with commas between, or `all`. With --tp,
+    --pp, --ep, --dp and --cp the model lies on several of each; several numbers are as many settings.
     """
     shared.check_output(form, output)
     from ..comparison import compare as run
@@ -62,9 +67,10 @@ def compare(
     from ..reports import comparison as report
     from ..transforms.quantize import PUBLISHED
 
-    devices = hardware_names() if hardware == ("all",) else hardware
+    devices = hardware_names() if hardware == ("all",) else [name for text in hardware for name in _split(text)]
     _, batches = parse_axis(f"batch={batch}", option="--", most=_COMPARED)
-    found = run((model, *also), devices, quants=quants or (PUBLISHED,), batch=list(map(int, batches)), **question)
+    models = [name for text in (model, *also) for name in _split(text)]
+    found = run(models, devices, quants=quants or (PUBLISHED,), batch=list(map(int, batches)), **question)
     shared.emit_report(report, found, form, output)
 
 
@@ -78,8 +84,10 @@ def compare(
 @click.option("--by", type=click.Choice(("speed", "cost", "energy")), default="speed", show_default=True)
 @click.option("--budget", metavar="USD", type=float, help="The most that it may cost, all devices together.")
 @click.option("--power", metavar="W", type=float, help="The most that its TDP may be, likewise.")
-@click.option("--ttft", metavar="SECONDS", type=float, help="The longest time to first token.")
-@click.option("--tpot", metavar="SECONDS", type=float, help="The longest time per output token.")
+@click.option(
+    "--ttft", metavar="SECONDS", type=shared.SECONDS, help="The longest time to first token: 0.5 or '500 ms'."
+)
+@click.option("--tpot", metavar="SECONDS", type=shared.SECONDS, help="The longest time per output token.")
 @click.option("--native", is_flag=True, help="Only precisions that the device multiplies as they are.")
 @click.option(
     "--max-devices",
@@ -103,7 +111,9 @@ def choose(
     from ..choice import choose as run
     from ..reports import choice as report
 
-    shared.emit_report(report, run(quants=quants or QUANTS, hardware=named(hardware), **question), form, output)
+    question |= {"hardware": named(hardware), "quants": quants or QUANTS}
+    found = shared.on_a_bar("layouts and precisions", functools.partial(run, **question))
+    shared.emit_report(report, found, form, output)
 
 
 @click.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,8 +9,6 @@ import click
 
 from ..errors import InputError
 from . import options as shared
-
-_UNIT: Final = re.compile(r"(?<=[\d.])(?=[a-z\u00b5\u03bc]*s$)")  # where "31.5us" has no space
 
 
 @click.command()
@@ -89,10 +86,8 @@ def _sizes(kernel: str, texts: tuple[str, ...]) -> dict[str, list[int]]:
 
 
 def _time(text: str) -> float:
-    from ..units import parse
-
     try:
-        return parse(_UNIT.sub(" ", text, count=1) if " " not in text else text, "s")
+        return shared.time_s(text)
     except ValueError:
         raise InputError(f"--measured: must be a positive time, such as '31.5 us'; got {text!r}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,6 +17,9 @@ FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
 _HARDWARE_PATH: Final = "LLMVIEWER_HARDWARE_PATH"
 
+_UNIT: Final = re.compile(r"(?<=[\d.])(?=[a-z\u00b5\u03bc]*s$)")  # where "31.5us" has no space
+
+_T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., object])
 _V = TypeVar("_V", str | None, tuple[str, ...])
 
@@ -34,6 +38,24 @@ def _restore(folder: str | None) -> None:
     else:
         os.environ[_HARDWARE_PATH] = folder
 
+
+class _Seconds(click.ParamType):
+    """A time: a number of seconds, or a quantity such as 500 ms."""
+
+    name = "seconds"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(str(value))
+        except ValueError:
+            pass
+        try:
+            return time_s(str(value))
+        except ValueError:
+            self.fail(f"must be seconds, such as 0.5, or a time such as '500 ms'; got {str(value)!r}", param, ctx)
+
+
+SECONDS: Final = _Seconds()
 
 hardware_set = click.option(
     "--hardware-set",
@@ -80,6 +102,29 @@ engine = click.option(
     "tensorrt-llm. It brings a library of kernels, in place of --library, and what its host adds to every step. No "
     "gaps between kernels if not given.",
 )
+
+
+def time_s(text: str) -> float:
+    """A positive time with its unit, "31.5 us" or "31.5us". [s]
+
+    Raises ValueError where it is none.
+    """
+    from ..units import parse
+
+    return parse(_UNIT.sub(" ", text, count=1) if " " not in text else text, "s")
+
+
+def on_a_bar(label: str, run: Callable[..., _T]) -> _T:
+    """What `run` finds; on a terminal a bar says how far it is."""
+    if not sys.stderr.isatty():
+        return run()
+    with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
+
+        def progress(done: int, settings: int) -> None:
+            bar.length = settings
+            bar.update(done - bar.pos)
+
+        return run(progress=progress)
 
 
 def all_of(command: _F, *options: Callable[[_F], _F]) -> _F:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -114,8 +113,12 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 )
 @click.option("--prefill-hardware", metavar="HARDWARE", help="Another kind of devices for the readers.")
 @click.option("--kv-transfer", metavar="after|overlapped", help="As of analyze; after if not given.")
-@click.option("--ttft", type=float, metavar="SECONDS", default=inf, help="Goal: the longest time to first token.")
-@click.option("--tpot", type=float, metavar="SECONDS", default=inf, help="Goal: the longest time per output token.")
+@click.option(
+    "--ttft", type=shared.SECONDS, metavar="SECONDS", default=inf, help="Goal: the longest time to first token."
+)
+@click.option(
+    "--tpot", type=shared.SECONDS, metavar="SECONDS", default=inf, help="Goal: the longest time per output token."
+)
 @click.option("--quant", metavar="SCHEME", callback=shared.precision, help="As of analyze.")
 @click.option("--attention", metavar="eager|flash", help="As of analyze.")
 @click.option(
@@ -151,8 +154,12 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
 @click.option(
     "--rate", type=float, required=True, metavar="R", help="Requests a second, which come at random (Poisson)."
 )
-@click.option("--ttft", type=float, metavar="SECONDS", default=inf, help="The longest mean time to first token.")
-@click.option("--tpot", type=float, metavar="SECONDS", default=inf, help="The longest mean time per output token.")
+@click.option(
+    "--ttft", type=shared.SECONDS, metavar="SECONDS", default=inf, help="The longest mean time to first token."
+)
+@click.option(
+    "--tpot", type=shared.SECONDS, metavar="SECONDS", default=inf, help="The longest mean time per output token."
+)
 @click.option("--prompt", metavar="TOKENS", default="1024", show_default=True, callback=_alike, help="Of each prompt.")
 @click.option("--gen", metavar="TOKENS", default="256", show_default=True, callback=_alike, help="Of each answer.")
 @hardware_option
@@ -191,16 +198,7 @@ def plan(
     from ..serving.planning import plan as run
 
     question |= {"hardware": named(hardware), "quants": quants or QUANTS, "layouts": layouts or None}
-    if not sys.stderr.isatty():
-        shared.emit_report(report, run(**question), form, output)
-        return
-    with click.progressbar(length=1, label="layouts and precisions", file=sys.stderr) as bar:
-
-        def progress(done: int, settings: int) -> None:
-            bar.length = settings
-            bar.update(done - bar.pos)
-
-        found = run(progress=progress, **question)
+    found = shared.on_a_bar("layouts and precisions", functools.partial(run, **question))
     shared.emit_report(report, found, form, output)
 
 

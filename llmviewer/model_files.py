@@ -82,6 +82,8 @@ def load_model(name: str) -> Model:
     if is_there(name):
         endings = ".json, .yaml, .gguf or .safetensors file, or a folder with a config.json"
         raise InputError(f"{name}: is no model file; give a {endings}")
+    if ".py:" in name:
+        raise InputError(f"{name}: give a module by its name, as Python imports it: package.module:callable")
     nearest = suggest(name, (*known, *(alias for path in files for alias in _aliases(path))))
     if is_repository(name):
         return _from_hub(name, f"of those that ship, {nearest}")

@@ -9,7 +9,6 @@ from typing import Final
 from .expectation.formats import TYPES
 from .expectation.network import Kernels
 from .graph import Block, Graph
-from .hardware import Hardware
 from .hardware_keys import ON_CHIP
 from .layout import Network
 from .operators.base import Operator
@@ -33,7 +32,7 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
 
     batch  of all devices together
     """
-    model, hardware = setting.model, setting.hardware
+    model = setting.model
     ours = (note for one in setting.techniques for note in one.notes(setting))
     unknown = [f"{model.unknown}: weights are counted as asked"] if model.unknown else []
     found = [*unknown, *model.notes, *ours, *_conversions(setting), *_substitutions(setting), *_links(setting)]
@@ -53,7 +52,7 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
         found.append(f"{context} tokens are more than the {model.max_context} positions of {model.name}")
     if model.max_answer and written > model.max_answer:
         found.append(f"{written} tokens written are more than the {model.max_answer} positions of its decoder")
-    found.extend(_altered(hardware))
+    found.extend(_altered(setting))
     routed = chooses(model.graph)
     if setting.expert_skew:
         skew = f"expert skew {setting.expert_skew:g}"
@@ -72,8 +71,9 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
     return tuple(found)
 
 
-def _altered(hardware: Hardware) -> list[str]:
+def _altered(setting: Setting) -> list[str]:
     """What-ifs, what follows from them, and what little some of them do."""
+    hardware = setting.hardware
     found = [f"what-if: {change} instead of the device's own number" for change in hardware.changes]
     if hardware.follows:
         found.append(f"with that go, where they are not given: {', '.join(hardware.follows)}")
@@ -83,6 +83,12 @@ def _altered(hardware: Hardware) -> list[str]:
             f"{', '.join(small)}: what the chip holds sizes the tiles of attention, and its last cache is of use to "
             "kernels; much else does not read it"
         )
+    up = [change for change in hardware.changes if change.startswith(f"{UP}.")]
+    if up and setting.layout.devices == 1:
+        found.append(f"{', '.join(up)}: one device sends nothing over these links; --tp and other degrees use them")
+    spent = [change for change in hardware.changes if change.partition(".")[0] in ("power", "price")]
+    if spent:
+        found.append(f"{', '.join(spent)}: changes no time; compare, choose and plan count power and price")
     return found
 
 

@@ -51,8 +51,8 @@ class Table:
     def text(self) -> str:
         left = [i for i, head in enumerate(self.head) if head in self.words]
         lines = [self.head, *(tuple(item.text for item in row) for row in self.body)]
-        about = textwrap.fill(self.about, WIDTH) + "\n" if self.about else ""
-        return f"{textwrap.fill(self.title, WIDTH)}\n{columns(lines, left=left, gap=' ')}{about}"
+        about = _filled(self.about) + "\n" if self.about else ""
+        return f"{_filled(self.title)}\n{columns(lines, left=left, gap=' ')}{about}"
 
     def markdown(self) -> str:
         marks = ["---" if head in self.words else "---:" for head in self.head]
@@ -70,18 +70,21 @@ class Reasons(Table):
         lines = [self.head, *(tuple(item.text for item in row) for row in self.body)]
         before = columns([line[:-1] for line in lines], left=range(len(self.head)), gap=" ").splitlines()
         indent = max(map(len, before)) + 1
-        found = [textwrap.fill(self.title, WIDTH)]
+        found = [_filled(self.title)]
         for start, line in zip(before, lines, strict=True):
-            found.append(
-                textwrap.fill(line[-1], WIDTH, initial_indent=start.ljust(indent), subsequent_indent=" " * indent)
-            )
-        return "\n".join((*found, textwrap.fill(self.about, WIDTH), ""))
+            found.append(_filled(line[-1], initial_indent=start.ljust(indent), subsequent_indent=" " * indent))
+        return "\n".join((*found, _filled(self.about), ""))
+
+
+def _filled(text: str, **indents: str) -> str:
+    """Options stay whole, to be copied."""
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False, **indents)
 
 
 def texts(head: str, tables: Sequence[Table], remarks: Sequence[str]) -> str:
     """A report as text, 80 columns wide where names allow it."""
-    parts = [textwrap.fill(head, WIDTH) + "\n", *(table.text() for table in tables)]
-    parts += ["\n".join(textwrap.fill(remark, WIDTH) for remark in remarks) + "\n"] if remarks else []
+    parts = [_filled(head) + "\n", *(table.text() for table in tables)]
+    parts += ["\n".join(_filled(remark) for remark in remarks) + "\n"] if remarks else []
     return "\n".join(parts)
 
 

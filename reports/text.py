@@ -222,7 +222,7 @@ def _listed(lines: Lines, width: int, alarms: Collection[str]) -> str:
     margin = max(len(label) for label, _ in lines) + 2
     texts = []
     for label, value in lines:
-        text = textwrap.fill(value, width - margin).replace("\n", "\n" + margin * " ")
+        text = textwrap.fill(value, width - margin, break_on_hyphens=False).replace("\n", "\n" + margin * " ")
         texts.append(label.ljust(margin) + (click.style(text, fg="red") if label in alarms else text))
     return "\n".join(texts)
 
@@ -285,4 +285,4 @@ def _cut(text: str, others: list[str], width: int) -> str:
 
 
 def _wrapped(text: str, width: int) -> str:
-    return textwrap.fill(text, width)
+    return textwrap.fill(text, width, break_on_hyphens=False)

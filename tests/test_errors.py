@@ -124,9 +124,12 @@ def test_a_name_that_is_near_to_none_is_told_where_the_names_are():
 
 
 def test_a_name_that_is_like_none_is_told_no_names():
-    with pytest.raises(InputError) as caught:
-        load_model("\u65e5\u672c")
-    assert "names is like it (`llmviewer models` lists all" in str(caught.value)
+    assert "names is like it (`llmviewer models` lists all" in _error(load_model, "\u65e5\u672c")
+
+
+def test_a_module_by_its_path_is_told_how_it_is_named():
+    said = "/x/mine.py:tower: give a module by its name, as Python imports it: package.module:callable"
+    assert _error(load_model, "/x/mine.py:tower") == said
 
 
 def test_the_last_part_of_a_name_is_near_to_it():
@@ -504,6 +507,11 @@ def test_what_has_no_effect_or_no_kernel_is_noted():
         "weights of q_proj, k_proj, v_proj, o_proj and 3 more in int4 (a scale for every 128) are multiplied in fp16: "
         "a low-bit unit works only if all operands have its type, and activations are in fp16"
     ) in analyze("llama-2-7b", "t4", quant="W4A16g128").notes
+    noted = analyze("llama-2-7b", "h100-sxm", hardware_set=["scale_up.bandwidth=2x", "power.tdp=2x"]).notes
+    assert "scale_up.bandwidth=2x: one device sends nothing over these links; --tp and other degrees use them" in noted
+    assert "power.tdp=2x: changes no time; compare, choose and plan count power and price" in noted
+    noted = analyze("llama-2-7b", "h100-sxm", layout="tp=2", hardware_set=["scale_up.bandwidth=2x"]).notes
+    assert not [note for note in noted if "sends nothing" in note]
     assert "30000 tokens are more than the 1500 positions of whisper-tiny" in (
         analyze("whisper-tiny", "t4", prompt=30000).notes
     )

@@ -471,6 +471,18 @@ def test_lengths_have_the_moments_that_were_asked_for(text, mean, quantiles):
         assert np.percentile(drawn, q) == pytest.approx(value, rel=0.03)
 
 
+def test_a_length_may_be_a_number():
+    asked = {"rate": 2, "requests": 20, "bound": True}
+    one, other = (simulate("gpt2", "l4", prompt_lengths=length, **asked) for length in (300, "300"))
+    assert np.array_equal(one.ttft_s, other.ttft_s)
+
+
+@pytest.mark.parametrize("given", [{"prompt_lengths": np.array([1, 2])}, {"gen_lengths": ""}, {"rate": "2"}])
+def test_what_is_no_length_or_rate_is_refused(given):
+    with pytest.raises(InputError, match="must be a number"):
+        simulate("gpt2", "l4", **{"rate": 2, "requests": 20} | given)
+
+
 def test_lengths_of_a_file(tmp_path):
     path = tmp_path / "lengths.txt"
     path.write_text("10\n20\n\n20\n")

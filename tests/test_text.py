@@ -155,6 +155,11 @@ def test_a_sentence_begins_with_a_capital_unless_it_begins_with_what_is_typed(te
     assert sentence(text) == told
 
 
+def test_options_are_not_cut_at_their_hyphens(capsys):
+    assert main(["analyze", "llama-3.1-8b", "h100-sxm", "--tp", "8"]) == 0
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.endswith("-")]
+
+
 def test_links_that_nothing_is_sent_over_need_no_note():
     copies = analyze("llama-3.1-8b", "h100-sxm", layout="dp=8", batch=8)
     cut = analyze("llama-3.1-8b", "h100-sxm", layout="tp=8", batch=8)

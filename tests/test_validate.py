@@ -253,7 +253,7 @@ def test_commands_fail_with_one_line(tmp_path, measured, capsys):
     few, out = tmp_path / "few.csv", tmp_path / "out.yaml"
     table(5).to_csv(few, index=False)
     assert main(["calibrate", str(few), "-o", str(out)]) == 2
-    text = "no stack has 20 rows with a time_us, which a fit needs"
+    text = "no stack has 20 rows with a time_us, which a fit needs; the most is 5"
     assert capsys.readouterr().err == f"llmviewer: {few}: {text}\n"
     assert not out.exists()
     for more, line in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -102,6 +103,7 @@ def measure(
 
 
 def _report(session: Session, form: str, before: int) -> None:
+    from ..expectation.calibrate import LEAST
     from ..export import write_text
     from ..hardware_files import load_hardware
     from ..measuring.session import header
@@ -142,6 +144,10 @@ def _report(session: Session, form: str, before: int) -> None:
             f"The device gave nothing more after {session.broken}:\nthe same command goes on without that kernel"
         )
     click.echo(f"{folder}: {counted(len(journal.rows), 'row')}, {len(journal.rows) - before} of them new")
+    kinds = Counter((row["family"], row["framework"], row["dtype"], row.get("kernel")) for row in journal.rows)
+    fullest = max(kinds.values(), default=0)
+    if fullest < LEAST:
+        click.echo(f"calibrate needs {LEAST} rows of one kernel and data type; the most is {fullest}: measure longer")
     if paths:
         files = f"{folder}/*.{form}"
         own = folder / "hardware" if machine.document else machine.folder

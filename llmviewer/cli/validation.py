@@ -85,19 +85,20 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
         asked = " on ".join(filter(None, (library, wanted)))
         raise InputError(f"{files[0]}: no rows of {asked}; there is {', '.join(there)}")
     rows: list[Rows] = []
-    left, few = Counter[str](), Counter[str]()
+    left, few, fullest = Counter[str](), Counter[str](), 0
     for table in tables:
         left.update({why: count for why, count in table.unread.items() if count})
     for group in asked_for:
         kept, unreliable = group.reliable()
         left.update(unreliable)
+        fullest = max(fullest, len(kept))
         if len(kept) >= LEAST:
             rows.append(kept)
         elif len(kept):
             few[f"of a stack with fewer than {LEAST} rows"] += len(kept)
     if not rows:
         why, count = next(iter(left.most_common(1)), ("", 0))
-        most = f"; {counted(count, 'row')} left out: {why}" if count else ""
+        most = f"; {counted(count, 'row')} left out: {why}" if count else f"; the most is {fullest}" if fullest else ""
         raise InputError(f"{files[0]}: no stack has {LEAST} rows with a time_us, which a fit needs{most}")
     left.update(few)
     for why, count in left.items():

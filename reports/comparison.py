@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PICTURED: Final = 6  # settings in a picture: as many as lines that are told apart
 WHERE: Final = ("model", "precision", "device", "layout")  # columns that say which setting a row is of
+_STARRED: Final = 4  # devices of which it is told on which others their kernels were measured
+_TRANSFERRED: Final = "transferred from "
 _LETTER: Final = {bound: bound[0].upper() for bound in BOUNDS}
 LETTERS: Final = "M: memory-bound, C: compute-bound, L: link-bound"
 BOUNDS_SAID: Final = (
@@ -322,13 +324,14 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
     whose = (
         f"of {comparison.library}" if comparison.library else "of the library of which most was measured on the device"
     )
+    shown = list(cells)
     body = tuple(
         (
             *where(cell), Item(text=str(batch), key=batch),
             *(item for times in _bounds_and_expected(cell, found) for item in map(time_item, times[i])),
             Item(text=_whose(cell)),
         )
-        for cell in cells
+        for cell in shown
         if (found := comparison.expected(cell))
         for i, batch in enumerate(comparison.batches)
         if cell.fits[i]
@@ -336,12 +339,26 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
     table = Table(
         title="What to expect of measured kernels",
         about=f"Beside each bound, what kernels {whose} are expected to take; with a star, as measured on "
-        "devices like it (median: of all their libraries). JSON and CSV have the intervals and where they come from.",
+        f"devices like it (median: of all their libraries){_relatives(comparison, shown)}. JSON and CSV have the "
+        "intervals and where they come from.",
         head=(*WHERE, "batch", "TTFT", "expect", "TPOT", "expect", "kernels"),
         words=(*WHERE, "kernels"),
         body=body,
     )
     return _without_batch(table, comparison)
+
+
+def _relatives(comparison: Comparison, cells: Iterable[Cell]) -> str:
+    """On which others it was measured what is expected of devices with a star, where those are few."""
+    on: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        found = comparison.expected(cell)
+        if found and found.source.startswith(_TRANSFERRED) and _whose(cell).endswith("*"):
+            names = found.source.removeprefix(_TRANSFERRED).split(", ")
+            on.setdefault(cell.hardware.name, {}).update(dict.fromkeys(names))
+    if not 0 < len(on) <= _STARRED:
+        return ""
+    return ": " + "; ".join(f"{name} mostly as {', '.join(others)}" for name, others in on.items())
 
 
 def _bounds_and_expected(cell: Cell, found: Expected) -> Iterable[Sequence[tuple[float, float]]]:

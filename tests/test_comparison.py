@@ -95,6 +95,17 @@ def test_expectations_stand_beside_bounds_and_can_be_left_out():
     assert [item.text for item in table.body[0][7:9]] == ["-", "-"]
 
 
+def test_on_which_devices_it_was_measured_what_is_expected_of_others_is_told_where_they_are_few():
+    def told(*names):
+        return " ".join(report.render_text(compare("llama-3.1-8b", names)).split())
+
+    found = compare("llama-3.1-8b", ["mi300x"])
+    source = found.expected(found.cells[0]).source.removeprefix("transferred from ")
+    assert f"(median: of all their libraries): mi300x mostly as {source}. JSON" in told("h100-sxm", "mi300x")
+    assert "mostly as" not in told("h100-sxm", "b200")
+    assert "mostly as" not in told("mi300x", "rtx-4090", "l4", "b300", "a10")
+
+
 def test_a_library_and_profiles_are_those_of_analyze(capsys):
     asked = [compare("llama-3-8b", ["h100-sxm"], library=name) for name in ("vllm", "")]
     vllm, best = (found.cells[0] for found in asked)

@@ -72,13 +72,13 @@ class Reasons(Table):
         indent = max(map(len, before)) + 1
         found = [_filled(self.title)]
         for start, line in zip(before, lines, strict=True):
-            found.append(_filled(line[-1], initial_indent=start.ljust(indent), subsequent_indent=" " * indent))
+            found.append(_filled(line[-1], first=start.ljust(indent), others=" " * indent))
         return "\n".join((*found, _filled(self.about), ""))
 
 
-def _filled(text: str, **indents: str) -> str:
-    """Options stay whole, to be copied."""
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False, **indents)
+def _filled(text: str, first: str = "", others: str = "") -> str:
+    """Indented, with options whole, to be copied."""
+    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
 
 
 def texts(head: str, tables: Sequence[Table], remarks: Sequence[str]) -> str:

@@ -85,9 +85,19 @@ def compare(
 @click.option("--budget", metavar="USD", type=float, help="The most that it may cost, all devices together.")
 @click.option("--power", metavar="W", type=float, help="The most that its TDP may be, likewise.")
 @click.option(
-    "--ttft", metavar="SECONDS", type=shared.SECONDS, help="The longest time to first token: 0.5 or '500 ms'."
+    "--ttft",
+    metavar="SECONDS",
+    type=click.UNPROCESSED,
+    callback=shared.seconds,
+    help="The longest time to first token: 0.5 or '500 ms'.",
 )
-@click.option("--tpot", metavar="SECONDS", type=shared.SECONDS, help="The longest time per output token.")
+@click.option(
+    "--tpot",
+    metavar="SECONDS",
+    type=click.UNPROCESSED,
+    callback=shared.seconds,
+    help="The longest time per output token.",
+)
 @click.option("--native", is_flag=True, help="Only precisions that the device multiplies as they are.")
 @click.option(
     "--max-devices",

@@ -39,23 +39,20 @@ def _restore(folder: str | None) -> None:
         os.environ[_HARDWARE_PATH] = folder
 
 
-class _Seconds(click.ParamType):
-    """A time: a number of seconds, or a quantity such as 500 ms."""
+def seconds(context: click.Context, parameter: click.Parameter, value: object) -> float | None:
+    """A time that was given: a number of seconds, or a quantity such as 500 ms. [s]"""
+    if value is None:
+        return None
+    try:
+        return float(str(value))
+    except ValueError:
+        pass
+    try:
+        return time_s(str(value))
+    except ValueError:
+        must = f"must be seconds, such as 0.5, or a time such as '500 ms'; got {str(value)!r}"
+        raise click.BadParameter(must, context, parameter) from None
 
-    name = "seconds"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return float(str(value))
-        except ValueError:
-            pass
-        try:
-            return time_s(str(value))
-        except ValueError:
-            self.fail(f"must be seconds, such as 0.5, or a time such as '500 ms'; got {str(value)!r}", param, ctx)
-
-
-SECONDS: Final = _Seconds()
 
 hardware_set = click.option(
     "--hardware-set",

@@ -114,10 +114,20 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 @click.option("--prefill-hardware", metavar="HARDWARE", help="Another kind of devices for the readers.")
 @click.option("--kv-transfer", metavar="after|overlapped", help="As of analyze; after if not given.")
 @click.option(
-    "--ttft", type=shared.SECONDS, metavar="SECONDS", default=inf, help="Goal: the longest time to first token."
+    "--ttft",
+    type=click.UNPROCESSED,
+    callback=shared.seconds,
+    metavar="SECONDS",
+    default=inf,
+    help="Goal: the longest time to first token.",
 )
 @click.option(
-    "--tpot", type=shared.SECONDS, metavar="SECONDS", default=inf, help="Goal: the longest time per output token."
+    "--tpot",
+    type=click.UNPROCESSED,
+    callback=shared.seconds,
+    metavar="SECONDS",
+    default=inf,
+    help="Goal: the longest time per output token.",
 )
 @click.option("--quant", metavar="SCHEME", callback=shared.precision, help="As of analyze.")
 @click.option("--attention", metavar="eager|flash", help="As of analyze.")
@@ -155,10 +165,20 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
     "--rate", type=float, required=True, metavar="R", help="Requests a second, which come at random (Poisson)."
 )
 @click.option(
-    "--ttft", type=shared.SECONDS, metavar="SECONDS", default=inf, help="The longest mean time to first token."
+    "--ttft",
+    type=click.UNPROCESSED,
+    callback=shared.seconds,
+    metavar="SECONDS",
+    default=inf,
+    help="The longest mean time to first token.",
 )
 @click.option(
-    "--tpot", type=shared.SECONDS, metavar="SECONDS", default=inf, help="The longest mean time per output token."
+    "--tpot",
+    type=click.UNPROCESSED,
+    callback=shared.seconds,
+    metavar="SECONDS",
+    default=inf,
+    help="The longest mean time per output token.",
 )
 @click.option("--prompt", metavar="TOKENS", default="1024", show_default=True, callback=_alike, help="Of each prompt.")
 @click.option("--gen", metavar="TOKENS", default="256", show_default=True, callback=_alike, help="Of each answer.")

@@ -58,8 +58,8 @@ class Layout:
         if ranks % self.ep:
             if ranks == 1:
                 raise InputError(
-                    f"ep={self.ep} shares experts among the ranks of tp x dp, and there is one; give tp={self.ep} or "
-                    f"dp={self.ep}, too"
+                    f"ep must divide the ranks of tp x dp, on which experts lie, and there is one; got {self.ep}; give "
+                    f"tp={self.ep} or dp={self.ep}, too"
                 )
             near = nearest_divisors(ranks, self.ep)
             raise InputError(

@@ -708,7 +708,7 @@ def test_a_token_of_seventy_billion_parameters_on_two_a100_is_no_faster_than_the
          "pp=2: layer 18 reads the cache of layer 13, which would be in another stage; use tp or dp"),
         ("mixtral-8x7b", "tp=2 ep=3", "ep must divide the 2 ranks of tp x dp, on which experts lie; got 3; try 2"),
         ("mixtral-8x7b", "ep=8",
-         "ep=8 shares experts among the ranks of tp x dp, and there is one; give tp=8 or dp=8, too"),
+         "ep must divide the ranks of tp x dp, on which experts lie, and there is one; got 8; give tp=8 or dp=8, too"),
         ("llama-2-7b", "tp=0", "tp must be at least 1; got 0"),
         ("llama-2-7b", "xp=2", "layout 'xp=2': must be degrees of tp, pp, ep, dp, cp, such as tp=8 pp=2; got 'xp=2'"),
         ("llama-2-7b", "tp=2 tp=4",

@@ -197,14 +197,14 @@ def _note(
 
 def _zones(figure: go.Figure, roof: Roof, *, low: float, high: float) -> None:
     """Where memory bounds, and where arithmetic does."""
-    for bound, start, end, anchor in (
-        ("memory", low, roof.turning, "right"), ("compute", roof.turning, high, "left"),
+    for bound, start, end, place, anchor in (
+        ("memory", low, roof.turning, 0, "left"), ("compute", roof.turning, high, 1, "right"),
     ):  # fmt: skip
         figure.add_vrect(
             x0=start, x1=end, fillcolor=BOUND_COLOR[bound], opacity=0.1, line_width=0, layer="below"
         )  # fmt: skip
         figure.add_annotation(
-            x=log10(roof.turning), y=1, yref="paper", yanchor="bottom", xanchor=anchor, showarrow=False,
+            x=place, xref="paper", y=1, yref="paper", yanchor="bottom", xanchor=anchor, showarrow=False,
             text=f"<b>{bound}-bound</b>", font={"color": BOUND_COLOR[bound], "size": 11},
         )  # fmt: skip
 

@@ -65,6 +65,10 @@ def _count(value: float) -> str:
     return f"{value:,.4g}" if value < 9999.5 else f"{value:,.0f}"
 
 
+def _largest(value: float) -> str:
+    return _count(value) if value else "none"
+
+
 def _tokens_a_pass(found: Analysis) -> float | None:
     """Of each sequence, in a decode pass; None where techniques leave it at one."""
     return found.effect.tokens_per_step if found.effect else None
@@ -108,12 +112,19 @@ _NUMBERS: Final = (
         "expected time per output token", "expected_tpot_s", lambda a: a.analysis.generation.expected_tpot_s, seconds
     ),
     _Number("latency", "latency_s", lambda a: a.analysis.generation.latency_s, seconds),
+    _Number("expected latency", "expected_latency_s", lambda a: a.analysis.generation.expected_latency_s, seconds),
     _Number("tokens a pass, of each sequence", "tokens_per_step", lambda a: _tokens_a_pass(a.analysis), _count),
     _Number("tokens per second", "tokens_per_s", lambda a: a.analysis.generation.tokens_per_s, _count),
+    _Number(
+        "expected tokens per second",
+        "expected_tokens_per_s",
+        lambda a: a.analysis.generation.expected_tokens_per_s,
+        _count,
+    ),
     _Number("memory", "total_bytes", lambda a: a.analysis.memory.total_bytes, _bytes),
     _Number("weights", "weight_bytes", lambda a: a.analysis.memory.weight_bytes, _bytes),
     _Number("KV cache", "kv_cache_bytes", lambda a: a.analysis.memory.kv_cache_bytes, _bytes),
-    _Number("largest batch", "max_batch", lambda a: a.analysis.memory.max_batch, _count),
+    _Number("largest batch", "max_batch", lambda a: a.analysis.memory.max_batch, _largest),
     _Number("devices", "devices", lambda a: a.analysis.inputs.devices, _count),
 )
 

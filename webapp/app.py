@@ -283,15 +283,17 @@ def _changed(
     own = {"set" if one == "numbers" else one.partition("-")[0] for one in trigger}
     touched = {name: getattr(now, name) for name in (*_FIELDS, "tab") if name in own}
     blamed = next((name for name in _FIELDS if name in own), "model")
+    unread = errors.get(blamed)  # what is wrong with it by itself
     problem = ""
     for near in (now, replace(before, **touched).having(held)):
         found = why_not(near)
         if found:
             problem = problem or found
-            errors[blamed] = found
+            errors[blamed] = unread or found
             continue
         if problem:  # what was asked before is the matter, and not what was changed now
-            errors.pop(blamed)
+            if not unread:
+                errors.pop(blamed)
             errors |= {name: problem for name in CONTROLS if getattr(near, name) != getattr(now, name)}
         return near, errors
     return before, errors

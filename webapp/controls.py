@@ -21,7 +21,7 @@ from llmviewer.transforms.quantize import parse_quantization
 from llmviewer.units import si
 
 from .answers import hardware_catalogue, model_catalogue
-from .state import KINDS, LARGEST_FILE, MINE, File, Number, State, libraries
+from .state import KINDS, LARGEST_FILE, MINE, File, Fraction, Number, State, libraries
 from .words import CONTROLS
 
 SLIDERS: Final = {"batch": 10, "prompt": 17, "gen": 14}  # log2 of where they end
@@ -38,7 +38,6 @@ _NAMES: Final = {
 _PRESETS: Final = (
     "W8A16", "W4A16g128", "W3A16g128", "W8A8", "fp8", "W4A8KV4", "W4A4KV4", "nvfp4", "mxfp4", "W1.58A8", "KV8",
 )  # fmt: skip
-_NAMED: Final[Any] = {"aria-label": "What is asked"}
 _BETWEEN: Final = {"techniques": ";", "quants": ";", "pins": "|"}  # what stands between several, in one text
 _SWEEPS: Final = {
     "batch": "Curves along the batch", "length": "Curves along the length",
@@ -102,7 +101,7 @@ def panel(state: State) -> Component:
                 _control("mtp", _radio("mtp", {0: "Off", 1: "On"}, 0)),
             ]),
         ],
-        id="controls", **_NAMED,
+        id="controls", **_named("What is asked"),
     )  # fmt: skip
 
 
@@ -161,7 +160,7 @@ def read(name: str, value: Any, of: State) -> Any:
         return [part.strip() for part in (value or "").split(_BETWEEN[name]) if part.strip()]
     if name in ("on", "set"):
         return value or []
-    return "" if value is None and not isinstance(KINDS[name], Number) else value
+    return "" if value is None and not isinstance(KINDS[name], Number | Fraction) else value
 
 
 def precision_parts(quant: str) -> dict[str, str]:
@@ -291,6 +290,11 @@ def number_rows(devices: Iterable[tuple[str, Hardware]]) -> list[dict[str, str]]
     return sorted(rows, key=lambda row: rank.get(row["key"].partition(".")[0], len(order)))
 
 
+def _named(name: str) -> dict[str, Any]:
+    """What a screen reader calls a component."""
+    return {"aria-label": name}
+
+
 def _control(name: str, *widgets: Any) -> Component:
     """A label, its explanation, the widgets, and a place for what is wrong with them."""
     word = CONTROLS[name]
@@ -298,7 +302,9 @@ def _control(name: str, *widgets: Any) -> Component:
         [
             html.Div([
                 html.Label(word.label, htmlFor=name, title=word.about, id=f"label-{name}"),
-                html.Details([html.Summary("?", title=word.about), html.P(word.about)], className="about"),
+                html.Details([
+                    html.Summary("?", title=word.about, **_named(f"About {word.label}")), html.P(word.about),
+                ], className="about"),
             ], className="head"),
             *widgets,
             html.Div(id=f"error-{name}", className="error", role="alert"),
@@ -374,7 +380,7 @@ def _numbers() -> Component:
         {"field": "device", "width": 110},
     ]  # fmt: skip
     return html.Details([
-        html.Summary("Numbers of the devices: change one to ask what if"),
+        html.Summary("Numbers of the devices, what if"),
         html.P("Double-click a value. A quantity with its unit, or a factor such as 2x.", className="soft"),
         AgGrid(
             id="numbers", columnDefs=columns, rowData=[], className="ag-theme-quartz grid",

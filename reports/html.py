@@ -107,40 +107,32 @@ def page(
 
 def time_cards(analysis: Analysis) -> list[Card]:
     asked, whole = analysis.inputs, analysis.generation
-    pace = _expect(rate(whole.expected_tokens_per_s) if whole.expected_tokens_per_s else "")
+    pace = rate(whole.expected_tokens_per_s) if whole.expected_tokens_per_s else ""
+    throughput, latency = (rate(whole.tokens_per_s), pace), (whole.latency_s, expectation(whole, "latency"))
     if not asked.gen:
-        read = f"{asked.batch} × {asked.prompt} tokens"
         return [
-            Card(
-                label="one pass",
-                value=seconds(whole.latency_s),
-                about=f"over {read}" + _expect(expectation(whole, "latency")),
-            ),
-            Card(label="tokens per second", value=rate(whole.tokens_per_s), about="read, of all sequences" + pace),
+            _time("one pass", *latency, about=f"over {asked.batch} × {asked.prompt} tokens"),
+            _pace(*throughput, about="read, of all sequences"),
         ]
+    steps = f"mean of {asked.gen - 1} decode steps" if asked.gen > 1 else "no decode step is taken"
+    first, each = (expectation(whole, what) for what in ("ttft", "tpot"))
     return [
-        Card(
-            label="time to first token",
-            value=seconds(whole.ttft_s),
-            about=f"prefill of {asked.batch} × {asked.prompt}" + _expect(expectation(whole, "ttft")),
-        ),
-        Card(
-            label="time per output token",
-            value=seconds(whole.tpot_s),
-            about=(f"mean of {asked.gen - 1} decode steps" if asked.gen > 1 else "no decode step is taken")
-            + _expect(expectation(whole, "tpot")),
-        ),
-        Card(label="tokens per second", value=rate(whole.tokens_per_s), about="generated, of all sequences" + pace),
-        Card(
-            label="latency",
-            value=seconds(whole.latency_s),
-            about=f"until token {asked.gen}" + _expect(expectation(whole, "latency")),
-        ),
+        _time("time to first token", whole.ttft_s, first, about=f"prefill of {asked.batch} × {asked.prompt}"),
+        _time("time per output token", whole.tpot_s, each, about=steps),
+        _pace(*throughput, about="generated, of all sequences"),
+        _time("latency", *latency, about=f"until token {asked.gen}"),
     ]
 
 
-def _expect(text: str) -> str:
-    return f"; expect {text}" if text else ""
+def _time(label: str, time_s: float | None, expected: str, *, about: str) -> Card:
+    bound = "" if time_s is None else "\N{GREATER-THAN OR EQUAL TO}"
+    return Card(label=label, value=seconds(time_s), about=about, bound=bound, expected=expected)
+
+
+def _pace(value: str, expected: str, *, about: str) -> Card:
+    return Card(
+        label="tokens per second", value=value, about=about, bound="\N{LESS-THAN OR EQUAL TO}", expected=expected
+    )
 
 
 def effect_cards(analysis: Analysis) -> list[Card]:

@@ -37,11 +37,18 @@ _ROW, _COLUMNS = 20, 2  # of a legend where the page is narrow: height [px], ent
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A number to see first. `alarm` marks one that is a verdict against the setting."""
+    """A number to see first.
+
+    bound     the sign of at least or at most, where the value is a bound
+    expected  what to expect of real kernels beside it, with its interval; nothing where that is not known
+    alarm     whether it is a verdict against the setting
+    """
 
     label: str
     value: str
     about: str
+    bound: str = ""
+    expected: str = ""
     alarm: bool = False
 
 

@@ -7,12 +7,12 @@ from typing import Final
 
 import plotly.graph_objects as go
 
-from llmviewer.analysis import Analysis
+from llmviewer.analysis import Analysis, Total
 from llmviewer.units import seconds, si
 
 from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, frame
 from .marks import OTHER, Piece, pieces, spare
-from .text import called
+from .text import between, called
 
 _HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}
 
@@ -42,9 +42,12 @@ def time_bars(analysis: Analysis) -> go.Figure:
 def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
     """How long a phase takes on several devices, by name, and what of it each operator takes."""
     shown = {name: dict(one.phases).get(phase, one.phases.prefill) for name, one in analyses.items()}
-    rows = {name: f"{name}<br>{seconds(one.total.bound_time_s)}" for name, one in shown.items()}
+    rows = {
+        name: f"{name}<br>\N{GREATER-THAN OR EQUAL TO} {seconds(one.total.bound_time_s)}" for name, one in shown.items()
+    }
     figure = frame(
-        f"Where the time of {phase} goes", f"operators below {OTHER:.0%} are taken together as other",
+        f"Where the time of {phase} goes",
+        f"bars are lower bounds; operators below {OTHER:.0%} are taken together as other",
         height=190 + 74 * len(shown),
     )  # fmt: skip
     longest = max(one.total.bound_time_s for one in shown.values())
@@ -58,19 +61,33 @@ def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
         ]
         if own:
             _pieces(figure, bound, [piece for piece, _ in own], lengths=[length for _, length in own])
-    expected = [(rows[name], one.total.expected_time_s) for name, one in shown.items() if one.total.expected_time_s]
+    expected = {rows[name]: _expected(one.total) for name, one in shown.items() if one.total.expected_time_s}
     if expected:
+        times, lows, highs = ([scale * time_s for time_s in each] for each in zip(*expected.values(), strict=True))
         figure.add_scatter(
-            y=[row for row, _ in expected], x=[scale * time_s for _, time_s in expected], mode="markers",
-            name="expected of real kernels", hovertext=[f"expected {seconds(time_s)}" for _, time_s in expected],
+            y=list(expected), x=times, mode="markers+text", name="expected, 80 % interval",
+            text=[seconds(time_s) for time_s, _, _ in expected.values()], textposition="top center", cliponaxis=False,
+            hovertext=[f"expect {between(*each)}" for each in expected.values()],
             hovertemplate="%{hovertext}<extra></extra>",
-            marker={"symbol": "line-ns-open", "size": 34, "color": INK, "line": {"width": 3}},
+            marker={"symbol": "line-ns-open", "size": 26, "color": INK, "line": {"width": 3}},
+            error_x={
+                "type": "data", "array": [high - time for time, high in zip(times, highs, strict=True)],
+                "arrayminus": [time - low for time, low in zip(times, lows, strict=True)],
+                "color": INK, "thickness": 2, "width": 6,
+            },
         )  # fmt: skip
-        longest = max(longest, *(time_s for _, time_s in expected))
+        longest = max(longest, *(high_s for _, _, high_s in expected.values()))
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 9, "mode": "hide"}, showlegend=True)
     figure.update_xaxes(title_text=f"time [{unit}]", range=[0, 1.02 * scale * longest], showgrid=False)
     figure.update_yaxes(categoryorder="array", categoryarray=list(rows.values())[::-1], showline=False, ticks="")
     return figure
+
+
+def _expected(total: Total) -> tuple[float, float, float]:
+    """What is expected of a phase of which it is known, and its interval. [s]"""
+    time_s, low_s, high_s = total.expected_time_s, total.expected_low_s, total.expected_high_s
+    assert time_s is not None
+    return time_s, time_s if low_s is None else low_s, time_s if high_s is None else high_s
 
 
 def memories(analyses: Mapping[str, Analysis]) -> go.Figure:

@@ -482,11 +482,11 @@ def test_the_inspector_looks_at_the_pass_that_techniques_make():
 def test_what_is_expected_stands_beside_the_bound_with_its_interval_and_source():
     found = answers.answers(State(model="llama-3.1-70b", on=("h100-sxm", "l40s")))
     heads, *lines = overview.totals(found, "decode")
-    at = [head for head, _ in heads].index("time per output token")
+    at = [head.value for head in heads].index("time per output token \N{GREATER-THAN OR EQUAL TO}")
     for one, line in zip(found, lines, strict=True):
         whole = one.analysis.generation
-        assert line[at][0] == seconds(whole.tpot_s)
-        assert line[at][1].startswith(f"expect {seconds(whole.expected_tpot_s)} (")
+        assert line[at].value == seconds(whole.tpot_s)
+        assert line[at].more.startswith(f"expect {seconds(whole.expected_tpot_s)} (")
         assert one.analysis.phases.decode.total.expectation_source in overview.sources(found)
     assert "survey accounting" in overview.sources(answers.answers(State(accounting="survey")))
 

@@ -53,7 +53,9 @@ def page(browser, server):
 def cards(page):
     """The numbers to see first, by their labels."""
     return dict(
-        page.eval_on_selector_all(".card", "a => a.map(c => [c.children[0].innerText, c.children[1].innerText])")
+        page.eval_on_selector_all(
+            ".card", "a => a.map(c => [c.children[0].innerText, c.querySelector('dd span').innerText])"
+        )
     )
 
 

@@ -356,7 +356,11 @@ def _answer(found: tuple[Answer, ...], now: state.State) -> list[Component]:
     cards = html.Dl(
         [
             html.Div([
-                html.Dt(card.label), html.Dd(card.value, className="alarm" if card.alarm else ""), html.Dd(card.about),
+                html.Dt(card.label),
+                html.Dd([*([f"{card.bound}\N{NO-BREAK SPACE}"] if card.bound else []), html.Span(card.value)],
+                        className="alarm" if card.alarm else ""),
+                *([html.Dd(f"expect {card.expected}", className="expected")] if card.expected else []),
+                html.Dd(card.about),
             ], className="card")
             for card in overview.cards(first)
         ],
@@ -378,7 +382,13 @@ def _answer(found: tuple[Answer, ...], now: state.State) -> list[Component]:
 def _totals(found: tuple[Answer, ...], phase: str) -> Component:
     """A line for each device."""
     lines = [
-        tuple([value, html.Span(more, className="soft more")] if more else value for value, more in line)
+        tuple(
+            [
+                html.Span(one.value, className="alarm") if one.alarm else one.value,
+                *([html.Span(one.more, className="more")] if one.more else []),
+            ]
+            for one in line
+        )
         for line in overview.totals(found, phase)
     ]
     return table(lines)

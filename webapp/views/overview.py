@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmviewer.reports import figures
 from llmviewer.reports.drawing import SKY
@@ -46,21 +46,36 @@ def cards(answer: Answer) -> list[Card]:
     return [*time_cards(answer.analysis), *memory_cards(answer.analysis)]
 
 
-def totals(found: Sequence[Answer], phase: str) -> list[tuple[tuple[str, str], ...]]:
-    """The totals of several devices: a line of heads, then one for each device; a cell is what it says, and what more
-    is to be expected or known of it.
+class Total(NamedTuple):
+    """A cell of the totals: what it says, what is to be expected or known beside it, and whether it is a verdict
+    against the setting.
     """
+
+    value: str
+    more: str = ""
+    alarm: bool = False
+
+
+def totals(found: Sequence[Answer], phase: str) -> list[tuple[Total, ...]]:
+    """The totals of several devices: a line of heads, then one for each device."""
     each = [cards(one) for one in found]
-    heads = (("device", ""), ("bound", ""), *((card.label, "") for card in each[0]))
+    heads = (
+        Total("device"), Total("bound"),
+        *(Total(f"{card.label} {card.bound}" if card.bound else card.label) for card in each[0]),
+    )  # fmt: skip
     lines = [
         (
-            (one.name, ""),
-            (one.phase(phase).total.bound, ""),
-            *((card.value, card.about.partition("; ")[2].partition(";")[0]) for card in own),
+            Total(one.name),
+            Total(one.phase(phase).total.bound),
+            *(Total(card.value, _more(card), card.alarm) for card in own),
         )
         for one, own in zip(found, each, strict=True)
     ]
     return [heads, *lines]
+
+
+def _more(card: Card) -> str:
+    return f"expect {card.expected}" if card.expected else card.about.partition("; ")[2]
 
 
 def effects(answer: Answer) -> tuple[tuple[str, str], ...]:
@@ -102,9 +117,11 @@ def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
             "block": op.block, "kind": op.kind, "repeat": op.repeat, "ops": op.ops, "weights": op.weight_bytes,
             "activations": op.activation_bytes, "kv": op.kv_bytes, "intensity": op.intensity,
             "attainable": op.attainable_ops_per_s, "bound": op.bound, "dtype": computed_in(op),
-            "time": op.bound_time_s, "expected": op.expected_time_s, "share": op.share,
+            "time": op.bound_time_s, "share": op.share, "expected": op.expected_time_s,
+            "expected_share": op.expected_time_s / total if op.expected_time_s is not None and total else None,
         }
         for one in found
+        for total in [one.phase(phase).total.expected_time_s]
         for op in one.phase(phase).operators
     ]  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The page in a browser: what it shows is what the command line prints, and nothing it asks for leaves this machine."""
 
+import csv
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from llmviewer.analysis import analyze
 from llmviewer.cli import cli
+from llmviewer.reports.text import expectation
 from llmviewer.units import seconds
 
 if not shutil.which("chromium"):
@@ -265,8 +267,60 @@ def test_a_figure_and_a_table_are_saved(page, server, tmp_path):
         page.click("#operators-csv")
     download.value.save_as(tmp_path / "operators.csv")
     head, *rows = (tmp_path / "operators.csv").read_text(encoding="utf-8-sig").splitlines()
-    assert head.startswith('"Operator","Bound","time')
-    assert len(rows) == len(analyze("llama-3.1-8b", "h100-sxm").phases.decode.operators)
+    assert head.startswith('"operator","device","bound","time')
+    assert '"weights [B]"' in head  # also what the page does not show
+    decode = analyze("llama-3.1-8b", "h100-sxm").phases.decode.operators
+    (row,) = [row for row in csv.reader(rows) if row[0] == "lm_head"]
+    assert float(row[3]) == decode[-1].bound_time_s
+    assert len(rows) == len(decode)
+
+
+def test_the_operator_table_shows_what_matters_without_scrolling_and_the_rest_when_asked(page, server):
+    page.set_viewport_size({"width": 1440, "height": 900})
+    open_page(page, f"{server}?on=h100-sxm|l40s")
+    heads = "[...document.querySelectorAll('#operators .ag-header-cell')].map(c => c.innerText)"
+    room = "(e => [e.scrollWidth, e.clientWidth])(document.querySelector('#operators .ag-center-cols-viewport'))"
+    shown = ["operator", "device", "bound", "time ≥", "share", "expected", "expected share", "OP/B"]
+    assert [" ".join(head.split()) for head in page.evaluate(heads)] == shown
+    needed, there = page.evaluate(room)
+    assert needed <= there
+    assert not page.is_visible("text=scrolls sideways")
+    page.click("#operators-all")
+    page.wait_for_selector("text=Fewer columns")
+    page.wait_for_selector("text=scrolls sideways")
+    needed, there = page.evaluate(room)
+    assert needed > there
+    page.click("#operators-all")
+    page.wait_for_selector("text=All columns")
+    page.focus("#operators-csv")
+    for _ in range(2):  # to the first head, and out again
+        page.keyboard.press("Tab")
+    assert not page.evaluate("!!document.activeElement.closest('#operators')")
+
+
+def test_the_bound_the_expectation_and_a_verdict_are_told_apart(page, server):
+    open_page(page, server)
+    card = page.inner_text(".card:has-text('time per output token')")
+    whole = analyze("llama-3.1-8b", "h100-sxm").generation
+    assert f"≥\N{NO-BREAK SPACE}{seconds(whole.tpot_s)}" in card
+    assert f"expect {expectation(whole, 'tpot')}" in card
+    assert page.locator("#times .errorbars path").count() == 1
+    open_page(page, f"{server}?model=llama-3.1-70b&on=h100-sxm|mi300x")
+    assert page.locator(".totals tr:has(th:text-is('h100-sxm')) .alarm >> nth=0").inner_text() == "does not fit"
+    assert page.locator(".totals tr:has(th:text-is('mi300x')) .alarm").count() == 0
+
+
+def test_a_mistake_in_folded_settings_is_said_on_their_head(page, server):
+    open_page(page, server)
+    page.click("text=Parallelism")
+    fill(page, "tp", "3")
+    said = "getComputedStyle(document.querySelector('#controls > details:has(#tp) > summary'), '::after').content"
+    assert page.evaluate(said) == "none"
+    page.click("text=Parallelism")
+    assert "a mistake" in page.evaluate(said)
+    page.click("text=More")
+    fill(page, "skew", "-1")
+    assert page.inner_text("#error-skew") == "skew must be a number from 0 to 10"
 
 
 def test_a_new_user_finds_what_bounds_a_model_and_what_fewer_bits_would_buy(page, server):

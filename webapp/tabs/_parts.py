@@ -25,6 +25,9 @@ _CONFIG: Final[Any] = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
     "toImageButtonOptions": {"format": "png", "scale": 2, "filename": "llmviewer"},
 }
+LEAVING: Final[Any] = {  # Tab leaves a grid, in which arrows go from cell to cell
+    name: {"function": "false"} for name in ("tabToNextCell", "tabToNextHeader")
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,11 @@ def saves(
 
 
 def in_browser(
-    app: Any, script: str | ClientsideFunction, output: Output, *given: Input | Held, at_once: bool = False
+    app: Any,
+    script: str | ClientsideFunction,
+    output: Output | list[Output],
+    *given: Input | Held,
+    at_once: bool = False,
 ) -> None:
     """A callback that the browser answers by itself; `at_once` also when its inputs come."""
     app.clientside_callback(script, output, *given, prevent_initial_call=not at_once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from dash import Dash, Input, Output, Patch, html
@@ -14,52 +15,76 @@ from ..asked import asked
 from ..state import State
 from ..views import overview
 from . import changes, inspector
-from ._parts import Tab, in_browser, panel, picture
+from ._parts import LEAVING, Tab, in_browser, panel, picture
 
 _SI: Final = {"function": "amount(params.value)"}
 _SECONDS: Final = {"function": "duration(params.value)"}
+_PERCENT: Final = {"function": "percent(params.value)"}
 _COLUMNS: Final[list[dict[str, Any]]] = [
-    {"field": "operator", "width": 135, "pinned": "left", "tooltipField": "op"},
-    {"field": "device", "width": 105}, {"field": "bound", "width": 105, "cellClassRules": {
+    {"field": "operator", "width": 108, "flex": None, "pinned": "left", "tooltipField": "op"},
+    {"field": "device", "minWidth": 80, "tooltipField": "device"},
+    {"field": "bound", "minWidth": 74, "cellClassRules": {
         bound: f"params.value == '{bound}'" for bound in ("memory", "compute", "link")
     }},
-    {"field": "time", "headerName": "time ≥", "width": 110, "valueFormatter": _SECONDS, "sort": "desc"},
-    {"field": "expected", "width": 110, "valueFormatter": _SECONDS},
-    {"field": "share", "width": 90, "valueFormatter": {"function": "percent(params.value)"}},
-    {"field": "block", "width": 100}, {"field": "kind", "width": 105},
-    {"field": "repeat", "headerName": "×", "width": 70},
-    {"field": "ops", "headerName": "OPs", "width": 100, "valueFormatter": _SI},
-    {"field": "weights", "headerName": "weights [B]", "width": 115, "valueFormatter": _SI},
-    {"field": "activations", "headerName": "activations [B]", "width": 130, "valueFormatter": _SI},
-    {"field": "kv", "headerName": "KV cache [B]", "width": 120, "valueFormatter": _SI},
-    {"field": "intensity", "headerName": "OP/B", "width": 95, "valueFormatter": _SI},
-    {"field": "attainable", "headerName": "OP/s ≤", "width": 105, "valueFormatter": _SI},
-    {"field": "dtype", "headerName": "computed in", "width": 115},
+    {"field": "time", "headerName": "time ≥", "minWidth": 84, "valueFormatter": _SECONDS,
+     "sort": "desc"},
+    {"field": "share", "minWidth": 60, "headerTooltip": "of the least time of the phase", "valueFormatter": _PERCENT},
+    {"field": "expected", "minWidth": 74, "headerTooltip": "of real kernels", "valueFormatter": _SECONDS},
+    {"field": "expected_share", "headerName": "expected share", "minWidth": 72, "valueFormatter": _PERCENT,
+     "headerTooltip": "of the time expected of the phase"},
+    {"field": "intensity", "headerName": "OP/B", "minWidth": 56, "valueFormatter": _SI},
+    {"field": "repeat", "headerName": "×", "minWidth": 46},
+    {"field": "ops", "headerName": "OPs", "minWidth": 62, "valueFormatter": _SI},
+    {"field": "weights", "headerName": "weights [B]", "minWidth": 74, "valueFormatter": _SI},
+    {"field": "activations", "headerName": "activ. [B]", "minWidth": 68, "valueFormatter": _SI},
+    {"field": "kv", "headerName": "KV cache [B]", "minWidth": 74, "valueFormatter": _SI},
+    {"field": "attainable", "headerName": "OP/s ≤", "minWidth": 66, "valueFormatter": _SI},
+    {"field": "dtype", "headerName": "computed in", "minWidth": 86},
+    {"field": "block", "minWidth": 86}, {"field": "kind", "minWidth": 86},
 ]  # fmt: skip
 _WORDS: Final = frozenset(("device", "operator", "block", "kind", "bound", "dtype"))
+_DETAILS: Final = ("repeat", "ops", "weights", "activations", "kv", "attainable", "dtype", "block", "kind")
+_EVERY: Final = f"""(clicks, columns) => {{
+  const fewer = clicks % 2 === 0, details = {json.dumps(_DETAILS)};
+  return [
+    columns.map((one) => (details.includes(one.field) ? {{...one, hide: fewer}} : one)),
+    fewer ? "All columns" : "Fewer columns",
+    fewer ? "sideways" : "",
+  ];
+}}"""
 
 
 def show(found: tuple[Answer, ...], state: State) -> Component:
     rows = overview.operators(found, state.phase)
-    hidden = {"device": len(found) == 1, "expected": all(row["expected"] is None for row in rows)}
+    unknown = all(row["expected"] is None for row in rows)
+    hidden = {
+        "device": len(found) == 1, "expected": unknown, "expected_share": unknown, **dict.fromkeys(_DETAILS, True),
+    }  # fmt: skip
     columns = [
-        {**column, "hide": hidden.get(column["field"], False),
+        {"headerName": column["field"], **column, "hide": hidden.get(column["field"], False),
          "filter": "agTextColumnFilter" if column["field"] in _WORDS else "agNumberColumnFilter",
-         "type": None if column["field"] in _WORDS else "rightAligned"}
+         "type": None if column["field"] in _WORDS else "rightAligned", "useValueFormatterForExport": False}
         for column in _COLUMNS
     ]  # fmt: skip
     table = [
         html.Div([
             html.H3("Operators"),
-            html.Span("of all launches; sort by a head, filter in its menu", className="soft"),
-            html.Button("CSV", id="operators-csv", type="button", className="quiet"),
+            html.Span(["of all launches; sort by a head, filter in its menu",
+                       html.Span("; scrolls sideways", id="operators-wide", className="sideways")], className="soft"),
+            html.Button("All columns", id="operators-all", type="button", className="quiet"),
+            html.Button("CSV", id="operators-csv", type="button", className="quiet",
+                        title="All columns in OPs, bytes and seconds, as sorted and filtered"),
         ], className="figcaption"),
         AgGrid(
             id="operators", rowData=rows, columnDefs=columns, className="ag-theme-quartz grid",
-            getRowId="params.data.id", defaultColDef={"sortable": True, "resizable": True},
-            csvExportParams={"fileName": "operators.csv"}, style={"height": min(60 + 30 * len(rows), 680)},
-            dashGridOptions={"rowHeight": 30, "headerHeight": 34, "rowSelection": {
-                "mode": "singleRow", "checkboxes": False, "enableClickSelection": True}},
+            getRowId="params.data.id",
+            defaultColDef={"sortable": True, "resizable": True, "flex": 1, "wrapHeaderText": True},
+            csvExportParams={"fileName": "operators.csv", "allColumns": True},
+            style={"height": min(66 + 30 * len(rows), 680)},
+            dashGridOptions={
+                "rowHeight": 30, "headerHeight": 46, **LEAVING,
+                "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
+            },
         ),
     ]  # fmt: skip
     return html.Div([
@@ -92,6 +117,12 @@ def register(app: Dash) -> None:
     row = "c => c && c.rowId ? c.rowId.slice(c.rowId.indexOf(' ') + 1) : dash_clientside.no_update"
     in_browser(app, row, chosen, Input("operators", "cellClicked"))
     in_browser(app, "n => !!n", Output("operators", "exportDataAsCsv"), Input("operators-csv", "n_clicks"))
+    every = [
+        Output("operators", "columnDefs"),
+        Output("operators-all", "children"),
+        Output("operators-wide", "className"),
+    ]
+    in_browser(app, _EVERY, every, Input("operators-all", "n_clicks"), Given("operators", "columnDefs"))
 
 
 TAB: Final = Tab(name="overview", label="Overview", show=show, register=register)

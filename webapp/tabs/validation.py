@@ -19,20 +19,20 @@ from ..controls import drop
 from ..state import State
 from ..views import validation
 from ..views.validation import Measured
-from ._parts import Tab, in_browser, panel, picture, saved, table
+from ._parts import LEAVING, Tab, in_browser, panel, picture, saved, table
 
 _PERCENT: Final = {"function": "percent(params.value)"}
 _COLUMNS: Final[list[dict[str, Any]]] = [
-    {"field": "device", "width": 125, "pinned": "left"}, {"field": "family", "width": 145},
-    {"field": "library", "width": 110}, {"field": "dtype", "headerName": "data type", "width": 125},
-    {"field": "held_out", "headerName": "mean error", "width": 110, "valueFormatter": _PERCENT, "sort": "desc"},
-    {"field": "median", "headerName": "median row", "width": 110, "valueFormatter": _PERCENT},
-    {"field": "short", "headerName": "under 20 us", "width": 110, "valueFormatter": _PERCENT},
-    {"field": "long", "headerName": "over 20 us", "width": 110, "valueFormatter": _PERCENT},
-    {"field": "covered", "headerName": "within the 80 % interval", "width": 130, "valueFormatter": _PERCENT},
-    {"field": "rows", "width": 90}, {"field": "kernel", "width": 200, "tooltipField": "kernel"},
-    {"field": "version", "width": 110},
-    {"field": "fitted", "headerName": "error where fitted", "width": 120, "valueFormatter": _PERCENT},
+    {"field": "device", "width": 105, "pinned": "left"}, {"field": "family", "width": 120},
+    {"field": "library", "width": 90}, {"field": "dtype", "headerName": "data type", "width": 80},
+    {"field": "held_out", "headerName": "mean error", "width": 84, "valueFormatter": _PERCENT, "sort": "desc"},
+    {"field": "median", "headerName": "median row", "width": 74, "valueFormatter": _PERCENT},
+    {"field": "short", "headerName": "under 20 us", "width": 78, "valueFormatter": _PERCENT},
+    {"field": "long", "headerName": "over 20 us", "width": 78, "valueFormatter": _PERCENT},
+    {"field": "covered", "headerName": "within the 80 % interval", "width": 96, "valueFormatter": _PERCENT},
+    {"field": "rows", "width": 64}, {"field": "kernel", "width": 130, "tooltipField": "kernel"},
+    {"field": "version", "width": 84},
+    {"field": "fitted", "headerName": "error where fitted", "width": 84, "valueFormatter": _PERCENT},
 ]  # fmt: skip
 _WORDS: Final = frozenset(("device", "family", "library", "dtype", "kernel", "version"))
 
@@ -79,7 +79,8 @@ def _grid(rows: list[dict[str, Any]]) -> Component:
             id="profiles", rowData=rows, columnDefs=columns, className="ag-theme-quartz grid",
             getRowId="params.data.id", csvExportParams={"fileName": "profiles.csv"},
             defaultColDef={"sortable": True, "resizable": True, "wrapHeaderText": True},
-            style={"height": min(420, 70 + 30 * len(rows))}, dashGridOptions={"rowHeight": 30, "headerHeight": 48},
+            style={"height": min(420, 70 + 30 * len(rows))},
+            dashGridOptions={"rowHeight": 30, "headerHeight": 48, **LEAVING},
         ),
     )  # fmt: skip
 

@@ -335,7 +335,9 @@ def test_the_most_that_a_device_serves_is_what_its_memory_allows():
     step = float(step_s(setting.decode_plan, setting.layout, batch=float(one.limit), kv_len=1024 + 128))
     each = float(prefill_s(setting.plan, setting.layout, batch=2, prompt=1024)) / 2 + 255 * step / (one.limit - 1)
     assert one.max_rate == pytest.approx(8 / each, rel=2e-3)  # two prompts share a step, but not each
-    assert one.reason.startswith(f"rate: {one.max_rate:.4g} requests/s at most on 16 devices (memory for {one.limit} at a ")
+    assert one.reason.startswith(
+        f"rate: {one.max_rate:.4g} requests/s at most on 16 devices (memory for {one.limit} at a "
+    )
 
 
 @pytest.mark.parametrize(("factor", "even"), [(0.5, True), (1.1, False)])

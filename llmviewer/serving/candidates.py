@@ -139,10 +139,13 @@ class Times:
     together: int
 
     @classmethod
-    def unknown(cls, devices: int, batches: int, **counts: int) -> Times:
+    def unknown(cls, devices: int, batches: int, *, ranks: int, apart: int, together: int) -> Times:
         """To be filled in."""
-        each = {name: np.full(devices, nan) for name in ("through", "alone", "every", "unmodelled")}
-        return cls(step=np.full((devices, batches), nan), **each, **counts)
+        through, alone, every, unmodelled = np.full((4, devices), nan)
+        return cls(
+            through=through, alone=alone, every=every, step=np.full((devices, batches), nan), unmodelled=unmodelled,
+            ranks=ranks, apart=apart, together=together,
+        )  # fmt: skip
 
     def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> Times:
         grids = {name: getattr(self, name)[list(rows)] for name in ("through", "alone", "every", "step", "unmodelled")}

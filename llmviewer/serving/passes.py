@@ -55,8 +55,10 @@ class LaidOut:
 
     def _unknown(self, load: Load) -> Times:
         ranks = self.ranks
-        counts = {"ranks": ranks, "apart": self.layout.dp // ranks, "together": ranks * load.together}
-        return Times.unknown(len(self.devices), len(load.limits), **counts)
+        return Times.unknown(
+            len(self.devices), len(load.limits),
+            ranks=ranks, apart=self.layout.dp // ranks, together=ranks * load.together,
+        )  # fmt: skip
 
     def _reads(self, load: Load) -> Spans:
         """Steps that read, [read]: one prompt; as many as one step takes; and where ranks wait for each other as many

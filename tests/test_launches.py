@@ -21,7 +21,7 @@ from llmviewer.expectation.profile import Profile, shipped, to_yaml, transferred
 from llmviewer.hardware_files import hardware_names
 from llmviewer.model_files import model_names
 from llmviewer.setting import Setting
-from llmviewer.workload import Workload
+from llmviewer.workload import Spans, Workload
 
 DEVICES = ("h100-sxm", "b200", "l40s", "mi300x", "t4", "tpu-v5e")
 
@@ -821,3 +821,27 @@ def test_fp8_before_it_has_units_is_weights_of_eight_bits():
     (kernel,) = experts.kernels
     half = replace(kernel, stack=replace(kernel.stack, dtype="bf16"))
     assert 0.9 < ampere._kernel(kernel, bound).expected / ampere._kernel(half, bound).expected < 1
+
+
+@pytest.mark.parametrize(("device", "library"), [("h100-sxm", "vllm"), ("a100-sxm-80gb", "vllm"), ("b200", "sglang")])
+def test_few_tokens_of_a_sequence_cut_a_long_cache_as_single_ones_do(device, library):
+    """The tile of a decode kernel has them beside each other: keys are read once, by all cores."""
+    setting = Setting.of("llama-3.1-8b", device, library=library)
+
+    def attention(queries, keys):
+        spans = Spans(batch=1.0, q_len=queries, kv_len=keys)
+        found = setting.kernels.run(setting.plan, Workload((spans,)))
+        each = {row.operator.name: launch for row, launch in zip(found.operators, found.launches, strict=True)}
+        return each["attention"]
+
+    for keys in (1024.0, 131072.0):
+        one, four, sixteen, many = (float(attention(n, keys).expected[0]) for n in (1.0, 4.0, 16.0, 128.0))
+        assert 0.9 * one < four < 1.1 * one
+        assert four < 1.02 * sixteen
+        assert sixteen < 1.35 * one
+        assert many > sixteen
+    assert many > 5 * one
+    assert "few queries as so many heads" in attention(4.0, keys).source
+    together = attention(np.array([1.0, 4.0, 128.0]), keys)
+    alone = [float(attention(n, keys).expected[0]) for n in (1.0, 4.0, 128.0)]
+    assert together.expected == pytest.approx(alone, rel=1e-6)

@@ -56,6 +56,7 @@ _SHORT: Final[Mapping[str, str]] = {
 }  # fmt: skip
 _SHORT_BYTES: Final = 8 * 2**20
 _ALWAYS: Final[Num] = 1.0
+_FEWEST_READ: Final = 128  # queries of a sequence in what was measured of prompts
 _GGUF_TYPE: Final = re.compile(r"[it]?q(\d)_\w+")
 
 
@@ -64,6 +65,7 @@ class Kernel:
     """One kernel: its family, whose it is and its shapes, as numbers or arrays over the workload.
 
     where   the workloads in which it is what is run
+    instead another kernel that does the same work in some of them, run where it takes less time
     hosted  whether messages go over the links of a host, where devices have others too
     """
 
@@ -71,6 +73,7 @@ class Kernel:
     stack: Stack
     shapes: Mapping[str, Num]
     where: Num = True
+    instead: Kernel | None = None
     hosted: bool = False
 
     def columns(self, chosen: Array) -> dict[str, Array]:
@@ -414,7 +417,8 @@ def _moe(members: tuple[int, ...], works: Mapping[int, _Work], library: str, hal
 
 def _attention(op: FlashAttention, alike: Workload, library: str, half: str) -> Iterator[Kernel]:
     """A kernel for prompts and one for single tokens, of sequences that are alike: which of them is run is for each
-    workload to say.
+    workload to say. Few tokens, as of a pass that verifies a draft, may be as many heads of single ones, which cuts a
+    long cache among cores, as kernels of libraries for decoding do.
     """
     heads, mask, cache = op.heads, op.heads.mask, op.inputs[1].format
     batch, queries, keys, causal = _seen(mask, alike)
@@ -438,14 +442,20 @@ def _attention(op: FlashAttention, alike: Workload, library: str, half: str) -> 
     bits = op.inputs[0].format.bits
     dtype = "fp32" if bits > 16 else "fp8" if bits <= 8 else half
     once = np.less_equal(queries, 1)
-    for name, kernel, where in (
-        ("attention_decode", "mla_absorb" if absorbed else "", once),
-        ("attention_prefill", kind, ~once),
-    ):
-        narrow = "bf16" if name == "attention_decode" and dtype == "fp8" else dtype
-        narrow = "bf16" if narrow == "fp16" else narrow
-        stack = Stack(library=library, dtype=narrow, kv_dtype="fp8" if cache.bits <= 8 else "bf16", kernel=kernel)
-        yield Kernel(family=name, stack=stack, shapes=shapes, where=where)
+    narrow = "bf16" if dtype == "fp16" else dtype
+    stored = "fp8" if cache.bits <= 8 else "bf16"
+    single = Stack(
+        library=library, dtype="bf16" if narrow == "fp8" else narrow, kv_dtype=stored,
+        kernel="mla_absorb" if absorbed else "",
+    )  # fmt: skip
+    yield Kernel(family="attention_decode", stack=single, shapes=shapes, where=once)
+    instead = None
+    if causal and kind != "mla_unabsorbed":
+        side = {**shapes, "q_heads": heads.num_heads * np.maximum(queries, 1)}
+        few = ~once & np.less(queries, _FEWEST_READ)
+        instead = Kernel(family="attention_decode", stack=single, shapes=side, where=few)
+    prompts = Stack(library=library, dtype=narrow, kv_dtype=stored, kernel=kind)
+    yield Kernel(family="attention_prefill", stack=prompts, shapes=shapes, where=~once, instead=instead)
 
 
 def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:

@@ -283,7 +283,7 @@ class Kernels:
         return self.expect(plan.estimate(workload).operators, workload)
 
     def _launch(self, launch: Launch, bound: Array) -> Expected:
-        parts = [self._kernel(kernel, bound) for kernel in launch.kernels]
+        parts = [self._run(kernel, bound) for kernel in launch.kernels]
         known = [part for part in parts if part]
         if not known:
             why = launch.remark if not launch.kernels else self._why(launch.kernels[0])
@@ -305,6 +305,12 @@ class Kernels:
             source = f"{BOUND_ONLY}: {launch.remark}, at least {found.source}"
             return replace(found, high=np.full_like(found.high, np.inf), source=source, stacks=())
         return replace(found, source=f"{found.source}; {launch.remark}") if launch.remark else found
+
+    def _run(self, kernel: Kernel, bound: Array) -> Expected | None:
+        """A kernel, or what is run instead where that takes less time."""
+        found = self._kernel(kernel, bound)
+        other = self._kernel(kernel.instead, bound) if found and kernel.instead else None
+        return _sooner_of(found, other, kernel.instead.where) if found and other and kernel.instead else found
 
     def _kernel(self, kernel: Kernel, bound: Array) -> Expected | None:
         """None where it is never run; 0 in the workloads in which it is not, all of which others are for."""
@@ -451,6 +457,17 @@ def _sooner(one: _Alternative, other: _Alternative) -> _Alternative:
     best = {key: np.where(first, getattr(a, key), getattr(b, key)) for key in keys}
     source = a.source if 2 * np.count_nonzero(first) >= first.size else b.source
     return _Alternative(found=Expectation(source=source, **best), beyond=np.where(first, one.beyond, other.beyond))
+
+
+def _sooner_of(one: Expected, other: Expected, able: Num) -> Expected:
+    """What takes less time, where both are able to do the work."""
+    second = np.broadcast_to(able, one.expected.shape) & (other.expected < one.expected)
+    if not np.any(second):
+        return one
+    names = ("expected", "low", "high", "latency")
+    best = {name: np.where(second, getattr(other, name), getattr(one, name)) for name in names}
+    found = other if np.all(second) else _together([one, other], np.add)
+    return replace(found, source=f"{found.source}, few queries as so many heads", **best)
 
 
 def _elsewhere(choice: Choice, columns: Mapping[str, Array], device: Device, stack: Stack) -> Expectation:

@@ -74,7 +74,11 @@ def test_layers_of_several_kinds_are_described(described):
         ("inner: 11008", "inner: -1", "layers[0].feed_forward.inner: must be a whole number of at least 0; got -1"),
         ("inner: 11008, ", "", "layers[0].feed_forward.inner: is missing"),
         ("repeat: 32", "repeet: 32", "layers[0].repeet: unknown key; did you mean repeat?"),
-        ("act: silu", "act: mish", "layers[0].feed_forward.act: must be one of relu, relu2, silu, gelu, gelu_tanh;"),
+        (
+            "act: silu",
+            "act: mish",
+            "layers[0].feed_forward.act: must be one of relu, relu2, silu, gelu, gelu_tanh, situ;",
+        ),
     ],
 )
 def test_a_mistake_says_where_it_is(described, old, new, error):

@@ -378,7 +378,7 @@ def test_a_device_without_a_unit_for_the_operands(chip):
             {"hidden_act": "mish"},
             (
                 "hidden_act: must be one of relu, relu2, silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, "
-                "gelu_tanh; got 'mish'"
+                "gelu_tanh, situ; got 'mish'"
             ),
         ),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be true or false; got 'yes'"),
@@ -431,7 +431,7 @@ TODO = "give package.module:callable to trace its module, or describe it in a YA
         ({"model_type": "quux", "architectures": ["LlamaForCausalLM"]}, "'quux'; by its class it is a llama; "),
         ({"model_type": "quux", "kv_lora_rank": 512, "qk_rope_head_dim": 64, "n_routed_experts": 8,
           "first_k_dense_replace": 1, "moe_layer_freq": 1},
-         "'quux'; by its fields it is nearest to deepseek_v2 (kv_lora_rank, moe_layer_freq, "),
+         "'quux'; by its fields it is nearest to deepseek_v2 (moe_layer_freq, kv_lora_rank, "),
         ({"model_type": "quux", "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.1},
          "'quux'; by its fields it is nearest to "),
         ({"model_type": "quux", "ssm_state_size": 128, "mamba_num_heads": 8},

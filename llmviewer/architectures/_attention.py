@@ -100,6 +100,9 @@ class LatentAttention:
     value_dim         elements of a value
     index             what chooses the keys that are attended to; where it is none, all are, but for `chosen`
     chosen            keys that are attended to, which a layer before has chosen; 0 where that is none
+    gates             numbers made of x, by whose sigmoids the result is scaled: one a head, or one an element; 0 where
+                      there are none
+    sinks             a learned logit for every head, which takes part in the softmax
     """
 
     num_heads: int
@@ -111,6 +114,8 @@ class LatentAttention:
     bias: bool = False
     index: Index | None = None
     chosen: int = 0
+    gates: int = 0
+    sinks: bool = False
 
     @property
     def heads(self) -> Heads:
@@ -145,9 +150,22 @@ class LatentAttention:
         up = parts.linear("kv_b_proj", parts.cache("latent_cache", self.kv_rank), k, v, kind=LatentExpansion)
         chosen = self.index.operators(parts, x, queries[-1].inputs[0], self.rope_dim) if self.index else ()
         k, v = (replace(t, rows=heads.mask.read) for t in (k, v))
-        attended = scored(parts, heads, rotated[0], (k, parts.cache("rope_cache", self.rope_dim, heads.mask)), v)
+        keys = (k, parts.cache("rope_cache", self.rope_dim, heads.mask))
+        qk, softmax, sv = scored(parts, heads, rotated[0], keys, v)
+        sinks = (parts.weight("sinks", self.num_heads),) if self.sinks else ()
+        attended: tuple[Operator, ...] = (qk, replace(softmax, weights=sinks), sv)
+        if self.gates:
+            attended = (*attended, *self._gated(parts, x, result(attended)))
         o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
         return (*queries, down, kv_norm, rope, *chosen, up, *attended, o_proj)
+
+    def _gated(self, parts: Parts, x: Tensor, attended: Tensor) -> tuple[Operator, ...]:
+        """A product for each element, and four OPs for the sigmoid of each gate."""
+        gate = parts.project("g_proj", x, self.gates)
+        out = replace(attended, name="gated_attention")
+        ops = 1 + 4 * self.gates / out.width
+        inputs = (attended, gate.outputs[0])
+        return (gate, Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=ops))
 
     def _queries(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if not self.q_rank:

@@ -43,8 +43,11 @@ class Experts:
     It leaves "combine"; experts that work in a latent space leave "shared_add", or "fc2_latent_proj" by themselves.
 
     latent       width that tokens are brought to for the experts, and back from after them; 0 where it is their own
+    latent_norm  a norm stands before the way back
     shared       an MLP that every token takes besides, at its own width; its result is added in
     shared_gate  the shared MLP's result is scaled by a sigmoid of x
+    zero         experts besides that leave a token as it is (arXiv:2509.01322, section 2.1): a token chooses among all,
+                 and of its choice on average such a part has matrices as of all
     router_bias  of the router's logits (or a correction that is learned apart from it)
     """
 
@@ -54,24 +57,31 @@ class Experts:
     act: str = "silu"
     gated: bool = True
     bias: bool = False
+    zero: int = 0
     router_bias: bool = False
     latent: int = 0
+    latent_norm: bool = False
     shared: Mlp | None = None
     shared_gate: bool = False
 
+    @property
+    def computed(self) -> int:
+        """How many of a token's experts have matrices, on average."""
+        return self.chosen * self.experts // (self.experts + self.zero)
+
     def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
         """`seen` is what the router looks at, where that is not x."""
-        router = parts.project("router", seen or x, self.experts, bias=self.router_bias, kind=Router)
+        router = parts.project("router", seen or x, self.experts + self.zero, bias=self.router_bias, kind=Router)
         weights = parts.tensor("route", self.chosen)
         route = Route(name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen)
         down = (parts.project("fc1_latent_proj", x, self.latent, bias=self.bias),) if self.latent else ()
         taken = result(down) if down else x
-        copies = replace(parts.tensor("permute", taken.width), rows=self.chosen * TOKENS)
+        copies = replace(parts.tensor("permute", taken.width), rows=self.computed * TOKENS)
         permute = Permute(name="permute", inputs=(taken, weights), outputs=(copies,))
         experts = self._experts(parts, copies)
         shared = self._shared(parts, x)
         gate = tuple(op.outputs[0] for op in shared if op.name == "shared_gate")
-        beside = (*(op.outputs[0] for op in shared[-1:]), *gate)
+        beside = (*(op.outputs[0] for op in shared[-1:]), *gate, *((x,) if self.zero else ()))
         mixed = self._mixed(parts, (result(experts), weights), beside, x, latent=taken.width)
         return (router, route, *down, permute, *experts, *shared, *mixed)
 
@@ -79,12 +89,15 @@ class Experts:
         self, parts: Parts, chosen: tuple[Tensor, ...], beside: tuple[Tensor, ...], x: Tensor, *, latent: int
     ) -> tuple[Operator, ...]:
         """The sum of what experts made, brought back from the latent space, with what stands beside them."""
-        out = parts.tensor("combine", latent)
+        out, summed = parts.tensor("combine", latent), self.computed + bool(self.zero)
         if not self.latent:
-            return (Combine(name="combine", inputs=(*chosen, *beside), outputs=(out,), chosen=self.chosen),)
-        combine = Combine(name="combine", inputs=chosen, outputs=(out,), chosen=self.chosen)
-        up = parts.project("fc2_latent_proj", out, x.width, bias=self.bias)
-        return (combine, up, parts.add("shared_add", result((up,)), *beside)) if beside else (combine, up)
+            return (Combine(name="combine", inputs=(*chosen, *beside), outputs=(out,), chosen=summed),)
+        made: tuple[Operator, ...] = (
+            Combine(name="combine", inputs=chosen, outputs=(out,), chosen=summed),
+            *((parts.norm("latent_norm", out),) if self.latent_norm else ()),
+        )
+        made = (*made, parts.project("fc2_latent_proj", result(made), x.width, bias=self.bias))
+        return (*made, parts.add("shared_add", result(made), *beside)) if beside else made
 
     def _experts(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         def project(name: str, x: Tensor, width: int) -> Linear:
@@ -92,8 +105,8 @@ class Experts:
             held = tuple(
                 replace(
                     parts.weight(weight, self.experts, *shape),
-                    rows=distinct_experts(self.experts, self.chosen),
-                    active=self.chosen / self.experts,
+                    rows=distinct_experts(self.experts, self.computed),
+                    active=self.computed / self.experts,
                 )
                 for weight, shape in made
             )

@@ -29,6 +29,7 @@ _ACTIVATIONS: Final = {  # Hugging Face names -> keys of ACTIVATION_OPS
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
+    "situ": "situ",
 }
 
 

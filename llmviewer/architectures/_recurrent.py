@@ -69,12 +69,17 @@ class Kda:
     """Kimi delta attention: a delta rule whose decay is each channel's own (arXiv:2510.26692, sections 3 and 4).
 
     The decay and the gate come through a rank as wide as a head.
+
+    whole_gate   the gate is made by one product
+    whole_decay  so is the decay
     """
 
     heads: int
     head_dim: int
     taps: int
     chunk: int = 64
+    whole_gate: bool = False
+    whole_decay: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         width = self.heads * self.head_dim
@@ -87,7 +92,8 @@ class Kda:
             weights=(parts.weight("conv.weight", 3 * width, self.taps),),
             taps=self.taps,
         )
-        decay, gate = self._through(parts, x, "f", width), self._through(parts, x, "g", width)
+        decay = self._made(parts, x, "f", width, whole=self.whole_decay)
+        gate = self._made(parts, x, "g", width, whole=self.whole_gate)
         step = parts.project("b_proj", x, self.heads)
         scan = linear_scan(
             parts,
@@ -111,7 +117,9 @@ class Kda:
         o_proj = parts.project("o_proj", norm.outputs[0], x.width)
         return (*qkv, conv, *decay, step, scan, *gate, norm, o_proj)
 
-    def _through(self, parts: Parts, x: Tensor, name: str, width: int) -> tuple[Linear, Linear]:
+    def _made(self, parts: Parts, x: Tensor, name: str, width: int, *, whole: bool) -> tuple[Linear, ...]:
+        if whole:
+            return (parts.project(f"{name}_proj", x, width),)
         down = parts.project(f"{name}_a_proj", x, self.head_dim)
         return (down, parts.project(f"{name}_b_proj", down.outputs[0], width))
 

@@ -28,6 +28,7 @@ from ._feed_forward import Mlp
 from ._moe import _GENERATION_FIELDS, language_model
 from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 
+_SEEN: Final = "seen"  # the prompt with features of pictures in it
 UNUSED: Final = images(0)  # the stream of what is held and never run
 _COSTLESS_FIELDS: Final = "projection_dim vocab_size initializer_factor norm_eps use_bfloat16 _attn_implementation"
 
@@ -276,7 +277,7 @@ def joined(
     """
     project_block = feature_block("projector", project, tokens)
     features = with_rows(result(project_block.operators), of_pictures(tokens))
-    after = [_placed(b, features, adds=False) if not b.input else b for b in language.blocks]
+    after = [_placed(b, features, adds=False) if not b.input else _given_seen(b, language) for b in language.blocks]
     for place, block in enumerate(deep):
         added = with_rows(result(block.operators), of_pictures(tokens))
         after = [piece for one in after for piece in _deepened(one, place, added)]
@@ -316,10 +317,23 @@ def beside(block: Block, *, active: float = 0) -> Block:
 def _placed(block: Block, features: Tensor, *, adds: bool) -> Block:
     """`block` with features of pictures brought to the tokens that it leaves."""
     left = next(t for op in reversed(block.operators) for t in op.outputs if t.name == block.output)
-    out = replace(left, name="seen")
+    out = replace(left, name=_SEEN)
     place = Place(name="place_images", inputs=(left, features), outputs=(out,), adds=adds)
     given = (*block.given, features.name)
     return replace(block, operators=(*block.operators, place), output=out.name, given=given)
+
+
+def _given_seen(block: Block, language: Graph) -> Block:
+    """`block`, which is given the prompt with pictures in it, where it was given the prompt."""
+    prompts = {first.output for first in language.blocks if not first.input}.intersection(block.given)
+    if not prompts:
+        return block
+
+    def seen(t: Tensor) -> Tensor:
+        return replace(t, name=_SEEN) if t.name in prompts else t
+
+    given = tuple(_SEEN if name in prompts else name for name in block.given)
+    return replace(block.map(lambda op: op.with_tensors(seen)), given=given)
 
 
 def _deepened(block: Block, layer: int, features: Tensor) -> list[Block]:

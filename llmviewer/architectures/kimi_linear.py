@@ -1,4 +1,5 @@
-"""Kimi Linear: Kimi delta attention 3 to 1 with latent attention, experts (arXiv:2510.26692).
+"""Kimi Linear: Kimi delta attention 3 to 1 with latent attention, experts (arXiv:2510.26692). Kimi K3 also mixes what
+earlier layers left (arXiv:2603.15031), gates attention and has experts in a latent space (arXiv:2607.24653).
 
 Latent attention has no positions here: the part of queries and keys that others rotate is there, and is left as it is.
 Configs come in two dialects, that of the checkpoint and that of transformers.
@@ -6,15 +7,17 @@ Configs come in two dialects, that of the checkpoint and that of transformers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Rope
+from ..operators.linear import Linear
 from ..precision import Format
 from . import architecture
 from ._attention import LatentAttention
+from ._attention_residuals import sourced
 from ._decoder import FeedForward, Layer, Mixer
 from ._feed_forward import Experts
 from ._fields import decoder
@@ -37,14 +40,25 @@ class UnrotatedLatentAttention(LatentAttention):
         return tuple(op.with_tensors(lambda t: straight.get(t.name, t)) for op in made if op is not rope)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LatentExperts(Experts):
+    """Experts in a latent space, whose ways there and back checkpoints in four bits leave as they are."""
+
+    def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
+        made = super().operators(parts, x, seen)
+        return tuple(
+            replace(op, left_as_published=True) if isinstance(op, Linear) and "latent" in op.name else op for op in made
+        )
+
+
 @architecture("kimi_linear")
 def build(config: Section, fmt: Format) -> Graph:
     costless(config, "moe_renormalize", "moe_router_activation_func", "num_expert_group", "use_grouped_topk")
     # Keys and values are expanded for every head, and heads are as wide as their parts.
     config.costless("num_key_value_heads", "head_dim", "qk_head_dim")
-    for key in ("routed_expert_hidden_size", "attn_res_block_size", "mla_use_output_gate"):  # Kimi K3
-        if config.get(key):
-            raise config.error(key, f"is not known for this architecture; got {config.get(key)!r}")
+    if config.get("hidden_act") == "situ":
+        config.costless("activation_situ_beta")
+        config.number("activation_situ_linear_beta")  # where it is missing, what the gate scales is not bounded
     if not config.flag("mla_use_nope", default=True):
         raise config.error("mla_use_nope", "must be true: transformers knows no rotation for this architecture")
     mixers: dict[str, Mixer] = {"linear_attention": _kda(config), "full_attention": _attention(config)}
@@ -53,7 +67,8 @@ def build(config: Section, fmt: Format) -> Graph:
         Layer(mixer=mixers[kind], feed_forward=networks[network], name=f"{_name(kind)}_{network}")
         for kind, network in zip(_layer_types(config), _mlp_layer_types(config), strict=True)
     ]
-    return decoder(config, layers).graph(fmt)
+    plain, run = decoder(config, layers), config.integer("attn_res_block_size", 0, least=0)
+    return (sourced(plain, run) if run else plain).graph(fmt)
 
 
 def _name(kind: str) -> str:
@@ -68,13 +83,13 @@ def _kda(config: Section) -> Kda:
             taps=config.integer("linear_conv_kernel_dim", 4),
         )
     linear = config.section("linear_attn_config")
-    if linear.get("use_full_rank_gate"):
-        raise linear.error("use_full_rank_gate", "must be false: such gates are not known for this architecture")
+    linear.costless("gate_lower_bound")
     config.costless("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")  # the section goes before them
     return Kda(
         heads=linear.integer("num_heads", config.integer("linear_num_heads", 32)),
         head_dim=linear.integer("head_dim", config.integer("linear_head_dim", 128)),
         taps=linear.integer("short_conv_kernel_size", config.integer("linear_conv_kernel_dim", 4)),
+        whole_gate=linear.flag("use_full_rank_gate", default=False),
     )
 
 
@@ -107,14 +122,16 @@ def _listed(config: Section, key: str, known: tuple[str, str]) -> tuple[str, ...
 
 
 def _attention(config: Section) -> UnrotatedLatentAttention:
+    heads, value_dim = config.integer("num_attention_heads"), config.integer("v_head_dim", 128)
     return UnrotatedLatentAttention(
-        num_heads=config.integer("num_attention_heads"),
+        num_heads=heads,
         q_rank=config.integer("q_lora_rank", 0),
         kv_rank=config.integer("kv_lora_rank", 512),
         nope_dim=config.integer("qk_nope_head_dim", 128),
         rope_dim=config.integer("qk_rope_head_dim", 64),
-        value_dim=config.integer("v_head_dim", 128),
+        value_dim=value_dim,
         bias=config.flag("attention_bias", default=False),
+        gates=heads * value_dim if config.flag("mla_use_output_gate", default=False) else 0,
     )
 
 
@@ -123,4 +140,17 @@ def _experts(config: Section) -> Experts:
     shared = config.integer(config.first("num_shared_experts", "n_shared_experts"), 1, least=0) * inner
     count = config.first("num_experts", "num_local_experts")
     chosen = config.first("num_experts_per_token", "num_experts_per_tok")
-    return experts(config, count, chosen, inner=inner, shared=shared)
+    plain = experts(config, count, chosen, inner=inner, shared=shared)
+    latent = config.integer("routed_expert_hidden_size", 0, least=0)
+    norm = config.flag("latent_moe_use_norm", default=False)
+    if not latent:
+        return plain
+    return LatentExperts(
+        experts=plain.experts,
+        chosen=plain.chosen,
+        inner=inner,
+        act=plain.act,
+        shared=plain.shared,
+        latent=latent,
+        latent_norm=norm,
+    )

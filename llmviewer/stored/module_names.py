@@ -54,6 +54,7 @@ _BLOCKS: Final = {  # operators of attention: what follows self_attn
     "index_gate_proj": ("compressor.indexer.gate_proj",),
     "index_weights": ("indexer.weights_proj", "indexers_proj", "compressor.indexer.scorer.weights_proj"),
 }
+_KDA: Final = ("f_proj", "f_a_proj", "f_b_proj", "g_proj", "g_a_proj", "g_b_proj", "b_proj")  # beside q, k and v
 _MLP: Final = {"gate_proj": _GATE, "up_proj": _UP, "gate_up_proj": (*_GATE, *_UP), "down_proj": _DOWN}
 
 
@@ -66,6 +67,8 @@ def _all_tails() -> Iterator[tuple[str, tuple[str, ...]]]:
     """(operator, what its modules are called within a layer)."""
     for op, names in _BLOCKS.items():
         yield op, _below(_MIXERS, names)
+    for op in _KDA:
+        yield op, (*_below((*_MIXERS, *_STATES), (op,)), op)
     for op, names in _MLP.items():
         bare = tuple(name for name in names if name.startswith("fc"))
         yield op, (*_below(_FEED_FORWARDS, names), *bare)

@@ -1,0 +1,104 @@
+"""LongCat-Flash: two latent attentions and two MLPs a layer, and experts that stand beside the second half of it, among
+them some that leave a token as it is (arXiv:2509.01322).
+
+As many of a token's experts have matrices as would if all were alike likely: what the model is trained to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.base import Operator, Tensor
+from ..precision import Format
+from . import architecture
+from ._attention import LatentAttention
+from ._decoder import Layer
+from ._feed_forward import Experts
+from ._fields import decoder
+from ._moe import costless, dense, experts
+from ._parts import Parts, result
+
+_SECOND: Final = "second_"
+_NGRAMS: Final = ("ngram_vocab_size_ratio", "emb_neighbor_num", "emb_split_num")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortcutLayer(Layer):
+    """Two layers with an attention and an MLP each; `experts` read what the first MLP does, and their result is added
+    after the second.
+    """
+
+    experts: Experts
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        first, second = self._half(parts, x), self._half(parts, parts.tensor("mlp_add", x.width))
+        norm = next(at for at, op in enumerate(first) if op.name == "mlp_norm")
+        shortcut = self.experts.operators(parts, first[norm].outputs[0])
+        *others, last = _renamed(second, kept="mlp_add")
+        out = parts.add(last.name, *last.inputs, result(shortcut))
+        return (*first[: norm + 1], *shortcut, *first[norm + 1 :], *others, out)
+
+    def _half(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        return super().operators(parts, x)
+
+
+def _renamed(operators: Iterable[Operator], kept: str) -> list[Operator]:
+    """Operators as those of the second half, with their tensors and weights; they read `kept` of the first."""
+    found: list[Operator] = []
+    for op in operators:
+        inputs = tuple(t if t.name == kept else replace(t, name=_SECOND + t.name) for t in op.inputs)
+        outputs = tuple(replace(t, name=_SECOND + t.name) for t in op.outputs)
+        weights = tuple(replace(w, name=_SECOND + w.name) for w in op.weights)
+        found.append(replace(op, name=_SECOND + op.name, inputs=inputs, outputs=outputs, weights=weights))
+    return found
+
+
+@architecture("longcat_flash")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config, "rope_interleave", "mla_scale_q_lora", "mla_scale_kv_lora", "router_dtype", "params_dtype")
+    # Keys and values are expanded for every head, and heads are as wide as their parts. Layers are twice num_layers for
+    # those who count attentions.
+    config.costless("num_key_value_heads", "head_dim", "qk_head_dim", "num_hidden_layers")
+    for key in _NGRAMS:
+        if config.get(key):
+            raise config.error(key, "must be absent: embeddings of several tokens are not known for this architecture")
+    config.choice("attention_method", ("MLA", "mla"), "MLA")
+    layer = ShortcutLayer(
+        mixer=_attention(config),
+        feed_forward=dense(config, config.first("ffn_hidden_size", "intermediate_size")),
+        experts=_experts(config),
+    )
+    return decoder(config, [layer] * config.integer("num_layers")).graph(fmt)
+
+
+def _attention(config: Section) -> LatentAttention:
+    return LatentAttention(
+        num_heads=config.integer("num_attention_heads"),
+        q_rank=config.integer("q_lora_rank", 1536),
+        kv_rank=config.integer("kv_lora_rank", 512),
+        nope_dim=config.integer("qk_nope_head_dim", 128),
+        rope_dim=config.integer("qk_rope_head_dim", 64),
+        value_dim=config.integer("v_head_dim", 128),
+        bias=config.flag("attention_bias", default=False),
+    )
+
+
+def _experts(config: Section) -> Experts:
+    count = config.first("n_routed_experts", "num_local_experts")
+    chosen = config.first("moe_topk", "num_experts_per_tok")
+    inner = config.integer(config.first("expert_ffn_hidden_size", "moe_intermediate_size"))
+    zero = config.integer("zero_expert_num", 0, least=0)
+    plain = experts(config, count, chosen, inner=inner)
+    if zero:
+        config.choice("zero_expert_type", ("identity",), "identity")
+    if plain.chosen * plain.experts % (plain.experts + zero):
+        raise config.error(
+            "zero_expert_num",
+            f"must leave a whole number of the {plain.chosen} experts of a token to the {plain.experts} with matrices;"
+            f" got {zero}",
+        )
+    return replace(plain, zero=zero, router_bias=config.flag("router_bias", default=False))

@@ -1,0 +1,112 @@
+"""Ling 3.0: Kimi delta attention (arXiv:2510.26692) with latent attention at the end of every few layers, which is
+rotated and gated by head; experts.
+
+The models before it have the same model_type and another linear attention; they are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import LatentAttention
+from ._decoder import FeedForward, Layer, Mixer, Prediction
+from ._feed_forward import Experts
+from ._fields import decoder
+from ._moe import costless, dense, experts, first_dense, kinds
+from ._recurrent import Kda
+
+_KDA: Final = "linear_attention"
+_MLA: Final = "full_attention"
+_CLASSES: Final = ("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM")
+_COSTLESS: Final = """
+    rope_interleave kda_safe_gate kda_lower_bound score_function moe_router_enable_expert_bias router_dtype rotary_dim
+    partial_rotary_factor group_norm_size linear_silu max_window_layers mtp_loss_scaling_factor use_qk_norm
+    embedding_dropout output_dropout expert_swiglu_limit_list share_expert_swiglu_limit_list num_key_value_heads
+    qk_head_dim rotary_type
+"""
+_ABSENT: Final = (
+    "use_bias", "use_qkv_bias", "use_kda_lora", "use_mla_nope", "use_nGPT", "value_norm", "up_proj_norm", "mtp_use_kda",
+    "scale_router_input", "num_kv_heads_for_linear_attn",
+)  # fmt: skip
+
+
+@architecture("bailing_hybrid")
+def build(config: Section, fmt: Format) -> Graph:
+    named = config.get("architectures")
+    if isinstance(named, list) and named and named[0] not in _CLASSES:
+        raise config.error("architectures", f"must be {_CLASSES[0]}: others of bailing_hybrid are not known")
+    if not config.flag("no_kda_lora", default=False):
+        raise config.error("no_kda_lora", "must be true: decays and gates of Ling 3.0 come through one product")
+    for key in _ABSENT:
+        if config.get(key):
+            raise config.error(key, f"is not known for this architecture; got {config.get(key)!r}")
+    costless(config, *_COSTLESS.split())
+    heads = config.integer("num_attention_heads")
+    mixers: dict[str, Mixer] = {_KDA: _kda(config, heads), _MLA: _attention(config, heads)}
+    networks: dict[bool, FeedForward] = {True: _experts(config), False: dense(config)}
+    types, sparse = _layer_types(config), _sparse(config)
+
+    def layer(kind: str, *, has_experts: bool) -> Layer:
+        name = f"{'kda' if kind == _KDA else 'mla'}_{'sparse' if has_experts else 'dense'}"
+        return Layer(mixer=mixers[kind], feed_forward=networks[has_experts], name=name)
+
+    layers = [layer(kind, has_experts=has_experts) for kind, has_experts in zip(types, sparse, strict=True)]
+    further = layer(_MLA, has_experts=True)
+    prediction = Prediction.of(config, config.first("num_nextn_predict_layers", "num_mtp_layers"), further)
+    return replace(decoder(config, layers), prediction=prediction).graph(fmt)
+
+
+def _layer_types(config: Section) -> list[str]:
+    """The kind of each layer: as listed, or latent attention for the last one of each group."""
+    if config.get("layer_types") is not None:
+        config.costless("layer_group_size")
+        return kinds(config, "layer_types", (_KDA, _MLA))
+    layers, group = config.integer("num_hidden_layers"), config.integer("layer_group_size")
+    if layers % group:
+        raise config.error("layer_group_size", f"must divide the {layers} layers; got {group}")
+    return [_KDA if (index + 1) % group else _MLA for index in range(layers)]
+
+
+def _sparse(config: Section) -> list[bool]:
+    sparse = first_dense(config, default=2)
+    if config.get("mlp_layer_types") is None:
+        return sparse
+    return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+
+
+def _kda(config: Section, heads: int) -> Kda:
+    return Kda(
+        heads=heads,
+        head_dim=config.integer("head_dim", 128),
+        taps=config.integer("short_conv_kernel_size", 4),
+        whole_gate=True,
+        whole_decay=True,
+    )
+
+
+def _attention(config: Section, heads: int) -> LatentAttention:
+    value_dim = config.integer("v_head_dim", 128)
+    gates = {"head_wise": heads, "element_wise": heads * value_dim}
+    return LatentAttention(
+        num_heads=heads,
+        q_rank=config.integer("q_lora_rank", 0),
+        kv_rank=config.integer("kv_lora_rank", 512),
+        nope_dim=config.integer("qk_nope_head_dim", 128),
+        rope_dim=config.integer("qk_rope_head_dim", 64),
+        value_dim=value_dim,
+        bias=config.flag("attention_bias", default=False),
+        gates=gates[config.choice("gated_attention_proj_granularity_type", gates, "head_wise")],
+    )
+
+
+def _experts(config: Section) -> Experts:
+    inner = config.integer("moe_intermediate_size")
+    count = config.first("num_experts", "num_local_experts")
+    shared = config.integer("moe_shared_expert_intermediate_size", inner)
+    number = config.integer(config.first("num_shared_experts", "n_shared_experts"), 1, least=0)
+    return experts(config, count, "num_experts_per_tok", inner=inner, shared=shared * number)

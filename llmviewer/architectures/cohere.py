@@ -1,7 +1,8 @@
 """Command-R and Aya: attention and MLP side by side under one LayerNorm without bias, tied embeddings.
 
 Command-R+ normalizes each head of queries and keys. Of the second generation three layers in four have a window and
-rotary positions, the fourth sees all and has no positions (arXiv:2504.00698).
+rotary positions, the fourth sees all and has no positions (arXiv:2504.00698). North has experts, and rotates in the
+dense layers before them too.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Layer, Residual
+from ._decoder import FeedForward, Layer, Residual
 from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._moe import costless, dense, experts, kinds
 from ._parts import NormKind
 
 _WINDOW = 4096
+_LAYER_TYPES = ("sliding_attention", "full_attention")
+_EVERY = 4  # layers, of which the last one sees all
 
 
 @architecture("cohere")
@@ -37,8 +41,61 @@ def build_cohere2(config: Section, fmt: Format) -> Graph:
     config.costless("order_of_interleaved_layers", "position_embedding_type", "rotary_pct", "use_embedding_sharing")
     config.costless("use_gated_activation", "use_parallel_block", "use_parallel_embedding", "cache_implementation")
     config.costless("layer_switch")
-    layers = alternating(local, unrotated, sliding_layers(config, pattern=4))
+    layers = alternating(local, unrotated, sliding_layers(config, pattern=_EVERY))
     return decoder(config, layers, norm=NormKind.LAYER_NO_BIAS, tied=True).graph(fmt)
+
+
+@architecture("cohere2_moe")
+def build_cohere2_moe(config: Section, fmt: Format) -> Graph:
+    """North: an RMSNorm where the config has its epsilon, and no LayerNorm."""
+    costless(config, "expert_selection_fn", "shared_expert_combination_strategy", "use_parallel_block", "logit_scale")
+    if config.flag("use_qk_norm", default=False):
+        raise config.error("use_qk_norm", "must be false: no class of this architecture has such norms")
+    sparse = _sparse(config)
+    inner = config.integer("intermediate_size")
+    shared = config.integer("num_shared_experts", 0, least=0) * inner
+    networks: dict[bool, FeedForward] = {
+        True: experts(config, "num_experts", "num_experts_per_tok", inner=inner, shared=shared)
+    }
+    if not all(sparse):
+        networks[False] = dense(config, config.first("prefix_dense_intermediate_size", "intermediate_size"))
+    attention, window = _attention(config), Causal(sliding_window(config, _WINDOW))
+    forced = config.integer("prefix_dense_sliding_window_pattern", 1) == 1
+
+    def layer(*, slides: bool, has_experts: bool) -> Layer:
+        rotated = slides or (forced and not has_experts)
+        heads = replace(attention.heads, mask=window) if slides else attention.heads
+        return Layer(
+            mixer=replace(attention, heads=heads, rotary_dim=attention.rotary_dim if rotated else 0),
+            feed_forward=networks[has_experts],
+            residual=Residual.PARALLEL,
+            name=f"{'local' if slides else 'global'}_{'moe' if has_experts else 'dense'}",
+        )
+
+    both = zip(_sliding(config, sparse.index(True) if True in sparse else len(sparse)), sparse, strict=True)
+    layers = [layer(slides=slides, has_experts=has_experts) for slides, has_experts in both]
+    norm = NormKind.LAYER_NO_BIAS if config.get("rms_norm_eps") is None else NormKind.RMS
+    return decoder(config, layers, norm=norm, tied=True).graph(fmt)
+
+
+def _sparse(config: Section) -> list[bool]:
+    """Whether each layer of North has experts: all but the first first_k_dense_replace, or as listed."""
+    if config.get("mlp_layer_types") is not None:
+        config.costless("first_k_dense_replace")
+        return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+    first = config.integer("first_k_dense_replace", 0, least=0)
+    return [index >= first for index in range(config.integer("num_hidden_layers"))]
+
+
+def _sliding(config: Section, first: int) -> list[bool]:
+    """Whether each layer of North has a window: as listed, or by patterns of the `first` dense ones and of the rest."""
+    if config.get("layer_types") is not None:
+        config.costless("sliding_window_pattern")
+        return [kind == "sliding_attention" for kind in kinds(config, "layer_types", _LAYER_TYPES)]
+    prefix = config.integer("prefix_dense_sliding_window_pattern", 1)
+    every = config.integer("sliding_window_pattern", _EVERY)
+    rest = config.integer("num_hidden_layers") - first
+    return [(n + 1) % prefix != 0 for n in range(first)] + [(n + 1) % every != 0 for n in range(rest)]
 
 
 def _attention(config: Section) -> SelfAttention:

@@ -13,26 +13,30 @@ from ._parts import Parts
 
 @dataclass(frozen=True, kw_only=True)
 class HyperConnections:
-    """`streams` of them, side by side in one tensor; `iterations` of Sinkhorn and Knopp make their mixture stable."""
+    """`streams` of them, side by side in one tensor; `iterations` of Sinkhorn and Knopp make their mixture stable.
+
+    Where there are none, streams are not mixed with each other, and a result is added to each.
+    """
 
     streams: int
     iterations: int
 
     def taken(self, parts: Parts, name: str, x: Tensor) -> StreamsIn:
         """What a mixer or network is given of the streams, and the weights by which its result comes back."""
-        mixture = self.streams * (1 + self.streams)
+        mixes = bool(self.iterations)
+        mixture = self.streams * (1 + self.streams) if mixes else self.streams
         back = replace(parts.tensor(f"{name}_mix", mixture), format=FP32)
-        return self._collapsed(parts, name, x, self.streams + mixture, scales=3, back=(back,))
+        return self._collapsed(parts, name, x, self.streams + mixture, scales=2 + mixes, back=(back,))
 
     def merged(self, parts: Parts, name: str, x: Tensor, made: Tensor, back: Tensor) -> Elementwise:
-        """Every stream as a mixture of all of them and of `made`."""
+        """Every stream as a mixture of all of them, or itself, and of `made`."""
         out = parts.tensor(name, x.width)
         return Elementwise(
             name=name,
             kind="hyper_connection",
             inputs=(x, made, back),
             outputs=(out,),
-            ops_per_element=2 * self.streams + 1,
+            ops_per_element=2 * self.streams + 1 if self.iterations else 2,
         )
 
     def last(self, parts: Parts, x: Tensor) -> StreamsIn:

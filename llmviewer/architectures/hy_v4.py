@@ -1,0 +1,93 @@
+"""Hy4: latent attention with sinks and gates, to keys that an indexer of this layer or one before it chooses; several
+residual streams that are not mixed with each other; experts.
+
+The layer that predicts a further token reads one stream, and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import Index, LatentAttention
+from ._decoder import FeedForward, Layer
+from ._fields import decoder
+from ._hyper_connections import HyperConnections
+from ._moe import costless, dense, experts, kinds
+
+_EVERY: Final = 4  # layers, of which the first one chooses keys, after the very first
+_COSTLESS: Final = """
+    hc_magnitude hc_eps learnable_sink_init swiglu_limit rope_interleave num_key_value_heads head_dim qk_head_dim
+    enable_lm_head_fp32 moe_router_dtype
+"""
+_PRESENT: Final = ("enable_ihc", "learnable_sink", "gated_mla")
+
+
+@architecture("hy_v4")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config, *_COSTLESS.split())
+    for key in _PRESENT:
+        if not config.flag(key, default=True):
+            raise config.error(key, "must be true: no published model of this architecture goes without")
+    config.choice("gating_type", ("elementwise",), "elementwise")
+    if config.get("layer_types") is not None:
+        kinds(config, "layer_types", ("indexed_attention", "deepseek_sparse_attention", "sparse_attention"))
+    hyper = HyperConnections(streams=config.integer("hc_mult", 4), iterations=0)
+    mixers = {own: _attention(config, own=own) for own in (True, False)}
+    inner = config.integer("moe_intermediate_size")
+    shared = config.integer("n_shared_experts", 1, least=0) * inner
+    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)
+    networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
+    layers = [
+        Layer(
+            mixer=mixers[own],
+            feed_forward=networks[has_experts],
+            hyper=hyper,
+            name=("moe" if has_experts else "dense") + ("" if own else "_shared"),
+        )
+        for own, has_experts in zip(_own_index(config), _sparse(config), strict=True)
+    ]
+    return replace(decoder(config, layers), hyper=hyper).graph(fmt)
+
+
+def _attention(config: Section, *, own: bool) -> LatentAttention:
+    heads, value_dim = config.integer("num_attention_heads"), config.integer("v_head_dim", 256)
+    chosen = config.integer("index_topk", 2048)
+    index = Index(
+        num_heads=config.integer("index_n_heads", 16), head_dim=config.integer("index_head_dim", 128), chosen=chosen
+    )
+    return LatentAttention(
+        num_heads=heads,
+        q_rank=config.integer("q_lora_rank", 1536),
+        kv_rank=config.integer("kv_lora_rank", 512),
+        nope_dim=config.integer("qk_nope_head_dim", 192),
+        rope_dim=config.integer("qk_rope_head_dim", 64),
+        value_dim=value_dim,
+        bias=config.flag("attention_bias", default=False),
+        index=index if own else None,
+        chosen=0 if own else chosen,
+        gates=heads * value_dim,
+        sinks=True,
+    )
+
+
+def _own_index(config: Section) -> list[bool]:
+    """Whether each layer has an indexer of its own: as listed, or the first, and after it every fourth."""
+    if config.get("indexer_types") is None:
+        return [index == 0 or index % _EVERY == 1 for index in range(config.integer("num_hidden_layers"))]
+    own = [kind == "full" for kind in kinds(config, "indexer_types", ("full", "shared"))]
+    if not own[0]:
+        raise config.error("indexer_types", "must give the first layer an indexer of its own; there is none before it")
+    return own
+
+
+def _sparse(config: Section) -> list[bool]:
+    """Whether each layer has experts: as listed, or all but the first."""
+    config.costless("first_k_dense_replace", "moe_layer_freq")
+    if config.get("mlp_layer_types") is None:
+        return [index > 0 for index in range(config.integer("num_hidden_layers"))]
+    return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]

@@ -264,6 +264,7 @@ def _from_config(
     source: str = "",
     beside: Section | None = None,
 ) -> Model:
+    config, told = _typed(config)
     fmt, guessed = _format(config)
     graph = builder(config)(config, fmt).check()
     stored = _published(config, beside)
@@ -280,7 +281,7 @@ def _from_config(
         max_answer=_text(config).integer("max_target_positions", 0),
         aliases=aliases,
         source=source or config.file,
-        notes=(*guessed, *notes, *(stored.notes if stored else ())),
+        notes=(*told, *guessed, *notes, *(stored.notes if stored else ())),
         quantization=quantization,
         unknown=stored.unknown if stored else "",
     )
@@ -289,6 +290,21 @@ def _from_config(
     whole = graph.predicting().check()
     quantization = _quantization(stored, whole, fmt)
     return replace(model, predicting=replace(model, graph=whole, quantization=quantization))
+
+
+def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:
+    """`config` with the model_type of the class that it names, where it has none of its own, and a note of that."""
+    if config.get("model_type") is not None:
+        return config, ()
+    from .architectures import model_types
+    from .architectures._nearest import class_name
+
+    named = class_name(config.data)
+    found = [kind for kind in model_types() if kind.replace("_", "").replace("-", "") == named]
+    if len(found) != 1:
+        return config, ()
+    note = f"no model_type in its config: counts as {found[0]}, as its class is named"
+    return Section({**config.data, "model_type": found[0]}, config.file, config.at), (note,)
 
 
 def _says_quantization(config: Section) -> bool:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from llmviewer._layout import data_dir
 from llmviewer.architectures import builder
-from llmviewer.documents import Section
+from llmviewer.documents import Section, read_yaml
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model
+from llmviewer.operators.attention import QK, SV, Indexer
+from llmviewer.operators.linear import ExpertsLinear
 from llmviewer.precision import FP16
+from llmviewer.resource import Unit, matrix, vector
+from llmviewer.setting import Setting
 from llmviewer.workload import Workload
+
+ORACLE = Path(__file__).parent / "oracle"
 
 LLAMA = {
     "model_type": "nemotron-nas",
@@ -158,3 +173,215 @@ def test_parameters_are_those_published(name, total, active):
     model = load_model(name)
     assert model.parameters / 1e9 == pytest.approx(total, abs=1)
     assert model.active_parameters / 1e9 == pytest.approx(active, abs=1)
+
+
+TORCH = json.loads((ORACLE / "latest.json").read_text(encoding="utf-8"))
+PASSES = {
+    "prefill": Workload.prefill(batch=TORCH["batch"], prompt=TORCH["length"]),
+    "decode": Workload.decode(batch=TORCH["batch"], kv_len=TORCH["length"] + 1),
+}
+MODULES = {  # the end of a module's path in transformers -> name of the operator
+    "self_attn.gate_proj": "g_proj",
+    "indexer.weights_proj": "index_weights",
+    "indexer.wk": "index_k_proj",
+    "indexer.wq_b": "index_q_proj",
+    "shared_experts.down_proj": "shared_down_proj",
+    "shared_experts.gate_proj": "shared_gate_proj",
+    "shared_experts.up_proj": "shared_up_proj",
+    "kv_a_proj_with_mqa": "kv_a_proj",
+    "gate": "router",
+    "ffn_hc": "mlp_hc",
+    "self_attn": "attention",
+}
+
+
+def _by_torch(found):
+    """OPs by operator."""
+    counted = Counter()
+    for path, ops in found.items():
+        *_, parent, last = ("", *(part for part in path.split(".") if part != "*"))
+        counted[MODULES.get(f"{parent}.{last}", MODULES.get(last, last))] += ops
+    return counted
+
+
+def _by_us(graph, w):
+    """OPs on matrix units by operator, with what torch does otherwise: all cells of a prefill, the head everywhere."""
+    counted = Counter()
+    cells = Fraction(int(w.cells(np.inf)), int(w.pairs(np.inf)))
+    for block, op in graph:
+        ops = block.repeat * sum(Fraction(evaluate(f, w)) for r, f in op.work().amounts if r.unit is Unit.MATRIX)
+        name = op.name.removeprefix("second_")
+        if isinstance(op, QK | SV | Indexer):
+            counted["indexer" if isinstance(op, Indexer) else "attention"] += ops * cells
+        elif isinstance(op, ExpertsLinear):
+            counted["experts"] += ops
+        elif ops:
+            counted[name] += ops * (Fraction(int(w.tokens()), int(w.logits())) if name == "lm_head" else 1)
+    return counted
+
+
+@pytest.mark.parametrize("phase", PASSES)
+@pytest.mark.parametrize("name", TORCH["models"])
+def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
+    ours = _by_us(_graph(TORCH["models"][name]["config"]), PASSES[phase])
+    if name == "longcat_flash":
+        assert ours.pop("experts") == 3 * 2 * PASSES[phase].tokens() * 2 * 3 * 64 * 32  # 2 of 3 have matrices
+    assert ours == _by_torch(TORCH["models"][name][phase])
+
+
+@pytest.mark.parametrize("name", TORCH["models"])
+def test_parameters_of_small_models_equal_those_of_transformers(name):
+    assert _graph(TORCH["models"][name]["config"]).parameters == TORCH["models"][name]["parameters"]
+
+
+def test_latest_json_is_what_torch_counts_today():
+    """Needs the extra `oracle`; skipped without it."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    script = [sys.executable, str(ORACLE / "make_latest.py"), "--check"]
+    assert subprocess.run(script, check=False).returncode == 0
+
+
+def test_some_experts_of_longcat_leave_a_token_as_it_is():
+    """12 of 768 are chosen, of which 512 have matrices: 8 of 12 on average."""
+    ops = {op.name: op for op in load_model("longcat-flash").graph.blocks[1].operators}
+    step, h = Workload.decode(batch=64, kv_len=100), 6144
+    works = {name: op.work() for name, op in ops.items()}
+    assert evaluate(works["router"].ops, step) == 64 * 2 * 768 * h
+    assert evaluate(works["route"].ops, step) == 64 * (5 + 12) * 768
+    assert evaluate(works["expert_up_proj"].ops, step) == 64 * 8 * 2 * 2048 * h
+    assert evaluate(works["combine"].ops, step) == 64 * 2 * (8 + 1) * h  # and the token itself
+    assert evaluate(works["combine"].activation_bytes, step) == 64 * 2 * (8 * h + 12 + h + h)
+    reached = 512 * (1 - (1 - 12 / 768) ** 64)
+    assert evaluate(works["expert_up_proj"].weight_bytes, step) == pytest.approx(reached * 2048 * h * 2)
+
+
+def test_a_layer_of_longcat_attends_twice_and_adds_experts_at_its_end():
+    model = load_model("longcat-flash")
+    assert model.kv_bytes_per_token == 28 * 2 * (512 + 64) * 2
+    layer = model.graph.blocks[1]
+    assert (layer.repeat, layer.output) == (28, "second_mlp_add")
+    reads = {op.name: [t.name for t in op.inputs] for op in layer.operators}
+    assert reads["router"] == reads["gate_proj"] == ["mlp_norm"]
+    assert reads["second_attn_norm"] == ["mlp_add"]
+    assert reads["second_mlp_add"] == ["second_attn_add", "second_down_proj", "combine"]
+    assert reads["second_qk_matmul"] == ["second_q_rope", "second_k_nope", "second_rope_cache"]
+
+
+def test_streams_of_hy4_are_not_mixed_with_each_other():
+    """Four of 6144: weights by one product with 8 rows, a sum, eight sigmoids; each stream with the result added."""
+    ops = {op.name: op.work() for op in load_model("hy4-preview").graph.blocks[1].operators}
+    step = Workload.decode(batch=3, kv_len=100)
+    amounts = {r: evaluate(f, step) for r, f in ops["attn_hc"].amounts}
+    assert amounts[matrix("tf32")] == 3 * 2 * 8 * 4 * 6144
+    assert amounts[vector("fp32")] == 3 * (5 * 4 * 6144 + 6 * 8)
+    assert evaluate(ops["attn_add"].ops, step) == 3 * 2 * 4 * 6144
+    assert evaluate(ops["g_proj"].ops, step) == 3 * 2 * 6144 * 64 * 256
+    assert evaluate(ops["gated_attention"].ops, step) == 3 * 5 * 64 * 256
+    assert evaluate(ops["softmax"].weight_bytes, step) == 64 * 2
+
+
+def test_indexers_of_hy4_are_those_of_the_checkpoint():
+    own = [n for b in load_model("hy4-preview").graph.blocks if "shared" not in b.name for n in b.layers]
+    assert sorted(own) == [0, *range(1, 78, 4)]
+
+
+def test_north_rotates_where_it_has_a_window_or_no_experts():
+    blocks = {block.name: block for block in load_model("north-mini-code").graph.blocks}
+    assert {name: block.repeat for name, block in blocks.items()} == {
+        "embedding": 1, "global_dense": 1, "local_moe": 36, "global_moe": 12, "head": 1,
+    }  # fmt: skip
+    rotated = {name for name, block in blocks.items() if any(op.kind == "rope" for op in block.operators)}
+    assert rotated == {"global_dense", "local_moe"}
+    layers = load_model("north-mini-code").graph.blocks
+    listed = {b.name: b.layers for b in layers}
+    config = {**read_yaml(data_dir("models") / "north-mini-code.yaml").section("config").data, "layer_types": None}
+    patterned = {b.name: b.layers for b in _graph(config).blocks}
+    assert patterned["global_dense"] == listed["global_dense"] == (0,)
+    assert patterned["global_moe"] == tuple(n for n in range(1, 49) if n % 4 == 0) == listed["global_moe"]
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("head_wise", 32), ("element_wise", 32 * 128)])
+def test_gates_of_ling_are_one_a_head_or_one_an_element(kind, gates):
+    config = read_yaml(data_dir("models") / "ling-3.0-flash.yaml").section("config").data
+    graph = _graph({**config, "gated_attention_proj_granularity_type": kind})
+    ops = {op.name: op.work() for b in graph.blocks if b.name == "mla_sparse" for op in b.operators}
+    one = Workload.decode(batch=1, kv_len=10)
+    assert evaluate(ops["g_proj"].ops, one) == 2 * 2560 * gates
+    assert evaluate(ops["gated_attention"].ops, one) == 32 * 128 + 4 * gates
+
+
+def test_parameters_of_ling_tiny_by_hand():
+    h, heads, d = 1536, 16, 128
+    wide = heads * d
+    kda = 6 * h * wide + heads * h + 3 * wide * 4 + heads + wide + d
+    mla = 256 * h + 256 + 256 * heads * 192 + 576 * h + 512 + 512 * heads * 256 + wide * h + heads * h
+    moe = 128 * 3 * h * 512 + 128 * h + 3 * h * 512
+    total = 18 * kda + 6 * mla + 3 * h * 4608 + 23 * moe + 24 * 2 * h + h + 2 * 157184 * h
+    assert load_model("ling-3.0-tiny").parameters == total
+    assert total == pytest.approx(7.9e9, rel=2e-3)  # published
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("longcat-flash", {"zero_expert_num": 100}, "zero_expert_num: must leave a whole number of the 12 experts"),
+        ("longcat-flash", {"zero_expert_type": "copy"}, "zero_expert_type: must be one of identity; got 'copy'"),
+        ("longcat-flash", {"attention_method": "GQA"}, "attention_method: must be one of MLA, mla; got 'GQA'"),
+        ("longcat-flash", {"emb_neighbor_num": 3}, "emb_neighbor_num: must be absent"),
+        ("ling-3.0-flash", {"architectures": ["BailingMoeV2_5ForCausalLM"]}, "architectures: must be BailingMoeV3"),
+        ("ling-3.0-flash", {"no_kda_lora": None}, "no_kda_lora: must be true"),
+        ("ling-3.0-flash", {"use_mla_nope": True}, "use_mla_nope: is not known for this architecture; got True"),
+        ("ling-3.0-flash", {"layer_group_size": 5}, "layer_group_size: must divide the 42 layers; got 5"),
+        ("hy4-preview", {"enable_ihc": False}, "enable_ihc: must be true"),
+        ("hy4-preview", {"indexer_types": ["shared"] * 78}, "indexer_types: must give the first layer an indexer"),
+        ("north-mini-code", {"use_qk_norm": True}, "use_qk_norm: must be false"),
+    ],
+)
+def test_what_these_models_cannot_say(name, changes, message):
+    config = read_yaml(data_dir("models") / f"{name}.yaml").section("config").data
+    with pytest.raises(InputError) as error:
+        _graph({**config, **changes})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("quant", ["W16A16", "W4A16g128", "fp8"])
+@pytest.mark.parametrize("layout", ["tp=8", "tp=8 ep=8", "ep=8 dp=8", "pp=2"])
+@pytest.mark.parametrize("name", ["longcat-flash", "ling-3.0-flash", "north-mini-code", "hy4-preview"])
+def test_layouts_and_precisions_run(name, layout, quant):
+    if name == "north-mini-code" and layout == "tp=8":
+        layout = "tp=4"
+    setting = Setting.of(name, "b300", layout=layout, quant=quant)
+    setting.graph.check()
+    assert setting.decode_plan.time_s(Workload.decode(batch=8, kv_len=1000)) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("kimi-k3", 2.78e12, 104.2e9),
+        ("longcat-flash", 560e9, 27e9),
+        ("hy4-preview", 770e9, 49e9),
+        ("ling-3.0-flash", 127e9 - 3.06e9, 5.1e9),  # a layer that predicts is among those published
+    ],
+)
+def test_parameters_are_near_what_is_published(name, total, active):
+    """Of a token's, without what it looks up alone."""
+    model = load_model(name)
+    looked_up = model.graph.blocks[0].operators[0].weights[0].numel
+    assert model.parameters == pytest.approx(total, rel=5e-3)
+    assert model.graph.active_parameters - looked_up == pytest.approx(active, rel=0.02)
+
+
+def test_a_config_without_a_model_type_counts_as_its_class_is_named(tmp_path):
+    """As LongCat-Flash's."""
+    config = read_yaml(data_dir("models") / "longcat-flash.yaml").section("config").data
+    config = {**config, "model_type": None, "architectures": ["LongcatFlashForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    model = load_model(str(tmp_path / "config.json"))
+    assert model.graph == load_model("longcat-flash").graph
+    assert model.notes == ("no model_type in its config: counts as longcat_flash, as its class is named",)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"]}), encoding="utf-8")
+    with pytest.raises(InputError, match="model_type: is missing"):
+        load_model(str(tmp_path / "config.json"))

@@ -56,7 +56,8 @@ OPERATOR = {  # the end of a module's path in transformers -> name of the operat
 FAMILIES = (
     "kimi-linear-48b-a3b", "minimax-text-01", "minimax-m1", "rwkv-4-169m", "rwkv-4-430m", "rwkv-4-3b", "rwkv-4-7b",
     "rwkv-4-14b", "rwkv-5-world-7b", "rwkv-6-world-3b", "rwkv-6-world-7b", "rwkv-7-pile-168m", "rwkv-7-world-0.4b",
-    "rwkv-7-world-1.5b", "rwkv-7-world-2.9b", "retnet-1.3b", "retnet-2.7b", "retnet-7b", "stripedhyena-7b",
+    "rwkv-7-world-1.5b", "rwkv-7-world-2.9b", "retnet-1.3b", "retnet-2.7b", "retnet-7b", "stripedhyena-7b", "kimi-k3",
+    "ling-3.0-flash", "ling-3.0-tiny",
 )  # fmt: skip
 PURE = [name for name in FAMILIES if name.startswith(("rwkv", "retnet"))]  # no layer attends
 
@@ -180,6 +181,8 @@ def test_parameters_of_striped_hyena_by_hand():
     [
         # 7 of 27 layers attend; the others keep matrices of 32 heads and 3 tokens of the convolution
         ("kimi-linear-48b-a3b", 7 * (512 + 64) * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
+        ("kimi-k3", 24 * (512 + 64) * 2, 69 * (96 * 128 * 128 * 4 + 3 * 12288 * 3 * 2)),
+        ("ling-3.0-flash", 7 * (512 + 64) * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         ("minimax-text-01", 10 * 2 * 8 * 128 * 2, 70 * 64 * 128 * 128 * 4),
         ("rwkv-4-169m", 0, 12 * (3 * 768 * 4 + 2 * 768 * 4)),  # an fp32 checkpoint
         ("rwkv-5-world-7b", 0, 32 * (64 * 64 * 64 * 4 + 2 * 4096 * 2)),
@@ -345,7 +348,8 @@ def test_dialects_of_rwkv_6_say_the_same():
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({**KIMI, "attn_res_block_size": 12}, "attn_res_block_size: is not known for this architecture; got 12"),
+        ({**KIMI, "attn_res_block_size": -1}, "attn_res_block_size: must be a whole number of at least 0; got -1"),
+        ({**KIMI, "hidden_act": "situ"}, "activation_situ_linear_beta: is missing"),
         ({**KIMI, "mla_use_nope": False}, "mla_use_nope: must be true"),
         ({**KIMI, "layer_types": ["full_attention"]}, "layer_types: must have an entry for each of the 6 layers"),
         (

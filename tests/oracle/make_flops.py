@@ -110,6 +110,7 @@ MODELS = (
     "hy3-preview",
     "mimo-v2-flash",
     "k-exaone-236b-a23b",
+    "north-mini-code",
 )
 HYBRIDS = (
     "nemotron-3-nano-30b-a3b",

@@ -33,6 +33,7 @@ ORACLE = HERE / "recurrent.json"
 BATCH, PROMPT = 1, 48
 SHIPPED = (
     "kimi-linear-48b-a3b", "minimax-text-01", "rwkv-4-169m", "rwkv-4-430m", "rwkv-4-3b", "rwkv-4-7b", "rwkv-4-14b",
+    "ling-3.0-flash",
 )  # fmt: skip
 _EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "torch_dtype": "bfloat16"}
 TINY: dict[str, dict[str, Any]] = {

@@ -1,0 +1,73 @@
+"""Count the matrix-product FLOPs and parameters of small models of 2026 with torch's counter; write latest.json.
+
+transformers builds each of `CONFIGS` on the CPU with random weights and runs a prefill of LENGTH tokens and a decode
+step after it under `torch.utils.flop_counter.FlopCounterMode`. FLOPs are those that no module inside counts, layers
+folded. A multiply-accumulate is 2 FLOPs. Experts of LongCat-Flash are left out, as how many of a token's have matrices
+is up to chance; of parameters those are left out that its class keeps for experts that have none.
+
+    python tests/oracle/make_latest.py           rewrite latest.json
+    python tests/oracle/make_latest.py --check   exit 1 where it differs
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from make_flops import own_flops
+from make_parameters import idle
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel
+
+ORACLE = Path(__file__).resolve().parent / "latest.json"
+BATCH, LENGTH = 2, 24
+_LATENT = {
+    "vocab_size": 96, "hidden_size": 64, "num_attention_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "hy_v4": {
+        **_LATENT, "intermediate_size": 80, "moe_intermediate_size": 32, "num_hidden_layers": 6, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "index_n_heads": 3, "index_head_dim": 16, "index_topk": 40, "hc_mult": 3,
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    },
+    "longcat_flash": {
+        **_LATENT, "ffn_hidden_size": 80, "expert_ffn_hidden_size": 32, "num_layers": 3, "n_routed_experts": 8,
+        "zero_expert_num": 4, "moe_topk": 3, "head_dim": 8,
+    },
+}  # fmt: skip
+
+
+def main() -> int:
+    text = json.dumps({"batch": BATCH, "length": LENGTH, "models": {n: _counted(n) for n in CONFIGS}}, indent=1) + "\n"
+    if "--check" in sys.argv:
+        return int(text != ORACLE.read_text(encoding="utf-8"))
+    ORACLE.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _counted(model_type: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **CONFIGS[model_type])
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
+    tokens = torch.randint(3, config.vocab_size, (BATCH, LENGTH + 1))
+    cache = DynamicCache(config=model.config)
+    return {
+        "config": {"model_type": model_type, **CONFIGS[model_type]},
+        "parameters": sum(p.numel() for p in model.parameters()) - idle(model),
+        "prefill": _flops(model, tokens[:, :-1], cache),
+        "decode": _flops(model, tokens[:, -1:], cache),
+    }
+
+
+def _flops(model: PreTrainedModel, tokens: torch.Tensor, cache: Cache) -> dict[str, int]:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(tokens, past_key_values=cache, use_cache=True)
+    return {path: n for path, n in own_flops(counter).items() if not (idle(model) and path.endswith("experts"))}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -15,7 +15,10 @@ import yaml
 
 from .errors import InputError, suggest
 
-_REPEATED = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "repeat")  # say how much is built
+_REPEATED = (  # say how much is built
+    "num_hidden_layers", "n_layer", "num_layers", "n_layers", "repeat", "vt_num_hidden_layers",
+    "num_nextn_predict_layers", "num_mtp_layers",
+)  # fmt: skip
 _MOST_REPEATED = 10_000
 LARGEST = 2**53  # whole numbers up to here are exact as floats
 MOST_BYTES = 64 * 2**20  # of a document: room for the index of hundreds of thousands of tensors

@@ -180,6 +180,7 @@ PASSES = {
     "prefill": Workload.prefill(batch=TORCH["batch"], prompt=TORCH["length"]),
     "decode": Workload.decode(batch=TORCH["batch"], kv_len=TORCH["length"] + 1),
 }
+SHIPPED = ("longcat-flash", "ling-3.0-flash", "north-mini-code", "hy4-preview", "step-3.5-flash")
 MODULES = {  # the end of a module's path in transformers -> name of the operator
     "self_attn.gate_proj": "g_proj",
     "indexer.weights_proj": "index_weights",
@@ -226,12 +227,15 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
     ours = _by_us(_graph(TORCH["models"][name]["config"]), PASSES[phase])
     if name == "longcat_flash":
         assert ours.pop("experts") == 3 * 2 * PASSES[phase].tokens() * 2 * 3 * 64 * 32  # 2 of 3 have matrices
+    if name == "step3p5":  # a class without a head
+        assert ours.pop("lm_head") == PASSES[phase].tokens() * 2 * 96 * 64
     assert ours == _by_torch(TORCH["models"][name][phase])
 
 
 @pytest.mark.parametrize("name", TORCH["models"])
 def test_parameters_of_small_models_equal_those_of_transformers(name):
-    assert _graph(TORCH["models"][name]["config"]).parameters == TORCH["models"][name]["parameters"]
+    head = 96 * 64 if name == "step3p5" else 0
+    assert _graph(TORCH["models"][name]["config"]).parameters == TORCH["models"][name]["parameters"] + head
 
 
 def test_latest_json_is_what_torch_counts_today():
@@ -301,6 +305,28 @@ def test_north_rotates_where_it_has_a_window_or_no_experts():
     assert patterned["global_moe"] == tuple(n for n in range(1, 49) if n % 4 == 0) == listed["global_moe"]
 
 
+def test_layers_of_step_with_a_window_have_more_heads_and_are_rotated_whole():
+    blocks = {block.name: block for block in load_model("step-3.5-flash").graph.blocks}
+    assert {name: block.repeat for name, block in blocks.items() if block.layers} == {
+        "global_dense": 1, "local_dense": 2, "local_moe": 31, "global_moe": 11,
+    }  # fmt: skip
+    for name, heads, rotated in (("global_moe", 64, 64), ("local_moe", 96, 128)):
+        ops = {op.name: op for op in blocks[name].operators}
+        assert ops["q_proj"].outputs[0].width == heads * 128
+        assert ops["g_proj"].outputs[0].width == heads
+        assert ops["rope"].rotary_dim == rotated
+        assert evaluate(ops["qk_matmul"].work().kv_bytes, Workload.decode(batch=1, kv_len=2000)) == 2 * 8 * 128 * (
+            512 if heads == 96 else 2000
+        )
+
+
+def test_layers_of_step_that_predict_are_not_among_those_listed():
+    config = read_yaml(data_dir("models") / "step-3.5-flash.yaml").section("config").data
+    longer = {**config, "layer_types": [*config["layer_types"], *["sliding_attention"] * 3]}
+    whole = {"model_type": "step3p7", "text_config": {**longer, "num_nextn_predict_layers": 3}}
+    assert _graph(whole) == _graph(config)
+
+
 @pytest.mark.parametrize(("kind", "gates"), [("head_wise", 32), ("element_wise", 32 * 128)])
 def test_gates_of_ling_are_one_a_head_or_one_an_element(kind, gates):
     config = read_yaml(data_dir("models") / "ling-3.0-flash.yaml").section("config").data
@@ -332,10 +358,21 @@ def test_parameters_of_ling_tiny_by_hand():
         ("ling-3.0-flash", {"architectures": ["BailingMoeV2_5ForCausalLM"]}, "architectures: must be BailingMoeV3"),
         ("ling-3.0-flash", {"no_kda_lora": None}, "no_kda_lora: must be true"),
         ("ling-3.0-flash", {"use_mla_nope": True}, "use_mla_nope: is not known for this architecture; got True"),
+        ("ling-3.0-flash", {"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers: must be at most 10000"),
         ("ling-3.0-flash", {"layer_group_size": 5}, "layer_group_size: must divide the 42 layers; got 5"),
         ("hy4-preview", {"enable_ihc": False}, "enable_ihc: must be true"),
         ("hy4-preview", {"indexer_types": ["shared"] * 78}, "indexer_types: must give the first layer an indexer"),
         ("north-mini-code", {"use_qk_norm": True}, "use_qk_norm: must be false"),
+        ("step-3.5-flash", {"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate: must be true"),
+        ("step-3.5-flash", {"sink": True}, "sink: must be false"),
+        ("step-3.5-flash", {"att_impl_type": "MFA"}, "att_impl_type: must be one of GQA; got 'MFA'"),
+        ("step-3.5-flash", {"moe_layers_enum": "3,x"}, "moe_layers_enum: must be numbers of layers; got '3,x'"),
+        ("step-3.5-flash", {"layer_types": ["full_attention"]}, "layer_types: must have an entry for each of the 45"),
+        (
+            "step-3.5-flash",
+            {"partial_rotary_factors": [2.0] * 45},
+            "partial_rotary_factors: must be a share from 0 to 1",
+        ),
     ],
 )
 def test_what_these_models_cannot_say(name, changes, message):
@@ -348,7 +385,7 @@ def test_what_these_models_cannot_say(name, changes, message):
 
 @pytest.mark.parametrize("quant", ["W16A16", "W4A16g128", "fp8"])
 @pytest.mark.parametrize("layout", ["tp=8", "tp=8 ep=8", "ep=8 dp=8", "pp=2"])
-@pytest.mark.parametrize("name", ["longcat-flash", "ling-3.0-flash", "north-mini-code", "hy4-preview"])
+@pytest.mark.parametrize("name", SHIPPED)
 def test_layouts_and_precisions_run(name, layout, quant):
     if name == "north-mini-code" and layout == "tp=8":
         layout = "tp=4"
@@ -363,6 +400,7 @@ def test_layouts_and_precisions_run(name, layout, quant):
         ("kimi-k3", 2.78e12, 104.2e9),
         ("longcat-flash", 560e9, 27e9),
         ("hy4-preview", 770e9, 49e9),
+        ("step-3.5-flash", 196e9, 11.5e9),
         ("ling-3.0-flash", 127e9 - 3.06e9, 5.1e9),  # a layer that predicts is among those published
     ],
 )

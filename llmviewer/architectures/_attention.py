@@ -26,6 +26,7 @@ class SelfAttention:
     qk_norm      norm of queries and keys before the rotation: of each head, or of all heads together
     sinks        a learned logit for every head, which takes part in the softmax
     gated        the result is scaled by a sigmoid of as many numbers, made by the queries' projection
+    head_gates   the result of each head is scaled by a sigmoid of a number, made of x
     """
 
     heads: Heads
@@ -38,6 +39,7 @@ class SelfAttention:
     qk_norm_whole: bool = False
     sinks: bool = False
     gated: bool = False
+    head_gates: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
@@ -57,6 +59,8 @@ class SelfAttention:
             out = parts.tensor("gated_attention", gate[0].width)
             inputs = (result(scored), gate[0])
             scored = (*scored, Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=5))
+        if self.head_gates:
+            scored = (*scored, *gated(parts, x, result(scored), heads.num_heads))
         o_proj = parts.project("o_proj", result(scored), x.width, bias=self.o_bias)
         return (*projections, *prepared, *scored, o_proj)
 
@@ -155,17 +159,9 @@ class LatentAttention:
         sinks = (parts.weight("sinks", self.num_heads),) if self.sinks else ()
         attended: tuple[Operator, ...] = (qk, replace(softmax, weights=sinks), sv)
         if self.gates:
-            attended = (*attended, *self._gated(parts, x, result(attended)))
+            attended = (*attended, *gated(parts, x, result(attended), self.gates))
         o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
         return (*queries, down, kv_norm, rope, *chosen, up, *attended, o_proj)
-
-    def _gated(self, parts: Parts, x: Tensor, attended: Tensor) -> tuple[Operator, ...]:
-        """A product for each element, and four OPs for the sigmoid of each gate."""
-        gate = parts.project("g_proj", x, self.gates)
-        out = replace(attended, name="gated_attention")
-        ops = 1 + 4 * self.gates / out.width
-        inputs = (attended, gate.outputs[0])
-        return (gate, Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=ops))
 
     def _queries(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if not self.q_rank:
@@ -210,6 +206,15 @@ class Index:
             heads=heads,
         )
         return (q, k, weights, norm, rope, index)
+
+
+def gated(parts: Parts, x: Tensor, attended: Tensor, gates: int) -> tuple[Operator, ...]:
+    """What was attended to, scaled: a product for each element, and four OPs for the sigmoid of each of the gates."""
+    gate = parts.project("g_proj", x, gates)
+    out = replace(attended, name="gated_attention")
+    inputs = (attended, gate.outputs[0])
+    ops = 1 + 4 * gates / out.width
+    return (gate, Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=ops))
 
 
 def scored(

@@ -20,7 +20,7 @@ import torch
 from make_flops import own_flops
 from make_parameters import idle
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel, Step3p7TextModel
 
 ORACLE = Path(__file__).resolve().parent / "latest.json"
 BATCH, LENGTH = 2, 24
@@ -38,6 +38,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_LATENT, "ffn_hidden_size": 80, "expert_ffn_hidden_size": 32, "num_layers": 3, "n_routed_experts": 8,
         "zero_expert_num": 4, "moe_topk": 3, "head_dim": 8,
     },
+    "step3p5": {
+        "vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 4,
+        "num_attention_groups": 2, "head_dim": 12, "attention_other_setting": {"num_attention_heads": 6},
+        "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"], "sliding_window": 30,
+        "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 0.5], "moe_intermediate_size": 32, "share_expert_dim": 24,
+        "moe_layers_enum": "2,3,4", "moe_num_experts": 8, "moe_top_k": 2,
+    },
 }  # fmt: skip
 
 
@@ -52,7 +59,9 @@ def main() -> int:
 def _counted(model_type: str) -> dict[str, Any]:
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **CONFIGS[model_type])
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
+    config._attn_implementation = config._experts_implementation = "eager"
+    seeing = model_type == "step3p5"  # its language model, which has no head by itself
+    model = (Step3p7TextModel(config) if seeing else AutoModelForCausalLM.from_config(config)).eval()
     tokens = torch.randint(3, config.vocab_size, (BATCH, LENGTH + 1))
     cache = DynamicCache(config=model.config)
     return {

@@ -53,6 +53,8 @@ TWINS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
 }
 # model_type: a field that its class in transformers does not know, so that models with it are counted otherwise
 BEYOND: Mapping[str, str] = {"kimi_linear": "attn_res_block_size", "bailing_hybrid": "q_lora_rank"}
+# model_type: its class in transformers, which has no head, as it stands for a part of a model that sees
+HEADLESS: Mapping[str, str] = {"step3p5": "Step3p7TextModel"}
 # How transformers is asked for a class: for more than a decoder first, as some of those have one that is half of them.
 AUTO = (
     "AutoModelForImageTextToText", "AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForCausalLM",
@@ -102,6 +104,8 @@ def counted(fields: Mapping[str, Any]) -> tuple[int, str] | None:
     if model is None:
         return None
     parameters, name = sum(parameter.numel() for parameter in model.parameters()), type(model).__name__
+    if fields["model_type"] in HEADLESS:
+        return parameters + fields["vocab_size"] * fields["hidden_size"], f"{name}, with a head"
     if left := idle(model):
         return parameters - left, f"{name}, less what it keeps for experts without matrices"
     tied = fields.get("tie_word_embeddings", fields.get("text_config", {}).get("tie_word_embeddings"))
@@ -127,7 +131,9 @@ def built(fields: Mapping[str, Any]) -> Any:
         if str(error).startswith(_UNKNOWN):
             return None
         raise
-    named = [getattr(transformers, name) for name in fields.get("architectures", ()) if hasattr(transformers, name)]
+    own = HEADLESS.get(fields["model_type"])
+    names = (own,) if own else fields.get("architectures", ())
+    named = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
     if named:
         return named[0](config)
     autos = (getattr(transformers, name) for name in AUTO)

@@ -1,0 +1,149 @@
+"""Step 3.5 and 3.7: three layers with a window and more heads for one that sees all, gated by head; experts.
+
+The tower of Step 3.7 is not known yet; layers that predict further tokens are left out, as it is not known whether they
+share the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import FeedForward, Layer
+from ._feed_forward import Experts, Mlp
+from ._fields import decoder
+from ._moe import costless, dense, experts, language_model
+from ._parts import NormKind, heads_of
+
+_FULL: Final = "full_attention"
+_SLIDING: Final = "sliding_attention"
+_FIRST: Final = 3  # layers without experts, where the config does not list those that have some
+_COSTLESS: Final = """
+    max_seq_len yarn_only_types swiglu_limits swiglu_limits_shared moe_router_scaling_factor moe_router_activation
+    norm_expert_weight use_moe use_moe_router_bias need_fp32_gate use_rope_layers query_pre_attn_scalar zero_centered
+"""
+_PRESENT: Final = ("use_head_wise_attn_gate", "use_qk_norm")
+
+
+@architecture("step3p7")
+def build_seeing(config: Section, fmt: Format) -> Graph:
+    text = language_model(config)
+    config.costless("tie_word_embeddings")  # the text_config has its own
+    return build(text, fmt)
+
+
+@architecture("step3p5")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config, *_COSTLESS.split())
+    config.costless("num_attention_groups", "num_key_value_heads", "moe_num_experts", "moe_top_k", "share_expert_dims")
+    for key in _PRESENT:
+        if not config.flag(key, default=True):
+            raise config.error(key, "must be true: no published model of this architecture goes without")
+    if config.flag("sink", default=False):
+        raise config.error("sink", "must be false: sinks of this attention are not known")
+    config.choice("att_impl_type", ("GQA",), "GQA")
+    types, sparse = _types(config), _sparse(config)
+    mixers = {kind: _attention(config, kind, types) for kind in types}
+    networks: dict[bool, FeedForward] = {True: _experts(config)}
+    if not all(sparse):
+        networks[False] = dense(config)
+
+    layers = [
+        Layer(
+            mixer=mixers[kind],
+            feed_forward=networks[has_experts],
+            name=f"{'local' if kind == _SLIDING else 'global'}_{'moe' if has_experts else 'dense'}",
+        )
+        for kind, has_experts in zip(types, sparse, strict=True)
+    ]
+    return decoder(config, layers).graph(fmt)
+
+
+def _listed(config: Section, key: str, known: tuple[str, str]) -> tuple[str, ...]:
+    """What a field says of each layer, without those that predict further tokens, which the list may go on to."""
+    layers, found = config.integer("num_hidden_layers"), config.texts(key)
+    further = config.integer(config.first("num_nextn_predict_layers", "num_mtp_layers"), 0, least=0)
+    if len(found) not in (layers, layers + further):
+        raise config.error(key, f"must have an entry for each of the {layers} layers; got {len(found)}")
+    if not set(found) <= set(known):
+        raise config.error(key, f"must be made of {' and '.join(known)}")
+    return found[:layers]
+
+
+def _types(config: Section) -> tuple[str, ...]:
+    if config.get("layer_types") is None:
+        return (_FULL,) * config.integer("num_hidden_layers")
+    return _listed(config, "layer_types", (_FULL, _SLIDING))
+
+
+def _sparse(config: Section) -> list[bool]:
+    """Whether each layer has experts: as listed, those that moe_layers_enum numbers, or all but the first."""
+    if config.get("mlp_layer_types") is not None:
+        config.costless("moe_layers_enum")
+        return [kind == "sparse" for kind in _listed(config, "mlp_layer_types", ("dense", "sparse"))]
+    layers, numbers = config.integer("num_hidden_layers"), config.get("moe_layers_enum")
+    if numbers is None:
+        return [index >= _FIRST for index in range(layers)]
+    items = numbers.split(",") if isinstance(numbers, str) else numbers if isinstance(numbers, list) else [""]
+    if not all(str(item).strip().isdigit() for item in items):
+        raise config.error("moe_layers_enum", f"must be numbers of layers; got {numbers!r}")
+    chosen = {int(item) for item in items}
+    return [index in chosen for index in range(layers)]
+
+
+def _attention(config: Section, kind: str, types: tuple[str, ...]) -> SelfAttention:
+    groups = config.integer(config.first("num_attention_groups", "num_key_value_heads"))
+    section, key, window = config, "num_attention_heads", inf
+    if kind == _SLIDING:
+        window = config.integer("sliding_window")
+        if config.get("attention_other_setting") is not None:
+            section = config.section("attention_other_setting")
+            section.costless("attention_type", "true_head_dim")
+            groups = section.integer(section.first("num_attention_groups", "num_key_value_heads"), groups)
+        elif config.get("num_sliding_attention_heads") is not None:
+            key = "num_sliding_attention_heads"
+    heads = heads_of(
+        section,
+        config.integer("hidden_size"),
+        key,
+        num_kv_heads=groups,
+        head_dim=config.integer("head_dim", 128),
+        window=window,
+    )
+    bias = config.flag("attention_bias", default=False)
+    return SelfAttention(
+        heads=heads,
+        rotary_dim=int(heads.head_dim * _rotated(config, kind, types)),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=NormKind.RMS,
+        head_gates=True,
+    )
+
+
+def _rotated(config: Section, kind: str, types: tuple[str, ...]) -> float:
+    """The share of each head that layers of a kind rotate."""
+    parts = config.get("partial_rotary_factors")
+    if parts is None:
+        return 1.0
+    first = types.index(kind)
+    if not isinstance(parts, list) or len(parts) <= first or not isinstance(parts[first], int | float):
+        raise config.error("partial_rotary_factors", "must be a share from 0 to 1 for each layer")
+    if not 0 <= parts[first] <= 1:
+        raise config.error("partial_rotary_factors", f"must be a share from 0 to 1; got {parts[first]:g}")
+    return parts[first]
+
+
+def _experts(config: Section) -> Experts:
+    inner = config.integer("moe_intermediate_size")
+    count = config.first("moe_num_experts", "n_routed_experts", "num_local_experts")
+    chosen = config.first("moe_top_k", "num_experts_per_tok")
+    plain = experts(config, count, chosen, inner=inner)
+    shared = config.integer(config.first("share_expert_dim", "share_expert_dims"))
+    return replace(plain, shared=Mlp(inner=shared, act=plain.act, gated=True))

@@ -137,7 +137,7 @@ def _rotated(config: Section, kind: str, types: tuple[str, ...]) -> float:
         raise config.error("partial_rotary_factors", "must be a share from 0 to 1 for each layer")
     if not 0 <= parts[first] <= 1:
         raise config.error("partial_rotary_factors", f"must be a share from 0 to 1; got {parts[first]:g}")
-    return parts[first]
+    return float(parts[first])
 
 
 def _experts(config: Section) -> Experts:

@@ -148,7 +148,7 @@ def test_what_cannot_be_used_is_said_beside_its_control_and_the_last_answer_stay
     assert page.input_value("#quant") == "W17"
     fill(page, "quant", "W8A16")
     assert page.inner_text("#error-quant") == ""
-    assert "W8A16" in page.inner_text("#answer h2")
+    page.locator("#answer h2", has_text="W8A16").wait_for()
 
 
 def test_a_config_and_a_broken_one(page, server, tmp_path):

@@ -24,7 +24,7 @@ Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 
 _TAIL: Final = 3.09  # deviations above the mean that 999 of 1000 moments stay below, where sequences vary normally
 _LEAST: Final = 0.05  # of how steeply it falls: no batch is twenty times as wide
-_HALVINGS: Final = 12  # of the distance to where a rate and the steps that it makes agree
+_HALVINGS: Final = 7  # of the distance to where a rate and the steps that it makes agree
 _RATES, _ROUNDS = 16, 3  # that are tried at a time, and how often: to a three thousandth of what is looked through
 
 

@@ -24,7 +24,7 @@ Column = npt.NDArray[np.float64]
 
 _REQUESTS: Final = 128  # of the traffic whose lengths stand for all; groups of prompts likewise
 _BATCHES: Final = 192  # between which the batch is looked for
-_AGREED: Final = 4  # times that how many prompts a step reads, and how long it takes, are worked out from each other
+_AGREED: Final = 3  # times that how many prompts a step reads, and how long it takes, are worked out from each other
 _STEPS: Final = 64  # of the longest answer, at which is asked how many are still written
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Final
 
 _ROOTS: Final = re.compile(
@@ -127,7 +127,7 @@ class ModuleNames:
                 layers.add((int(layer[1]), layer[3] or ""))
         return cls(anywhere=tuple(anywhere), layers=frozenset(layers), starts=tuple(starts))
 
-    @property
+    @cached_property
     def by_layer(self) -> dict[int, tuple[str, ...]]:
         """What follows each layer that is named."""
         found: dict[int, tuple[str, ...]] = {}
@@ -138,22 +138,28 @@ class ModuleNames:
     def holding(self, op: str, layers: Iterable[int | None]) -> set[int | None]:
         """Those of `layers` whose operator `op` the list names; None stands for what is in no layer."""
         layers = tuple(layers)
-        if any(not _layered(p) and _names(p, op, None) for p in self.anywhere):
+        if any(_names(p, op, None) for p in self._alike):
             return set(layers)
-        layered = tuple(p for p in self.anywhere if _layered(p))
-        by_layer = self.by_layer
-        return {layer for layer in layers if self._holds(op, layer, layered, by_layer)}
+        return {layer for layer in layers if self._holds(op, layer)}
 
-    def _holds(
-        self, op: str, layer: int | None, layered: tuple[str, ...], by_layer: dict[int, tuple[str, ...]]
-    ) -> bool:
+    def _holds(self, op: str, layer: int | None) -> bool:
         if layer is None:
             return False
         here = (
-            *by_layer.get(layer, ()),
+            *self.by_layer.get(layer, ()),
             *(tail for digits, tail in self.starts if str(layer).startswith(digits)),
         )
-        return any(_names(tail, op, None) for tail in here) or any(_names(p, op, layer) for p in layered)
+        return any(_names(tail, op, None) for tail in here) or any(_names(p, op, layer) for p in self._layered)
+
+    @cached_property
+    def _layered(self) -> tuple[str, ...]:
+        """The patterns that say no layer, but match by it."""
+        return tuple(p for p in self.anywhere if _layered(p))
+
+    @cached_property
+    def _alike(self) -> tuple[str, ...]:
+        """Those that match in all layers, or in none."""
+        return tuple(p for p in self.anywhere if p not in self._layered)
 
 
 def _rootless(name: str) -> str:

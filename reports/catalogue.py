@@ -18,6 +18,7 @@ from .columns import columns
 _NARROW: Final = ("fp8", "int8", "fp4")
 _WIDTH: Final = 80
 _KEY: Final = 22  # characters of the longest key of a model, and a gap
+_KINDS: Final = 2  # of attention that there is room for: where there are more, the first is that of a tower
 _LEGEND: Final = (
     "total: parameters; active: those of one token where not all are, table and head among them (papers that leave "
     "out the table, as that of gpt-oss, say fewer). weights, KV of a token: bytes as published, most weights in that "
@@ -29,7 +30,7 @@ def model_list(models: Sequence[Model]) -> str:
     head = ("model", "total", "active", "weights", "in", "attention", "KV", "context")
     lines = [
         (m.name, _short(m.parameters), _active(m), _bytes(weight_bytes(m.published)), _precision(m),
-         "+".join(m.attention_kinds), _bytes(m.kv_bytes_per_token), _context(m))
+         "+".join(m.attention_kinds[-_KINDS:]), _bytes(m.kv_bytes_per_token), _context(m))
         for m in models
     ]  # fmt: skip
     return columns([head, *lines], left=(0, 4, 5), gap=" ") + "\n".join(_wrapped(_LEGEND, indent="")) + "\n"

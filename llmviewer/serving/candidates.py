@@ -229,7 +229,8 @@ class _Steady:
         step = times.step[:, None, :]
         with np.errstate(divide="ignore", invalid="ignore"):
             tpot = _Turns.of(own[..., None], step, times).tpot_s  # by sequences that decode together
-            missing = rate[..., None] * wanted * tpot - (limits - 1)  # a sequence has one less than them beside it
+            # A sequence has one less than them beside it; no number of them is enough where there is no time to decode.
+            missing = np.where(np.isinf(tpot), inf, rate[..., None] * wanted * tpot - (limits - 1))
             at, stable = _crossing(missing)
             batch = _at(limits - 1, at)
             step_s, tpot_s = _at(np.broadcast_to(step, missing.shape), at), _at(tpot, at)
@@ -339,7 +340,8 @@ def _crossing(missing: Grid) -> tuple[Grid, npt.NDArray[np.bool_]]:
     stable = np.take_along_axis(missing, place[..., None], axis=-1)[..., 0] <= 0
     before = np.maximum(place - 1, 0)
     left, right = (np.take_along_axis(missing, p[..., None], axis=-1)[..., 0] for p in (before, place))
-    fraction = np.where(place > 0, left / np.where(left == right, 1.0, left - right), 0.0)
+    between = np.where(np.isinf(left), 1.0, left / np.where(left == right, 1.0, left - right))
+    fraction = np.where(place > 0, between, 0.0)
     return np.where(stable, before + fraction, 0.0), stable
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from .errors import InputError
@@ -109,6 +110,18 @@ class Scheme:
     weight: Format | None = None
     activation: Format | None = None
     kv_cache: Format | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of its formats, once: a checkpoint names schemes for each of thousands of matrices."""
+        return hash((self.text, self.weight, self.activation, self.kv_cache))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the hash, which text has another in every process."""
+        return {name: value for name, value in vars(self).items() if name != "_hash"}
 
     def over(self, other: Scheme) -> Scheme:
         """What this scheme says, and where it says nothing what `other` does."""

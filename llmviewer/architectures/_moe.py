@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, TypeVar
 
 from ..documents import Section
-from ._attention import SelfAttention
+from ._attention import LatentAttention, SelfAttention
 from ._decoder import Layer
 from ._feed_forward import Experts, Mlp
 from ._fields import grouped_heads, rotary_dim
@@ -33,6 +33,8 @@ _GENERATION_FIELDS: Final = """
     remove_invalid_values repetition_penalty return_dict return_dict_in_generate temperature tf_legacy_loss
     tie_encoder_decoder top_k top_p torchscript typical_p use_bfloat16
 """
+
+_L = TypeVar("_L", bound=LatentAttention)
 
 
 def costless(config: Section, *more: str) -> None:
@@ -67,6 +69,28 @@ def attention(
         o_bias=o_bias,
         qk_norm=qk_norm,
         qk_norm_whole=qk_norm_whole,
+    )
+
+
+def latent_attention(
+    config: Section,
+    kind: type[_L],
+    *,
+    q_rank: int,
+    kv_rank: int | None = 512,
+    nope_dim: int | None = 128,
+    rope_dim: int | None = 64,
+    value_dim: int | None = 128,
+) -> _L:
+    """With such sizes where the config does not say them; what is None has to be said."""
+    return kind(
+        num_heads=config.integer("num_attention_heads"),
+        q_rank=config.integer("q_lora_rank", q_rank),
+        kv_rank=config.integer("kv_lora_rank", kv_rank),
+        nope_dim=config.integer("qk_nope_head_dim", nope_dim),
+        rope_dim=config.integer("qk_rope_head_dim", rope_dim),
+        value_dim=config.integer("v_head_dim", value_dim),
+        bias=config.flag("attention_bias", default=False),
     )
 
 

@@ -17,7 +17,7 @@ from ._attention import LatentAttention
 from ._decoder import FeedForward, Layer, Mixer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder
-from ._moe import costless, dense, experts, first_dense, kinds
+from ._moe import costless, dense, experts, first_dense, kinds, latent_attention
 from ._recurrent import Kda
 
 _KDA: Final = "linear_attention"
@@ -47,7 +47,7 @@ def build(config: Section, fmt: Format) -> Graph:
             raise config.error(key, f"is not known for this architecture; got {config.get(key)!r}")
     costless(config, *_COSTLESS.split())
     heads = config.integer("num_attention_heads")
-    mixers: dict[str, Mixer] = {_KDA: _kda(config, heads), _MLA: _attention(config, heads)}
+    mixers: dict[str, Mixer] = {_KDA: _kda(config, heads), _MLA: _attention(config)}
     networks: dict[bool, FeedForward] = {True: _experts(config), False: dense(config)}
     types, sparse = _layer_types(config), _sparse(config)
 
@@ -89,19 +89,10 @@ def _kda(config: Section, heads: int) -> Kda:
     )
 
 
-def _attention(config: Section, heads: int) -> LatentAttention:
-    value_dim = config.integer("v_head_dim", 128)
-    gates = {"head_wise": heads, "element_wise": heads * value_dim}
-    return LatentAttention(
-        num_heads=heads,
-        q_rank=config.integer("q_lora_rank", 0),
-        kv_rank=config.integer("kv_lora_rank", 512),
-        nope_dim=config.integer("qk_nope_head_dim", 128),
-        rope_dim=config.integer("qk_rope_head_dim", 64),
-        value_dim=value_dim,
-        bias=config.flag("attention_bias", default=False),
-        gates=gates[config.choice("gated_attention_proj_granularity_type", gates, "head_wise")],
-    )
+def _attention(config: Section) -> LatentAttention:
+    plain = latent_attention(config, LatentAttention, q_rank=0)
+    gates = {"head_wise": plain.num_heads, "element_wise": plain.num_heads * plain.value_dim}
+    return replace(plain, gates=gates[config.choice("gated_attention_proj_granularity_type", gates, "head_wise")])
 
 
 def _experts(config: Section) -> Experts:

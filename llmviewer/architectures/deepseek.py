@@ -17,7 +17,7 @@ from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder
-from ._moe import costless, dense, experts, first_dense, kinds, sparse_layers
+from ._moe import costless, dense, experts, first_dense, kinds, latent_attention, sparse_layers
 
 
 @architecture("deepseek_v2")
@@ -122,15 +122,8 @@ def _graph(
 
 def _attention(config: Section) -> LatentAttention:
     direct = "q_lora_rank" in config and config.get("q_lora_rank") is None  # null: queries have no latent
-    return LatentAttention(
-        num_heads=config.integer("num_attention_heads"),
-        q_rank=0 if direct else config.integer("q_lora_rank", 1536),
-        kv_rank=config.integer("kv_lora_rank"),
-        nope_dim=config.integer("qk_nope_head_dim"),
-        rope_dim=config.integer("qk_rope_head_dim"),
-        value_dim=config.integer("v_head_dim"),
-        bias=config.flag("attention_bias", default=False),
-    )
+    said = dict.fromkeys(("kv_rank", "nope_dim", "rope_dim", "value_dim"))
+    return latent_attention(config, LatentAttention, q_rank=0 if direct else 1536, **said)
 
 
 def _experts(config: Section) -> Experts:

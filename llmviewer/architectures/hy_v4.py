@@ -17,7 +17,7 @@ from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer
 from ._fields import decoder
 from ._hyper_connections import HyperConnections
-from ._moe import costless, dense, experts, kinds
+from ._moe import costless, dense, experts, kinds, latent_attention
 
 _EVERY: Final = 4  # layers, of which the first one chooses keys, after the very first
 _COSTLESS: Final = """
@@ -55,22 +55,16 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _attention(config: Section, *, own: bool) -> LatentAttention:
-    heads, value_dim = config.integer("num_attention_heads"), config.integer("v_head_dim", 256)
+    plain = latent_attention(config, LatentAttention, q_rank=1536, nope_dim=192, value_dim=256)
     chosen = config.integer("index_topk", 2048)
     index = Index(
         num_heads=config.integer("index_n_heads", 16), head_dim=config.integer("index_head_dim", 128), chosen=chosen
     )
-    return LatentAttention(
-        num_heads=heads,
-        q_rank=config.integer("q_lora_rank", 1536),
-        kv_rank=config.integer("kv_lora_rank", 512),
-        nope_dim=config.integer("qk_nope_head_dim", 192),
-        rope_dim=config.integer("qk_rope_head_dim", 64),
-        value_dim=value_dim,
-        bias=config.flag("attention_bias", default=False),
+    return replace(
+        plain,
         index=index if own else None,
         chosen=0 if own else chosen,
-        gates=heads * value_dim,
+        gates=plain.num_heads * plain.value_dim,
         sinks=True,
     )
 

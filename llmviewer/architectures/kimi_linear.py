@@ -21,7 +21,7 @@ from ._attention_residuals import sourced
 from ._decoder import FeedForward, Layer, Mixer
 from ._feed_forward import Experts
 from ._fields import decoder
-from ._moe import costless, dense, experts, first_dense, for_each_layer, integers
+from ._moe import costless, dense, experts, first_dense, for_each_layer, integers, latent_attention
 from ._parts import Parts
 from ._recurrent import Kda
 
@@ -122,17 +122,9 @@ def _listed(config: Section, key: str, known: tuple[str, str]) -> tuple[str, ...
 
 
 def _attention(config: Section) -> UnrotatedLatentAttention:
-    heads, value_dim = config.integer("num_attention_heads"), config.integer("v_head_dim", 128)
-    return UnrotatedLatentAttention(
-        num_heads=heads,
-        q_rank=config.integer("q_lora_rank", 0),
-        kv_rank=config.integer("kv_lora_rank", 512),
-        nope_dim=config.integer("qk_nope_head_dim", 128),
-        rope_dim=config.integer("qk_rope_head_dim", 64),
-        value_dim=value_dim,
-        bias=config.flag("attention_bias", default=False),
-        gates=heads * value_dim if config.flag("mla_use_output_gate", default=False) else 0,
-    )
+    plain = latent_attention(config, UnrotatedLatentAttention, q_rank=0)
+    gated = config.flag("mla_use_output_gate", default=False)
+    return replace(plain, gates=plain.num_heads * plain.value_dim if gated else 0)
 
 
 def _experts(config: Section) -> Experts:

@@ -19,7 +19,7 @@ from ._attention import LatentAttention
 from ._decoder import Layer
 from ._feed_forward import Experts
 from ._fields import decoder
-from ._moe import costless, dense, experts
+from ._moe import costless, dense, experts, latent_attention
 from ._parts import Parts, result
 
 _SECOND: Final = "second_"
@@ -68,23 +68,11 @@ def build(config: Section, fmt: Format) -> Graph:
             raise config.error(key, "must be absent: embeddings of several tokens are not known for this architecture")
     config.choice("attention_method", ("MLA", "mla"), "MLA")
     layer = ShortcutLayer(
-        mixer=_attention(config),
+        mixer=latent_attention(config, LatentAttention, q_rank=1536),
         feed_forward=dense(config, config.first("ffn_hidden_size", "intermediate_size")),
         experts=_experts(config),
     )
     return decoder(config, [layer] * config.integer("num_layers")).graph(fmt)
-
-
-def _attention(config: Section) -> LatentAttention:
-    return LatentAttention(
-        num_heads=config.integer("num_attention_heads"),
-        q_rank=config.integer("q_lora_rank", 1536),
-        kv_rank=config.integer("kv_lora_rank", 512),
-        nope_dim=config.integer("qk_nope_head_dim", 128),
-        rope_dim=config.integer("qk_rope_head_dim", 64),
-        value_dim=config.integer("v_head_dim", 128),
-        bias=config.flag("attention_bias", default=False),
-    )
 
 
 def _experts(config: Section) -> Experts:

@@ -64,27 +64,19 @@ def quantization_of(stored: Says, graph: Graph, own: Format) -> Quantization:
     """
     kept = Scheme(text=own.name, weight=own, activation=own)
     found: dict[str, dict[int | None, Scheme]] = {}
-    sizes: dict[int, int] = {}
-    # By identity, as to hash a scheme takes longer than all else here: itself, which keeps it, and the first equal one.
-    seen: dict[int, tuple[Scheme, Scheme]] = {}
-    equal = {kept: kept}
+    sizes: dict[Scheme, int] = {}
     left: set[str] = set()
     for block, op in graph:
         if not isinstance(op, Linear):
             continue
-        schemes: dict[int | None, Scheme] = {}
-        for i, said in stored.of(op, block.layers or (None,)).items():
-            one = said or kept
-            if id(one) not in seen:
-                seen[id(one)] = one, equal.setdefault(one, one)
-            schemes[i] = seen[id(one)][1]
+        schemes = {i: scheme or kept for i, scheme in stored.of(op, block.layers or (None,)).items()}
         found.setdefault(op.name, {}).update(schemes)
         if op.left_as_published:
             left.add(op.name)
             continue
         for scheme in schemes.values():
-            sizes[id(scheme)] = sizes.get(id(scheme), 0) + op.weight.numel
-    most = seen[max(sizes, key=sizes.__getitem__)][0] if sizes else kept
+            sizes[scheme] = sizes.get(scheme, 0) + op.weight.numel
+    most = max(sizes, key=sizes.__getitem__) if sizes else kept
     if all(scheme is kept for schemes in found.values() for scheme in schemes.values()) and not stored.kv_cache:
         return AS_IT_IS
     base = AS_PUBLISHED if most is kept else most
@@ -96,11 +88,10 @@ def quantization_of(stored: Says, graph: Graph, own: Format) -> Quantization:
 
 def _overrides(name: str, schemes: Mapping[int | None, Scheme], usual: Scheme, own: Format) -> Iterator[Override]:
     """What makes the operators of a name what they are, where that is not the usual."""
-    layers: dict[int, list[int | None]] = {}  # by the identity of what quantization_of() has once
+    layers: dict[Scheme, list[int | None]] = {}
     for layer, scheme in schemes.items():
-        layers.setdefault(id(scheme), []).append(layer)
-    for places in layers.values():
-        scheme = schemes[places[0]]
+        layers.setdefault(scheme, []).append(layer)
+    for scheme, places in layers.items():
         if scheme == usual:
             continue
         inside = () if len(layers) == 1 else tuple(sorted(i for i in places if i is not None))

@@ -84,20 +84,8 @@ def compare(
 @click.option("--by", type=click.Choice(("speed", "cost", "energy")), default="speed", show_default=True)
 @click.option("--budget", metavar="USD", type=float, help="The most that it may cost, all devices together.")
 @click.option("--power", metavar="W", type=float, help="The most that its TDP may be, likewise.")
-@click.option(
-    "--ttft",
-    metavar="SECONDS",
-    type=click.UNPROCESSED,
-    callback=shared.seconds,
-    help="The longest time to first token: 0.5 or '500 ms'.",
-)
-@click.option(
-    "--tpot",
-    metavar="SECONDS",
-    type=click.UNPROCESSED,
-    callback=shared.seconds,
-    help="The longest time per output token.",
-)
+@shared.goal("--ttft", "The longest time to first token: 0.5 or '500 ms'.")
+@shared.goal("--tpot", "The longest time per output token.")
 @click.option("--native", is_flag=True, help="Only precisions that the device multiplies as they are.")
 @click.option(
     "--max-devices",

@@ -39,7 +39,7 @@ def _restore(folder: str | None) -> None:
         os.environ[_HARDWARE_PATH] = folder
 
 
-def seconds(context: click.Context, parameter: click.Parameter, value: object) -> float | None:
+def _seconds(context: click.Context, parameter: click.Parameter, value: object) -> float | None:
     """A time that was given: a number of seconds, or a quantity such as 500 ms. [s]"""
     if value is None:
         return None
@@ -52,6 +52,13 @@ def seconds(context: click.Context, parameter: click.Parameter, value: object) -
     except ValueError:
         must = f"must be seconds, such as 0.5, or a time such as '500 ms'; got {str(value)!r}"
         raise click.BadParameter(must, context, parameter) from None
+
+
+def goal(name: str, told: str, *, default: float | None = None) -> Callable[[_F], _F]:
+    """A time that answers are held to, with its help."""
+    return click.option(
+        name, metavar="SECONDS", type=click.UNPROCESSED, callback=_seconds, default=default, help=told
+    )  # fmt: skip
 
 
 hardware_set = click.option(

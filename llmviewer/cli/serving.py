@@ -113,22 +113,8 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 )
 @click.option("--prefill-hardware", metavar="HARDWARE", help="Another kind of devices for the readers.")
 @click.option("--kv-transfer", metavar="after|overlapped", help="As of analyze; after if not given.")
-@click.option(
-    "--ttft",
-    type=click.UNPROCESSED,
-    callback=shared.seconds,
-    metavar="SECONDS",
-    default=inf,
-    help="Goal: the longest time to first token.",
-)
-@click.option(
-    "--tpot",
-    type=click.UNPROCESSED,
-    callback=shared.seconds,
-    metavar="SECONDS",
-    default=inf,
-    help="Goal: the longest time per output token.",
-)
+@shared.goal("--ttft", "Goal: the longest time to first token.", default=inf)
+@shared.goal("--tpot", "Goal: the longest time per output token.", default=inf)
 @click.option("--quant", metavar="SCHEME", callback=shared.precision, help="As of analyze.")
 @click.option("--attention", metavar="eager|flash", help="As of analyze.")
 @click.option(
@@ -164,22 +150,8 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
 @click.option(
     "--rate", type=float, required=True, metavar="R", help="Requests a second, which come at random (Poisson)."
 )
-@click.option(
-    "--ttft",
-    type=click.UNPROCESSED,
-    callback=shared.seconds,
-    metavar="SECONDS",
-    default=inf,
-    help="The longest mean time to first token.",
-)
-@click.option(
-    "--tpot",
-    type=click.UNPROCESSED,
-    callback=shared.seconds,
-    metavar="SECONDS",
-    default=inf,
-    help="The longest mean time per output token.",
-)
+@shared.goal("--ttft", "The longest mean time to first token.", default=inf)
+@shared.goal("--tpot", "The longest mean time per output token.", default=inf)
 @click.option("--prompt", metavar="TOKENS", default="1024", show_default=True, callback=_alike, help="Of each prompt.")
 @click.option("--gen", metavar="TOKENS", default="256", show_default=True, callback=_alike, help="Of each answer.")
 @hardware_option

@@ -308,9 +308,9 @@ class Kernels:
 
     def _run(self, kernel: Kernel, bound: Array) -> Expected | None:
         """A kernel, or what is run instead where that takes less time."""
-        found = self._kernel(kernel, bound)
-        other = self._kernel(kernel.instead, bound) if found and kernel.instead else None
-        return _sooner_of(found, other, kernel.instead.where) if found and other and kernel.instead else found
+        found, instead = self._kernel(kernel, bound), kernel.instead
+        other = self._kernel(instead, bound) if found and instead else None
+        return _sooner_of(found, other, instead.where) if found and instead and other else found
 
     def _kernel(self, kernel: Kernel, bound: Array) -> Expected | None:
         """None where it is never run; 0 in the workloads in which it is not, all of which others are for."""

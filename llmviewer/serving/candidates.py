@@ -165,7 +165,8 @@ def judged(
     copies = np.arange(1.0, load.max_devices // layout.devices + 1)
     memory = needed / np.array([[device.capacity] for device in devices])
     rates = np.broadcast_to(load.rate / copies, (len(devices), len(copies)))
-    found = _Steady.of(rates, times, memory, load)
+    able = _able(times, memory, load)
+    found = _Steady.of(rates, times, able, memory, load)
     stable, over, fine = found.stable, found.over, found.fine
     worst = reduce(np.maximum, over.values())
     missed = np.where(stable | ~np.any(stable, axis=1, keepdims=True), worst, inf)  # more copies serve any rate
@@ -173,8 +174,8 @@ def judged(
     within = np.full(len(devices), nan)
     rows = np.flatnonzero(np.any(fine, axis=1))
     if len(rows):
-        own = rates[rows, first[rows]], found.most[rows, 0]
-        within[rows] = _most_within(*own, times.only(rows), memory[rows], load)
+        own = rates[rows, first[rows]]
+        within[rows] = _most_within(own, times.only(rows), able[rows], memory[rows], load)
     for row, device in enumerate(devices):
         at_row = row, int(first[row])
         count = int(copies[at_row[1]])
@@ -220,9 +221,10 @@ class _Steady:
         return kept
 
     @classmethod
-    def of(cls, rate: Grid, times: Times, memory: Grid, load: Load) -> _Steady:
+    def of(cls, rate: Grid, times: Times, able: Grid, memory: Grid, load: Load) -> _Steady:
         """At requests a second that come to one copy, [device, rate].
 
+        able    as of _able()
         memory  needed over there is, [device, batch]
         """
         wanted, limits, own = load.gen - 1, load.limits, rate / times.apart
@@ -237,15 +239,13 @@ class _Steady:
             turns = _Turns.of(own, step_s, times)
             ttft_s = np.where(stable, times.through[:, None] + turns.wait_s(1 - np.exp(-batch)), inf)
             tpot_s = np.where(stable, tpot_s, inf) if wanted else np.zeros(stable.shape)
-            able = times.apart * _most(step, times.apart * wanted / (limits - (wanted > 0)), times)  # beside others
             # Little's law gives the mean, where `missing` is 0. The steeper it falls there the less they vary around
             # it: with Poisson's variance, the mean, where decode steps are as long for any batch.
             steepness = np.where(stable & (at > 0), np.maximum(_slope(missing, limits, at), _LEAST), 1.0)
             room = np.where(stable, 1 + batch + _TAIL * np.sqrt(batch / steepness), 1.0)
-        fitting = np.where(memory <= 1, able[:, 0, :], 0.0)
-        most = np.max(fitting, axis=1, keepdims=True)
+        most = np.max(able, axis=1, keepdims=True)
         wide = np.minimum(np.searchsorted(limits, room), len(limits) - 1)
-        place = np.where(stable, wide, np.argmax(fitting, axis=1, keepdims=True))
+        place = np.where(stable, wide, np.argmax(able, axis=1, keepdims=True))
         over = {
             "memory": np.take_along_axis(memory, place, axis=1),
             "rate": np.divide(rate, most, out=np.ones(stable.shape), where=~stable & (most > 0)),
@@ -298,12 +298,15 @@ class _Turns(NamedTuple):
         return self.queue_s + somebody * self.alone_s
 
 
-def _most(step: Grid, each: Grid, times: Times) -> Grid:
-    """Requests that such ranks serve at most, by the batch. [1/s]
+def _able(times: Times, memory: Grid, load: Load) -> Grid:
+    """Requests that a copy serves at most, [device, batch]; 0 by batches that there is no room for. [1/s]
 
-    each  tokens of an answer over the sequences that decode
+    memory  as of _Steady.of()
     """
-    rate = 1 / (times.every[:, None, None] + each * step)
+    wanted, step = load.gen - 1, times.step
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = times.apart * wanted / (load.limits - (wanted > 0))  # tokens for each that decodes beside others
+        rate = 1 / (times.every[:, None] + each * step)
     for _ in range(_HALVINGS if times.together > 1 else 0):
         found = times.reading(rate, step)
         if times.ranks == 1:
@@ -311,21 +314,20 @@ def _most(step: Grid, each: Grid, times: Times) -> Grid:
         else:
             every = found.round_s * (1 / times.ranks + each)
         rate = np.sqrt(rate / every)  # halfway, as it falls where steps are longer
-    return rate
+    return np.where(memory <= 1, times.apart * rate, 0.0)
 
 
-def _most_within(rate: Grid, most: Grid, times: Times, memory: Grid, load: Load) -> Grid:
+def _most_within(rate: Grid, times: Times, able: Grid, memory: Grid, load: Load) -> Grid:
     """Up to how many requests a second copies keep to everything that they keep to at `rate`, [device]. [1/s]
 
     What each is held to grows with the rate, so the edge is between two of several rates, and of several between those.
 
-    most    beyond which memory does not let them serve
-    memory  as of _Steady.of()
+    able, memory  as of _Steady.of()
     """
-    low, high = rate, np.maximum(most, rate)
+    low, high = rate, np.maximum(np.max(able, axis=1), rate)
     for _ in range(_ROUNDS):
         tried = np.linspace(low, high, _RATES, axis=1)
-        fine = _Steady.of(tried, times, memory, load).fine
+        fine = _Steady.of(tried, times, able, memory, load).fine
         last = np.where(np.all(fine, axis=1), _RATES - 1, np.maximum(np.argmin(fine, axis=1) - 1, 0))
         low, high = (
             np.take_along_axis(tried, place[:, None], axis=1)[:, 0]

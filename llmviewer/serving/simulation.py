@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, sqrt
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -337,11 +338,12 @@ class _Server:
         """The last that came to a rank loses its cache and waits in front, to be read again (recomputation,
         arXiv:2309.06180).
         """
-        request, lane = max((one, at) for at, lane in enumerate(rank) for one in (*lane.ids.tolist(), *lane.reading))
-        if request in rank[lane].reading:
-            rank[lane].reserved -= self.blocks.bytes_of_one(self._needs(request))
-            del rank[lane].reading[request]
-        rank[lane].ids = rank[lane].ids[rank[lane].ids != request]
+        lasts = (max((*lane.ids.tolist(), *lane.reading), default=-1) for lane in rank)
+        request, lane = max(zip(lasts, rank, strict=True), key=itemgetter(0))
+        if request in lane.reading:
+            lane.reserved -= self.blocks.bytes_of_one(self._needs(request))
+            del lane.reading[request]
+        lane.ids = lane.ids[lane.ids != request]
         self.preempted[request] += 1
         self.waiting.appendleft(request)
         self.short = True

@@ -64,7 +64,7 @@ class Moe(Family):
             tall, wide = (column[:, None] for column in rule(work))
             at = np.searchsorted(TILES, tall)
         peak = device.peak(kind.arithmetic)
-        single = (work["tokens"] <= _FEW_TOKENS)[:, None] & (not device.tiled(kind.arithmetic))
+        tiled = device.tiled(kind.arithmetic)
         found: dict[str, Array] = {}
         everything = np.zeros(len(work["rows"]))
         for name, n, k in (("up", work["up"], work["hidden"]), ("down", work["hidden"], work["inner"])):
@@ -73,7 +73,7 @@ class Moe(Family):
             everything = everything + weights + rows
             tiles = work["tiles"][np.arange(len(n))[:, None], at]
             padded = tiles * _HEIGHTS[at]
-            full = np.where(single, work["rows"][:, None], padded)
+            full = padded if tiled else np.where(work["tokens"][:, None] <= _FEW_TOKENS, work["rows"][:, None], padded)
             columns = np.ceil(n[:, None] / wide)
             touched = (weights + rows)[:, None]
             if rule:  # every tile reads its weights, and every column of tiles the rows

@@ -1003,6 +1003,12 @@ def test_an_l2_cache_goes_with_the_cores_of_its_architecture_or_before_another_k
     assert _there(known, find(device))["lambda"] == pytest.approx(known.parameters["lambda"] * factor)
 
 
+def test_an_l2_cache_is_as_fast_as_both_files_say():
+    known = entry("gemm", device="mi355x")
+    own, device = (8000 / (8 * 16 * 128 * 2.4)), (5324.8 / (8 * 2048 * 2.1))
+    assert _there(known, find("mi300x"))["lambda"] == pytest.approx(known.parameters["lambda"] * own / device, rel=2e-3)
+
+
 @pytest.mark.parametrize(
     ("own", "device", "factor"),
     [

@@ -26,12 +26,13 @@ _RELATIVES: Final[Mapping[str, str]] = {
 class Kin:
     """What decides how near devices are to each other.
 
-    kind       gpu, cpu or accelerator, kernels of which have nothing in common
-    stacked    its memory is beside it on one package (HBM), as that of devices for data centres is
-    bandwidth  of its memory [B/s]
-    cores      streaming multiprocessors or compute units
-    clock      of its cores, at most; 0 if unknown [Hz]
-    multiplies OPs of 16 bits that the matrix units of a core do [OP/s]
+    kind          gpu, cpu or accelerator, kernels of which have nothing in common
+    stacked       its memory is beside it on one package (HBM), as that of devices for data centres is
+    bandwidth     of its memory [B/s]
+    l2_bandwidth  of its L2 cache, which cores read; 0 if unknown [B/s]
+    cores         streaming multiprocessors or compute units
+    clock         of its cores, at most; 0 if unknown [Hz]
+    multiplies    OPs of 16 bits that the matrix units of a core do [OP/s]
     """
 
     name: str
@@ -40,6 +41,7 @@ class Kin:
     vendor: str
     stacked: bool
     bandwidth: float
+    l2_bandwidth: float
     cores: float
     clock: float
     multiplies: float
@@ -97,6 +99,7 @@ def of(hardware: Hardware) -> Device:
         vendor=hardware.vendor,
         hardware=hardware,
         bandwidth=hardware.rates[MEMORY],
+        l2_bandwidth=numbers.get("l2.bandwidth", 0.0),
         cores=numbers["cores.count"],
         clock=numbers.get("clock.boost", 0.0),
         multiplies=max(hardware.rates.get(matrix(dtype), 0.0) for dtype in ("bf16", "fp16")) / numbers["cores.count"],

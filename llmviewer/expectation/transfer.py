@@ -275,10 +275,11 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
 def _there(entry: Entry, device: Device) -> Mapping[str, float]:
     """Parameters on a device.
 
-    Fixed times are as many clocks, but of messages over a host, which are not its cores'. The L2 bandwidth of an
-    architecture goes with its cores, not with the memory behind it; from one to the next it has gone with stacked
-    memory only, and with that of other makers. Exponentials are not sped up with multiplications, by whose time
-    `softmax` counts them (FlashAttention-3, arXiv:2407.08608); kernels of earlier generations hide less of them.
+    Fixed times are as many clocks, but of messages over a host, which are not its cores'. The L2 bandwidth is that of
+    the files where both of one maker tell it; else, of an architecture, it goes with its cores, not with the memory
+    behind it; from one to the next it has gone with stacked memory only, and with that of other makers. Exponentials
+    are not sped up with multiplications, by whose time `softmax` counts them (FlashAttention-3, arXiv:2407.08608);
+    kernels of earlier generations hide less of them.
     """
     if entry.device == device.name:
         return entry.parameters
@@ -288,7 +289,9 @@ def _there(entry: Entry, device: Device) -> Mapping[str, float]:
     if not _over_host(entry, device):
         found |= {name: value * clocks for name, value in found.items() if name.endswith(("_us", "_ns"))}
     with_memory = _generation(own) != _generation(device) and own.stacked == device.stacked
-    if "lambda" in found and not (with_memory and (device.stacked or not alike)):
+    if "lambda" in found and alike and own.l2_bandwidth and device.l2_bandwidth:
+        found["lambda"] *= (own.bandwidth / own.l2_bandwidth) / (device.bandwidth / device.l2_bandwidth)
+    elif "lambda" in found and not (with_memory and (device.stacked or not alike)):
         found["lambda"] *= (own.bandwidth / own.cores) / (device.bandwidth / device.cores)
     if alike and {*map(_generation, (own, device))} <= _HALVES_SINCE:
         halves = (1 + own.stacked) / (1 + device.stacked)

@@ -102,9 +102,9 @@ WEAK = """\
   there; they are expected with the tiles of all others.
 - SGLang's eager all-reduce on L40S: of three runs of the same shapes, one is 5.6 times faster than the others.
 - DeepGEMM on H800 is a small published table, of one device that no other product was measured on.
-- CDNA 3 (MI300X, MI308X) is expected from what MI355X reached. Of products that AITER tuned there, in no profile, those
-  of fp8 blocks are 12 and 21 % off (37 and 16 of them), int8 39 and 49 % (32 and 36), too slow: the kernels of int8
-  reach less of MI355X's doubled rate (`tests/test_cdna3.py`).
+- Products of fp8 blocks that others published of devices in no profile are 7 % off on H20 (121 of DeepGEMM, from an
+  H800), 12 % on MI300X and 21 % on MI308X (37 and 16 of AITER, from MI355X). int8 on the latter is 39 and 49 % off (32
+  and 36), too slow: its kernels reach less of MI355X's doubled rate (`tests/test_products_elsewhere.py`).
 - Another device's element-wise kernels by PyTorch: 16 to 57 us of them are a launch by a host, which differs by as much
   from one machine to the next. With the right launch, the error would be 6 to 10 %.
 - Another device's decode attention: kernels of Blackwell (TensorRT-LLM's, in all libraries) were measured on B200

@@ -33,6 +33,7 @@ class Kin:
     cores         streaming multiprocessors or compute units
     clock         of its cores, at most; 0 if unknown [Hz]
     multiplies    OPs of 16 bits that the matrix units of a core do [OP/s]
+    power         that it may draw; 0 if unknown [W]
     """
 
     name: str
@@ -45,6 +46,7 @@ class Kin:
     cores: float
     clock: float
     multiplies: float
+    power: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,7 @@ def of(hardware: Hardware) -> Device:
         cores=numbers["cores.count"],
         clock=numbers.get("clock.boost", 0.0),
         multiplies=max(hardware.rates.get(matrix(dtype), 0.0) for dtype in ("bf16", "fp16")) / numbers["cores.count"],
+        power=numbers.get("power.tdp", 0.0),
         l2=numbers[last_cache],
         link=numbers.get("scale_up.bandwidth", numbers.get("host.bandwidth", 0.0)),
         hosted="scale_up.bandwidth" not in numbers,

@@ -130,13 +130,15 @@ class Gemm(Family):
         tile_m, tile_n, split, cluster = _layouts(m, n, k, device.cores, word)
         tiles = np.ceil(m / (tile_m * cluster)) * cluster * np.ceil(n / tile_n) * split * batch
         part = 64 * np.ceil(k / (64 * split))
+        whole_rows = word == "fewest" and device.tiled(kind.arithmetic)
+        rows = np.maximum(tile_m, _INSTRUCTION) if whole_rows else tile_m
         weights, inputs, written = _bytes(shapes, kind.weight, kind.activation)
         lasting, reuse = _reuse(shapes, weights, inputs + written)
         parted = np.where(split > 1, 8 * split * m * n * batch, 0)
         return {
             "ops": (2 * m * n * k * batch)[:, 0].astype(float),
             "tiles": tiles / device.cores,
-            "tile_ops": 2 * tile_m * tile_n * part * device.cores / whole,
+            "tile_ops": 2 * rows * tile_n * part * device.cores / whole,
             "l2": (tiles * part * (tile_m * kind.activation + tile_n * kind.weight) + parted) / device.bandwidth,
             "split": split > 1,
             "weights": weights / device.bandwidth,

@@ -25,6 +25,7 @@ from llmviewer.resource import matrix
 from .gguf_bytes import F16, F32, Q4_K, Q6_K, Q8_0, header
 
 POINTS = Path(__file__).with_name("local_engines.csv")
+FEW = Path(__file__).with_name("local_few_tokens.csv")  # prompts read a few tokens at a time (llama-bench -ub)
 Q4_0, Q5_K = 2, 13
 TYPES = {"F16": (F16, F16), "Q8_0": (Q8_0, Q8_0), "Q4_0": (Q4_0, Q6_K), "Q4_K_M": (Q4_K, Q6_K)}  # usual, of the head
 SIZES = {  # layers, hidden, heads, key heads, width of the MLP, vocabulary
@@ -122,6 +123,35 @@ def points(tmp_path_factory):
 def test_nothing_was_measured_faster_than_the_bound(points):
     assert len(points) > 200
     assert [p for p in points if p.measured_s < p.bound_s] == []
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """(device, tokens of a pass, bound / measured, expected / measured), whatever is before them in a short prompt."""
+    folder = tmp_path_factory.mktemp("few")
+    with FEW.open() as file:
+        rows = list(csv.DictReader(file))
+    found = []
+    for row in rows:
+        model, tokens = gguf(folder, row["model"], row["quant"]), int(row["tokens"])
+        total = analyze(model, row["device"], quant="*=A8g32", prompt=tokens, gen=1).phases.prefill.total
+        measured_s = tokens / float(row["tokens_per_s"])
+        found.append((row["device"], tokens, total.bound_time_s / measured_s, total.expected_time_s / measured_s))
+    return found
+
+
+def test_a_few_tokens_take_no_less_than_the_bound(few):
+    assert len(few) == 64
+    assert max(bound for *_, bound, _ in few) < 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "low", "high"),
+    [(("rtx-3090", "rtx-4090", "rtx-5090"), 0.75, 0.95), (("mi100", "v100-pcie-32gb"), 0.45, 0.7)],
+)
+def test_a_few_tokens_take_about_as_long_as_expected(few, devices, low, high):
+    """Kernels of llama.cpp for 3 to 64 tokens are slower than those that libraries have for narrow weights."""
+    assert low < np.median([expected for device, *_, expected in few if device in devices]) < high
 
 
 def test_tokens_are_written_about_as_fast_as_expected(points):

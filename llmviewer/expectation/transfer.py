@@ -279,7 +279,8 @@ def _there(entry: Entry, device: Device) -> Mapping[str, float]:
     the files where both of one maker tell it; else, of an architecture, it goes with its cores, not with the memory
     behind it; from one to the next it has gone with stacked memory only, and with that of other makers. Exponentials
     are not sped up with multiplications, by whose time `softmax` counts them (FlashAttention-3, arXiv:2407.08608);
-    kernels of earlier generations hide less of them. A power limit slows down less what multiplies less for each watt.
+    kernels of earlier generations hide less of them. A power limit slows down less what multiplies less for each watt;
+    an earlier generation needs more of them for as much.
     """
     if entry.device == device.name:
         return entry.parameters
@@ -298,7 +299,7 @@ def _there(entry: Entry, device: Device) -> Mapping[str, float]:
         found |= {name: found[name] * halves for name in ("eta", "eta_x") if name in found}
     if "softmax" in found and alike and own.multiplies and device.multiplies and not _earlier(device, own):
         found["softmax"] *= device.multiplies / own.multiplies * clocks
-    if "hot" in found and alike and _density(own) and _density(device):
+    if "hot" in found and alike and _density(own) and _density(device) and not _earlier(device, own):
         needed = (1 + found["hot"]) * _density(device) / _density(own) / clocks**2
         found["hot"] = min(max(needed - 1, 0.0), found["hot"])
     return found

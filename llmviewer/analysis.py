@@ -25,13 +25,14 @@ from .expectation.profile import Profile
 from .facts import describe_hardware, describe_model, plain
 from .hardware import Hardware
 from .layout import ALONE, Layout
-from .memory import Memory, memory
+from .memory import Memory, largest_batch, memory
 from .model import Model
 from .notes import notes
 from .roofline import Estimate, OperatorEstimate
 from .setting import Accounting, Attention, Mla, Setting, arranges, check_images, whole
 from .techniques import Schedule, Technique
 from .transforms.offload import ON_DEVICE, Offload
+from .units import counted, si
 from .workload import Workload
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION: Final = 1  # of to_dict(); rises when a key changes its meaning or goes
+MAX: Final = "max"  # in place of a batch: the largest that fits
 _NO_KERNELS: Final = f"{BOUND_ONLY}: survey accounting counts what no kernel does"
 _TOLD: Final = 0.01  # of the time expected, when operators of which only the bound is known are named
 _NAMED: Final = 4
@@ -164,7 +166,10 @@ class Phases:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What was asked. gen and kv_len are None where the model does not generate."""
+    """What was asked. gen and kv_len are None where the model does not generate.
+
+    batch_found  the batch is the largest that fits, which was asked for in place of a number
+    """
 
     batch: int
     prompt: int
@@ -185,6 +190,7 @@ class Inputs:
     library: str = ""  # whose kernels are expected: as asked, or what stands in
     engine: str = ""  # that launches them
     profiles: tuple[str, ...] = ()  # before those that ship, files by the path that was given
+    batch_found: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +243,7 @@ def analyze(
     model: str | Model,
     hardware: str | Hardware,
     *,
-    batch: int = 1,
+    batch: int | str = 1,
     prompt: int = 1024,
     gen: int = 128,
     kv_len: int | None = None,
@@ -259,6 +265,7 @@ def analyze(
     """The roofline of `model` on `hardware`.
 
     model, hardware  names that ship, paths of files, or objects
+    batch            sequences at a time; "max" are as many as fit the memory
     prompt, gen      tokens read and tokens written, of each of `batch` sequences: by encoder and decoder where there
                      are both; what does not generate writes none
     kv_len           tokens that the decode step shown attends to, its own included; those of the first step if None
@@ -300,14 +307,16 @@ def analyze(
 
 
 def analyzed(
-    setting: Setting, *, batch: int, prompt: int, gen: int, kv_len: int | None, images: int, mtp: bool
+    setting: Setting, *, batch: int | str, prompt: int, gen: int, kv_len: int | None, images: int, mtp: bool
 ) -> Analysis:
     """What analyze() finds of a setting."""
-    batch, prompt, gen = (whole(n, v) for n, v in (("batch", batch), ("prompt", prompt), ("gen", gen)))
+    given = None if batch == MAX else whole("batch", batch)
+    prompt, gen = whole("prompt", prompt), whole("gen", gen)
     check_images(setting.model, prompt=prompt, images=whole("images", images, least=0))
     context = _context(setting.model, prompt=prompt, kv_len=kv_len)
     written = gen if context else 0
     longest = max(gen, context - prompt) if context else 0  # the step shown has to fit too
+    batch = _most(setting, prompt=prompt, gen=longest, images=images) if given is None else given
     if batch * (prompt + longest) > LARGEST:
         must = f"batch x tokens of a sequence must be at most {LARGEST}, the largest that is counted exactly"
         raise InputError(f"{must}; got {batch} x {prompt + longest}")
@@ -351,12 +360,47 @@ def analyzed(
             library=setting.kernels.library if setting.kernels else "",
             engine=setting.engine.name if setting.engine else "",
             profiles=tuple(dict.fromkeys(profile.name for profile in setting.profiles)),
+            batch_found=given is None,
         ),
         phases=phases,
         memory=footprint,
         generation=answer,
-        notes=(*notes(setting, batch=batch, prompt=prompt, written=longest, images=images), *_unmodelled(phases)),
+        notes=(
+            *(_said(setting, batch=batch, tokens=prompt + longest) if given is None else ()),
+            *notes(setting, batch=batch, prompt=prompt, written=longest, images=images),
+            *_unmodelled(phases),
+        ),
         effect=_effect(setting, schedule, decode, answer, **asked) if schedule else None,
+    )
+
+
+def _most(setting: Setting, *, prompt: int, gen: int, images: int) -> int:
+    """The largest batch that fits.
+
+    Raises InputError where not one sequence does, or nothing limits them.
+    """
+    device, size = setting.hardware, {"prompt": prompt, "gen": gen, "images": images}
+    found = largest_batch(setting.footprint, device.capacity, **size)
+    if found is None:
+        raise InputError(f"batch max: nothing in the memory of {device.name} limits the batch; give a number")
+    if not found:
+        weights, cache, live = map(float, setting.footprint.parts(batch=1, **size))
+        each = "each device" if setting.layout.devices > 1 else "it"
+        raise InputError(
+            f"batch max: {setting.model.name} with one sequence of {prompt + gen} tokens does not fit {device.name}: "
+            f"{each} needs {si(weights + cache + live)}B (weights {si(weights)}B, KV cache {si(cache)}B, live "
+            f"activations {si(live)}B) and has {si(device.capacity)}B; use fewer bits (--quant), more devices (--tp) "
+            "or larger ones"
+        )
+    return found
+
+
+def _said(setting: Setting, *, batch: int, tokens: int) -> Iterator[str]:
+    """That the batch was found, and of what."""
+    where = f"the {si(setting.hardware.capacity)}B of {'each' if setting.layout.devices > 1 else 'the'} device"
+    yield (
+        f"batch max: {counted(batch, 'sequence')} of {tokens} tokens: as many as have room for weights, KV cache and "
+        f"the live activations of all prompts read at once in {where}; what allocators and engines keep is not counted"
     )
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from .analysis import Analysis, Phases, analyzed
+from .analysis import MAX, Analysis, Phases, analyzed
 from .answering import GenerationResult
 from .errors import InputError
 from .expectation.profile import Profile
@@ -159,6 +159,8 @@ def disaggregate(
 
     Raises InputError where something given cannot be used, and where the model does not generate.
     """
+    if str(batch) == MAX:
+        raise InputError("batch max is of one kind of device, and here are two; give a number")
     loaded = load_model(model) if isinstance(model, str) else model
     if not loaded.generates:
         raise InputError(f"{loaded.name} does not generate: there are no decode steps to take on other devices")

@@ -221,11 +221,16 @@ def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, ge
         kv_cache_bytes=float(cache),
         activation_bytes=float(live),
         capacity_bytes=capacity,
-        max_batch=_largest(lambda n: footprint.total_bytes(batch=n, prompt=prompt, gen=gen, images=images) <= capacity),
+        max_batch=largest_batch(footprint, capacity, prompt=prompt, gen=gen, images=images),
         max_context=longest + gen if longest else longest,
         host_bytes=float(footprint.away(HOST, batch=batch, prompt=prompt, gen=gen)),
         storage_bytes=float(footprint.away(STORAGE, batch=batch, prompt=prompt, gen=gen)),
     )
+
+
+def largest_batch(footprint: Footprint, capacity: float, *, prompt: int, gen: int, images: int = 0) -> int | None:
+    """Sequences that fit `capacity`; 0 where not one does, None where nothing limits them."""
+    return _largest(lambda n: footprint.total_bytes(batch=n, prompt=prompt, gen=gen, images=images) <= capacity)
 
 
 def _largest_of(forms: tuple[Form, ...], workload: Workload) -> Num:

@@ -64,9 +64,15 @@ def headline(analysis: Analysis) -> str:
     away = f", offloaded {asked.offload}" if asked.offload else ""
     with_them = f", with {' and '.join(asked.techniques)}" if asked.techniques else ""
     return (
-        f"{analysis.model.title} on {devices(analysis)}: batch {asked.batch}, prompt {asked.prompt}, "
+        f"{analysis.model.title} on {devices(analysis)}: {sequences(analysis)}, prompt {asked.prompt}, "
         f"{written}{precision(analysis)}, {asked.attention} attention{away}{with_them}{launched(analysis)}"
     )
+
+
+def sequences(analysis: Analysis) -> str:
+    """The batch, and whether it is one that was found."""
+    asked = analysis.inputs
+    return f"batch {asked.batch}{', the largest that fits' if asked.batch_found else ''}"
 
 
 def launched(analysis: Analysis) -> str:

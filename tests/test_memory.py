@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from llmviewer.analysis import analyze
+from llmviewer.cli import main
+from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.hardware_files import load_hardware
 from llmviewer.memory import live_bytes, weight_bytes
@@ -162,3 +164,66 @@ def test_memory_is_that_of_the_longest_context_shown():
     found = analyze("llama-2-7b", "a100-sxm-80gb", prompt=1, gen=1, kv_len=100_000)
     assert found.phases.decode.kv_len == 100_000
     assert found.memory.kv_cache_bytes >= 100_000 * 524288
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "asked"),
+    [
+        ("llama-3.1-8b", "h100-sxm", {}),
+        ("llama-3.1-8b", "l4", {"quant": "W4A16g128KV8", "prompt": 4000, "gen": 1}),
+        ("mixtral-8x7b", "h100-sxm", {"layout": "dp=4 ep=4"}),
+        ("llama-3.1-70b", "h100-sxm", {"layout": "tp=2 pp=2", "kv_len": 9000}),
+        ("mamba-2.8b", "l4", {}),
+        ("bert-base-uncased", "l4", {"prompt": 512}),
+        ("llama-3.1-8b", "h100-sxm", {"techniques": ["speculative:draft=llama-3.2-1b,gamma=4,alpha=0.7"]}),
+    ],
+)
+def test_the_largest_batch_fits_and_one_more_does_not(model, device, asked):
+    found = analyze(model, device, batch="max", **asked)
+    batch = found.inputs.batch
+    assert found.inputs.batch_found
+    assert found.memory.fits
+    assert batch == found.memory.max_batch
+    assert not analyze(model, device, batch=batch + 1, **asked).memory.fits
+    same = analyze(model, device, batch=batch, **asked)
+    assert not same.inputs.batch_found
+    assert (found.phases, found.generation, found.memory) == (same.phases, same.generation, same.memory)
+    assert [note for note in found.notes if note not in same.notes] == [found.notes[0]]
+    assert found.notes[0].startswith(f"batch max: {batch} sequences of ")
+
+
+def test_a_largest_batch_that_there_is_not_is_told_in_a_line():
+    with pytest.raises(InputError) as small:
+        analyze("llama-3.1-70b", "rtx-4090", batch="max", quant="W8A16")
+    assert str(small.value) == (
+        "batch max: llama-3.1-70b with one sequence of 1152 tokens does not fit rtx-4090: it needs 73.2 GB (weights "
+        "72.7 GB, KV cache 377 MB, live activations 193 MB) and has 25.8 GB; use fewer bits (--quant), more devices "
+        "(--tp) or larger ones"
+    )
+    endless = replace(load_hardware("l4"), capacity=float("inf"))
+    with pytest.raises(InputError, match=r"^batch max: nothing in the memory of l4 limits the batch; give a number$"):
+        analyze("gpt2", endless, batch="max")
+    with pytest.raises(InputError, match=r"^batch must be a whole number of at least 1; got 'most'$"):
+        analyze("gpt2", "l4", batch="most")
+
+
+def test_the_largest_batch_on_the_command_line(capsys, tmp_path):
+    assert main(["analyze", "gpt2", "l4", "--batch", "max"]) == 0
+    batch = analyze("gpt2", "l4").memory.max_batch
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"on NVIDIA L4: batch {batch}, the largest that fits, prompt 1024" in words
+    assert f"Note: batch max: {batch:,} sequences of 1152 tokens: as many as have room for weights, KV cache" in words
+    scenario = tmp_path / "most.yaml"
+    scenario.write_text("batch: max\ngen: 1\n")
+    assert main(["analyze", "gpt2", "l4", "--scenario", str(scenario), "--format", "markdown"]) == 0
+    assert "the largest that fits" in capsys.readouterr().out
+    refused = {
+        ("--batch", "most"): "must be a whole number, or max for the largest that fits; got 'most'",
+        ("--batch", "0"): "batch must be a whole number of at least 1; got 0",
+        ("--batch", "max", "--decode-hardware", "a10"): "batch max is of one kind of device, and here are two",
+    }
+    for options, why in refused.items():
+        assert main(["analyze", "gpt2", "l4", *options]) == 2
+        assert why in capsys.readouterr().err
+    assert main(["sweep", "gpt2", "l4", "--over", "batch=max"]) == 2
+    assert "--over batch=max: must be whole numbers" in capsys.readouterr().err

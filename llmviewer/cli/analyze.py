@@ -20,13 +20,32 @@ if TYPE_CHECKING:
     from ..disaggregation import Disaggregated
 
 
+def _batch(context: click.Context, parameter: click.Parameter, value: object) -> int | str:
+    """A number of sequences, or the largest that fits."""
+    if value == "max":
+        return "max"
+    try:
+        return int(str(value))
+    except ValueError:
+        must = f"must be a whole number, or max for the largest that fits; got {str(value)!r}"
+        raise click.BadParameter(must, context, parameter) from None
+
+
 @click.command()
 @questions.setting
 @questions.expert_skew
 @questions.mtp
 @questions.layout
 @questions.offload
-@click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time.")
+@click.option(
+    "--batch",
+    metavar="N|max",
+    type=click.UNPROCESSED,
+    callback=_batch,
+    default=1,
+    show_default=True,
+    help="Sequences at a time; max: as many as fit the memory.",
+)
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
 @click.option("--kv-len", type=int, help="Tokens that the decode step shown attends to. The first step's if not given.")

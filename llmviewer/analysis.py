@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -45,6 +46,7 @@ MAX: Final = "max"  # in place of a batch: the largest that fits
 _NO_KERNELS: Final = f"{BOUND_ONLY}: survey accounting counts what no kernel does"
 _TOLD: Final = 0.01  # of the time expected, when operators of which only the bound is known are named
 _NAMED: Final = 4
+_NOTABLY: Final = 1.25  # times as fast, when another library's kernels are told of
 _SUMS: Final = ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes")
 
 
@@ -194,8 +196,21 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Faster:
+    """The library whose kernels are expected to be fastest in a phase, notably faster than the default's."""
+
+    phase: str
+    library: str
+    expected_time_s: float
+    speed_up: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """All that analyze() finds, as plain numbers in OPs, bytes and seconds."""
+    """All that analyze() finds, as plain numbers in OPs, bytes and seconds.
+
+    rivals  works out `faster`, which is for reports and takes a part of the time of an analysis
+    """
 
     model: Model
     hardware: Hardware
@@ -205,6 +220,23 @@ class Analysis:
     generation: GenerationResult
     notes: tuple[str, ...]
     effect: Effect | None = None  # of techniques, where any were asked for
+    rivals: Callable[[], tuple[Faster, ...]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def faster(self) -> tuple[Faster, ...]:
+        """By phase, the fastest library where that is not the default, and none was asked for."""
+        return self.rivals()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and whether another library than the default is expected to be notably faster."""
+        by_library: dict[str, list[str]] = {}
+        for one in self.faster:
+            phase = one.phase if self.model.generates else "the one pass"
+            by_library.setdefault(one.library, []).append(f"{phase} {one.speed_up:.2g}x")
+        said = "; ".join(f"{' and '.join(gains)} with --library {name}" for name, gains in by_library.items())
+        usual = f"other libraries than {self.inputs.library}, the default here, are faster"
+        return (*self.notes, *((f"as expected of kernels, {usual}: {said}",) if said else ()))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/json.md has its keys. Whole numbers are ints, what is unknown is None."""
@@ -223,7 +255,8 @@ class Analysis:
             },
             "generation": asdict(self.generation),
             "effect": asdict(self.effect) | {"speed_up": self.effect.speed_up} if self.effect else None,
-            "notes": list(self.notes),
+            "faster": [asdict(one) for one in self.faster],
+            "notes": list(self.remarks),
         }
         return {key: plain(value) for key, value in document.items()}
 
@@ -371,7 +404,36 @@ def analyzed(
             *_unmodelled(phases),
         ),
         effect=_effect(setting, schedule, decode, answer, **asked) if schedule else None,
+        rivals=partial(_faster, setting, phases, {"prefill": prefill, "decode": decode}, batch),
     )
+
+
+def _faster(
+    setting: Setting, phases: Phases, workloads: Mapping[str, Workload | None], batch: int
+) -> tuple[Faster, ...]:
+    """What Analysis.faster is. A library that lacks kernels which the default has is not held against it: of those
+    only the bound is known.
+    """
+    if setting.library or not setting.kernels:
+        return ()
+    others = [(name, replace(setting, library=name).kernels) for name in setting.kernels.usual[1:]]
+    found: dict[str, Faster] = {}
+    for name, phase in phases:
+        workload, usual, share = workloads[name], phase.expected_time_s, phase.total.unmodelled_share
+        if workload is None or usual is None or share is None or phase.total.expected_time_s is None:
+            continue
+        least = usual / _NOTABLY
+        rows = [row for row in setting.plan_of(name).estimate(workload).operators if row.time_s > 0]
+        most = share * phase.total.expected_time_s
+        for library, kernels in others:
+            assert kernels is not None  # accounting is faithful
+            made = kernels.expect(rows, workload)
+            alone = float(made.unmodelled_share[0] * np.sum(made.total.expected))
+            time_s, *_ = setting.expected(name, made, batch).numbers()
+            if alone <= most * (1 + _TOLD) and time_s <= least:
+                least = time_s
+                found[name] = Faster(phase=name, library=library, expected_time_s=time_s, speed_up=usual / time_s)
+    return tuple(found.values())
 
 
 def _most(setting: Setting, *, prompt: int, gen: int, images: int) -> int:

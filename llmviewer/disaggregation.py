@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from .analysis import MAX, Analysis, Phases, analyzed
+from .analysis import MAX, Analysis, Faster, Phases, analyzed
 from .answering import GenerationResult
 from .errors import InputError
 from .expectation.profile import Profile
@@ -97,7 +97,10 @@ class Disaggregated:
         both = set(self.prefill.notes) & set(self.decode.notes)
         of_one = (f"{name}: {note}" for name, side in self.sides for note in side.notes if note not in both)
         notes = (*(note for note in self.decode.notes if note in both), *of_one)
-        return replace(self.decode, phases=phases, generation=self.generation, notes=notes)
+        return replace(self.decode, phases=phases, generation=self.generation, notes=notes, rivals=self._rivals)
+
+    def _rivals(self) -> tuple[Faster, ...]:
+        return tuple(one for name, side in self.sides for one in side.faster if one.phase == name)
 
     @property
     def sides(self) -> tuple[tuple[str, Analysis], ...]:

@@ -93,7 +93,7 @@ def page(
             (picture(figures.memory_bar(side), f"memory-bar{index or ''}"), _memory_rows(side))
             for index, side in enumerate(distinct)
         ],
-        notes=[sentence(note) for note in analysis.notes],
+        notes=[sentence(note) for note in analysis.remarks],
         expected=any(phase.total.expected_time_s is not None for _, phase in analysis.phases),
         devices=list({side.hardware.name: side.hardware for side in distinct}.values()),
         inputs=json.dumps(inputs, indent=2),

@@ -27,7 +27,7 @@ def report(head: str, said: Lines, analysis: Analysis, *, per_call: bool | None)
         lines += [f"## {phase_line(called(analysis, name), phase, per_call=calls)}", "", sentence(phase.advice), ""]
         lines += [*_table(phase, per_call=calls), ""]
     lines += [f"{LEGEND}.", ""]
-    lines += [f"- {sentence(note)}" for note in analysis.notes]
+    lines += [f"- {sentence(note)}" for note in analysis.remarks]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -52,8 +52,8 @@ def report(
         line = phase_line(called(analysis, name), phase, per_call=calls)
         parts += ["", click.style(_wrapped(line, width), bold=True)]
         parts += [_table(phase, per_call=calls, width=table_width), _wrapped(sentence(phase.advice), width)]
-    if analysis.notes:
-        parts += ["", *(_wrapped(f"Note: {note}.", width) for note in analysis.notes)]
+    if remarks := analysis.remarks:
+        parts += ["", *(_wrapped(f"Note: {note}.", width) for note in remarks)]
     return "\n".join(parts) + "\n"
 
 

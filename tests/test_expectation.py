@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import llmviewer
 from llmviewer import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation import calibrate as calibrating
@@ -1102,3 +1103,49 @@ def test_few_rows_of_another_library_or_architecture_are_asked_last():
     assert choose("gemm", a100, asked, [few]).entries == (few,)
     some, ada = replace(far, rows=73), replace(entry("gemm", device="l40s"), stack=asked, rows=2000)
     assert choose("gemm", a100, asked, [some, ada]).entries == (ada,)
+
+
+def test_a_library_that_is_notably_faster_than_the_default_is_told():
+    asked = {"model": "kimi-k3", "hardware": "b300", "layout": "tp=8"}
+    found = llmviewer.analyze(**asked)
+    fastest = {one.phase: one for one in found.faster}
+    assert set(fastest) == {"prefill", "decode"}
+    for name, phase in found.phases:
+        times = {}
+        for library in ("trtllm", "sglang", "vllm"):
+            other = llmviewer.analyze(**asked, library=library)
+            assert not other.faster  # was asked for
+            times[library] = dict(other.phases)[name].expected_time_s
+        assert times["trtllm"] == phase.expected_time_s
+        best = min(times, key=times.__getitem__)
+        assert (best, times[best]) == (fastest[name].library, pytest.approx(fastest[name].expected_time_s))
+        assert fastest[name].speed_up == pytest.approx(phase.expected_time_s / times[best])
+    assert fastest["prefill"].speed_up > 3
+    assert found.remarks[:-1] == found.notes
+    said = "as expected of kernels, other libraries than trtllm, the default here, are faster: prefill 3"
+    assert found.remarks[-1].startswith(said)
+    assert found.to_dict()["notes"][-1] == found.remarks[-1]
+    assert found.to_dict()["faster"][0]["library"] == fastest["prefill"].library
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "asked"),
+    [
+        ("llama-3.1-8b", "b200", {}),  # by less than a quarter
+        ("gpt-oss-20b", "b200", {"engine": "vllm"}),
+        ("gpt-oss-20b", "b200", {"accounting": "survey", "quant": "W16A16"}),
+        ("gpt-oss-20b", "rtx-a6000", {}),  # no library can stand for it
+        ("gpt-oss-20b", "tpu-v5e", {}),
+    ],
+)
+def test_no_other_library_is_told_where_that_says_nothing(model, device, asked):
+    found = llmviewer.analyze(model, device, **asked)
+    assert found.faster == ()
+    assert found.remarks == found.notes
+
+
+def test_of_two_kinds_of_device_each_has_its_own_default():
+    found = llmviewer.disaggregate("gpt-oss-20b", "h200-sxm", "b200")
+    joint, decode = found.joint, llmviewer.analyze("gpt-oss-20b", "b200")
+    assert [one.phase for one in joint.faster] == ["decode"]
+    assert joint.faster == tuple(one for one in decode.faster if one.phase == "decode")

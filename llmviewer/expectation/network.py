@@ -235,10 +235,13 @@ class Kernels:
         link = self.hardware.numbers.get(f"{HOST}.bandwidth", 0.0)
         return replace(device, name=name, link=link, hosted=True, stacked=False)
 
-    @cached_property
+    @property
     def library(self) -> str:
-        if self.asked:
-            return self.asked
+        return self.asked or next(iter(self.usual), "")
+
+    @cached_property
+    def usual(self) -> tuple[str, ...]:
+        """Libraries that can stand for the device where none is asked for, the one that does first."""
         mine = [e for e in self.given.values() if e.device == self.hardware.name]
         device = self.device
         related = [] if self.own or isinstance(device, str) else nearest(self.entries, device)
@@ -249,7 +252,7 @@ class Kernels:
             name: np.mean([e.held_out.mape for e in self.entries if e.stack.library == name]) for name in families
         }
         able = [name for name, found in families.items() if mine or len(found) >= _FAMILIES]
-        return min(able, key=lambda name: (-len(families[name]), errors[name]), default="")
+        return tuple(sorted(able, key=lambda name: (-len(families[name]), errors[name])))
 
     @property
     def carried(self) -> bool:

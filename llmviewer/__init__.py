@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .one_kernel import KernelEstimate, estimate_kernel
     from .serving.advising import Advice, recommend
     from .serving.planning import ServicePlan, plan
+    from .serving.saturation import Saturation, saturate
     from .serving.service import Simulation, simulate
 
 if _IN_CHECKOUT:  # reports/ lies beside this folder, not inside it
@@ -59,6 +60,8 @@ _HOME = {
     "recommend": "serving.advising",
     "ServicePlan": "serving.planning",
     "plan": "serving.planning",
+    "Saturation": "serving.saturation",
+    "saturate": "serving.saturation",
     "Simulation": "serving.service",
     "simulate": "serving.service",
 }
@@ -72,6 +75,7 @@ __all__ = [
     "InputError",
     "KernelEstimate",
     "Model",
+    "Saturation",
     "ServicePlan",
     "Simulation",
     "Sweep",
@@ -87,6 +91,7 @@ __all__ = [
     "model_names",
     "plan",
     "recommend",
+    "saturate",
     "simulate",
     "sweep",
 ]

@@ -25,11 +25,10 @@ _MANY: Final = 4  # steps of a prompt, from which on the closed form with chunks
 _BOUND: Final = "At the bound: steps take as long as their lower bounds, which no kernel beats."
 
 
-def said(found: Simulation) -> str:
-    """What the times are."""
-    setting = found.setting
-    if not found.expected:
-        return f"{_BOUND} {unknown(found.unknown)}".strip()
+def said(setting: Setting, *, expected: bool, why: str) -> str:
+    """What the times are; `why` is it that none are expected."""
+    if not expected:
+        return f"{_BOUND} {unknown(why)}".strip()
     if setting.engine:
         return f"{_BOUND} Expected: as of {setting.engine.said}"
     gaps = "without gaps between them; what a scheduler takes is not counted."
@@ -77,7 +76,7 @@ def render_html(found: Simulation) -> str:
     return listing_page(
         title=title(found),
         setting=headline(found),
-        said=said(found),
+        said=_said(found),
         remarks=remarks(found)[:-1],
         cards=_cards(found),
         pictures=_pictures(found),
@@ -92,12 +91,15 @@ def title(found: Simulation) -> str:
 
 def devices(found: Simulation) -> str:
     """Such as "2 x (4 x h100-sxm, tp=4) and 1 x h100-sxm that read prompts"."""
-    parts = []
-    for setting, copies in found.sides:
-        name, layout = setting.hardware.name, setting.layout
-        one = f"({layout.devices} x {name}, {layout})" if layout.devices > 1 else name
-        parts.append(f"{copies} x {one}" if copies > 1 or found.reads else one.strip("()"))
+    parts = [laid(setting, copies, counted=found.reads is not None) for setting, copies in found.sides]
     return f"{parts[1]} that read prompts and {parts[0]} that decode" if found.reads else parts[0]
+
+
+def laid(setting: Setting, copies: int, *, counted: bool = False) -> str:
+    """Such as "2 x (4 x h100-sxm, tp=4)"; `counted` where one is "1 x h100-sxm"."""
+    name, layout = setting.hardware.name, setting.layout
+    one = f"({layout.devices} x {name}, {layout})" if layout.devices > 1 else name
+    return f"{copies} x {one}" if copies > 1 or counted else one.strip("()")
 
 
 def headline(found: Simulation) -> str:
@@ -136,7 +138,11 @@ def remarks(found: Simulation) -> list[str]:
     if found.traffic.empty:
         lines.append(f"Of the file, {counted(found.traffic.empty, 'request')} with an answer of 0 tokens left out.")
     longest = int(np.max(found.traffic.prompt + found.traffic.gen))
-    return [*lines, *beyond(found.setting.model, longest), said(found)]
+    return [*lines, *beyond(found.setting.model, longest), _said(found)]
+
+
+def _said(found: Simulation) -> str:
+    return said(found.setting, expected=found.expected is not None, why=found.unknown)
 
 
 def tables(found: Simulation) -> list[Table]:
@@ -167,7 +173,7 @@ def _device(found: Simulation) -> Table:
     runs = [run for run in (found, found.expected) if run]
     columns = [dict(_service(run)) for run in runs]
     names = dict.fromkeys(name for column in columns for name in column)
-    empty = (_NOTHING, _NOTHING)
+    empty = (NOTHING, NOTHING)
     rows = [(name, [item for column in columns for item in column.get(name, empty)]) for name in names]
     kept = [(name, items) for name, items in rows if any(item.text != "-" for item in items)]
     head = [name for run in ("at the bound", "expected")[: len(runs)] for name in (run, "closed form")]
@@ -191,8 +197,8 @@ def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
     """(quantity, (simulated, closed form))"""
     closed = run.closed
     if min(run.goals.ttft_s, run.goals.tpot_s) < np.inf:
-        yield f"within {_goals(run)}", (_share(run.good), _NOTHING)
-        yield "of these requests/s", (number_item(run.good * run.requests_per_s), _NOTHING)
+        yield f"within {_goals(run)}", (_share(run.good), NOTHING)
+        yield "of these requests/s", (number_item(run.good * run.requests_per_s), NOTHING)
     yield (
         "mean time to first token",
         (time_item(float(np.mean(run.ttft_s))), _closed(closed.ttft_s if closed else None)),
@@ -201,27 +207,27 @@ def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
     held = run.usage.sequence_s / (run.copies * run.span_s)
     yield "sequences at a time, each copy", (number_item(held), _plain(closed.batch if closed else None))
     if run.readers:
-        yield "devices that read busy", (_share(run.reading_utilization), _NOTHING)
-    yield "device busy", (_share(run.utilization), _share(closed.utilization) if closed else _NOTHING)
-    yield "requests/s", (number_item(run.requests_per_s), _NOTHING)
+        yield "devices that read busy", (_share(run.reading_utilization), NOTHING)
+    yield "device busy", (_share(run.utilization), _share(closed.utilization) if closed else NOTHING)
+    yield "requests/s", (number_item(run.requests_per_s), NOTHING)
     most = closed.max_rate * run.copies if closed else None
-    yield "requests/s that can be served", (_NOTHING, _plain(most))
-    yield "tokens/s", (number_item(run.tokens_per_s), _NOTHING)
-    yield "tokens/J at TDP", (number_item(run.tokens_per_joule), _NOTHING)
-    yield "tokens/USD", (number_item(run.tokens_per_dollar), _NOTHING)
+    yield "requests/s that can be served", (NOTHING, _plain(most))
+    yield "tokens/s", (number_item(run.tokens_per_s), NOTHING)
+    yield "tokens/J at TDP", (number_item(run.tokens_per_joule), NOTHING)
+    yield "tokens/USD", (number_item(run.tokens_per_dollar), NOTHING)
 
 
-_NOTHING: Final = Item(text="-", key=-1.0)
+NOTHING: Final = Item(text="-", key=-1.0)
 
 
 def _closed(value: float | None) -> Item:
     if value is None:
-        return _NOTHING
+        return NOTHING
     return Item(text="grows", key=np.inf) if value == np.inf else time_item(value)
 
 
 def _plain(value: float | None) -> Item:
-    return _NOTHING if value is None else number_item(value)
+    return NOTHING if value is None else number_item(value)
 
 
 def _share(value: float) -> Item:

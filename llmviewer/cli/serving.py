@@ -15,6 +15,10 @@ from . import options as shared
 from .comparing import hardware_option, named
 
 _FILE: Final = click.Path(path_type=Path)
+_MAX: Final = "max"
+_QUEUES: Final = {  # what is said of requests that wait, or are read elsewhere, where none of it is
+    "arrivals": None, "readers": 0, "prefill_hardware": None, "kv_transfer": None, "ttft": inf, "tpot": inf,
+}  # fmt: skip
 _DEGREES: Final = {
     name: f"{kind} parallelism in use, as of analyze."
     for name, kind in {"tp": "Tensor", "pp": "Pipeline", "ep": "Expert", "dp": "Data", "cp": "Context"}.items()
@@ -43,6 +47,17 @@ def _alike(_: click.Context, parameter: click.Parameter, value: str) -> int:
             f"--{parameter.name} must be a whole number of tokens, as plan takes all requests alike; {value} has a "
             f"mean of {mean:.0f}, and llmviewer simulate takes it as --{parameter.name}-lengths"
         ) from None
+
+
+def _rate(context: click.Context, parameter: click.Parameter, value: object) -> float | str | None:
+    """Requests a second, or as many as are served."""
+    if value is None or value == _MAX:
+        return value
+    try:
+        return float(str(value))
+    except ValueError:
+        must = f"must be a number of requests a second, or max for as many as are served; got {str(value)!r}"
+        raise click.BadParameter(must, context, parameter) from None
 
 
 def _served(command: _F) -> _F:
@@ -76,7 +91,13 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 @click.command()
 @click.argument("model")
 @click.argument("hardware")
-@click.option("--rate", type=float, metavar="R", help="Requests a second, which come at random (Poisson).")
+@click.option(
+    "--rate",
+    metavar="R|max",
+    type=click.UNPROCESSED,
+    callback=_rate,
+    help="Requests a second, which come at random (Poisson); max: as many as are served, all there at the start.",
+)
 @click.option(
     "--arrivals",
     type=_FILE,
@@ -97,14 +118,17 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     help="static, decode-first, prefill-first, fcfs, or chunked:TOKENS, which a step reads and writes. The engine's, "
     "or chunked:512.",
 )
-@click.option("--requests", type=int, default=1000, show_default=True, help="How many come; or the first of the file.")
+@click.option(
+    "--requests",
+    type=int,
+    help="How many come, 1000 if not given; or the first of the file. With --rate max as many as it takes, of a copy.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals and lengths drawn.")
 @click.option(
     "--max-batch",
     type=int,
-    default=256,
-    show_default=True,
-    help="Sequences at a time of each copy, or of each of its dp ranks, if memory has room.",
+    help="Sequences at a time of each copy, or of each of its dp ranks, if memory has room. 256 if not given; with "
+    "--rate max as many as it has room for, up to 2048.",
 )
 @click.option("--block", type=int, help="Tokens of a block of the KV cache. The engine's, or 16.")
 @click.option("--copies", type=int, default=1, show_default=True, help="Of the model; requests go to them in turn.")
@@ -136,12 +160,29 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
     """Requests that arrive over time at MODEL on HARDWARE: what they wait, and what holds them up.
 
     Step by step, with the caches in blocks of memory, for percentiles; beside it the means in closed form. Twice: with
-    steps as long as their lower bounds, and as long as is expected of kernels.
+    steps as long as their lower bounds, and as long as is expected of kernels. --rate max says what is served at most.
     """
     shared.check_output(form, output)
+    if question["rate"] == _MAX:
+        _saturate(form, output, **question)
+        return
     from ..reports import serving as report
     from ..serving.service import simulate as run
 
+    shared.emit_report(report, run(**question), form, output)
+
+
+def _saturate(form: str | None, output: Path | None, *, rate: str, **question: Any) -> None:
+    """What is served at most."""
+    from ..reports import saturation as report
+    from ..serving.saturation import saturate as run
+
+    for name, unset in _QUEUES.items():
+        if question.pop(name) != unset:
+            raise InputError(
+                f"--rate {rate} has all requests there from the start, of copies that both read and decode; leave out "
+                f"--{name.replace('_', '-')}"
+            )
     shared.emit_report(report, run(**question), form, output)
 
 

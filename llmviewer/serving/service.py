@@ -23,7 +23,7 @@ from ..model import Model
 from ..setting import Setting, member, whole
 from ..techniques import Technique
 from ..units import seconds
-from .lengths import parse_lengths
+from .lengths import Lengths, parse_lengths
 from .policy import POLICIES, Policy, parse_policy
 from .pools import prefill, transfer_s
 from .simulation import Served, Usage, serve
@@ -36,6 +36,8 @@ PERCENTILES: Final = (50, 90, 95, 99)
 _POLICY: Final = "chunked:512"  # where nothing is said; the block and the lengths likewise
 _BLOCK: Final = 16
 _LENGTHS: Final = {"prompt_lengths": "1024", "gen_lengths": "128"}
+_REQUESTS: Final = 1000
+_MAX_BATCH: Final = 256
 _MOST_REQUESTS: Final = 1_000_000
 _POINTS: Final = 400  # of a line over time
 _FEW: Final = 0.05  # a share of the time that is worth a word
@@ -249,9 +251,9 @@ class Simulation:
                 "prefill_hardware": self.reads.hardware.name if self.reads else None,
                 "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
                 "empty_requests": self.traffic.empty,
-                "rate": _known(self.traffic.rate), "mean_prompt": float(np.mean(self.traffic.prompt)),
-                "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": _known(self.goals.ttft_s),
-                "tpot_s": _known(self.goals.tpot_s), "years": self.years,
+                "rate": known(self.traffic.rate), "mean_prompt": float(np.mean(self.traffic.prompt)),
+                "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": known(self.goals.ttft_s),
+                "tpot_s": known(self.goals.tpot_s), "years": self.years,
             },
             "devices": self.devices,
             **self.numbers(),
@@ -264,7 +266,7 @@ class Simulation:
         return {
             "times": {name: summary(values) for name, values in self.metrics.items()},
             "span_s": self.span_s,
-            "drained": _known(self.drained),
+            "drained": known(self.drained),
             "tokens_per_s": self.tokens_per_s,
             "requests_per_s": self.requests_per_s,
             "good": self.good,
@@ -274,11 +276,11 @@ class Simulation:
             "mean_running": self.usage.sequence_s / (self.copies * self.span_s),
             "preemptions": self.preemptions,
             "usage": {f.name: getattr(self.usage, f.name) for f in fields(Usage)},
-            "tokens_per_joule_at_tdp": _known(self.tokens_per_joule),
-            "tokens_per_dollar": _known(self.tokens_per_dollar),
+            "tokens_per_joule_at_tdp": known(self.tokens_per_joule),
+            "tokens_per_dollar": known(self.tokens_per_dollar),
             "limit": self.limit,
             "closed_form": None if self.closed is None else {
-                f.name: _known(getattr(self.closed, f.name)) for f in fields(Steady)
+                f.name: known(getattr(self.closed, f.name)) for f in fields(Steady)
             },
             "queue": [
                 {"time_s": t, "waiting": n} for t, n in zip(*(c.tolist() for c in thinned(*self.waiting)), strict=True)
@@ -304,9 +306,9 @@ def simulate(
     prompt_lengths: int | str | None = None,
     gen_lengths: int | str | None = None,
     policy: str | None = None,
-    requests: int = 1000,
+    requests: int | None = None,
     seed: int = 0,
-    max_batch: int = 256,
+    max_batch: int | None = None,
     block: int | None = None,
     copies: int = 1,
     readers: int = 0,
@@ -334,7 +336,8 @@ def simulate(
     prompt_lengths    a number, uniform:LEAST-MOST, lognormal:mean=..,p95=.. or a file; 1024 if None [tokens]
     gen_lengths       likewise; 128 if None [tokens]
     policy            one of POLICIES; "chunked:512", the default, reads and decodes 512 tokens in a step
-    max_batch, block  sequences at a time; tokens of a block of the cache
+    requests          1000 if None
+    max_batch, block  sequences at a time, 256 if None; tokens of a block of the cache
     copies            of the model, each on the devices of `layout`, which get requests in turn
     readers           copies that read prompts, so that the others decode only, on `prefill_hardware` if given
     kv_transfer       as of disaggregate(); "after" if None
@@ -352,27 +355,21 @@ def simulate(
     if rate is not None:
         given.number(rate=rate)
     given.number(ttft=ttft, tpot=tpot)
-    requests = whole("requests", requests)
-    if requests > _MOST_REQUESTS:
-        raise InputError(f"requests must be at most {_MOST_REQUESTS}; got {requests}")
-    asked_for = {"prompt_lengths": prompt_lengths, "gen_lengths": gen_lengths}
-    lengths = {name: str(value) if isinstance(value, int) else value for name, value in asked_for.items()}
+    requests = check_requests(_REQUESTS if requests is None else requests)
+    lengths = {"prompt_lengths": prompt_lengths, "gen_lengths": gen_lengths}
     apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer}
     _check_use(arrivals=arrivals, lengths=lengths, readers=readers, apart=apart, policy=policy)
     check_bound(bound, library, engine, profiles)
-    made = find_engine(engine) if engine else None
-    policy = policy or (made.policy if made else _POLICY)
-    block = made.block if block is None and made else _BLOCK if block is None else block
-    counts = {"max_batch": max_batch, "block": block, "copies": copies}
-    max_batch, block, copies = (whole(name, value) for name, value in counts.items())
+    chosen, block = scheduler(engine, policy, block)
+    max_batch = whole("max_batch", _MAX_BATCH if max_batch is None else max_batch)
+    copies = whole("copies", copies)
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
     if (rate is None) == (arrivals is None):
         raise InputError("rate or arrivals must be given, and not both: requests a second, or a file of requests")
     if rate is not None and not (0 < rate < inf):
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
-    goals, chosen = Goals(ttft_s=ttft, tpot_s=tpot), parse_policy(policy)
-    if years is not None and not 0 < years < inf:
-        raise InputError(f"years must be a positive number; got {years:g}")
+    goals = Goals(ttft_s=ttft, tpot_s=tpot)
+    check_years(years)
     when = member(KvTransfer, "kv_transfer", kv_transfer or KvTransfer.AFTER)
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "mla": mla, "expert_skew": expert_skew, "layout": layout,
@@ -383,9 +380,7 @@ def simulate(
     if rate is None:
         traffic = read_traffic(Path(str(arrivals)), requests)
     else:
-        prompts, gens = (
-            parse_lengths(_LENGTHS[name] if text is None else text, name) for name, text in lengths.items()
-        )
+        prompts, gens = drawn_from(prompt_lengths, gen_lengths)
         generator = np.random.default_rng(seed)
         traffic = poisson(rate=rate, prompts=prompts, gens=gens, requests=requests, generator=generator)
     common: dict[str, Any] = {
@@ -400,6 +395,34 @@ def simulate(
     unknown = "" if bound else Steps(setting).unknown or (Steps(reads).unknown if readers else "")
     found = run(expected=False)
     return replace(found, unknown=unknown, expected=None if bound or unknown else run(expected=True))
+
+
+def scheduler(engine: str, policy: str | None, block: int | None) -> tuple[Policy, int]:
+    """The policy and the tokens of a block that were given, or those of the engine."""
+    made = find_engine(engine) if engine else None
+    usual, size = (made.policy, made.block) if made else (_POLICY, _BLOCK)
+    return parse_policy(policy or usual), whole("block", size if block is None else block)
+
+
+def drawn_from(prompts: int | str | None, gens: int | str | None) -> tuple[Lengths, Lengths]:
+    """The lengths of prompts and answers that were given, or the usual ones."""
+    asked = {"prompt_lengths": prompts, "gen_lengths": gens}
+    texts = {name: str(value) if isinstance(value, int) else value for name, value in asked.items()}
+    found = [parse_lengths(_LENGTHS[name] if text is None else text, name) for name, text in texts.items()]
+    return found[0], found[1]
+
+
+def check_requests(count: int) -> int:
+    """Raises InputError where so many requests are none, or too many."""
+    if whole("requests", count) > _MOST_REQUESTS:
+        raise InputError(f"requests must be at most {_MOST_REQUESTS}; got {count}")
+    return count
+
+
+def check_years(years: float | None) -> None:
+    """Raises InputError where a purchase cannot be spread over so many."""
+    if years is not None and not 0 < years < inf:
+        raise InputError(f"years must be a positive number; got {years:g}")
 
 
 def check_bound(bound: bool, *kernels: object) -> None:
@@ -507,5 +530,6 @@ def _counted(come: Times, go: Times) -> tuple[Times, Times]:
     return time_s[order], np.cumsum(change[order])
 
 
-def _known(value: float) -> float | None:
+def known(value: float) -> float | None:
+    """For JSON, which has no numbers that are not finite."""
     return value if isfinite(value) else None

@@ -7,7 +7,7 @@ of a step is a line in them.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, sqrt
 from operator import itemgetter
@@ -89,11 +89,51 @@ def serve(
 
     Raises InputError where a request does not fit alone.
     """
+    blocks = _blocks(steps, traffic, policy, block)
+    return _Server(steps, traffic, policy, max_batch, blocks, read_elsewhere=read_elsewhere).run()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """What is served while somebody always waits.
+
+    begun        requests whose first token was written in it
+    answered     requests that were answered in it
+    decoding_s   from the first token of those to the last, on average [s]
+    tpot_s       times per token of those of more than one
+    gap_s        the longest wait between two tokens of each of these
+    preemptions  requests that lost their cache in it
+    """
+
+    begun: int
+    answered: int
+    decoding_s: float
+    tpot_s: Times
+    gap_s: Times
+    preemptions: int
+    usage: Usage
+
+
+def saturate(steps: Steps, traffic: Traffic, *, policy: Policy, max_batch: int, block: int) -> Span | None:
+    """Requests that are all there at the start, without the steps in which a copy fills up or runs empty; None where
+    they are too few to tell.
+
+    Raises InputError where a request does not fit alone.
+    """
+    blocks = _blocks(steps, traffic, policy, block)
+    return _Server(steps, traffic, policy, max_batch, blocks, read_elsewhere=False).saturated()
+
+
+def _blocks(steps: Steps, traffic: Traffic, policy: Policy, size: int) -> Blocks:
+    """Of the memory that is left to caches.
+
+    Raises InputError where that of a request does not fit alone.
+    """
     longest = int(np.max(traffic.prompt + traffic.gen))
     read = policy.most_read(int(np.max(traffic.prompt)))
-    blocks = Blocks.of(steps, room_bytes=steps.room_bytes(read), size=block, longest=longest)
+    blocks = Blocks.of(steps, room_bytes=steps.room_bytes(read), size=size, longest=longest)
     steps.check_fits(longest, read, blocks.bytes_of_one(longest))
-    return _Server(steps, traffic, policy, max_batch, blocks, read_elsewhere=read_elsewhere).run()
+    return blocks
 
 
 @dataclass(eq=False)
@@ -151,30 +191,64 @@ class _Server:
 
     def run(self) -> Served:
         while self.come < len(self.arrival) or self.waiting or self.held:
-            while self.come < len(self.arrival) and self.arrival[self.come] <= self.clock:
-                self.waiting.append(self.come)
-                self.come += 1
+            self._arrive()
             if not (self.waiting or self.held):
                 self.clock = float(self.arrival[self.come])
                 continue
-            if not self.short:
-                self._take_up()
-            if self.policy.padded:
-                self._padded_batch()
-            elif any(parts := [self._parts(lane) for lane in self.lanes]):
-                self._read(parts)
-            elif self.held:
-                self._decode()
-        usage = Usage(**self.spent, peak_bytes=self.peak, room_bytes=self.blocks.room_bytes * len(self.ranks))
+            self._take_up()
+            self._step()
         return Served(
             start_s=self.start, first_s=self.first, finish_s=self.finish, gap_s=self.gap, preempted=self.preempted,
-            usage=usage,
+            usage=self._usage(self.spent),
         )  # fmt: skip
+
+    def saturated(self) -> Span | None:
+        """From when all are answered that were taken up at first, until nobody waits any more."""
+        self._arrive()
+        self._take_up()
+        first = np.flatnonzero(~np.isnan(self.start))
+        while np.any(np.isnan(self.finish[first])):
+            self._step()
+            self._take_up()
+        start, spent, preempted = self.clock, dict(self.spent), int(np.sum(self.preempted))
+        while self.waiting:
+            self._step()
+            self._take_up()
+        done = self.finish > start
+        if np.count_nonzero(done) < len(first):
+            return None
+        several = done & (self.gen > 1)
+        writing = self.finish - self.first
+        return Span(
+            begun=int(np.count_nonzero(self.first > start)), answered=int(np.count_nonzero(done)),
+            decoding_s=float(np.mean(writing[done])),
+            tpot_s=writing[several] / (self.gen[several] - 1), gap_s=self.gap[several],
+            preemptions=int(np.sum(self.preempted)) - preempted,
+            usage=self._usage({name: value - spent.get(name, 0.0) for name, value in self.spent.items()}),
+        )  # fmt: skip
+
+    def _usage(self, spent: Mapping[str, float]) -> Usage:
+        return Usage(**spent, peak_bytes=self.peak, room_bytes=self.blocks.room_bytes * len(self.ranks))
+
+    def _arrive(self) -> None:
+        while self.come < len(self.arrival) and self.arrival[self.come] <= self.clock:
+            self.waiting.append(self.come)
+            self.come += 1
+
+    def _step(self) -> None:
+        if self.policy.padded:
+            self._padded_batch()
+        elif any(parts := [self._parts(lane) for lane in self.lanes]):
+            self._read(parts)
+        elif self.held:
+            self._decode()
 
     def _take_up(self) -> None:
         """Those who wait, in their order, as far as there is room: each in the rank that has the fewest sequences, and
         the lane of it that does.
         """
+        if self.short:
+            return
         self.blocked = ""
         if self.policy.drains and self.held:
             return

@@ -214,13 +214,15 @@ def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most:
     others = prompts.along / prompts.together * alone_s
     per_request = wanted * alone_s / np.maximum(batch, 1e-9) + prompts.every_s - others
     max_rate = float(np.max(1 / np.maximum(per_request, prompts.every_s)[1:]))
+    if rate >= max_rate:
+        return _overrun(max_rate=max_rate, most=most)
     read = reading(np.full(len(batch), rate), prompts.time_s, prompts.every_s, step_s, prompts.together)
     busy = rate * read.read_s / read.prompts
     with np.errstate(divide="ignore", invalid="ignore"):
         tpot = np.where(busy < 1, 1 / (rate * prompts.along / read.prompts + (1 - busy) / step_s), inf)
     missing = rate * wanted * tpot - batch
     place = int(np.argmax(missing <= 0))
-    if rate >= max_rate or missing[place] > 0:
+    if missing[place] > 0:
         return _overrun(max_rate=max_rate, most=most)
     at = 0.0 if place == 0 else missing[place - 1] / (missing[place - 1] - missing[place])
 
@@ -268,10 +270,12 @@ def _in_batches(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, mo
     cycle = read + decoding
     max_rate = float(np.max(batch / cycle))
     taken = 1.0
+    if rate >= max_rate:
+        return _overrun(max_rate=max_rate, most=most)
     for _ in range(_BATCHES):
         spent = float(np.interp(taken, batch, cycle))
         taken = rate * spent / -float(np.expm1(-rate * spent))
-    if rate >= max_rate or taken > most:
+    if taken > most:
         return _overrun(max_rate=max_rate, most=most)
 
     def found(values: Column) -> float:

@@ -1,0 +1,271 @@
+"""saturate(): what copies of a model serve at most, where requests are always waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import nan
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .. import __version__
+from ..cells import hourly
+from ..errors import InputError
+from ..expectation.profile import Profile
+from ..hardware import Hardware
+from ..layout import ALONE, Layout
+from ..model import Model
+from ..setting import Setting, whole
+from ..techniques import Technique
+from .lengths import Lengths
+from .policy import Policy
+from .service import check_bound, check_requests, check_years, drawn_from, known, scheduler, summary
+from .simulation import Span
+from .simulation import saturate as span_of
+from .steady import Steady, steady
+from .steps import Steps
+from .traffic import Traffic
+
+SCHEMA_VERSION: Final = 1  # of to_dict()
+_MOST: Final = 2048  # sequences at a time, if memory has room and nothing else is said
+_ROUNDS: Final = 6  # requests over those at a time: one that fills, one that runs empty, and four between
+_LEAST: Final = 1000  # requests
+_MOSTLY: Final = 0.5  # of the sequences that are worked on, when more of them would change nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sustained:
+    """What all copies together keep up.
+
+    policy          of each
+    capped          sequences at a time are as many as was said, and not as memory has room for
+    running         sequences that a copy works on at a time, and `decoding` those that decode, by Little's law
+    span_s          that was measured: of one server, without the steps in which it fills up or runs empty
+    closed          of one copy in closed form; None where ranks wait for each other
+    """
+
+    policy: Policy
+    capped: bool
+    tokens_per_s: float
+    requests_per_s: float
+    running: float
+    decoding: float
+    span_s: float
+    span: Span = field(repr=False)
+    closed: Steady | None
+
+    @property
+    def limit(self) -> str:
+        """What holds the throughput back, in words."""
+        usage, busy = self.span.usage, self.span_s
+        full, crowded = usage.full_s / busy, usage.crowded_s / busy
+        if self.policy.drains:
+            room = f"Batches that end together: nobody is taken up before all {self.running:.0f} others are answered"
+        elif self.decoding < _MOSTLY * self.running:
+            room = (
+                f"Reading prompts: of {self.running:.0f} sequences at a time in each copy {self.decoding:.0f} decode, "
+                "and the others are read or wait for it, so that room for more would change little"
+            )
+        elif full >= crowded or not self.capped:
+            waits = full if self.capped else full + crowded
+            room = f"Memory: in {waits:.0%} of the time the next request waits for room for its cache"
+        else:
+            room = f"The batch: in {crowded:.0%} of the time all places of it are taken (--max-batch)"
+        parts = {
+            "read prompts while nobody decodes": usage.reading_s,
+            "read prompts beside those that decode": usage.mixed_s,
+            "decode alone": usage.decoding_s,
+        }
+        steps = ", ".join(f"{time_s / busy:.0%} are steps that {what}" for what, time_s in parts.items() if time_s)
+        return f"{room}. Of the time {steps}."
+
+    def numbers(self) -> dict[str, Any]:
+        """For JSON."""
+        closed = {"max_rate": self.closed.max_rate, "max_batch": self.closed.max_batch} if self.closed else None
+        return {
+            "span_s": self.span_s,
+            "answered": self.span.answered,
+            "tokens_per_s": self.tokens_per_s,
+            "requests_per_s": self.requests_per_s,
+            "mean_running": self.running,
+            "mean_decoding": self.decoding,
+            "tpot_s": summary(self.span.tpot_s),
+            "gap_s": summary(self.span.gap_s),
+            "preemptions": self.span.preemptions,
+            "usage": asdict(self.span.usage),
+            "limit": self.limit,
+            "closed_form": closed,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saturation:
+    """What copies serve at most: at the bound, and as expected of kernels where something is.
+
+    requests  of one server, which stands for all: copies, and ranks that take steps of their own
+    unknown   why nothing is expected; "" where something is, or bounds alone were asked for
+    """
+
+    setting: Setting = field(repr=False)
+    policy: Policy
+    copies: int
+    max_batch: int
+    block: int
+    seed: int
+    traffic: Traffic = field(repr=False)
+    years: float | None
+    bound: Sustained
+    expected: Sustained | None
+    unknown: str
+
+    @property
+    def likely(self) -> Sustained:
+        """What is expected, where something is."""
+        return self.expected or self.bound
+
+    @property
+    def devices(self) -> int:
+        return self.setting.layout.devices * self.copies
+
+    def tokens_per_joule(self, run: Sustained) -> float:
+        """At the TDP of all devices; nan where the file does not say it. [1/J]"""
+        return run.tokens_per_s / (self.devices * self.setting.hardware.numbers.get("power.tdp", nan))
+
+    def tokens_per_dollar(self, run: Sustained) -> float:
+        """Of a cloud's prices, or of purchases spread over the years; nan where the file has none. [1/USD]"""
+        return 3600 * run.tokens_per_s / (self.devices * hourly(self.setting.hardware, self.years))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/serving.md has its keys."""
+        setting = self.setting
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "model": setting.model.name,
+            "hardware": setting.hardware.name,
+            "inputs": {
+                "rate": "max", "quant": str(setting.quantization), "layout": str(setting.layout),
+                "techniques": list(map(str, setting.techniques)), "policy": str(self.policy),
+                "library": setting.kernels.library if setting.kernels and self.expected else None,
+                "engine": setting.engine.name if setting.engine else None, "copies": self.copies,
+                "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
+                "mean_prompt": float(np.mean(self.traffic.prompt)), "mean_gen": float(np.mean(self.traffic.gen)),
+                "years": self.years,
+            },
+            "devices": self.devices,
+            **self._numbers(self.bound),
+            "expected": self._numbers(self.expected) if self.expected else None,
+            "unknown": self.unknown or None,
+        }  # fmt: skip
+
+    def _numbers(self, run: Sustained) -> dict[str, Any]:
+        spent = {
+            "tokens_per_joule_at_tdp": known(self.tokens_per_joule(run)),
+            "tokens_per_dollar": known(self.tokens_per_dollar(run)),
+        }
+        return run.numbers() | spent
+
+
+def saturate(
+    model: str | Model,
+    hardware: str | Hardware,
+    *,
+    prompt_lengths: int | str | None = None,
+    gen_lengths: int | str | None = None,
+    policy: str | None = None,
+    requests: int | None = None,
+    seed: int = 0,
+    max_batch: int | None = None,
+    block: int | None = None,
+    copies: int = 1,
+    years: float | None = None,
+    quant: str | None = None,
+    attention: str | None = None,
+    mla: str = "auto",
+    expert_skew: float = 0,
+    layout: str | Layout = ALONE,
+    hardware_set: Sequence[str] = (),
+    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
+    library: str = "",
+    engine: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
+    bound: bool = False,
+) -> Saturation:
+    """What `copies` serve at most: requests are all there at the start, and what is measured is the time from when
+    those are answered that were taken up at first, until nobody waits any more.
+
+    requests   of a copy; six times as many as it has at a time, or more, and 1000 at least, if None
+    max_batch  sequences at a time; as many as memory has room for, up to 2048, if None
+    The other arguments are those of simulate().
+
+    Raises InputError where something given cannot be used, a request does not fit, or there are too few of them.
+    """
+    check_bound(bound, library, engine, profiles)
+    check_years(years)
+    chosen, block = scheduler(engine, policy, block)
+    copies, seed = whole("copies", copies), whole("seed", seed, least=0)
+    setting = Setting.of(
+        model, hardware, quant=quant, attention=attention, mla=mla, expert_skew=expert_skew, layout=layout,
+        hardware_set=hardware_set, techniques=techniques, library=library, engine=engine, profiles=profiles,
+    )  # fmt: skip
+    steps = Steps(setting)
+    lengths = drawn_from(prompt_lengths, gen_lengths)
+    some = _drawn(lengths, _LEAST, seed)
+    most = _fitting(steps, some, chosen) if max_batch is None else whole("max_batch", max_batch)
+    capped = max_batch is not None or most == _MOST
+    unknown = "" if bound else steps.unknown
+    runs = (steps,) if bound or unknown else (steps, Steps(setting, expected=True))
+    count = max(_LEAST, _ROUNDS * steps.ranks * most) if requests is None else requests
+    while True:
+        traffic = _drawn(lengths, check_requests(count), seed)
+        spans = [span_of(run, traffic, policy=chosen, max_batch=most, block=block) for run in runs]
+        found = [
+            _sustained(run, span, traffic, chosen, max_batch=most, copies=copies, capped=capped)
+            for run, span in zip(runs, spans, strict=True)
+            if span
+        ]
+        if len(found) == len(runs):
+            break
+        if requests is not None:
+            raise InputError(
+                f"requests must be more than {count}: nobody waits any more before a copy with up to {most} at a time "
+                "is past its start; leave it out for as many as it takes"
+            )
+        count *= 2
+    return Saturation(
+        setting=setting, policy=chosen, copies=copies, max_batch=most, block=block, seed=seed, traffic=traffic,
+        years=years, bound=found[0], expected=found[1] if len(found) > 1 else None, unknown=unknown,
+    )  # fmt: skip
+
+
+def _drawn(lengths: Sequence[Lengths], count: int, seed: int) -> Traffic:
+    """Requests that are all there at the start."""
+    generator = np.random.default_rng(seed)
+    prompts, gens = (each.draw(generator, count) for each in lengths)
+    return Traffic(arrival_s=np.zeros(count), prompt=prompts, gen=gens)
+
+
+def _fitting(steps: Steps, some: Traffic, policy: Policy) -> int:
+    """Sequences for whose caches a rank has room in the middle of their answers: with more, some lose theirs."""
+    middle = float(np.sum(some.gen * (some.prompt + some.gen / 2)) / np.sum(some.gen))
+    room = steps.room_bytes(policy.most_read(int(np.max(some.prompt)))) / float(steps.cache_bytes(middle))
+    return int(min(max(room, 1), _MOST))
+
+
+def _sustained(
+    steps: Steps, span: Span, traffic: Traffic, policy: Policy, *, max_batch: int, copies: int, capped: bool
+) -> Sustained:
+    """What the reading of a prompt takes, with what is written beside it, and what steps that decode alone take for an
+    answer: of each as many as there are, since a span that ends within a wave has more of one than of the other.
+    """
+    usage, gen = span.usage, float(np.mean(traffic.gen))
+    busy, answers = usage.busy_s, usage.written / gen
+    closed = steady(steps, traffic, rate=np.inf, policy=policy, max_batch=max_batch) if steps.ranks == 1 else None
+    requests = steps.apart / ((usage.reading_s + usage.mixed_s) / span.begun + usage.decoding_s / answers)
+    return Sustained(
+        policy=policy, capped=capped, tokens_per_s=copies * requests * gen, requests_per_s=copies * requests,
+        running=steps.apart * span.usage.sequence_s / busy, decoding=requests * span.decoding_s, span_s=busy, span=span,
+        closed=closed,
+    )  # fmt: skip

@@ -1,0 +1,158 @@
+"""What copies of a model serve at most, as text, Markdown, CSV, JSON and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from llmviewer.serving.saturation import Saturation, Sustained
+from llmviewer.serving.service import summary
+from llmviewer.units import counted, seconds
+
+from .comparison import csv_of, json_of, number_item, time_item
+from .listing import Item, Table, markdowns, texts
+from .page import Card, listing_page
+from .serving import NOTHING, beyond, laid, said
+
+_TIMES = {"mean": "time per token, mean", "p50": "time per token, p50", "p99": "time per token, p99"}
+
+
+def render_text(found: Saturation) -> str:
+    return texts(headline(found), tables(found), remarks(found))
+
+
+def render_markdown(found: Saturation) -> str:
+    return markdowns(headline(found), tables(found), remarks(found))
+
+
+def render_csv(found: Saturation) -> str:
+    """One row at the bound, and one as expected."""
+    return csv_of(_rows(found))
+
+
+def render_json(found: Saturation) -> str:
+    return json_of(found.to_dict())
+
+
+def render_html(found: Saturation) -> str:
+    """The whole page: cards and a table."""
+    return listing_page(
+        title=title(found),
+        setting=headline(found),
+        said=said(found.setting, expected=found.expected is not None, why=found.unknown),
+        remarks=remarks(found)[:-1],
+        cards=_cards(found),
+        pictures=[],
+        tables=tables(found),
+        inputs=found.to_dict()["inputs"],
+    )
+
+
+def title(found: Saturation) -> str:
+    return f"{found.setting.model.title}: what {laid(found.setting, found.copies)} serves at most"
+
+
+def headline(found: Saturation) -> str:
+    """What was asked, in one line."""
+    setting, traffic = found.setting, found.traffic
+    engine = f"{setting.engine.title}, " if setting.engine else ""
+    techniques = "".join(f"{one}, " for one in setting.techniques)
+    each = " on each rank" if setting.layout.dp > 1 else ""
+    return (
+        f"{title(found)}: prompts of {np.mean(traffic.prompt):.0f} and answers of {np.mean(traffic.gen):.0f} tokens on "
+        f"average, {setting.quantization}, {techniques}{engine}{found.policy}, at most {found.max_batch} at a time"
+        f"{each}"
+    )
+
+
+def remarks(found: Saturation) -> list[str]:
+    likely = found.likely
+    lines = [f"What limits: {likely.limit}"]
+    if likely.span.preemptions:
+        usage = likely.span.usage
+        lines.append(
+            f"{likely.span.preemptions:,} times a request lost its cache, as memory was full, and was read again: "
+            f"{usage.reread / max(usage.read, 1):.1%} more tokens to read."
+        )
+    lines.append(
+        f"Measured over {counted(likely.span.answered, 'answer')} in {seconds(likely.span_s)}, of "
+        f"{counted(len(found.traffic), 'request')} that are all there at the start: from when those are answered that "
+        "were taken up at first, until nobody waits any more. What they wait only says how many they are, and is not "
+        "shown."
+    )
+    longest = int(np.max(found.traffic.prompt + found.traffic.gen))
+    return [
+        *lines,
+        *beyond(found.setting.model, longest),
+        said(found.setting, expected=found.expected is not None, why=found.unknown),
+    ]
+
+
+def tables(found: Saturation) -> list[Table]:
+    """What is sustained beside what the closed form gives, at the bound and as expected."""
+    runs = [run for run in (found.bound, found.expected) if run]
+    columns = [dict(_sustained(found, run)) for run in runs]
+    head = [name for run in ("at the bound", "expected")[: len(runs)] for name in (run, "closed form")]
+    shown = [i for i, name in enumerate(head) if found.bound.closed or name != "closed form"]
+    rows = [(name, [item for column in columns for item in column[name]]) for name in columns[0]]
+    return [
+        Table(
+            title="At saturation",
+            about="Closed form: the most over all batches that fit." if found.bound.closed else "",
+            head=("quantity", *(head[i] for i in shown)),
+            words=("quantity",),
+            body=tuple(
+                (Item(text=name), *(items[i] for i in shown))
+                for name, items in rows
+                if any(item.text != "-" for item in items)
+            ),
+        )
+    ]
+
+
+def _sustained(found: Saturation, run: Sustained) -> Iterator[tuple[str, tuple[Item, Item]]]:
+    """(quantity, (simulated, closed form))"""
+    prompt, gen = float(np.mean(found.traffic.prompt)), float(np.mean(found.traffic.gen))
+    most = run.closed.max_rate * found.copies if run.closed else np.nan
+    yield "tokens/s written", (number_item(run.tokens_per_s), _known(most * gen))
+    yield "tokens/s read", (number_item(run.requests_per_s * prompt), _known(most * prompt))
+    yield "requests/s", (number_item(run.requests_per_s), _known(most))
+    yield "sequences at a time, each copy", (number_item(run.running), NOTHING)
+    yield "of these decode", (number_item(run.decoding), NOTHING)
+    tpot = summary(run.span.tpot_s)
+    for key, name in _TIMES.items():
+        yield name, (_time(tpot[key]), NOTHING)
+    yield "longest gap, mean", (_time(summary(run.span.gap_s)["mean"]), NOTHING)
+    yield "tokens/J at TDP", (number_item(found.tokens_per_joule(run)), NOTHING)
+    yield "tokens/USD", (number_item(found.tokens_per_dollar(run)), NOTHING)
+
+
+def _known(value: float) -> Item:
+    return NOTHING if np.isnan(value) else number_item(value)
+
+
+def _time(value: float | None) -> Item:
+    return NOTHING if value is None else time_item(value)
+
+
+def _cards(found: Saturation) -> list[Card]:
+    run = found.likely
+    mean = summary(run.span.tpot_s)["mean"]
+    return [
+        Card(label="tokens written", value=f"{number_item(run.tokens_per_s).text}/s", about="by all devices together"),
+        Card(label="answers", value=f"{number_item(run.requests_per_s).text}/s", about="as many requests are taken up"),
+        Card(label="time per token", value=seconds(mean) if mean else "-", about="mean of the answers"),
+        Card(label="sequences at a time", value=f"{run.running:.0f}", about=f"in each copy; {run.decoding:.0f} decode"),
+    ]
+
+
+def _rows(found: Saturation) -> Iterator[dict[str, object]]:
+    for name, run in (("bound", found.bound), ("expected", found.expected)):
+        if run:
+            tpot = {f"tpot_{key}_s": value for key, value in summary(run.span.tpot_s).items()}
+            yield {
+                "times": name, "devices": found.devices, "tokens_per_s": run.tokens_per_s,
+                "requests_per_s": run.requests_per_s, "mean_running": run.running, "mean_decoding": run.decoding,
+                **tpot, "preemptions": run.span.preemptions, "limit": run.limit,
+            }  # fmt: skip

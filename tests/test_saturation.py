@@ -1,0 +1,164 @@
+"""What copies of a model serve at most: against the closed form, a whole batch, long runs, and by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import llmviewer
+from llmviewer import saturate
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.serving.policy import POLICIES, parse_policy
+from llmviewer.serving.simulation import serve
+from llmviewer.serving.steps import Steps
+
+MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"
+
+
+def test_one_at_a_time_takes_its_prefill_and_its_decode_steps():
+    found = saturate("gpt2", "l4", prompt_lengths=500, gen_lengths=8, max_batch=1, bound=True)
+    steps = Steps(found.setting)
+    read = float(steps.prefill_s(500.0))
+    decoding = sum(float(steps.decode_s(batch=1.0, kv_len=500.0 + i)) for i in range(1, 8))
+    assert found.bound.requests_per_s == pytest.approx(1 / (read + decoding), rel=1e-3)
+    assert found.bound.tokens_per_s == pytest.approx(8 / (read + decoding), rel=1e-3)
+    assert found.bound.running == pytest.approx(1)
+    assert found.bound.span.tpot_s == pytest.approx(decoding / 7, rel=1e-3)
+
+
+@pytest.mark.parametrize("expected", [False, True])
+def test_a_batch_as_a_whole_is_the_largest_that_analyze_finds(expected):
+    found = saturate(MODEL, DEVICE, policy="static")
+    whole = llmviewer.analyze(MODEL, DEVICE, batch="max")
+    assert found.bound.running == pytest.approx(whole.inputs.batch)
+    run, asked = (found.expected, "expected_tokens_per_s") if expected else (found.bound, "tokens_per_s")
+    assert run.tokens_per_s == pytest.approx(getattr(whole.generation, asked), rel=0.02 if expected else 1e-3)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "chunked:2048"])
+def test_the_closed_form_is_near(policy):
+    found = saturate(MODEL, DEVICE, policy=policy)
+    for run in (found.bound, found.expected):
+        assert run.requests_per_s == pytest.approx(run.closed.max_rate, rel=0.05)
+    assert found.expected.requests_per_s < found.bound.requests_per_s
+
+
+@pytest.mark.parametrize("asked", [
+    {"policy": "prefill-first"},  # in waves
+    {"prompt_lengths": "uniform:100-900", "gen_lengths": "uniform:50-350"},
+    {"layout": "dp=2"},
+    {"layout": "pp=2"},
+])  # fmt: skip
+def test_a_long_run_has_the_same_pace(asked):
+    """Filling up and running empty are a small part of it."""
+    found = saturate(MODEL, DEVICE, max_batch=64, bound=True, **asked)
+    many = saturate(MODEL, DEVICE, max_batch=64, bound=True, requests=6000, **asked)
+    assert found.bound.tokens_per_s == pytest.approx(many.bound.tokens_per_s, rel=0.02)
+    steps, policy = Steps(many.setting), parse_policy(asked.get("policy", "chunked:512"))
+    whole = serve(steps, many.traffic, policy=policy, max_batch=64, block=16)
+    pace = steps.apart * np.sum(many.traffic.gen) / np.max(whole.finish_s)
+    assert many.bound.tokens_per_s == pytest.approx(pace, rel=0.03)
+    assert many.bound.tokens_per_s > pace
+
+
+def test_copies_and_ranks_that_do_not_wait_for_each_other_serve_as_many_times_as_much():
+    one, copies, ranks = (saturate(MODEL, DEVICE, max_batch=16, bound=True, **how)
+                          for how in ({}, {"copies": 3}, {"layout": "dp=3"}))  # fmt: skip
+    assert copies.bound.tokens_per_s == pytest.approx(3 * one.bound.tokens_per_s)
+    assert ranks.bound.tokens_per_s == pytest.approx(3 * one.bound.tokens_per_s, rel=1e-3)
+    assert (one.devices, copies.devices, ranks.devices) == (1, 3, 3)
+    assert ranks.bound.running == pytest.approx(3 * one.bound.running)
+    assert copies.tokens_per_joule(copies.bound) == pytest.approx(one.tokens_per_joule(one.bound))
+
+
+def test_without_a_number_memory_says_how_many_at_a_time():
+    """With the caches of answers in their middle, few lose theirs."""
+    asked = {"prompt_lengths": "uniform:64-192", "gen_lengths": "uniform:500-1500", "bound": True}
+    found, more = saturate(MODEL, "l40s", **asked), saturate(MODEL, "l40s", max_batch=800, **asked)
+    assert found.max_batch == found.bound.closed.max_batch < 420
+    assert found.bound.span.preemptions < more.bound.span.preemptions / 4
+    assert found.bound.tokens_per_s == pytest.approx(more.bound.tokens_per_s, rel=0.05)
+    assert saturate("gpt2", "b200", bound=True, prompt_lengths=16, gen_lengths=4).max_batch == 2048
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    ({}, "Reading prompts: of 486 sequences at a time in each copy 56 decode"),
+    ({"prompt_lengths": 64, "gen_lengths": "uniform:1000-3000"}, "Memory: in "),
+    ({"max_batch": 8}, "The batch: in 100% of the time all places of it are taken (--max-batch)"),
+    ({"policy": "decode-first"}, "Batches that end together: nobody is taken up before all "),
+])  # fmt: skip
+def test_what_limits(asked, said):
+    limit = saturate(MODEL, DEVICE, bound=True, **asked).bound.limit
+    assert limit.startswith(said)
+    assert ". Of the time " in limit
+
+
+def test_as_many_requests_come_as_it_takes():
+    asked = {"gen_lengths": "lognormal:mean=100,p95=380", "bound": True, "max_batch": 160, "policy": "prefill-first"}
+    found = saturate(MODEL, DEVICE, **asked)
+    assert len(found.traffic) > 1000
+    assert found.bound.requests_per_s == pytest.approx(found.bound.closed.max_rate, rel=0.05)
+    with pytest.raises(InputError, match=r"^requests must be more than 200: nobody waits any more before a copy with "):
+        saturate(MODEL, DEVICE, requests=200, **asked)
+    with pytest.raises(InputError, match=r"^requests must be a whole number"):
+        saturate(MODEL, DEVICE, requests=0)
+
+
+def test_the_report_has_nothing_that_grows_with_the_requests(capsys, tmp_path):
+    assert main(["simulate", MODEL, DEVICE, "--rate", "max"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    words = " ".join(text.split())
+    assert words.startswith("Llama 3.1 8B: what h100-sxm serves at most: prompts of 1024 and answers of 128 tokens")
+    assert "What limits: Reading prompts" in words
+    assert "time to first token" not in words
+    assert "whole answer" not in words
+    found = saturate(MODEL, DEVICE)
+    assert f"tokens/s written {found.bound.tokens_per_s:,.0f}" in words
+    document = tmp_path / "most.json"
+    assert main(["simulate", MODEL, DEVICE, "--rate", "max", "-o", str(document)]) == 0
+    told = json.loads(document.read_text())
+    assert told["inputs"]["rate"] == "max"
+    assert told["tokens_per_s"] == pytest.approx(found.bound.tokens_per_s)
+    assert told["expected"]["requests_per_s"] == pytest.approx(found.expected.requests_per_s)
+    assert not {"times", "queue", "drained"} & {*told, *told["expected"]}
+    for name in ("most.html", "most.md", "most.csv"):
+        assert main(["simulate", MODEL, DEVICE, "--rate", "max", "--bound", "-o", str(tmp_path / name)]) == 0
+        assert f"{found.bound.tokens_per_s:,.0f}" in (tmp_path / name).read_text() or name.endswith("csv")
+    capsys.readouterr()
+    assert main(["simulate", MODEL, "tpu-v5e", "--rate", "max"]) == 0
+    assert "No time is expected above it: no kernel was measured on tpu-v5e" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+QUEUES = "--rate max has all requests there from the start, of copies that both read and decode; leave out --"
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--readers", "1"], f"{QUEUES}readers"),
+    (["--ttft", "1"], f"{QUEUES}ttft"),
+    (["--tpot", "1"], f"{QUEUES}tpot"),
+    (["--arrivals", "x.csv"], f"{QUEUES}arrivals"),
+    (["--prefill-hardware", "l4"], f"{QUEUES}prefill-hardware"),
+    (["--max-batch", "0"], "max_batch must be a whole number of at least 1; got 0"),
+    (["--requests", "20"], "requests must be more than 20"),
+    (["--requests", "2000000"], "requests must be at most 1000000"),
+    (["--quant", "W32A16", "--prompt-lengths", "1000000"], "with a request of 1000128 tokens does not fit"),
+])  # fmt: skip
+def test_mistakes_get_one_line(capsys, options, said):
+    assert main(["simulate", MODEL, DEVICE, "--rate", "max", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_rate_is_a_number_or_max(capsys):
+    assert main(["simulate", MODEL, DEVICE, "--rate", "most"]) == 2
+    assert "must be a number of requests a second, or max for as many as are served" in capsys.readouterr().err
+    with pytest.raises(InputError, match="must be a number"):
+        llmviewer.simulate(MODEL, DEVICE, rate="max")

@@ -26,6 +26,7 @@ _SAME_KERNELS: Final = {"blackwell ultra": "blackwell"}
 _HALVES_SINCE: Final = {*_GENERATIONS[_GENERATIONS.index("ampere") :]}
 _KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
 _RELATIVES: Final = 5  # stacks that are asked at most
+_PLAIN: Final = "add"
 _TELLING: Final = 6  # rows for each parameter that a stack of another library or architecture must have to be asked
 # OPs in a clock of a core below which its matrix units are slowed down, as those of GeForce cards are to 512 where they
 # add up in fp32, half of what others of their chips do (NVIDIA Ampere GA102 whitepaper, table 9).
@@ -68,7 +69,8 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
 
     On the device, a twin of the data type stands in for it before other devices do: as sure as a transfer, but where
     only bytes are moved, which a type's width says all about. On others, the library's kernels of a twin stand beside
-    those of the type unless it has these on a device with the same kind of memory.
+    those of the type unless it has these on a device with the same kind of memory. What only moves bytes is as it is in
+    any type, and as an addition, which does no more, where it was not measured.
 
     Raises InputError where nothing like it was ever measured.
     """
@@ -92,11 +94,21 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
         if dtype == stack.dtype and not any(_close(e, device, stack) for e in found):
             found += [e for e in of_family if not _of_type(e, stack, dtype) and _twin_of_library(e, stack)]
         if found:
-            found = _nearest(found, device, stack)
-            devices = ", ".join(dict.fromkeys(e.device for e in found))
-            error = _measured_error(name, stack, near=sibling(found[0], device))
-            return Choice(entries=tuple(found), error=error, source=f"transferred from {devices}")
+            return _carried_over(found, device, stack)
+    if name == "elementwise":
+        if found := [e for e in of_family if _alike(e, stack)]:
+            return _carried_over(found, device, stack)
+        if stack.kernel != _PLAIN:
+            plain = choose(name, device, replace(stack, kernel=_PLAIN), entries)
+            return replace(plain, error=_UNKNOWN, source=f"{plain.source}, as {_PLAIN}")
     raise InputError(f"no profile of {name} in {stack.dtype} on any {_KINDS.get(device.kind, device.kind)}")
+
+
+def _carried_over(found: Sequence[Entry], device: Device, stack: Stack) -> Choice:
+    near = _nearest(found, device, stack)
+    devices = ", ".join(dict.fromkeys(e.device for e in near))
+    error = _measured_error(near[0].family, stack, near=sibling(near[0], device))
+    return Choice(entries=tuple(near), error=error, source=f"transferred from {devices}")
 
 
 def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:

@@ -311,6 +311,19 @@ def test_where_nothing_was_measured_the_bound_stands_without_an_upper_end():
     assert np.all(np.isinf(found.high))
 
 
+def test_what_only_moves_bytes_is_as_in_another_type_or_as_an_addition():
+    """A guess by half and by twice, where nothing but additions was measured."""
+    add, ln = (replace(entry("elementwise"), stack=Stack(library="x", dtype=dtype, kernel=name))
+               for dtype, name in (("bf16", "add"), ("fp32", "ln")))  # fmt: skip
+    norm = choose("elementwise", H100, Stack(library="y", dtype="bf16", kernel="ln"), [add, ln])
+    assert (norm.entries, norm.source) == ((ln,), "transferred from h100-sxm")
+    other = choose("elementwise", H100, Stack(library="x", dtype="bf16", kernel="clamp"), [add, ln])
+    assert (other.entries, other.source) == ((add,), "calibrated on h100-sxm x 1.0 add, as add")
+    assert (other.error.short, other.error.long) == ((0.5, 2), (0.5, 2))
+    with pytest.raises(InputError, match="no profile of elementwise in bf16 on any GPU"):
+        choose("elementwise", H100, Stack(library="x", dtype="bf16", kernel="clamp"), [ln])
+
+
 def test_counts_that_a_file_lacks_are_those_of_a_relative_and_said_to_be():
     device = of(load_hardware("b100"))
     assert (device.cores, device.assumed) == (find("b200").cores, ("cores.count of b200", "l2.capacity of b200"))
@@ -325,9 +338,16 @@ def test_fp32_is_not_rounded_to_tf32_and_uses_matrix_units_that_take_it():
     assert find("MI100").peak("fp32") == pytest.approx(46.1e12)
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H100-SXM-80GB", "nvidia_h100_sxm", "H100"])
-def test_tables_may_name_devices_their_way(name):
-    assert find(name).name == "h100-sxm"
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("NVIDIA H100-SXM-80GB", "h100-sxm"), ("nvidia_h100_sxm", "h100-sxm"), ("H100", "h100-sxm"),
+        ("AMD Instinct MI250X/MI250", "mi250x"), ("Intel(R) Arc(TM) Pro B60 Graphics", "arc-pro-b60"),
+        ("Intel(R) Data Center GPU Max 1550", "gpu-max-1550"),
+    ],
+)  # fmt: skip
+def test_tables_may_name_devices_their_way(name, own):
+    assert find(name).name == own
 
 
 def test_a_file_of_ones_own_may_have_the_maker_in_its_name(tmp_path, monkeypatch):

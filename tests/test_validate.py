@@ -11,7 +11,7 @@ from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES, Stack
-from llmviewer.expectation.profile import Entry, Error, Profile, to_yaml
+from llmviewer.expectation.profile import Entry, Error, Profile, shipped, to_yaml
 from llmviewer.expectation.profile import read as read_profile
 from llmviewer.expectation.rows import read
 from llmviewer.expectation.validate import predict, score, validate
@@ -100,7 +100,7 @@ def test_predictions_are_the_rows_with_four_times(measured, profile, tmp_path):
     pd.testing.assert_frame_equal(after[before.columns], before)
     bound, expected, low, high = (after[f"{c}_us"] for c in ("bound", "expected", "expected_low", "expected_high"))
     assert ((bound <= low) & (low <= expected) & (expected <= high)).all()
-    assert after["source"].eq("calibrated on h100-sxm mine 1").all()
+    assert after["expected_source"].eq("calibrated on h100-sxm mine 1").all()
 
 
 def test_rows_that_cannot_be_predicted_stay_empty_and_are_counted(tmp_path, profile, capsys):
@@ -118,6 +118,113 @@ def test_rows_that_cannot_be_predicted_stay_empty_and_are_counted(tmp_path, prof
     assert skipped["a shape is missing or not positive"] == 1
     assert any(reason.startswith("no hardware 'abacus'") for reason in skipped)
     assert any(reason.startswith("dtype must be one of fp32, bf16") for reason in skipped)
+
+
+ATTENTION = {
+    "gpu": "H100-SXM-80GB", "framework": "vllm", "dtype": "bf16", "batch": 1, "q_len": 512, "kv_len": 512,
+    "q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128,
+}  # fmt: skip
+REPLAYED = {**ATTENTION, "stat": "mean_cudagraph"}
+EXPERTS = {
+    "gpu": "H100-SXM-80GB", "framework": "vllm", "dtype": "bf16", "tokens": 64, "hidden": 4096, "inter": 1408,
+    "topk": 6, "experts": 64,
+}  # fmt: skip
+MESSAGE = {
+    "gpu": "H100-SXM-80GB", "framework": "nccl", "dtype": "fp16", "op": "all_reduce", "num_gpus": 8, "bytes": 1e6,
+}  # fmt: skip
+SWITCHES = "causal, gated, private must be 0 or 1"
+FROM_NONE = "window, reached, loop must be 0 or more"
+
+
+@pytest.mark.parametrize(
+    ("row", "change", "why"),
+    [
+        (ATTENTION, {"causal": 2}, SWITCHES), (EXPERTS, {"gated": -1}, SWITCHES),
+        (EXPERTS, {"reached": -1}, FROM_NONE), (ATTENTION, {"window": np.inf}, FROM_NONE),
+        (ATTENTION, {"loop": -1}, FROM_NONE), (ATTENTION, {"window": 0.5}, "a size is not a whole number"),
+        (EXPERTS, {"topk": 65}, "topk must be no more than the experts"),
+        (MESSAGE, {"num_gpus": 1}, "num_gpus must be 2 or more"),
+        (EXPERTS, {"family": "gemm"}, "family is not moe, as that of the rows before"),
+        (ATTENTION, {"batch": 1e300}, "sizes are too large to be expected"),
+    ],
+)  # fmt: skip
+def test_what_no_kernel_is_asked_for_is_counted_and_stays_empty(tmp_path, recwarn, row, change, why):
+    path = tmp_path / "rows.csv"
+    family = {"family": "moe"} if "family" in change else {}
+    pd.DataFrame([row | family, row | change]).to_csv(path, index=False)
+    found = predict(read(path), shipped())
+    assert found.skipped == {why: 1}
+    assert np.isfinite(found.columns["expected_us"]).tolist() == [True, False]
+    assert np.isfinite(found.columns["bound_us"]).tolist() == [True, False]
+    assert found.columns["expected_source"][1] == ""
+    assert not recwarn
+
+
+@pytest.mark.parametrize(("row", "empty"), [(REPLAYED, "loop"), (ATTENTION, "window"), (EXPERTS, "family")])
+def test_an_empty_cell_is_as_a_column_that_is_absent(tmp_path, row, empty):
+    alone, among = tmp_path / "alone.csv", tmp_path / "among.csv"
+    pd.DataFrame([row]).to_csv(alone, index=False)
+    said = {"family": "moe"}.get(empty, 1)
+    pd.DataFrame([row, {**row, empty: said}]).to_csv(among, index=False)
+    first, second = (predict(read(path), shipped()).columns["expected_us"][0] for path in (alone, among))
+    assert first == pytest.approx(second, rel=1e-5)
+
+
+def test_a_window_below_0_is_none(tmp_path):
+    path = tmp_path / "rows.csv"
+    pd.DataFrame([ATTENTION, {**ATTENTION, "window": -1}]).to_csv(path, index=False)
+    first, second = predict(read(path), shipped()).columns["expected_us"]
+    assert first == pytest.approx(second, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "here", "elsewhere"),
+    [
+        (EXPERTS, "dtype", "bf16", ("bfloat16", "torch.bfloat16", "BF16")),
+        (EXPERTS, "dtype", "fp8", ("float8_e4m3fn", "FP8", "fp8_e5m2")),
+        (EXPERTS, "dtype", "int4_wo", ("int4", "W4A16")),
+        (EXPERTS, "dtype", "w4a16_mxfp4", ("mxfp4",)),
+        (ATTENTION, "kv_dtype", "fp8", ("fp8_e4m3", "torch.float8_e5m2")),
+        (EXPERTS, "framework", "trtllm", ("TensorRT-LLM", "TRTLLM", "trt-llm")),
+        (EXPERTS, "framework", "vllm", ("vLLM",)),
+        (MESSAGE, "op", "all_reduce", ("allreduce", "AllReduce", "all-reduce")),
+        (MESSAGE, "op", "alltoall", ("all_to_all",)),
+        ({**MESSAGE, "rows": 8}, "op", "post_attention_layernorm", ("rms_norm", "RMSNorm", "norm")),
+    ],
+)
+def test_what_others_call_it_is_the_same(tmp_path, row, column, here, elsewhere):
+    path, names = tmp_path / "rows.csv", (here, *elsewhere)
+    row = {name: value for name, value in row.items() if name != "num_gpus" or "rows" not in row}
+    pd.DataFrame([{**row, column: name} for name in names]).to_csv(path, index=False)
+    found = predict(read(path), shipped())
+    assert found.skipped == {}
+    assert found.columns["expected_us"] == pytest.approx(found.columns["expected_us"][0], rel=1e-5)
+    assert len(set(found.columns["expected_source"])) == 1
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_all_columns_come_back_as_they_were(tmp_path, profile, suffix):
+    """An index is columns, what it may be called included; a version is no number; files may differ in a column."""
+    paths, out = (tmp_path / "first.parquet", tmp_path / "second.csv"), tmp_path / f"out{suffix}"
+    rows = table(3)
+    rows.assign(source="a lab", version="0.10", note=[1, 2, 3]).set_index(["M", "gpu"]).to_parquet(paths[0])
+    rows.assign(version="1.10", note="words").to_csv(paths[1], index=False)
+    assert main(["validate", *map(str, paths), "--profile", str(profile), "--predictions-out", str(out)]) == 0
+    after = pd.read_csv(out, dtype=str) if suffix == ".csv" else pd.read_parquet(out)
+    assert [*after.columns[: len(rows.columns) + 3]] == ["framework", "dtype", "N", "K", "time_us", "source", "version",
+                                                         "note", "M", "gpu"]  # fmt: skip
+    assert after["M"].astype(float).tolist() == [*rows["M"], *rows["M"]]
+    assert after["note"].tolist() == ["1", "2", "3", *["words"] * 3]
+    assert after["version"].tolist() == [*["0.10"] * 3, *["1.10"] * 3]
+    assert after["source"].tolist()[:3] == ["a lab"] * 3
+    assert after["expected_us"].notna().all()
+
+
+def test_a_number_that_parquet_has_no_room_for_is_text_there(tmp_path, profile):
+    path, out = tmp_path / "rows.csv", tmp_path / "out.parquet"
+    table(2).assign(own=[2**70, 1]).to_csv(path, index=False)
+    assert main(["validate", str(path), "--profile", str(profile), "--predictions-out", str(out)]) == 0
+    assert pd.read_parquet(out)["own"].tolist() == [str(2**70), "1"]
 
 
 def test_measured_times_under_the_bound_are_counted(tmp_path):
@@ -170,10 +277,12 @@ def test_the_table_names_errors_and_the_worst_rows(measured, profile, capsys):
     ("name", "content", "problem"),
     [
         ("rows.txt", "x", "must end in .csv or .parquet, the formats of measurements"),
-        ("rows.csv", "a,b\n1,2\n", "no family has these columns; docs/measurements.md says what they are called"),
-        ("rows.csv", "gpu,framework,M,N\nH100,x,1,2\n", "gemm needs the column 'K'; it has gpu, framework, M, N"),
+        ("rows.csv", "a;b\n1;2\n",
+         "no family has these columns: 'a;b'; docs/measurements.md says what they are called"),
+        ("rows.csv", "gpu,framework,M,N\nH100,x,1,2\n",
+         "gemm needs the column 'K'; it has 'gpu', 'framework', 'M', 'N'"),
         ("rows.csv", "gpu,framework,M,N,K\nH100,x,1,2,3\n",
-         "gemm needs the column 'dtype'; it has gpu, framework, M, N, K"),
+         "gemm needs the column 'dtype'; it has 'gpu', 'framework', 'M', 'N', 'K'"),
         ("rows.csv", "gpu,framework,M,N,K\n", "holds no rows"),
         ("rows.csv", "family,gpu\nconv,H100\n", ("family: must be one of gemm, attention_prefill, attention_decode, "
          "moe, elementwise, collectives; got 'conv'")),
@@ -215,7 +324,7 @@ def test_rows_that_are_not_fitted_are_counted_and_change_nothing(tmp_path, capsy
         "time_us is missing or not positive": {"time_us": -1},
         "time_us is less than a tenth of the bound": {"time_us": 0.01},
         "sizes that no fit rests on": {"N": 16},
-        "of a stack with fewer than 20 rows": {"framework": "other"},
+        "of a stack with fewer than 20 rows, h100-sxm other gemm bf16": {"framework": "other"},
     }
     sound, frames = table(40, noise=0.05), []
     for change in wrong.values():
@@ -236,6 +345,18 @@ def test_rows_that_are_not_fitted_are_counted_and_change_nothing(tmp_path, capsy
     assert len(lines) == len(wrong)
     for why in wrong:
         assert sum(line.startswith(f"left out: 1 row: {why}") for line in lines) == 1, why
+
+
+def test_a_stack_is_one_whatever_files_it_is_in_and_its_device_is_called(tmp_path, capsys):
+    pytest.importorskip("scipy")
+    frame, parts, out = table(30, noise=0.05), ("first", "second"), tmp_path / "out.yaml"
+    for place, name in enumerate(parts):
+        part = frame.iloc[15 * place : 15 * (place + 1)].assign(version=f"1.{place}")
+        part.assign(gpu=["H100", "h100-sxm", "H100-SXM-80GB"] * 5).to_csv(tmp_path / f"{name}.csv", index=False)
+    assert main(["calibrate", *(str(tmp_path / f"{name}.csv") for name in parts), "-o", str(out)]) == 0
+    (entry,) = read_profile(out)[0].entries
+    assert (entry.rows, entry.version) == (30, "1.0, 1.1")
+    assert "left out" not in capsys.readouterr().err
 
 
 def test_what_leaves_no_rows_for_a_fit_is_said(tmp_path, capsys):
@@ -290,7 +411,7 @@ def test_a_residual_makes_shapes_that_were_measured_exact(tmp_path, capsys):
     (group,) = json.loads(capsys.readouterr().out)["groups"]
     assert group["source"] == "measured"
     assert group["expected"]["mape"] < 0.06 < entry.fit_mape
-    assert set(pd.read_csv(later)["source"]) == {"measured shape on h100-sxm mine"}
+    assert set(pd.read_csv(later)["expected_source"]) == {"measured shape on h100-sxm mine"}
 
 
 def test_a_profile_may_be_drawn_to_another_and_the_other_has_to_be_there(measured, profile, tmp_path, capsys):

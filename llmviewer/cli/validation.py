@@ -17,6 +17,9 @@ from ..units import counted
 from . import options as shared
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from ..expectation.families import Stack
     from ..expectation.profile import Entry
     from ..expectation.rows import Rows
     from ..expectation.validate import Predictions, Validation
@@ -66,7 +69,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     from ..expectation.device import find
     from ..expectation.profile import read as read_profile
     from ..expectation.profile import shipped, to_yaml
-    from ..expectation.rows import read
+    from ..expectation.rows import joined, read
     from ..export import write_text
 
     if output.suffix not in (".yaml", ".yml"):
@@ -74,7 +77,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     _check_folder()
     wanted = find(device).name if device else None
     tables = [read(path) for path in files]
-    measured = [group for table in tables for group in table.rows]
+    measured = joined(group for table in tables for group in table.rows)
     asked_for = [
         group
         for group in measured
@@ -95,7 +98,8 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
         if len(kept) >= LEAST:
             rows.append(kept)
         elif len(kept):
-            few[f"of a stack with fewer than {LEAST} rows"] += len(kept)
+            stack = _named(group.device.name, group.family.name, group.stack)
+            few[f"of a stack with fewer than {LEAST} rows, {stack}"] += len(kept)
     if not rows:
         why, count = next(iter(left.most_common(1)), ("", 0))
         most = f"; {counted(count, 'row')} left out: {why}" if count else f"; the most is {fullest}" if fullest else ""
@@ -116,10 +120,13 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
 
 
 def _fitted(entry: Entry) -> str:
-    stack = entry.stack
-    names = (entry.device, stack.library, entry.family, stack.dtype, stack.kv_dtype, stack.kernel)
     off = f"off by {entry.held_out.mape:.1%} where held out"
-    return f"{' '.join(filter(None, names))}: {counted(entry.rows, 'row')}, {off}"
+    return f"{_named(entry.device, entry.family, entry.stack)}: {counted(entry.rows, 'row')}, {off}"
+
+
+def _named(device: str, family: str, stack: Stack) -> str:
+    names = (device, stack.library, family, stack.dtype, stack.kv_dtype, stack.kernel)
+    return " ".join(filter(None, names))
 
 
 @click.command()
@@ -192,7 +199,19 @@ def _write(path: Path, predictions: Sequence[Predictions]) -> None:
     if path.suffix == ".csv":
         write(path, lambda to: frame.to_csv(to, index=False))
     else:
+        frame = frame.apply(_of_one_type)
         write(path, lambda to: frame.to_parquet(to, index=False))
+
+
+def _of_one_type(column: pd.Series[Any]) -> pd.Series[Any]:
+    """As text where Parquet has no type for it: files differ in what it holds, or a number is too large."""
+    import pyarrow as pa
+
+    try:
+        pa.array(column, from_pandas=True)
+    except (pa.ArrowException, OverflowError):
+        return column.astype(str).where(column.notna())
+    return column
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from ..hardware_files import PATH_VARIABLE, hardware_file, load_hardware
 from ..resource import MEMORY, Unit, matrix, vector
 
 _VENDORS: Final = re.compile(r"^(?:nvidia|amd|intel|instinct)-")
+_MARKS: Final = re.compile(r"\((?:r|tm)\)")  # which drivers write
 # Where a file does not count the cores or the last cache: the relative whose counts are carried over. Apple publishes
 # no size of the system level cache; M3 Max is the last of which one is known.
 _RELATIVES: Final[Mapping[str, str]] = {
@@ -127,7 +128,7 @@ def find(name: str) -> Device:
 
 @cache
 def _find(name: str, folder: str) -> Device:  # noqa: ARG001 - the folder decides what is found
-    given = re.sub(r"[\s_]+", "-", name.strip().lower())
+    given = re.sub(r"[\s_/]+", "-", _MARKS.sub("", name.strip().lower()))
     plain = _VENDORS.sub("", given)
     for candidate in (name.strip(), *_shortened(given, plain)):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -48,6 +49,12 @@ TYPES: Final[Mapping[str, KernelType]] = {
 WEIGHTS_ONLY: Final[Mapping[str, str]] = {
     "nvfp4": "nvfp4_wo", "fp4": "w4a16_mxfp4", "fp8": "int8_wo", "fp8_static": "int8_wo", "fp8_block": "int8_wo",
 }  # fmt: skip
+# What torch and vLLM call them, and of products what --quant does.
+_FP8: Final = re.compile(r"^(?:float8|fp8)_e[45]m[23](?:fn|fnuz)?$")
+_SYNONYMS: Final = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
+SCHEMES: Final[Mapping[str, str]] = {
+    "int4": "int4_wo", "w4a16": "int4_wo", "w8a16": "int8_wo", "mxfp4": "w4a16_mxfp4",
+}  # fmt: skip
 CACHE_BYTES: Final[Mapping[str, float]] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 TWINS: Final = ({"bf16", "fp16"}, {"fp8", "fp8_static"}, {"int8", "sq"})  # that take as long on a device
 SIMILAR: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in where a type was not measured
@@ -69,6 +76,12 @@ SIMILAR: Final[Mapping[str, tuple[str, ...]]] = {  # whose fractions stand in wh
     "w4afp8": ("int4_wo", "fp8"),
     "fp32": (),
 }
+
+
+def plain_name(name: str) -> str:
+    """A data type as it is called here: bf16 for "torch.bfloat16", fp8 for "float8_e4m3fn"."""
+    lower = _FP8.sub("fp8", name.strip().lower().removeprefix("torch."))
+    return _SYNONYMS.get(lower, lower)
 
 
 def kernel_type(name: str) -> KernelType:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,14 +18,18 @@ from ..errors import InputError
 from .device import Device, find
 from .families import FAMILIES, Family, Stack
 from .families._family import Array, Shapes
-from .formats import cache_bytes, kernel_type
+from .formats import SCHEMES, cache_bytes, kernel_type, plain_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _NEEDED: Final = ("gpu", "framework")
+_LABELS: Final = ("gpu", "framework", "dtype", "kv_dtype", "version")
 _TYPED: Final = ("gemm", "moe")  # families whose rows must say their data type
 _COUNTS: Final = ("batch", "tp", "ep", "cols")  # optional columns that are sizes too
+_SWITCHES: Final = ("causal", "gated", "private")
+_FROM_NONE: Final = ("window", "reached", "loop")  # in which 0 has a meaning of its own
+_VERSIONS: Final = 3  # that are told of a stack, at most
 NO_TIME: Final = "time_us is missing or not positive"
 _IMPOSSIBLE: Final = 0.1  # of the bound: a kernel that took less did other work, or its time is in another unit
 _MARKS: Final = (  # the columns by which a table's family is known, where it has no column that says it
@@ -37,6 +41,21 @@ _MARKS: Final = (  # the columns by which a table's family is known, where it ha
     ("elementwise", "bytes"),
 )
 _CUBLAS: Final = {"sarathi", "hf-transformers", "pytorch", "pytorch/te"}  # frameworks whose linear layers are cuBLAS's
+# What libraries are called elsewhere, and operations, by their letters: those whose names profiles and analyses have.
+_LIBRARIES: Final = {
+    **{name: name for name in ("vllm", "sglang", "trtllm", "cublas", "nccl", "pytorch", "triton")},
+    **dict.fromkeys(("tensorrt-llm", "tensorrt_llm", "trt-llm"), "trtllm"),
+    "torch": "pytorch",
+}
+_OPERATIONS: Final = {
+    **{name.replace("_", ""): name for name in ("all_reduce", "all_gather", "reduce_scatter", "send_recv")},
+    **dict.fromkeys(("norm", "rmsnorm"), "post_attention_layernorm"),
+    **dict.fromkeys(("activation", "siluandmul", "swiglu"), "mlp_act"),
+    **dict.fromkeys(("rope", "rotaryembedding"), "attn_rope"),
+    "embedding": "emb",
+    "layernorm": "ln",
+    "alltoall": "alltoall",
+}
 _REPLAYED: Final = "mean_cudagraph"  # the same tensors again and again: what fits stays in the cache
 # Weights that the aiconfigurator collector goes round in its loop; for trtllm as many as the cache needs, up to 5.
 _ROUND: Final = {"vllm": 6.0, "sglang": 6.0}
@@ -101,6 +120,26 @@ class Rows:
         return np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
 
 
+def joined(groups: Iterable[Rows]) -> tuple[Rows, ...]:
+    """One for each stack of a device, whatever files its rows are in and names it has there."""
+    alike: dict[tuple[str, str, Stack], list[Rows]] = {}
+    for rows in groups:
+        alike.setdefault((rows.family.name, rows.device.name, rows.stack), []).append(rows)
+    return tuple(_joined(parts) if len(parts) > 1 else parts[0] for parts in alike.values())
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    versions = sorted({version for rows in parts for version in rows.version.split(", ")} - {""})
+    measured = np.concatenate([rows.measured for rows in parts])
+    return replace(
+        parts[0],
+        version=", ".join(versions[-_VERSIONS:]),
+        places=np.arange(len(measured)),
+        shapes={name: np.concatenate([rows.shapes[name] for rows in parts]) for name in parts[0].shapes},
+        measured=measured,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A file of measurements.
@@ -124,7 +163,8 @@ def read(path: Path) -> Table:
     needed = (*_NEEDED, *family.columns, *(["dtype"] if family.name in _TYPED else []))
     missing = [c for c in needed if c not in frame]
     if missing:
-        raise InputError(f"{path}: {family.name} needs the column {missing[0]!r}; it has {', '.join(frame.columns)}")
+        had = ", ".join(map(repr, frame.columns))
+        raise InputError(f"{path}: {family.name} needs the column {missing[0]!r}; it has {had}")
     for column in (*family.columns, *family.optional, "time_us", "loop", "nodes"):
         if column in frame:
             _check_numbers(frame[column], path)
@@ -156,7 +196,10 @@ def _frame(path: Path) -> pd.DataFrame:
     if path.suffix not in (".csv", ".parquet"):
         raise InputError(f"{path}: must end in .csv or .parquet, the formats of measurements")
     try:
-        frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, low_memory=False)
+        if path.suffix == ".parquet":
+            frame = _columns(pd.read_parquet(path))
+        else:  # versions are no numbers: 0.10 is not 0.1
+            frame = pd.read_csv(path, low_memory=False, dtype=dict.fromkeys(_LABELS, str))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -170,29 +213,39 @@ def _frame(path: Path) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
+def _columns(frame: pd.DataFrame) -> pd.DataFrame:
+    """With those that pandas made an index of when the file was written, which are the last in it."""
+    named = [name for name in frame.index.names if name is not None and name not in frame]
+    return frame.reset_index(named)[[*frame.columns, *named]] if named else frame
+
+
 def _family(frame: pd.DataFrame, path: Path) -> Family:
-    if "family" in frame:
-        name = str(frame["family"].iloc[0])
-        if name in FAMILIES:
-            return FAMILIES[name]
-        raise InputError(f"{path}: family: must be one of {', '.join(FAMILIES)}; got {name!r}")
+    if said := next(filter(None, _texts(frame, "family")), None):
+        if said in FAMILIES:
+            return FAMILIES[said]
+        raise InputError(f"{path}: family: must be one of {', '.join(FAMILIES)}; got {said!r}")
     for name, mark in _MARKS:
         if mark in frame:
             return FAMILIES[name]
-    raise InputError(f"{path}: no family has these columns; docs/measurements.md says what they are called")
+    had = reprlib.repr(list(frame.columns)).strip("[]")
+    raise InputError(f"{path}: no family has these columns: {had}; docs/measurements.md says what they are called")
 
 
 def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator[Rows]:
-    labels = {name: _texts(frame, name) for name in ("gpu", "framework", "dtype", "kv_dtype", "version")}
+    labels = {name: _texts(frame, name) for name in _LABELS}
+    for name, plain in (("dtype", plain_name), ("kv_dtype", plain_name), ("framework", _library)):
+        labels[name] = _renamed(labels[name], plain)
     labels["kernel"] = _kernels(frame, family)
     numbers = {name: _numbers(frame, name, None) for name in family.columns}
     numbers |= {name: _numbers(frame, name, default) for name, default in family.optional.items()}
+    if "window" in numbers:
+        numbers["window"] = np.maximum(numbers["window"], 0)  # FlashAttention calls none -1
     if family.name == "moe" and "distribution" in frame:
         numbers["skew"] = _skews(frame)
     if family.name == "moe":
         numbers["gated"] = np.where(_ungated(labels, numbers), 0.0, numbers["gated"])
         numbers["ep"] = np.where(labels["kernel"] == _NOT_APART, 1.0, numbers["ep"])
-    given = frame["loop"].to_numpy(float) if "loop" in frame else None
+    numbers["loop"] = _numbers(frame, "loop", None)
     replayed = _texts(frame, "stat") == _REPLAYED
     times = frame["time_us"].to_numpy(float) * 1e-6 if "time_us" in frame else np.full(len(frame), np.nan)
     sound = np.ones(len(frame), dtype=bool)
@@ -213,13 +266,14 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
             unread[str(error)] += len(places)
             continue
         shapes = {name: column[places] for name, column in numbers.items()}
-        shapes |= _loop(family, device, stack, shapes, replayed[places]) if given is None else {"loop": given[places]}
+        unsaid, usual = np.isnan(shapes["loop"]), _loop(family, device, stack, shapes, replayed[places])
+        shapes |= {name: np.where(unsaid, column, shapes[name]) for name, column in usual.items()}
         versions = sorted(set(labels["version"][places]) - {""})
         yield Rows(
             family=family,
             device=device,
             stack=stack,
-            version=", ".join(versions[-3:]),
+            version=", ".join(versions[-_VERSIONS:]),
             places=places,
             shapes=shapes,
             measured=times[places],
@@ -228,13 +282,21 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
 
 def _wrong(frame: pd.DataFrame, family: Family, numbers: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
     """Why rows cannot be used, and which; a row may be among several."""
+    said = _texts(frame, "family")
+    yield f"family is not {family.name}, as that of the rows before", (said != "") & (said != family.name)
     sizes = {name: column for name, column in numbers.items() if name in family.columns or name in _COUNTS}
     yield "a shape is missing or not positive", ~np.all([np.isfinite(c) & (c > 0) for c in sizes.values()], axis=0)
-    whole = [c == np.floor(c) for name, c in sizes.items() if name != "bytes"]  # a mean of calls may have half a byte
+    counts = {name: numbers[name] for name in (*sizes, "window") if name in numbers}
+    whole = [c == np.floor(c) for name, c in counts.items() if name != "bytes"]  # a mean of calls may have half a byte
     yield "a size is not a whole number", ~np.all(whole, axis=0)
-    if family.name == "collectives" and "nodes" in frame:
-        yield "more than one node", frame["nodes"].to_numpy(float) > 1
+    switches, others = ([numbers[name] for name in names if name in numbers] for names in (_SWITCHES, _FROM_NONE))
+    yield f"{', '.join(_SWITCHES)} must be 0 or 1", ~np.all([np.isin(c, (0, 1)) for c in switches], axis=0)
+    yield f"{', '.join(_FROM_NONE)} must be 0 or more", np.any([(c < 0) | np.isinf(c) for c in others], axis=0)
+    if family.name == "collectives":
+        yield "num_gpus must be 2 or more", numbers["num_gpus"] < 2
+        yield "more than one node", _numbers(frame, "nodes", 1) > 1
     if family.name == "moe":
+        yield "topk must be no more than the experts", numbers["topk"] > numbers["experts"]
         yield "distribution must be balanced or power_law_S, such as power_law_1.2", np.isnan(numbers["skew"])
         yield "ep must be no more than the experts", numbers["ep"] > numbers["experts"]
 
@@ -246,6 +308,7 @@ def _stack(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: st
     if family.name in _TYPED:
         if not dtype:
             raise InputError("dtype is missing")
+        dtype = SCHEMES.get(dtype, dtype)
         kernel_type(dtype)
     if family.name.startswith("attention"):
         cache_bytes(kv_dtype or "bf16")
@@ -259,9 +322,10 @@ def _kernels(frame: pd.DataFrame, family: Family) -> Array:
     if family.name == "gemm":
         return np.full(len(frame), "", dtype=object)
     if family.name == "elementwise":
-        return _texts(frame, "op")
+        return _renamed(_texts(frame, "op"), _operation)
     if family.name == "collectives":
-        joined = _texts(frame, "impl" if "impl" in frame else "kernel") + " " + _texts(frame, "op")
+        operations = _renamed(_texts(frame, "op"), _operation)
+        joined = _texts(frame, "impl" if "impl" in frame else "kernel") + " " + operations
         return np.asarray(joined, dtype=object)
     kernel = _texts(frame, "kernel")
     if family.name.startswith("attention") and "attn" in frame:
@@ -307,6 +371,19 @@ def _texts(frame: pd.DataFrame, name: str) -> Array:
     if name not in frame:
         return np.full(len(frame), "", dtype=object)
     return frame[name].astype(object).where(frame[name].notna(), "").astype(str).to_numpy(dtype=object)
+
+
+def _renamed(texts: Array, plain: Callable[[str], str]) -> Array:
+    names = {text: plain(text) for text in set(texts)}
+    return np.array([names[text] for text in texts], dtype=object)
+
+
+def _library(name: str) -> str:
+    return _LIBRARIES.get(name.strip().lower(), name)
+
+
+def _operation(name: str) -> str:
+    return _OPERATIONS.get(re.sub(r"[\s_-]", "", name.lower()), name)
 
 
 def _numbers(frame: pd.DataFrame, name: str, default: float | None) -> Array:

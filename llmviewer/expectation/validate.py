@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _WORST: Final = 10
 _DRAWN: Final = 4000  # points of a report, chosen at random where there are more
-COLUMNS: Final = ("bound_us", "expected_us", "expected_low_us", "expected_high_us", "source")
+COLUMNS: Final = ("bound_us", "expected_us", "expected_low_us", "expected_high_us", "expected_source")
 _BOUND: Final = "bound"  # the source of rows of which nothing is expected, and whose interval has no end
 _TOLERANCE: Final = 1.005  # how much faster than the bound is a violation, beyond what a clock can tell
 
@@ -111,16 +111,19 @@ def predict(table: Table, entries: Sequence[Entry]) -> Predictions:
     """Bound and expectation of every row of a table that has them."""
     count = len(table.frame)
     columns: dict[str, Array] = {name: np.full(count, np.nan) for name in COLUMNS[:-1]}
-    columns["source"] = np.full(count, "", dtype=object)
+    columns["expected_source"] = np.full(count, "", dtype=object)
     skipped = Counter(table.unread)
     for rows in table.rows:
         try:
-            found = expect(rows.family.name, rows.shapes, rows.device, rows.stack, entries)
+            with np.errstate(all="ignore"):
+                found = expect(rows.family.name, rows.shapes, rows.device, rows.stack, entries)
         except InputError as error:
             skipped[str(error)] += len(rows)
             continue
+        finite = np.isfinite(found.expected)
+        skipped["sizes are too large to be expected"] += int(np.count_nonzero(~finite))
         for name, values in zip(COLUMNS, _values(found), strict=True):
-            columns[name][rows.places] = values
+            columns[name][rows.places[finite]] = np.broadcast_to(values, len(rows))[finite]
     return Predictions(table=table, columns=columns, skipped={k: n for k, n in skipped.items() if n})
 
 
@@ -184,7 +187,7 @@ def _groups(one: Predictions) -> list[Group]:
     for rows in one.table.rows:
         usable = np.isfinite(rows.measured) & (rows.measured > 0)
         places = rows.places[usable & np.isfinite(one.columns["expected_us"][rows.places])]
-        kinds = np.array([str(source).split()[0].rstrip(",:;") for source in one.columns["source"][places]])
+        kinds = np.array([str(source).split()[0].rstrip(",:;") for source in one.columns["expected_source"][places]])
         for source in np.unique(kinds):
             key = (rows.family.name, rows.device.name, _type(rows.stack.dtype, rows.stack.kv_dtype), str(source))
             gathered.setdefault(key, []).append(places[kinds == source])

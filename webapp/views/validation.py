@@ -170,8 +170,7 @@ def _predicted(frame: pd.DataFrame, title: str) -> Predictions:
             table = measurements.read(path)
         except InputError as error:
             raise InputError(str(error).replace(str(path), title)) from None
-    with np.errstate(all="ignore"):
-        return predict(table, index().entries)
+    return predict(table, index().entries)
 
 
 def scatter(one: Measured, name: str) -> Shown | None:
@@ -257,7 +256,7 @@ def _device(called: str) -> str:
 
     Files are not looked at: a name of a user is none of a path, and a thousand unknown ones take no time.
     """
-    words = re.split(r"[\s_-]+", called.strip().lower())[:_MOST_WORDS]
+    words = re.split(r"[\s_/-]+", called.strip().lower())[:_MOST_WORDS]
     starts = (0, 1) if words[0] in _MAKERS else (0,)
     tried = ("-".join(words[start:end]) for end in range(len(words), 0, -1) for start in starts if start < end)
     return next((_devices()[name] for name in (called.strip().lower(), *tried) if name in _devices()), "")

@@ -350,6 +350,19 @@ def test_tables_may_name_devices_their_way(name, own):
     assert find(name).name == own
 
 
+def test_a_device_that_is_not_known_is_looked_for_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr("llmviewer.expectation.device.load_hardware", lambda name: asked.append(name) or missing(name))
+    for _ in range(3):
+        with pytest.raises(InputError, match="no hardware 'an-abacus-of-1945'"):
+            find("an abacus of 1945")
+    assert asked == ["an-abacus-of-1945"]
+
+
+def missing(name):
+    raise InputError(f"no hardware {name!r}")
+
+
 def test_a_file_of_ones_own_may_have_the_maker_in_its_name(tmp_path, monkeypatch):
     text = hardware_file("h100-sxm").read_text()
     own = text.replace("name: h100-sxm\n", "name: nvidia-h100-sxm\n").split("aliases:")

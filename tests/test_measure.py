@@ -417,6 +417,15 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     assert [json.loads(line) for line in path.read_text().splitlines()][-1]["row"] == found.journal.rows[-1]
 
 
+def test_a_journal_that_cannot_be_written_is_said_in_one_line(tmp_path):
+    journal = Journal(tmp_path, header(MACHINE, [Library()]))
+    journal.path.unlink()
+    journal.path.symlink_to("/dev/full")
+    with pytest.raises(InputError) as error:
+        journal.ceilings_complete()
+    assert str(error.value) == f"{journal.path}: cannot be written: No space left on device"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

@@ -121,19 +121,18 @@ def _report(session: Session, form: str, before: int) -> None:
         parts["What the kernels are to reach"] = goals_text(goals(journal.rows, journal.ceilings, machine.cache))
     for text in parts.values():
         click.echo(text)
+    versions = header(machine, session.backends)["versions"] | ({"driver": machine.driver} if machine.driver else {})
     if parts:
         last = max((row["date"][:10] for row in journal.rows), default="")
-        versions = header(machine, session.backends)["versions"] | (
-            {"driver": machine.driver} if machine.driver else {}
-        )
         write_text(folder / "report.md", report(f"{machine.title} {last}".rstrip(), versions, parts))
     disturbed = sum(row["disturbed"] for row in journal.rows) / max(len(journal.rows), 1)
     if disturbed > _DISTURBED:
         click.echo(f"Other programs took a core during {disturbed:.0%} of the launches, which do not count.")
     if session.put_off:
+        fewer = ", or with one thread (OMP_NUM_THREADS=1)" if versions.get("threads") != "1" else ""
         click.echo(
             f"{session.put_off} times a launch was put off, as other programs take the cores: measure\n"
-            "again when they are done, or with one thread (OMP_NUM_THREADS=1)"
+            f"again when they are done{fewer}"
         )
     for reason, count in session.left_out.items():
         click.echo(f"{counted(count, 'launch', 'launches')} left out: {reason}")

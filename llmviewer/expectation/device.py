@@ -123,11 +123,22 @@ def find(name: str) -> Device:
 
     Raises InputError, with the nearest names, where there is none such.
     """
-    return _find(name, os.environ.get(PATH_VARIABLE, ""))
+    found = _find(name, os.environ.get(PATH_VARIABLE, ""))
+    if isinstance(found, str):
+        raise InputError(found)
+    return found
 
 
 @cache
-def _find(name: str, folder: str) -> Device:  # noqa: ARG001 - the folder decides what is found
+def _find(name: str, folder: str) -> Device | str:  # noqa: ARG001 - the folder decides what is found
+    """The device, or what is wrong: a table asks for the same one for each of its kernels."""
+    try:
+        return _read(name)
+    except InputError as error:
+        return str(error)
+
+
+def _read(name: str) -> Device:
     given = re.sub(r"[\s_/]+", "-", _MARKS.sub("", name.strip().lower()))
     plain = _VENDORS.sub("", given)
     for candidate in (name.strip(), *_shortened(given, plain)):

@@ -25,7 +25,7 @@ _SAME: Final = ("schema", "gpu", "device", "driver", "versions")  # what rows of
 class Journal:
     """A folder with the rows of one machine and its libraries.
 
-    Raises InputError where the folder cannot be made, or holds rows of others.
+    Raises InputError where the folder cannot be made or written to, or holds rows of others.
     """
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
@@ -88,8 +88,11 @@ class Journal:
         self._write("broken", {"kind": kind})
 
     def _write(self, kind: str, entry: Mapping[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({kind: entry}) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({kind: entry}) + "\n")
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written: {error.strerror}") from None
 
     def tables(self, suffix: str) -> list[Path]:
         """Writes all rows as .parquet or .csv, one file a family."""

@@ -350,6 +350,15 @@ def test_tables_may_name_devices_their_way(name, own):
     assert find(name).name == own
 
 
+def test_all_that_a_file_lacks_to_lay_kernels_out_is_said_at_once():
+    bare = replace(load_hardware("mi300x"), name="bare", architecture="own", facts=())
+    with pytest.raises(InputError) as error:
+        of(bare)
+    assert str(error.value) == (
+        "bare has no cores.count and no l2.capacity: its file does not say, so kernels cannot be laid out"
+    )
+
+
 def test_a_device_that_is_not_known_is_looked_for_once(monkeypatch):
     asked = []
     monkeypatch.setattr("llmviewer.expectation.device.load_hardware", lambda name: asked.append(name) or missing(name))

@@ -85,16 +85,16 @@ def of(hardware: Hardware) -> Device:
     """
     numbers = dict(hardware.numbers)
     last_cache = "l3.capacity" if "l3.capacity" in numbers else "l2.capacity"
-    assumed = []
-    for key in ("cores.count", last_cache):
-        if key not in numbers:
-            relative = _RELATIVES.get(hardware.architecture)
-            if relative is None:
-                raise InputError(f"{hardware.name} has no {key}: its file does not say, so kernels cannot be laid out")
-            known = load_hardware(relative)
-            own = "l3.capacity" if key == "l2.capacity" and "l3.capacity" in known.numbers else key
-            numbers[key] = known.fact(own)
-            assumed.append(f"{own} of {relative}")
+    missing, assumed = [key for key in ("cores.count", last_cache) if key not in numbers], []
+    relative = _RELATIVES.get(hardware.architecture, "")
+    if missing and not relative:
+        lacks = " and no ".join(missing)
+        raise InputError(f"{hardware.name} has no {lacks}: its file does not say, so kernels cannot be laid out")
+    for key in missing:
+        known = load_hardware(relative)
+        own = "l3.capacity" if key == "l2.capacity" and "l3.capacity" in known.numbers else key
+        numbers[key] = known.fact(own)
+        assumed.append(f"{own} of {relative}")
     return Device(
         name=hardware.name,
         kind=hardware.kind or "gpu",

@@ -144,6 +144,7 @@ FROM_NONE = "window, reached, loop must be 0 or more"
         (ATTENTION, {"loop": -1}, FROM_NONE), (ATTENTION, {"window": 0.5}, "a size is not a whole number"),
         (EXPERTS, {"topk": 65}, "topk must be no more than the experts"),
         (MESSAGE, {"num_gpus": 1}, "num_gpus must be 2 or more"),
+        (ATTENTION, {"kv_heads": 3}, "q_heads must be a multiple of kv_heads"),
         (EXPERTS, {"family": "gemm"}, "family is not moe, as that of the rows before"),
         (ATTENTION, {"batch": 1e300}, "sizes are too large to be expected"),
     ],

@@ -292,6 +292,8 @@ def _wrong(frame: pd.DataFrame, family: Family, numbers: Mapping[str, Array]) ->
     switches, others = ([numbers[name] for name in names if name in numbers] for names in (_SWITCHES, _FROM_NONE))
     yield f"{', '.join(_SWITCHES)} must be 0 or 1", ~np.all([np.isin(c, (0, 1)) for c in switches], axis=0)
     yield f"{', '.join(_FROM_NONE)} must be 0 or more", np.any([(c < 0) | np.isinf(c) for c in others], axis=0)
+    if "kv_heads" in sizes:
+        yield "q_heads must be a multiple of kv_heads", sizes["q_heads"] % np.maximum(sizes["kv_heads"], 1) != 0
     if family.name == "collectives":
         yield "num_gpus must be 2 or more", numbers["num_gpus"] < 2
         yield "more than one node", _numbers(frame, "nodes", 1) > 1

@@ -49,9 +49,9 @@ _LIBRARIES: Final = {
 }
 _OPERATIONS: Final = {
     **{name.replace("_", ""): name for name in ("all_reduce", "all_gather", "reduce_scatter", "send_recv")},
-    **dict.fromkeys(("norm", "rmsnorm"), "post_attention_layernorm"),
-    **dict.fromkeys(("activation", "siluandmul", "swiglu"), "mlp_act"),
-    **dict.fromkeys(("rope", "rotaryembedding"), "attn_rope"),
+    **dict.fromkeys(("norm", "rmsnorm", "inputlayernorm", "finallayernorm"), "post_attention_layernorm"),
+    **dict.fromkeys(("activation", "actfn", "siluandmul", "swiglu"), "mlp_act"),
+    **dict.fromkeys(("rope", "rotaryemb", "rotaryembedding"), "attn_rope"),
     "embedding": "emb",
     "layernorm": "ln",
     "alltoall": "alltoall",

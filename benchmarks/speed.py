@@ -27,6 +27,7 @@ from statistics import median
 import numpy as np
 
 import llmviewer
+from llmviewer._layout import data_dir
 from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.index import index
@@ -106,7 +107,8 @@ def start_up(rounds: int = 15) -> tuple[float, dict[str, float]]:
 
 def extractions() -> list[tuple[str, float]]:
     """Models with the seconds that their graphs take, the slowest first."""
-    taken = {name: fastest(partial(load_model, name), times=3) for name in model_names()}
+    files = {name: str(data_dir("models") / f"{name}.yaml") for name in model_names()}  # models by name are kept
+    taken = {name: fastest(partial(load_model, file), times=3) for name, file in files.items()}
     return sorted(taken.items(), key=itemgetter(1), reverse=True)
 
 

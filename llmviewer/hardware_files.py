@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -36,7 +37,8 @@ def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:
 
     Raises InputError, with the nearest names, where there is none such, or where the file or a change is wrong.
     """
-    return _read(hardware_file(name), changes)
+    path = hardware_file(name)
+    return (_shipped if path.parent == data_dir("hardware") else _read)(path, tuple(changes))
 
 
 def hardware_file(name: str) -> Path:
@@ -44,7 +46,7 @@ def hardware_file(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     for folder in _folders():
-        files = {path.stem.lower(): path for path in sorted(folder.glob("*.yaml"))}
+        files = _shipped_files() if folder == data_dir("hardware") else _files(folder)
         found = files.get(name.lower()) or _with_alias(name.lower(), files.values())
         if found:
             return found
@@ -79,6 +81,15 @@ def _folders() -> tuple[Path, ...]:
     return (Path(own), data_dir("hardware"))
 
 
+def _files(folder: Path) -> dict[str, Path]:
+    return {path.stem.lower(): path for path in sorted(folder.glob("*.yaml"))}
+
+
+@cache
+def _shipped_files() -> dict[str, Path]:
+    return _files(data_dir("hardware"))
+
+
 def _with_alias(alias: str, files: Iterable[Path]) -> Path | None:
     """Parses only files that have the text: a hundred files take longer to parse than a model takes to analyze."""
     return next((path for path in files if alias in read_text(path).lower() and alias in _aliases(path)), None)
@@ -88,7 +99,12 @@ def _aliases(path: Path) -> tuple[str, ...]:
     return tuple(alias.lower() for alias in read_yaml(path).texts("aliases"))
 
 
-def _read(path: Path, changes: Sequence[str]) -> Hardware:
+@lru_cache(maxsize=1024)
+def _shipped(path: Path, changes: tuple[str, ...]) -> Hardware:
+    return _read(path, changes)
+
+
+def _read(path: Path, changes: tuple[str, ...]) -> Hardware:
     file = read_yaml(path)
     file.only((*PLAIN, *SECTIONS))
     if file.text("name") != path.stem:
@@ -118,7 +134,7 @@ def _read(path: Path, changes: Sequence[str]) -> Hardware:
         facts=tuple(facts.values()),
         sources=sources,
         notes=file.texts("notes"),
-        changes=tuple(changes),
+        changes=changes,
         follows=follows,
     )
 

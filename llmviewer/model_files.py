@@ -54,6 +54,7 @@ _COSTLESS_FIELDS: Final = """
 _COSTLESS: Final = frozenset(_COSTLESS_FIELDS.split())
 
 
+@cache
 def model_names() -> tuple[str, ...]:
     """The models that ship."""
     return tuple(sorted(path.stem for path in data_dir("models").glob("*.yaml")))
@@ -68,7 +69,7 @@ def load_model(name: str) -> Model:
     """
     folder, known, wanted = data_dir("models"), model_names(), name.lower()
     if wanted in known:
-        return _from_yaml(folder / f"{wanted}.yaml")
+        return _shipped(folder / f"{wanted}.yaml")
     if local := _from_path(name):
         return local
     if _CALLABLE.fullmatch(name):  # code of the user's, which only an explicit name runs
@@ -77,8 +78,8 @@ def load_model(name: str) -> Model:
         return load_traced(name)
     files = sorted(folder.glob("*.yaml"))
     for path in files:  # to parse them all takes longer than the rest
-        if wanted in read_text(path).lower() and wanted in _aliases(path):
-            return _from_yaml(path)
+        if wanted in _lowered(path) and wanted in _aliases(path):
+            return _shipped(path)
     if is_there(name):
         endings = ".json, .yaml, .gguf or .safetensors file, or a folder with a config.json"
         raise InputError(f"{name}: is no model file; give a {endings}")
@@ -91,6 +92,12 @@ def load_model(name: str) -> Model:
     raise InputError(f"no model {name!r}: {nearest} ({hint})")
 
 
+@cache
+def _lowered(path: Path) -> str:
+    return read_text(path).lower()
+
+
+@cache
 def _aliases(path: Path) -> tuple[str, ...]:
     return tuple(alias.lower() for alias in read_yaml(path).texts("aliases"))
 
@@ -236,6 +243,11 @@ def _fetched(path: Path, where: str) -> Section:
         return Section(read_json(path).data, where)
     except InputError as error:
         raise InputError(str(error).replace(str(path), where)) from None
+
+
+@cache
+def _shipped(path: Path) -> Model:
+    return _from_yaml(path)
 
 
 def _from_yaml(path: Path) -> Model:

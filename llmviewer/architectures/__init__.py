@@ -42,7 +42,8 @@ def builder(config: Section) -> Builder:
     Raises InputError, naming the nearest family there is, where nothing does.
     """
     model_type = config.text("model_type")
-    _load(module for module in _MODULES if _mentions(module, model_type))
+    if model_type not in _BUILDERS:
+        _load(module for module in _MODULES if _mentions(module, model_type))
     if model_type not in _BUILDERS:
         _load(_MODULES)
     if model_type not in _BUILDERS:

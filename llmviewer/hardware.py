@@ -93,6 +93,10 @@ class Hardware:
     changes: tuple[str, ...] = ()  # what a what-if altered, as KEY=VALUE
     follows: tuple[str, ...] = field(default=(), repr=False)  # what follows from that, such as "matrix rates 2x"
 
+    def __hash__(self) -> int:
+        """By its name, as rates have no hash."""
+        return hash(self.name)
+
     def supply(self, wanted: Resource) -> Resource:
         """The unit and data type of this machine that does work asked for in `wanted`.
 

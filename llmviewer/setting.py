@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property, partial, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -233,7 +233,9 @@ class Setting:
         """Of which times are expected; none in the survey's accounting, whose work no kernel does."""
         if self.accounting is Accounting.SURVEY:
             return None
-        return Kernels(self.hardware, self.library, self.profiles, engine=self.engine)
+        if self.profiles:
+            return Kernels(self.hardware, self.library, self.profiles, engine=self.engine)
+        return _shipped(self.hardware, self.library, self.engine)
 
     def prefill(self, workload: Workload) -> Workload:
         """What techniques make of the pass that reads the prompts."""
@@ -362,6 +364,12 @@ def _predicting(model: Model) -> Model:
     if model.predicting is None:
         raise InputError(f"mtp: {model.name} has no layers that predict further tokens, or none that are known")
     return model.predicting
+
+
+@lru_cache(maxsize=16)
+def _shipped(hardware: Hardware, library: str, engine: Engine | None) -> Kernels:
+    """Those of the profiles that ship, which settings share, as they remember what they were asked."""
+    return Kernels(hardware, library, engine=engine)
 
 
 def _engine(name: str, library: str, accounting: Accounting, kernels: Kernels) -> Engine:

@@ -325,11 +325,12 @@ class Kernels:
             return self._fastest(kernel, chosen)
         sizes = (_content(name, value) for name, value in kernel.shapes.items())
         key = (kernel.family, kernel.stack, kernel.hosted, chosen.tobytes(), *sizes)
-        if key not in self._known:
-            if len(self._known) > _MOST:
-                self._known.clear()
-            self._known[key] = self._fastest(kernel, chosen)
-        return self._known[key]
+        known = self._known  # of which another thread may begin a new one
+        if key not in known:
+            if len(known) > _MOST:
+                self._known = known = {}
+            known[key] = self._fastest(kernel, chosen)
+        return known[key]
 
     def _run_as(self, kernel: Kernel) -> Kernel:
         """With weights alone as narrow, where no matrix unit multiplies its type and nobody measured that it does."""

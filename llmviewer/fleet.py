@@ -77,17 +77,6 @@ class Fleet(Plan):
         return found
 
 
-@dataclass(frozen=True)
-class _PerDevice(Feature):
-    """A feature whose arguments differ between devices; `arguments` are those of the first."""
-
-    each: tuple[tuple[float, ...], ...] = ()
-
-    def of(self, workload: object) -> Num:
-        method: Callable[..., Num] = getattr(self.stream.of(workload), self.name)
-        return method(*(np.array(column)[:, None] for column in zip(*self.each, strict=True)))
-
-
 def fleets(
     lower: Callable[[float], Graph], devices: Sequence[Hardware], known: Known | None = None
 ) -> tuple[list[Fleet], dict[int, str]]:
@@ -232,4 +221,4 @@ def _feature(features: Sequence[Feature]) -> Feature:
     first = features[0]
     if all(feature == first for feature in features):
         return first
-    return _PerDevice(first.name, first.arguments, first.stream, tuple(f.arguments for f in features))
+    return first._replace(each=tuple(f.arguments for f in features))

@@ -7,8 +7,8 @@ pairs, cached tokens, ...) amount to. So an operator states a `Form` once; phase
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,7 @@ import numpy.typing as npt
 Num: TypeAlias = float | npt.NDArray[Any]  # a number, or an array of them: every formula takes both
 
 
-@dataclass(frozen=True, order=True)
-class Stream:
+class Stream(NamedTuple):
     """The part of a pass that some blocks see: `name` is a method of Workload, `arguments` are what it takes."""
 
     name: str = ""
@@ -72,19 +71,24 @@ def replicas(ranks: float) -> Stream:
     return Stream("replicas", (ranks,))
 
 
-@dataclass(frozen=True, order=True)
-class Feature:
-    """An amount that a workload has: `name` is a method of Workload, `arguments` are what it takes."""
+class Feature(NamedTuple):
+    """An amount that a workload has: `name` is a method of Workload, `arguments` are what it takes.
+
+    each  arguments for each of several devices, where they differ; `arguments` are those of the first
+    """
 
     name: str
     arguments: tuple[float, ...] = ()
     stream: Stream = WHOLE
+    each: tuple[tuple[float, ...], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.stream} {_call(self.name, self.arguments)}".lstrip()
 
     def of(self, workload: object) -> Num:
         method: Callable[..., Num] = getattr(self.stream.of(workload), self.name)
+        if self.each:
+            return method(*(np.array(column)[:, None] for column in zip(*self.each, strict=True)))
         return method(*self.arguments)
 
 
@@ -110,12 +114,12 @@ class Form:
         return Form.of(terms)
 
     def __mul__(self, factor: float) -> Form:
-        return Form.of({feature: c * factor for feature, c in self.terms})
+        return Form(tuple([(feature, product) for feature, c in self.terms if (product := c * factor)]))
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: float) -> Form:
-        return Form.of({feature: c / divisor for feature, c in self.terms})
+        return Form(tuple([(feature, part) for feature, c in self.terms if (part := c / divisor)]))
 
     def __bool__(self) -> bool:
         return bool(self.terms)
@@ -128,7 +132,7 @@ class Form:
         """The same amounts of a part of the pass; those that are of a part already stay."""
         if stream == WHOLE:
             return self
-        return total(Form(((replace(f, stream=stream) if f.stream == WHOLE else f, c),)) for f, c in self.terms)
+        return total(Form(((f._replace(stream=stream) if f.stream == WHOLE else f, c),)) for f, c in self.terms)
 
     def features(self) -> frozenset[Feature]:
         return frozenset(feature for feature, _ in self.terms)

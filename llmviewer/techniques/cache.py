@@ -48,7 +48,7 @@ class Allocated(Technique):
 
     def _pages(self, feature: Feature) -> Form:
         if feature.name == "kv_tokens":
-            feature = replace(feature, name="kv_pages", arguments=(self.page, *feature.arguments))
+            feature = feature._replace(name="kv_pages", arguments=(self.page, *feature.arguments))
         return Form(((feature, 1.0),))
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002

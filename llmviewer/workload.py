@@ -81,7 +81,8 @@ class Spans:
 
     def kv_streams(self, tile: float, resident: float, window: float) -> Num:
         held = self.kv_tokens(window)
-        return np.where(np.less_equal(held, resident), held, self._kv_tiled(tile, window))
+        stays = np.less_equal(held, resident)
+        return held if np.all(stays) else np.where(stays, held, self._kv_tiled(tile, window))
 
     def _kv_tiled(self, tile: float, window: float) -> Num:
         past = self.past

@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from math import prod
+from operator import is_
 from typing import Final, Self
 
 from ..forms import ONE, TOKENS, Form, Stream, total
@@ -191,6 +193,11 @@ class Operator(ABC):
         return 2 * total(self.dequantized()) + 3 * total(quantized)
 
     def work(self) -> Work:
+        return self._work
+
+    @cached_property
+    def _work(self) -> Work:
+        """Once, as what transforms leave alone is in many graphs."""
         moved = (*self.reads(), *self.writes())
         arithmetic = self.arithmetic()
         conversion = self.conversion()
@@ -213,7 +220,10 @@ class Operator(ABC):
         )
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return replace(self, inputs=tuple(map(change, self.inputs)), outputs=tuple(map(change, self.outputs)))
+        inputs, outputs = tuple(map(change, self.inputs)), tuple(map(change, self.outputs))
+        same = all(map(is_, (*inputs, *outputs), (*self.inputs, *self.outputs)))
+        return self if same else replace(self, inputs=inputs, outputs=outputs)
 
     def with_weights(self, change: Callable[[Weight], Weight]) -> Self:
-        return replace(self, weights=tuple(map(change, self.weights)))
+        weights = tuple(map(change, self.weights))
+        return self if all(map(is_, weights, self.weights)) else replace(self, weights=weights)

@@ -95,7 +95,7 @@ def compiled(launch: Launch, sm: int) -> Compiled:
         file.write(found.asm["cubin"])
         file.flush()
         usage = _tool("cuobjdump", "-res-usage", file.name)
-        code = _tool("nvdisasm", file.name)
+        code = _tool("nvdisasm", "-ndf", file.name)
     match = _USAGE.search(usage)
     if match is None:
         raise RuntimeError(f"cuobjdump -res-usage printed no registers: {usage!r}")

@@ -15,14 +15,10 @@ sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != _ROOT
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported: kernels run where there is no GPU
 
+os.environ.pop("COLUMNS", None)  # reports are cut to it, and it is not the same everywhere
+
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60)  # the same cases on every machine
 settings.load_profile("suite")
-
-
-@pytest.fixture(autouse=True)
-def _as_wide_as_the_text(monkeypatch):
-    """Reports are cut to $COLUMNS, which is not the same everywhere."""
-    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture

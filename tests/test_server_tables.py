@@ -23,6 +23,8 @@ import numpy as np
 import pytest
 
 from llmviewer import analyze
+from llmviewer.answering import generated
+from llmviewer.memory import memory
 from llmviewer.serving.policy import parse_policy
 from llmviewer.serving.simulation import serve
 from llmviewer.serving.steps import Steps
@@ -44,11 +46,12 @@ def found(place):
     """(bound, expected) speed of a row over the measured one; expected is None where nothing is."""
     row = ROWS[place]
     quant = None if row["quant"] == "published" else row["quant"]
-    asked = {name: row[name] for name in ("prompt", "gen")} | {"quant": quant, "layout": f"tp={row['tp']}"}
-    asked["engine"] = ENGINES.get(row["source"], "tensorrt-llm")
-    batch = row["batch"] or min(analyze(row["model"], row["device"], **asked).memory.max_batch, MOST)
-    result = analyze(row["model"], row["device"], batch=batch, **asked)
-    answer = result.generation
+    engine = ENGINES.get(row["source"], "tensorrt-llm")
+    setting = Setting.of(row["model"], row["device"], quant=quant, layout=f"tp={row['tp']}", engine=engine)
+    asked = {"prompt": row["prompt"], "gen": row["gen"], "images": 0}
+    held = memory(setting.footprint, setting.hardware.capacity, batch=1, **asked)
+    batch = row["batch"] or min(held.max_batch, MOST)
+    answer = generated(setting, batch=batch, **asked)
     each = (answer.tpot_s, answer.expected_tpot_s) if row["unit"] == "s a token" else (
         answer.latency_s, answer.expected_latency_s)  # fmt: skip
     measured = float(row["measured"])

@@ -76,8 +76,11 @@ class Compiled:
         return SCHEDULERS * nbytes / (num_warps * self.loop)
 
 
-def compiled(launch: Launch, sm: int) -> Compiled:
+def compiled(launch: Launch, sm: int, *, look: bool = True) -> Compiled:
     """Compile what `launch` would launch.
+
+    look  into the machine code, for what it has of matrix instructions, copies and loops; else that is done only where
+          something is kept in local memory, without which nothing is spilled
 
     Raises triton's CompilationError where the kernel is wrong.
     """
@@ -95,10 +98,10 @@ def compiled(launch: Launch, sm: int) -> Compiled:
         file.write(found.asm["cubin"])
         file.flush()
         usage = _tool("cuobjdump", "-res-usage", file.name)
-        code = _tool("nvdisasm", "-ndf", file.name)
-    match = _USAGE.search(usage)
-    if match is None:
-        raise RuntimeError(f"cuobjdump -res-usage printed no registers: {usage!r}")
+        match = _USAGE.search(usage)
+        if match is None:
+            raise RuntimeError(f"cuobjdump -res-usage printed no registers: {usage!r}")
+        code = _tool("nvdisasm", "-ndf", file.name) if look or int(match[2]) else ""
     matrix = tuple((name, times) for name in _TENSOR_CORES if (times := _times(code, name)))
     loop = longest_loop(code)
     return Compiled(

@@ -26,7 +26,7 @@ for name, sm, place, *tiles in (wanted.split(":") for wanted in sys.argv[1:]):
     case = kernel.full_size[int(place)]
     tile = kernel.tilings(targets[sm], case)[int(tiles[0])] if tiles else None
     for launch in kernel.launches(case, targets[sm], tile):
-        found = aot.compiled(launch, int(sm))
+        found = aot.compiled(launch, int(sm), look=(name, int(sm)) in LOOKED)
         own = {"kernel": name, "place": int(place), "fits": found.fits, "tile": repr(tile)}
         print(json.dumps(dataclasses.asdict(found) | own | {"a_byte": found.loop and found.rate(1, launch.num_warps)}))
 """
@@ -45,9 +45,29 @@ WANTED += [("decode_attention", sm, 4) for sm in (80, 90, 100)] + [
 TUNED = [("gemm", 90, 0, 0), ("gemm", 90, 0, 2), ("gemm_w4a16", 90, 0, 0), ("flash_attention", 90, 0, 0)]
 
 
+# What products and loops are made of: (kernel, sm, instruction); (kernel, bytes around its loop, how far above memory).
+PRODUCTS = [
+    ("gemm", 80, "HMMA"),
+    ("gemm", 90, "HGMMA"),
+    ("gemm", 100, "UTCHMMA"),
+    ("gemm_w4a16", 90, "HMMA"),  # few tokens: 8 columns, which the asynchronous instructions here do not have
+    ("gemm_fp8_block", 90, "QGMMA"),
+    ("gemm_fp8_block", 100, "UTCQMMA"),
+    ("grouped_gemm", 90, "HGMMA"),
+    ("flash_attention", 90, "HGMMA"),
+]
+LOOPS = [
+    ("gemv", 2 * 4 * 1024, 3),
+    ("gemm_w4a16", 128 * 128 / 2, 1.2),
+    ("gemm_w8a16", 128 * 128, 1.9),
+    ("gemm_mxfp4", 128 * 128 / 2 + 128 * 4, 0.85),
+]
+LOOKED = sorted({(name, sm) for name, sm, _ in PRODUCTS} | {(name, 90) for name, _, _ in LOOPS})
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    return kernel_checks.compiled(SCRIPT, [*WANTED, *TUNED], tmp_path_factory.mktemp("triton"))
+    return kernel_checks.compiled(f"LOOKED = {LOOKED}\n{SCRIPT}", [*WANTED, *TUNED], tmp_path_factory.mktemp("triton"))
 
 
 def test_every_launch_compiles_fits_and_keeps_its_registers(compiled):
@@ -59,19 +79,7 @@ def test_every_launch_compiles_fits_and_keeps_its_registers(compiled):
         assert 16 <= one["registers"] <= 255, one
 
 
-@pytest.mark.parametrize(
-    ("name", "sm", "instruction"),
-    [
-        ("gemm", 80, "HMMA"),
-        ("gemm", 90, "HGMMA"),
-        ("gemm", 100, "UTCHMMA"),
-        ("gemm_w4a16", 90, "HMMA"),  # few tokens: 8 columns, which the asynchronous instructions here do not have
-        ("gemm_fp8_block", 90, "QGMMA"),
-        ("gemm_fp8_block", 100, "UTCQMMA"),
-        ("grouped_gemm", 90, "HGMMA"),
-        ("flash_attention", 90, "HGMMA"),
-    ],
-)
+@pytest.mark.parametrize(("name", "sm", "instruction"), PRODUCTS)
 def test_products_use_the_matrix_units_of_their_generation(compiled, name, sm, instruction):
     first = next(one for one in compiled if (one["kernel"], one["sm"]) == (name, sm))
     assert instruction in dict(first["matrix"])
@@ -88,15 +96,7 @@ def test_warps_of_large_products_on_hopper_are_specialized_where_tuning_asks_for
 H200 = 4.8e12 / 132 / 1.83e9
 
 
-@pytest.mark.parametrize(
-    ("name", "nbytes", "least"),
-    [
-        ("gemv", 2 * 4 * 1024, 3),
-        ("gemm_w4a16", 128 * 128 / 2, 1.2),
-        ("gemm_w8a16", 128 * 128, 1.9),
-        ("gemm_mxfp4", 128 * 128 / 2 + 128 * 4, 0.85),
-    ],
-)
+@pytest.mark.parametrize(("name", "nbytes", "least"), LOOPS)
 def test_instructions_of_a_loop_leave_room_for_the_bandwidth_of_memory(compiled, name, nbytes, least):
     """Bytes of weights and scales once around the loop, by what is issued meanwhile, for one token."""
     first = next(one for one in compiled if (one["kernel"], one["sm"], one["place"]) == (name, 90, 0))
@@ -126,7 +126,7 @@ def test_the_longest_loop_without_another_inside_is_found():
 
 
 def test_a_kernel_that_is_wrong_or_too_large_shows():
-    """The check can fail: tiles of 256 x 256 take more registers and shared memory than there are."""
+    """The check can fail, unasked to look: tiles of 256 x 256 take more registers and shared memory than there are."""
     script = """
 import dataclasses
 from llmviewer.kernels import aot, gemm, load_kernel
@@ -135,7 +135,7 @@ kernel = load_kernel("gemm")
 inputs = kernel.make(kernel.full_size[0], "meta", 0)
 tile = gemm.Tiling(block_m=256, block_n=256, block_k=64, num_warps=4, num_stages=5)
 (launch,) = kernel.plan(aot.TARGETS[1], **inputs, tile=tile).launches
-found = aot.compiled(launch, 90)
+found = aot.compiled(launch, 90, look=False)
 print(found.fits, found.spills > 100)
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -1,8 +1,10 @@
 """Settings of the whole suite."""
 
 import os
+import runpy
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import settings
 # `python -m pytest` looks for packages in the checkout first, where transformers takes our kernels/ for a package of
 # that name which it knows. Ours are imported as llmviewer.kernels.
 _ROOT = Path(__file__).resolve().parent.parent
+_ORACLE = _ROOT / "tests" / "oracle"
 sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != _ROOT]
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported: kernels run where there is no GPU
@@ -19,6 +22,24 @@ os.environ.pop("COLUMNS", None)  # reports are cut to it, and it is not the same
 
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60)  # the same cases on every machine
 settings.load_profile("suite")
+
+
+@pytest.fixture
+def recounted(monkeypatch, capsys):
+    """Runs a script of oracle/ with --check, and gives its exit code and what it says. In this process, where torch and
+    transformers may be loaded already; skips the test where they are not to be had.
+    """
+
+    def run(script, *options):
+        for needed in ("torch", "transformers"):
+            pytest.importorskip(needed)
+        monkeypatch.syspath_prepend(_ORACLE)  # they import each other
+        monkeypatch.setattr(sys, "argv", [script, "--check", *options])
+        with warnings.catch_warnings(action="ignore"), pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(_ORACLE / script), run_name="__main__")
+        return ended.value.code, capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ tokens / logits. Experts are counted by the rows that are routed to them, which 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -143,10 +141,7 @@ def test_the_cache_holds_as_many_elements_a_token_as_that_of_transformers(name):
     assert repeated * model.kv_bytes_per_token / (model.format.bits / 8) == MODELS[name]["cache_elements"]
 
 
-def test_flops_json_is_what_torch_counts_today():
+def test_flops_json_is_what_torch_counts_today(recounted):
     """Of each sixteenth model: versions are pinned. Needs the extra `oracle`; skipped without it."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    script = [sys.executable, str(ORACLE / "make_flops.py"), "--check", "--every", "16"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = recounted("make_flops.py", "--every", "16")
+    assert code == 0, said

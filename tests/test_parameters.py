@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -37,10 +35,7 @@ def test_the_page_is_made_of_these_counts():
     assert PAGE.read_text(encoding="utf-8") == page(STORED), REMAKE
 
 
-def test_parameters_json_is_what_transformers_counts_today():
+def test_parameters_json_is_what_transformers_counts_today(recounted):
     """Of each fourth model: versions are pinned. Needs the extra `oracle`; skipped without it."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    script = [sys.executable, str(ORACLE.parent / "make_parameters.py"), "--check", "--every", "8"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = recounted("make_parameters.py", "--every", "8")
+    assert code == 0, said

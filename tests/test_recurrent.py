@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from fractions import Fraction
 from math import log2
@@ -137,13 +135,10 @@ def test_parameters_equal_those_of_transformers(name):
     assert graph(name).parameters == MODELS[name]["parameters"]
 
 
-def test_recurrent_json_is_what_torch_counts_today():
+def test_recurrent_json_is_what_torch_counts_today(recounted):
     """Of each fourth model: versions are pinned. Needs the extra `oracle`; skipped without it."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    script = [sys.executable, str(ORACLE / "make_recurrent.py"), "--check", "--every", "8"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = recounted("make_recurrent.py", "--every", "8")
+    assert code == 0, said
 
 
 def test_parameters_of_rwkv_are_those_of_the_papers_formulas():

@@ -8,8 +8,6 @@ run here. It takes causal attention of texts (CLIP) over all query-key cells, wh
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -396,10 +394,7 @@ def test_numbers_that_condition_dit_are_made_once_for_a_sequence():
     assert evaluate(modulation.work().ops, two) == 2 * 2 * 768 * 6 * 768
 
 
-def test_towers_json_is_what_torch_counts_today():
+def test_towers_json_is_what_torch_counts_today(recounted):
     """Of each fourth model: versions are pinned. Needs the extra `oracle`; skipped without it."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    script = [sys.executable, str(ORACLE / "make_towers.py"), "--check", "--every", "8"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = recounted("make_towers.py", "--every", "8")
+    assert code == 0, said

@@ -103,6 +103,11 @@ def test_an_upload_is_scored_as_validate_does(name, write, tmp_path):
     assert "expected_us" in heads
 
 
+def test_versions_of_an_upload_are_no_numbers():
+    found = validation.measured("a.csv", _csv(GEMM.assign(version="0.10")))
+    assert set(found.predictions.table.frame["version"]) == {"0.10"}
+
+
 def test_rows_without_times_are_predicted_and_not_drawn():
     found = validation.measured("a.csv", _csv(GEMM.drop(columns="time_us")))
     assert validation.scatter(found, "a") is None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -190,16 +190,20 @@ def _is_number(value: Any) -> bool:
     return True
 
 
+def read_csv(file: Path | IO[bytes]) -> pd.DataFrame:
+    """Versions are no numbers: 0.10 is not 0.1."""
+    import pandas as pd
+
+    return pd.read_csv(file, low_memory=False, dtype=dict.fromkeys(_LABELS, str))
+
+
 def _frame(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     if path.suffix not in (".csv", ".parquet"):
         raise InputError(f"{path}: must end in .csv or .parquet, the formats of measurements")
     try:
-        if path.suffix == ".parquet":
-            frame = _columns(pd.read_parquet(path))
-        else:  # versions are no numbers: 0.10 is not 0.1
-            frame = pd.read_csv(path, low_memory=False, dtype=dict.fromkeys(_LABELS, str))
+        frame = _columns(pd.read_parquet(path)) if path.suffix == ".parquet" else read_csv(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:

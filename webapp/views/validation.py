@@ -291,12 +291,10 @@ def _percent(value: float) -> str:
 def _csv(title: str, data: bytes) -> pd.DataFrame:
     import io
 
-    import pandas as pd
-
     head, rows = data.partition(b"\n")[0], data.count(b"\n") - data.endswith(b"\n")
     _check(title, rows=rows, columns=1 + head.count(b","))
     try:
-        return pd.read_csv(io.BytesIO(data))
+        return measurements.read_csv(io.BytesIO(data))
     except (ValueError, OverflowError) as error:  # a table of another kind, or no text
         raise InputError(f"{title}: is not a table: {' '.join(str(error).split())[:200]}") from None
 

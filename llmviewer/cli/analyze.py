@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from ..disaggregation import Disaggregated
 
 
-def _batch(context: click.Context, parameter: click.Parameter, value: object) -> int | str:
-    """A number of sequences, or the largest that fits."""
-    if value == "max":
-        return "max"
-    try:
-        return int(str(value))
-    except ValueError:
-        must = f"must be a whole number, or max for the largest that fits; got {str(value)!r}"
-        raise click.BadParameter(must, context, parameter) from None
-
-
 @click.command()
 @questions.setting
 @questions.expert_skew
@@ -41,7 +30,7 @@ def _batch(context: click.Context, parameter: click.Parameter, value: object) ->
     "--batch",
     metavar="N|max",
     type=click.UNPROCESSED,
-    callback=_batch,
+    callback=shared.or_max(int, "a whole number, or max for the largest that fits"),
     default=1,
     show_default=True,
     help="Sequences at a time; max: as many as fit the memory.",

@@ -13,6 +13,7 @@ import click
 
 from ..errors import InputError
 
+MAX: Final = "max"  # in place of a number: the most there is
 FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
 _HARDWARE_PATH: Final = "LLMVIEWER_HARDWARE_PATH"
@@ -52,6 +53,20 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: object) 
     except ValueError:
         must = f"must be seconds, such as 0.5, or a time such as '500 ms'; got {str(value)!r}"
         raise click.BadParameter(must, context, parameter) from None
+
+
+def or_max(number: Callable[[str], float], must: str) -> Callable[..., Any]:
+    """A callback that reads a number, or max, with what it `must` be."""
+
+    def read(context: click.Context, parameter: click.Parameter, value: object) -> float | str | None:
+        if value is None or value == MAX:
+            return value
+        try:
+            return number(str(value))
+        except ValueError:
+            raise click.BadParameter(f"must be {must}; got {str(value)!r}", context, parameter) from None
+
+    return read
 
 
 def goal(name: str, told: str, *, default: float | None = None) -> Callable[[_F], _F]:

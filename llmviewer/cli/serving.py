@@ -15,7 +15,6 @@ from . import options as shared
 from .comparing import hardware_option, named
 
 _FILE: Final = click.Path(path_type=Path)
-_MAX: Final = "max"
 _QUEUES: Final = {  # what is said of requests that wait, or are read elsewhere, where none of it is
     "arrivals": None, "readers": 0, "prefill_hardware": None, "kv_transfer": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
@@ -47,17 +46,6 @@ def _alike(_: click.Context, parameter: click.Parameter, value: str) -> int:
             f"--{parameter.name} must be a whole number of tokens, as plan takes all requests alike; {value} has a "
             f"mean of {mean:.0f}, and llmviewer simulate takes it as --{parameter.name}-lengths"
         ) from None
-
-
-def _rate(context: click.Context, parameter: click.Parameter, value: object) -> float | str | None:
-    """Requests a second, or as many as are served."""
-    if value is None or value == _MAX:
-        return value
-    try:
-        return float(str(value))
-    except ValueError:
-        must = f"must be a number of requests a second, or max for as many as are served; got {str(value)!r}"
-        raise click.BadParameter(must, context, parameter) from None
 
 
 def _served(command: _F) -> _F:
@@ -95,7 +83,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     "--rate",
     metavar="R|max",
     type=click.UNPROCESSED,
-    callback=_rate,
+    callback=shared.or_max(float, "a number of requests a second, or max for as many as are served"),
     help="Requests a second, which come at random (Poisson); max: as many as are served, all there at the start.",
 )
 @click.option(
@@ -163,7 +151,7 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
     steps as long as their lower bounds, and as long as is expected of kernels. --rate max says what is served at most.
     """
     shared.check_output(form, output)
-    if question["rate"] == _MAX:
+    if question["rate"] == shared.MAX:
         _saturate(form, output, **question)
         return
     from ..reports import serving as report

@@ -87,14 +87,7 @@ def sourced(decoder: Decoder, run: int) -> SourcedDecoder:
         )
 
     layers = [layer(index, plain) for index, plain in enumerate(decoder.layers)]
-    return SourcedDecoder(
-        vocab=decoder.vocab,
-        hidden=decoder.hidden,
-        layers=layers,
-        norm=decoder.norm,
-        tied=decoder.tied,
-        sources=sums,
-    )
+    return SourcedDecoder(**(vars(decoder) | {"layers": layers}), sources=sums)
 
 
 def mixed(parts: Parts, name: str, sources: Sequence[Tensor]) -> Sources:

@@ -137,12 +137,4 @@ def _experts(config: Section) -> Experts:
     norm = config.flag("latent_moe_use_norm", default=False)
     if not latent:
         return plain
-    return LatentExperts(
-        experts=plain.experts,
-        chosen=plain.chosen,
-        inner=inner,
-        act=plain.act,
-        shared=plain.shared,
-        latent=latent,
-        latent_norm=norm,
-    )
+    return LatentExperts(**(vars(plain) | {"latent": latent, "latent_norm": norm}))

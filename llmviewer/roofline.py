@@ -72,8 +72,6 @@ class OperatorEstimate:
     @property
     def limiting(self) -> Any:
         """The Resource that sets the bound; an array of them where the workload is one."""
-        if not any(map(np.ndim, self.busy_s.values())):
-            return max(self.busy_s, key=self.busy_s.__getitem__)
         resources: npt.NDArray[Any] = np.empty(len(self.busy_s), dtype=object)
         resources[:] = list(self.busy_s)
         return resources[np.argmax(np.stack(np.broadcast_arrays(*self.busy_s.values())), axis=0)]

@@ -331,8 +331,8 @@ def _kernels(frame: pd.DataFrame, family: Family) -> Array:
         return _renamed(_texts(frame, "op"), _operation)
     if family.name == "collectives":
         operations = _renamed(_texts(frame, "op"), _operation)
-        joined = _texts(frame, "impl" if "impl" in frame else "kernel") + " " + operations
-        return np.asarray(joined, dtype=object)
+        kernels = _texts(frame, "impl" if "impl" in frame else "kernel")
+        return np.asarray(kernels + " " + operations, dtype=object)
     kernel = _texts(frame, "kernel")
     if family.name.startswith("attention") and "attn" in frame:
         attention = _texts(frame, "attn")

@@ -12,7 +12,7 @@ from llmviewer.analysis import Analysis, Phase
 from llmviewer.units import seconds, si
 
 from .marks import spare
-from .page import Card, Picture, picture, plotly_js, template
+from .page import Card, Picture, below, picture, plotly_js, template
 from .table import COLUMNS, LEGEND, computed_in, expected_s, flat_rows, rate, shows_calls
 from .text import called, effect_lines, expectation, headline, phase_line, sentence
 
@@ -61,7 +61,7 @@ def render(analysis: Analysis) -> str:
         analysis,
         {name: analysis for name, _ in analysis.phases},
         title=title,
-        setting=headline(analysis).removeprefix(f"{title}: "),
+        setting=below(title, headline(analysis)),
         cards=time_cards(analysis) + effect_cards(analysis) + memory_cards(analysis),
         inputs=inputs(analysis),
     )

@@ -80,6 +80,11 @@ def template(name: str) -> jinja2.Template:
     return environment.get_template(name)
 
 
+def below(title: str, headline: str) -> str:
+    """What a headline says that the title above it does not."""
+    return headline.removeprefix(title).lstrip(",: ")
+
+
 def listing_page(
     *,
     title: str,
@@ -100,7 +105,7 @@ def listing_page(
 
     return template("comparison.html.j2").render(
         title=title,
-        setting=setting,
+        setting=below(title, setting),
         bounds_said=said,
         remarks=remarks,
         cards=cards,

@@ -166,7 +166,8 @@ def _bound(plan: Plan, workload: Workload) -> str:
     """What most of the time of a pass waits for."""
     times: dict[str, float] = {}
     for row in plan.estimate(workload).operators:
-        unit = str(row.limiting.item().unit if isinstance(row.limiting, np.ndarray) else row.limiting.unit)
+        limiting = row.limiting
+        unit = str(limiting.item().unit if isinstance(limiting, np.ndarray) else limiting.unit)
         name = unit if unit in ("memory", "link") else "compute"
         times[name] = times.get(name, 0.0) + row.repeat * float(row.time_s)
     return max(times, key=times.__getitem__)

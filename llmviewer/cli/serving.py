@@ -95,16 +95,17 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 )
 @click.option(
     "--prompt-lengths",
+    "--prompt",
     metavar="LENGTHS",
     help="Tokens, 1024 if not given: 512, uniform:100-900, lognormal:mean=512,p95=1536 (or two of p50, p90, p95, p99), "
     "as of sharegpt4, arxiv, lmsys-chat or translation, or a file with one a line.",
 )
-@click.option("--gen-lengths", metavar="LENGTHS", help="Of answers, likewise; 128 if not given.")
+@click.option("--gen-lengths", "--gen", metavar="LENGTHS", help="Of answers, likewise; 128 if not given.")
 @click.option(
     "--policy",
     metavar="POLICY",
     help="static, decode-first, prefill-first, fcfs, or chunked:TOKENS, which a step reads and writes. The engine's, "
-    "or chunked:512.",
+    "or chunked:512; with --rate max the chunks that serve most.",
 )
 @click.option(
     "--requests",

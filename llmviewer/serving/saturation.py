@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import nan
+from math import nan, sqrt
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +19,10 @@ from ..layout import ALONE, Layout
 from ..model import Model
 from ..setting import Setting, whole
 from ..techniques import Technique
-from .lengths import Lengths
-from .policy import Policy
+from .lengths import Lengths, Tokens
+from .policy import Policy, parse_policy
 from .service import check_bound, check_requests, check_years, drawn_from, known, scheduler, summary
-from .simulation import Span
+from .simulation import SPARE, Span
 from .simulation import saturate as span_of
 from .steady import Steady, steady
 from .steps import Steps
@@ -32,6 +32,11 @@ SCHEMA_VERSION: Final = 1  # of to_dict()
 _MOST: Final = 2048  # sequences at a time, if memory has room and nothing else is said
 _ROUNDS: Final = 6  # requests over those at a time: one that fills, one that runs empty, and four between
 _LEAST: Final = 1000  # requests
+_PARTS: Final = 16  # of an answer, whose middles stand for it
+_SURE: Final = 3.0  # standard deviations of all caches together for which there is room above their mean
+_CHUNKS: Final = (512, 1024, 2048, 4096, 8192)  # tokens of a step, if nothing is said
+_ABOUT: Final = 0.99  # of the most
+_NEARLY: Final = 0.95  # of what is served, with half of the sequences
 _MOSTLY: Final = 0.5  # of the sequences that are worked on, when more of them would change nothing
 
 
@@ -42,6 +47,7 @@ class Sustained:
     policy          of each
     capped          sequences at a time are as many as was said, and not as memory has room for
     running         sequences that a copy works on at a time, and `decoding` those that decode, by Little's law
+    halved          part of it that half as many sequences at a time would serve, by the closed form
     span_s          that was measured: of one server, without the steps in which it fills up or runs empty
     closed          of one copy in closed form; None where ranks wait for each other
     """
@@ -52,6 +58,7 @@ class Sustained:
     requests_per_s: float
     running: float
     decoding: float
+    halved: float
     span_s: float
     span: Span = field(repr=False)
     closed: Steady | None
@@ -67,6 +74,11 @@ class Sustained:
             room = (
                 f"Reading prompts: of {self.running:.0f} sequences at a time in each copy {self.decoding:.0f} decode, "
                 "and the others are read or wait for it, so that room for more would change little"
+            )
+        elif self.halved > _NEARLY:
+            room = (
+                f"The steps themselves: half of the {self.running:.0f} sequences at a time would serve "
+                f"{min(self.halved, 1):.0%} of it, so that room for more would change little"
             )
         elif full >= crowded or not self.capped:
             waits = full if self.capped else full + crowded
@@ -196,6 +208,7 @@ def saturate(
     """What `copies` serve at most: requests are all there at the start, and what is measured is the time from when
     those are answered that were taken up at first, until nobody waits any more.
 
+    policy     that of the engine; without one, chunks of as many tokens as it takes to serve most, if None
     requests   of a copy; six times as many as it has at a time, or more, and 1000 at least, if None
     max_batch  sequences at a time; as many as memory has room for, up to 2048, if None
     The other arguments are those of simulate().
@@ -205,6 +218,7 @@ def saturate(
     check_bound(bound, library, engine, profiles)
     check_years(years)
     chosen, block = scheduler(engine, policy, block)
+    free = policy is None and not engine
     copies, seed = whole("copies", copies), whole("seed", seed, least=0)
     setting = Setting.of(
         model, hardware, quant=quant, attention=attention, mla=mla, expert_skew=expert_skew, layout=layout,
@@ -213,14 +227,19 @@ def saturate(
     steps = Steps(setting)
     lengths = drawn_from(prompt_lengths, gen_lengths)
     some = _drawn(lengths, _LEAST, seed)
-    most = _fitting(steps, some, chosen) if max_batch is None else whole("max_batch", max_batch)
-    capped = max_batch is not None or most == _MOST
     unknown = "" if bound else steps.unknown
     runs = (steps,) if bound or unknown else (steps, Steps(setting, expected=True))
+    if free:
+        chosen = _chunks(runs[-1], some, block, max_batch)
+    most = _fitting(steps, some, chosen, block) if max_batch is None else whole("max_batch", max_batch)
+    capped = max_batch is not None or most == _MOST
     count = max(_LEAST, _ROUNDS * steps.ranks * most) if requests is None else requests
     while True:
         traffic = _drawn(lengths, check_requests(count), seed)
-        spans = [span_of(run, traffic, policy=chosen, max_batch=most, block=block) for run in runs]
+        first = 0 if chosen.drains else steps.ranks * most
+        spans = [
+            span_of(run, *_midway(traffic, first, seed), policy=chosen, max_batch=most, block=block) for run in runs
+        ]
         found = [
             _sustained(run, span, traffic, chosen, max_batch=most, copies=copies, capped=capped)
             for run, span in zip(runs, spans, strict=True)
@@ -247,11 +266,39 @@ def _drawn(lengths: Sequence[Lengths], count: int, seed: int) -> Traffic:
     return Traffic(arrival_s=np.zeros(count), prompt=prompts, gen=gens)
 
 
-def _fitting(steps: Steps, some: Traffic, policy: Policy) -> int:
-    """Sequences for whose caches a rank has room in the middle of their answers: with more, some lose theirs."""
-    middle = float(np.sum(some.gen * (some.prompt + some.gen / 2)) / np.sum(some.gen))
-    room = steps.room_bytes(policy.most_read(int(np.max(some.prompt)))) / float(steps.cache_bytes(middle))
-    return int(min(max(room, 1), _MOST))
+def _chunks(steps: Steps, some: Traffic, block: int, max_batch: int | None) -> Policy:
+    """The smallest with which about as much is served as with any, by the closed form: they keep others waiting least."""
+    rates: dict[Policy, float] = {}
+    for tokens in _CHUNKS:
+        policy = parse_policy(f"chunked:{tokens}")
+        most = _fitting(steps, some, policy, block) if max_batch is None else max_batch
+        rates[policy] = steady(steps, some, rate=np.inf, policy=policy, max_batch=most).max_rate
+    return next(policy for policy, rate in rates.items() if rate >= _ABOUT * max(rates.values()))
+
+
+def _midway(traffic: Traffic, count: int, seed: int) -> tuple[Traffic, Tokens]:
+    """Those of the traffic after `count` more, and how many tokens of these are written: as somebody finds a busy server
+    who looks at it at any time, where long answers are met more often. If all began together, those alike would end
+    together, again and again.
+    """
+    generator = np.random.default_rng(seed)
+    some = generator.choice(len(traffic), size=count, p=traffic.gen / np.sum(traffic.gen))
+    prompt, gen = (np.concatenate((each[some], each)) for each in (traffic.prompt, traffic.gen))
+    written = (generator.random(count) * gen[:count]).astype(np.int64)
+    return Traffic(arrival_s=np.zeros(len(gen)), prompt=prompt, gen=gen), written
+
+
+def _fitting(steps: Steps, some: Traffic, policy: Policy, block: int) -> int:
+    """Sequences for whose caches a rank mostly has room, each anywhere in its answer: with more, some lose theirs."""
+    room = (1 - SPARE) * steps.room_bytes(policy.most_read(int(np.max(some.prompt))))
+    often = some.gen / np.sum(some.gen)
+    part = (np.arange(_PARTS) + 0.5) / _PARTS
+    tokens = some.prompt[:, None] + part * some.gen[:, None] + block / 2
+    each = np.broadcast_to(steps.cache_bytes(tokens), tokens.shape)
+    mean = float(often @ np.mean(each, axis=1))
+    spread = sqrt(float(often @ np.mean(each**2, axis=1)) - mean**2)
+    count = ((sqrt((_SURE * spread) ** 2 + 4 * mean * max(room, 0)) - _SURE * spread) / (2 * mean)) ** 2
+    return int(min(max(count, 1), _MOST))
 
 
 def _sustained(
@@ -262,10 +309,12 @@ def _sustained(
     """
     usage, gen = span.usage, float(np.mean(traffic.gen))
     busy, answers = usage.busy_s, usage.written / gen
-    closed = steady(steps, traffic, rate=np.inf, policy=policy, max_batch=max_batch) if steps.ranks == 1 else None
+    closed, half = (
+        steady(steps, traffic, rate=np.inf, policy=policy, max_batch=most) for most in (max_batch, -(-max_batch // 2))
+    )
     requests = steps.apart / ((usage.reading_s + usage.mixed_s) / span.begun + usage.decoding_s / answers)
     return Sustained(
         policy=policy, capped=capped, tokens_per_s=copies * requests * gen, requests_per_s=copies * requests,
-        running=steps.apart * span.usage.sequence_s / busy, decoding=requests * span.decoding_s, span_s=busy, span=span,
-        closed=closed,
+        running=steps.apart * span.usage.sequence_s / busy, decoding=requests * span.decoding_s,
+        halved=half.max_rate / closed.max_rate, span_s=busy, span=span, closed=closed if steps.ranks == 1 else None,
     )  # fmt: skip

@@ -114,14 +114,18 @@ class Span:
     usage: Usage
 
 
-def saturate(steps: Steps, traffic: Traffic, *, policy: Policy, max_batch: int, block: int) -> Span | None:
-    """Requests that are all there at the start, without the steps in which a copy fills up or runs empty; None where
-    they are too few to tell.
+def saturate(
+    steps: Steps, traffic: Traffic, written: Tokens, *, policy: Policy, max_batch: int, block: int
+) -> Span | None:
+    """Requests that are all there at the start, of the first of which so much is written; without the steps in which a
+    copy fills up or runs empty. None where they are too few to tell.
 
     Raises InputError where a request does not fit alone.
     """
     blocks = _blocks(steps, traffic, policy, block)
-    return _Server(steps, traffic, policy, max_batch, blocks, read_elsewhere=False).saturated()
+    server = _Server(steps, traffic, policy, max_batch, blocks, read_elsewhere=False)
+    server.written[: len(written)] = written
+    return server.saturated()
 
 
 def _blocks(steps: Steps, traffic: Traffic, policy: Policy, size: int) -> Blocks:
@@ -268,7 +272,7 @@ class _Server:
             used[at] += own
             if np.isnan(self.start[request]):
                 self.start[request] = self.clock
-            if self.read_elsewhere and not self.preempted[request]:
+            if self.written[request] and not self.preempted[request]:  # its cache comes with it
                 self.first[request] = self.last[request] = self.arrival[request]
                 self._join(lane, [request])
             else:

@@ -46,7 +46,7 @@ class Reading(NamedTuple):
     full: Column
 
 
-def reading(rate: Column, alone: Column, every: Column, step: Column, most: int) -> Reading:
+def reading(rate: Column, alone: Column, every: Column, step: Column, most: Column | float) -> Reading:
     """Steps as a Markov chain: one reads where a prompt came in the one before, and takes the longer the more it reads.
 
     rate         at which requests come [1/s]
@@ -55,12 +55,14 @@ def reading(rate: Column, alone: Column, every: Column, step: Column, most: int)
     """
     read, prompts = alone, np.ones(np.broadcast_shapes(np.shape(rate), np.shape(step)))
     comes = -np.expm1(-rate * step)
-    for _ in range(_AGREED if most > 1 else 1):
+    several = bool(np.any(np.greater(most, 1)))
+    more_s = (every * most - alone) / np.where(np.greater(most, 1), np.subtract(most, 1), inf)  # for another prompt
+    for _ in range(_AGREED if several else 1):
         often = comes / (comes + np.exp(-rate * read))
         round_s = often * read + (1 - often) * step
-        if most > 1:
+        if several:
             prompts = np.clip(np.divide(rate * round_s, often, out=prompts, where=often > 0), 1, most)
-            read = alone + (every * most - alone) * (prompts - 1) / (most - 1)
+            read = alone + more_s * (prompts - 1)
     full = prompts / most
     return Reading(read, alone, prompts, often * read + (1 - often) * step, often, full)
 
@@ -157,8 +159,9 @@ class _Reading(NamedTuple):
     time_s, square  of the device, mean and mean of the square [s]
     along           steps in which those that decode take part
     more_s          by which the last part of a prompt, in a step of its own, takes longer than its share of others
-    every_s         of the device for each prompt of a step that reads as many whole ones as it takes
-    together        how many those are
+    every_s         of the device for each prompt of steps that read as many as they take
+    each            how many such steps a prompt takes, of those in which others decode
+    together        how many prompts such a step reads, 1 where they take more than one
     """
 
     time_s: Column
@@ -166,7 +169,8 @@ class _Reading(NamedTuple):
     along: Column
     more_s: Column
     every_s: Column
-    together: int
+    each: Column
+    together: Column | int
 
 
 def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> _Reading:
@@ -176,7 +180,8 @@ def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> 
     is a line in that.
     """
     prompt, others = lengths.groups[:, None], batch[None, :] if policy.mixes else np.zeros((1, 1))
-    part = np.minimum(prompt, np.maximum(policy.budget - others, 1)) if policy.cuts else prompt + 0 * others
+    room = np.maximum(policy.budget - others, 1) if policy.cuts else np.maximum(policy.budget, prompt + 0 * others)
+    part = np.minimum(prompt, room)
     parts = prompt / part
     decoding = Spans(batch=others, q_len=1.0, kv_len=lengths.middle)
 
@@ -185,17 +190,21 @@ def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> 
         return np.asarray(steps.mixed_s((decoding, read)), dtype=float)
 
     each_s = step_s(part, (prompt + part) / 2)
-    count = 1.0 + 0 * prompt if policy.cuts else np.maximum(policy.budget // prompt, 1)
-    every_s = parts * each_s if np.all(count == 1) else step_s(prompt, prompt, count) / count
+    count = room / part if policy.cuts else room // prompt
+    every_s = parts * each_s if np.all(count == 1) else parts * step_s(part, (prompt + part) / 2, count) / count
     rest = prompt - np.floor(parts) * part
     more_s = np.where(rest > 0, step_s(np.maximum(rest, 1e-3), prompt) - rest / part * each_s, 0.0)
     shape = (len(prompt), len(batch))
     time_s, parts, more_s, every_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s, every_s))
     along = lengths.shares @ parts if policy.mixes else np.zeros(len(batch))
-    together = 1 if policy.cuts else max(int(policy.budget // (lengths.shares @ lengths.groups)), 1)
+    mean = float(lengths.shares @ lengths.groups)
+    together = np.maximum(room[0] / mean, 1) if policy.cuts else max(int(policy.budget // mean), 1)
     means = (lengths.shares @ each for each in (time_s, time_s**2, more_s, every_s))
     time_s, square, more_s, every_s = means
-    return _Reading(time_s, square, along, more_s, every_s if together > 1 else time_s, together)
+    if not policy.cuts and together == 1:
+        every_s = time_s
+    each = np.broadcast_to(mean / room[0], along.shape) if policy.cuts else along / together
+    return _Reading(time_s, square, along, more_s, every_s, each, together)
 
 
 def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most: float) -> Steady:
@@ -211,8 +220,7 @@ def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most:
         np.broadcast_to(np.asarray(steps.decode_s(batch=count, kv_len=lengths.middle), dtype=float), batch.shape)
         for count in (1 + batch, np.maximum(batch, 1))
     )
-    others = prompts.along / prompts.together * alone_s
-    per_request = wanted * alone_s / np.maximum(batch, 1e-9) + prompts.every_s - others
+    per_request = wanted * alone_s / np.maximum(batch, 1e-9) + prompts.every_s - prompts.each * alone_s
     max_rate = float(np.max(1 / np.maximum(per_request, prompts.every_s)[1:]))
     if rate >= max_rate:
         return _overrun(max_rate=max_rate, most=most)

@@ -226,16 +226,16 @@ def saturate(
     )  # fmt: skip
     steps = Steps(setting)
     lengths = drawn_from(prompt_lengths, gen_lengths)
-    some = _drawn(lengths, _LEAST, seed)
+    some = at_once(lengths, _LEAST, seed)
     unknown = "" if bound else steps.unknown
     runs = (steps,) if bound or unknown else (steps, Steps(setting, expected=True))
     if free:
-        chosen = _chunks(runs[-1], some, block, max_batch)
+        chosen, _ = fullest(runs[-1], some, block=block, max_batch=max_batch)
     most = _fitting(steps, some, chosen, block) if max_batch is None else whole("max_batch", max_batch)
     capped = max_batch is not None or most == _MOST
     count = max(_LEAST, _ROUNDS * steps.ranks * most) if requests is None else requests
     while True:
-        traffic = _drawn(lengths, check_requests(count), seed)
+        traffic = at_once(lengths, check_requests(count), seed)
         first = 0 if chosen.drains else steps.ranks * most
         spans = [
             span_of(run, *_midway(traffic, first, seed), policy=chosen, max_batch=most, block=block) for run in runs
@@ -259,21 +259,24 @@ def saturate(
     )  # fmt: skip
 
 
-def _drawn(lengths: Sequence[Lengths], count: int, seed: int) -> Traffic:
+def at_once(lengths: Sequence[Lengths], count: int, seed: int) -> Traffic:
     """Requests that are all there at the start."""
     generator = np.random.default_rng(seed)
     prompts, gens = (each.draw(generator, count) for each in lengths)
     return Traffic(arrival_s=np.zeros(count), prompt=prompts, gen=gens)
 
 
-def _chunks(steps: Steps, some: Traffic, block: int, max_batch: int | None) -> Policy:
-    """The smallest with which about as much is served as with any, by the closed form: they keep others waiting least."""
-    rates: dict[Policy, float] = {}
+def fullest(steps: Steps, traffic: Traffic, *, block: int, max_batch: int | None = None) -> tuple[Policy, Steady]:
+    """The smallest chunks with which about as much is served as with any, since they keep others waiting least; and the
+    closed form of what is served at most with them.
+    """
+    found: dict[Policy, Steady] = {}
     for tokens in _CHUNKS:
         policy = parse_policy(f"chunked:{tokens}")
-        most = _fitting(steps, some, policy, block) if max_batch is None else max_batch
-        rates[policy] = steady(steps, some, rate=np.inf, policy=policy, max_batch=most).max_rate
-    return next(policy for policy, rate in rates.items() if rate >= _ABOUT * max(rates.values()))
+        most = _fitting(steps, traffic, policy, block) if max_batch is None else max_batch
+        found[policy] = steady(steps, traffic, rate=np.inf, policy=policy, max_batch=most)
+    best = max(each.max_rate for each in found.values())
+    return next((policy, each) for policy, each in found.items() if each.max_rate >= _ABOUT * best)
 
 
 def _midway(traffic: Traffic, count: int, seed: int) -> tuple[Traffic, Tokens]:

@@ -280,9 +280,9 @@ def fullest(steps: Steps, traffic: Traffic, *, block: int, max_batch: int | None
 
 
 def _midway(traffic: Traffic, count: int, seed: int) -> tuple[Traffic, Tokens]:
-    """Those of the traffic after `count` more, and how many tokens of these are written: as somebody finds a busy server
-    who looks at it at any time, where long answers are met more often. If all began together, those alike would end
-    together, again and again.
+    """Those of the traffic after `count` more, and how many tokens of these are written: as somebody finds a busy
+    server who looks at it at any time, where long answers are met more often. If all began together, those alike would
+    end together, again and again.
     """
     generator = np.random.default_rng(seed)
     some = generator.choice(len(traffic), size=count, p=traffic.gen / np.sum(traffic.gen))

@@ -185,7 +185,7 @@ def test_under_load_engines_keep_to_the_closed_form_too():
     found = simulate(
         MODEL, DEVICE, rate=3, prompt_lengths="512", gen_lengths="200", requests=1500, engine="vllm", seed=2
     )  # fmt: skip
-    assert str(found.policy) == "prefill-first"
+    assert str(found.policy) == "chunked:2048"
     run = found.expected
     assert float(np.mean(run.tpot_s)) == pytest.approx(run.closed.tpot_s, rel=0.05)
     assert float(np.mean(run.ttft_s)) == pytest.approx(run.closed.ttft_s, rel=0.1)

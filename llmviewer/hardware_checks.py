@@ -18,8 +18,10 @@ _ORDERS: Final = (  # from wide to narrow; bf16 and fp16 are not always multipli
     ("int32", "int8", "int4", "int1"),
 )
 _RIDGES: Final = (0.01, 10_000)  # OP/B; outside it a unit is wrong by a prefix
-_PCIE: Final = {"3": 8e9, "4": 16e9, "5": 32e9}  # transfers per second of a lane, coded 128b/130b
-_PCIE_LINK: Final = re.compile(r"PCIe ([345])(?:\.0)? x(\d+)")
+_PCIE: Final = {  # bits that a lane carries in a second, without coding (128b/130b) or, of PCIe 6.0, checks of flits
+    "3": 8e9 * 128 / 130, "4": 16e9 * 128 / 130, "5": 32e9 * 128 / 130, "6": 64e9 * 242 / 256,
+}  # fmt: skip
+_PCIE_LINK: Final = re.compile(r"PCIe ([3456])(?:\.0)? x(\d+)")
 _MEMORY: Final = re.compile(r"(HBM|GDDR|LPDDR|MRDIMM|DDR)(\d?)", re.IGNORECASE)
 # The fastest rate of a pin by generation, E and X among them, as standards and makers have it (recalled). [Gbit/s]
 _PINS: Final = {
@@ -115,7 +117,7 @@ def _bandwidths(device: Hardware) -> Iterator[str]:
     host = next((str(fact.value) for fact in device.facts if fact.key == "host.type"), "")
     link = _PCIE_LINK.search(host)
     if link and "host.bandwidth" in numbers:
-        expected = _PCIE[link[1]] * int(link[2]) * 128 / 130 / 8
+        expected = _PCIE[link[1]] * int(link[2]) / 8
         if not _close(numbers["host.bandwidth"], expected):
             yield f"host.bandwidth: must be {expected / 1e9:.4g} GB/s, that of {link[0]} one way"
 

@@ -80,12 +80,12 @@ def test_the_merit_is_the_best_of_the_precisions_allowed_that_fit(novel):
         assert able[found.cell.quant] == max(able.values())
 
 
-def test_a_novelist_s_ranking_follows_bandwidth_and_a_company_s_the_peak(novel, documents):
+def test_a_novelist_s_ranking_follows_bandwidth_and_a_company_s_the_peak_as_much(novel, documents):
     alone, together = novel.follows(), documents.follows()
     assert max(alone, key=alone.__getitem__) == "memory bandwidth"
     assert alone["memory bandwidth"] > 0.99
-    assert max(together, key=together.__getitem__) == "peak OP/s"
-    assert together["peak OP/s"] > alone["peak OP/s"]
+    assert together["peak OP/s"] == pytest.approx(together["memory bandwidth"], abs=0.02)
+    assert together["peak OP/s"] > alone["peak OP/s"] + 0.05
     assert together["memory bandwidth"] < alone["memory bandwidth"]
 
 

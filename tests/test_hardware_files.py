@@ -232,6 +232,7 @@ WRONG = [
     ("fp8: 300 TOP/s", "fp8: 1500000 TOP/s",
      "matrix.fp8: must be at most 8,388,608 OPs a core and clock of kind accelerator; got 10,000,000"),
     ("PCIe 5.0 x16", "PCIe 4.0 x16", "host.bandwidth: must be 31.51 GB/s, that of PCIe 4.0 x16 one way"),
+    ("PCIe 5.0 x16", "PCIe 6.0 x16", "host.bandwidth: must be 121 GB/s, that of PCIe 6.0 x16 one way"),
     ("usable: 63 GiB", "usable: 65 GiB", "memory.usable: must be between half of memory.capacity and all of it"),
     ("capacity: 20 MiB", "capacity: 70 GiB", "l2.capacity: must be below memory.capacity"),
     ("bandwidth: 10 TB/s", "bandwidth: 200 TB/s",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -12,7 +13,8 @@ from typing import Final
 from .errors import InputError
 from .expectation.network import Pass
 from .memory import Memory
-from .precision import NAMED, Scheme, parse_scheme
+from .operators.linear import Linear
+from .precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_scheme
 from .resource import Resource, Unit, matrix
 from .roofline import Estimate
 from .setting import Accounting, Attention, Setting
@@ -38,6 +40,7 @@ def advise(
     *,
     batch: int,
     max_batch: int | None,
+    fits: Callable[[Setting], bool] = lambda _: True,
     cures: Sequence[Cure] | None = None,
 ) -> str:
     """Such as "decode is memory-bound: ...; what would help: batch 16 (7.5x the tokens per second, expect 8.2x), ...".
@@ -46,6 +49,7 @@ def advise(
     expected   what it is expected to take, where that is known
     batch      of all devices together, of which `workload` is a share
     max_batch  the largest that fits, of all devices too; None where nothing limits it
+    fits       whether a change has room for what is asked, or is told without
     cures      what would fit, where `setting` does not: those of find_cures()
     """
     time_s = float(estimate.time_s)
@@ -75,7 +79,7 @@ def advise(
     for name, changed in changes:
         other = changed.plan_of(phase)
         then_s = float(other.time_s(workload))
-        if time_s / then_s >= _WORTH:
+        if time_s / then_s >= _WORTH and fits(changed):
             hoped = None
             if kernels and expected and expected.modelled:
                 then = kernels.run(other, workload)
@@ -306,21 +310,82 @@ def _fewer_bytes(setting: Setting) -> Iterator[tuple[str, Setting]]:
     if setting.attention is Attention.EAGER:
         yield "flash attention", replace(setting, attention=Attention.FLASH)
     scheme = setting.quantization.scheme
+    activation = scheme.activation and NAMED.get(scheme.activation.name, scheme.activation)
+    if _wide(setting):
+        yield from _half(setting)
     if scheme.weight is None or scheme.weight.bits > 4:
-        yield "4-bit weights (W4 g128)", _with(setting, replace(scheme, weight=parse_scheme("W4g128").weight))
+        four = replace(scheme, weight=parse_scheme("W4g128").weight, activation=activation)
+        yield from _typed(setting, "4-bit weights", notation(four))
     if scheme.kv_cache is None or scheme.kv_cache.bits > 8:
-        yield "an 8-bit KV cache (KV8)", _with(setting, replace(scheme, kv_cache=NAMED["int8"]))
+        ours, others = _asked(setting)
+        yield from _typed(setting, "an 8-bit KV cache", notation(replace(ours, kv_cache=NAMED["int8"])), *others)
 
 
 def _lower_bits(setting: Setting) -> Iterator[tuple[str, Setting]]:
     """Weights and activations in each type that this device multiplies natively."""
+    if _wide(setting):
+        yield from _half(setting)
     for fmt in (NAMED[name] for name in ("int8", "fp8_e4m3", "nvfp4", "int4")):
         if matrix(fmt.compute) in setting.hardware.rates:
-            scheme = replace(setting.quantization.scheme, weight=fmt, activation=fmt)
-            if setting.accounting is Accounting.SURVEY:  # where the cache counts among the operands
-                scheme = replace(scheme, kv_cache=fmt)
-            yield f"{fmt} weights and activations", _with(setting, scheme)
+            yield from _operands(setting, fmt)
 
 
-def _with(setting: Setting, scheme: Scheme) -> Setting:
-    return replace(setting, quantization=replace(setting.quantization, scheme=scheme))
+def _half(setting: Setting) -> Iterator[tuple[str, Setting]]:
+    """All in 16 bits that this device multiplies."""
+    natively = [fmt for fmt in (BF16, FP16) if matrix(fmt.compute) in setting.hardware.rates]
+    yield from _operands(setting, (natively or [BF16])[0])
+
+
+def _operands(setting: Setting, fmt: Format) -> Iterator[tuple[str, Setting]]:
+    """Weights and activations in `fmt`; activations alone where weights are as narrow, so that they do not grow."""
+    scheme, (ours, others) = setting.quantization.scheme, _asked(setting)
+    survey = setting.accounting is Accounting.SURVEY  # where the cache counts among the operands
+    cache = fmt if survey else scheme.kv_cache
+    if not any(_as_narrow(own, fmt) for own in _weights(setting)):
+        both = Scheme(weight=fmt, activation=fmt, kv_cache=cache)
+        yield from _typed(setting, f"{fmt} weights and activations", notation(both))
+    elif ours.weight and not others:
+        kept = Scheme(weight=ours.weight, activation=fmt, kv_cache=cache)
+        yield from _typed(setting, f"{fmt} activations", notation(kept))
+    else:
+        yield from _typed(
+            setting, f"{fmt} activations", notation(ours), *others, f"*={notation(Scheme(activation=fmt))}"
+        )
+
+
+def _as_narrow(own: Format, fmt: Format) -> bool:
+    """Whether nothing is won by `fmt` in place of `own`."""
+    return own.bits < fmt.bits or (own.bits == fmt.bits and own.compute == fmt.compute)
+
+
+def _weights(setting: Setting) -> tuple[Format, ...]:
+    """What the matrices that --quant speaks of are in."""
+    if setting.accounting is Accounting.SURVEY:
+        return (setting.quantization.scheme.weight or FP16,)
+    return tuple({op.weight.format for op in _linears(setting)})
+
+
+def _wide(setting: Setting) -> bool:
+    """Whether operands of matrix products are in more than 16 bits."""
+    return any(max(op.weight.format.bits, op.inputs[0].format.bits) > BF16.bits for op in _linears(setting))
+
+
+def _linears(setting: Setting) -> Iterator[Linear]:
+    return (op for _, op in setting.graph if isinstance(op, Linear) and not op.left_as_published)
+
+
+def _asked(setting: Setting) -> tuple[Scheme, tuple[str, ...]]:
+    """What --quant says beside what is published: for all of the model, and for parts of it."""
+    asked, published = setting.quantization, setting.model.quantization
+    if not asked.text:
+        return asked.scheme, tuple(one.text for one in asked.overrides)
+    cache = asked.scheme.kv_cache if asked.scheme.kv_cache != published.scheme.kv_cache else None
+    return Scheme(kv_cache=cache), tuple(one.text for one in asked.overrides[len(published.overrides) :])
+
+
+def _typed(setting: Setting, name: str, *parts: str) -> Iterator[tuple[str, Setting]]:
+    """With what is typed so, where it can be."""
+    quant = ",".join(part for part in parts if part)
+    with suppress(InputError):
+        changed = setting.having(quant=quant)
+        yield f"{name} (--quant {shlex.quote(quant)})", changed

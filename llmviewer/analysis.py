@@ -362,9 +362,16 @@ def analyzed(
         setting.footprint, setting.hardware.capacity, batch=batch, prompt=prompt, gen=longest, images=images
     )
     cures = find_cures(setting, footprint, batch=batch, prompt=prompt, gen=longest, images=images)
+
+    def fits(changed: Setting) -> bool:
+        """Whether an offer has room, where what is asked has."""
+        needed = changed.footprint.total_bytes(batch=batch, prompt=prompt, gen=longest, images=images)
+        return not footprint.fits or float(needed) <= footprint.capacity_bytes
+
+    told = partial(_phase, setting, fits=fits, cures=cures)
     phases = Phases(
-        prefill=_phase(setting, "prefill", prefill, footprint.max_batch, batch, cures=cures),
-        decode=_phase(setting, "decode", decode, footprint.max_batch, batch, cures=cures) if decode else None,
+        prefill=told("prefill", prefill, footprint.max_batch, batch),
+        decode=told("decode", decode, footprint.max_batch, batch) if decode else None,
     )
     if schedule and written and arranges(setting.techniques):
         answer = scheduled(setting, schedule)
@@ -503,7 +510,14 @@ def _unmodelled(phases: Phases) -> Iterator[str]:
 
 
 def _phase(
-    setting: Setting, name: str, workload: Workload, max_batch: int | None, batch: int, *, cures: Sequence[Cure] | None
+    setting: Setting,
+    name: str,
+    workload: Workload,
+    max_batch: int | None,
+    batch: int,
+    *,
+    fits: Callable[[Setting], bool],
+    cures: Sequence[Cure] | None,
 ) -> Phase:
     (sequences,) = workload.groups
     rows = setting.plan_of(name).estimate(workload).operators
@@ -521,7 +535,9 @@ def _phase(
         kv_len=int(sequences.kv_len),
         operators=tuple(_operator(row, each, total) for row, each in zip(estimate.operators, launches, strict=True)),
         total=total,
-        advice=advise(setting, workload, name, estimate, found, batch=batch, max_batch=max_batch, cures=cures),
+        advice=advise(
+            setting, workload, name, estimate, found, batch=batch, max_batch=max_batch, fits=fits, cures=cures
+        ),
     )
 
 

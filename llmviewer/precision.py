@@ -32,8 +32,7 @@ class Format:
         return self.bits + (self.scale_bits + self.zero_bits) / self.group if self.group else self.bits
 
     def __str__(self) -> str:
-        own = NAMED[self.name].group if self.name in NAMED else 0
-        return f"{self.name} g{self.group}" if self.group != own else self.name
+        return f"{self.name} g{self.group}" if self.group != _own_group(self) else self.name
 
 
 # Types that hold every value of the key (fp16 and bf16 stand in for each other, as the field has it), narrowest first.
@@ -172,6 +171,32 @@ def parse_scheme(text: str) -> Scheme:
     if not found:
         raise InputError(f"quantization must be {_NOTATION}; got {text!r}")
     return Scheme(text=text, weight=found.get("w"), activation=found.get("a"), kv_cache=found.get("kv"))
+
+
+def notation(scheme: Scheme) -> str:
+    """What parse_scheme() reads as `scheme`, where its formats have a notation; "" where it says nothing."""
+    weight, activation, cache = scheme.weight, scheme.activation, scheme.kv_cache
+    if weight and weight == activation == NAMED.get(weight.name) and not cache and not weight.name.startswith("int"):
+        return _name(weight)
+    uses = [("W", weight), ("A", activation), ("KV", cache)]
+    groups = {use: f"g{fmt.group}" if fmt and fmt.group != _own_group(fmt) else "" for use, fmt in uses}
+    if groups["A"]:  # before the weights, as a group behind both is theirs
+        uses[:2] = reversed(uses[:2])
+    elif activation:  # W4A16g128
+        groups["W"], groups["A"] = "", groups["W"]
+    return "".join(f"{use}{_name(fmt)}{groups[use]}" for use, fmt in uses if fmt)
+
+
+def _name(fmt: Format) -> str:
+    """As a scheme has it: integers, and what a model has in 16 bits, by their bits."""
+    if fmt.name.startswith("int") or fmt.name == HALF.name:
+        return f"{fmt.bits:g}"
+    return "fp8" if fmt.name == _SYNONYMS["fp8"] else fmt.name
+
+
+def _own_group(fmt: Format) -> int:
+    """Which the name stands for."""
+    return NAMED[fmt.name].group if fmt.name in NAMED else 0
 
 
 def _format(text: str, scheme: str) -> Format:

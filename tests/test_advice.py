@@ -11,6 +11,7 @@ from llmviewer.advice import larger_batch
 from llmviewer.units import seconds
 
 _OFFER = re.compile(r"batch (\d+) \(([\d.]+)x the tokens per second(?:, expect ([\d.]+)x)?\)")
+_PRECISION = re.compile(r"\(--quant ('[^']+'|\S+)\) (\S+ \w+) \(([\d.]+)x faster(?:, expect ([\d.]+)x)?\)")
 _CHUNKED = "--with chunked-prefill"
 _CURE = re.compile(r"with (--[^,]+), when this takes (\S+ \w+) \((\S+)x as long\)")
 
@@ -44,6 +45,56 @@ def test_no_batch_is_advised_that_does_not_fit():
     most = analyze("llama-3.1-8b", "l4", prompt=512, gen=8).memory.max_batch
     assert "batch" not in analyze("llama-3.1-8b", "l4", batch=most, prompt=512, gen=8).phases.decode.advice
     assert (larger_batch(4, None), larger_batch(4, 100), larger_batch(4, 40)) == (64, 64, 40)
+
+
+_PROMPTS = {"batch": 8, "prompt": 8192, "gen": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "asked", "phase", "offers"),
+    [
+        ("llama-3.1-8b", "h100-sxm", {}, "decode", ["W4g128"]),
+        ("llama-3.1-8b", "h100-sxm", {"quant": "fp8", "prompt": 60_000}, "decode", ["W4Afp8g128", "Wfp8Afp8KV8"]),
+        ("llama-3.1-8b", "h100-sxm", {"quant": "W8A8KV8", "prompt": 4096}, "decode", ["W4A8g128KV8"]),
+        # weights that are as narrow stay, so that a model which fits still does
+        ("qwen2.5-32b", "rtx-4090", {"quant": "W4A16g128", "prompt": 4096}, "prefill",
+         ["W4Afp8g128", "W4A4g128", "W4A8g128"]),
+        ("llama-3.1-70b", "l40s", {"quant": "W4A16g128,down_proj=W3A16"}, "prefill",
+         [f"W4A16g128,down_proj=W3A16,*={low}" for low in ("Afp8", "A4", "A8")]),
+        ("gpt-oss-120b", "h100-sxm", _PROMPTS, "prefill", ["*=Afp8"]),
+        ("gpt-oss-120b", "h100-sxm", _PROMPTS, "decode", ["KV8"]),
+        ("deepseek-v3", "h200-sxm", {"layout": "tp=8"}, "decode", ["W4Afp8g128"]),
+        # and what is wider than 16 bits is offered those
+        ("mamba2-2.7b", "h100-sxm", {"batch": 16}, "prefill", ["bf16", "W8A8", "fp8"]),
+        ("mamba2-2.7b", "h100-sxm", {"batch": 16, "quant": "W4A32"}, "prefill", ["W4Abf16", "W4A8", "W4Afp8"]),
+        ("mamba2-2.7b", "v100-sxm2-32gb", {"batch": 16}, "decode", ["fp16", "W4g128"]),
+        ("llama-2-7b", "rtx-a6000", {"accounting": "survey", "batch": 8}, "prefill", ["W8A8KV8", "W4A4KV4"]),
+        ("llama-2-7b", "rtx-a6000", {"accounting": "survey", "batch": 8, "quant": "W4A16"}, "prefill",
+         ["W4A8KV8", "W4A4KV4"]),
+    ],
+)  # fmt: skip
+def test_a_precision_that_is_advised_is_typed_as_it_says_fits_and_gives_what_is_promised(
+    name, device, asked, phase, offers
+):
+    now = analyze(name, device, **asked)
+    told = _PRECISION.findall(getattr(now.phases, phase).advice)
+    assert [quant.strip("'") for quant, *_ in told] == offers
+    assert now.memory.fits
+    for quant, takes, times, hoped in told:
+        then = analyze(name, device, **asked | {"quant": quant.strip("'")})
+        assert then.memory.fits
+        before, after = (getattr(one.phases, phase) for one in (now, then))
+        assert (takes, times) == (seconds(after.time_s), f"{before.time_s / after.time_s:.2g}")
+        assert not hoped or hoped == f"{before.expected_time_s / after.expected_time_s:.2g}"
+
+
+def test_a_precision_without_room_is_not_advised():
+    asked = {"prompt": 4400, "gen": 8}
+    room, full = (analyze("qwen2.5-32b", "rtx-5090", **asked, batch=n, quant="W4A16") for n in (1, 8))
+    assert "--quant nvfp4" in room.phases.prefill.advice
+    assert full.memory.fits
+    assert not analyze("qwen2.5-32b", "rtx-5090", **asked, batch=8, quant="nvfp4").memory.fits
+    assert "--quant nvfp4" not in full.phases.prefill.advice
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from llmviewer.hardware_files import load_hardware
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.linear import Linear
-from llmviewer.precision import BF16, FP16, FP32, HALF, NAMED, WIDER, Format, parse_scheme, product
+from llmviewer.precision import BF16, FP16, FP32, HALF, NAMED, WIDER, Format, Scheme, notation, parse_scheme, product
 from llmviewer.resource import matrix
 from llmviewer.setting import Setting
 from llmviewer.transforms.flash_attention import flash_attention
@@ -87,6 +88,29 @@ def test_any_text_is_a_scheme_or_an_error(text):
         scheme = parse_scheme(text)
         for fmt in (scheme.weight, scheme.activation, scheme.kv_cache):
             assert fmt is None or 1 <= fmt.bits <= fmt.stored_bits
+        again = parse_scheme(notation(scheme))
+        assert replace(again, text=text) == scheme
+
+
+_FORMATS = st.sampled_from(
+    [None, HALF, FP32, INT8, INT4_G128, FP8, NAMED["mxfp4"], NAMED["nf4"], parse_scheme("A8g32").activation]
+)
+
+
+@given(_FORMATS, _FORMATS, _FORMATS)
+def test_a_notation_is_read_as_what_it_is_of(weight, activation, kv_cache):
+    scheme = Scheme(weight=weight, activation=activation, kv_cache=kv_cache)
+    text = notation(scheme)
+    assert bool(text) == any((weight, activation, kv_cache))
+    if text:
+        assert replace(parse_scheme(text), text=scheme.text) == scheme
+
+
+@pytest.mark.parametrize(
+    "text", ["W4A16g128", "W8A8", "fp8", "bf16", "nvfp4", "W4Afp8g128", "W4A8KV8", "KV8", "A8g32W8"]
+)
+def test_a_notation_is_as_the_field_writes_it(text):
+    assert notation(parse_scheme(text)) == text
 
 
 @pytest.mark.parametrize(

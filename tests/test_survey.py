@@ -165,3 +165,16 @@ def test_the_low_bit_peak_needs_weights_activations_and_cache_in_few_bits(quant,
 def test_overrides_have_no_place_in_the_surveys_accounting():
     with pytest.raises(ValueError, match=r"^accounting survey has one precision for all operators; drop the overrides"):
         analyze("llama-2-7b", "rtx-a6000", quant="W4,down_proj=W8", accounting="survey")
+
+
+@pytest.mark.parametrize(("quant", "weight", "activation"), [("W16A16", 16, 16), ("W8A8", 8, 8), ("W4A16", 4, 16)])
+def test_experts_are_in_the_precision_of_all_others(quant, weight, activation):
+    found = analyze("mixtral-8x7b", "h200", quant=quant, accounting="survey", prompt=512)
+    hidden, inner, heads, kv_heads = 4096, 14336, 32 * 128, 8 * 128
+    each = hidden * (2 * heads + 2 * kv_heads) + 8 * hidden + 8 * 3 * hidden * inner
+    assert found.memory.weight_bytes == 32 * each * weight / 8
+    up = next(op for op in found.phases.prefill.operators if op.name == "expert_up_proj")
+    assert up.per_call.ops == 2 * 2 * 512 * hidden * inner  # of each token two experts
+    assert up.per_call.activation_bytes == 2 * 512 * (hidden + inner) * activation / 8
+    copies = next(op for op in found.phases.prefill.operators if op.name == "permute")
+    assert copies.per_call.activation_bytes == (512 * hidden + 2 * 512 * (hidden + 1)) * activation / 8

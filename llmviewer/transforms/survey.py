@@ -105,7 +105,7 @@ def _without_rope(block: Block) -> Iterator[Operator]:
 
 
 def _counted(op: Operator, formats: _Formats, block: Block) -> Operator | None:
-    """`op` by the conventions above, as it is where they say nothing of its kind; None for what they leave out."""
+    """`op` by the conventions above, of which others have the formats alone; None for what they leave out."""
     hidden = next((op.inputs[0].width for op in block.operators if op.inputs), 0)
     inputs, outputs = (tuple(map(formats.tensor, ts)) for ts in (op.reads(), op.outputs))
     weights: tuple[Weight, ...] = ()
@@ -117,7 +117,8 @@ def _counted(op: Operator, formats: _Formats, block: Block) -> Operator | None:
         case Embedding() | Rope() | Quantize():
             return None
         case ExpertsLinear():
-            return op
+            ops = 2 * (op.weight.numel // op.weight.shape[0]) * op.inputs[0].rows  # each row meets one of them
+            weights = (replace(op.weight, format=formats.weight),)
         case Linear():
             ops = 2 * op.weight.numel * op.inputs[0].rows
             weights = (replace(op.weight, format=formats.weight),)
@@ -138,7 +139,7 @@ def _counted(op: Operator, formats: _Formats, block: Block) -> Operator | None:
             ops = 2 * hidden * outputs[0].rows
             inputs, outputs = (tuple(replace(t, width=hidden) for t in ts) for ts in (inputs, outputs))
         case _:
-            return op
+            return op.with_tensors(lambda t: t if t.role is Role.STATE else formats.tensor(t))
     return Surveyed(
         name=op.name, kind=op.kind, inputs=inputs, outputs=outputs, weights=weights, ops=ops, dtype=formats.dtype
     )

@@ -26,7 +26,7 @@ from ..layout import Layout, parse_layout
 from ..model import Model
 from ..operators.linear import ExpertsLinear
 from ..setting import Setting, whole
-from ..transforms.quantize import PUBLISHED
+from ..transforms.quantize import PUBLISHED, parse_quantization
 from .candidates import POLICY, By, Candidate, Load, Times, judged
 from .passes import LaidOut, Left, laid_out
 from .service import Goals, check_bound
@@ -51,7 +51,8 @@ class ServicePlan:
 
     kernels     whose times are expected, "" where that is of which most was measured on each; None where all is of
                 lower bounds
-    able        those that keep to them, cheapest first, those without a price last
+    able        those that keep to them, cheapest first, of equal prices the precision published, then the one with the
+                most bits; those without a price last
     unmeasured  those that do at the bound, where nothing is expected of their kernels
     least       the cheapest where steps take as long as their lower bounds: no kernels need less
     rejected    for each device that is in none of them, the candidate that comes closest; nearest first
@@ -260,9 +261,7 @@ def plan(
     keeping = [one for one in found if not one.factor]
     chosen = wanted or next((b for b in By if any(not isnan(one.price(b)) for one in keeping)), By.COST)
 
-    def order(one: Candidate) -> tuple[float, int, float]:
-        return _worst(one.price(chosen)), one.devices, one.tpot_s
-
+    order = partial(_order, chosen)
     keeping.sort(key=order)
     able = tuple(one for one in keeping if one.least or bound)
     least = min((one.least or one for one in found if one.least or not one.factor), key=order, default=None)
@@ -393,6 +392,17 @@ def _left(one: Left, quant: str, layout: Layout) -> Candidate:
     return Candidate(
         hardware=one.device, quant=quant, layout=layout, factor=one.factor, excess=one.excess, reason=reason
     )
+
+
+def _order(by: By, one: Candidate) -> tuple[float, int, tuple[float, ...], float]:
+    return _worst(one.price(by)), one.devices, _bits_less(one.quant), one.tpot_s
+
+
+@cache
+def _bits_less(quant: str) -> tuple[float, ...]:
+    """Bits of weights, operands and cache, below 0; the fewer there are, the more answers may suffer."""
+    scheme = parse_quantization(quant).scheme
+    return tuple(-(fmt.bits if fmt else inf) for fmt in (scheme.weight, scheme.activation, scheme.kv_cache))
 
 
 def _by(text: str | None) -> By | None:

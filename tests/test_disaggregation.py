@@ -186,3 +186,27 @@ def test_what_cannot_be(capsys):
     code, text = _printed(capsys, "--kv-transfer", "late")
     assert (code, text) == (2, "llmviewer: kv_transfer must be one of after, overlapped; got 'late'\n")
     assert load_model("bert-base").generates is False
+
+
+@pytest.mark.parametrize(
+    ("hardware", "options", "message"),
+    [
+        ("not-a-device", ["--prefill-hardware", "h200", "--decode-hardware", "h100"],
+         "no hardware 'not-a-device': "),
+        ("l4", ["--prefill-hardware", "h200", "--decode-hardware", "h100"],
+         "HARDWARE l4 is of no use beside --prefill-hardware and --decode-hardware; name one of them\n"),
+        ("l4", ["--tp", "2", "--prefill-layout", "tp=4", "--decode-layout", "pp=2"],
+         "layout tp=2 is of no use beside --prefill-layout and --decode-layout; leave one out\n"),
+    ],
+)  # fmt: skip
+def test_what_is_of_neither_kind_of_device_is_refused(hardware, options, message, capsys):
+    assert main(["analyze", "llama-2-7b", hardware, *options]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith(f"llmviewer: {message}")
+
+
+def test_a_kind_of_device_may_be_said_twice(capsys):
+    asked = ["analyze", "llama-2-7b", "h100", "--prefill-hardware", "h200", "--decode-hardware", "h100-sxm"]
+    assert main([*asked, "--gen", "2"]) == 0
+    assert "NVIDIA H200" in capsys.readouterr().out

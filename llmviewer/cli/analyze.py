@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,7 @@ from . import questions
 if TYPE_CHECKING:
     from ..analysis import Analysis
     from ..disaggregation import Disaggregated
+    from ..layout import Layout
 
 
 @click.command()
@@ -81,8 +83,8 @@ def analyze(
 
         if question.pop("techniques"):
             raise InputError("--with is for one kind of device; leave out --prefill-... and --decode-...")
-        hardware, layout = question.pop("hardware"), question.pop("layout")
-        both = {"hardware": hardware, "layout": layout}
+        both = {what: question.pop(what) for what in ("hardware", "layout")}
+        _check_used(sides, **both)
         usual = {f"{side}_{what}": value for side in questions.SIDES for what, value in both.items()}
         found = disaggregate(hardware_set=hardware_set, **(usual | sides), **question)
         shared.emit(_rendered_both(found, chosen, per_call=per_call, to_file=output is not None), output)
@@ -92,6 +94,22 @@ def analyze(
     if asked and not analysis.model.generates:
         raise InputError(f"gen is of decode steps, and {analysis.model.name} does not generate; leave it out")
     shared.emit(_rendered(analysis, chosen, per_call=per_call, to_file=output is not None), output)
+
+
+def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None:
+    """Raises InputError where what is said of both kinds of device is of neither, as each has its own."""
+    from ..hardware_files import load_hardware
+    from ..layout import ALONE
+
+    own = {what: [sides[f"{side}_{what}"] for side in questions.SIDES if f"{side}_{what}" in sides]
+           for what in ("hardware", "layout")}  # fmt: skip
+    named = [load_hardware(name).name for name in own["hardware"]]
+    if len(named) > 1 and load_hardware(hardware).name not in named:
+        raise InputError(
+            f"HARDWARE {hardware} is of no use beside --prefill-hardware and --decode-hardware; name one of them"
+        )
+    if len(own["layout"]) > 1 and layout != ALONE:
+        raise InputError(f"layout {layout} is of no use beside --prefill-layout and --decode-layout; leave one out")
 
 
 def _rendered_both(found: Disaggregated, form: str, *, per_call: bool | None, to_file: bool) -> str:

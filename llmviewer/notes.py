@@ -11,7 +11,9 @@ from .expectation.network import Kernels
 from .graph import Block, Graph
 from .hardware_keys import ON_CHIP
 from .layout import Network
+from .operators.attention import Indexer
 from .operators.base import Operator
+from .operators.block_sparse import BlockIndexer
 from .operators.collectives import OUT, UP
 from .operators.fused import Fused
 from .operators.linear import LatentExpansion, Linear
@@ -141,12 +143,16 @@ def _whose(setting: Setting) -> list[str]:
 
 
 def _copied(setting: Setting) -> list[str]:
-    """Matrix products, routers apart, that every rank of tensor parallelism does in full."""
+    """Matrix products, routers apart, and choices of keys that every rank of tensor parallelism does in full."""
     if setting.layout.tp == 1:
         return []
-    whole = _shapes(setting.model.graph)
-    own = ((_place(block, op), op) for block, op in setting.graph if isinstance(op, Linear) and op.kind != "router")
-    copied = dict.fromkeys(op.name for place, op in own if whole.get(place) == op.weight.shape)
+    whole, heads = _shapes(setting.model.graph), _heads(setting.model.graph)
+    copied = dict.fromkeys(
+        op.name
+        for block, op in setting.graph
+        if (isinstance(op, Linear) and op.kind != "router" and whole.get(_place(block, op)) == op.weight.shape)
+        or (isinstance(op, Indexer | BlockIndexer) and heads.get(_place(block, op)) == op.heads.num_heads)
+    )
     return [f"tp={setting.layout.tp}: {', '.join(copied)} run whole on every rank"] if copied else []
 
 
@@ -171,8 +177,13 @@ def _shapes(graph: Graph) -> dict[tuple[str, str], tuple[int, ...]]:
     return {_place(block, op): op.weight.shape for block, op in graph if isinstance(op, Linear)}
 
 
-def _place(block: Block, op: Linear) -> tuple[str, str]:
-    """The kind of layer that a product is in, whose stages are called such as "moe.3-30", and its name there."""
+def _heads(graph: Graph) -> dict[tuple[str, str], int]:
+    """Of what chooses keys for an attention."""
+    return {_place(block, op): op.heads.num_heads for block, op in graph if isinstance(op, Indexer | BlockIndexer)}
+
+
+def _place(block: Block, op: Operator) -> tuple[str, str]:
+    """The kind of layer that an operator is in, whose stages are called such as "moe.3-30", and its name there."""
     return block.name.partition(".")[0], op.name
 
 

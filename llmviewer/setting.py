@@ -124,8 +124,8 @@ class Setting:
         if hardware_set and not isinstance(hardware, str):
             raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
         loaded = load_model(model) if isinstance(model, str) else model
-        loaded = _predicting(loaded) if mtp else loaded
         ours = parse_techniques(techniques)
+        loaded = _predicting(loaded, ours) if mtp else loaded
         named, published = _one_quant(quant, ours), loaded.quantization
         asked = parse_quantization(named).over(published) if named else published
         if loaded.unknown and not asked.scheme.weight:
@@ -356,11 +356,13 @@ def whole(name: str, value: object, least: int = 1) -> int:
     return int(value)
 
 
-def _predicting(model: Model) -> Model:
+def _predicting(model: Model, techniques: Sequence[Technique]) -> Model:
     """The model with its layers that predict further tokens.
 
-    Raises InputError where it has none.
+    Raises InputError where it has none, and where a technique drafts with them.
     """
+    if any(one.name == "mtp" for one in techniques):
+        raise InputError("mtp: runs in every pass the layers that --with mtp drafts with between passes; leave one out")
     if model.predicting is None:
         raise InputError(f"mtp: {model.name} has no layers that predict further tokens, or none that are known")
     return model.predicting

@@ -141,6 +141,12 @@ def test_the_surveys_accounting_has_them_too():
     assert act[-1].per_call.ops == act[0].per_call.ops > 0
 
 
+def test_layers_are_run_in_every_pass_or_draft():
+    message = "mtp: runs in every pass the layers that --with mtp drafts with between passes; leave one out"
+    with pytest.raises(InputError, match=f"^{message}$"):
+        Setting.of("deepseek-v3", "h200-sxm", layout="tp=8", mtp=True, techniques=["mtp:gamma=2"])
+
+
 def test_a_model_without_some_says_so():
     message = "mtp: llama-2-7b has no layers that predict further tokens, or none that are known"
     with pytest.raises(InputError, match=message):

@@ -138,7 +138,7 @@ def _override(text: str) -> Override:
 def quantize(quantization: Quantization) -> Transform:
     """The graph with the formats that `quantization` asks for.
 
-    Raises InputError where an override matches nothing.
+    Raises InputError where an override matches nothing, or has layers that there are not.
     """
     scheme = quantization.scheme
     activation = _wide(scheme.activation)  # what is not quantized is computed in it, weights too
@@ -162,6 +162,8 @@ def _must_match(override: Override, graph: Graph) -> None:
             f"quantization {override.text!r} matches no matrix product; the model has layers 0 to {graph.layers - 1} "
             f"and {suggest(override.pattern, names)}"
         )
+    if isinstance(override.layers, range) and override.layers.stop > graph.layers:
+        raise InputError(f"quantization {override.text!r}: the model has layers 0 to {graph.layers - 1}")
 
 
 def _cut(block: Block, overrides: Sequence[Override]) -> Iterator[Block]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from . import __version__, given
+from .analysis import MAX
 from .cells import LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, Expected, cells_of
 from .errors import InputError
 from .expectation.profile import Profile, read_given
@@ -56,6 +57,7 @@ class Comparison:
     """All models in all precisions in all layouts on all devices, in that order. Lower bounds; throughputs are upper
     ones.
 
+    batches       empty where each cell is at the largest that fits it
     years         over which a purchase is spread, used all the time; None where only cloud prices count
     bound         without what to expect of measured kernels
     hardware_set  what-ifs on all devices
@@ -87,7 +89,7 @@ class Comparison:
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:
         """Where bounds change: over batches at these lengths, and over lengths at the first batch."""
-        return tuple(crossing for cell in self.answered for crossing in _crossings(cell, self))
+        return tuple(crossing for cell in self.answered for crossing in _crossings(cell))
 
     def expected(self, cell: Cell) -> Expected | None:
         """What to expect of measured kernels; None where only bounds are asked for, or known."""
@@ -101,7 +103,7 @@ class Comparison:
     def rows_of(self, cell: Cell) -> Iterator[dict[str, Any]]:
         """One for each batch."""
         columns = {
-            key: np.broadcast_to(np.asarray(values), len(self.batches)).tolist()
+            key: np.broadcast_to(np.asarray(values), len(cell.batches)).tolist()
             for key, values in self._columns(cell).items()
         }
         for values in zip(*columns.values(), strict=True):
@@ -116,7 +118,7 @@ class Comparison:
             "quant": cell.quant,
             "hardware": cell.hardware.name,
             **self._of_layout(cell),
-            "batch": self.batches,
+            "batch": cell.batches,
             "ttft_s": cell.ttft_s,
             "tpot_s": cell.tpot_s,
             "latency_s": cell.latency_s,
@@ -156,7 +158,7 @@ class Comparison:
     def inputs(self) -> dict[str, Any]:
         """What was asked, as the JSON document has it."""
         return {
-            "quants": list(dict.fromkeys(cell.asked for cell in self.cells)), "batches": list(self.batches),
+            "quants": list(dict.fromkeys(cell.asked for cell in self.cells)), "batches": list(self.batches) or [MAX],
             "prompt": self.prompt, "gen": self.gen, "years": self.years,
             **({"layouts": list(map(str, self.layouts))} if self.layouts else {}),
             **({"techniques": list(self.techniques)} if self.techniques else {}), **self.said,
@@ -191,7 +193,7 @@ class Comparison:
         for cell in self.answered:
             for name, own in cell.passes.items():
                 for group in own.groups:
-                    each = zip(self.batches, own.bounds(group), own.shares(group=group).tolist(), strict=True)
+                    each = zip(cell.batches, own.bounds(group), own.shares(group=group).tolist(), strict=True)
                     for batch, bound, share in each:
                         yield {
                             "model": cell.model.name, "quant": cell.quant, "hardware": cell.hardware.name,
@@ -205,7 +207,7 @@ def compare(
     hardware: str | Hardware | Sequence[str | Hardware],
     *,
     quants: Sequence[str] = (PUBLISHED,),
-    batch: int | Sequence[int] = 1,
+    batch: int | str | Sequence[int] = 1,
     prompt: int = 1024,
     gen: int = 128,
     layout: str | Layout | Sequence[str | Layout] = ALONE,
@@ -220,7 +222,8 @@ def compare(
     """Every model in every precision on every device.
 
     quants        as those of analyze(), and "published"
-    batch         sequences at a time, several numbers for several columns; the bottleneck is shown at the first
+    batch         sequences at a time, several numbers for several columns; the bottleneck is shown at the first; "max"
+                  are as many as fit, in each cell its own
     layout        on how many of each device, and how: as that of analyze(); several for as many settings
     techniques    of all settings, as those of analyze()
     years         over which a purchase price is spread, used all the time; without it only cloud prices count
@@ -233,7 +236,7 @@ def compare(
     precision, no links for one layout, or not the number that a what-if multiplies, or one model cannot be laid out so
     or has no use for a technique, that cell says so instead.
     """
-    batches = tuple(whole("batch", b) for b in _several(batch))
+    batches = (1,) if batch == MAX else tuple(whole("batch", b) for b in _several(batch))
     prompt, gen = whole("prompt", prompt), whole("gen", gen)
     given.positive(years=years)
     given.one(library=library)
@@ -261,12 +264,14 @@ def compare(
                 laid = one if way == ALONE else replace(one, layout=way)
                 laid, why = _under(ours, laid, quant) if ours else (laid, "")
                 refused = dict.fromkeys(range(len(devices)), (TECHNIQUE, why)) if why else lacking
-                cells += cells_of(laid, quant, devices, known, refused, batches=batches, prompt=prompt, gen=gen)
+                found = cells_of(laid, quant, devices, known, refused, batches=batches, prompt=prompt, gen=gen)
+                cells += (_fullest(cell, known) if batch == MAX else cell for cell in found)
                 progress(len(cells) // len(devices), settings)
     if all(cell.obstacle in (LINK, LAYOUT, TECHNIQUE, WHAT_IF) for cell in cells):
         raise InputError(cells[0].refused)
     return Comparison(
-        batches=batches, prompt=prompt, gen=gen, years=years, bound=bound, techniques=tuple(map(str, ours)),
+        batches=() if batch == MAX else batches, prompt=prompt, gen=gen, years=years, bound=bound,
+        techniques=tuple(map(str, ours)),
         hardware_set=tuple(hardware_set), library=library,
         profiles=tuple(dict.fromkeys(profile.name for profile in measured)), cells=tuple(cells),
     )  # fmt: skip
@@ -305,11 +310,21 @@ def _under(techniques: Sequence[Technique], bare: Setting, quant: str) -> tuple[
     return found, ""
 
 
+def _fullest(cell: Cell, known: Known) -> Cell:
+    """The same at the largest batch that fits; as it is where not one sequence does."""
+    if cell.refused or cell.largest.batch < 2:
+        return cell
+    lengths: dict[str, Any] = {"prompt": cell.prompt, "gen": cell.gen}
+    return next(
+        cells_of(cell.setting, cell.asked, [cell.hardware], known, {}, batches=(cell.largest.batch,), **lengths)
+    )
+
+
 def _several(values: Any) -> tuple[Any, ...]:
     return tuple(values) if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) else (values,)
 
 
-def _crossings(cell: Cell, of: Comparison) -> Iterator[Crossing]:
+def _crossings(cell: Cell) -> Iterator[Crossing]:
     """Of one cell: over batches at its lengths, and over lengths at the first batch.
 
     Looks at powers of two, and between the two that differ, where it takes the bound to change once.
@@ -321,7 +336,7 @@ def _crossings(cell: Cell, of: Comparison) -> Iterator[Crossing]:
             def at(
                 numbers: Column, fleet: Fleet = fleet, phase: str = phase, axis: str = axis, own: Pass = own
             ) -> Pass:
-                batch, length = (numbers, own.length) if axis == "batch" else (of.batches[0], numbers)
+                batch, length = (numbers, own.length) if axis == "batch" else (cell.batches[0], numbers)
                 waits = waits_of(fleet, cell.setting, phase, batch=batch, length=length, prompt=cell.prompt)
                 times = {key: np.broadcast_to(time_s, (1, len(numbers)))[0] for key, time_s in waits.items()}
                 return Pass(length=own.length, waits=times)

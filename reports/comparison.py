@@ -97,7 +97,7 @@ def _shortest(label: str, name: str, cells: Iterable[Cell], comparison: Comparis
     if able:
         least, bound, best = min(able, key=itemgetter(0))
         times = f"{seconds(least)} expected, " * measured + f"{seconds(bound)} at the bound"
-        about = f"{times}; {_said(best, comparison, comparison.batches[0])}"
+        about = f"{times}; {_said(best, comparison, best.batches[0])}"
         yield Card(label=f"{label}{', expected' * measured}", value=best.hardware.name, about=about)
 
 
@@ -137,13 +137,18 @@ def headline(comparison: Comparison) -> str:
     """What was asked, in one line."""
     quants = dict.fromkeys(cell.quant for cell in comparison.cells)
     batches = comparison.batches
-    batch = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
+    batch = f"batches {batches[0]} to {batches[-1]}" if len(batches) > 1 else _at(comparison)
     written = any(cell.model.generates for cell in comparison.cells)
     lengths = f"prompt {comparison.prompt}, {comparison.gen} generated" if written else f"{comparison.prompt} tokens"
     laid = f", laid out as {', '.join(map(str, comparison.layouts))}" if comparison.layouts else ""
     under = f", with {' and '.join(comparison.techniques)}" if comparison.techniques else ""
     under += f", what if {', '.join(comparison.hardware_set)}" if comparison.hardware_set else ""
     return f"{title(comparison)}{laid}: {batch}, {lengths}, {', '.join(quants)}, flash attention{under}"
+
+
+def _at(comparison: Comparison) -> str:
+    """The first batch."""
+    return f"batch {comparison.batches[0]}" if comparison.batches else "the largest batch that fits"
 
 
 def _distinct(comparison: Comparison) -> tuple[list[str], list[str]]:
@@ -213,7 +218,7 @@ def tables(comparison: Comparison) -> list[Table]:
     phases = [phase for phase in ("prefill", "decode") if any(phase in cell.passes for cell in cells)]
     fitting = [cell for cell in cells if cell.fits.any()]
     found = [_times(comparison), _too_large(comparison), expectations(comparison, fitting), _largest(comparison)]
-    found += [_where(cells, phase, comparison.batches[0]) for phase in phases]
+    found += [_where(cells, phase, _at(comparison)) for phase in phases]
     found.append(_sensitivities(cells))
     for phase, axis in (("prefill", "prompt"), ("prefill", "batch"), ("decode", "batch"), ("decode", "context")):
         crossings = [c for c in comparison.crossings if (c.phase, c.axis) == (phase, axis)]
@@ -271,7 +276,7 @@ def _times(comparison: Comparison) -> Table:
             number_item(float(cell.tokens_per_s[i])), memory_item(cell, i),
         )
         for cell in comparison.cells
-        for i, batch in enumerate(comparison.batches)
+        for i, batch in enumerate(cell.batches)
         if cell.fits[i] or cell.refused
     )  # fmt: skip
     table = Table(
@@ -294,7 +299,7 @@ def _too_large(comparison: Comparison) -> Table:
             Item(text=str(largest) if (largest := cell.largest.batch) else "not even 1", key=largest),
         )
         for cell in comparison.answered
-        for i, batch in enumerate(comparison.batches)
+        for i, batch in enumerate(cell.batches)
         if not cell.fits[i]
     )  # fmt: skip
     each = " of each device" * bool(comparison.layouts)
@@ -333,7 +338,7 @@ def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
         )
         for cell in shown
         if (found := comparison.expected(cell))
-        for i, batch in enumerate(comparison.batches)
+        for i, batch in enumerate(cell.batches)
         if cell.fits[i]
     )  # fmt: skip
     table = Table(
@@ -396,13 +401,13 @@ def _largest(comparison: Comparison) -> Table:
     )
 
 
-def _where(cells: Sequence[Cell], phase: str, batch: int) -> Table:
+def _where(cells: Sequence[Cell], phase: str, at: str) -> Table:
     """The bound of a pass and of each group of operators, with its share of the time."""
     groups = [g for g in _groups(cells) if any(phase in c.passes and g in c.passes[phase].groups for c in cells)]
     length = next(cell.passes[phase].length for cell in cells if phase in cell.passes)
     what = f"a prompt of {length}" if phase == "prefill" else f"a context of {length}, the middle of the answer"
     return Table(
-        title=f"Where the time of {phase} goes, at batch {batch} and {what}",
+        title=f"Where the time of {phase} goes, at {at} and {what}",
         about=f"Shares of the time, and what bounds them. {LETTERS}. All: what most of the time is bound by, and how "
         "much of it.",
         head=(*WHERE, ALL, *groups),
@@ -463,7 +468,7 @@ def _crossings(crossings: Sequence[Crossing], phase: str, axis: str, comparison:
     columns = [g for g in (ALL, *_groups(comparison.answered)) if any(c.group == g for c in crossings)]
     cells = [cell for cell in comparison.answered if phase in cell.passes]
     length = cells[0].passes[phase].length
-    at = f"batch {comparison.batches[0]}"
+    at = _at(comparison)
     if axis == "batch":
         at = f"{'a prompt' if phase == 'prefill' else 'a context'} of {length}"
     marks = "(n): does not fit. " if axis == "batch" else ""
@@ -550,6 +555,6 @@ def pictures(cells: Sequence[Cell], comparison: Comparison) -> list[list[Picture
 def _analysis(cell: Cell, of: Comparison) -> Analysis:
     """The whole answer for a cell, operator by operator."""
     return analyze(
-        cell.model, cell.hardware, quant=unless_published(cell.asked), batch=of.batches[0], prompt=of.prompt,
+        cell.model, cell.hardware, quant=unless_published(cell.asked), batch=cell.batches[0], prompt=of.prompt,
         gen=of.gen, layout=cell.layout, techniques=cell.setting.techniques,
     )  # fmt: skip

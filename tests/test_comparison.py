@@ -480,3 +480,27 @@ def test_a_browser_shows_the_page_as_wide_as_it_is_and_asks_for_nothing(page, tm
         assert (asked, complaints) == ([file.as_uri()], [])
         assert tab.evaluate("document.documentElement.scrollWidth") == width
         program.close()
+
+
+def test_each_at_the_largest_batch_that_fits(capsys):
+    asked = {"prompt": 4096, "gen": 64}
+    devices = ["h100-sxm", "rtx-3060-12gb", "rtx-4090"]
+    found = compare("llama-3.1-8b", devices, quants=["published", "fp8"], batch="max", **asked)
+    rows = list(found.rows())
+    assert [row["batch"] for row in rows] == [max(row["max_batch"], 1) for row in rows]
+    assert [row["fits"] for row in rows] == [True, False, True, True, True, True]
+    for row in rows:
+        if row["fits"]:
+            quant = None if row["quant"] == "published" else row["quant"]
+            alone = llmviewer.analyze("llama-3.1-8b", row["hardware"], quant=quant, batch="max", **asked)
+            assert alone.inputs.batch == row["batch"]
+            assert row["ttft_s"] == pytest.approx(alone.generation.ttft_s)
+            assert row["expected_tpot_s"] == pytest.approx(alone.generation.expected_tpot_s, rel=1e-3)
+            assert row["tokens_per_s"] == pytest.approx(row["max_batch_tokens_per_s"])
+    assert found.to_dict()["inputs"]["batches"] == ["max"]
+    assert main(["compare", "llama-3.1-8b", *devices, "--batch", "max", "--prompt", "4096", "--gen", "64"]) == 0
+    said = capsys.readouterr().out
+    assert "the largest batch that fits, prompt 4096" in " ".join(said.split())
+    line = next(line for line in said.splitlines() if line.startswith("h100-sxm"))
+    assert line.split()[1] == str(rows[0]["batch"])
+    assert f"batch {rows[3]['batch']}" in report.render_html(found)

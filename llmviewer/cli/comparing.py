@@ -38,7 +38,9 @@ def _split(text: str) -> list[str]:
 @click.argument("hardware", nargs=-1, required=True)
 @click.option("--also", metavar="MODEL", multiple=True, help="Another model. May be repeated.")
 @shared.quants("As of analyze. May be repeated.")
-@click.option("--batch", metavar="NUMBERS", default="1", show_default=True, help="Sequences: 8, 1,8,64 or 1..64*2.")
+@click.option(
+    "--batch", metavar="NUMBERS", default="1", show_default=True, help="Sequences: 8, 1,8,64, 1..64*2; max: as fit."
+)
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
 @functools.partial(questions.layout, several=True)
@@ -68,9 +70,9 @@ def compare(
     from ..transforms.quantize import PUBLISHED
 
     devices = hardware_names() if hardware == ("all",) else [name for text in hardware for name in _split(text)]
-    _, batches = parse_axis(f"batch={batch}", option="--", most=_COMPARED)
+    numbers = () if batch == shared.MAX else parse_axis(f"batch={batch}", option="--", most=_COMPARED)[1]
     models = [name for text in (model, *also) for name in _split(text)]
-    found = run(models, devices, quants=quants or (PUBLISHED,), batch=list(map(int, batches)), **question)
+    found = run(models, devices, quants=quants or (PUBLISHED,), batch=list(map(int, numbers)) or shared.MAX, **question)
     shared.emit_report(report, found, form, output)
 
 

@@ -23,7 +23,7 @@ from .generation import generation
 from .hardware import Hardware
 from .hardware_files import load_hardware
 from .hardware_keys import SECTIONS
-from .layout import ALONE, Layout
+from .layout import ALONE, Layout, parse_layout
 from .model import Model
 from .setting import Setting, arranges, check_images, whole
 from .techniques import Technique, parse_techniques
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NUMBERS: Final = ("batch", "prompt", "gen", "kv_len", "images")  # axes along which arrays run
-TECHNIQUES: Final = ("quant", "attention")  # axes with a graph for each value
+TECHNIQUES: Final = ("quant", "attention", "layout")  # axes with a graph for each value
 DEVICE: Final = frozenset(f"{section}.{key}" for section, keys in SECTIONS.items() for key in keys)  # what-ifs on it
 _MOST: Final = 10_000_000  # values of an axis
 _MOST_POINTS: Final = 100_000_000  # whose columns are in memory at once, some 20 GB
@@ -173,7 +173,8 @@ def sweep(
         changes = [f"{key}={value}" for key, value in chosen.items() if key in DEVICE]
         device = _changed(hardware, (*hardware_set, *changes)) if changes else base.hardware
         own = {"quant": unless_published(chosen.get("quant")), "attention": chosen.get("attention")}
-        setting, said = replace(base, hardware=device).having(**own).agreed(), {"quant": named, **chosen}
+        laid = parse_layout(chosen["layout"]) if "layout" in chosen else base.layout
+        setting, said = replace(base, hardware=device, layout=laid).having(**own).agreed(), {"quant": named, **chosen}
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
             at = _numbers(over, shape, chunk, numbers)
@@ -194,8 +195,8 @@ def _changed(hardware: str | Hardware, changes: Sequence[str]) -> Hardware:
 
 
 def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tuple[str, list[int] | list[str]]:
-    """Read "batch=1..256", "batch=1..256*2", "prompt=128..4096+128", "prompt=128,512", "quant=W16A16,W4A16g128" or
-    "memory.bandwidth=1x,2x".
+    """Read "batch=1..256", "batch=1..256*2", "prompt=128..4096+128", "prompt=128,512", "quant=W16A16,W4A16g128",
+    "layout=tp=1,tp=4 pp=2" or "memory.bandwidth=1x,2x".
 
     option  where the user wrote it
     most    values that there may be
@@ -207,9 +208,9 @@ def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tupl
     if equals and "." in name and name not in DEVICE:
         raise InputError(f"{where}: no number {name!r} in a hardware file; {suggest(name, DEVICE)}")
     if not equals or name not in (*NUMBERS, *TECHNIQUES, *DEVICE):
-        must = f"must be AXIS=VALUES, with an axis of {', '.join((*NUMBERS, *TECHNIQUES))}, in a folder also layout"
-        such = "such as batch=1..256 or prompt=128,512,2048"
-        raise InputError(f"{where}: {must} and offload, {such}; or a what-if on the device, memory.bandwidth=1x,2x")
+        must = f"must be AXIS=VALUES, with an axis of {', '.join((*NUMBERS, *TECHNIQUES))}, in a folder also offload"
+        such = "such as batch=1..256, prompt=128,512,2048 or layout=tp=1,tp=8"
+        raise InputError(f"{where}: {must}, {such}; or a what-if on the device, memory.bandwidth=1x,2x")
     if name not in NUMBERS:
         values = [part.strip() for part in given.split(",")]
         if not all(values):

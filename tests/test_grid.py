@@ -1,8 +1,11 @@
 """sweep(): the grid in order, every column equal to what analyze() says of the point alone."""
 
+import csv
+
 import pytest
 
 import llmviewer
+from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.grid import parse_axis
 from llmviewer.hardware_files import load_hardware
@@ -126,3 +129,22 @@ def test_what_is_expected_of_whole_answers_is_what_analyze_expects():
                 found, wanted = row[f"expected_{field}{end}_s"], getattr(one, f"expected_{field}{end}_s")
                 assert found == pytest.approx(wanted, rel=1e-6) if wanted else found != found
         assert row["expected_tokens_per_s"] == pytest.approx(one.expected_tokens_per_s, rel=1e-6)
+
+
+def test_layouts_are_an_axis(capsys):
+    ways = ["tp=1", "tp=4", "tp=2 pp=2"]
+    found = llmviewer.sweep("llama-3.1-70b", "h100-sxm", {"layout": ways, "batch": [8, 64]}, gen=64, expected=True)
+    assert found.columns["layout"].tolist() == [way for way in ways for _ in range(2)]
+    for i, way in enumerate(ways):
+        alone = llmviewer.sweep("llama-3.1-70b", "h100-sxm", {"batch": [8, 64]}, gen=64, expected=True, layout=way)
+        for name, column in alone.columns.items():
+            assert found.columns[name][2 * i : 2 * i + 2].tolist() == column.tolist(), name
+    asked = ["sweep", "llama-3.1-70b", "h100-sxm", "--over"]
+    assert main([*asked, "layout=tp=1,tp=2 pp=2"]) == 0
+    header, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    assert [row[header.index("layout")] for row in rows] == ["tp=1", "tp=2 pp=2"]
+    for over, said in (("tp=1,2", "layout=tp=1,tp=8"), ("layout=tp=3", "tp=3 does not divide the 64 heads")):
+        assert main([*asked, over]) == 2
+        assert said in capsys.readouterr().err
+    assert main([*asked, "layout=tp=2", "--tp", "4"]) == 2
+    assert "--tp: the axis layout of --over says it too" in capsys.readouterr().err

@@ -36,8 +36,8 @@ _Values = TypeVar("_Values")
     metavar="AXIS=VALUES",
     multiple=True,
     help="batch=1..256, batch=1..256*2, prompt=128,512,2048, kv_len=128..4096+128, gen=..., images=0..4, "
-    "quant=published,W4A16g128, attention=eager,flash; what-ifs on the device: memory.bandwidth=1x,2x,4x, "
-    "matrix.bf16=1x,2x; in a folder also 'layout=tp=8,tp=4 pp=2'. May be repeated: all combinations.",
+    "quant=published,W4A16g128, attention=eager,flash, 'layout=tp=1,tp=8,tp=4 pp=2'; what-ifs on the device: "
+    "memory.bandwidth=1x,2x,4x, matrix.bf16=1x,2x. May be repeated: all combinations.",
 )
 @click.option("--batch", type=int, default=1, show_default=True, help="Where it is not swept over.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Where it is not swept over.")

@@ -386,6 +386,9 @@ def _asked(setting: Setting) -> tuple[Scheme, tuple[str, ...]]:
 def _typed(setting: Setting, name: str, *parts: str) -> Iterator[tuple[str, Setting]]:
     """With what is typed so, where it can be."""
     quant = ",".join(part for part in parts if part)
+    named = [one for one in setting.techniques if one.quant]  # which --quant excludes
+    others = tuple(one for one in setting.techniques if one not in named)
+    instead = "".join(f" in place of {one.name}" for one in named)
     with suppress(InputError):
-        changed = setting.having(quant=quant)
-        yield f"{name} (--quant {shlex.quote(quant)})", changed
+        changed = replace(setting, techniques=others, unnamed=None).having(quant=quant)
+        yield f"{name} (--quant {shlex.quote(quant)}{instead})", changed

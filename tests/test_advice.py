@@ -88,6 +88,14 @@ def test_a_precision_that_is_advised_is_typed_as_it_says_fits_and_gives_what_is_
         assert not hoped or hoped == f"{before.expected_time_s / after.expected_time_s:.2g}"
 
 
+def test_a_precision_is_advised_in_place_of_the_technique_that_names_one():
+    asked = {"prompt": 4096, "gen": 8}
+    now = analyze("llama-3.1-8b", "l40s", **asked, techniques=["quantized:scheme=awq"]).phases.prefill
+    told = re.search(r"\(--quant (\S+) in place of quantized\) (\S+ \w+) \(", now.advice)
+    assert told[1] == "W4Afp8g128"
+    assert told[2] == seconds(analyze("llama-3.1-8b", "l40s", **asked, quant=told[1]).phases.prefill.time_s)
+
+
 def test_a_precision_without_room_is_not_advised():
     asked = {"prompt": 4400, "gen": 8}
     room, full = (analyze("qwen2.5-32b", "rtx-5090", **asked, batch=n, quant="W4A16") for n in (1, 8))

@@ -472,9 +472,13 @@ def _hardware(name: str, changes: tuple[str, ...], known: str) -> Hardware:
 
 
 @cache
-def _changed(name: str, changes: tuple[str, ...]) -> Hardware:
-    """A device under what-ifs that axes go over."""
-    return load_hardware(name, changes)
+def _changed(name: str, changes: tuple[str, ...], own: tuple[str, ...], known: str) -> Hardware | str:
+    """A device under what-ifs that axes go over, or why they make no sense of it."""
+    _unchanged(load_hardware(name, changes), name, known)  # which is read again, as it may be another file by now
+    try:
+        return load_hardware(name, (*changes, *own))
+    except InputError as error:
+        return str(error)
 
 
 @cache
@@ -508,9 +512,12 @@ def _tables(
     for setting in map(design.setting, settings):
         name, own = setting["hardware"], tuple(f"{axis}={v}" for axis, v in setting.items() if axis in DEVICE)
         model = _model(setting["model"], design.digests[f"model {setting['model']}"])
-        device = _hardware(name, changes, design.digests[f"hardware {name}"])
+        known = design.digests[f"hardware {name}"]
+        device = _changed(name, changes, own, known) if own else _hardware(name, changes, known)
+        if isinstance(device, str):
+            refused.append({**setting, "reason": device})
+            continue
         try:
-            device = _changed(name, (*changes, *own)) if own else device
             swept = partial(sweep, model, device, **{**options, **{axis: setting[axis] for axis in SETTINGS[2:]}})
             if len(design.blocks) > 1:  # what one shard refuses, all have to
                 swept(over=corners)

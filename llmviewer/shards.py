@@ -274,7 +274,8 @@ def named(text: str, known: Sequence[str], *, command: str) -> list[str]:
 def digest(thing: Model | Hardware) -> str:
     """Of all that results depend on."""
     if isinstance(thing, Model):
-        return _hash(repr((thing.name, thing.graph, thing.quantization)))
+        run = ((one.graph, one.quantization) for one in (thing, thing.predicting) if one)  # mtp runs the other one
+        return _hash(repr((thing.name, *run)))
     return _hash(repr((thing, thing.numbers)))
 
 

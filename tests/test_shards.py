@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -317,6 +318,12 @@ def test_a_device_that_has_changed_since_is_not_mixed_in(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"^t4: is not here what it was where the sweep was started"):
         write_shard(tmp_path / "sweep", 1, key)
     shards._hardware.cache_clear()
+
+
+def test_a_digest_is_of_the_layers_that_predict_too():
+    model = llmviewer.load_model("deepseek-v3")
+    other = replace(model, predicting=replace(model.predicting, graph=model.graph))
+    assert len({shards.digest(one) for one in (model, other, replace(model, predicting=None))}) == 3
 
 
 def test_what_ifs_are_of_the_file_that_the_design_was_made_with(tmp_path, monkeypatch):

@@ -850,6 +850,20 @@ def test_readers_that_wait_for_each_other_are_refused():
     assert staged.reading_utilization < 1
 
 
+def test_ranks_of_readers_that_do_not_wait_for_each_other_are_readers_too():
+    how = {"rate": 60, "prompt_lengths": "4000", "requests": 300}
+    ranks = simulate("llama-3.1-8b", "h100-sxm", layout="dp=2", readers=2, copies=2, **how)
+    alone = simulate("llama-3.1-8b", "h100-sxm", readers=4, copies=4, **how)
+    assert ranks.devices == alone.devices == 8
+    assert ranks.start_s.tolist() == alone.start_s.tolist()
+    assert ranks.reading_utilization == alone.reading_utilization
+
+
+def test_readers_are_busy_until_the_last_prompt_is_read():
+    found = simulate("llama-3.1-8b", "h100-sxm", rate=1e6, readers=1, prompt_lengths="4000", requests=2)
+    assert found.reading_utilization == pytest.approx(1, abs=1e-3)
+
+
 # --- as expected of kernels ---
 
 

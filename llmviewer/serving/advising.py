@@ -437,15 +437,8 @@ def _with(asked: dict[str, Any], options: Sequence[Option]) -> dict[str, Any]:
         else:
             changed[name] = value
     if cache:
-        own = changed["quant"] or ""
-        changed["quant"] = f"{_spelled(own)}{cache}"
+        changed["quant"] = f"{changed['quant']},*={cache}" if changed["quant"] else cache
     return changed
-
-
-def _spelled(quant: str) -> str:
-    """A precision to which that of a cache can be added."""
-    alone = {"fp8": "Wfp8Afp8", "nvfp4": "Wnvfp4Anvfp4", "": ""}
-    return alone.get(quant, quant)
 
 
 def _combined(

@@ -20,7 +20,7 @@ from .comparison import Comparison, compare
 from .errors import InputError
 from .expectation.profile import Profile
 from .hardware import Hardware
-from .hardware_files import hardware_file, hardware_names, load_hardware
+from .hardware_files import hardware_file, hardware_names, load_hardware, loaded
 from .layout import Layout, Network
 from .model import Model
 from .model_files import load_model
@@ -230,10 +230,12 @@ def choose(
     most, own = whole("max_devices", max_devices), load_model(model) if isinstance(model, str) else model
     if most > _MOST:
         raise InputError(f"max_devices must be at most {_MOST}; got {most}")
-    first = load_hardware(named[0]) if isinstance(named[0], str) else named[0]
+    devices = [loaded(one) for one in named]
+    given.each_once("hardware", devices)
+    given.told_apart(zip(named, (device.name for device in devices), strict=True))
     comparison = compare(
         own, named, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
-        profiles=profiles, hardware_set=hardware_set, layout=[Layout(tp=n) for n in _cuts(own, first, most)],
+        profiles=profiles, hardware_set=hardware_set, layout=[Layout(tp=n) for n in _cuts(own, devices[0], most)],
         progress=progress,
     )  # fmt: skip
     found = comparison.cells[0].model

@@ -67,6 +67,19 @@ def each_once(name: str, values: Iterable[Any]) -> None:
         seen[shown].append(value)
 
 
+def told_apart(named: Iterable[tuple[object, str]]) -> None:
+    """Raises InputError where two things that were given go by one name, so that results could not tell them apart.
+
+    named  what was given, and the name that it has in the results
+    """
+    seen: dict[str, str] = {}
+    for value, name in named:
+        shown = value if isinstance(value, str) else f"a {type(value).__name__}"
+        if name in seen:
+            raise InputError(f"{seen[name]} and {shown} are both called {name}; leave one out")
+        seen[name] = shown
+
+
 def number(**given: object) -> None:
     """Raises InputError where an argument is no number."""
     for name, value in given.items():

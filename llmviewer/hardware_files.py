@@ -41,6 +41,18 @@ def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:
     return (_shipped if path.parent == data_dir("hardware") else _read)(path, tuple(changes))
 
 
+def loaded(hardware: str | Hardware, changes: Sequence[str] = ()) -> Hardware:
+    """A device as callers in Python give it, by name or as it was loaded.
+
+    Raises InputError where it has to be read and cannot be, or was loaded before what-ifs could be applied.
+    """
+    if isinstance(hardware, str):
+        return load_hardware(hardware, changes)
+    if changes:
+        raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
+    return hardware
+
+
 def hardware_file(name: str) -> Path:
     """The file that load_hardware(name) reads."""
     if name.endswith((".yaml", ".yml")):

@@ -23,6 +23,7 @@ from .documents import read_json
 from .errors import InputError
 from .expectation.profile import Profile, read_given
 from .export import write, write_text
+from .given import told_apart
 from .grid import (
     DEVICE,
     NUMBERS,
@@ -128,8 +129,8 @@ class Design:
         check_expected(unusual.get("library", ""), profiles, expected=expected)
         loaded = {f"model {name}": load_model(name) for name in settings["model"]}
         devices = {f"hardware {name}": load_hardware(name, changes) for name in settings["hardware"]}
-        _check_names(loaded)
-        _check_names(devices)
+        told_apart((asked, one.name) for asked, one in loaded.items())
+        told_apart((asked, one.name) for asked, one in devices.items())
         for axis in axes[len(SETTINGS) :]:
             for value in settings[axis]:
                 _check_change(settings["hardware"], changes, f"{axis}={value}")
@@ -573,15 +574,6 @@ def _cut(numbers: Numbers, most: int) -> Iterator[Numbers]:
     step = max(1, most // inner)
     for start in range(0, len(values), step):
         yield from _cut({**numbers, axis: values[start : start + step]}, most)
-
-
-def _check_names(loaded: Mapping[str, Model] | Mapping[str, Hardware]) -> None:
-    """Raises InputError where two of them could not be told apart in the results."""
-    seen: dict[str, str] = {}
-    for given, thing in loaded.items():
-        other = seen.setdefault(thing.name, given)
-        if other != given:
-            raise InputError(f"{other} and {given} are both called {thing.name}; leave one out")
 
 
 def _check_change(devices: Sequence[str], changes: Sequence[str], change: str) -> None:

@@ -232,6 +232,20 @@ def test_mistakes_get_a_line(arguments, message):
     assert str(caught.value) == message
 
 
+def test_devices_that_results_could_not_tell_apart_are_refused(tmp_path):
+    text = hardware_yaml("l4").replace("bandwidth: 300 GB/s", "bandwidth: 600 GB/s")
+    (tmp_path / "l4.yaml").write_text(text)
+    own = str(tmp_path / "l4.yaml")
+    for hardware, message in (
+        (["l4", own], f"l4 and {own} are both called l4; leave one out"),
+        (["l4", load_hardware(own)], "l4 and a Hardware are both called l4; leave one out"),
+        (["l4", "L4"], "hardware: l4 is given twice; give each once"),
+    ):
+        with pytest.raises(InputError) as caught:
+            choose("gpt2", hardware=hardware)
+        assert str(caught.value) == message
+
+
 @pytest.mark.parametrize(("text", "time"), [("0.5", 0.5), ("500ms", 0.5), ("500 ms", 0.5), ("2s", 2.0)])
 def test_times_allowed_are_seconds_or_have_a_unit(text, time, capsys):
     assert main(["choose", "--model", "gpt2", "--hardware", "l4", "--bound", "--ttft", text, "--format", "json"]) == 0

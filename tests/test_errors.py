@@ -11,6 +11,8 @@ from llmviewer.analysis import analyze
 from llmviewer.errors import InputError
 from llmviewer.hardware_files import load_hardware
 from llmviewer.model_files import load_model
+from llmviewer.one_kernel import estimate_kernel
+from llmviewer.serving.advising import recommend
 
 CHIP = """\
 name: chip
@@ -336,7 +338,10 @@ def test_a_factor_must_leave_a_rate_that_is_a_number(factor):
 
 def test_a_what_if_needs_a_device_by_name():
     error = "hardware_set needs hardware given by name; change a Hardware with dataclasses.replace"
-    assert _error(analyze, "gpt2", load_hardware("t4"), hardware_set=("memory.bandwidth=2x",)) == error
+    t4, changes = load_hardware("t4"), ("memory.bandwidth=2x",)
+    assert _error(analyze, "gpt2", t4, hardware_set=changes) == error
+    assert _error(recommend, "gpt2", t4, hardware_set=changes) == error
+    assert _error(estimate_kernel, "gemm", t4, {"M": 1, "N": 64, "K": 64}, hardware_set=changes) == error
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ..expectation.launches import counted
 from ..expectation.network import Kernels
 from ..expectation.profile import Profile, read_given
 from ..hardware import Hardware
-from ..hardware_files import load_hardware
+from ..hardware_files import loaded
 from ..layout import ALONE, Layout
 from ..memory import memory
 from ..model import Model
@@ -318,9 +318,7 @@ def recommend(
         "quant": quant, "attention": attention, "layout": layout, "techniques": tuple(given), "library": library,
         "engine": engine, "profiles": read_given(profiles), **size,
     }  # fmt: skip
-    if hardware_set and not isinstance(hardware, str):
-        raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
-    device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
+    device = loaded(hardware, hardware_set)
     run = partial(_run, load_model(model) if isinstance(model, str) else model, device)
     if gen < 2:
         raise InputError("gen must be at least 2, as techniques are weighed by a whole answer; got 1")

@@ -21,7 +21,8 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # of an argument, or of each 
     "model": (str, Model), "models": (str, Model), "hardware": (str, Hardware), "quant": (str,), "quants": (str,),
     "attention": (str,), "accounting": (str,), "mla": (str,), "layout": (str, Layout), "offload": (str, Offload),
     "library": (str,), "engine": (str,), "hardware_set": (str,), "techniques": (str, Mapping, Technique),
-    "profiles": (str, Path, Profile),
+    "profiles": (str, Path, Profile), "layouts": (str,), "given": (str,), "without": (str,),
+    "kernel": (str,),
 }  # fmt: skip
 _NONE: Final = ("quant", "attention")  # that may be left to us
 _WORDS: Final[Mapping[object, str]] = {str: "text", Mapping: "a mapping", Path: "a path"}
@@ -55,6 +56,11 @@ def listed(**given: object) -> None:
         for value in values:
             if not isinstance(value, _KINDS[name]):
                 raise InputError(f"{must}; got {value!r} among them")
+
+
+def counts(values: Any) -> tuple[Any, ...]:
+    """One number, or several, of which nothing is known yet."""
+    return tuple(values) if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) else (values,)
 
 
 def each_once(name: str, values: Iterable[Any]) -> None:

@@ -113,7 +113,7 @@ def estimate_kernel(
 
     Raises InputError where a size is missing, unknown or none, or the device is not known.
     """
-    given.one(hardware=hardware, quant=quant, library=library)
+    given.one(kernel=kernel, hardware=hardware, quant=quant, library=library)
     given.listed(hardware_set=hardware_set, profiles=profiles)
     kind = _kind(kernel)
     listed = _listed(kernel, kind, sizes)

@@ -115,6 +115,7 @@ class Setting:
         given.one(model=model, hardware=hardware, quant=quant, attention=attention, accounting=accounting, mla=mla)
         given.one(layout=layout, offload=offload, library=library, engine=engine)
         given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
+        given.number(expert_skew=expert_skew)
         counted = member(Accounting, "accounting", accounting)
         device = loaded(hardware, hardware_set)
         measured = read_given(profiles)

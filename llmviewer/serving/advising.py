@@ -20,6 +20,7 @@ from ..errors import InputError
 from ..expectation.launches import counted
 from ..expectation.network import Kernels
 from ..expectation.profile import Profile, read_given
+from ..given import listed, several
 from ..hardware import Hardware
 from ..hardware_files import loaded
 from ..layout import ALONE, Layout
@@ -312,10 +313,12 @@ def recommend(
         aim = For(wanted)
     except ValueError:
         raise InputError(f"wanted must be one of {', '.join(For)}; got {wanted!r}") from None
-    left = tuple(member(Touches, "without", one) for one in without)
+    used = several("given", given)
+    listed(hardware_set=hardware_set, profiles=profiles)
+    left = tuple(member(Touches, "without", one) for one in several("without", without))
     size = {name: whole(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
     asked: dict[str, Any] = {
-        "quant": quant, "attention": attention, "layout": layout, "techniques": tuple(given), "library": library,
+        "quant": quant, "attention": attention, "layout": layout, "techniques": used, "library": library,
         "engine": engine, "profiles": read_given(profiles), **size,
     }  # fmt: skip
     device = loaded(hardware, hardware_set)
@@ -340,14 +343,14 @@ def recommend(
     fitting = [line for line in lines if line.result.fits]
     alone = [line for line in fitting if line.likely > _LEAST or not base.fits]
     helping = [line for line in lines if line.likely > _LEAST and (line.result.fits or not base.fits)]
-    several = [line for line in _combined(base, helping, run, asked, aim) if line.result.fits]
-    several.sort(key=lambda line: -line.gain)
-    expected = [Line.of(line.options, base, line.result.with_expected(kernels), aim) for line in several[:_LOOKED_AT]]
+    joined = [line for line in _combined(base, helping, run, asked, aim) if line.result.fits]
+    joined.sort(key=lambda line: -line.gain)
+    expected = [Line.of(line.options, base, line.result.with_expected(kernels), aim) for line in joined[:_LOOKED_AT]]
     best = {line.options[0].name: line.likely * line.result.fits for line in lines}
     together = [line for line in expected if line.likely > max(best[option.name] for option in line.options)]
     together.sort(key=lambda line: -line.likely)
     return Advice(
-        wanted=aim, given=tuple(given), without=left, base=base, alone=tuple(alone), together=tuple(together),
+        wanted=aim, given=used, without=left, base=base, alone=tuple(alone), together=tuple(together),
         idle=tuple(line for line in fitting if line.likely <= _LEAST and base.fits),
         large=tuple(line for line in lines if not line.result.fits), refused=tuple(refused), **size,
     )  # fmt: skip

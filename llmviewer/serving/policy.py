@@ -55,7 +55,7 @@ def parse_policy(text: str) -> Policy:
 
     Raises InputError where there is none such.
     """
-    name, colon, budget = (part.strip() for part in text.partition(":"))
+    name, colon, budget = (part.strip() for part in str(text).partition(":"))
     if name not in POLICIES:
         raise InputError(f"policy must be one of {', '.join(POLICIES)}; got {text!r}")
     policy = POLICIES[name]

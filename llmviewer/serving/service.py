@@ -415,8 +415,7 @@ def check_requests(count: int) -> int:
 
 def check_years(years: float | None) -> None:
     """Raises InputError where a purchase cannot be spread over so many."""
-    if years is not None and not 0 < years < inf:
-        raise InputError(f"years must be a positive number; got {years:g}")
+    given.positive(years=years)
 
 
 def check_bound(bound: bool, *kernels: object) -> None:

@@ -27,7 +27,7 @@ from .model_files import load_model
 from .operators.collectives import OUT, UP
 from .parallel import parallel
 from .resource import Unit
-from .setting import whole
+from .setting import member, whole
 from .transforms.quantize import PUBLISHED
 from .units import seconds, si
 from .waits import Pass
@@ -215,10 +215,7 @@ def choose(
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
-    try:
-        wanted = By(by)
-    except ValueError:
-        raise InputError(f"by must be one of {', '.join(By)}; got {by!r}") from None
+    wanted = member(By, "by", by)
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
     given.one(model=model)
     left = unsold(map(load_hardware, hardware_names())) if hardware is None else ()

@@ -313,10 +313,7 @@ def recommend(
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
-    try:
-        aim = For(wanted)
-    except ValueError:
-        raise InputError(f"wanted must be one of {', '.join(For)}; got {wanted!r}") from None
+    aim = member(For, "wanted", wanted)
     used = several("given", given)
     listed(hardware_set=hardware_set, profiles=profiles)
     left = tuple(member(Touches, "without", one) for one in several("without", without))

@@ -13,8 +13,6 @@ from math import comb
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from .. import __version__
 from ..advice import fitting
 from ..arranged import runs_expected
@@ -168,13 +166,8 @@ class Generated:
 
 def _bound(plan: Plan, workload: Workload) -> str:
     """What most of the time of a pass waits for."""
-    times: dict[str, float] = {}
-    for row in plan.estimate(workload).operators:
-        limiting = row.limiting
-        unit = str(limiting.item().unit if isinstance(limiting, np.ndarray) else limiting.unit)
-        name = unit if unit in ("memory", "link") else "compute"
-        times[name] = times.get(name, 0.0) + row.repeat * float(row.time_s)
-    return max(times, key=times.__getitem__)
+    waits = plan.estimate(workload).waits_s
+    return max(waits, key=waits.__getitem__)
 
 
 @dataclass(frozen=True, kw_only=True)

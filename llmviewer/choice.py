@@ -11,14 +11,13 @@ from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from . import __version__, given
 from ._layout import data_dir
 from .cells import DATA_TYPE, LAYOUT, LINK, WHAT_IF, Cell, hourly
 from .comparison import Comparison, compare
 from .errors import InputError
 from .expectation.profile import Profile
+from .expectation.statistics import rank_correlation
 from .hardware import Hardware
 from .hardware_files import hardware_file, hardware_names, load_hardware, loaded
 from .layout import Layout, Network
@@ -134,7 +133,7 @@ class Choice:
             "peak OP/s": [cell.layout.devices * cell.peak for cell in cells],
             "memory capacity": [cell.layout.devices * cell.hardware.capacity for cell in cells],
         }
-        found = {name: _correlation(merit, values) for name, values in numbers.items()}
+        found = {name: rank_correlation(merit, values) for name, values in numbers.items()}
         return {name: value for name, value in found.items() if not isnan(value)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -367,16 +366,3 @@ def _foreign(cell: Cell) -> tuple[str, ...]:
     rates = cell.hardware.rates
     wanted = (row.work.wanted for row in cell.setting.plan.operators)
     return tuple(dict.fromkeys(w.dtype for w in wanted if w.unit is Unit.MATRIX and w not in rates))
-
-
-def _correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's: Pearson's of the ranks, equals sharing the mean of theirs."""
-    ranks = [_ranks(values) for values in (one, other)]
-    with np.errstate(invalid="ignore"):
-        return float(np.corrcoef(ranks)[0, 1])
-
-
-def _ranks(values: Sequence[float]) -> Any:
-    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return ((last - counts + last - 1) / 2)[inverse]

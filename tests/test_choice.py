@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import llmviewer
-from llmviewer.choice import _correlation, choose, unsold
+from llmviewer.choice import choose, unsold
 from llmviewer.cli import main
 from llmviewer.errors import InputError
+from llmviewer.expectation.statistics import rank_correlation
 from llmviewer.hardware_files import hardware_names, hardware_yaml, load_hardware
 from llmviewer.reports import choice as report
 from llmviewer.reports import stories
@@ -196,10 +197,13 @@ def test_more_bandwidth_never_costs_a_rank():
 
 
 def test_spearman_by_hand():
-    assert _correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
-    assert _correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-    assert _correlation([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]) == pytest.approx(1 - 6 * 4 / (5 * 24))
-    assert _correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(np.corrcoef([0, 1.5, 1.5, 3], [0, 1, 2, 3])[0, 1])
+    assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert rank_correlation([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]) == pytest.approx(1 - 6 * 4 / (5 * 24))
+    assert rank_correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(
+        np.corrcoef([0, 1.5, 1.5, 3], [0, 1, 2, 3])[0, 1]
+    )
+    assert np.isnan(rank_correlation([1, 2, 3], [4, 4, 4]))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from ._layout import data_dir
+from ._layout import PATH_VARIABLE, data_dir
 from .documents import Section, is_there, read_text, read_yaml
 from .errors import InputError, suggest
 from .hardware import Fact, Hardware, Source
@@ -19,7 +19,6 @@ from .resource import MEMORY, Resource, Unit
 from .units import parse
 from .what_ifs import altered
 
-PATH_VARIABLE: Final = "LLMVIEWER_HARDWARE_PATH"
 _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
 
 

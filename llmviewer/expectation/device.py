@@ -10,10 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from .._layout import PATH_VARIABLE
 from ..documents import is_there
 from ..errors import InputError
 from ..hardware import Hardware
-from ..hardware_files import PATH_VARIABLE, hardware_file, load_hardware
+from ..hardware_files import hardware_file, load_hardware
 from ..resource import MEMORY, Unit, matrix, vector
 
 _VENDORS: Final = re.compile(r"^(?:nvidia|amd|intel|instinct)-")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -182,7 +181,7 @@ def _check_folder() -> None:
 def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]]) -> str:
     if form == "json":
         found = {k: v for k, v in asdict(scores).items() if k != "points"}
-        return json.dumps(_plain({"inputs": dict(inputs), **found}), indent=2) + "\n"
+        return json.dumps(shared.finite({"inputs": dict(inputs), **found}), indent=2) + "\n"
     from ..reports import validation
 
     return (validation.render_html if form == "html" else validation.render_text)(scores, inputs)
@@ -210,15 +209,6 @@ def _of_one_type(column: pd.Series[Any]) -> pd.Series[Any]:
     except (pa.ArrowException, OverflowError):
         return column.astype(str).where(column.notna())
     return column
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no nan."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 COMMANDS: Final = (calibrate, validate)

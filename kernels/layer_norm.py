@@ -7,16 +7,15 @@ the mean is large. All of it is in fp32.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
 
 from ..operators.base import Operator, Tensor, Weight
-from ..operators.elementwise import Add, Norm
+from ..operators.elementwise import Norm
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .rms_norm import with_residual
 
 _ELEMENTS = 4096  # of a program, where rows are shorter
 _OPS = 6  # mean, subtract, square, sum, scale, weight; the bias is one more
@@ -94,16 +93,11 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
 
 
 def _operators(case: Case) -> tuple[Operator, ...]:
-    """The Norm; before it the Add, whose sum is written, and stays on the chip for the Norm."""
     x, y = (Tensor(name=name, width=case["N"], format=case.format) for name in "xy")
     names = ("weight", "bias") if case.get("bias") else ("weight",)
     weights = tuple(Weight(name=name, shape=(case["N"],), format=case.format) for name in names)
     norm = Norm(name="norm", inputs=(x,), outputs=(y,), weights=weights, ops_per_element=_OPS + len(weights) - 1)
-    if not case.get("residual"):
-        return (norm,)
-    operands = (x, replace(x, name="residual"))
-    add = Add(name="add", inputs=operands, outputs=(replace(x, name="sum"),), ops_per_element=1)
-    return (add, replace(norm, inputs=()))
+    return with_residual(norm) if case.get("residual") else (norm,)
 
 
 KERNELS = (

@@ -73,12 +73,15 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
 
 
 def _operators(case: Case) -> tuple[Operator, ...]:
-    """The Norm; before it the Add, whose sum is written, and stays on the chip for the Norm."""
     x, y = (Tensor(name=name, width=case["N"], format=case.format) for name in "xy")
     weight = Weight(name="weight", shape=(case["N"],), format=case.format)
     norm = Norm(name="norm", inputs=(x,), outputs=(y,), weights=(weight,), ops_per_element=_OPS)
-    if not case.get("residual"):
-        return (norm,)
+    return with_residual(norm) if case.get("residual") else (norm,)
+
+
+def with_residual(norm: Norm) -> tuple[Operator, ...]:
+    """Before it the Add, whose sum is written, and stays on the chip for the Norm."""
+    (x,) = norm.inputs
     operands = (x, replace(x, name="residual"))
     add = Add(name="add", inputs=operands, outputs=(replace(x, name="sum"),), ops_per_element=1)
     return (add, replace(norm, inputs=()))

@@ -580,15 +580,12 @@ def _regime(row: OperatorEstimate, each: Expected) -> str:
 
 
 def _total(estimate: Estimate, found: Pass | None) -> Total:
-    by_bound: dict[str, float] = {}
+    by_bound = estimate.waits_s
     by_regime: dict[str, float] = {}
     known = found if found and found.modelled else None
     for row, each in zip(estimate.operators, known.launches if known else (), strict=known is not None):
         regime = _regime(row, each)
         by_regime[regime] = by_regime.get(regime, 0.0) + float(row.repeat * each.expected[0])
-    for row in estimate.operators:
-        bound = row.limiting.bound
-        by_bound[bound] = by_bound.get(bound, 0.0) + float(row.repeat * row.time_s)
     sums = {field: float(estimate.sum(field)) for field in _SUMS}
     time_s = float(estimate.time_s)
     return Total(

@@ -11,23 +11,22 @@ from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from . import __version__, given
 from ._layout import data_dir
 from .cells import DATA_TYPE, LAYOUT, LINK, WHAT_IF, Cell, hourly
 from .comparison import Comparison, compare
 from .errors import InputError
 from .expectation.profile import Profile
+from .expectation.statistics import rank_correlation
 from .hardware import Hardware
-from .hardware_files import hardware_file, hardware_names, load_hardware
+from .hardware_files import hardware_file, hardware_names, load_hardware, loaded
 from .layout import Layout, Network
 from .model import Model
 from .model_files import load_model
 from .operators.collectives import OUT, UP
 from .parallel import parallel
 from .resource import Unit
-from .setting import whole
+from .setting import member, whole
 from .transforms.quantize import PUBLISHED
 from .units import seconds, si
 from .waits import Pass
@@ -134,7 +133,7 @@ class Choice:
             "peak OP/s": [cell.layout.devices * cell.peak for cell in cells],
             "memory capacity": [cell.layout.devices * cell.hardware.capacity for cell in cells],
         }
-        found = {name: _correlation(merit, values) for name, values in numbers.items()}
+        found = {name: rank_correlation(merit, values) for name, values in numbers.items()}
         return {name: value for name, value in found.items() if not isnan(value)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -215,10 +214,7 @@ def choose(
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
-    try:
-        wanted = By(by)
-    except ValueError:
-        raise InputError(f"by must be one of {', '.join(By)}; got {by!r}") from None
+    wanted = member(By, "by", by)
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
     given.one(model=model)
     left = unsold(map(load_hardware, hardware_names())) if hardware is None else ()
@@ -230,10 +226,12 @@ def choose(
     most, own = whole("max_devices", max_devices), load_model(model) if isinstance(model, str) else model
     if most > _MOST:
         raise InputError(f"max_devices must be at most {_MOST}; got {most}")
-    first = load_hardware(named[0]) if isinstance(named[0], str) else named[0]
+    devices = [loaded(one) for one in named]
+    given.each_once("hardware", devices)
+    given.told_apart(zip(named, (device.name for device in devices), strict=True))
     comparison = compare(
         own, named, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
-        profiles=profiles, hardware_set=hardware_set, layout=[Layout(tp=n) for n in _cuts(own, first, most)],
+        profiles=profiles, hardware_set=hardware_set, layout=[Layout(tp=n) for n in _cuts(own, devices[0], most)],
         progress=progress,
     )  # fmt: skip
     found = comparison.cells[0].model
@@ -368,16 +366,3 @@ def _foreign(cell: Cell) -> tuple[str, ...]:
     rates = cell.hardware.rates
     wanted = (row.work.wanted for row in cell.setting.plan.operators)
     return tuple(dict.fromkeys(w.dtype for w in wanted if w.unit is Unit.MATRIX and w not in rates))
-
-
-def _correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's: Pearson's of the ranks, equals sharing the mean of theirs."""
-    ranks = [_ranks(values) for values in (one, other)]
-    with np.errstate(invalid="ignore"):
-        return float(np.corrcoef(ranks)[0, 1])
-
-
-def _ranks(values: Sequence[float]) -> Any:
-    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return ((last - counts + last - 1) / 2)[inverse]

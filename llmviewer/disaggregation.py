@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from . import given
 from .analysis import MAX, Analysis, Faster, Phases, analyzed
 from .answering import GenerationResult
 from .errors import InputError
@@ -164,6 +165,7 @@ def disaggregate(
     """
     if str(batch) == MAX:
         raise InputError("batch max is of one kind of device, and here are two; give a number")
+    given.one(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
     if not loaded.generates:
         raise InputError(f"{loaded.name} does not generate: there are no decode steps to take on other devices")

@@ -57,12 +57,12 @@ _Loader.add_implicit_resolver(
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
+    """The text of a file, without the mark that some editors and spreadsheets begin one with.
 
     Raises InputError where it is missing, a folder, not readable or not text.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,17 +23,13 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
     """
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a file to write to")
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+    try:  # tempfile makes files that only their owner can read
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    os.close(handle)
-    temporary = Path(name)
     try:
         fill(temporary)
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner can read
         temporary.replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -21,7 +21,8 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # of an argument, or of each 
     "model": (str, Model), "models": (str, Model), "hardware": (str, Hardware), "quant": (str,), "quants": (str,),
     "attention": (str,), "accounting": (str,), "mla": (str,), "layout": (str, Layout), "offload": (str, Offload),
     "library": (str,), "engine": (str,), "hardware_set": (str,), "techniques": (str, Mapping, Technique),
-    "profiles": (str, Path, Profile),
+    "profiles": (str, Path, Profile), "layouts": (str,), "given": (str,), "without": (str,),
+    "kernel": (str,),
 }  # fmt: skip
 _NONE: Final = ("quant", "attention")  # that may be left to us
 _WORDS: Final[Mapping[object, str]] = {str: "text", Mapping: "a mapping", Path: "a path"}
@@ -57,6 +58,11 @@ def listed(**given: object) -> None:
                 raise InputError(f"{must}; got {value!r} among them")
 
 
+def counts(values: Any) -> tuple[Any, ...]:
+    """One number, or several, of which nothing is known yet."""
+    return tuple(values) if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) else (values,)
+
+
 def each_once(name: str, values: Iterable[Any]) -> None:
     """Raises InputError where one of them is there twice."""
     seen: dict[str, list[Any]] = {}
@@ -65,6 +71,19 @@ def each_once(name: str, values: Iterable[Any]) -> None:
         if value in seen.setdefault(shown, []):
             raise InputError(f"{name}: {shown} is given twice; give each once")
         seen[shown].append(value)
+
+
+def told_apart(named: Iterable[tuple[object, str]]) -> None:
+    """Raises InputError where two things that were given go by one name, so that results could not tell them apart.
+
+    named  what was given, and the name that it has in the results
+    """
+    seen: dict[str, str] = {}
+    for value, name in named:
+        shown = value if isinstance(value, str) else f"a {type(value).__name__}"
+        if name in seen:
+            raise InputError(f"{seen[name]} and {shown} are both called {name}; leave one out")
+        seen[name] = shown
 
 
 def number(**given: object) -> None:

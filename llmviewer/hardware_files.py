@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from ._layout import data_dir
+from ._layout import PATH_VARIABLE, data_dir
 from .documents import Section, is_there, read_text, read_yaml
 from .errors import InputError, suggest
 from .hardware import Fact, Hardware, Source
@@ -19,7 +19,6 @@ from .resource import MEMORY, Resource, Unit
 from .units import parse
 from .what_ifs import altered
 
-PATH_VARIABLE: Final = "LLMVIEWER_HARDWARE_PATH"
 _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
 
 
@@ -39,6 +38,18 @@ def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:
     """
     path = hardware_file(name)
     return (_shipped if path.parent == data_dir("hardware") else _read)(path, tuple(changes))
+
+
+def loaded(hardware: str | Hardware, changes: Sequence[str] = ()) -> Hardware:
+    """A device as callers in Python give it, by name or as it was loaded.
+
+    Raises InputError where it has to be read and cannot be, or was loaded before what-ifs could be applied.
+    """
+    if isinstance(hardware, str):
+        return load_hardware(hardware, changes)
+    if changes:
+        raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
+    return hardware
 
 
 def hardware_file(name: str) -> Path:

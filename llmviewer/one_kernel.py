@@ -22,7 +22,7 @@ from .expectation.profile import Profile
 from .forms import Num
 from .graph import Block, Graph
 from .hardware import Hardware
-from .hardware_files import load_hardware
+from .hardware_files import loaded
 from .model import Model
 from .operators.attention import Heads
 from .operators.base import Operator
@@ -113,11 +113,11 @@ def estimate_kernel(
 
     Raises InputError where a size is missing, unknown or none, or the device is not known.
     """
-    given.one(hardware=hardware, quant=quant, library=library)
+    given.one(kernel=kernel, hardware=hardware, quant=quant, library=library)
     given.listed(hardware_set=hardware_set, profiles=profiles)
     kind = _kind(kernel)
     listed = _listed(kernel, kind, sizes)
-    device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
+    device = loaded(hardware, hardware_set)
     found: list[KernelEstimate] = []
     fixed = [name for name in listed if name not in kind.varied]
     varied = [name for name in listed if name in kind.varied]

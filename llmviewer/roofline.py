@@ -92,6 +92,16 @@ class Estimate:
         """Launches follow each other; within one, everything overlaps. [s]"""
         return self.sum("time_s")
 
+    @property
+    def waits_s(self) -> dict[str, float]:
+        """Of a single workload, the time by what bounds it: "memory", "link" or "compute". [s]"""
+        found: dict[str, float] = {}
+        for row in self.operators:
+            limiting = row.limiting
+            bound = (limiting.item() if isinstance(limiting, np.ndarray) else limiting).bound
+            found[bound] = found.get(bound, 0.0) + float(row.repeat * row.time_s)
+        return found
+
 
 @dataclass(frozen=True)
 class Plan:

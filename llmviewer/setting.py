@@ -20,7 +20,7 @@ from .expectation.profile import Profile, read_given
 from .forms import Num
 from .graph import Graph
 from .hardware import Hardware
-from .hardware_files import load_hardware
+from .hardware_files import loaded
 from .layout import ALONE, Layout, Network, parse_layout
 from .memory import Footprint, Shapes
 from .model import Model
@@ -115,23 +115,22 @@ class Setting:
         given.one(model=model, hardware=hardware, quant=quant, attention=attention, accounting=accounting, mla=mla)
         given.one(layout=layout, offload=offload, library=library, engine=engine)
         given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
+        given.number(expert_skew=expert_skew)
         counted = member(Accounting, "accounting", accounting)
-        device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
+        device = loaded(hardware, hardware_set)
         measured = read_given(profiles)
         made = _engine(engine, library, counted, Kernels(device, profiles=measured)) if engine else None
         usual = Attention.EAGER if counted is Accounting.SURVEY else Attention.FLASH
         usual = member(Attention, "attention", made.attention) if made else usual
-        if hardware_set and not isinstance(hardware, str):
-            raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
-        loaded = load_model(model) if isinstance(model, str) else model
+        own = load_model(model) if isinstance(model, str) else model
         ours = parse_techniques(techniques)
-        loaded = _predicting(loaded, ours) if mtp else loaded
-        named, published = _one_quant(quant, ours), loaded.quantization
+        own = _predicting(own, ours) if mtp else own
+        named, published = _one_quant(quant, ours), own.quantization
         asked = parse_quantization(named).over(published) if named else published
-        if loaded.unknown and not asked.scheme.weight:
-            raise InputError(f"{loaded.unknown}: its weights may be of any size; give --quant, such as W4A16g128")
+        if own.unknown and not asked.scheme.weight:
+            raise InputError(f"{own.unknown}: its weights may be of any size; give --quant, such as W4A16g128")
         return cls(
-            model=loaded,
+            model=own,
             hardware=device,
             quantization=asked,
             attention=member(Attention, "attention", attention) if attention else usual,

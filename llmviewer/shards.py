@@ -23,6 +23,7 @@ from .documents import read_json
 from .errors import InputError
 from .expectation.profile import Profile, read_given
 from .export import write, write_text
+from .given import told_apart
 from .grid import (
     DEVICE,
     NUMBERS,
@@ -128,8 +129,8 @@ class Design:
         check_expected(unusual.get("library", ""), profiles, expected=expected)
         loaded = {f"model {name}": load_model(name) for name in settings["model"]}
         devices = {f"hardware {name}": load_hardware(name, changes) for name in settings["hardware"]}
-        _check_names(loaded)
-        _check_names(devices)
+        told_apart((asked, one.name) for asked, one in loaded.items())
+        told_apart((asked, one.name) for asked, one in devices.items())
         for axis in axes[len(SETTINGS) :]:
             for value in settings[axis]:
                 _check_change(settings["hardware"], changes, f"{axis}={value}")
@@ -274,7 +275,8 @@ def named(text: str, known: Sequence[str], *, command: str) -> list[str]:
 def digest(thing: Model | Hardware) -> str:
     """Of all that results depend on."""
     if isinstance(thing, Model):
-        return _hash(repr((thing.name, thing.graph, thing.quantization)))
+        run = ((one.graph, one.quantization) for one in (thing, thing.predicting) if one)  # mtp runs the other one
+        return _hash(repr((thing.name, *run)))
     return _hash(repr((thing, thing.numbers)))
 
 
@@ -472,9 +474,13 @@ def _hardware(name: str, changes: tuple[str, ...], known: str) -> Hardware:
 
 
 @cache
-def _changed(name: str, changes: tuple[str, ...]) -> Hardware:
-    """A device under what-ifs that axes go over."""
-    return load_hardware(name, changes)
+def _changed(name: str, changes: tuple[str, ...], own: tuple[str, ...], known: str) -> Hardware | str:
+    """A device under what-ifs that axes go over, or why they make no sense of it."""
+    _unchanged(load_hardware(name, changes), name, known)  # which is read again, as it may be another file by now
+    try:
+        return load_hardware(name, (*changes, *own))
+    except InputError as error:
+        return str(error)
 
 
 @cache
@@ -508,9 +514,12 @@ def _tables(
     for setting in map(design.setting, settings):
         name, own = setting["hardware"], tuple(f"{axis}={v}" for axis, v in setting.items() if axis in DEVICE)
         model = _model(setting["model"], design.digests[f"model {setting['model']}"])
-        device = _hardware(name, changes, design.digests[f"hardware {name}"])
+        known = design.digests[f"hardware {name}"]
+        device = _changed(name, changes, own, known) if own else _hardware(name, changes, known)
+        if isinstance(device, str):
+            refused.append({**setting, "reason": device})
+            continue
         try:
-            device = _changed(name, (*changes, *own)) if own else device
             swept = partial(sweep, model, device, **{**options, **{axis: setting[axis] for axis in SETTINGS[2:]}})
             if len(design.blocks) > 1:  # what one shard refuses, all have to
                 swept(over=corners)
@@ -565,15 +574,6 @@ def _cut(numbers: Numbers, most: int) -> Iterator[Numbers]:
     step = max(1, most // inner)
     for start in range(0, len(values), step):
         yield from _cut({**numbers, axis: values[start : start + step]}, most)
-
-
-def _check_names(loaded: Mapping[str, Model] | Mapping[str, Hardware]) -> None:
-    """Raises InputError where two of them could not be told apart in the results."""
-    seen: dict[str, str] = {}
-    for given, thing in loaded.items():
-        other = seen.setdefault(thing.name, given)
-        if other != given:
-            raise InputError(f"{other} and {given} are both called {thing.name}; leave one out")
 
 
 def _check_change(devices: Sequence[str], changes: Sequence[str], change: str) -> None:

@@ -14,7 +14,7 @@ from .table import rate, shows_calls
 from .text import Lines
 
 
-def render(found: Disaggregated, *, width: int = 0, per_call: bool | None = None) -> str:
+def render_text(found: Disaggregated, *, width: int = 0, per_call: bool | None = None) -> str:
     """The report on a terminal."""
     calls = shows_calls(found.joint, per_call)
     alarms = {_memory_of(name) for name, side in found.sides if not side.memory.fits}

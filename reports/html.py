@@ -54,7 +54,7 @@ class Section:
     total: tuple[Cell, ...]
 
 
-def render(analysis: Analysis) -> str:
+def render_html(analysis: Analysis) -> str:
     """The whole page. It holds plotly.js, so it is some five megabytes long."""
     title = f"{analysis.model.title} on {analysis.hardware.title}"
     return page(

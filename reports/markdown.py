@@ -8,7 +8,7 @@ from .table import COLUMNS, LEGEND, rows, shows_calls
 from .text import Lines, called, headline, phase_line, sentence, summary
 
 
-def render(analysis: Analysis, *, per_call: bool | None = None) -> str:
+def render_markdown(analysis: Analysis, *, per_call: bool | None = None) -> str:
     return report(headline(analysis), summary(analysis), analysis, per_call=per_call)
 
 

@@ -79,8 +79,8 @@ def _operator(op: OperatorResult, *, per_call: bool) -> Row:
         _short(op.attainable_ops_per_s),
         op.bound,
         computed_in(op),
-        _time(amounts.bound_time_s),
-        _time(expected_s(op, per_call=per_call)),
+        seconds(amounts.bound_time_s),
+        seconds(expected_s(op, per_call=per_call)),
         f"{op.share:.1%}",
     )
     return Row(cells=cells, bound=op.bound)
@@ -95,15 +95,11 @@ def _total(total: Total) -> Row:
         _short(total.attainable_ops_per_s),
         total.bound,
         "",
-        _time(total.bound_time_s),
-        _time(total.expected_time_s),
+        seconds(total.bound_time_s),
+        seconds(total.expected_time_s),
         "100%",
     )
     return Row(cells=cells, bound=total.bound)
-
-
-def _time(time_s: float | None) -> str:
-    return "-" if time_s is None else seconds(time_s)
 
 
 def _amounts(of: OperatorResult | PerCall | Total) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ _ROOM: Final = 12  # letters for a name, for which numbers are written closer
 _LEAST: Final = 8  # letters of a name, however many columns there are
 
 
-def render(analysis: Analysis, *, width: int = 0, per_call: bool | None = None) -> str:
+def render_text(analysis: Analysis, *, width: int = 0, per_call: bool | None = None) -> str:
     """The whole report with its colours.
 
     width  that of the terminal, where names that have no room are cut; 0 where there is none, and nothing is. [columns]

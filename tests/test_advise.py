@@ -283,6 +283,23 @@ def test_mistakes_get_one_line(capsys, options, said):
     assert captured.err.count("\n") == 1
 
 
+def test_who_asks_is_told_how_far_it_is():
+    told = []
+    recommend(MODEL, DEVICE, progress=lambda done, steps: told.append((done, steps)))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[0] == (1, told[-1][1])
+    assert told[-1][0] == told[-1][1]
+
+
+@pytest.mark.parametrize("quant", ["int8", "mxfp4", "W4A16g128,lm_head=W8A8"])
+def test_the_cache_is_quantized_beside_any_precision(quant):
+    found = recommend(MODEL, DEVICE, quant=quant, batch=64)
+    assert not {"KV8", "KV4"} & {option.name for option, _ in found.refused}
+    line = next(line for line in (*found.alone, *found.idle) if line.name == "KV8")
+    assert line.result.setting.quantization.scheme.weight == found.base.setting.quantization.scheme.weight
+    assert line.result.bytes < found.base.bytes
+
+
 def test_what_cannot_be_advised():
     with pytest.raises(InputError, match="bert-base-uncased does not generate"):
         recommend("bert-base-uncased", "l4")

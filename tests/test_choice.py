@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import llmviewer
-from llmviewer.choice import _correlation, choose, unsold
+from llmviewer.choice import choose, unsold
 from llmviewer.cli import main
 from llmviewer.errors import InputError
+from llmviewer.expectation.statistics import rank_correlation
 from llmviewer.hardware_files import hardware_names, hardware_yaml, load_hardware
 from llmviewer.reports import choice as report
 from llmviewer.reports import stories
@@ -196,10 +197,13 @@ def test_more_bandwidth_never_costs_a_rank():
 
 
 def test_spearman_by_hand():
-    assert _correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
-    assert _correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-    assert _correlation([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]) == pytest.approx(1 - 6 * 4 / (5 * 24))
-    assert _correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(np.corrcoef([0, 1.5, 1.5, 3], [0, 1, 2, 3])[0, 1])
+    assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert rank_correlation([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]) == pytest.approx(1 - 6 * 4 / (5 * 24))
+    assert rank_correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(
+        np.corrcoef([0, 1.5, 1.5, 3], [0, 1, 2, 3])[0, 1]
+    )
+    assert np.isnan(rank_correlation([1, 2, 3], [4, 4, 4]))
 
 
 @pytest.mark.parametrize(
@@ -230,6 +234,20 @@ def test_mistakes_get_a_line(arguments, message):
     with pytest.raises(InputError) as caught:
         choose(**{"model": "gpt2", "hardware": ["l4"], **arguments})
     assert str(caught.value) == message
+
+
+def test_devices_that_results_could_not_tell_apart_are_refused(tmp_path):
+    text = hardware_yaml("l4").replace("bandwidth: 300 GB/s", "bandwidth: 600 GB/s")
+    (tmp_path / "l4.yaml").write_text(text)
+    own = str(tmp_path / "l4.yaml")
+    for hardware, message in (
+        (["l4", own], f"l4 and {own} are both called l4; leave one out"),
+        (["l4", load_hardware(own)], "l4 and a Hardware are both called l4; leave one out"),
+        (["l4", "L4"], "hardware: l4 is given twice; give each once"),
+    ):
+        with pytest.raises(InputError) as caught:
+            choose("gpt2", hardware=hardware)
+        assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("text", "time"), [("0.5", 0.5), ("500ms", 0.5), ("500 ms", 0.5), ("2s", 2.0)])

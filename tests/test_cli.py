@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from llmviewer.cli import main
+from llmviewer.export import write_text
 
 
 def run(capsys, *arguments):
@@ -279,6 +280,15 @@ def test_a_full_disk_behind_standard_output_is_one_line():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     said = "llmviewer: cannot write to standard output: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_file_is_readable_by_whom_others_are_and_other_threads_keep_their_umask(tmp_path, monkeypatch):
+    (tmp_path / "plain").write_text("")
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("it is of all threads of the process"))
+    write_text(tmp_path / "report.txt", "said")
+    assert (tmp_path / "report.txt").read_text() == "said"
+    assert (tmp_path / "report.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(capsys, tmp_path):

@@ -31,8 +31,8 @@ from llmviewer.operators.linear import Linear
 from llmviewer.operators.masks import Everything
 from llmviewer.precision import FP16
 from llmviewer.reports.data import render_csv
-from llmviewer.reports.html import render as render_html
-from llmviewer.reports.markdown import render as render_markdown
+from llmviewer.reports.html import render_html
+from llmviewer.reports.markdown import render_markdown
 from llmviewer.roofline import plan
 from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.workload import Workload

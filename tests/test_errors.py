@@ -8,9 +8,16 @@ import os
 import pytest
 
 from llmviewer.analysis import analyze
+from llmviewer.disaggregation import disaggregate
 from llmviewer.errors import InputError
 from llmviewer.hardware_files import load_hardware
 from llmviewer.model_files import load_model
+from llmviewer.one_kernel import estimate_kernel
+from llmviewer.serving.advising import recommend
+from llmviewer.serving.planning import plan
+from llmviewer.serving.saturation import saturate
+from llmviewer.serving.service import simulate
+from llmviewer.techniques import Touches
 
 CHIP = """\
 name: chip
@@ -336,7 +343,59 @@ def test_a_factor_must_leave_a_rate_that_is_a_number(factor):
 
 def test_a_what_if_needs_a_device_by_name():
     error = "hardware_set needs hardware given by name; change a Hardware with dataclasses.replace"
-    assert _error(analyze, "gpt2", load_hardware("t4"), hardware_set=("memory.bandwidth=2x",)) == error
+    t4, changes = load_hardware("t4"), ("memory.bandwidth=2x",)
+    assert _error(analyze, "gpt2", t4, hardware_set=changes) == error
+    assert _error(recommend, "gpt2", t4, hardware_set=changes) == error
+    assert _error(estimate_kernel, "gemm", t4, {"M": 1, "N": 64, "K": 64}, hardware_set=changes) == error
+
+
+@pytest.mark.parametrize(
+    ("call", "changed", "error"),
+    [
+        (simulate, {"years": "3"}, "years must be a positive number; got '3'"),
+        (saturate, {"years": "3"}, "years must be a positive number; got '3'"),
+        (simulate, {"policy": 3}, "policy must be one of static, decode-first, prefill-first, fcfs, chunked; got 3"),
+        (simulate, {"expert_skew": "3"}, "expert_skew must be a number; got '3'"),
+        (plan, {"years": "3"}, "years must be a positive number; got '3'"),
+        (plan, {"batches": 0}, f"batches {WHOLE} 0"),
+        (plan, {"batches": "8"}, f"batches {WHOLE} '8'"),
+        (plan, {"quants": 8}, "quants must be text, or a list of such; got 8"),
+        (plan, {"layouts": 2}, "layouts must be text, or a list of such; got 2"),
+        (plan, {"hardware": 4}, "hardware must be text or a Hardware, or a list of such; got 4"),
+        (
+            plan,
+            {"hardware_set": "memory.bandwidth=2x"},
+            "hardware_set must be a list of text; got 'memory.bandwidth=2x'",
+        ),
+        (disaggregate, {"model": 5}, "model must be text or a Model; got 5"),
+        (recommend, {"without": "speed"}, "without must be one of nothing, answers, model; got 'speed'"),
+        (recommend, {"without": 1}, "without must be text, or a list of such; got 1"),
+        (
+            recommend,
+            {"profiles": "mine.yaml"},
+            "profiles must be a list of text or a path or a Profile; got 'mine.yaml'",
+        ),
+        (estimate_kernel, {"kernel": 5}, "kernel must be text; got 5"),
+    ],
+)
+def test_what_is_not_of_its_kind(call, changed, error):
+    usual = {
+        simulate: {"model": "gpt2", "hardware": "l4", "rate": 1},
+        saturate: {"model": "gpt2", "hardware": "l4"},
+        plan: {"model": "gpt2", "hardware": "l4", "rate": 1},
+        disaggregate: {"model": "gpt2", "prefill_hardware": "l4", "decode_hardware": "l4"},
+        recommend: {"model": "gpt2", "hardware": "l4"},
+        estimate_kernel: {"kernel": "gemm", "hardware": "l4", "sizes": {"M": 1, "N": 64, "K": 64}},
+    }
+    assert _error(call, **{**usual[call], **changed}) == error
+
+
+def test_one_of_several_need_not_be_a_list():
+    assert _error(plan, "gpt2", rate=1, hardware="no-such").startswith("no hardware 'no-such': ")
+    assert _error(recommend, "gpt2", "l4", given="magic").startswith("no technique 'magic': ")
+    assert recommend("gpt2", "l4", without="model").without == (Touches.MODEL,)
+    found = plan("gpt2", rate=1, hardware="l4", quants="fp8", layouts="", max_devices=1)
+    assert (found.considered, found.quants) == (1, ("fp8",))
 
 
 @pytest.mark.parametrize(

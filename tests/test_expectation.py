@@ -382,6 +382,15 @@ def test_a_file_of_ones_own_may_have_the_maker_in_its_name(tmp_path, monkeypatch
     assert find("h100-sxm").name == "h100-sxm"
 
 
+def test_a_file_of_ones_own_that_changes_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(tmp_path))
+    text = hardware_file("h100-sxm").read_text()
+    assert find("h100-sxm").bandwidth == 3.352e12
+    for bandwidth in (3.5, 0.35):
+        (tmp_path / "h100-sxm.yaml").write_text(text.replace("bandwidth: 3352 GB/s", f"bandwidth: {bandwidth} TB/s"))
+        assert find("h100-sxm").bandwidth == bandwidth * 1e12
+
+
 def test_rows_of_a_shape_family_stay_together():
     columns = shapes("gemm", 4, N=[256, 512, 256, 512], M=[1, 2, 3, 4])
     rows = Rows(

@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 from llmviewer.analysis import analyze
 from llmviewer.comparison import compare
 from llmviewer.reports.comparison import render_html
-from llmviewer.reports.html import render
+from llmviewer.reports.html import render_html as render
 from llmviewer.reports.text import expectation
 from llmviewer.units import seconds
 

@@ -2,12 +2,14 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from llmviewer.cli import main
+from llmviewer.documents import read_json
 from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
@@ -515,6 +517,38 @@ def test_files_of_requests(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("stamps", "apart"),
+    [
+        (("2024-05-10 00:00:00.009930+00:00", "2024-05-10 02:00:01.009930+02:00"), 1),
+        (("2024-05-10T00:00:00.0099301+00:00", "2024-05-10T00:00:02.0099301Z"), 2),
+        (("2024-03-31 00:30:00", "2024-03-31 04:30:00"), 4 * 3600),  # the clock goes forward in between, in Europe
+        (("2024-03-31 00:30:00Z", "2024-03-31 00:30:03"), 3),
+    ],
+)
+def test_dates_have_a_zone_or_are_in_utc(tmp_path, monkeypatch, stamps, apart):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    (tmp_path / "trace.csv").write_text("timestamp,prompt,gen\n" + "".join(f"{stamp},10,10\n" for stamp in stamps))
+    found = read_traffic(tmp_path / "trace.csv").arrival_s.tolist()
+    monkeypatch.undo()
+    time.tzset()
+    assert found == pytest.approx([0, apart], abs=1e-5)
+
+
+def test_requests_of_one_time_stay_in_order(tmp_path):
+    (tmp_path / "trace.csv").write_text("timestamp,prompt,gen\n1,30,1\n1,10,1\n0,50,1\n1,20,1\n")
+    assert read_traffic(tmp_path / "trace.csv").prompt.tolist() == [50, 30, 10, 20]
+    assert read_traffic(tmp_path / "trace.csv", 2).prompt.tolist() == [50, 30]
+
+
+def test_the_mark_that_spreadsheets_begin_a_file_with_is_passed_over(tmp_path):
+    (tmp_path / "trace.csv").write_text("timestamp,prompt,gen\n1,30,5\n", encoding="utf-8-sig")
+    assert read_traffic(tmp_path / "trace.csv").prompt.tolist() == [30]
+    (tmp_path / "a.json").write_text("{}", encoding="utf-8-sig")
+    assert not list(read_json(tmp_path / "a.json"))
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("time,prompt,gen\n1,1,1\n", "timestamp: must be a column of the header, which has time, prompt, gen"),
@@ -522,6 +556,9 @@ def test_files_of_requests(tmp_path):
             "timestamp,prompt,gen\n1,1,1\n2,x,1\n",
             "csv:3: prompt must be a whole number from 1 to 16777216; got 'x'",
         ),
+        ("timestamp,prompt,gen\n1,1,1\n\n\n2,x,1\n", "csv:5: prompt must be a whole number"),
+        ('timestamp,prompt,gen,"by\nwhom"\n1,1,1,x\n2,x,1,x\n', "csv:4: prompt must be a whole number"),
+        (f"timestamp,prompt,gen\n1,1,{'9' * 5000}\n", "csv:2: gen must be a whole number from 0 to 16777216; got"),
         ("timestamp,prompt,gen\nsoon,1,1\n", "trace.csv:2: timestamp must be seconds or a date and time; got 'soon'"),
         ("timestamp,prompt,gen\ninf,1,1\n", "trace.csv:2: timestamp must be finite; got 'inf'"),
         ("timestamp,prompt,gen\n1,1\n", "trace.csv:2: gen must be a whole number from 0 to 16777216; got ''"),
@@ -634,9 +671,12 @@ BAD = [
     (["--arrivals", "/no/such.csv"], "/no/such.csv: no such file"),
     (["--rate", "1", "--policy", "lifo"], "one of static, decode-first, prefill-first, fcfs, chunked; got 'lifo'\n"),
     (["--rate", "1", "--policy", "fcfs:3"], "policy fcfs has no tokens to give"),
-    (["--rate", "1", "--policy", "chunked:0"], "policy chunked:TOKENS must give a whole number of at least 1"),
+    (["--rate", "1", "--policy", f"chunked:{'9' * 5000}"], "policy chunked:TOKENS must give a whole number"),
+    (["--rate", "1", "--policy", "chunked:0"], "policy chunked:TOKENS must give a whole number from 1 to 16777216"),
     (["--rate", "1", "--prompt-lengths", "many"], "prompt_lengths: must be a number of tokens"),
     (["--rate", "1", "--prompt-lengths", "0"], "prompt_lengths: must be a number of tokens"),
+    (["--rate", "1", "--prompt-lengths", "9" * 5000], "prompt_lengths: must be a number of tokens"),
+    (["--rate", "1", "--prompt-lengths", "x" * 5000], "prompt_lengths: must be a number of tokens"),
     (["--rate", "1", "--gen-lengths", "uniform:9-3"], "gen_lengths: must be a number of tokens"),
     (["--rate", "1", "--gen-lengths", "lognormal:mean=512,p95=2048"], "p95 must be above the mean, and 1980 at most"),
     (["--rate", "1", "--gen-lengths", "lognormal:p50=9,p90=3"], "a higher percentile must be a greater length"),
@@ -658,7 +698,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("options", "said"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(("options", "said"), BAD, ids=lambda value: " ".join(value)[:60] * isinstance(value, list))
 def test_mistakes_get_one_line(capsys, tmp_path, monkeypatch, options, said):
     monkeypatch.chdir(tmp_path)
     assert main(["simulate", "llama-3.1-8b", "h100-sxm", "--requests", "20", *options]) == 2
@@ -808,6 +848,20 @@ def test_readers_that_wait_for_each_other_are_refused():
         simulate("deepseek-v3", "h200-sxm", rate=1, layout="dp=8 ep=8", readers=1)
     staged = simulate("llama-3.1-70b", "h100-sxm", rate=4, requests=100, layout="tp=2 pp=2", readers=1)
     assert staged.reading_utilization < 1
+
+
+def test_ranks_of_readers_that_do_not_wait_for_each_other_are_readers_too():
+    how = {"rate": 60, "prompt_lengths": "4000", "requests": 300}
+    ranks = simulate("llama-3.1-8b", "h100-sxm", layout="dp=2", readers=2, copies=2, **how)
+    alone = simulate("llama-3.1-8b", "h100-sxm", readers=4, copies=4, **how)
+    assert ranks.devices == alone.devices == 8
+    assert ranks.start_s.tolist() == alone.start_s.tolist()
+    assert ranks.reading_utilization == alone.reading_utilization
+
+
+def test_readers_are_busy_until_the_last_prompt_is_read():
+    found = simulate("llama-3.1-8b", "h100-sxm", rate=1e6, readers=1, prompt_lengths="4000", requests=2)
+    assert found.reading_utilization == pytest.approx(1, abs=1e-3)
 
 
 # --- as expected of kernels ---

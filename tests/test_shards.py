@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -317,6 +318,30 @@ def test_a_device_that_has_changed_since_is_not_mixed_in(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"^t4: is not here what it was where the sweep was started"):
         write_shard(tmp_path / "sweep", 1, key)
     shards._hardware.cache_clear()
+
+
+def test_a_digest_is_of_the_layers_that_predict_too():
+    model = llmviewer.load_model("deepseek-v3")
+    other = replace(model, predicting=replace(model.predicting, graph=model.graph))
+    assert len({shards.digest(one) for one in (model, other, replace(model, predicting=None))}) == 3
+
+
+def test_what_ifs_are_of_the_file_that_the_design_was_made_with(tmp_path, monkeypatch):
+    text = (Path(llmviewer.__file__).parent.parent / "hardware" / "t4.yaml").read_text()
+    monkeypatch.setenv("LLMVIEWER_HARDWARE_PATH", str(tmp_path))
+    found = []
+    for bandwidth in ("320", "160"):
+        (tmp_path / "t4.yaml").write_text(text.replace("bandwidth: 320 GB/s", f"bandwidth: {bandwidth} GB/s"))
+        asked = Design.of(["gpt2"], ["t4"], {"memory.bandwidth": ["2x"], "batch": [1]}, shard_points=1)
+        begin(tmp_path / bandwidth, asked)
+        write_shard(tmp_path / bandwidth, 0, asked.key)
+        found.append(rows(tmp_path / bandwidth)["decode_step_s"][0])
+    assert found[1] == pytest.approx(2 * found[0], rel=0.01)
+    before = Design.of(["gpt2"], ["t4"], {"memory.bandwidth": ["3x"], "batch": [1]})
+    begin(tmp_path / "before", before)
+    (tmp_path / "t4.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"^t4: is not here what it was where the sweep was started"):
+        write_shard(tmp_path / "before", 0, before.key)
 
 
 @pytest.mark.parametrize("shard_points", [2, 1000])

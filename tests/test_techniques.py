@@ -619,7 +619,7 @@ def test_a_generation_says_how_much_faster_it_is_expected_to_be():
     assert bare.effect is None
     gain = bare.generation.expected_latency_s / drafted.generation.expected_latency_s
     assert drafted.effect.expected_speed_up == pytest.approx(gain)
-    assert f"x as fast (expect {gain:.3g}x)" in " ".join(text.render(drafted).split())
+    assert f"x as fast (expect {gain:.3g}x)" in " ".join(text.render_text(drafted).split())
     assert unknown.effect.expected_speed_up is None
 
 

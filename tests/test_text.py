@@ -8,7 +8,7 @@ import pytest
 from llmviewer.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.reports.table import COLUMNS, rate, rows
-from llmviewer.reports.text import between, headline, render, sentence
+from llmviewer.reports.text import between, headline, render_text, sentence
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
 
@@ -32,7 +32,7 @@ def tables(text):
 
 
 def test_tables_fit_the_terminal(analysis):
-    lines = tables(render(analysis, width=80))
+    lines = tables(render_text(analysis, width=80))
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("  all_reduce ") for line in lines)  # under the operator whose outputs it adds up
 
@@ -47,7 +47,7 @@ def test_tables_fit_the_terminal(analysis):
 def test_names_that_are_cut_are_those_of_one_operator(name, asked):
     found = analyze(name, "h200-sxm", **asked)
     names = {op.name for _, phase in found.phases for op in phase.operators}
-    cut = {line.split()[0] for line in tables(render(found, width=80)) if "…" in line}
+    cut = {line.split()[0] for line in tables(render_text(found, width=80)) if "…" in line}
     assert cut
     for text in cut:
         head, tail = text.split("…")
@@ -57,7 +57,7 @@ def test_names_that_are_cut_are_those_of_one_operator(name, asked):
 
 def test_all_parts_of_an_operator_stand_under_it():
     found = analyze("llama-3.1-8b", "h100-sxm", techniques=["lora:rank=16"], layout="tp=2")
-    lines = tables(render(found, width=80))
+    lines = tables(render_text(found, width=80))
     under = [line.split()[0] for line in lines if line.startswith("  ")]
     projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     assert under.count("lora_in") == under.count("lora_out") == 2 * len(projections)
@@ -107,7 +107,7 @@ def test_the_headline_says_whose_kernels_an_engine_brings():
 
 @pytest.mark.parametrize("width", [0, 120])
 def test_names_are_whole_where_there_is_room_or_no_terminal(analysis, width):
-    text = "\n".join(tables(render(analysis, width=width)))
+    text = "\n".join(tables(render_text(analysis, width=width)))
     assert "…" not in text
     for phase in (analysis.phases.prefill, analysis.phases.decode):
         assert all(f"\n{op.name} " in text for op in phase.operators)
@@ -123,7 +123,7 @@ def test_names_are_whole_where_there_is_room_or_no_terminal(analysis, width):
     ],
 )
 def test_tables_of_large_numbers_fit_too(name, device, asked):
-    lines = tables(render(analyze(name, device, **asked), width=80))
+    lines = tables(render_text(analyze(name, device, **asked), width=80))
     assert max(map(len, lines)) <= 80
     assert all(len(line) > 60 for line in lines if not line.endswith(":"))
 
@@ -135,7 +135,7 @@ def test_a_bracket_has_two_ends():
     found = analyze("llama-3.1-8b", "a100-sxm-80gb", engine="huggingface")
     whole = found.generation
     assert whole.expected_tpot_low_s == whole.expected_tpot_high_s
-    text = " ".join(click.unstyle(render(found)).split())
+    text = " ".join(click.unstyle(render_text(found)).split())
     assert f"expect {seconds(whole.expected_tpot_s)} generation" in text
     total = found.phases.decode.total
     assert f"expect {seconds(total.expected_time_s)} ({total.expectation_source}" in text

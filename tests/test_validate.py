@@ -399,6 +399,21 @@ def test_commands_fail_with_one_line(tmp_path, measured, capsys):
         assert capsys.readouterr().err == f"llmviewer: {line}\n"
 
 
+@pytest.mark.parametrize("command", [("validate", "--profile"), ("calibrate", "--from")])
+@pytest.mark.parametrize(
+    ("device", "line"), [("h100", "must be the name h100-sxm; got 'h100'"), ("abacus", "no hardware 'abacus': ")]
+)
+def test_a_profile_of_a_device_that_is_not_known_by_its_name_is_refused(
+    measured, profile, tmp_path, capsys, command, device, line
+):
+    name, option = command
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(profile.read_text().replace("device: h100-sxm", f"device: {device}"))
+    output = ["-o", str(tmp_path / "out.yaml")] if name == "calibrate" else []
+    assert main([name, str(measured), option, str(wrong), *output]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"llmviewer: {wrong}: device: {line}")
+
+
 def test_a_residual_makes_shapes_that_were_measured_exact(tmp_path, capsys):
     pytest.importorskip("scipy")
     rows, out, later = tmp_path / "rows.csv", tmp_path / "fitted.yaml", tmp_path / "later.csv"

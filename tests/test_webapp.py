@@ -65,7 +65,7 @@ def _values(kind):
     if isinstance(kind, Number):
         return st.integers(kind.least, kind.most)
     if isinstance(kind, state.Fraction):
-        return st.floats(kind.least, kind.most).map(lambda x: float(f"{x:g}"))
+        return st.floats(kind.least, kind.most)
     if isinstance(kind, state.Flag):
         return st.booleans()
     if isinstance(kind, state.Word):
@@ -137,6 +137,13 @@ def test_a_link_names_only_what_ships(name):
         answers.answers(State(model=name))
     with pytest.raises(InputError):
         answers.answers(State(on=(name,)))
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if isinstance(kind, state.Word)])
+def test_only_a_model_or_a_device_may_be_a_file(name):
+    found, notices = State.of_link(f"?{name}=file:own.json", [state.File(name="own.json", text="{}")])
+    assert getattr(found, name) == ("file:own.json" if name == "model" else getattr(State(), name))
+    assert bool(notices) == (name != "model")
 
 
 def test_a_technique_names_only_models_that_ship():

@@ -23,7 +23,7 @@ from flask import Flask, Response
 from llmviewer import __version__
 from llmviewer.errors import InputError
 from llmviewer.reports.data import render_csv, render_json
-from llmviewer.reports.html import render as render_html
+from llmviewer.reports.html import render_html
 from llmviewer.reports.text import sentence
 from llmviewer.units import counted
 

@@ -73,16 +73,17 @@ class Fraction:
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """One of a few words, or a name of what ships or was dropped in."""
+    """One of a few words, or a name of what ships; `dropped` where it may be one of what was dropped in."""
 
     known: Callable[[], Iterable[str]]
+    dropped: bool = False
 
     def read(self, text: str) -> str:
         return text
 
     def check(self, value: object) -> str:
         known = tuple(self.known())
-        if not isinstance(value, str) or (value not in known and not value.startswith(MINE)):
+        if not isinstance(value, str) or (value not in known and not (self.dropped and value.startswith(MINE))):
             raise ValueError(f"no {str(value)[:60]!r}; {suggest(str(value)[:60], known)}")
         return value
 
@@ -179,8 +180,10 @@ class State:
     files    those that `model` and `on` name
     """
 
-    model: str = _of(Word(known=model_names), "llama-3.1-8b")
-    on: tuple[str, ...] = _of(List(kind=Word(known=hardware_names), least=1, most=_MOST_DEVICES), ("h100-sxm",))
+    model: str = _of(Word(known=model_names, dropped=True), "llama-3.1-8b")
+    on: tuple[str, ...] = _of(
+        List(kind=Word(known=hardware_names, dropped=True), least=1, most=_MOST_DEVICES), ("h100-sxm",)
+    )
     set: tuple[str, ...] = _of(List(kind=Text(), least=0, most=64), ())
     phase: str = _of(_words("prefill", "decode"), "decode")
     batch: int = _of(Number(least=1, most=65_536), 1)
@@ -328,7 +331,7 @@ def _written(value: object) -> str:
         return "|".join(value)
     if isinstance(value, bool):
         return str(int(value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value)
 
 
 def _packed(file: File) -> str:

@@ -6,6 +6,8 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from ..analysis import Analysis
     from ..disaggregation import Disaggregated
     from ..layout import Layout
+
+_REPORTS: Final = "llmviewer.reports"
+_OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "markdown", "html": "html"}
 
 
 @click.command()
@@ -87,7 +92,7 @@ def analyze(
         _check_used(sides, **both)
         usual = {f"{side}_{what}": value for side in questions.SIDES for what, value in both.items()}
         found = disaggregate(hardware_set=hardware_set, **(usual | sides), **question)
-        shared.emit(_rendered_both(found, chosen, per_call=per_call, to_file=output is not None), output)
+        shared.emit(_rendered(found, chosen, per_call=per_call, to_file=output is not None), output)
         return
     analysis = run(hardware_set=hardware_set, **question)
     asked = click.get_current_context().get_parameter_source("gen") is ParameterSource.COMMANDLINE
@@ -112,43 +117,17 @@ def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None
         raise InputError(f"layout {layout} is of no use beside --prefill-layout and --decode-layout; leave one out")
 
 
-def _rendered_both(found: Disaggregated, form: str, *, per_call: bool | None, to_file: bool) -> str:
-    from ..reports import disaggregated
+def _rendered(found: Analysis | Disaggregated, form: str, *, per_call: bool | None, to_file: bool) -> str:
+    from ..analysis import Analysis
 
-    if form == "json":
-        return disaggregated.render_json(found)
-    if form == "csv":
-        return disaggregated.render_csv(found)
+    report = import_module(f"{_REPORTS}.{_OF_ONE[form] if isinstance(found, Analysis) else 'disaggregated'}")
+    render = partial(getattr(report, f"render_{form}"), found)
     if form == "markdown":
-        return disaggregated.render_markdown(found, per_call=per_call)
-    if form == "html":
-        return disaggregated.render_html(found)
+        return str(render(per_call=per_call))
+    if form != "text":
+        return str(render())
     colored = sys.stdout.isatty() and not to_file
-    text = disaggregated.render(found, width=0 if to_file else _width(), per_call=per_call)
-    return text if colored else click.unstyle(text)
-
-
-def _rendered(analysis: Analysis, form: str, *, per_call: bool | None, to_file: bool) -> str:
-    if form == "json":
-        from ..reports.data import render_json
-
-        return render_json(analysis)
-    if form == "csv":
-        from ..reports.data import render_csv
-
-        return render_csv(analysis)
-    if form == "markdown":
-        from ..reports.markdown import render as render_markdown
-
-        return render_markdown(analysis, per_call=per_call)
-    if form == "html":
-        from ..reports.html import render as render_html
-
-        return render_html(analysis)
-    from ..reports.text import render
-
-    colored = sys.stdout.isatty() and not to_file
-    text = render(analysis, width=0 if to_file else _width(), per_call=per_call)
+    text = str(render(width=0 if to_file else _width(), per_call=per_call))
     return text if colored else click.unstyle(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -11,12 +12,12 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from .._layout import PATH_VARIABLE
 from ..errors import InputError
 
 MAX: Final = "max"  # in place of a number: the most there is
 FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
-_HARDWARE_PATH: Final = "LLMVIEWER_HARDWARE_PATH"
 
 _UNIT: Final = re.compile(r"(?<=[\d.])(?=[a-z\u00b5\u03bc]*s$)")  # where "31.5us" has no space
 
@@ -28,16 +29,16 @@ _V = TypeVar("_V", str | None, tuple[str, ...])
 def _in_folder(context: click.Context, _: click.Parameter, value: str | None) -> None:
     """Sets the variable for as long as the command runs, so that all that loads devices sees the folder."""
     if value is not None:
-        before = os.environ.get(_HARDWARE_PATH)
-        os.environ[_HARDWARE_PATH] = value
+        before = os.environ.get(PATH_VARIABLE)
+        os.environ[PATH_VARIABLE] = value
         context.call_on_close(lambda: _restore(before))
 
 
 def _restore(folder: str | None) -> None:
     if folder is None:
-        os.environ.pop(_HARDWARE_PATH, None)
+        os.environ.pop(PATH_VARIABLE, None)
     else:
-        os.environ[_HARDWARE_PATH] = folder
+        os.environ[PATH_VARIABLE] = folder
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: object) -> float | None:
@@ -88,7 +89,7 @@ hardware_path = click.option(
     is_eager=True,
     expose_value=False,
     callback=_in_folder,
-    help=f"A folder of hardware YAML files of yours, read before those that ship. Also {_HARDWARE_PATH}.",
+    help=f"A folder of hardware YAML files of yours, read before those that ship. Also {PATH_VARIABLE}.",
 )
 depreciation = click.option(
     "--depreciation",
@@ -251,6 +252,15 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+
+
+def finite(value: Any) -> Any:
+    """`value` for JSON, which has no numbers that are not finite: None in their place, in mappings and lists too."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def emit(text: str, output: Path | None) -> None:

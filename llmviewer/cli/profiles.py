@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..errors import InputError, suggest
+from . import options as shared
 
 if TYPE_CHECKING:
     from ..expectation.profile import Entry, Profile
@@ -67,7 +68,6 @@ def _is_device(name: str) -> bool:
 def _plain(profile: Profile, entry: Entry) -> dict[str, Any]:
     from ..expectation.trend import plain
 
-    held_out = {key: _finite(value) for key, value in asdict(entry.held_out).items()}
     return {
         "device": entry.device,
         "library": entry.stack.library,
@@ -77,16 +77,11 @@ def _plain(profile: Profile, entry: Entry) -> dict[str, Any]:
         "kernel": entry.stack.kernel,
         "version": entry.version,
         "rows": entry.rows,
-        "held_out": held_out,
+        "held_out": shared.finite(asdict(entry.held_out)),
         "parameters": dict(entry.parameters),
         "trend": plain(entry.trend) if entry.trend else None,
         "source": list(profile.sources),
     }
-
-
-def _finite(value: object) -> object:
-    """JSON has no nan."""
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _table(listed: list[tuple[Profile, Entry]]) -> str:

@@ -274,7 +274,8 @@ def advise(*, form: str | None, output: Path | None, **question: Any) -> None:
     from ..reports import recommendations as report
     from ..serving.advising import recommend as run
 
-    shared.emit_report(report, run(**question), form, output)
+    found = shared.on_a_bar("techniques", functools.partial(run, **question))
+    shared.emit_report(report, found, form, output)
 
 
 COMMANDS: Final = (simulate, plan, advise)

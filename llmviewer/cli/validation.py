@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -67,8 +66,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     from ..expectation.calibrate import LEAST
     from ..expectation.calibrate import calibrate as run
     from ..expectation.device import find
-    from ..expectation.profile import read as read_profile
-    from ..expectation.profile import shipped, to_yaml
+    from ..expectation.profile import read_given, shipped, to_yaml
     from ..expectation.rows import joined, read
     from ..export import write_text
 
@@ -76,6 +74,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
         raise InputError(f"{output}: must end in .yaml, the format of a profile")
     _check_folder()
     wanted = find(device).name if device else None
+    priors = [e for profile in read_given([prior]) for e in profile.entries] if prior else shipped()
     tables = [read(path) for path in files]
     measured = joined(group for table in tables for group in table.rows)
     asked_for = [
@@ -107,7 +106,6 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     left.update(few)
     for why, count in left.items():
         click.echo(f"left out: {counted(count, 'row')}: {why}", err=True)
-    priors = [e for profile in read_profile(prior) for e in profile.entries] if prior else shipped()
     profiles = run(
         rows,
         priors=priors,
@@ -155,8 +153,7 @@ def validate(
     Errors by family, device and data type, rows measured faster than the bound, and those whose expectation is
     farthest off.
     """
-    from ..expectation.profile import read as read_profile
-    from ..expectation.profile import shipped
+    from ..expectation.profile import read_given, shipped
     from ..expectation.rows import read
     from ..expectation.validate import predict
     from ..expectation.validate import validate as run
@@ -165,7 +162,7 @@ def validate(
     if predictions_out and predictions_out.suffix not in (".csv", ".parquet"):
         raise InputError(f"{predictions_out}: must end in .csv or .parquet, the formats of predictions")
     _check_folder()
-    entries = (*(e for path in paths for profile in read_profile(path) for e in profile.entries), *shipped())
+    entries = (*(e for profile in read_given(paths) for e in profile.entries), *shipped())
     predictions = [predict(read(path), entries) for path in files]
     if predictions_out:
         _write(predictions_out, predictions)
@@ -184,7 +181,7 @@ def _check_folder() -> None:
 def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]]) -> str:
     if form == "json":
         found = {k: v for k, v in asdict(scores).items() if k != "points"}
-        return json.dumps(_plain({"inputs": dict(inputs), **found}), indent=2) + "\n"
+        return json.dumps(shared.finite({"inputs": dict(inputs), **found}), indent=2) + "\n"
     from ..reports import validation
 
     return (validation.render_html if form == "html" else validation.render_text)(scores, inputs)
@@ -212,15 +209,6 @@ def _of_one_type(column: pd.Series[Any]) -> pd.Series[Any]:
     except (pa.ArrowException, OverflowError):
         return column.astype(str).where(column.notna())
     return column
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no nan."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 COMMANDS: Final = (calibrate, validate)

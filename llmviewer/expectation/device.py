@@ -6,12 +6,15 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
+from .._layout import PATH_VARIABLE
+from ..documents import is_there
 from ..errors import InputError
 from ..hardware import Hardware
-from ..hardware_files import PATH_VARIABLE, hardware_file, load_hardware
+from ..hardware_files import hardware_file, load_hardware
 from ..resource import MEMORY, Unit, matrix, vector
 
 _VENDORS: Final = re.compile(r"^(?:nvidia|amd|intel|instinct)-")
@@ -123,14 +126,22 @@ def find(name: str) -> Device:
 
     Raises InputError, with the nearest names, where there is none such.
     """
-    found = _find(name, os.environ.get(PATH_VARIABLE, ""))
+    found = _find(name, os.environ.get(PATH_VARIABLE, ""), _own(name))
     if isinstance(found, str):
         raise InputError(found)
     return found
 
 
-@cache
-def _find(name: str, folder: str) -> Device | str:  # noqa: ARG001 - the folder decides what is found
+def _own(name: str) -> tuple[tuple[str, int, int], ...]:
+    """The files of the user that decide what `name` is, as they are now: their names, times and sizes."""
+    folder = os.environ.get(PATH_VARIABLE, "")
+    paths = sorted(Path(folder).glob("*.yaml")) if folder else []
+    paths += [Path(name)] if name.endswith((".yaml", ".yml")) and is_there(name) else []
+    return tuple((str(path), held.st_mtime_ns, held.st_size) for path in paths if (held := path.stat()))
+
+
+@lru_cache(maxsize=1024)
+def _find(name: str, folder: str, own: object) -> Device | str:  # noqa: ARG001 - they decide what is found
     """The device, or what is wrong: a table asks for the same one for each of its kernels."""
     try:
         return _read(name)

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 from .device import Kin, find
@@ -100,9 +99,5 @@ def _error(found: Mapping[str, Any]) -> Error:
     )
 
 
-def _remake(path: Path = PATH) -> None:
-    path.write_text(to_json(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    _remake()
+    PATH.write_text(to_json(), encoding="utf-8")

@@ -19,6 +19,7 @@ from .families import FAMILIES, Family, Stack
 from .families._family import Array, Parameter, Shapes
 from .residual import Residual
 from .residual import plain as plain_residual
+from .statistics import mean
 from .trend import Trend
 from .trend import plain as plain_trend
 
@@ -147,8 +148,8 @@ def error_of(expected: Array, measured: Array, part: Array) -> Error:
         covered=float(np.average(inside, weights=weight)),
         mape=float(np.mean(off)),
         median=float(np.median(off)),
-        mape_short=_mean(off[brief]),
-        mape_long=_mean(off[~brief]),
+        mape_short=mean(off[brief]),
+        mape_long=mean(off[~brief]),
         short=_widened(_middle(ratio, brief, brief | True), wider),
         long=_widened(_middle(ratio, ~brief, brief | True), wider),
     )
@@ -180,10 +181,6 @@ def _sides(interval: tuple[float, float]) -> tuple[float, float]:
     low, high = -np.log(interval[0]), np.log(interval[1])
     least = max(low, high, _LEAST) / 3
     return max(low, least), max(high, least)
-
-
-def _mean(values: Array) -> float:
-    return float(np.mean(values)) if len(values) else float("nan")
 
 
 _FEW: Final = 30

@@ -14,6 +14,7 @@ from ..errors import InputError
 from .families._family import Array
 from .profile import SHORT_S, Entry
 from .rows import NO_TIME, Table
+from .statistics import mean, rank_correlation
 from .transfer import Expectation, expect
 
 if TYPE_CHECKING:
@@ -223,31 +224,14 @@ def score(predicted: Array, measured: Array, inside: Array | None = None) -> Sco
         rows=len(measured),
         mape=float(np.mean(off)),
         median=float(np.median(off)),
-        mape_short=_mean(off[brief]),
-        mape_long=_mean(off[~brief]),
+        mape_short=mean(off[brief]),
+        mape_long=mean(off[~brief]),
         bias=float(np.median(predicted / measured) - 1),
-        rank=_rank_correlation(predicted, measured),
+        rank=rank_correlation(predicted, measured),
         within_10=float(np.mean(off <= 0.1)),
         within_20=float(np.mean(off <= 0.2)),
         covered=float(np.mean(inside)) if inside is not None else float("nan"),
     )
-
-
-def _mean(values: Array) -> float:
-    return float(np.mean(values)) if len(values) else float("nan")
-
-
-def _rank_correlation(a: Array, b: Array) -> float:
-    """Spearman's; ties share their mean rank. nan where all are alike."""
-    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
-        return float("nan")
-    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
-
-
-def _ranks(values: Array) -> Array:
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    return (last - (count - 1) / 2)[place.reshape(-1)]
 
 
 def _worst(one: Predictions) -> list[dict[str, Any]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from itertools import combinations
+from math import comb
 from pathlib import Path
 from typing import Any, Final
-
-import numpy as np
 
 from .. import __version__
 from ..advice import fitting
@@ -20,8 +20,9 @@ from ..errors import InputError
 from ..expectation.launches import counted
 from ..expectation.network import Kernels
 from ..expectation.profile import Profile, read_given
+from ..given import listed, several
 from ..hardware import Hardware
-from ..hardware_files import load_hardware
+from ..hardware_files import loaded
 from ..layout import ALONE, Layout
 from ..memory import memory
 from ..model import Model
@@ -40,6 +41,7 @@ _DEGREES: Final = (2, 4, 8, 16, 32, 64)
 _BATCHES: Final = (2, 4, 8, 16)
 _COMBINED: Final = 8  # options that are combined: the best, of each group no more than two
 _ALIKE: Final = 2
+_COMBINATIONS: Final = sum(comb(_COMBINED, count) for count in range(2, TOGETHER + 1))
 _LOOKED_AT: Final = 24  # combinations that gain most at the bound, of which is asked what is expected
 _DRAFT: Final = 5  # times smaller than the model, at least, is one that drafts for it
 TAU: Final = 1.9  # tokens of a pass that it verifies: the middle of what was measured (arXiv:2404.14294, table 5)
@@ -164,13 +166,8 @@ class Generated:
 
 def _bound(plan: Plan, workload: Workload) -> str:
     """What most of the time of a pass waits for."""
-    times: dict[str, float] = {}
-    for row in plan.estimate(workload).operators:
-        limiting = row.limiting
-        unit = str(limiting.item().unit if isinstance(limiting, np.ndarray) else limiting.unit)
-        name = unit if unit in ("memory", "link") else "compute"
-        times[name] = times.get(name, 0.0) + row.repeat * float(row.time_s)
-    return max(times, key=times.__getitem__)
+    waits = plan.estimate(workload).waits_s
+    return max(waits, key=waits.__getitem__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +294,7 @@ def recommend(
     library: str = "",
     engine: str = "",
     profiles: Sequence[str | Path | Profile] = (),
-    progress: Callable[[int, int], object] = lambda done, options: None,
+    progress: Callable[[int, int], object] = lambda done, steps: None,
 ) -> Advice:
     """Every technique with its usual parameters, precisions, degrees of parallelism: what each would buy here.
 
@@ -305,22 +302,20 @@ def recommend(
     given        techniques that are in use already; the other arguments are as those of analyze()
     max_devices  up to which tensor parallelism is tried
     without      "answers" and "model" leave out what changes the answers, and what needs a model that was made for it
+    progress     is told of options and combinations done, and of how many there may be
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
-    try:
-        aim = For(wanted)
-    except ValueError:
-        raise InputError(f"wanted must be one of {', '.join(For)}; got {wanted!r}") from None
-    left = tuple(member(Touches, "without", one) for one in without)
+    aim = member(For, "wanted", wanted)
+    used = several("given", given)
+    listed(hardware_set=hardware_set, profiles=profiles)
+    left = tuple(member(Touches, "without", one) for one in several("without", without))
     size = {name: whole(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
     asked: dict[str, Any] = {
-        "quant": quant, "attention": attention, "layout": layout, "techniques": tuple(given), "library": library,
+        "quant": quant, "attention": attention, "layout": layout, "techniques": used, "library": library,
         "engine": engine, "profiles": read_given(profiles), **size,
     }  # fmt: skip
-    if hardware_set and not isinstance(hardware, str):
-        raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
-    device = load_hardware(hardware, hardware_set) if isinstance(hardware, str) else hardware
+    device = loaded(hardware, hardware_set)
     run = partial(_run, load_model(model) if isinstance(model, str) else model, device)
     if gen < 2:
         raise InputError("gen must be at least 2, as techniques are weighed by a whole answer; got 1")
@@ -331,25 +326,30 @@ def recommend(
     options = [option for option in every if option.touches not in left]
     lines: list[Line] = []
     refused = [pair for pair in _without_usual(base.setting.techniques) if pair[0].touches not in left]
+    every_step = len(options) + _COMBINATIONS
     for done, option in enumerate(options, 1):
         try:
             found = run(_with(asked, (option,)))
             lines.append(Line.of((option,), base, found.with_expected(kernels), aim))
         except InputError as error:
             refused.append((option, str(error)))
-        progress(done, len(options))
+        progress(done, every_step)
     lines.sort(key=lambda line: -line.likely)
     fitting = [line for line in lines if line.result.fits]
     alone = [line for line in fitting if line.likely > _LEAST or not base.fits]
     helping = [line for line in lines if line.likely > _LEAST and (line.result.fits or not base.fits)]
-    several = [line for line in _combined(base, helping, run, asked, aim) if line.result.fits]
-    several.sort(key=lambda line: -line.gain)
-    expected = [Line.of(line.options, base, line.result.with_expected(kernels), aim) for line in several[:_LOOKED_AT]]
+    joined = []
+    for done, line in enumerate(_combined(base, helping, run, asked, aim), len(options) + 1):
+        joined += [line] if line and line.result.fits else []
+        progress(done, every_step)
+    joined.sort(key=lambda line: -line.gain)
+    expected = [Line.of(line.options, base, line.result.with_expected(kernels), aim) for line in joined[:_LOOKED_AT]]
     best = {line.options[0].name: line.likely * line.result.fits for line in lines}
     together = [line for line in expected if line.likely > max(best[option.name] for option in line.options)]
     together.sort(key=lambda line: -line.likely)
+    progress(every_step, every_step)
     return Advice(
-        wanted=aim, given=tuple(given), without=left, base=base, alone=tuple(alone), together=tuple(together),
+        wanted=aim, given=used, without=left, base=base, alone=tuple(alone), together=tuple(together),
         idle=tuple(line for line in fitting if line.likely <= _LEAST and base.fits),
         large=tuple(line for line in lines if not line.result.fits), refused=tuple(refused), **size,
     )  # fmt: skip
@@ -437,21 +437,14 @@ def _with(asked: dict[str, Any], options: Sequence[Option]) -> dict[str, Any]:
         else:
             changed[name] = value
     if cache:
-        own = changed["quant"] or ""
-        changed["quant"] = f"{_spelled(own)}{cache}"
+        changed["quant"] = f"{changed['quant']},*={cache}" if changed["quant"] else cache
     return changed
-
-
-def _spelled(quant: str) -> str:
-    """A precision to which that of a cache can be added."""
-    alone = {"fp8": "Wfp8Afp8", "nvfp4": "Wnvfp4Anvfp4", "": ""}
-    return alone.get(quant, quant)
 
 
 def _combined(
     base: Generated, lines: Sequence[Line], run: Callable[[dict[str, Any]], Generated], asked: dict[str, Any], aim: For
-) -> Iterator[Line]:
-    """Two and three of the best of `lines` that can be had together, at the bound."""
+) -> Iterator[Line | None]:
+    """Two and three of the best of `lines` together, at the bound; None where they cannot be had so."""
     best: list[Option] = []
     for line in lines:
         option = line.options[0]
@@ -460,13 +453,11 @@ def _combined(
     for count in range(2, TOGETHER + 1):
         for options in combinations(best[:_COMBINED], count):
             one_each = [option.group for option in options if option.change[0] != "techniques"]
-            if len(set(one_each)) < len(one_each):
-                continue
-            try:
-                line = Line.of(options, base, run(_with(asked, options)), aim)
-            except InputError:  # they make no sense together
-                continue
-            yield line
+            together = None
+            if len(set(one_each)) == len(one_each):
+                with suppress(InputError):  # they make no sense together
+                    together = Line.of(options, base, run(_with(asked, options)), aim)
+            yield together
 
 
 def _numbers(one: Generated) -> dict[str, Any]:

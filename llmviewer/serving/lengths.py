@@ -11,13 +11,14 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..documents import read_text
+from ..documents import is_there, read_text
 from ..errors import InputError
 
 Tokens = npt.NDArray[np.int64]
 
 _NORMAL: Final = {50: 0.0, 90: 1.2815515655446004, 95: 1.6448536269514722, 99: 2.3263478740408408}  # quantiles
 LONGEST: Final = 1 << 24  # tokens of a request
+_DIGITS: Final = 1000  # of a number, zeros before it included: Python refuses to read many thousands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,7 @@ def parse_lengths(text: str, name: str) -> Lengths:
     if not colon:
         if kind.lstrip("-").replace(".", "", 1).isdigit():
             return Constant(tokens=_whole(kind, text, name))
-        if Path(kind).suffix or Path(kind).exists():
+        if Path(kind).suffix or is_there(kind):
             return _file(Path(kind), name)
     if kind == "uniform":
         least, _, most = (part.strip() for part in given.partition("-"))
@@ -202,10 +203,18 @@ def _file(path: Path, name: str) -> Empirical:
     return Empirical(seen=seen)
 
 
+def counted(digits: str, least: int = 1) -> int | None:
+    """Tokens as they are written; None where that is no whole number from `least` to LONGEST."""
+    if not digits.isdecimal() or len(digits) > _DIGITS:
+        return None
+    return found if least <= (found := int(digits)) <= LONGEST else None
+
+
 def _whole(digits: str, text: str, name: str) -> int:
-    if not digits.isdecimal() or not 1 <= int(digits) <= LONGEST:
+    found = counted(digits)
+    if found is None:
         raise _wrong(text, name)
-    return int(digits)
+    return found
 
 
 def _wrong(text: object, name: str) -> InputError:

@@ -21,7 +21,7 @@ from ..expectation.profile import Profile
 from ..fleet import Known
 from ..graph import Graph
 from ..hardware import Hardware
-from ..hardware_files import hardware_names, load_hardware
+from ..hardware_files import hardware_names, loaded
 from ..layout import Layout, parse_layout
 from ..model import Model
 from ..operators.linear import ExpertsLinear
@@ -211,14 +211,14 @@ def plan(
     Raises InputError where something given cannot be used.
     """
     given.number(rate=rate, ttft=ttft, tpot=tpot)
-    wanted = _by(by)
-    goals = Goals(ttft_s=ttft, tpot_s=tpot)
+    given.positive(years=years)
+    given.one(library=library, engine=engine)
+    quants, layouts = given.several("quants", quants), layouts if layouts is None else given.several("layouts", layouts)
+    wanted, goals = _by(by), Goals(ttft_s=ttft, tpot_s=tpot)
     prompt, gen, max_devices = whole("prompt", prompt), whole("gen", gen), whole("max_devices", max_devices)
     if not 0 < rate < inf:
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
-    if years is not None and not 0 < years < inf:
-        raise InputError(f"years must be a positive number; got {years:g}")
-    limits = np.array(sorted({whole("batches", batch) for batch in batches}), dtype=np.float64)
+    limits = np.array(sorted({whole("batches", batch) for batch in given.counts(batches)}), dtype=np.float64)
     named = _loaded(hardware_names() if hardware is None else hardware, hardware_set)
     left = unsold(named.values()) if hardware is None else ()
     devices = [device for name, device in named.items() if name not in left]
@@ -226,7 +226,7 @@ def plan(
         raise InputError(
             f"batches must have a number above 1, for sequences that decode together; got {limits[-1]:.0f}"
         )
-    for name, values in (("hardware", devices), ("layouts", layouts), ("quants", quants), ("batches", batches)):
+    for name, values in (("hardware", devices), ("layouts", layouts), ("quants", quants), ("batches", limits)):
         if values is not None and not len(values):
             raise InputError(f"{name}: nothing to plan with")
     check_bound(bound, library, engine, profiles)
@@ -287,10 +287,9 @@ def plan(
 
 def _loaded(hardware: Sequence[str | Hardware], changes: Sequence[str]) -> dict[str, Hardware]:
     """By name, each once."""
-    if changes and not all(isinstance(device, str) for device in hardware):
-        raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
-    loaded = (load_hardware(device, changes) if isinstance(device, str) else device for device in hardware)
-    return {device.name: device for device in loaded}
+    given.listed(hardware_set=changes)
+    devices = (loaded(device, changes) for device in given.several("hardware", hardware))
+    return {device.name: device for device in devices}
 
 
 def usual_layouts(graph: Graph) -> tuple[str, ...]:

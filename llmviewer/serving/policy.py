@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ..errors import InputError
+from .lengths import LONGEST, counted
 
 _BUDGET: Final = 2048  # tokens of whole prompts that are read in one step, where more than one waits
 
@@ -54,7 +55,7 @@ def parse_policy(text: str) -> Policy:
 
     Raises InputError where there is none such.
     """
-    name, colon, budget = (part.strip() for part in text.partition(":"))
+    name, colon, budget = (part.strip() for part in str(text).partition(":"))
     if name not in POLICIES:
         raise InputError(f"policy must be one of {', '.join(POLICIES)}; got {text!r}")
     policy = POLICIES[name]
@@ -62,6 +63,7 @@ def parse_policy(text: str) -> Policy:
         return policy
     if not policy.cuts:
         raise InputError(f"policy {name} has no tokens to give; only chunked has, as in chunked:512; got {text!r}")
-    if not budget.isdecimal() or not 1 <= int(budget) <= 1 << 24:
-        raise InputError(f"policy chunked:TOKENS must give a whole number of at least 1; got {text!r}")
-    return Policy(name=name, mixes=True, cuts=True, budget=int(budget))
+    tokens = counted(budget)
+    if tokens is None:
+        raise InputError(f"policy chunked:TOKENS must give a whole number from 1 to {LONGEST}; got {text!r}")
+    return replace(policy, budget=tokens)

@@ -21,18 +21,19 @@ from .traffic import Times, Traffic
 class Prefilled:
     """What the devices that read prompts make of all requests. [s]
 
-    start_s  when its prompt is taken up
-    ready_s  when its cache is where its answer is written
-    busy_s   of all devices together
+    start_s      when its prompt is taken up
+    ready_s      when its cache is where its answer is written
+    utilization  the part of the time, until the last prompt is read, in which one that reads works
     """
 
     start_s: Times
     ready_s: Times
-    busy_s: float
+    utilization: float
 
 
 def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, overlapped: bool) -> Prefilled:
-    """Prompts in the order of their arrival, one at a time on each of `copies` of the model, or of its stages.
+    """Prompts in the order of their arrival, one at a time on each of `copies` of the model and of its ranks, or of its
+    stages.
 
     transfer_s  how long the cache of each prompt travels, after the prefill, or while it runs where `overlapped`
 
@@ -51,14 +52,16 @@ def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, o
         np.broadcast_to(np.asarray(each, dtype=float), lengths.shape)[place]
         for each in steps.reading_s(lengths.astype(float))
     )
-    free = [0.0] * copies
+    readers = copies * steps.apart
+    free = [0.0] * readers
     start = np.empty(len(traffic))
     for request, (arrival, time_s) in enumerate(zip(traffic.arrival_s.tolist(), taken.tolist(), strict=True)):
         begin = max(arrival, heapq.heappop(free))
         heapq.heappush(free, begin + time_s)
         start[request] = begin
     ready = start + (np.maximum(own, transfer_s) if overlapped else own + transfer_s)
-    return Prefilled(start_s=start, ready_s=ready, busy_s=float(np.sum(taken)))
+    span = float(np.max(start + own) - traffic.arrival_s[0])
+    return Prefilled(start_s=start, ready_s=ready, utilization=float(np.sum(taken)) / (readers * span))
 
 
 def transfer_s(reads: Setting, writes: Setting, traffic: Traffic) -> Times:

@@ -61,16 +61,17 @@ class Goals:
 class Simulation:
     """What became of all requests where steps take as long as their lower bounds.
 
-    expected        the same requests where steps take as long as is expected of kernels; None where nothing is expected
-                    of them, for the reason `unknown`, and of what is expected itself
-    setting         of one copy of the model; of those that decode, where others read the prompts
-    reads           of one copy that reads prompts, where those are others
-    readers         copies that do
-    copies          of the model, the readers apart
-    servers         of them and of their ranks, those that take steps of their own
-    closed          means in closed form, as one copy has them; None where prompts are read elsewhere, and where ranks
-                    wait for each other
-    reading_busy_s  of the readers together
+    expected  the same requests where steps take as long as is expected of kernels; None where nothing is expected of
+              them, for the reason `unknown`, and of what is expected itself
+    setting   of one copy of the model; of those that decode, where others read the prompts
+    reads     of one copy that reads prompts, where those are others
+    readers   copies that do
+    copies    of the model, the readers apart
+    servers   of them and of their ranks, those that take steps of their own
+    closed    means in closed form, as one copy has them; None where prompts are read elsewhere, and where ranks wait
+              for each other
+
+    reading_utilization is the part of the time, until the last prompt is read, in which a reader works.
     """
 
     setting: Setting = field(repr=False)
@@ -94,7 +95,7 @@ class Simulation:
     unknown: str = ""
     reads: Setting | None = field(default=None, repr=False)
     readers: int = 0
-    reading_busy_s: float = 0.0
+    reading_utilization: float = 0.0
 
     @property
     def likely(self) -> Simulation:
@@ -162,13 +163,6 @@ class Simulation:
     def utilization(self) -> float:
         """The part of the time in which a copy works; of those that decode, where others read the prompts."""
         return self.usage.busy_s / (self.servers * self.span_s)
-
-    @property
-    def reading_utilization(self) -> float:
-        """The part of the time, until the last prompt is read, in which a reader works."""
-        if not self.readers:
-            return 0.0
-        return self.reading_busy_s / (self.readers * float(np.max(self.first_s) - self.traffic.arrival_s[0]))
 
     @property
     def sides(self) -> tuple[tuple[Setting, int], ...]:
@@ -421,8 +415,7 @@ def check_requests(count: int) -> int:
 
 def check_years(years: float | None) -> None:
     """Raises InputError where a purchase cannot be spread over so many."""
-    if years is not None and not 0 < years < inf:
-        raise InputError(f"years must be a positive number; got {years:g}")
+    given.positive(years=years)
 
 
 def check_bound(bound: bool, *kernels: object) -> None:
@@ -482,7 +475,7 @@ def _apart(
     back = np.argsort(order)
     return Simulation(
         setting=writes, servers=servers, policy=policy, closed=None, reads=reads, readers=readers,
-        reading_busy_s=read.busy_s, start_s=read.start_s, first_s=served.first_s[back],
+        reading_utilization=read.utilization, start_s=read.start_s, first_s=served.first_s[back],
         finish_s=served.finish_s[back], gap_s=served.gap_s[back],
         preemptions=int(np.sum(served.preempted)), usage=served.usage, **common,
     )  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from io import StringIO
 from math import inf, isfinite
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from ..documents import read_text
 from ..errors import InputError
-from .lengths import LONGEST, Lengths, Tokens
+from .lengths import LONGEST, Lengths, Tokens, counted
 
 Times = npt.NDArray[np.float64]
 
@@ -27,7 +28,6 @@ _COLUMNS: Final = {
     "prompt": ("prompt", "contexttokens", "request tokens", "prompt_tokens"),
     "gen": ("gen", "generatedtokens", "response tokens", "output_tokens"),
 }
-_FRACTION: Final = 6  # digits of a second that a date has at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +71,13 @@ def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, gene
 
 def read_traffic(path: Path, most: int | None = None) -> Traffic:
     """The first `most` rows of a CSV file with columns timestamp (seconds, or dates as in Azure's traces), prompt, gen.
+    Those of one time stay in the order of the file.
 
     Requests that generate nothing, as those that failed in BurstGPT's, are counted and left out.
 
     Raises InputError, with its line, where a row is wrong.
     """
-    reader = csv.DictReader(read_text(path).splitlines())
+    reader = csv.DictReader(StringIO(read_text(path)))
     names = {name.strip().lower(): name for name in reader.fieldnames or ()}
     columns = {}
     for key, known in _COLUMNS.items():
@@ -84,8 +85,8 @@ def read_traffic(path: Path, most: int | None = None) -> Traffic:
         if found is None:
             raise InputError(f"{path}: {key}: must be a column of the header, which has {', '.join(names) or 'none'}")
         columns[key] = found
-    every = [_row(row, columns, f"{path}:{line}") for line, row in enumerate(reader, 2)]
-    rows = sorted(row for row in every if row[2] > 0)[:most]
+    every = [_row(row, columns, f"{path}:{reader.line_num}") for row in reader]
+    rows = sorted((row for row in every if row[2] > 0), key=lambda row: row[0])[:most]
     if not rows:
         raise InputError(f"{path}: holds no request that generates anything")
     times, prompts, gens = zip(*rows, strict=True)
@@ -97,21 +98,21 @@ def read_traffic(path: Path, most: int | None = None) -> Traffic:
 def _row(row: Mapping[str, str | None], columns: Mapping[str, str], where: str) -> tuple[float, int, int]:
     stamp, prompt, gen = ((row[columns[key]] or "").strip() for key in _COLUMNS)
     for name, text, least in (("prompt", prompt, 1), ("gen", gen, 0)):
-        if not text.isdecimal() or not least <= int(text) <= LONGEST:
+        if counted(text, least) is None:
             raise InputError(f"{where}: {name} must be a whole number from {least} to {LONGEST}; got {text!r}")
     return _time(stamp, where), int(prompt), int(gen)
 
 
 def _time(stamp: str, where: str) -> float:
-    """Seconds, or a date in seconds since 1970."""
+    """Seconds, or a date in seconds since 1970; one that names no zone is in UTC, where no hour comes twice a year."""
     try:
         seconds = float(stamp)
     except ValueError:
-        whole, dot, fraction = stamp.partition(".")
         try:
-            seconds = datetime.fromisoformat(f"{whole}{dot}{fraction[:_FRACTION]}").timestamp()
+            date = datetime.fromisoformat(stamp)
         except ValueError:
             raise InputError(f"{where}: timestamp must be seconds or a date and time; got {stamp!r}") from None
+        seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     if not isfinite(seconds):
         raise InputError(f"{where}: timestamp must be finite; got {stamp!r}")
     return seconds

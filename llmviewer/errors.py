@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 
@@ -15,16 +15,19 @@ _MANY = 6  # names that begin or end alike
 _FAR = 0.4  # the least part of a name that has to be alike for it to be named
 
 
-def suggest(given: str, known: Iterable[str]) -> str:
+def suggest(given: str, known: Iterable[str], of: Mapping[str, str] | None = None) -> str:
     """The clause that names the nearest of `known`: those that begin with `given`, else those that it is the last part
     of, else those spelt like it.
 
     All of them where none is near and they are few.
+
+    of  what each is a name of, where one thing has several: it is told by the nearest
     """
     names, wanted = list(known), given.lower()
     begin = sorted((name for name in names if wanted and name.startswith(wanted)), key=lambda name: (len(name), name))
     end = [name for name in names if wanted and name.endswith(f".{wanted}")]
-    near = begin[:_MANY] or end[:_MANY] or get_close_matches(wanted, names, n=3, cutoff=0.6)
+    like = begin or end
+    near = _once(like or get_close_matches(wanted, names, n=_MANY * 3, cutoff=0.6), of)[: _MANY if like else 3]
     if near:
         return f"did you mean {' or '.join(near)}?"
     if len(names) <= _FEW:
@@ -33,3 +36,11 @@ def suggest(given: str, known: Iterable[str]) -> str:
     return (
         f"of {len(names)} names the nearest are {', '.join(far)}" if far else f"none of {len(names)} names is like it"
     )
+
+
+def _once(names: list[str], of: Mapping[str, str] | None) -> list[str]:
+    """The first name of each thing."""
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(of[name] if of else name, name)
+    return list(first.values())

@@ -63,7 +63,8 @@ def hardware_file(name: str) -> Path:
             return found
     if is_there(name):
         raise InputError(f"{name}: is no hardware file; give a .yaml file, or a name of `llmviewer hardware`")
-    near = suggest(name, (known for names in hardware_aliases().values() for known in names))
+    devices = {known: own for own, names in hardware_aliases().items() for known in names}
+    near = suggest(name, devices, of=devices)
     raise InputError(f"no hardware {name!r}: {near} (`llmviewer hardware` lists all)")
 
 

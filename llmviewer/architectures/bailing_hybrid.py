@@ -27,7 +27,7 @@ _COSTLESS: Final = """
     rope_interleave kda_safe_gate kda_lower_bound score_function moe_router_enable_expert_bias router_dtype rotary_dim
     partial_rotary_factor group_norm_size linear_silu max_window_layers mtp_loss_scaling_factor use_qk_norm
     embedding_dropout output_dropout expert_swiglu_limit_list share_expert_swiglu_limit_list num_key_value_heads
-    qk_head_dim rotary_type
+    qk_head_dim rotary_type head_dim linear_num_heads linear_conv_kernel_dim
 """
 _ABSENT: Final = (
     "use_bias", "use_qkv_bias", "use_kda_lora", "use_mla_nope", "use_nGPT", "value_norm", "up_proj_norm", "mtp_use_kda",
@@ -57,7 +57,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
     layers = [layer(kind, has_experts=has_experts) for kind, has_experts in zip(types, sparse, strict=True)]
     further = layer(_MLA, has_experts=True)
-    prediction = Prediction.of(config, config.first("num_nextn_predict_layers", "num_mtp_layers"), further)
+    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
     return replace(decoder(config, layers), prediction=prediction).graph(fmt)
 
 
@@ -82,7 +82,7 @@ def _sparse(config: Section) -> list[bool]:
 def _kda(config: Section, heads: int) -> Kda:
     return Kda(
         heads=heads,
-        head_dim=config.integer("head_dim", 128),
+        head_dim=config.integer(config.first("linear_head_dim", "head_dim"), 128),
         taps=config.integer("short_conv_kernel_size", 4),
         whole_gate=True,
         whole_decay=True,
@@ -97,7 +97,6 @@ def _attention(config: Section) -> LatentAttention:
 
 def _experts(config: Section) -> Experts:
     inner = config.integer("moe_intermediate_size")
-    count = config.first("num_experts", "num_local_experts")
     shared = config.integer("moe_shared_expert_intermediate_size", inner)
-    number = config.integer(config.first("num_shared_experts", "n_shared_experts"), 1, least=0)
-    return experts(config, count, "num_experts_per_tok", inner=inner, shared=shared * number)
+    number = config.integer("num_shared_experts", 1, least=0)
+    return experts(config, "num_experts", "num_experts_per_tok", inner=inner, shared=shared * number)

@@ -44,6 +44,7 @@ def build_mistral4(config: Section, fmt: Format) -> Graph:
 def build_v32(config: Section, fmt: Format) -> Graph:
     """DeepSeek-V3.2: every layer looks at the keys that its indexer chooses."""
     costless(config, "rope_interleave")
+    _check_sparse(config)
     return _graph(config, fmt, sparse_layers(config, default=3), _index(config, heads=64))
 
 
@@ -54,10 +55,7 @@ def build_glm_moe_dsa(config: Section, fmt: Format) -> Graph:
         config, "rope_interleave", "indexer_rope_interleave", "index_share_for_mtp_iteration", "moe_router_dtype",
         "num_experts",
     )  # fmt: skip
-    if config.flag("mlp_bias", default=False):
-        raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
-    if config.get("layer_types") is not None:
-        kinds(config, "layer_types", ("deepseek_sparse_attention",))
+    _check_sparse(config)
     return _graph(config, fmt, sparse_layers(config, default=3), _index(config, heads=32), _own_index(config))
 
 
@@ -66,6 +64,14 @@ def build_glm4_moe_lite(config: Section, fmt: Format) -> Graph:
     """GLM-4.7-Flash."""
     costless(config, "rope_interleave", "partial_rotary_factor")  # the rotated part is qk_rope_head_dim
     return _graph(config, fmt, sparse_layers(config, default=1))
+
+
+def _check_sparse(config: Section) -> None:
+    """Raises InputError where layers are of another kind, or have biases."""
+    if config.flag("mlp_bias", default=False):
+        raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
+    if config.get("layer_types") is not None:
+        kinds(config, "layer_types", ("deepseek_sparse_attention", "indexed_attention"))  # names of one thing
 
 
 def _index(config: Section, heads: int) -> Index:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
-from ..precision import Format
+from ..precision import NAMED, Format
 from . import architecture
 from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer, Prediction
@@ -75,10 +75,16 @@ def _check_sparse(config: Section) -> None:
 
 
 def _index(config: Section, heads: int) -> Index:
+    """Queries and keys are in fp8 with an fp32 scale of each 128 elements, as the code that was published with
+    DeepSeek-V3.2-Exp has them (inference/model.py, Indexer.k_cache and k_scale_cache); vLLM and SGLang, which GLM-5
+    names for it, run the indexers of both in one kernel.
+    """
+    head_dim = config.integer("index_head_dim", 128)
     return Index(
         num_heads=config.integer("index_n_heads", heads),
-        head_dim=config.integer("index_head_dim", 128),
+        head_dim=head_dim,
         chosen=config.integer("index_topk", 2048),
+        format=replace(NAMED["fp8_e4m3"], group=min(head_dim, 128), scale_bits=32),
     )
 
 

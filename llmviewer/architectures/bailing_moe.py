@@ -17,7 +17,7 @@ from ..operators.elementwise import Rope
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Layer, Mixer, Prediction
+from ._decoder import FeedForward, Layer, Mixer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder, grouped_heads, rotary_dim
 from ._moe import costless, dense, experts, first_dense
@@ -47,7 +47,7 @@ def build_linear(config: Section, fmt: Format) -> Graph:
 
 def _graph(config: Section, fmt: Format, mixers: list[Mixer], sparse: list[bool]) -> Graph:
     costless(config, *_COSTLESS.split())
-    networks = {True: shared_experts(config), False: dense(config)}
+    networks: dict[bool, FeedForward] = {True: shared_experts(config), False: dense(config)}
     names = {LinearAttention: "linear", SelfAttention: "full"}
     layers = [
         Layer(

@@ -373,7 +373,7 @@ def test_parameters_of_ling_tiny_by_hand():
         ("longcat-flash", {"zero_expert_type": "copy"}, "zero_expert_type: must be one of identity; got 'copy'"),
         ("longcat-flash", {"attention_method": "GQA"}, "attention_method: must be one of MLA, mla; got 'GQA'"),
         ("longcat-flash", {"emb_neighbor_num": 3}, "emb_neighbor_num: must be absent"),
-        ("ling-3.0-flash", {"architectures": ["BailingMoeV2_5ForCausalLM"]}, "architectures: must be BailingMoeV3"),
+        ("ling-3.0-flash", {"architectures": ["BailingMoeV4ForCausalLM"]}, "architectures: must be BailingMoeV3"),
         ("ling-3.0-flash", {"no_kda_lora": None}, "no_kda_lora: must be true"),
         ("ling-3.0-flash", {"use_mla_nope": True}, "use_mla_nope: is not known for this architecture; got True"),
         ("ling-3.0-flash", {"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers: must be at most 10000"),

@@ -152,11 +152,30 @@ class Section:
         self.data, self.file, self.at = data, file, at
         self.asked: set[str] = set()
         self._opened: dict[str, Section] = {}
+        self._other_names: Mapping[str, Collection[str]] = {}
+
+    def also_called(self, other_names: Mapping[str, Collection[str]]) -> None:
+        """Says by which other names keys may stand here, and in the sections that are opened."""
+        self._other_names = other_names
+        for section in self._opened.values():
+            section.also_called(other_names)
+
+    def with_data(self, data: Mapping[str, Any]) -> Section:
+        """The same place with other data; what is asked of one is asked of both."""
+        section = Section(data, self.file, self.at)
+        section.asked, section._opened, section._other_names = self.asked, self._opened, self._other_names
+        return section
+
+    def _written(self, key: str) -> str:
+        """The name that `key` has here."""
+        names = (key, *self._other_names.get(key, ()))
+        return next((name for name in names if self.data.get(name) is not None), key)
 
     def get(self, key: str) -> Any:
         """The value as it stands; None where the key is absent or null."""
-        self.asked.add(key)
-        return self.data.get(key)
+        written = self._written(key)
+        self.asked.update((key, written))
+        return self.data.get(written)
 
     def unread(self, known: Collection[str] = ()) -> list[str]:
         """Keys with a value that nobody asked for and that are not `known`, of the sections opened too."""
@@ -168,7 +187,7 @@ class Section:
 
     def costless(self, *keys: str) -> None:
         """Says that these keys are known to change nothing that is counted."""
-        self.asked.update(keys)
+        self.asked.update(keys, (self._written(key) for key in keys))
 
     def first(self, *keys: str) -> str:
         """The first of several names of one thing that the mapping uses; the first of all if it uses none."""
@@ -181,7 +200,7 @@ class Section:
         return iter(self.data)
 
     def error(self, key: str, problem: str) -> InputError:
-        return InputError(f"{self.file}: {self.at}{key}: {problem}")
+        return InputError(f"{self.file}: {self.at}{self._written(key)}: {problem}")
 
     def only(self, known: Iterable[str]) -> None:
         """Raises InputError at the first key that is not among `known`."""
@@ -194,7 +213,9 @@ class Section:
         value = self._required(key)
         if not isinstance(value, Mapping):
             raise self.error(key, f"must be a mapping; got {_shown(value)}")
-        return self._opened.setdefault(key, Section(value, self.file, f"{self.at}{key}."))
+        opened = self._opened.setdefault(key, Section(value, self.file, f"{self.at}{key}."))
+        opened.also_called(self._other_names)
+        return opened
 
     def sections(self, key: str) -> list[Section]:
         """The mappings of a list, at least one."""

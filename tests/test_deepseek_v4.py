@@ -25,6 +25,7 @@ from llmviewer.resource import Unit, matrix
 from llmviewer.roofline import plan
 from llmviewer.setting import Setting
 from llmviewer.stored.module_names import ModuleNames
+from llmviewer.transforms.quantize import parse_quantization, quantize
 from llmviewer.workload import Workload
 
 ORACLE = Path(__file__).parent / "oracle"
@@ -111,7 +112,7 @@ def test_a_step_attends_to_a_window_and_to_chosen_entries():
     found = _layer(_graph(index_topk=6), "csa_moe", Workload.decode(batch=3, kv_len=100))
     assert found["qk_matmul"][:2] == (3 * (8 + 6) * 4 * 2 * 16, 3 * (8 + 6) * 16 * 2)
     assert found["sv_matmul"][0] == found["qk_matmul"][0]
-    assert found["indexer"][:2] == (3 * 25 * (2 * 3 * (8 + 1) + 3 + 1), 3 * 25 * 8 * 2)
+    assert found["indexer"][:2] == (3 * 25 * (2 * 3 * (8 + 1) + 3 + 1), 3 * 25 * 8 * 4.25 / 8)
 
 
 def test_a_step_attends_to_all_entries_where_none_are_chosen():
@@ -160,17 +161,17 @@ def test_no_token_is_compared_where_ids_choose_experts():
 
 def test_the_cache_by_hand():
     """At 80 tokens: windows of 8, entries of 16, keys of the indexer of 8, and groups in the making."""
-    window, csa, hca = 8 * 16, 80 / 4 * (16 + 8), 80 / 8 * 16
+    window, csa, hca, keys = 8 * 16, 80 / 4 * 16, 80 / 8 * 16, 3 * 80 / 4 * 8
     csa_state = sum(2 * 4 * 2 * w + 2 * 4 * w for w in (16, 8))
     hca_state = 2 * 8 * 16
     elements = 5 * window + 3 * (csa + csa_state) + hca + hca_state
-    assert kv_cache_bytes(_graph(), batch=1, context=80) == 2 * elements
+    assert kv_cache_bytes(_graph(), batch=1, context=80) == 2 * elements + keys * 4.25 / 8  # fp4, a scale of each 32
 
 
 @pytest.mark.parametrize(("name", "gib"), [("deepseek-v4-flash", 6.72), ("deepseek-v4-pro", 9.62)])
 def test_a_million_tokens_take_the_published_cache(name, gib):
     """vllm.ai/blog/deepseek-v4: 9.62 GiB of V4-Pro in bf16, compressed entries and indexer; 6.72 of V4-Flash alike."""
-    graph = load_model(name).graph
+    graph = load_model(name).graph.then(quantize(parse_quantization("indexer=A16")))
     grown = kv_cache_bytes(graph, batch=1, context=2**20 + 2**16) - kv_cache_bytes(graph, batch=1, context=2**16)
     assert round(float(grown) / 2**30, 2) == gib
 

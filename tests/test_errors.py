@@ -437,7 +437,7 @@ def test_a_device_without_a_unit_for_the_operands(chip):
             {"hidden_act": "mish"},
             (
                 "hidden_act: must be one of relu, relu2, silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, "
-                "gelu_tanh, situ; got 'mish'"
+                "gelu_tanh, situ, xielu; got 'mish'"
             ),
         ),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be true or false; got 'yes'"),

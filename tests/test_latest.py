@@ -140,6 +140,28 @@ def test_the_dialect_of_transformers_says_the_same_of_blocks():
     assert _graph(fields, **theirs) == _graph(M3)
 
 
+def test_a_tower_brings_patches_to_the_width_of_the_model_and_four_together_to_a_token():
+    """Of a picture of 4 x 4 patches, 3 x 2 x 2 x 2 numbers each: 2 layers 24 wide, 2 heads of 12."""
+    vision = {
+        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8,
+        "patch_size": 2, "temporal_patch_size": 2, "spatial_merge_size": 2,
+    }  # fmt: skip
+    pair = {"model_type": "minimax_m3_vl", "text_config": M3, "projector_hidden_size": 32}
+    graph, h = _graph(pair, vision_config=vision), 24
+    layer = 4 * (h * h + h) + 2 * 2 * h + 2 * h * 40 + 40 + h
+    project = h * 32 + 32 + 32 * 64 + 64 + 4 * 64 * 32 + 32 + 32 * 64 + 64
+    assert graph.parameters - _graph(M3).parameters == 24 * h + 2 * h + 2 * layer + project
+    assert _graph(pair) == _graph(M3)
+    prompt = Workload.prefill(batch=1, prompt=9, images=1)
+    towered = [(block, op) for block, op in graph if op.name.startswith("vision_")]
+    ops = {op.name: evaluate(op.work().on(block.stream).ops, prompt) for block, op in towered}
+    assert ops["vision_linear_1"] == 2 * 16 * 24 * 32
+    assert ops["vision_linear_2"] == 2 * 16 * 32 * 64
+    assert ops["vision_merge_linear_1"] == 2 * 4 * 256 * 32
+    assert ops["vision_merge_linear_2"] == 2 * 4 * 32 * 64
+    assert ops["vision_rope"] == 3 * 16 * 2 * 2 * 12
+
+
 def test_windows_have_twice_the_heads_and_values_are_narrower_than_keys():
     """MiMo-V2-Flash at 1000 tokens: 9 layers see all of 4 heads, 39 the last 129 of 8, of 192 and 128 elements."""
     graph = load_model("mimo-v2-flash").graph
@@ -351,7 +373,7 @@ def test_parameters_of_ling_tiny_by_hand():
         ("longcat-flash", {"zero_expert_type": "copy"}, "zero_expert_type: must be one of identity; got 'copy'"),
         ("longcat-flash", {"attention_method": "GQA"}, "attention_method: must be one of MLA, mla; got 'GQA'"),
         ("longcat-flash", {"emb_neighbor_num": 3}, "emb_neighbor_num: must be absent"),
-        ("ling-3.0-flash", {"architectures": ["BailingMoeV2_5ForCausalLM"]}, "architectures: must be BailingMoeV3"),
+        ("ling-3.0-flash", {"architectures": ["BailingMoeV4ForCausalLM"]}, "architectures: must be BailingMoeV3"),
         ("ling-3.0-flash", {"no_kda_lora": None}, "no_kda_lora: must be true"),
         ("ling-3.0-flash", {"use_mla_nope": True}, "use_mla_nope: is not known for this architecture; got True"),
         ("ling-3.0-flash", {"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers: must be at most 10000"),

@@ -253,6 +253,7 @@ def test_an_override_alone_leaves_the_rest_as_published():
     formats = _formats("down_proj=W8")
     assert formats.pop(("layer", "down_proj")) == (8, 16)
     assert set(formats.values()) == {(16, 16)}
+    assert _formats("published,down_proj=W8") == _formats("down_proj=W8")
     formats = _formats("down_proj=W8", model="gpt2")  # published in fp32
     assert formats.pop(("layer", "down_proj")) == (8, 32)
     assert set(formats.values()) == {(32, 32)}

@@ -51,7 +51,7 @@ def test_a_step_scores_all_keys_and_attends_to_the_chosen_ones():
     """At 100 tokens: 3 index heads of 20 elements, and a weight for each, over 100 keys; 4 heads over 5 keys."""
     found = _by_name(_graph(), Workload.decode(batch=2, kv_len=100))
     assert found["indexer"][0] == 2 * 100 * (2 * 3 * (20 + 1) + 3 + 1)
-    assert found["indexer"][1] == 2 * 100 * 20 * 2
+    assert found["indexer"][1] == 2 * 100 * (20 + 4)  # in fp8, with a scale in fp32
     assert found["qk_matmul"][0] == 2 * 5 * 4 * 2 * (12 + 8)
     assert found["qk_matmul"][1] == 2 * 5 * 8 * 2  # rotated keys; the others are expanded from the latent
     assert found["sv_matmul"][0] == 2 * 5 * 4 * 2 * 10
@@ -70,7 +70,7 @@ def test_queries_of_a_long_prompt_see_no_more_than_the_choice():
 
 
 def test_all_tokens_stay_in_the_cache_with_a_key_for_the_indexer():
-    assert kv_cache_bytes(_graph(), batch=1, context=100) == 6 * 100 * (16 + 8 + 20) * 2
+    assert kv_cache_bytes(_graph(), batch=1, context=100) == 6 * 100 * ((16 + 8) * 2 + 20 + 4)
 
 
 def test_layers_that_share_a_choice_have_no_indexer():
@@ -78,7 +78,7 @@ def test_layers_that_share_a_choice_have_no_indexer():
     having = {block.name: any(op.name == "indexer" for op in block.operators) for block in graph.blocks}
     assert having == {"embedding": False, "dense": True, "dense_shared": False, "moe": True, "moe_shared": False,
                       "head": False}  # fmt: skip
-    assert kv_cache_bytes(graph, batch=1, context=100) == 100 * (6 * (16 + 8) + 2 * 20) * 2
+    assert kv_cache_bytes(graph, batch=1, context=100) == 100 * (6 * (16 + 8) * 2 + 2 * (20 + 4))
     assert {op.heads.mask.count for _, op in graph if op.name == "qk_matmul"} == {5}
 
 
@@ -128,6 +128,36 @@ def test_an_absorbed_step_reads_the_chosen_rows_of_the_latent():
 
 
 def test_a_long_context_costs_the_published_cache():
-    """V3.2 keeps V3's 576 elements a layer and 128 of the indexer."""
+    """V3.2 keeps V3's 576 elements a layer and 128 of the indexer, those in fp8 with a scale in fp32."""
     v3, v32 = (load_model(name).kv_bytes_per_token for name in ("deepseek-v3", "deepseek-v3.2"))
-    assert (v3, v32) == (61 * 576 * 2, 61 * (576 + 128) * 2)
+    assert (v3, v32) == (61 * 576 * 2, 61 * (576 * 2 + 132))
+
+
+def _indexer(quant):
+    """What the indexer of V3.2 multiplies in, and the bytes of one of its keys."""
+    graph = Setting.of("deepseek-v3.2", "h200-sxm", quant=quant).decode_graph
+    indexer = next(op for block, op in graph if block.name == "moe" and op.name == "indexer")
+    writer = next(op for block, op in graph if block.name == "moe" and op.name == "index_rope")
+    assert writer.outputs[1].format == indexer.inputs[1].format
+    return indexer.work().wanted.dtype, indexer.inputs[1].width * indexer.inputs[1].format.stored_bits / 8
+
+
+@pytest.mark.parametrize(
+    ("quant", "dtype", "key"),
+    [
+        (None, "fp8", 132),
+        ("W16A16", "fp8", 132),
+        ("W8A8KV8", "fp8", 132),
+        ("layers.0-60=W4A16", "fp8", 132),
+        ("published,indexer=A16", "bf16", 256),
+        ("indexer=fp8", "fp8", 128),
+        ("W16A16,layers.3-60.indexer=A4", "int4", 64),
+    ],
+)
+def test_the_indexer_keeps_its_format_unless_it_is_named(quant, dtype, key):
+    assert _indexer(quant) == (dtype, key)
+
+
+def test_no_weights_are_multiplied_by_the_indexer():
+    with pytest.raises(InputError, match="'indexer=W4' matches no matrix product"):
+        _indexer("indexer=W4")

@@ -14,6 +14,7 @@ from ..documents import Section
 from ..errors import suggest
 from ..graph import Graph
 from ..precision import Format
+from ._names import OTHER_NAMES
 
 Builder: TypeAlias = Callable[[Section, Format], Graph]
 
@@ -37,7 +38,7 @@ def architecture(*model_types: str) -> Callable[[Builder], Builder]:
 
 
 def builder(config: Section) -> Builder:
-    """What builds the graph of a config.
+    """What builds the graph of a config, whose fields are then found by any name that they have had.
 
     Raises InputError, naming the nearest family there is, where nothing does.
     """
@@ -48,6 +49,7 @@ def builder(config: Section) -> Builder:
         _load(_MODULES)
     if model_type not in _BUILDERS:
         raise config.error("model_type", _unknown(config, model_type))
+    config.also_called(OTHER_NAMES)
     return _BUILDERS[model_type]
 
 

@@ -10,7 +10,7 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise, Rope
 from ..operators.linear import LatentExpansion, Router
 from ..operators.masks import CAUSAL, Chosen
-from ..precision import FP32
+from ..precision import FP32, Format
 from ._parts import NormKind, Parts, result
 
 
@@ -177,11 +177,17 @@ class Index:
 
     num_heads, head_dim  of its queries; all of them share a key for each token, in a cache of its own
     chosen               keys that each query keeps
+    format               of queries and keys where they are multiplied; None where it is that of the model
     """
 
     num_heads: int
     head_dim: int
     chosen: int
+    format: Format | None = None
+
+    def own(self, t: Tensor) -> Tensor:
+        """A tensor that it multiplies, in its own format, which the precision of the rest does not change."""
+        return replace(t, format=self.format, left_as_published=True) if self.format else t
 
     def operators(self, parts: Parts, x: Tensor, latent: Tensor, rope_dim: int) -> tuple[Operator, ...]:
         """Queries from the `latent` that those of attention come from, keys and the heads' weights from x."""
@@ -190,7 +196,10 @@ class Index:
         k = parts.project("index_k_proj", x, self.head_dim)
         weights = parts.project("index_weights", x, self.num_heads, kind=Router)
         norm = parts.norm("index_k_norm", k.outputs[0], kind=NormKind.LAYER)
-        rotated = (parts.tensor("index_q_rope", heads.q_width), parts.cached("index_cache", self.head_dim))
+        rotated = (
+            self.own(parts.tensor("index_q_rope", heads.q_width)),
+            self.own(parts.cached("index_cache", self.head_dim)),
+        )
         rope = Rope(
             name="index_rope",
             inputs=(q.outputs[0], norm.outputs[0]),
@@ -201,7 +210,7 @@ class Index:
         chosen = Tensor(name="index_choice", width=1, rows=Chosen(self.chosen).pairs, format=FP32)
         index = Indexer(
             name="indexer",
-            inputs=(rotated[0], parts.cache("index_cache", self.head_dim), weights.outputs[0]),
+            inputs=(rotated[0], self.own(parts.cache("index_cache", self.head_dim)), weights.outputs[0]),
             outputs=(chosen,),
             heads=heads,
         )

@@ -102,10 +102,11 @@ class CompressedAttention:
             role=Role.STATE,
             format=parts.format,
         )
+        cached = replace(parts.cached(f"{name}_cache", width), rows=TOKENS / self.ratio)
         compress = Compress(
             name=f"{name}_entries",
             inputs=(kv.outputs[0], gate.outputs[0], state),
-            outputs=(replace(parts.cached(f"{name}_cache", width), rows=TOKENS / self.ratio),),
+            outputs=(self.index.own(cached) if self.index and name == "index" else cached,),
             weights=(
                 parts.weight(f"{name}.position_bias", self.ratio, each),
                 parts.weight(f"{name}.norm.weight", width),
@@ -120,7 +121,7 @@ class CompressedAttention:
         heads = Heads(num_heads=index.num_heads, num_kv_heads=1, head_dim=index.head_dim, mask=seen)
         q = parts.project("index_q_proj", latent, heads.q_width)
         weights = parts.project("index_weights", x, index.num_heads, kind=Router)
-        turned = replace(q.outputs[0], name="index_q_rope")
+        turned = index.own(replace(q.outputs[0], name="index_q_rope"))
         rope = Turn(
             name="index_rope",
             inputs=q.outputs,
@@ -131,7 +132,7 @@ class CompressedAttention:
         chosen = Tensor(name="index_choice", width=1, rows=self.masks[1].pairs, format=FP32)
         indexer = Indexer(
             name="indexer",
-            inputs=(turned, parts.cache("index_cache", index.head_dim, seen), weights.outputs[0]),
+            inputs=(turned, index.own(parts.cache("index_cache", index.head_dim, seen)), weights.outputs[0]),
             outputs=(chosen,),
             heads=heads,
         )

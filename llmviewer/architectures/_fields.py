@@ -53,6 +53,20 @@ def rotary_dim(config: Section, head_dim: int, *, key: str = "partial_rotary_fac
     return int(head_dim * share)
 
 
+def of_each_layer(config: Section, key: str) -> list[int]:
+    """Field `key` of each layer: as per_layer_config says it of some, or as all have it."""
+    usual, layers = config.integer(key), config.integer("num_hidden_layers")
+    found = [usual] * layers
+    if config.get("per_layer_config") is None:
+        return found
+    section = config.section("per_layer_config")
+    for index in section:
+        if not str(index).isdecimal() or int(index) >= layers:
+            raise section.error(str(index), f"must be the index of one of the {layers} layers")
+        found[int(index)] = section.section(index).integer(key, usual)
+    return found
+
+
 def sliding_window(config: Section, default: float = inf) -> float:
     """How many keys a layer with a window sees; null says all."""
     if config.get("sliding_window") is None:

@@ -30,6 +30,7 @@ _ACTIVATIONS: Final = {  # Hugging Face names -> keys of ACTIVATION_OPS
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
     "situ": "situ",
+    "xielu": "xielu",
 }
 
 

@@ -14,7 +14,7 @@ from ._parts import Parts, result
 from ._state_space import kept
 
 _TANH = 1  # OPs of an element, as an exponential
-_SIGMOID = 4  # negate, exp, add one, divide
+SIGMOID = 4  # negate, exp, add one, divide
 
 
 def linear_scan(
@@ -110,7 +110,7 @@ class Kda:
             parts,
             "o_norm",
             (result((scan,)), result(gate)),
-            ops=4 + _SIGMOID + 1,
+            ops=4 + SIGMOID + 1,
             weights=held,
             normed=self.head_dim,
         )
@@ -153,7 +153,7 @@ class LightningAttention:
             parts,
             "scan_norm",
             (result((scan,)), gate.outputs[0]),
-            ops=4 + _SIGMOID + 1,
+            ops=4 + SIGMOID + 1,
             weights=held,
             normed=width,
         )
@@ -198,7 +198,7 @@ class Retention:
             parts,
             "group_norm",
             (result((scan,)), g.outputs[0]),
-            ops=3 + self.norm_weight + _SIGMOID + 1,  # SiLU counts as the sigmoid does
+            ops=3 + self.norm_weight + SIGMOID + 1,  # SiLU counts as the sigmoid does
             weights=held,
             normed=self.value_dim,
         )
@@ -246,7 +246,7 @@ class Rwkv4:
             heads=self.width,
             groups=self.width,
         )
-        gated = fused(parts, "receive", (result((scan,)), r.outputs[0]), ops=_SIGMOID + 1)
+        gated = fused(parts, "receive", (result((scan,)), r.outputs[0]), ops=SIGMOID + 1)
         return (shift, k, v, r, scan, gated, parts.project("o_proj", gated.outputs[0], x.width))
 
 
@@ -286,7 +286,7 @@ class Rwkv6:
             parts,
             "ln_x",
             (result((scan,)), projections["g"].outputs[0]),
-            ops=7 + _SIGMOID + 1,  # LayerNorm by head, SiLU of the gate, and their product
+            ops=7 + SIGMOID + 1,  # LayerNorm by head, SiLU of the gate, and their product
             weights={"ln_x.weight": width, "ln_x.bias": width},
             normed=self.head_dim,
         )
@@ -370,7 +370,7 @@ class Rwkv7:
     def _low(parts: Parts, x: Tensor, name: str, rank: int, width: int) -> tuple[Operator, ...]:
         """Two products with an activation between them: tanh for the decay, a sigmoid for the gate."""
         down = parts.project(f"{name}_lora_a", x, rank)
-        ops = {"w": _TANH, "g": _SIGMOID}.get(name)
+        ops = {"w": _TANH, "g": SIGMOID}.get(name)
         act = (fused(parts, f"{name}_lora_act", down.outputs, ops=ops),) if ops else ()
         up = parts.project(f"{name}_lora_b", result((down, *act)), width, bias=name != "g")
         return (down, *act, up)
@@ -421,7 +421,7 @@ class ChannelMix:
         if not self.gated:
             return (shift, key, act, value)
         gate = parts.project("mlp_r_proj", shift.outputs[1], x.width)
-        scaled = fused(parts, "mlp_receive", (value.outputs[0], gate.outputs[0]), ops=_SIGMOID + 1)
+        scaled = fused(parts, "mlp_receive", (value.outputs[0], gate.outputs[0]), ops=SIGMOID + 1)
         return (shift, key, act, value, gate, scaled)
 
 

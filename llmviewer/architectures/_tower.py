@@ -205,9 +205,7 @@ def filled(
     """`config` with `fields` where it says nothing, such as the defaults of its class; `instead` holds in any case."""
     fields = fields or {}
     said = {key: value for key, value in config.data.items() if value is not None or key not in fields}
-    section = Section({**fields, **said, **(instead or {})}, config.file, config.at)
-    section.asked = config.asked  # of the two as one
-    return section
+    return config.with_data({**fields, **said, **(instead or {})})
 
 
 def language(config: Section, fmt: Format, defaults: Mapping[str, Any]) -> tuple[Graph, int]:

@@ -1,7 +1,8 @@
 """Ling 3.0: Kimi delta attention (arXiv:2510.26692) with latent attention at the end of every few layers, which is
 rotated and gated by head; experts.
 
-The models before it have the same model_type and another linear attention; they are refused.
+Ling 2.5 and 2.6 have the same model_type: lightning attention as Ring-linear 2.0, and latent attention without gates,
+as vLLM, models/bailing_moe_linear.py, has it.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from ._feed_forward import Experts
 from ._fields import decoder
 from ._moe import costless, dense, experts, first_dense, kinds, latent_attention
 from ._recurrent import Kda
+from .bailing_moe import LinearAttention, linear_layers
 
 _KDA: Final = "linear_attention"
 _MLA: Final = "full_attention"
 _CLASSES: Final = ("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM")
+_BEFORE: Final = "BailingMoeV2_5ForCausalLM"
 _COSTLESS: Final = """
     rope_interleave kda_safe_gate kda_lower_bound score_function moe_router_enable_expert_bias router_dtype rotary_dim
     partial_rotary_factor group_norm_size linear_silu max_window_layers mtp_loss_scaling_factor use_qk_norm
     embedding_dropout output_dropout expert_swiglu_limit_list share_expert_swiglu_limit_list num_key_value_heads
-    qk_head_dim rotary_type
+    qk_head_dim rotary_type head_dim linear_num_heads linear_conv_kernel_dim
 """
 _ABSENT: Final = (
     "use_bias", "use_qkv_bias", "use_kda_lora", "use_mla_nope", "use_nGPT", "value_norm", "up_proj_norm", "mtp_use_kda",
@@ -38,8 +41,12 @@ _ABSENT: Final = (
 @architecture("bailing_hybrid")
 def build(config: Section, fmt: Format) -> Graph:
     named = config.get("architectures")
+    if named == [_BEFORE]:
+        return _before(config, fmt)
     if isinstance(named, list) and named and named[0] not in _CLASSES:
-        raise config.error("architectures", f"must be {_CLASSES[0]}: others of bailing_hybrid are not known")
+        raise config.error(
+            "architectures", f"must be {_CLASSES[0]} or {_BEFORE}: others of bailing_hybrid are not known"
+        )
     if not config.flag("no_kda_lora", default=False):
         raise config.error("no_kda_lora", "must be true: decays and gates of Ling 3.0 come through one product")
     for key in _ABSENT:
@@ -57,7 +64,27 @@ def build(config: Section, fmt: Format) -> Graph:
 
     layers = [layer(kind, has_experts=has_experts) for kind, has_experts in zip(types, sparse, strict=True)]
     further = layer(_MLA, has_experts=True)
-    prediction = Prediction.of(config, config.first("num_nextn_predict_layers", "num_mtp_layers"), further)
+    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
+    return replace(decoder(config, layers), prediction=prediction).graph(fmt)
+
+
+def _before(config: Section, fmt: Format) -> Graph:
+    """Ling and Ring 2.5 and 2.6."""
+    costless(config, *_COSTLESS.split())
+    mixers: dict[bool, Mixer] = {
+        True: LinearAttention.of(config),
+        False: latent_attention(config, LatentAttention, q_rank=0),
+    }
+    networks: dict[bool, FeedForward] = {True: _experts(config), False: dense(config)}
+
+    def layer(*, linear: bool, has_experts: bool) -> Layer:
+        name = f"{'linear' if linear else 'mla'}_{'sparse' if has_experts else 'dense'}"
+        return Layer(mixer=mixers[linear], feed_forward=networks[has_experts], name=name)
+
+    sparse = first_dense(config, default=0)
+    kinds_of_layers = zip(linear_layers(config), sparse, strict=True)
+    layers = [layer(linear=linear, has_experts=has_experts) for linear, has_experts in kinds_of_layers]
+    prediction = Prediction.of(config, "num_nextn_predict_layers", layer(linear=False, has_experts=True))
     return replace(decoder(config, layers), prediction=prediction).graph(fmt)
 
 
@@ -82,7 +109,7 @@ def _sparse(config: Section) -> list[bool]:
 def _kda(config: Section, heads: int) -> Kda:
     return Kda(
         heads=heads,
-        head_dim=config.integer("head_dim", 128),
+        head_dim=config.integer(config.first("linear_head_dim", "head_dim"), 128),
         taps=config.integer("short_conv_kernel_size", 4),
         whole_gate=True,
         whole_decay=True,
@@ -97,7 +124,6 @@ def _attention(config: Section) -> LatentAttention:
 
 def _experts(config: Section) -> Experts:
     inner = config.integer("moe_intermediate_size")
-    count = config.first("num_experts", "num_local_experts")
     shared = config.integer("moe_shared_expert_intermediate_size", inner)
-    number = config.integer(config.first("num_shared_experts", "n_shared_experts"), 1, least=0)
-    return experts(config, count, "num_experts_per_tok", inner=inner, shared=shared * number)
+    number = config.integer("num_shared_experts", 1, least=0)
+    return experts(config, "num_experts", "num_experts_per_tok", inner=inner, shared=shared * number)

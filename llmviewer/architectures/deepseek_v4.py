@@ -13,7 +13,7 @@ from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Route
-from ..precision import Format
+from ..precision import NAMED, Format
 from . import architecture
 from ._attention import Index
 from ._compressed_attention import CompressedAttention
@@ -126,10 +126,14 @@ def _ratio(config: Section, kind: str) -> int:
 
 
 def _index(config: Section) -> Index:
+    """Queries and keys are in 4 bits with a scale of each 32 elements, as the code that was published with DeepSeek-V4
+    has them (inference/model.py: fp4_act_quant of Indexer and of its compressor).
+    """
     return Index(
         num_heads=config.integer("index_n_heads", 64),
         head_dim=config.integer("index_head_dim", 128),
         chosen=config.integer("index_topk", 512),
+        format=NAMED["mxfp4"],
     )
 
 

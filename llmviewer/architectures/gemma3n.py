@@ -22,6 +22,7 @@ from ._feed_forward import Mlp
 from ._moe import for_each_layer, integers
 from ._parts import HIDDEN, Parts, activation, result
 from ._reused import again
+from ._tower import filled
 from .gemma4 import EMBEDDED, Gemma4Attention, Gemma4Decoder, Gemma4Layer, kinds_of_layers
 
 _TEXT = {  # what a config may leave out, as transformers.Gemma3nTextConfig has it
@@ -193,10 +194,7 @@ class Gemma3nDecoder(Gemma4Decoder):
 
 @architecture("gemma3n_text")
 def build(config: Section, fmt: Format) -> Graph:
-    whole = Section({**_TEXT, **{k: v for k, v in config.data.items() if v is not None}}, config.file, config.at)
-    graph = _decoder(whole).graph(fmt)
-    config.costless(*whole.asked)  # asked of the config with what it leaves out
-    return graph
+    return _decoder(filled(config, _TEXT)).graph(fmt)
 
 
 @architecture("gemma3n")

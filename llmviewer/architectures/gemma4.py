@@ -7,6 +7,7 @@ A layer's learned factor folds into the norms and is not counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..documents import Section
@@ -21,18 +22,22 @@ from . import architecture
 from ._attention import scored
 from ._decoder import Decoder, Layer, Residual
 from ._feed_forward import Experts, Mlp
-from ._fields import gated_mlp, sliding_layers
+from ._fields import gated_mlp, of_each_layer, sliding_layers
 from ._moe import at_most
 from ._parts import NormKind, Parts, result
+from ._tower import filled
 
-_TEXT = {  # what a config may leave out, as transformers.Gemma4TextConfig has it
+_TEXT = {  # what configs may leave out, as transformers.Gemma4TextConfig and Gemma4UnifiedTextConfig have it
     "vocab_size": 262144,
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_hidden_layers": 30,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
+    "head_dim": 256,
 }
+_UNIFIED = _TEXT | {"hidden_size_per_layer_input": 0, "sliding_window": 1024}
+_GLOBAL_HEAD_DIM = 512  # of layers that see all
 EMBEDDED, _PER_LAYER = "embed_tokens", "per_layer_inputs"  # left by the blocks before the layers
 _ROTATED = 0.25  # of a head of layers that see all
 _COSTLESS = """
@@ -204,26 +209,37 @@ def _unweighted(parts: Parts, name: str, x: Tensor) -> Norm:
 
 @architecture("gemma4_text")
 def build(config: Section, fmt: Format) -> Graph:
-    whole = Section({**_TEXT, **{k: v for k, v in config.data.items() if v is not None}}, config.file, config.at)
-    graph = _decoder(whole).graph(fmt)
-    config.costless(*whole.asked)  # asked of the config with what it leaves out
-    return graph
+    return _decoder(filled(config, _TEXT)).graph(fmt)
 
 
-@architecture("gemma4", "gemma4_unified")
+@architecture("gemma4_unified_text")
+def build_unified(config: Section, fmt: Format) -> Graph:
+    """Gemma 4 12B: layers have no embeddings of their own."""
+    return _decoder(filled(config, _UNIFIED)).graph(fmt)
+
+
+@architecture("gemma4")
 def build_text_of(config: Section, fmt: Format) -> Graph:
     """The decoder of a Gemma 4 that also sees and hears: without the towers that make tokens of that."""
     config.costless(*_MEDIA.split())
     return build(config.section("text_config"), fmt)
 
 
+@architecture("gemma4_unified")
+def build_text_of_unified(config: Section, fmt: Format) -> Graph:
+    """The same without the projections that make tokens of patches and of sound."""
+    config.costless(*_MEDIA.split())
+    return build_unified(config.section("text_config"), fmt)
+
+
 def _decoder(config: Section) -> Gemma4Decoder:
     if config.get("use_bidirectional_attention") == "all":
         raise config.error("use_bidirectional_attention", "must not be 'all': such a model embeds and does not decode")
     added = config.integer("hidden_size_per_layer_input", 256, least=0)
+    kinds = kinds_of_layers(config, pattern=6)
     layers = [
-        _layer(config, slides=slides, borrows=borrows, added=added)
-        for slides, borrows in kinds_of_layers(config, pattern=6)
+        _layer(config, slides=slides, borrows=borrows, added=added, kv_heads=kv_heads, head_dim=head_dim)
+        for (slides, borrows), kv_heads, head_dim in zip(kinds, *_shapes(config, kinds), strict=True)
     ]
     config.costless(*_COSTLESS.split())
     return Gemma4Decoder(
@@ -247,13 +263,26 @@ def kinds_of_layers(config: Section, *, pattern: int) -> list[tuple[bool, bool]]
     return [(slides, index >= first) for index, slides in enumerate(sliding)]
 
 
-def _layer(config: Section, *, slides: bool, borrows: bool, added: int) -> Gemma4Layer:
+def _shapes(config: Section, kinds: Sequence[tuple[bool, bool]]) -> tuple[list[int], list[int]]:
+    """Key-value heads of each layer and their width: transformers from 5.15 writes per_layer_config in the place of
+    global_head_dim and num_global_key_value_heads.
+    """
+    if config.get("per_layer_config") is not None:
+        return of_each_layer(config, "num_key_value_heads"), of_each_layer(config, "head_dim")
+    head_dim, kv_heads = config.integer("head_dim"), config.integer("num_key_value_heads")
+    wide, few = config.integer("global_head_dim", _GLOBAL_HEAD_DIM), kv_heads
+    if config.flag("attention_k_eq_v", default=False):
+        few = config.integer("num_global_key_value_heads", kv_heads)
+    return [kv_heads if slides else few for slides, _ in kinds], [head_dim if slides else wide for slides, _ in kinds]
+
+
+def _layer(config: Section, *, slides: bool, borrows: bool, added: int, kv_heads: int, head_dim: int) -> Gemma4Layer:
     mlp = gated_mlp(config, key="hidden_activation", act="gelu_pytorch_tanh")
     if borrows and config.flag("use_double_wide_mlp", default=False):
         mlp = replace(mlp, inner=2 * mlp.inner)
     kind = "local" if slides else "global"
     return Gemma4Layer(
-        mixer=_attention(config, slides=slides, borrows=borrows),
+        mixer=_attention(config, slides=slides, borrows=borrows, kv_heads=kv_heads, head_dim=head_dim),
         feed_forward=mlp,
         residual=Residual.SANDWICH,
         name=f"{kind}_borrowing" if borrows else kind,
@@ -264,16 +293,10 @@ def _layer(config: Section, *, slides: bool, borrows: bool, added: int) -> Gemma
     )
 
 
-def _attention(config: Section, *, slides: bool, borrows: bool) -> Gemma4Attention:
-    count, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
-    head_dim, keys_only = config.integer("head_dim", 256), config.flag("attention_k_eq_v", default=False)
-    mask = Causal(config.integer("sliding_window", 512))
-    rotary_dim = head_dim
-    if not slides:
-        head_dim = config.integer("global_head_dim", 512)
-        kv_heads = config.integer("num_global_key_value_heads", kv_heads) if keys_only else kv_heads
-        mask = Causal()
-        rotary_dim = int(head_dim * _rotated(config))
+def _attention(config: Section, *, slides: bool, borrows: bool, kv_heads: int, head_dim: int) -> Gemma4Attention:
+    count, keys_only = config.integer("num_attention_heads"), config.flag("attention_k_eq_v", default=False)
+    mask = Causal(config.integer("sliding_window", 512)) if slides else Causal()
+    rotary_dim = head_dim if slides else int(head_dim * _rotated(config))
     if count % kv_heads:
         raise config.error("num_attention_heads", f"must be a multiple of the {kv_heads} key-value heads; got {count}")
     return Gemma4Attention(

@@ -52,22 +52,14 @@ def build_hy_v3(config: Section, fmt: Format) -> Graph:
         raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
     bias = config.flag("attention_bias", default=False)
     mixer = attention(config, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS)
-    return _graph(config, fmt, mixer, sparse_layers(config, default=1), names=("num_experts", "num_shared_experts"))
+    return _graph(config, fmt, mixer, sparse_layers(config, default=1))
 
 
-def _graph(
-    config: Section,
-    fmt: Format,
-    mixer: SelfAttention,
-    sparse: list[bool],
-    *,
-    names: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
-) -> Graph:
-    """`names` are those of the fields that say how many experts there are, routed and shared."""
+def _graph(config: Section, fmt: Format, mixer: SelfAttention, sparse: list[bool]) -> Graph:
     costless(config)
     inner = config.integer("moe_intermediate_size")
-    shared = config.integer(names[1], 0, least=0) * inner
-    moe = experts(config, names[0], "num_experts_per_tok", inner=inner, shared=shared)
+    shared = config.integer("n_shared_experts", 0, least=0) * inner
+    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)
     kinds = Kinds(mixer=mixer, moe=moe, dense=None if all(sparse) else dense(config))
     layers = kinds.layers([*sparse, sparse[-1]])  # the last one predicts further tokens
     prediction = Prediction.of(config, "num_nextn_predict_layers", layers.pop())

@@ -129,10 +129,8 @@ def _attention(config: Section) -> UnrotatedLatentAttention:
 
 def _experts(config: Section) -> Experts:
     inner = config.integer("moe_intermediate_size")
-    shared = config.integer(config.first("num_shared_experts", "n_shared_experts"), 1, least=0) * inner
-    count = config.first("num_experts", "num_local_experts")
-    chosen = config.first("num_experts_per_token", "num_experts_per_tok")
-    plain = experts(config, count, chosen, inner=inner, shared=shared)
+    shared = config.integer("num_shared_experts", 1, least=0) * inner
+    plain = experts(config, "num_experts", "num_experts_per_token", inner=inner, shared=shared)
     latent = config.integer("routed_expert_hidden_size", 0, least=0)
     norm = config.flag("latent_moe_use_norm", default=False)
     if not latent:

@@ -17,6 +17,7 @@ from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_lay
 _HEAD_DIM = 128
 _BAICHUAN_7B = 4096  # width of the Baichuan models with rotary positions; the others have ALiBi
 _MINISTRAL_WINDOW = 4096
+_GRANITE_WINDOW = 128
 
 
 @architecture("granite")
@@ -62,6 +63,45 @@ def build_internlm2(config: Section, fmt: Format) -> Graph:
     config.costless("attn_implementation")
     attention = SelfAttention(heads=grouped_heads(config), fused_qkv=True, qkv_bias=bias, o_bias=bias)
     return _build(config, fmt, attention)
+
+
+@architecture("internlm3")
+def build_internlm3(config: Section, fmt: Format) -> Graph:
+    """Heads are 128 wide; qkv_bias and bias are one, of attention and MLP, in what transformers writes too."""
+    bias = config.flag(config.first("attention_bias", "qkv_bias"), default=False)
+    mlp_bias = config.flag(config.first("mlp_bias", "bias"), default=False)
+    if mlp_bias != bias:
+        raise config.error(config.first("mlp_bias", "bias"), "must be as that of the projections of attention")
+    attention = SelfAttention(heads=grouped_heads(config, head_dim=_HEAD_DIM), qkv_bias=bias, o_bias=bias)
+    return _build(config, fmt, attention, mlp_bias=bias)
+
+
+@architecture("granite_swa")
+def build_granite_swa(config: Section, fmt: Format) -> Graph:
+    """Granite with a window in the layers that layer_types says, and a learned logit of each head; a layer whose theta
+    is none has no positions.
+    """
+    bias = config.flag("attention_bias", default=False)
+    config.costless("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    plain = SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias, sinks=True)
+    window, mlp = sliding_window(config, _GRANITE_WINDOW), gated_mlp(config)
+    layers = []
+    for slides, rotates in zip(sliding_layers(config, pattern=4), _rotated_layers(config), strict=True):
+        heads = replace(plain.heads, mask=Causal(window)) if slides else plain.heads
+        mixer = replace(plain, heads=heads, rotary_dim=heads.head_dim if rotates else 0)
+        name = ("local" if slides else "global") + ("" if rotates else "_unrotated")
+        layers.append(Layer(mixer=mixer, feed_forward=mlp, name=name))
+    return decoder(config, layers, tied=True).graph(fmt)
+
+
+def _rotated_layers(config: Section) -> list[bool]:
+    """Whether each layer has a theta to rotate by."""
+    thetas, layers = config.get("layer_rope_theta"), config.integer("num_hidden_layers")
+    if thetas is None:
+        return [True] * layers
+    if not isinstance(thetas, list) or len(thetas) != layers:
+        raise config.error("layer_rope_theta", f"must be a list of {layers} numbers")
+    return [bool(theta) for theta in thetas]
 
 
 @architecture("baichuan")

@@ -76,11 +76,10 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _experts(config: Section) -> Experts:
-    count = config.first("n_routed_experts", "num_local_experts")
     chosen = config.first("moe_topk", "num_experts_per_tok")
     inner = config.integer(config.first("expert_ffn_hidden_size", "moe_intermediate_size"))
     zero = config.integer("zero_expert_num", 0, least=0)
-    plain = experts(config, count, chosen, inner=inner)
+    plain = experts(config, "n_routed_experts", chosen, inner=inner)
     if zero:
         config.choice("zero_expert_type", ("identity",), "identity")
     if plain.chosen * plain.experts % (plain.experts + zero):

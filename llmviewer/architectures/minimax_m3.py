@@ -1,4 +1,5 @@
-"""MiniMax-M3: grouped queries that look at blocks of keys, which an indexer chooses for each group; experts.
+"""MiniMax-M3: grouped queries that look at blocks of keys, which an indexer chooses for each group; experts. Where the
+config says one, a tower for pictures stands before it.
 
 A query's own block is among those chosen and counts as full. The clamped gate, x sigmoid(1.702 x), counts as SiLU.
 """
@@ -18,22 +19,35 @@ from ..precision import FP32, Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Mixer
+from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder, grouped_heads, rotary_dim
 from ._moe import at_most, costless, for_each_layer, integers, kinds, language_model
-from ._parts import NormKind, Parts
+from ._parts import NormKind, Parts, heads_of, result, with_rows
+from ._tower import Tower, joined, of_pictures, patches_of, picture, projector, tower_activation, vision
 
 _SPARSE = "minimax_m3_sparse"
 
 
 @architecture("minimax_m3_vl")
 def build(config: Section, fmt: Format) -> Graph:
-    """The language model of the pair; the tower that makes tokens of pictures is left out."""
+    """A tower for pictures before the language model: what it leaves of each patch is brought to the model's width, and
+    of four together to a token.
+    """
     config.costless(
-        "tie_word_embeddings", "projector_hidden_size", "video_token_index", "multimodal_projector_bias",
-        "img_token_compression_config", "vision_config",
+        "tie_word_embeddings", "video_token_index", "multimodal_projector_bias", "img_token_compression_config",
+        "merged_hidden_size", "projector_hidden_size",
     )  # fmt: skip
-    return build_text(language_model(config), fmt)
+    text = language_model(config)
+    language = build_text(text, fmt)
+    if config.get("vision_config") is None:
+        return language
+    section, hidden = vision(config), text.integer("hidden_size")
+    merged = section.integer("spatial_merge_size", 2)
+    tower = _tower(section, merged)
+    project = _projected(tower, tower.parts(fmt), merged**2, (config.integer("projector_hidden_size", 6144), hidden))
+    tokens = tower.picture.patches // merged**2
+    return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tokens)
 
 
 @architecture("minimax_m3_vl_text", "minimax_m3")
@@ -104,6 +118,34 @@ class BlockSparseAttention:
             heads=heads,
         )
         return (q, k, q_norm, k_norm, rope, indexer)
+
+
+def _tower(section: Section, merged: int) -> Tower:
+    """Patches are cut through two frames and rotated by time, height and width, as many elements by each."""
+    hidden = section.integer("hidden_size", 1280)
+    heads = both_ways(heads_of(section, hidden, section.first("num_attention_heads")))
+    mlp = Mlp(inner=section.integer("intermediate_size", 5120), act=tower_activation(section, "gelu"), bias=True)
+    attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim // 6 * 6, qkv_bias=True, o_bias=True)
+    return Tower(
+        picture=picture(
+            section, image=2016, patch=14, frames=section.integer("temporal_patch_size", 2), multiple=merged
+        ),
+        hidden=hidden,
+        layers=[Layer(mixer=attention, feed_forward=mlp)] * section.integer("num_hidden_layers", 32),
+        pre_norm=True,
+    )
+
+
+def _projected(tower: Tower, parts: Parts, merged: int, widths: tuple[int, int]) -> tuple[Operator, ...]:
+    """Two linears of each patch, and two of `merged` patches side by side, with an activation between each two."""
+    patches = of_pictures(tower.picture.patches)
+    each = projector(parts, patches_of(tower, parts), widths, "gelu", bias=True)
+    first = tuple(op.with_tensors(lambda t: with_rows(t, patches)) for op in each)
+    wide = parts.tensor(result(first).name, merged * widths[-1])
+    first = (*first[:-1], replace(first[-1], outputs=(wide,)))
+    up = parts.project("merge_linear_1", wide, widths[0], bias=True)
+    act = parts.activate("merge_act", "gelu", *up.outputs)
+    return (*first, up, act, parts.project("merge_linear_2", act.outputs[0], widths[1], bias=True))
 
 
 def _mlp(inner: int) -> Mlp:

@@ -5,6 +5,8 @@ Experts of Nemotron 3 Super work in a latent space; router and shared expert see
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..documents import Section
 from ..graph import Graph
 from ..operators.attention import Heads
@@ -17,15 +19,24 @@ from ._moe import at_most
 from ._parts import activation
 from ._state_space import Mamba2
 
+_LETTERS: Final = {  # words of transformers, those it writes and those it wrote
+    "linear_attention": "M",
+    "mamba": "M",
+    "full_attention": "*",
+    "attention": "*",
+    "mlp": "-",
+    "moe": "E",
+}
+
 
 @architecture("nemotron_h")
 def build(config: Section, fmt: Format) -> Graph:
     kinds = {"M": _mamba, "*": _attention, "-": _mlp, "E": _experts}
-    pattern = config.text("hybrid_override_pattern")
+    key, pattern = _pattern(config)
     if set(pattern) - kinds.keys():
-        raise config.error("hybrid_override_pattern", f"must be made of {' '.join(kinds)}; got {pattern!r}")
+        raise config.error(key, f"must be made of {' '.join(kinds)}; got {pattern!r}")
     if len(pattern) != config.integer("num_hidden_layers", len(pattern)):
-        raise config.error("num_hidden_layers", f"must be the {len(pattern)} of hybrid_override_pattern")
+        raise config.error("num_hidden_layers", f"must be the {len(pattern)} of {key}")
     layers = {kind: kinds[kind](config) for kind in dict.fromkeys(pattern)}
     _costless(config)
     return Decoder(
@@ -34,6 +45,18 @@ def build(config: Section, fmt: Format) -> Graph:
         layers=[layers[kind] for kind in pattern],
         tied=config.flag("tie_word_embeddings", default=False),
     ).graph(fmt)
+
+
+def _pattern(config: Section) -> tuple[str, str]:
+    """A letter for each layer, and the field that says it: letters, or the words that newer files have for them."""
+    key = config.first("hybrid_override_pattern", "layers_block_type", "layer_types")
+    if key == "hybrid_override_pattern":
+        return key, config.text(key)
+    words = config.texts(key)
+    unknown = [word for word in words if word not in _LETTERS]
+    if unknown:
+        raise config.error(key, f"must be made of {', '.join(_LETTERS)}; got {unknown[0]!r}")
+    return key, "".join(_LETTERS[word] for word in words)
 
 
 def _mamba(config: Section) -> Layer:
@@ -97,6 +120,8 @@ def _costless(config: Section) -> None:
         "rescale_prenorm_residual", "time_step_floor", "time_step_max", "time_step_min", "time_step_limit",
         "time_step_rank", "num_logits_to_keep", "partial_rotary_factor", "n_group", "topk_group", "norm_topk_prob",
         "routed_scaling_factor", "use_bias", "moe_shared_expert_overlap", "num_nextn_predict_layers",
-        "mtp_hybrid_override_pattern",
+        "mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_experts_per_tok",
+        "moe_shared_expert_intermediate_size", "moe_latent_size", "n_routed_experts", "n_shared_experts",
+        "output_router_logits",
         "intermediate_size", "moe_intermediate_size", "head_dim", "attention_head_dim",
     )  # fmt: skip

@@ -16,7 +16,9 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer, Residual
 from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._moe import kinds
 from ._parts import NormKind
+from ._state_space import GatedDeltaNet
 
 _WINDOW = 4096
 
@@ -39,6 +41,34 @@ def build_olmo3(config: Section, fmt: Format) -> Graph:
         _inner(config, sliding_window(config, _WINDOW)), _inner(config), sliding_layers(config, pattern=4)
     )
     return decoder(config, layers).graph(fmt)
+
+
+@architecture("olmo_hybrid")
+def build_olmo_hybrid(config: Section, fmt: Format) -> Graph:
+    """OLMo 2's layers, and between them others with a gated delta rule, whose norms precede; without rope_parameters
+    nothing is rotated.
+    """
+    config.costless(
+        "linear_allow_neg_eigval", "linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max",
+        "linear_dt_init_floor",
+    )  # fmt: skip
+    keys = config.integer("linear_num_key_heads", config.integer("num_attention_heads"))
+    delta = GatedDeltaNet(
+        key_heads=keys,
+        value_heads=config.integer("linear_num_value_heads", keys),
+        key_dim=config.integer("linear_key_head_dim"),
+        value_dim=config.integer("linear_value_head_dim"),
+        taps=config.integer("linear_conv_kernel_dim", 4),
+        fused=False,
+    )
+    full = _inner(config)
+    if config.get("rope_parameters") is None and config.get("rope_theta") is None:
+        full = replace(full, mixer=replace(_attention(config), rotary_dim=0, qk_norm=NormKind.RMS, qk_norm_whole=True))
+    layers = {
+        "linear_attention": Layer(mixer=delta, feed_forward=gated_mlp(config), name="linear"),
+        "full_attention": replace(full, name="full"),
+    }
+    return decoder(config, [layers[kind] for kind in kinds(config, "layer_types", tuple(layers))]).graph(fmt)
 
 
 def _inner(config: Section, window: float | None = None) -> Layer:

@@ -52,7 +52,7 @@ def build(config: Section, fmt: Format) -> Graph:
     tower = plain_tower(section)
     pictures = [
         *tower.blocks(fmt, tower.stream),
-        *(replace(b, stream=tower.stream) for b in _pooled(section, tower, fmt)),
+        *(replace(b, stream=tower.stream) for b in pooled_head(section, tower, fmt)),
     ]
     *texts, head = _texts(text, fmt)
     scaled = holding(head.operators[0], tower.parts(fmt), {"logit_scale": (1,), "logit_bias": (1,)})
@@ -63,7 +63,7 @@ def build(config: Section, fmt: Format) -> Graph:
 def build_pictures(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS)
     tower = plain_tower(config)
-    return Graph((*tower.blocks(fmt, WHOLE), *_pooled(config, tower, fmt)))
+    return Graph((*tower.blocks(fmt, WHOLE), *pooled_head(config, tower, fmt)))
 
 
 @architecture("siglip_text_model")
@@ -105,7 +105,7 @@ def _mlp(config: Section) -> Mlp:
     return Mlp(inner=config.integer("intermediate_size"), act=act, bias=True)
 
 
-def _pooled(config: Section, tower: Tower, fmt: Format) -> list[Block]:
+def pooled_head(config: Section, tower: Tower, fmt: Format) -> list[Block]:
     """The head: attention of a learned query to all patches, a norm, an MLP added."""
     config = filled(config, _PICTURES)
     if not config.flag("vision_use_head", default=True):

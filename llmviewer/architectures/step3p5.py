@@ -68,7 +68,7 @@ def build(config: Section, fmt: Format) -> Graph:
 def _listed(config: Section, key: str, known: tuple[str, str]) -> tuple[str, ...]:
     """What a field says of each layer, without those that predict further tokens, which the list may go on to."""
     layers, found = config.integer("num_hidden_layers"), config.texts(key)
-    further = config.integer(config.first("num_nextn_predict_layers", "num_mtp_layers"), 0, least=0)
+    further = config.integer("num_nextn_predict_layers", 0, least=0)
     if len(found) not in (layers, layers + further):
         raise config.error(key, f"must have an entry for each of the {layers} layers; got {len(found)}")
     if not set(found) <= set(known):
@@ -142,7 +142,7 @@ def _rotated(config: Section, kind: str, types: tuple[str, ...]) -> float:
 
 def _experts(config: Section) -> Experts:
     inner = config.integer("moe_intermediate_size")
-    count = config.first("moe_num_experts", "n_routed_experts", "num_local_experts")
+    count = config.first("moe_num_experts", "n_routed_experts")
     chosen = config.first("moe_top_k", "num_experts_per_tok")
     plain = experts(config, count, chosen, inner=inner)
     shared = config.integer(config.first("share_expert_dim", "share_expert_dims"))

@@ -131,6 +131,8 @@ def _built(
         config.costless("num_decoder_layers", "tie_word_embeddings")
         return encoder.graph(fmt)
     cross = CrossAttention(heads=heads)
+    # What transformers 5 saves is tied by its fields, and does not scale where the checkpoint has a head of its own.
+    own_head = not config.flag("scale_decoder_outputs", default=True)
     decoder = Decoder(
         vocab=vocab,
         hidden=hidden,
@@ -139,7 +141,7 @@ def _built(
             for network in writing
         ],
         norm=NormKind.RMS,
-        tied=config.flag("tie_word_embeddings", default=tied),
+        tied=config.flag("tie_word_embeddings", default=tied) and not own_head,
     )
     return pair(encoder, decoder, fmt, held=held)
 

@@ -109,6 +109,11 @@ class Indexer(Attention):
         seen = (self.heads.num_heads + 1) * self.heads.mask.pairs
         return products | {vector("fp32"): seen}
 
+    def dequantized(self) -> tuple[Form, ...]:
+        """Keys in another format than queries; weights are multiplied in fp32."""
+        query, key, _ = self.inputs
+        return (key.elements,) if key.format.compute != query.format.compute else ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlashAttention(Attention):

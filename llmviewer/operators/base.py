@@ -34,6 +34,7 @@ class Tensor:
 
     held  rows that stay between passes, where they are not those
     away  the part of what is kept that lies outside of device memory
+    left_as_published  schemes leave its format alone, but for those that name what reads it
     """
 
     name: str
@@ -43,6 +44,7 @@ class Tensor:
     role: Role = Role.ACTIVATION
     held: Form | None = None
     away: float = 0.0
+    left_as_published: bool = False
 
     @property
     def elements(self) -> Form:

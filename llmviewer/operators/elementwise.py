@@ -95,6 +95,7 @@ ACTIVATION_OPS: Final = {  # OPs of one element
     "silu": 4,  # negate, exp, add one, divide
     "gelu": 5,  # 0.5 * x * (1 + erf(x / sqrt 2)): scale, erf, add, two products
     "gelu_tanh": 9,  # 0.5 * x * (1 + tanh(c * (x + a * x**3))): cube and scale 3, add, c, tanh, add, two products
+    "xielu": 6,  # below zero a (exp(x) - 1 - x) + b x: exp, two subtractions, two products, add (arXiv:2411.13010)
     "situ": 11,  # b tanh(x / b) sigmoid(x), and c tanh(y / c) of what it scales: 8 and 3
 }
 

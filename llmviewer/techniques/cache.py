@@ -150,6 +150,8 @@ class KvQuant(Technique):
 
     def _stored(self, t: Tensor, *, decode: bool) -> Tensor:
         held = t.rows if t.held is None else t.held
+        if t.left_as_published:
+            return t
         if not held:  # another layer holds it
             return t if not decode else replace(t, format=self._format(t.format))
         if not decode:

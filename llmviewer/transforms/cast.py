@@ -16,7 +16,7 @@ def cast(*, weight: Format | None = None, activation: Format | None = None) -> T
         return replace(w, format=resolved(weight, w.format)) if weight else w
 
     def moved(t: Tensor) -> Tensor:
-        if activation is None or t.role is Role.STATE:
+        if activation is None or t.role is Role.STATE or t.left_as_published:
             return t
         return replace(t, format=resolved(activation, t.format))
 

@@ -104,14 +104,15 @@ def unless_published(quant: str | None) -> str | None:
 
 
 def parse_quantization(text: str) -> Quantization:
-    """Read "SCHEME", or "SCHEME,PATTERN=SCHEME,...", such as "W4A16g128,down_proj=W8A16,layers.0-3=W16A16", or
-    "published", which is AS_IT_IS.
+    """Read "SCHEME", or "SCHEME,PATTERN=SCHEME,...", such as "W4A16g128,down_proj=W8A16,layers.0-3=W16A16".
+
+    "published" is AS_IT_IS, and what follows it says what is otherwise.
 
     Raises InputError where a part does not parse.
     """
-    if text.strip() == PUBLISHED:
-        return AS_IT_IS
     first, *rest = (part.strip() for part in text.split(","))
+    if first == PUBLISHED:
+        return Quantization(overrides=tuple(map(_override, rest)))
     if "=" in first:
         return Quantization(overrides=tuple(map(_override, (first, *rest))))
     return Quantization(scheme=parse_scheme(first), overrides=tuple(map(_override, rest)))
@@ -155,9 +156,9 @@ def quantize(quantization: Quantization) -> Transform:
 
 
 def _must_match(override: Override, graph: Graph) -> None:
-    linear = [(block, op) for block, op in graph if isinstance(op, Linear)]
-    if not any(override.covers(block) and fnmatchcase(op.name, override.pattern) for block, op in linear):
-        names = {op.name for _, op in linear}
+    named = [(block, op) for block, op in graph if isinstance(op, Linear) or (override.scheme.activation and _left(op))]
+    if not any(override.covers(block) and fnmatchcase(op.name, override.pattern) for block, op in named):
+        names = {op.name for _, op in named}
         raise InputError(
             f"quantization {override.text!r} matches no matrix product; the model has layers 0 to {graph.layers - 1} "
             f"and {suggest(override.pattern, names)}"
@@ -187,8 +188,12 @@ def _quantized(block: Block, quantization: Quantization) -> Block:
     operators = tuple(_with_weight(op, schemes[op.name].weight) if op.name in schemes else op for op in block.operators)
     if kv_cache:
         operators = tuple(
-            op.with_tensors(lambda t: _in(kv_cache, t) if t.role is Role.KV_CACHE else t) for op in operators
+            op.with_tensors(lambda t: _in(kv_cache, t) if t.role is Role.KV_CACHE and not t.left_as_published else t)
+            for op in operators
         )
+    left = _named_formats(block, quantization)
+    if left:
+        operators = tuple(op.with_tensors(lambda t: replace(t, format=left.get(t.name, t.format))) for op in operators)
     cached = {op.name for op in operators if op.inputs and op.inputs[0].role is Role.KV_CACHE}  # in their own format
     wanted = {
         name: fmt
@@ -196,6 +201,23 @@ def _quantized(block: Block, quantization: Quantization) -> Block:
         if (fmt := scheme.activation) and not _wide(fmt) and name not in cached
     }
     return replace(block, operators=tuple(_with_operands(block, operators, wanted)))
+
+
+def _left(op: Operator) -> tuple[str, ...]:
+    """The tensors that an operator multiplies in a format of its own."""
+    return tuple(t.name for t in op.inputs if t.left_as_published)
+
+
+def _named_formats(block: Block, quantization: Quantization) -> dict[str, Format]:
+    """What overrides say of such tensors, by naming the operators that multiply them."""
+    found: dict[str, Format] = {}
+    for override in quantization.overrides:
+        fmt = override.scheme.activation
+        if fmt and override.pattern != "*" and override.covers(block):
+            for op in block.operators:
+                if fnmatchcase(op.name, override.pattern):
+                    found |= dict.fromkeys(_left(op), resolved(fmt, op.inputs[-1].format))
+    return found
 
 
 def _wide(fmt: Format | None) -> Format | None:

@@ -111,6 +111,8 @@ MODELS = (
     "mimo-v2-flash",
     "k-exaone-236b-a23b",
     "north-mini-code",
+    "minicpm3-4b",
+    "moonlight-16b-a3b",
 )
 HYBRIDS = (
     "nemotron-3-nano-30b-a3b",
@@ -130,6 +132,7 @@ HYBRIDS = (
     "gemma-4-26b-a4b",
     "gemma-4-e2b",
     "gemma-3n-e2b",
+    "gemma-4-12b",
 )
 WORKLOADS = ((2, 64), (1, 512))  # batch, prompt length
 ATTENTION = "eager"

@@ -30,6 +30,11 @@ PAGE = ROOT / "docs" / "parameters.md"
 # model_type: (that of transformers with the same matrices, its fields by the names they have here, fields besides)
 TWINS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
     "baichuan": ("llama", {}, {}),
+    "bailing_moe": (
+        "glm4_moe",
+        {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+        {"head_dim": 128},
+    ),
     "chatglm": (
         "glm",
         {

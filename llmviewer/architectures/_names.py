@@ -1,0 +1,18 @@
+"""Fields of config.json that have had several names: what is asked for by one is found by any of them.
+
+Names are those of checkpoints and of the attribute_map of transformers, which writes others than it reads.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_SYNONYMS: Final = (
+    ("num_experts", "num_local_experts", "n_routed_experts"),
+    ("num_experts_per_tok", "num_experts_per_token"),
+    ("n_shared_experts", "num_shared_experts"),
+    ("num_nextn_predict_layers", "num_mtp_layers"),
+    ("n_group", "num_expert_group"),
+    ("norm_topk_prob", "moe_renormalize"),
+)
+OTHER_NAMES: Final = {name: tuple(n for n in names if n != name) for names in _SYNONYMS for name in names}

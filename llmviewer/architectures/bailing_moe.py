@@ -1,0 +1,156 @@
+"""Ling 1.5 and 2.0: grouped queries with norms of heads, half rotated in 2.0, experts (arXiv:2503.05139,
+arXiv:2510.22115); Ring-linear 2.0: the same with linear attention in most layers (arXiv:2510.19338).
+
+As inclusionAI/Ling-V2, models/modeling_bailing_moe_v2.py, has it, and SGLang, models/bailing_moe_linear.py. The
+correction bias of the router is a buffer and no parameter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Rope
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import FeedForward, Layer, Mixer, Prediction
+from ._feed_forward import Experts
+from ._fields import decoder, grouped_heads, rotary_dim
+from ._moe import costless, dense, experts, first_dense
+from ._parts import NormKind, Parts, result
+from ._recurrent import SIGMOID, fused, linear_scan
+
+_COSTLESS = """
+    score_function moe_router_enable_expert_bias router_dtype embedding_dropout output_dropout norm_head norm_softmax
+    use_rmsnorm max_window_layers mtp_loss_scaling_factor use_sliding_window multi_gate rotary_type rope_interleave
+    linear_backend
+"""
+
+
+@architecture("bailing_moe", "bailing_moe_v2")
+def build(config: Section, fmt: Format) -> Graph:
+    softmax = attention(config)
+    sparse = first_dense(config, default=0)
+    return _graph(config, fmt, [softmax] * len(sparse), sparse)
+
+
+@architecture("bailing_moe_linear", "bailing_moe_linear_v2")
+def build_linear(config: Section, fmt: Format) -> Graph:
+    mixers: dict[bool, Mixer] = {True: LinearAttention.of(config), False: attention(config)}
+    config.costless("linear_rope")
+    return _graph(config, fmt, [mixers[linear] for linear in linear_layers(config)], first_dense(config, default=0))
+
+
+def _graph(config: Section, fmt: Format, mixers: list[Mixer], sparse: list[bool]) -> Graph:
+    costless(config, *_COSTLESS.split())
+    networks: dict[bool, FeedForward] = {True: shared_experts(config), False: dense(config)}
+    names = {LinearAttention: "linear", SelfAttention: "full"}
+    layers = [
+        Layer(
+            mixer=mixer,
+            feed_forward=networks[has_experts],
+            name=f"{names[type(mixer)]}_{'moe' if has_experts else 'dense'}",
+        )
+        for mixer, has_experts in zip(mixers, sparse, strict=True)
+    ]
+    further = replace(layers[-1], mixer=attention(config))
+    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
+    return replace(decoder(config, layers), prediction=prediction).graph(fmt)
+
+
+def attention(config: Section) -> SelfAttention:
+    heads = grouped_heads(config)
+    return SelfAttention(
+        heads=heads,
+        rotary_dim=rotated(config, heads.head_dim),
+        fused_qkv=True,
+        qkv_bias=config.flag("use_qkv_bias", default=False),
+        o_bias=config.flag("use_bias", default=False),
+        qk_norm=NormKind.RMS if config.flag("use_qk_norm", default=False) else None,
+    )
+
+
+def rotated(config: Section, head_dim: int) -> int:
+    """Elements of a head that are rotated: a number, or the share that they are."""
+    return config.integer("rotary_dim", rotary_dim(config, head_dim))
+
+
+def shared_experts(config: Section) -> Experts:
+    """Gated experts, with an MLP for all tokens as wide as several of them."""
+    inner = config.integer("moe_intermediate_size")
+    each = config.integer("moe_shared_expert_intermediate_size", inner)
+    shared = config.integer("num_shared_experts", 0, least=0) * each
+    return experts(config, "num_experts", "num_experts_per_tok", inner=inner, shared=shared)
+
+
+def linear_layers(config: Section) -> list[bool]:
+    """Whether each layer has linear attention: all but the last of each group, and but those after the last group."""
+    layers, group = config.integer("num_hidden_layers"), config.integer("layer_group_size")
+    return [(index + 1) % group != 0 and index < layers // group * group for index in range(layers)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttention:
+    """Lightning attention whose queries and keys have norms of their heads and are rotated; gated after a norm of
+    groups of heads. It leaves "o_proj".
+    """
+
+    heads: Heads
+    rotary_dim: int
+    groups: int
+    bias: bool
+    o_bias: bool
+    qk_norm: bool
+    chunk: int = 64  # of flash-linear-attention, which serves it
+
+    @classmethod
+    def of(cls, config: Section) -> LinearAttention:
+        """As many heads of keys and values as of queries, whatever num_key_value_heads says."""
+        if config.get("use_linear_silu") or config.get("linear_silu"):
+            key = config.first("use_linear_silu", "linear_silu")
+            raise config.error(key, "must be false: no published model of this architecture has it")
+        count = config.integer("num_attention_heads")
+        heads = replace(grouped_heads(config), num_kv_heads=count)
+        groups = config.integer("group_norm_size", 1)
+        if count % groups:
+            raise config.error("group_norm_size", f"must divide the {count} heads; got {groups}")
+        return cls(
+            heads=heads,
+            rotary_dim=rotated(config, heads.head_dim),
+            groups=groups,
+            bias=config.flag("use_qkv_bias", default=False) or config.flag("use_bias", default=False),
+            o_bias=config.flag("use_bias", default=False),
+            qk_norm=config.flag("use_qk_norm", default=False),
+        )
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        heads, width = self.heads, self.heads.q_width
+        q, k, v = (parts.tensor(f"{name}_proj", width) for name in "qkv")
+        made: tuple[Operator, ...] = (parts.linear("qkv_proj", x, q, k, v, bias=self.bias),)
+        if self.qk_norm:
+            norms = [parts.norm(f"{t.name[0]}_norm", t, shared=heads.num_heads) for t in (q, k)]
+            made, (q, k) = (*made, *norms), (norm.outputs[0] for norm in norms)
+        turned = (parts.tensor("q_rope", width), parts.tensor("k_rope", width))
+        rope = Rope(name="rope", inputs=(q, k), outputs=turned, heads=heads, rotary_dim=self.rotary_dim)
+        scan = linear_scan(
+            parts,
+            (*turned, v),
+            heads=heads.num_heads,
+            key_dim=heads.head_dim,
+            value_dim=heads.head_dim,
+            chunk=self.chunk,
+        )
+        gate = parts.project("g_proj", x, width)
+        norm = fused(
+            parts,
+            "g_norm",
+            (result((scan,)), gate.outputs[0]),
+            ops=4 + SIGMOID + 1,
+            weights={"g_norm.weight": width},
+            normed=width // self.groups,
+        )
+        return (*made, rope, scan, gate, norm, parts.project("o_proj", norm.outputs[0], x.width, bias=self.o_bias))

@@ -13,7 +13,7 @@ from llmviewer.units import counted, seconds
 from .comparison import csv_of, json_of, number_item, time_item
 from .listing import Item, Table, markdowns, texts
 from .page import Card, listing_page
-from .serving import NOTHING, beyond, laid, said
+from .serving import NOTHING, beyond, laid, lengths, said
 
 _TIMES = {"mean": "time per token, mean", "p50": "time per token, p50", "p99": "time per token, p99"}
 
@@ -60,9 +60,8 @@ def headline(found: Saturation) -> str:
     techniques = "".join(f"{one}, " for one in setting.techniques)
     each = " on each rank" if setting.layout.dp > 1 else ""
     return (
-        f"{title(found)}: prompts of {np.mean(traffic.prompt):.0f} and answers of {np.mean(traffic.gen):.0f} tokens on "
-        f"average, {setting.quantization}, {techniques}{engine}{found.policy}, at most {found.max_batch} at a time"
-        f"{each}"
+        f"{title(found)}: {lengths(traffic)}, {setting.quantization}, {techniques}{engine}{found.policy}, at most "
+        f"{found.max_batch} at a time{each}"
     )
 
 

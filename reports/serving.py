@@ -9,6 +9,7 @@ import numpy as np
 
 from llmviewer.model import Model
 from llmviewer.serving.service import PERCENTILES, Simulation, summary
+from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds
 
@@ -102,6 +103,12 @@ def laid(setting: Setting, copies: int, *, counted: bool = False) -> str:
     return f"{copies} x {one}" if copies > 1 or counted else one.strip("()")
 
 
+def lengths(traffic: Traffic) -> str:
+    """Of prompts and answers, on average."""
+    prompt, gen = (round(float(np.mean(each))) for each in (traffic.prompt, traffic.gen))
+    return f"prompts of {prompt} and answers of {gen} {'token' if gen == 1 else 'tokens'} on average"
+
+
 def headline(found: Simulation) -> str:
     """What was asked, in one line."""
     traffic = found.traffic
@@ -111,8 +118,8 @@ def headline(found: Simulation) -> str:
     order = "".join(f", {one}" for one in found.setting.techniques) + order
     each = " on each rank" if found.setting.layout.dp > 1 else ""
     return (
-        f"{title(found)}, {rate}, prompts of {np.mean(traffic.prompt):.0f} and answers of {np.mean(traffic.gen):.0f} "
-        f"tokens on average, {found.setting.quantization}{order}, at most {found.max_batch} at a time{each}"
+        f"{title(found)}, {rate}, {lengths(traffic)}, {found.setting.quantization}{order}, at most "
+        f"{found.max_batch} at a time{each}"
     )
 
 
@@ -204,8 +211,13 @@ def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
         (time_item(float(np.mean(run.ttft_s))), _closed(closed.ttft_s if closed else None)),
     )
     yield "mean time per token", (time_item(_mean(run.tpot_s)), _closed(closed.tpot_s if closed else None))
-    held = run.usage.sequence_s / (run.copies * run.span_s)
-    yield "sequences at a time, each copy", (number_item(held), _plain(closed.batch if closed else None))
+    if run.policy.drains:  # in closed form those of a batch, as long as one is served
+        held = run.usage.sequence_s / (run.copies * run.span_s)
+        batch = closed.batch * closed.utilization if closed else None
+        yield "sequences at a time, each copy", (number_item(held), _plain(batch))
+    else:
+        decoding = closed.batch if closed else None
+        yield "sequences that decode, each copy", (number_item(run.decoding), _plain(decoding))
     if run.readers:
         yield "devices that read busy", (_share(run.reading_utilization), NOTHING)
     yield "device busy", (_share(run.utilization), _share(closed.utilization) if closed else NOTHING)

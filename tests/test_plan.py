@@ -58,10 +58,10 @@ def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most
         steps = [float(step_s(plans[1], laid, batch=float(b), kv_len=prompt + gen / 2)) for b in limits]
     for copies in range(1, most // laid.devices + 1):
         own = rate / copies
-        busy = own * every
-        if busy >= 1:
+        if own * every >= 1:
             continue
-        missing = [own * (gen - 1) * step / (1 - busy) - (b - 1) for b, step in zip(limits, steps, strict=True)]
+        each = [by_turns(own, through, every, step, laid.pp)[0] for step in steps]
+        missing = [own * (gen - 1) * one - (b - 1) for b, one in zip(limits, each, strict=True)]
         place = next((i for i, value in enumerate(missing) if value <= 0), None)
         if place is None:
             continue
@@ -69,8 +69,9 @@ def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most
         before = max(place - 1, 0)
         batch = limits[before] - 1 + part * (limits[place] - limits[before])
         step = steps[before] + part * (steps[place] - steps[before])
-        first = through + (own * every**2 / 2 + (1 - busy) * (1 - math.exp(-batch)) * step / 2) / (1 - busy)
-        each = step / (1 - busy)
+        each = each[before] + part * (each[place] - each[before])
+        _, busy_s, idle_s = by_turns(own, through, every, step, laid.pp)
+        first = busy_s + (1 - math.exp(-batch)) * idle_s
         fall = (missing[place - 1] - missing[place]) / (limits[place] - limits[place - 1]) if place else 1.0
         limit = next((b for b in limits if b >= 1 + batch + 3.09 * math.sqrt(batch / max(fall, 0.05))), None)
         if limit is None or first > ttft or each > tpot:
@@ -81,6 +82,25 @@ def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most
         if weights + cache + max(reading, writing) <= setting.hardware.capacity:
             return copies, limit, first, each
     return None
+
+
+def by_turns(rate, through, every, step, turns):
+    """Time per token, time to a first token beside others that are read, and what one waits for those who decode: of
+    prompts that share no step of a turn.
+    """
+    if turns == 1:
+        busy = rate * every
+        return step / (1 - busy), through + rate * every**2 / 2 / (1 - busy), step / 2
+    alone = max(through, (through + (turns - 1) * step) / turns)
+    read, comes = alone, 1 - math.exp(-rate * step)
+    for _ in range(3):
+        often = comes / (comes + math.exp(-rate * read))
+        prompts = min(max(rate * (often * read + (1 - often) * step) / often, 1), turns)
+        read = alone + (every * turns - alone) * (prompts - 1) / (turns - 1)
+    mean = often * read + (1 - often) * step
+    own = min(rate * mean / turns, often)
+    waits = often * read**2 / mean / 2 + own * mean / (1 - own) / 2
+    return mean / (1 - own), read + waits, (1 - often) * step**2 / mean / 2
 
 
 @pytest.mark.parametrize("expected", [False, True], ids=["bound", "expected"])
@@ -204,7 +224,7 @@ def test_simulated_it_keeps_to_the_goals(found):
     assert best.quant == "published"
     run = simulate(**asked, requests=1500)
     run = run.expected
-    assert float(np.mean(run.ttft_s)) == pytest.approx(best.ttft_s, rel=0.15)
+    assert float(np.mean(run.ttft_s)) == pytest.approx(best.ttft_s, rel=0.2)  # some wait for a place
     assert float(np.mean(run.tpot_s)) == pytest.approx(best.tpot_s, rel=0.05)
     assert run.usage.crowded_s < 0.03 * run.usage.busy_s
 

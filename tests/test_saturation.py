@@ -69,7 +69,7 @@ def test_without_a_policy_steps_are_as_large_as_serves_most(device):
     {"policy": "prefill-first"},
     {"prompt_lengths": "uniform:100-900", "gen_lengths": "uniform:50-350"},
     {"layout": "dp=2"},
-    {"layout": "pp=2"},
+    {"layout": "pp=2", "gen_lengths": "uniform:50-350"},  # alike, all turns would read at once, again and again
 ])  # fmt: skip
 def test_a_long_run_has_the_same_pace(asked):
     """Filling up and running empty are a small part of it."""

@@ -18,7 +18,7 @@ from ..layout import Layout
 from ..units import counted, seconds, si
 from .policy import POLICIES
 from .service import Goals
-from .steady import Reading, reading
+from .steady import Reading, held_up_s, reading, saturated_s
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 
@@ -120,41 +120,53 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """A prompt's way through a copy that reads no others, the time until the next step, and for each of as many prompts
-    as a step reads at most, [device]; a decode step, [device, batch]. [s]
+    """A step that reads one prompt in one lane, and for each of as many prompts as one reads at most, [device]; a
+    decode step, [device, batch]. [s]
 
     unmodelled  as of Candidate
     ranks       of a copy that wait for each other in every step, each with sequences of its own
+    turns       of each rank in a pipeline, likewise; all of them are lanes
     apart       of a copy, sets of such ranks
-    together    prompts that one step of such ranks reads at most
+    together    prompts that one step of all these lanes reads at most
     """
 
-    through: Grid
     alone: Grid
     every: Grid
     step: Grid
     unmodelled: Grid
     ranks: int
+    turns: int
     apart: int
     together: int
 
     @classmethod
-    def unknown(cls, devices: int, batches: int, *, ranks: int, apart: int, together: int) -> Times:
-        """To be filled in."""
-        through, alone, every, unmodelled = np.full((4, devices), nan)
+    def unknown(cls, devices: int, batches: int, *, ranks: int, turns: int, apart: int, together: int) -> Times:
+        """To be filled in.
+
+        together  of one lane
+        """
+        alone, every, unmodelled = np.full((3, devices), nan)
         return cls(
-            through=through, alone=alone, every=every, step=np.full((devices, batches), nan), unmodelled=unmodelled,
-            ranks=ranks, apart=apart, together=together,
+            alone=alone, every=every, step=np.full((devices, batches), nan), unmodelled=unmodelled, ranks=ranks,
+            turns=turns, apart=apart, together=ranks * turns * together,
         )  # fmt: skip
 
+    @property
+    def lanes(self) -> int:
+        return self.ranks * self.turns
+
     def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> Times:
-        grids = {name: getattr(self, name)[list(rows)] for name in ("through", "alone", "every", "step", "unmodelled")}
+        grids = {name: getattr(self, name)[list(rows)] for name in ("alone", "every", "step", "unmodelled")}
         return replace(self, **grids)
+
+    def held_up(self, step: Grid) -> Grid:
+        """A step that reads one prompt where those that decode alone take `step`, [device, ...]. [s]"""
+        return held_up_s(self.alone.reshape(-1, *[1] * (np.ndim(step) - 1)), step, self.turns)
 
     def reading(self, rate: Grid, step: Grid) -> Reading:
         """Steps that read, where requests come at such rates and steps that decode alone take `step`, [device, ...]."""
-        shape = (-1, *[1] * (np.ndim(rate) - 1))
-        return reading(rate, self.alone.reshape(shape), self.every.reshape(shape), step, self.together)
+        every = self.every.reshape(-1, *[1] * (np.ndim(rate) - 1))
+        return reading(rate, self.held_up(step), every, step, self.together)
 
 
 def judged(
@@ -237,7 +249,7 @@ class _Steady:
             batch = _at(limits - 1, at)
             step_s, tpot_s = _at(np.broadcast_to(step, missing.shape), at), _at(tpot, at)
             turns = _Turns.of(own, step_s, times)
-            ttft_s = np.where(stable, times.through[:, None] + turns.wait_s(1 - np.exp(-batch)), inf)
+            ttft_s = np.where(stable, turns.ttft_s(1 - np.exp(-batch)), inf)
             tpot_s = np.where(stable, tpot_s, inf) if wanted else np.zeros(stable.shape)
             # Little's law gives the mean, where `missing` is 0. The steeper it falls there the less they vary around
             # it: with Poisson's variance, the mean, where decode steps are as long for any batch.
@@ -263,39 +275,40 @@ class _Turns(NamedTuple):
 
     busy              part of the time that prompts are read in
     tpot_s            between two tokens of a sequence; inf where there is no time to decode
-    queue_s, alone_s  what a prompt waits for others before it and in its step, and for one that others decode in
+    read_s, alone_s  until a prompt is read, others before it and in its step included, and what it waits for one that
+                     others decode in
     """
 
     busy: Grid
     tpot_s: Grid
-    queue_s: Grid
+    read_s: Grid
     alone_s: Grid
 
     @classmethod
     def of(cls, rate: Grid, step: Grid, times: Times) -> _Turns:
         """At requests a second that come to ranks which wait for each other, or to one that does not. [s]"""
         found = times.reading(rate, step)
-        read, round_s, more_s = found.read_s, found.round_s, found.read_s - found.alone_s
+        read, round_s = found.read_s, found.round_s
         with np.errstate(divide="ignore", invalid="ignore"):
-            if times.ranks == 1:
+            if times.lanes == 1:
                 busy = rate * read / found.prompts
                 tpot_s = np.where(busy < 1, step / (1 - busy), inf)
                 idle = 1 - busy * found.full
-                return cls(busy, tpot_s, more_s + busy * read / 2 / idle, (1 - busy) * step / 2 / idle)
-            own = rate * round_s / times.ranks  # of its steps, those that a rank reads in itself
+                return cls(busy, tpot_s, read + busy * read / 2 / idle, (1 - busy) * step / 2 / idle)
+            own = np.minimum(rate * round_s / times.lanes, found.often)  # of its steps, those that a lane reads in
             return cls(
                 busy=found.often * read / round_s,
                 tpot_s=np.where(own < 1, round_s / (1 - own), inf),
-                queue_s=more_s + found.often * read * read / round_s / 2 + own * round_s / (1 - own) / 2,
+                read_s=read + found.often * read * read / round_s / 2 + own * round_s / (1 - own) / 2,
                 alone_s=(1 - found.often) * step * step / round_s / 2,
             )
 
-    def wait_s(self, somebody: Grid) -> Grid:
+    def ttft_s(self, somebody: Grid) -> Grid:
         """Until a prompt is read that comes at random. [s]
 
         somebody  how likely it is that anybody decodes
         """
-        return self.queue_s + somebody * self.alone_s
+        return self.read_s + somebody * self.alone_s
 
 
 def _able(times: Times, memory: Grid, load: Load) -> Grid:
@@ -306,14 +319,19 @@ def _able(times: Times, memory: Grid, load: Load) -> Grid:
     wanted, step = load.gen - 1, times.step
     with np.errstate(divide="ignore", invalid="ignore"):
         each = times.apart * wanted / (load.limits - (wanted > 0))  # tokens for each that decodes beside others
-        rate = 1 / (times.every[:, None] + each * step)
-    for _ in range(_HALVINGS if times.together > 1 else 0):
-        found = times.reading(rate, step)
-        if times.ranks == 1:
-            every = found.read_s / found.prompts + each * step
+        if times.lanes > 1:
+            taken = saturated_s(
+                1 / each / times.lanes, times.held_up(step), times.every[:, None], step, most=times.together,
+                lanes=times.lanes,
+            )  # fmt: skip
+            rate = np.where(np.isinf(each), 0.0, times.lanes / taken)
         else:
-            every = found.round_s * (1 / times.ranks + each)
-        rate = np.sqrt(rate / every)  # halfway, as it falls where steps are longer
+            rate = 1 / (times.every[:, None] + each * step)
+    for _ in range(_HALVINGS if times.lanes == 1 and times.together > 1 else 0):
+        found = times.reading(rate, step)
+        rate = np.sqrt(
+            rate / (found.read_s / found.prompts + each * step)
+        )  # halfway, as it falls where steps are longer
     return np.where(memory <= 1, times.apart * rate, 0.0)
 
 

@@ -57,7 +57,7 @@ class LaidOut:
         ranks = self.ranks
         return Times.unknown(
             len(self.devices), len(load.limits),
-            ranks=ranks, apart=self.layout.dp // ranks, together=ranks * load.together,
+            ranks=ranks, turns=self.layout.pp, apart=self.layout.dp // ranks, together=load.together,
         )  # fmt: skip
 
     def _reads(self, load: Load) -> Spans:
@@ -73,9 +73,8 @@ class LaidOut:
 
         fewer  by how much longer experts take for one prompt than if all ranks read one, which is less than none
         """
-        times.through[rows] = whole[..., 0] + fewer
-        times.alone[rows] = slowest[..., 0] + fewer
-        times.every[rows] = slowest[..., 1] / times.together
+        times.alone[rows] = whole[..., 0] + fewer
+        times.every[rows] = times.turns * slowest[..., 1] / times.together
 
     def bounds(self, load: Load) -> Times:
         """Of all devices."""

@@ -359,7 +359,7 @@ class _Search:
             if self.kernels:
                 fine = [place for place, own in found.items() if not own.factor]
                 times = laid.expected(self.load, self.kernels, fine)
-                told = judge(times, [place for place in fine if isfinite(times.through[place])])
+                told = judge(times, [place for place in fine if isfinite(times.alone[place])])
                 found |= {place: replace(own, least=found[place]) for place, own in told.items()}
             yield from found.values()
 

@@ -135,6 +135,11 @@ class Simulation:
         return float(np.max(self.finish_s) - self.traffic.arrival_s[0])
 
     @property
+    def decoding(self) -> float:
+        """Sequences that decode at a time in each copy, by Little's law."""
+        return float(np.sum(self.finish_s - self.first_s)) / (self.copies * self.span_s)
+
+    @property
     def drained(self) -> float:
         """The part of the span after the last arrival, where rates over it are lower for that: nan where they are not,
         as requests came faster than they were served, or all at once.
@@ -268,6 +273,7 @@ class Simulation:
             "utilization": self.utilization,
             "reading_utilization": self.reading_utilization if self.readers else None,
             "mean_running": self.usage.sequence_s / (self.copies * self.span_s),
+            "mean_decoding": self.decoding,
             "preemptions": self.preemptions,
             "usage": {f.name: getattr(self.usage, f.name) for f in fields(Usage)},
             "tokens_per_joule_at_tdp": known(self.tokens_per_joule),

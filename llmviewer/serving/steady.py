@@ -8,7 +8,7 @@ step that runs and for the prompts before them (Cobham, doi:10.1287/opre.2.1.70)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf, isinf
+from math import inf, isinf, nan, sqrt
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -67,10 +67,52 @@ def reading(rate: Column, alone: Column, every: Column, step: Column, most: Colu
     return Reading(read, alone, prompts, often * read + (1 - often) * step, often, full)
 
 
+def held_up_s(read: Column, step: Column, turns: int) -> Column:
+    """A step in which one turn of a pipeline reads and the others decode, which follow it: all stages of the longest,
+    or the slowest stage for each. [s]
+
+    read, step  where all turns read, and where all decode [s]
+    """
+    held: Column = np.maximum(read, (read + (turns - 1) * step) / turns)
+    return held
+
+
+def saturated_s(
+    ends: Column,
+    alone: Column,
+    every: Column,
+    step: Column,
+    *,
+    most: Column | float,
+    lanes: int,
+    parts: Column | float = 1.0,
+    mixes: bool = False,
+) -> Column:
+    """For each request of a lane, where somebody always waits, who comes as another leaves, at random. What one lane
+    reads holds up the others, whether they read or not. [s]
+
+    ends         answers of a lane that end in a step in which it decodes
+    alone, step  steps that read one prompt, in `parts`, and one that decodes alone [s]
+    every, most  as of reading(), of all lanes together
+    mixes        those that decode take part where their lane reads
+    """
+    full = most / lanes
+    count = np.minimum(ends / -np.expm1(-ends), full)  # prompts of a lane that are read together
+    reads = ends * parts / count
+    own = np.minimum(reads, 1) if mixes else 1 / (1 + 1 / reads)
+    often = 1 - (1 - own) ** lanes
+    filled = (lanes * own / often * count - 1) / np.maximum(np.subtract(most, 1), 1)
+    longest = 1 - (1 - own * (count - 1) / np.maximum(full - 1, 1e-9)) ** lanes  # as long as any lane that is full
+    read = (alone + (every * most - alone) * np.maximum(filled, longest / often)) / parts
+    taken: Column = (often * read + (1 - often) * step) * parts / count / own
+    return taken
+
+
 @dataclass(frozen=True, kw_only=True)
 class Steady:
     """Means of the steady state; inf where requests come faster than they are served.
 
+    tpot_s       nan where all answers are of one token
     batch        sequences that decode, or that a batch has where it is served as a whole
     utilization  part of the time in which the device works
     max_rate     requests that it can serve at most [1/s]
@@ -210,24 +252,37 @@ def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> 
 def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most: float) -> Steady:
     """Requests come and go while others decode.
 
-    In a second, `rate` prompts are read, and what is left of it goes to steps that decode alone. A request that decodes
-    has B others beside it where B is the mean, as arrivals at random see the mean (PASTA, doi:10.1287/opre.30.2.223).
+    In a second, `rate` prompts are read in each turn of a pipeline, and what is left of it goes to steps that decode
+    alone. A request that decodes has B others beside it where B is the mean, as arrivals at random see the mean (PASTA,
+    doi:10.1287/opre.30.2.223).
     """
-    wanted = lengths.wanted
+    wanted, turns = lengths.wanted, steps.turns
     batch = np.concatenate(([0.0], np.geomspace(1 / 64, most, _BATCHES)))
     prompts = _reading(steps, lengths, policy, batch)
+    filled = 1 - (1 - 1 / turns) * np.exp(-batch)  # of the turns, those that have anybody, who decodes being in one
     step_s, alone_s = (
-        np.broadcast_to(np.asarray(steps.decode_s(batch=count, kv_len=lengths.middle), dtype=float), batch.shape)
-        for count in (1 + batch, np.maximum(batch, 1))
+        np.broadcast_to(
+            np.asarray(steps.decode_s(batch=count, kv_len=lengths.middle, filled=part), dtype=float), batch.shape
+        )
+        for count, part in ((1 + batch, filled), (np.maximum(batch, 1), 1.0))
     )
-    per_request = wanted * alone_s / np.maximum(batch, 1e-9) + prompts.every_s - prompts.each * alone_s
+    every_s, together = prompts.every_s / turns, turns * prompts.together
+    if turns > 1:
+        per_request = saturated_s(
+            np.maximum(batch, 1e-9) / max(wanted, 1e-9), held_up_s(prompts.time_s, alone_s, turns), every_s, alone_s,
+            most=together, lanes=turns, parts=np.maximum(prompts.along, 1), mixes=policy.mixes,
+        )  # fmt: skip
+    else:
+        per_request = wanted * alone_s / np.maximum(batch, 1e-9) + prompts.every_s - prompts.each * alone_s
     max_rate = float(np.max(1 / np.maximum(per_request, prompts.every_s)[1:]))
     if rate >= max_rate:
         return _overrun(max_rate=max_rate, most=most)
-    read = reading(np.full(len(batch), rate), prompts.time_s, prompts.every_s, step_s, prompts.together)
-    busy = rate * read.read_s / read.prompts
+    alone = held_up_s(prompts.time_s, step_s, turns)
+    read = reading(np.full(len(batch), turns * rate), alone, every_s, step_s, together)
+    busy = turns * rate * read.read_s / read.prompts
+    beside = prompts.along if policy.mixes else np.maximum(1 - read.prompts / turns, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        tpot = np.where(busy < 1, 1 / (rate * prompts.along / read.prompts + (1 - busy) / step_s), inf)
+        tpot = np.where(busy < 1, 1 / (turns * rate * beside / read.prompts + (1 - busy) / step_s), inf)
     missing = rate * wanted * tpot - batch
     place = int(np.argmax(missing <= 0))
     if missing[place] > 0:
@@ -238,16 +293,24 @@ def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most:
         return float(values[max(place - 1, 0)] * (1 - at) + values[place] * at)
 
     sequences, occupied = found(batch), found(busy)
-    somebody = 1 - float(np.exp(-sequences))  # of as many as come at random
+    somebody = 1 - float(np.exp(-turns * sequences))  # of as many as come at random
     decoding = (1 - occupied) * somebody
     last_s = somebody * prompts.more_s + (1 - somebody) * prompts.more_s[0]
-    square = prompts.square * (read.read_s / prompts.time_s) ** 2 / read.prompts
-    residual = rate * found(square) / 2 + decoding * found(step_s) / 2
+    # A whole prompt is in the way of those of all turns. Parts of one are so for a step of those of other turns, and
+    # the turns are as many servers of a queue (Sakasegawa 1977).
+    along = 1 if policy.cuts else turns
+    lines = turns // along
+    each = np.maximum(read.prompts * along / turns, 1)
+    square = prompts.square * (read.read_s / prompts.time_s) ** 2 / each
+    queued = along * rate * found(read.read_s / each)
+    part_s = read.read_s / np.maximum(prompts.along, 1)
+    before = along * rate * found(square) / 2 * queued ** (sqrt(2 * (lines + 1)) - 2) / lines
+    residual = before + decoding * found(step_s) / 2 + (occupied - queued) * found(part_s) / 2
     return Steady(
         batch=sequences,
         utilization=occupied + decoding,
-        ttft_s=found(read.read_s + last_s) + residual / (1 - occupied * found(read.full)),
-        tpot_s=found(tpot) if wanted else 0.0,
+        ttft_s=found(read.read_s + last_s) + residual / (1 - queued * found(each / (along * prompts.together))),
+        tpot_s=found(tpot) if wanted else nan,
         max_rate=max_rate,
         max_batch=int(most),
     )
@@ -291,7 +354,7 @@ def _in_batches(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, mo
 
     utilization = spent / (spent + float(np.exp(-rate * spent)) / rate)
     several = lengths.gen[lengths.gen > 1] - 1
-    each = float(np.mean(1 / several)) if len(several) else 0.0
+    each = float(np.mean(1 / several)) if len(several) else nan
     later = found(read * (parts - 1) / (2 * parts)) * each  # for the prompts of the same batch that are read after it
     return Steady(
         batch=taken,

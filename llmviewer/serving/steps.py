@@ -70,11 +70,13 @@ class Steps:
         """Sets of sequences that take steps together, each with a scheduler: those of the first rank first."""
         return self.ranks * self.turns
 
-    def decode_s(self, *, batch: Num, kv_len: Num) -> Num:
+    def decode_s(self, *, batch: Num, kv_len: Num, filled: Num = 1.0) -> Num:
         """A step in which `batch` sequences of every lane attend to `kv_len` tokens each on average, the new one
         included. [s]
+
+        filled  part of the turns that have any
         """
-        return self._alike([stage.alike_decode_s(batch=batch, kv_len=kv_len) for stage in self._stages])
+        return self._alike([stage.alike_decode_s(batch=batch, kv_len=kv_len) for stage in self._stages], filled)
 
     def mixed_s(self, groups: Groups) -> Num:
         """A step in which every lane has these to read and to decode; fields may be arrays. [s]"""
@@ -112,11 +114,11 @@ class Steps:
         middles = first - 0.5 + (np.arange(_PARTS) + 0.5) * (last - first + 1) / _PARTS
         return float(np.mean(self.decode_s(batch=float(batch), kv_len=middles))) * (last - first + 1)
 
-    def _alike(self, stages: Sequence[Num]) -> Num:
-        """The time between two steps, where every turn takes so long in each stage. [s]"""
+    def _alike(self, stages: Sequence[Num], filled: Num = 1.0) -> Num:
+        """The time between two steps, where every turn takes so long in each stage, or that part of them. [s]"""
         if self.turns == 1:
             return stages[0]
-        return np.maximum(sum(stages), self.turns * reduce(np.maximum, stages))
+        return np.maximum(sum(stages), filled * self.turns * reduce(np.maximum, stages))
 
     def _round(self, turns: Sequence[Any], time_s: Callable[[Stage, Any], float]) -> float:
         """The time between two steps of several turns: all stages of the longest, or the slowest stage for each. [s]"""

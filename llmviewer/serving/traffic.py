@@ -60,10 +60,12 @@ class Traffic:
 
 
 def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, generator: np.random.Generator) -> Traffic:
-    """`requests` that come independently of each other, `rate` a second on average."""
-    gaps = generator.exponential(1 / rate, size=requests)
+    """`requests` that come at random over as long as so many take at `rate` a second. Without that, a rate near what is
+    served at most may be drawn beyond it.
+    """
+    moments = np.cumsum(generator.exponential(size=requests))
     return Traffic(
-        arrival_s=np.cumsum(gaps),
+        arrival_s=moments * (requests / rate / moments[-1]),
         prompt=prompts.draw(generator, requests),
         gen=gens.draw(generator, requests),
     )

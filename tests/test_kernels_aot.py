@@ -42,7 +42,7 @@ WANTED += [("decode_attention", sm, 4) for sm in (80, 90, 100)] + [
 ]
 
 # Ways to cut work up that tuning tries beside the rule: (kernel, sm, place of the case, of the tiling).
-TUNED = [("gemm", 90, 0, 0), ("gemm", 90, 0, 2), ("gemm_w4a16", 90, 0, 0), ("flash_attention", 90, 0, 0)]
+TUNED = [("gemm", 90, 0, 0), ("gemm", 90, 0, 4), ("gemm_w4a16", 90, 0, 0), ("flash_attention", 90, 0, 0)]
 
 
 # What products and loops are made of: (kernel, sm, instruction); (kernel, bytes around its loop, how far above memory).

@@ -25,7 +25,7 @@ from llmviewer.measuring.session import words
 from llmviewer.measuring.timing import Call, GpuClock, settled
 from llmviewer.measuring.torch_backend import TorchBackend
 from llmviewer.measuring.triton_backend import TritonBackend
-from llmviewer.measuring.work import Sets, compare
+from llmviewer.measuring.work import Sets, breaks, compare
 
 _MODEL = "llama-3.1-8b"
 _PARTS = ["check", "step", "time"]
@@ -111,6 +111,8 @@ def timed(number: int) -> Iterator[str]:
             found.append((settled(clock.sampler(make()), _BRIEF_S).median, name))
         except Exception as error:  # noqa: BLE001 - the others are timed, too
             yield f"  {name}: {(str(error) or type(error).__name__).strip().splitlines()[0]}"
+            if breaks(error):
+                break
         else:
             yield line(*found[-1])
     yield "the fastest first:"

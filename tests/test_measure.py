@@ -401,6 +401,26 @@ def test_what_broke_the_device_is_not_tried_again(tmp_path):
     assert {row["framework"] for row in second.journal.rows} == {"mine"}
 
 
+def test_of_a_tiling_that_broke_the_device_only_that_is_not_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(session_module, "_TUNING_PART", inf)
+
+    class Breaking(Tuned):
+        broken = False
+
+        def calls(self, question, kernel, sets, tiling=None):
+            self.broken |= tiling == self.others[1]
+            if self.broken:
+                raise RuntimeError("Triton Error [CUDA]: misaligned address")
+            return super().calls(question, kernel, sets, tiling)
+
+    first, second = tuned(tmp_path, Breaking()), tuned(tmp_path, Breaking())
+    assert re.match(r"mine fast gemm bf16 M=\d+ N=\d+ K=\d+ keys=16 splits=1$", first.broken)
+    assert not second.broken
+    tried = [row for row in second.journal.rows if row["M"] > 1]
+    assert {(row["tiling"], row["tried"]) for row in tried} == {("keys=32 splits=4", 3)}
+    assert second.unfit["fast keys=16 splits=1: broke the device in a run before"] == len(tried)
+
+
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, Library(breaks_at=30))

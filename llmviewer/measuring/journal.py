@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 _FILE: Final = "journal.jsonl"
+Launched = tuple[tuple[str, ...], str]  # a kind of launches, and a tiling in words, "" for the rule's
 _SAME: Final = ("schema", "gpu", "device", "driver", "versions")  # what rows of one folder have in common
 
 
@@ -33,7 +34,7 @@ class Journal:
         self.rows: list[dict[str, Any]] = []
         self.ceilings: list[Ceiling] = []
         self.complete = False  # the ceilings are
-        self.broken: set[tuple[str, ...]] = set()  # kinds of launches that left the device broken
+        self.broken: set[Launched] = set()  # what left the device broken
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
@@ -66,7 +67,7 @@ class Journal:
             elif kind == "complete":
                 self.complete = True
             elif kind == "broken":
-                self.broken.add(tuple(entry["kind"]))
+                self.broken.add((tuple(entry["kind"]), entry["tiling"]))
             else:
                 self.rows.append(entry)
 
@@ -82,10 +83,10 @@ class Journal:
         self.rows.append(row)
         self._write("row", row)
 
-    def broke(self, kind: tuple[str, ...]) -> None:
+    def broke(self, kind: tuple[str, ...], tiling: str) -> None:
         """Such launches are not to be tried again."""
-        self.broken.add(kind)
-        self._write("broken", {"kind": kind})
+        self.broken.add((kind, tiling))
+        self._write("broken", {"kind": kind, "tiling": tiling})
 
     def _write(self, kind: str, entry: Mapping[str, Any]) -> None:
         try:

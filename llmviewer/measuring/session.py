@@ -20,7 +20,7 @@ from .machine import Watch, documents, driver, gpu_name, with_rates
 from .order import spread
 from .questions import Question, questions
 from .timing import BusyError, Call, Times, settled
-from .work import Backend, LaunchError, Sets
+from .work import Backend, LaunchError, Sets, breaks
 
 MODELS: Final = {  # of several head layouts and widths; on a GPU also windows, latent attention and experts
     "cpu": ("qwen3-0.6b", "llama-3.2-1b", "smollm2-360m"),
@@ -45,10 +45,7 @@ _TOO_LONG: Final = "it takes too long for the time given"
 _MEMORY_PART: Final = 0.2  # of what is free, for the tensors of one launch; tuning has those of four
 _REASON: Final = 200  # letters of what a launch raises
 _FAILURES: Final = 20  # in a row: the device is beyond help
-_FATAL: Final = (  # CUDA errors after which a process gets nothing more done: CUDA Runtime API, cudaError
-    "illegal memory access", "illegal instruction", "illegal address space", "misaligned address", "invalid pc",
-    "unspecified launch failure", "hardware stack error", "device-side assert", "uncorrectable ECC error",
-)  # fmt: skip
+_BROKE: Final = "broke the device in a run before"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +237,7 @@ class Session:
     unfit     tilings that could not be tried, by reason
     put_off   how often a launch was, as other programs took the cores
     broken    the launch after which the device gave no more results; "" without one
+    trying    the tiling that is being launched, in words; "" for the rule's
     """
 
     machine: Machine
@@ -251,6 +249,7 @@ class Session:
     unfit: Counter[str] = field(default_factory=Counter)
     put_off: int = 0
     broken: str = ""
+    trying: str = ""
     tuning: float = 0.0  # seconds that it took
     start: float = field(default_factory=monotonic)  # of what its time is of
 
@@ -312,6 +311,7 @@ class Session:
                 continue
             turn.append(kind)
             progress(str(asked))
+            self.trying = ""
             try:
                 _check(asked, wrong)
                 row = self._row(asked, kind.bounds[str(asked)])
@@ -322,9 +322,9 @@ class Session:
             except Exception as error:  # noqa: BLE001 - whatever a launch raises, no row is made of it
                 failures += 1
                 self.left_out[" ".join(f"{asked.backend.framework} {asked.kernel}: {error}".split())[:_REASON]] += 1
-                if any(fatal in str(error) for fatal in _FATAL):
-                    self.broken = str(asked)
-                    self.journal.broke(asked.kind)
+                if breaks(error):
+                    self.broken = f"{asked} {self.trying}".rstrip()
+                    self.journal.broke(asked.kind, self.trying)
                     break
                 continue
             failures = 0
@@ -349,8 +349,8 @@ class Session:
                 able = [(question, backend.kernels(question)) for question in order]
                 for name in sorted({name for _, names in able for name in names}):
                     asked = [Asked(backend=backend, kernel=name, question=q) for q, names in able if name in names]
-                    if asked[0].kind in self.journal.broken:
-                        self.left_out[f"{' '.join(asked[0].kind[:2])} broke the device in a run before"] += len(asked)
+                    if (asked[0].kind, "") in self.journal.broken:
+                        self.left_out[f"{' '.join(asked[0].kind[:2])} {_BROKE}"] += len(asked)
                     else:
                         kinds.append(_Kind(asked, device))
         for kind in kinds:
@@ -368,9 +368,10 @@ class Session:
         if self.tune and self.tuning <= _TUNING_PART * self.elapsed:
             start = monotonic()
             calls, tiling, tried = self._fastest(asked, sets, calls)
+            self.trying = "" if tiling is None else words(tiling)
             self.tuning += monotonic() - start
         times = settled(backend.clock.sampler(calls), self.seconds * _ROW_PART)
-        chosen = {"tiling": "" if tiling is None else words(tiling), "tried": tried}
+        chosen = {"tiling": self.trying, "tried": tried}
         return _columns(asked, machine, times, sets) | chosen | {"ceiling_us": bound * 1e6}
 
     def _fastest(self, asked: Asked, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:
@@ -382,12 +383,18 @@ class Session:
         for other in others:
             if monotonic() > end:
                 break
+            self.trying = words(other)
+            if (asked.kind, self.trying) in self.journal.broken:
+                self.unfit[f"{asked.kernel} {self.trying}: {_BROKE}"] += 1
+                continue
             try:
                 launches = backend.calls(asked.question, asked.kernel, sets.count, other)
                 time = self._brief(backend, launches)
-            except Exception as error:  # noqa: BLE001 - whatever it raises, there is the rule's
+            except Exception as error:
+                if breaks(error):
+                    raise
                 reason = str(error).strip().partition("\n")[0]
-                self.unfit[f"{asked.kernel} {words(other)}: {reason}"[:_REASON]] += 1
+                self.unfit[f"{asked.kernel} {self.trying}: {reason}"[:_REASON]] += 1
                 continue
             tried += 1
             if time < best:

@@ -13,10 +13,19 @@ from .timing import Call, Clock
 _SETS: Final = 256  # of tensors, at most
 _BEYOND: Final = 8  # times the cache, that sets take together: caches do not drop the oldest first
 _WITHIN: Final = 0.25  # of the cache
+_FATAL: Final = (  # CUDA errors after which a process gets nothing more done: CUDA Runtime API, cudaError
+    "illegal memory access", "illegal instruction", "illegal address space", "misaligned address", "invalid pc",
+    "unspecified launch failure", "hardware stack error", "device-side assert", "uncorrectable ECC error",
+)  # fmt: skip
 
 
 class LaunchError(Exception):
     """A launch that gave no result, or a wrong one. No row is made of it."""
+
+
+def breaks(error: Exception) -> bool:
+    """Whether the device gives this process nothing more after it."""
+    return any(fatal in str(error) for fatal in _FATAL)
 
 
 class Backend(Protocol):

@@ -29,8 +29,8 @@ from llmviewer.measuring.order import spread
 from llmviewer.measuring.questions import questions
 from llmviewer.measuring.session import Machine, Session, ask, header
 from llmviewer.measuring.summary import ceilings_text, goals, goals_text, kernels_text
-from llmviewer.measuring.timing import BusyError, Sample, settled
-from llmviewer.measuring.work import LaunchError, Sets
+from llmviewer.measuring.timing import BusyError, HungError, Sample, settled
+from llmviewer.measuring.work import LaunchError, Sets, breaks
 
 H200 = load_hardware("h200")
 MACHINE = Machine(
@@ -52,6 +52,9 @@ class Clock:
     def sampler(self, calls):
         turn = count()
         return lambda: Sample(calls[next(turn) % len(calls)]())
+
+    def wait(self):
+        pass
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ class Cuda:
 
     def __init__(self):
         self.host = self.gpu = 0.0  # when each is done [s]
+        self.hangs = False
         self.capturing = None
 
     def launch(self, seconds):
@@ -165,14 +169,18 @@ class Cuda:
         self.host += 50e-6
         self.gpu = max(self.gpu, self.host) + seconds
 
-    def synchronize(self):
-        self.host = self.gpu = max(self.gpu, self.host)
-
     def _sleep(self, cycles):
         self.launch(cycles / 2e9)
 
-    def Event(self, enable_timing):  # noqa: N802 - torch's name
-        event = SimpleNamespace(synchronize=self.synchronize)
+    def Event(self, **options):  # noqa: N802 - torch's name
+        event = SimpleNamespace()
+
+        def query():
+            if not self.hangs:
+                self.host = self.gpu = max(self.gpu, self.host)
+            return not self.hangs
+
+        event.query = query
         event.record = lambda: setattr(event, "at", max(self.gpu, self.host))
         event.elapsed_time = lambda end: 1e3 * (end.at - event.at)
         return event
@@ -421,6 +429,48 @@ def test_of_a_tiling_that_broke_the_device_only_that_is_not_tried_again(tmp_path
     assert second.unfit["fast keys=16 splits=1: broke the device in a run before"] == len(tried)
 
 
+def test_a_launch_that_does_not_end_is_given_up(monkeypatch):
+    cuda = Cuda()
+    monkeypatch.setattr("torch.cuda", cuda)
+    monkeypatch.setattr(timing, "_HUNG_S", 0.05)
+    sample = timing.GpuClock().sampler([partial(cuda.launch, 1e-5)])
+    cuda.hangs = True
+    with pytest.raises(HungError, match=r"^a launch did not end within 0.05 s$") as error:
+        sample()
+    assert breaks(error.value)
+
+
+def test_a_tiling_that_was_tried_first_when_the_process_ended_is_not_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(session_module, "_TUNING_PART", inf)
+    tuned(tmp_path, Tuned())
+    path = tmp_path / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    tiling = {"kind": ["mine", "fast", "gemm", "gemm", "bf16", ""], "tiling": "keys=16 splits=2"}
+    trying = json.dumps({"trying": tiling}) + "\n"
+    assert lines.count(trying) == 1
+    path.write_text("".join(lines[: lines.index(trying) + 1]))
+    found = tuned(tmp_path, Tuned())
+    assert path.read_text().splitlines()[lines.index(trying) + 1] == json.dumps({"broken": tiling})
+    assert found.unfit["fast keys=16 splits=2: broke the device in a run before"] > 0
+    assert all(row["tried"] <= 3 for row in found.journal.rows)
+
+
+def test_a_run_ends_where_a_launch_does_not(tmp_path, capsys, monkeypatch):
+    class Hanging(Library):
+        def calls(self, question, kernel, sets, tiling=None):
+            raise HungError("a launch did not end within 60 s")
+
+    monkeypatch.setattr(session_module, "backends", lambda name: ("gpu", (Hanging(),)))
+    monkeypatch.setattr(session_module, "this_machine", lambda kind, hardware: MACHINE)
+    monkeypatch.setattr(Session, "measure_ceilings", lambda self, progress: self.journal.ceilings.extend(CEILINGS))
+    monkeypatch.setattr("os._exit", ended := MagicMock())
+    main(["measure", "--family", "gemm", "--model", "qwen3-0.6b", "--dtype", "bf16", "-o", str(tmp_path / "out")])
+    ended.assert_called_once_with(1)
+    out = capsys.readouterr().out
+    assert "1 launch left out: mine fast: a launch did not end within 60 s" in out
+    assert re.search(r"gave nothing more after mine fast gemm bf16 M=1 .*:\nthe same command goes on without it", out)
+
+
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, Library(breaks_at=30))
@@ -606,6 +656,9 @@ def test_triton_kernels_answer_questions_in_the_interpreter(tmp_path):
             for call in calls:
                 call()
             return lambda: Sample(1e-5)
+
+        def wait(self):
+            pass
 
     backend = TritonBackend("cpu", Fake())
     found = questions(["llama-3.1-8b", "deepseek-v2-lite"], ["bf16", "int4_wo", "fp8"])

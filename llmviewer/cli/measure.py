@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -100,6 +101,9 @@ def measure(
     else:
         progress.end()
     _report(session, form, before)
+    if session.hung:
+        sys.stdout.flush()
+        os._exit(1)  # any other end waits for the device
 
 
 def _report(session: Session, form: str, before: int) -> None:

@@ -19,7 +19,7 @@ from .journal import SCHEMA, Journal
 from .machine import Watch, documents, driver, gpu_name, with_rates
 from .order import spread
 from .questions import Question, questions
-from .timing import BusyError, Call, Times, settled
+from .timing import BusyError, Call, HungError, Times, settled
 from .work import Backend, LaunchError, Sets, breaks
 
 MODELS: Final = {  # of several head layouts and widths; on a GPU also windows, latent attention and experts
@@ -237,6 +237,7 @@ class Session:
     unfit     tilings that could not be tried, by reason
     put_off   how often a launch was, as other programs took the cores
     broken    the launch after which the device gave no more results; "" without one
+    hung      the error of a launch that does not end; it is kept, as what it holds would be waited for to be freed
     trying    the tiling that is being launched, in words; "" for the rule's
     """
 
@@ -249,6 +250,7 @@ class Session:
     unfit: Counter[str] = field(default_factory=Counter)
     put_off: int = 0
     broken: str = ""
+    hung: HungError | None = None
     trying: str = ""
     tuning: float = 0.0  # seconds that it took
     start: float = field(default_factory=monotonic)  # of what its time is of
@@ -323,6 +325,7 @@ class Session:
                 failures += 1
                 self.left_out[" ".join(f"{asked.backend.framework} {asked.kernel}: {error}".split())[:_REASON]] += 1
                 if breaks(error):
+                    self.hung = error if isinstance(error, HungError) else None
                     self.broken = f"{asked} {self.trying}".rstrip()
                     self.journal.broke(asked.kind, self.trying)
                     break
@@ -388,8 +391,9 @@ class Session:
                 self.unfit[f"{asked.kernel} {self.trying}: {_BROKE}"] += 1
                 continue
             try:
-                launches = backend.calls(asked.question, asked.kernel, sets.count, other)
-                time = self._brief(backend, launches)
+                with self.journal.trying(asked.kind, self.trying):
+                    launches = backend.calls(asked.question, asked.kernel, sets.count, other)
+                    time = self._brief(backend, launches)
             except Exception as error:
                 if breaks(error):
                     raise
@@ -414,7 +418,9 @@ def _check(asked: Asked, wrong: dict[tuple[str, ...], str]) -> None:
         wrong[asked.kind] = ""
         try:
             asked.backend.check(asked.question, asked.kernel)
-        except Exception as error:  # noqa: BLE001 - whatever a launch raises, the kernel is of no use
+        except Exception as error:
+            if breaks(error):
+                raise
             wrong[asked.kind] = str(error) or type(error).__name__
     if wrong[asked.kind]:
         raise LaunchError(wrong[asked.kind])

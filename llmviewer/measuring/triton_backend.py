@@ -147,7 +147,7 @@ class TritonBackend:
             if not own and self._device == "cuda":  # the interpreter cannot do all of bf16, which most cases are not of
                 own = [replace(case, dtype=part.dtype) for case in alike if case.dtype == "fp16"]
             for case in (own or alike)[:_CHECKED]:
-                _check(found, case, self._device)
+                _check(found, case, self._device, self.clock)
 
     def tilings(self, question: Question, kernel: str) -> Sequence[Any]:  # noqa: ARG002
         """Those of the last kernel, which takes the most time; compiled side by side, where that is of use."""
@@ -162,7 +162,7 @@ class TritonBackend:
         plans = [list(self._plans(part, sets)) for part in before]
         plans.append(list(self._plans(last, sets, tiling)))
         if tiling is not None:
-            _agree(load_kernel(last.kernel), _case(last), plans[-1][0], next(self._plans(last, 1)))
+            _agree(load_kernel(last.kernel), _case(last), plans[-1][0], next(self._plans(last, 1)), self.clock)
 
         def call(number: int) -> Call:
             own = [of_part[number] for of_part in plans]
@@ -177,6 +177,7 @@ class TritonBackend:
             yield kernel.plan(self._target, **inputs | chosen)
 
     def finite(self, outputs: Any) -> bool:
+        self.clock.wait()
         return all(bool(output.float().isfinite().all()) for output in outputs)
 
 
@@ -195,14 +196,18 @@ def _case(part: _Part) -> Case:
     return case(part.dtype, **part.sizes)
 
 
-def _check(kernel: Kernel, case: Case, device: str) -> None:
+def _check(kernel: Kernel, case: Case, device: str, clock: Clock) -> None:
     inputs = kernel.make(case, device, 1)
-    _compare(kernel, case, kernel.run(**inputs), kernel.reference(**inputs))
+    found = kernel.run(**inputs)
+    clock.wait()
+    _compare(kernel, case, found, kernel.reference(**inputs))
 
 
-def _agree(kernel: Kernel, case: Case, tiled: Call, ruled: Call) -> None:
+def _agree(kernel: Kernel, case: Case, tiled: Call, ruled: Call, clock: Clock) -> None:
     """Within twice the tolerance, as each may be off the reference."""
-    _compare(kernel, case, tiled(), ruled(), times=2)
+    found, wanted = tiled(), ruled()
+    clock.wait()
+    _compare(kernel, case, found, wanted, times=2)
 
 
 def _compare(kernel: Kernel, case: Case, found: Any, wanted: Any, times: float = 1) -> None:

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any, Final, Protocol
 
 from .questions import Question
-from .timing import Call, Clock
+from .timing import Call, Clock, HungError
 
 _SETS: Final = 256  # of tensors, at most
 _BEYOND: Final = 8  # times the cache, that sets take together: caches do not drop the oldest first
@@ -25,7 +25,7 @@ class LaunchError(Exception):
 
 def breaks(error: Exception) -> bool:
     """Whether the device gives this process nothing more after it."""
-    return any(fatal in str(error) for fatal in _FATAL)
+    return isinstance(error, HungError) or any(fatal in str(error) for fatal in _FATAL)
 
 
 class Backend(Protocol):

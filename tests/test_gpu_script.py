@@ -43,6 +43,9 @@ def test_what_a_part_found_is_printed_however_it_ends(gpu, body, code, out, tmp_
     assert capfd.readouterr().out == out
 
 
+IN_TURN = "the fastest of each, in turn, the median of 3:"
+
+
 class Clock:
     def sampler(self, calls):
         seconds = calls[0]()
@@ -54,14 +57,24 @@ def fails():
 
 
 def test_each_way_is_told_as_soon_as_its_time_is_known(gpu, monkeypatch, capsys):
-    ways = {"the rule's": lambda: 2e-3, "wrong": fails, "wide": lambda: 1e-3}
+    ways = {("rule", "the rule's"): lambda: 2e-3, ("tuning", "wrong"): fails, ("tuning", "wide"): lambda: 1e-3}
     monkeypatch.setattr(gpu, "GpuClock", Clock)
     monkeypatch.setattr(gpu, "_copy", lambda clock: 1e12)
-    monkeypatch.setattr(gpu, "_ways", lambda question: ((name, lambda way=way: [way]) for name, way in ways.items()))
+    monkeypatch.setattr(gpu, "_ways", lambda question: ((*name, lambda way=way: [way]) for name, way in ways.items()))
     lines = []
     for line in gpu.timed(0):
         lines.append(line)
         tried = capsys.readouterr().err.split("\n")[:-1]
         assert tried in ([], ["the rule's"], ["wrong"], ["wide"])
     names = [line.rsplit("  ", 1)[-1] for line in lines[1:]]
-    assert names == ["the rule's", "wrong: does not fit", "wide", "the fastest first:", "wide", "the rule's"]
+    assert names == [
+        "the rule's",
+        "wrong: does not fit",
+        "wide",
+        "the fastest first:",
+        "wide",
+        "the rule's",
+        IN_TURN,
+        "the rule's",
+        "wide",
+    ]

@@ -206,6 +206,18 @@ def test_the_host_is_no_part_of_the_time_of_a_launch_on_a_gpu(seconds, sets, mon
     assert [sample().seconds for _ in range(3)] == pytest.approx([seconds] * 3, rel=1e-6)
 
 
+@pytest.mark.parametrize(("seconds", "before"), [(4e-5, 0), (1e-4, 0.2), (2e-3, 0.2), (0.5, 0.5)])
+def test_long_launches_are_timed_when_the_gpu_is_hot_and_several_at_once(seconds, before, monkeypatch):
+    cuda = Cuda()
+    monkeypatch.setattr("torch.cuda", cuda)
+    sample = timing.GpuClock().sampler([partial(cuda.launch, seconds)])
+    assert before <= cuda.gpu < before + 0.02 + 7 * max(seconds, 1e-3)
+    sample()
+    start = cuda.gpu
+    sample()
+    assert cuda.gpu - start >= min(32 * seconds, 0.02)
+
+
 @pytest.mark.parametrize(
     ("nbytes", "wanted"),
     [(100e6, Sets(count=4, loop=0)), (1e9, Sets(count=1, loop=0)), (10e3, Sets(count=256, loop=256)),

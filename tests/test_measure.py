@@ -1,13 +1,14 @@
 """Which launches are measured, how often, and what of it is on the disk; and the whole loop on this machine's CPU."""
 
 import json
+import os
 import re
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import inf
-from time import sleep
+from time import monotonic, sleep
 from types import MappingProxyType, SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -24,7 +25,7 @@ from llmviewer.measuring import session as session_module
 from llmviewer.measuring import timing
 from llmviewer.measuring.ceilings import Ceiling, rates, sizes
 from llmviewer.measuring.journal import Journal
-from llmviewer.measuring.machine import gpu_name, with_rates
+from llmviewer.measuring.machine import State, Watch, gpu_name, with_rates
 from llmviewer.measuring.order import spread
 from llmviewer.measuring.questions import questions
 from llmviewer.measuring.session import Machine, Session, ask, header
@@ -565,6 +566,45 @@ def test_a_draft_keeps_the_higher_rate_of_a_formula():
     assert found["vector"]["bf16"] == {"value": "400.0 GOP/s", "source": "measured"}
     assert found["memory"]["bandwidth"]["value"] == "30.00 GB/s"
     assert "bandwidth" not in draft.get("memory", {})
+
+
+SMI = """#!/bin/sh
+case "$*" in
+*clocks_event*) exit 1 ;;
+*-lms*)
+    echo '345, 0x0000000000000001'
+    until [ -e "$0.timed" ]; do sleep 0.05; done
+    printf '%s\\n' '1980, 0x0' '1755, 0x0000000000000004' '1710, 0x20' 'N/A, 0x8'
+    exec sleep 60 ;;
+*) echo '345, 0x1' ;;
+esac
+"""
+
+
+def test_clocks_of_a_gpu_are_those_while_it_is_timed(tmp_path, monkeypatch):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(SMI)
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    watch = Watch("gpu")
+
+    def seen(count):
+        end = monotonic() + 30
+        while len(watch._seen) < count and monotonic() < end:
+            sleep(0.01)
+
+    seen(1)
+    watch.start()
+    (tmp_path / "nvidia-smi.timed").touch()
+    seen(4)
+    assert watch() == State(clock_mhz=1755, throttled="power cap; heat")
+    watch.start()
+    assert watch() == State(clock_mhz=1710, throttled="heat")
+    watch.close()
+    monkeypatch.setenv("PATH", "")
+    without = Watch("gpu")
+    assert without() == State()
+    without.close()
 
 
 def test_gpus_are_known_by_what_the_driver_calls_them():

@@ -301,7 +301,14 @@ class Session:
 
     def measure_kernels(self, found: Sequence[Question], progress: Callable[[str], None]) -> None:
         """Until the time is up, or there is no more to ask: kinds of launches in turn."""
-        device, watch = of(load_hardware(str(self.hardware()))), Watch(self.machine.kind)
+        watch = Watch(self.machine.kind)
+        try:
+            self._measure_kernels(found, watch, progress)
+        finally:
+            watch.close()
+
+    def _measure_kernels(self, found: Sequence[Question], watch: Watch, progress: Callable[[str], None]) -> None:
+        device = of(load_hardware(str(self.hardware())))
         turn = deque(self._kinds(found, device))
         wrong: dict[tuple[str, ...], str] = {}
         failures = 0
@@ -316,7 +323,7 @@ class Session:
             self.trying = ""
             try:
                 _check(asked, wrong)
-                row = self._row(asked, kind.bounds[str(asked)])
+                row = self._row(asked, kind.bounds[str(asked)], watch)
             except BusyError:
                 kind.waiting[str(asked)] = asked  # to be tried again, if there is time
                 self.put_off += 1
@@ -331,8 +338,7 @@ class Session:
                     break
                 continue
             failures = 0
-            state = watch()
-            self.journal.row(row | {"clock_mhz": state.clock_mhz, "throttled": state.throttled})
+            self.journal.row(row)
             kind.learn(row)
 
     def _kinds(self, found: Sequence[Question], device: Device) -> list[_Kind]:
@@ -361,7 +367,7 @@ class Session:
                 kind.learn(row)
         return kinds
 
-    def _row(self, asked: Asked, bound: float) -> dict[str, Any]:
+    def _row(self, asked: Asked, bound: float, watch: Watch) -> dict[str, Any]:
         question, backend, machine = asked.question, asked.backend, self.machine
         sets = Sets.of(question.nbytes, machine.cache, _MEMORY_PART * machine.memory * question.nbytes / question.kept)
         calls = backend.calls(question, asked.kernel, sets.count)
@@ -373,9 +379,13 @@ class Session:
             calls, tiling, tried = self._fastest(asked, sets, calls)
             self.trying = "" if tiling is None else words(tiling)
             self.tuning += monotonic() - start
+        watch.start()
         times = settled(backend.clock.sampler(calls), self.seconds * _ROW_PART)
-        chosen = {"tiling": self.trying, "tried": tried}
-        return _columns(asked, machine, times, sets) | chosen | {"ceiling_us": bound * 1e6}
+        state = watch()
+        return _columns(asked, machine, times, sets) | {
+            "tiling": self.trying, "tried": tried, "ceiling_us": bound * 1e6,
+            "clock_mhz": state.clock_mhz, "throttled": state.throttled,
+        }  # fmt: skip
 
     def _fastest(self, asked: Asked, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:
         """Launches of the fastest tiling, what it is (None: the rule's, whose are `calls`), and how many were tried."""

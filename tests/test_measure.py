@@ -23,7 +23,7 @@ from llmviewer.expectation.rows import read
 from llmviewer.hardware_files import load_hardware
 from llmviewer.measuring import session as session_module
 from llmviewer.measuring import timing
-from llmviewer.measuring.ceilings import Ceiling, rates, sizes
+from llmviewer.measuring.ceilings import Ceiling, _product, rates, sizes
 from llmviewer.measuring.journal import Journal
 from llmviewer.measuring.machine import State, Watch, gpu_name, with_rates
 from llmviewer.measuring.order import spread
@@ -555,6 +555,14 @@ def test_the_longest_stream_is_one_of_the_memory(cache):
     assert 4 * cache <= last < 17 * cache
     assert "memory.bandwidth" in rates([Ceiling(what="triad", size=last // 12 * 12, value=1.0, unit="B/s")], kind="gpu",
                                        cache=cache)  # fmt: skip
+
+
+def test_the_ceiling_of_fp8_has_the_sums_of_the_matrix_units_alone(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr("torch._scaled_mm", product := MagicMock(wraps=torch._scaled_mm))
+    found = _product("meta", "fp8", 32)()
+    assert (found.shape, found.dtype) == ((32, 32), torch.bfloat16)
+    assert product.call_args.kwargs["use_fast_accum"]
 
 
 def test_a_draft_keeps_the_higher_rate_of_a_formula():

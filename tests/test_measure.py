@@ -551,10 +551,24 @@ def test_ceilings_become_a_hardware_file(tmp_path):
 
 @pytest.mark.parametrize("cache", [2**20, 40e6, 50e6, 96 * 2**20, 384e6])
 def test_the_longest_stream_is_one_of_the_memory(cache):
-    last = sizes(cache)[-1]
+    last = sizes("cpu", cache)[-1]
     assert 4 * cache <= last < 17 * cache
     assert "memory.bandwidth" in rates([Ceiling(what="triad", size=last // 12 * 12, value=1.0, unit="B/s")], kind="gpu",
                                        cache=cache)  # fmt: skip
+
+
+def test_the_bandwidth_of_a_gpu_is_that_of_two_gib():
+    assert sizes("cuda", 50e6) == [*sizes("cpu", 50e6), 2**31]
+    assert sizes("cuda", 1e9) == sizes("cpu", 1e9)
+    found = [
+        Ceiling(what="copy", size=2**28, value=4.0e12, unit="B/s"),
+        Ceiling(what="triad", size=2**31 // 12 * 12, value=4.2e12, unit="B/s"),
+        Ceiling(what="copy", size=2**31, value=4.1e12, unit="B/s"),
+        Ceiling(what="read", size=2**28, value=3.0e12, unit="B/s"),
+    ]
+    assert rates(found, kind="gpu", cache=50e6) == {"memory.bandwidth": 4.2e12}
+    found[0] = replace(found[0], value=9e12)  # the cache helped
+    assert rates(found, kind="gpu", cache=50e6) == {"memory.bandwidth": 4.2e12}
 
 
 def test_the_ceiling_of_fp8_has_the_sums_of_the_matrix_units_alone(monkeypatch):

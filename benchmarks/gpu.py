@@ -134,9 +134,10 @@ def _ways(question: Question) -> Iterator[tuple[str, str, Callable[[], Sequence[
     """The rule's, torch's, and all that tuning tries: whose they are, names, and what makes their launches."""
     import torch
 
-    count = Sets.of(question.nbytes, torch.cuda.get_device_properties(0).L2_cache_size, _MEMORY).count
     ours, theirs = TritonBackend(), TorchBackend("cuda")
     (kernel,) = ours.kernels(question)
+    room, cache = ours.room(question, kernel, _MEMORY), torch.cuda.get_device_properties(0).L2_cache_size
+    count = Sets.of(question.nbytes, cache, room).count
     yield "rule", f"{kernel} by its rule", partial(ours.calls, question, kernel, count)
     for name in theirs.kernels(question):
         yield "torch", f"torch {name}".rstrip(), partial(theirs.calls, question, name, count)

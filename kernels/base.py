@@ -143,6 +143,11 @@ class Plan:
 Inputs = dict[str, Any]
 
 
+def cloned(inputs: Inputs, number: int) -> Inputs:  # noqa: ARG001 - they are all alike
+    """Every tensor once more."""
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
     """One kernel, or a sequence that is of use together.
@@ -157,6 +162,8 @@ class Kernel:
     operators  what all launches together realise
     workload   the pass in which those do what the case says
     least_sm   case to the oldest compute capability that has its instructions
+    again      (inputs, number from 1) to inputs of which a launch moves others: tensors of their own, or, where those
+               are large and little of them is touched, other parts of the same
     tilings    (target, case) to a few other ways to cut the work up, which tuning tries beside the one that `plan`
                chooses by rule; each is handed to `plan` as `tile`. They change how fast it is, not what it computes
     """
@@ -172,6 +179,7 @@ class Kernel:
     operators: Callable[[Case], tuple[Operator, ...]]
     workload: Callable[[Case], Workload]
     least_sm: Callable[[Case], int] = lambda case: 89 if case.dtype.startswith("fp8") else 80
+    again: Callable[[Inputs, int], Inputs] = cloned
     tilings: Callable[[Target, Case], tuple[Any, ...]] = lambda target, case: ()
 
     def run(self, **inputs: Any) -> tuple[torch.Tensor, ...]:

@@ -87,6 +87,9 @@ class Library:
     def tilings(self, question, kernel):
         return ()
 
+    def room(self, question, kernel, memory):
+        return int(memory / question.kept)
+
     def calls(self, question, kernel, sets, tiling=None):
         if len(self.asked) == self.breaks_at:
             raise KeyboardInterrupt
@@ -225,7 +228,7 @@ def test_long_launches_are_timed_when_the_gpu_is_hot_and_several_at_once(seconds
      (500e3, Sets(count=25, loop=25))],
 )  # fmt: skip
 def test_tensors_come_from_memory_or_all_of_them_from_the_cache(nbytes, wanted):
-    found = Sets.of(nbytes, cache=50e6, memory=30e9)
+    found = Sets.of(nbytes, cache=50e6, room=int(30e9 / nbytes))
     assert found == wanted
     assert found.loop * nbytes <= 50e6 / 4
     assert found.loop or found.count * nbytes >= 4 * 50e6
@@ -820,6 +823,31 @@ def test_a_tiling_that_computes_something_else_is_refused(monkeypatch):
     with pytest.raises(LaunchError, match=r"^gemm at bf16 M=8 N=32 K=32: is off its reference"):
         backend.calls(question, "gemm", 1, tiling=object())
     assert backend.calls(question, "gemm", 1)
+
+
+def test_sets_are_as_many_as_their_tensors_leave_room_for():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from llmviewer.kernels import load_kernel
+    from llmviewer.kernels.base import tensors
+    from llmviewer.measuring import triton_backend
+
+    backend = triton_backend.TritonBackend("cpu", Clock())
+    (question,) = (one for one in backend.own() if one.op == "rope_cache" and dict(one.sizes)["size_B"] == 64)
+    cache = 2 * 64 * 4096 * 8 * 128 * 2
+    qkv, rest = 64 * 48 * 128 * 2, 4 * 64 * 64 + 4 * 64 + 8 * 64  # table, lengths, frequencies
+    assert question.nbytes < 2e6
+    assert backend.room(question, "rope_cache", cache) == 0
+    assert backend.room(question, "rope_cache", cache + qkv + rest) == 1
+    assert backend.room(question, "rope_cache", cache + 3 * (qkv + rest)) == 3
+    for name, moved in (("rope_cache", "lengths"), ("embedding", "ids")):
+        kernel = load_kernel(name)
+        inputs = kernel.make(kernel.cases[0], "cpu", 0)
+        others = [inputs, *(kernel.again(inputs, number) for number in (1, 2))]
+        assert all(kernel.run(**one)[0].isfinite().all() for one in others)
+        assert len({tuple(one[moved].tolist()) for one in others}) == 3
+        large = max(tensors(inputs), key=torch.Tensor.numel)
+        assert all(any(large is tensor for tensor in tensors(one)) for one in others)
 
 
 def test_torch_kernels_are_checked_against_their_formulas(monkeypatch):

@@ -13,7 +13,7 @@ from .timing import Call, Clock, Sample, fastest
 
 _SMALLEST: Final = 2**16  # of what a stream goes over [B]
 _BEYOND: Final = 4  # times the last cache, from which on a stream is one of the memory
-_LONGEST: Final = 2**31  # on a GPU, which 256 MiB take too little time to be at full speed for most of it [B]
+_LONGEST: Final = 2**31  # on a GPU, so that its start and its end are a small part of a launch [B]
 _MOVED: Final = {"read": 1, "write": 1, "copy": 2, "triad": 3}  # tensors, as STREAM counts them (McCalpin 1995)
 _SIDES: Final = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}  # of square matrices
 _LAUNCHES: Final = 1000

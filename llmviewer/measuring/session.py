@@ -45,6 +45,7 @@ _TOO_LONG: Final = "it takes too long for the time given"
 _MEMORY_PART: Final = 0.2  # of what is free, for the tensors of one launch; tuning has those of four
 _REASON: Final = 200  # letters of what a launch raises
 _FAILURES: Final = 20  # in a row: the device is beyond help
+_NO_ROOM: Final = "it needs more memory than is free"
 _BROKE: Final = "broke the device in a run before"
 
 
@@ -346,7 +347,7 @@ class Session:
         alike: dict[tuple[object, ...], list[Question]] = defaultdict(list)
         for question in found:
             if question.kept > _MEMORY_PART * self.machine.memory:
-                self.left_out["it needs more memory than is free"] += 1
+                self.left_out[_NO_ROOM] += 1
             else:
                 alike[question.kind].append(question)
         kinds = []
@@ -369,7 +370,10 @@ class Session:
 
     def _row(self, asked: Asked, bound: float, watch: Watch) -> dict[str, Any]:
         question, backend, machine = asked.question, asked.backend, self.machine
-        sets = Sets.of(question.nbytes, machine.cache, _MEMORY_PART * machine.memory * question.nbytes / question.kept)
+        room = backend.room(question, asked.kernel, _MEMORY_PART * machine.memory)
+        if not room:
+            raise LaunchError(_NO_ROOM)
+        sets = Sets.of(question.nbytes, machine.cache, room)
         calls = backend.calls(question, asked.kernel, sets.count)
         if not backend.finite(calls[0]()):
             raise LaunchError("gives what is no number")

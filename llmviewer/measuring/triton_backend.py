@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..kernels import kernel_names, load_kernel
 from .questions import Question
 from .timing import Call, Clock, GpuClock
-from .work import LaunchError, compare, copies
+from .work import LaunchError, compare
 
 if TYPE_CHECKING:
     from ..kernels.base import Case, Kernel, Target
@@ -157,6 +157,18 @@ class TritonBackend:
             _compile(part, self._target, found)
         return found
 
+    def room(self, question: Question, kernel: str, memory: float) -> int:  # noqa: ARG002
+        from ..kernels.base import tensors
+
+        first = further = 0
+        for part in parts(question):
+            found = load_kernel(part.kernel)
+            one = found.make(_case(part), "meta", 0)
+            given = {id(tensor): tensor for tensor in tensors(one)}
+            first += sum(tensor.nbytes for tensor in given.values())
+            further += sum(tensor.nbytes for tensor in tensors(found.again(one, 1)) if id(tensor) not in given)
+        return 1 + int((memory - first) / max(further, 1)) if first <= memory else 0
+
     def calls(self, question: Question, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:  # noqa: ARG002
         *before, last = parts(question)
         plans = [list(self._plans(part, sets)) for part in before]
@@ -173,8 +185,9 @@ class TritonBackend:
     def _plans(self, part: _Part, sets: int, tiling: Any = None) -> Iterator[Call]:
         kernel = load_kernel(part.kernel)
         chosen = {} if tiling is None else {"tile": tiling}
-        for inputs in copies(kernel.make(_case(part), self._device, 0), sets):
-            yield kernel.plan(self._target, **inputs | chosen)
+        inputs = kernel.make(_case(part), self._device, 0)
+        for number in range(sets):
+            yield kernel.plan(self._target, **(kernel.again(inputs, number) if number else inputs) | chosen)
 
     def finite(self, outputs: Any) -> bool:
         self.clock.wait()

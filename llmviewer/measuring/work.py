@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final, Protocol
@@ -55,6 +55,9 @@ class Backend(Protocol):
     def tilings(self, question: Question, kernel: str) -> Sequence[Any]:
         """A few other ways to cut its work up than the one that the kernel chooses by rule."""
 
+    def room(self, question: Question, kernel: str, memory: float) -> int:
+        """How many sets of its tensors so many bytes hold."""
+
     def calls(self, question: Question, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:
         """Launches on so many sets of tensors of random numbers; each returns what it computed.
 
@@ -78,25 +81,18 @@ class Sets:
     loop: int
 
     @classmethod
-    def of(cls, nbytes: float, cache: float, memory: float) -> Sets:
+    def of(cls, nbytes: float, cache: float, room: int) -> Sets:
         """So many that the cache has none of them, or, where that takes too many, so few that it has all.
 
-        nbytes  of one of them
-        memory  that what is read and written of all may take [B]
+        nbytes  that are read and written of one of them
+        room    for how many there is memory
         """
-        most = max(min(_SETS, int(memory / nbytes)), 1)
+        most = min(_SETS, room)
         wanted = max(ceil(_BEYOND * cache / nbytes), 1)
         if wanted <= most or most * nbytes >= _BEYOND / 2 * cache:
             return cls(count=min(wanted, most), loop=0)
         within = max(min(most, int(_WITHIN * cache / nbytes)), 1)
         return cls(count=within, loop=within)
-
-
-def copies(inputs: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
-    """The same inputs in tensors of their own, the first as they are."""
-    yield dict(inputs)
-    for _ in range(count - 1):
-        yield {name: value.clone() if hasattr(value, "clone") else value for name, value in inputs.items()}
 
 
 def compare(ours: Any, wanted: Any, relative: float, absolute: float) -> None:

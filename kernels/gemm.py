@@ -344,8 +344,8 @@ def make(case: Case, device: str, seed: int) -> Inputs:
             "w": random.normal(n, k, dtype=dtype, scale=1.0 if dtype.itemsize == 1 else k**-0.5),
         }
         if dtype.itemsize == 1:
-            operands |= {"x_scale": random.uniform(1, low=0.5, high=2), "w_scale": random.uniform(1, low=0.5, high=2)}
-            operands["w_scale"] /= k**0.5
+            operands["x_scale"] = random.uniform(1, low=0.5, high=2)
+            operands["w_scale"] = k**-0.5 / operands["x_scale"]
     if case.get("parts") or case.get("persistent"):
         operands["tile"] = Tiling(
             block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3, parts=case.get("parts", 1),
@@ -355,9 +355,11 @@ def make(case: Case, device: str, seed: int) -> Inputs:
 
 
 def tolerance(case: Case) -> tuple[float, float]:
-    """Results are of the order of 1 and rounded once. fp8 sums on Hopper keep 14 bits (arXiv:2412.19437, 3.3.2)."""
+    """Results are of the order of 1 and rounded once. fp8 sums on Hopper keep 14 bits (arXiv:2412.19437, 3.3.2): each
+    32 elements of k may take 2 ** -13 away, in parts of k less than in all.
+    """
     if case.dtype == "fp8_e4m3":
-        return 2**-9, 2**-9
+        return 2**-9, max(2**-9, case["K"] / 32 * 2**-13)
     return (EPSILON.get(case.dtype, EPSILON["fp16"]),) * 2
 
 

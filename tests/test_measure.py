@@ -850,6 +850,33 @@ def test_sets_are_as_many_as_their_tensors_leave_room_for():
         assert all(any(large is tensor for tensor in tensors(one)) for one in others)
 
 
+def test_tilings_of_fp8_may_lose_bits_as_sums_do_on_hopper():
+    """A sum of K = 14336 that drops what is below 13 bits, each 32 elements, beside that of eight parts."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from llmviewer.kernels import load_kernel
+    from llmviewer.kernels.base import case
+    from llmviewer.measuring import triton_backend
+
+    kernel, one = load_kernel("gemm"), case("fp8_e4m3", M=256, N=8, K=14336)
+    inputs = kernel.make(one, "cpu", 0)
+    x, w = (inputs[name].float().unflatten(1, (-1, 32)) for name in ("x", "w"))
+    steps = torch.einsum("mks,nks->kmn", x, w)
+
+    def summed(steps):
+        found = torch.zeros_like(steps[0])
+        for step in steps:
+            mantissa, exponent = (found + step).frexp()
+            found = torch.ldexp((mantissa * 2**13).trunc() / 2**13, exponent)
+        return found * inputs["x_scale"] * inputs["w_scale"]
+
+    rule, split = summed(steps), sum(map(summed, steps.chunk(8)))
+    assert (rule - split).abs().max() > 2**-8
+    triton_backend._compare(kernel, one, [rule], [split], times=2)
+    with pytest.raises(LaunchError):
+        triton_backend._compare(kernel, one, [rule], [sum(map(summed, steps.chunk(8)[:7]))], times=2)
+
+
 def test_torch_kernels_are_checked_against_their_formulas(monkeypatch):
     pytest.importorskip("torch")
     from llmviewer.measuring import torch_backend

@@ -38,7 +38,7 @@ def test_what_a_part_found_is_printed_however_it_ends(gpu, body, code, out, tmp_
     script = tmp_path / "part.py"
     script.write_text(f"import os, sys, time\n{body}\n")
     monkeypatch.setattr(gpu, "__file__", str(script))
-    monkeypatch.setattr(gpu, "_LIMIT_S", 2)
+    monkeypatch.setattr(gpu, "_LIMIT_S", {"time": 2})
     assert gpu._process("time", "3") == code
     assert capfd.readouterr().out == out
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..kernels import kernel_names, load_kernel
 from .questions import Question
 from .timing import Call, Clock, GpuClock
-from .work import LaunchError, compare
+from .work import AT_ONCE, LaunchError, compare
 
 if TYPE_CHECKING:
     from ..kernels.base import Case, Kernel, Target
@@ -191,7 +191,8 @@ class TritonBackend:
 
     def finite(self, outputs: Any) -> bool:
         self.clock.wait()
-        return all(bool(output.float().isfinite().all()) for output in outputs)
+        pieces = (piece for output in outputs for piece in output.flatten().split(AT_ONCE))
+        return all(bool(piece.float().isfinite().all()) for piece in pieces)
 
 
 def _own(kernel: Kernel, case: Case) -> Question:

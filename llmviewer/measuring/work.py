@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Any, Final, Protocol
 
 from .questions import Question
@@ -13,6 +13,7 @@ from .timing import Call, Clock, HungError
 _SETS: Final = 256  # of tensors, at most
 _BEYOND: Final = 8  # times the cache, that sets take together: caches do not drop the oldest first
 _WITHIN: Final = 0.25  # of the cache
+AT_ONCE: Final = 2**26  # elements that are looked at, which takes several copies of them in fp32
 _FATAL: Final = (  # CUDA errors after which a process gets nothing more done: CUDA Runtime API, cudaError
     "illegal memory access", "illegal instruction", "illegal address space", "misaligned address", "invalid pc",
     "unspecified launch failure", "hardware stack error", "device-side assert", "uncorrectable ECC error",
@@ -99,9 +100,11 @@ def compare(ours: Any, wanted: Any, relative: float, absolute: float) -> None:
     """Raises LaunchError where two tensors differ by more than a tolerance."""
     if ours.shape != wanted.shape:
         raise LaunchError(f"gives {tuple(ours.shape)} where its reference gives {tuple(wanted.shape)}")
-    ours, wanted = ours.float(), wanted.float()
-    if not bool(ours.isfinite().all()):
-        raise LaunchError("gives what is no number")
-    over = ((ours - wanted).abs() - relative * wanted.abs()).max().item()
+    over = -inf
+    for some, others in zip(ours.flatten().split(AT_ONCE), wanted.flatten().split(AT_ONCE), strict=True):
+        found, due = some.float(), others.float()
+        if not bool(found.isfinite().all()):
+            raise LaunchError("gives what is no number")
+        over = max(over, ((found - due).abs() - relative * due.abs()).max().item())
     if over > absolute:
         raise LaunchError(f"is off its reference by {over:.3g} above a relative {relative:.3g}")

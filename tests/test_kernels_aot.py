@@ -37,6 +37,8 @@ WANTED = [(name, 90, 0) for name in kernel_names()] + [
 ]  # fmt: skip
 # Launches that are not of a kernel's first case, or come near to spilling elsewhere: a cache of int4 is one.
 WANTED += [("decode_attention", sm, 4) for sm in (80, 90, 100)] + [
+    ("decode_attention", 90, 6),
+    ("decode_attention", 100, 6),
     ("gemm_mxfp4", 100, 0),
     ("gated_delta_update", 80, 1),
 ]

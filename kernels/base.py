@@ -35,6 +35,8 @@ _TRITON: Final = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
+# KiB of shared memory that a block may have: CUDA C++ Programming Guide, technical specifications per capability.
+SHARED: Final = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 EPSILON: Final = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}  # from 1 to the next number
 
 
@@ -74,10 +76,25 @@ class Target:
 
     sm               the compute capability: 90 is 9.0
     multiprocessors  how many there are, which persistent grids and splits follow
+    shared           bytes of shared memory that a block may have; 0: what GPUs of this capability have
     """
 
     sm: int
     multiprocessors: int
+    shared: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.shared:
+            object.__setattr__(self, "shared", 1024 * SHARED.get(self.sm, 99))
+
+    @property
+    def generation(self) -> int:
+        """The capability whose tilings do: desktops' Blackwells (12.x) have the matrix units and the room of 8.x."""
+        return 80 if self.sm >= 120 else self.sm
+
+    def stages(self, wanted: int, nbytes: int) -> int:
+        """As many of `wanted` as shared memory has room for, with so many bytes each; before Hopper, one is in none."""
+        return max(min(wanted, self.shared // nbytes + (self.generation < 90)), 1)
 
     @classmethod
     def of(cls, device: torch.device) -> Target:
@@ -85,7 +102,11 @@ class Target:
         if device.type != "cuda":
             return cls(sm=90, multiprocessors=3)
         found = torch.cuda.get_device_properties(device)
-        return cls(sm=10 * found.major + found.minor, multiprocessors=found.multi_processor_count)
+        return cls(
+            sm=10 * found.major + found.minor,
+            multiprocessors=found.multi_processor_count,
+            shared=getattr(found, "shared_memory_per_block_optin", 0),  # which not every build of torch says
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

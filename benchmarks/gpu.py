@@ -1,52 +1,59 @@
 """The kernels on this GPU: what they compute, and how fast each way to cut their work up is at sizes that decide.
 
-python benchmarks/gpu.py [check] [step] [time]
+python benchmarks/gpu.py check
+python benchmarks/gpu.py step time
+
+or without a name all three, one after the other.
 
 Checks every case of every kernel against its reference, in bf16 as well, which Triton's interpreter cannot do; takes a
 decode step of a whole model as a graph; then times, for a few sizes of Llama 3.1 8B, the rule's tiling and all that
 tuning tries, beside torch and the bandwidth of a copy. Each part is a process of its own with a time limit: a launch
-that breaks the GPU or never ends takes that only.
+that breaks the GPU or never ends takes that only, and what was found before it is printed.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from math import inf
+from statistics import median
 
 from llmviewer.kernels import kernel_names, load_kernel
 from llmviewer.kernels.base import Case, Kernel, Target
 from llmviewer.kernels.decoder import decode_step
 from llmviewer.measuring.questions import Question, questions
 from llmviewer.measuring.session import words
-from llmviewer.measuring.timing import Call, GpuClock, settled
+from llmviewer.measuring.timing import Call, GpuClock, Sample, settled
 from llmviewer.measuring.torch_backend import TorchBackend
 from llmviewer.measuring.triton_backend import TritonBackend
-from llmviewer.measuring.work import LaunchError, Sets, compare
+from llmviewer.measuring.work import Sets, breaks, compare
 
 _MODEL = "llama-3.1-8b"
 _PARTS = ["check", "step", "time"]
 _AT_ONCE = 8  # processes that check
-_LIMIT_S = 150  # of a process
+_LIMIT_S = {"check": 150, "step": 150, "time": 90}  # of a process
+_WRONG = 3  # what a process ends with that found something wrong and said what
 _BRIEF_S = 0.1  # of a timing
+_TURNS = 3
 _MEMORY = 16e9  # bytes of the tensors of a launch, at most
 _COPIED = 2**30
-_TIMED = (
-    {"family": "gemm", "dtype": "bf16", "M": 2048, "N": 4096, "K": 4096},
+_TIMED = (  # one of each goal of docs/measuring.md first
     {"family": "gemm", "dtype": "bf16", "M": 8192, "N": 14336, "K": 4096},
-    {"family": "gemm", "dtype": "bf16", "M": 4096, "N": 4096, "K": 14336},
-    {"family": "attention_prefill", "dtype": "bf16", "batch": 8, "q_len": 1024},
     {"family": "attention_prefill", "dtype": "bf16", "batch": 2, "q_len": 8192},
     {"family": "attention_decode", "dtype": "bf16", "kv_dtype": "bf16", "batch": 64, "kv_len": 4096},
-    {"family": "attention_decode", "dtype": "bf16", "kv_dtype": "bf16", "batch": 1, "kv_len": 32768},
-    {"family": "attention_decode", "dtype": "bf16", "kv_dtype": "fp8", "batch": 64, "kv_len": 4096},
     {"family": "gemm", "dtype": "bf16", "M": 16, "N": 14336, "K": 4096},
-    {"family": "gemm", "dtype": "bf16", "M": 16, "N": 4096, "K": 14336},
     {"family": "gemm", "dtype": "bf16", "M": 1, "N": 14336, "K": 4096},
     {"family": "gemm", "dtype": "int4_wo", "M": 1, "N": 14336, "K": 4096},
+    {"family": "gemm", "dtype": "bf16", "M": 2048, "N": 4096, "K": 4096},
+    {"family": "gemm", "dtype": "bf16", "M": 4096, "N": 4096, "K": 14336},
+    {"family": "attention_prefill", "dtype": "bf16", "batch": 8, "q_len": 1024},
+    {"family": "attention_decode", "dtype": "bf16", "kv_dtype": "bf16", "batch": 1, "kv_len": 32768},
+    {"family": "attention_decode", "dtype": "bf16", "kv_dtype": "fp8", "batch": 64, "kv_len": 4096},
+    {"family": "gemm", "dtype": "bf16", "M": 16, "N": 4096, "K": 14336},
     {"family": "gemm", "dtype": "bf16", "M": 1, "N": 4096, "K": 14336},
     {"family": "gemm", "dtype": "int4_wo", "M": 1, "N": 4096, "K": 14336},
 )
@@ -92,36 +99,53 @@ def stepped() -> Iterator[str]:
 
 
 def timed(number: int) -> Iterator[str]:
-    """Lines on one of the sizes: ways to compute it, the fastest first."""
-    import torch
-
-    question = _question(number)
-    clock, cache = GpuClock(), torch.cuda.get_device_properties(0).L2_cache_size
-    sets = Sets.of(question.nbytes, cache, _MEMORY)
+    """Lines on one of the sizes: each way to compute it as soon as its time is known, then all, the fastest first. What
+    is being tried goes to stderr.
+    """
+    question, clock = _question(number), GpuClock()
+    copy, ops = _copy(clock), _ops(question)
     found: list[tuple[float, str]] = []
+    best: dict[str, tuple[float, str, Callable[[], Sample]]] = {}
 
-    def time(name: str, calls: Sequence[Call]) -> None:
-        found.append((settled(clock.sampler(calls), _BRIEF_S).median, name))
+    def line(seconds: float, name: str) -> str:
+        rate = question.nbytes / seconds
+        return f"  {seconds * 1e6:9.1f} us {ops / seconds / 1e12:6.0f} TOP/s {rate / copy:5.2f} of copy  {name}"
+
+    yield f"{question.family} {question.dtype} {' '.join(f'{name}={size}' for name, size in question.sizes)}"
+    for whose, name, make in _ways(question):
+        print(name, file=sys.stderr, flush=True)
+        try:
+            sample = clock.sampler(make())
+            found.append((settled(sample, _BRIEF_S).median, name))
+        except Exception as error:  # noqa: BLE001 - the others are timed, too
+            yield f"  {name}: {(str(error) or type(error).__name__).strip().splitlines()[0]}"
+            if breaks(error):
+                break
+        else:
+            yield line(*found[-1])
+            best[whose] = min(best.get(whose, (inf,)), (*found[-1], sample))
+    yield "the fastest first:"
+    yield from (line(*one) for one in sorted(found))
+    if len(best) > 1:  # whose ratios are not to follow what clocks did meanwhile
+        yield f"the fastest of each, in turn, the median of {_TURNS}:"
+        turns = [[settled(sample, _BRIEF_S).median for _, _, sample in best.values()] for _ in range(_TURNS)]
+        for (_, name, _), times in zip(best.values(), zip(*turns, strict=True), strict=True):
+            yield line(median(times), name)
+
+
+def _ways(question: Question) -> Iterator[tuple[str, str, Callable[[], Sequence[Call]]]]:
+    """The rule's, torch's, and all that tuning tries: whose they are, names, and what makes their launches."""
+    import torch
 
     ours, theirs = TritonBackend(), TorchBackend("cuda")
     (kernel,) = ours.kernels(question)
-    time("the rule's", ours.calls(question, kernel, sets.count))
+    room, cache = ours.room(question, kernel, _MEMORY), torch.cuda.get_device_properties(0).L2_cache_size
+    count = Sets.of(question.nbytes, cache, room).count
+    yield "rule", f"{kernel} by its rule", partial(ours.calls, question, kernel, count)
     for name in theirs.kernels(question):
-        try:
-            time(f"torch {name}", theirs.calls(question, name, sets.count))
-        except RuntimeError as error:
-            yield f"  torch {name}: {str(error).splitlines()[0]}"
+        yield "torch", f"torch {name}".rstrip(), partial(theirs.calls, question, name, count)
     for tiling in ours.tilings(question, kernel):
-        try:
-            time(words(tiling), ours.calls(question, kernel, sets.count, tiling))
-        except (LaunchError, RuntimeError) as error:
-            yield f"  {words(tiling)}: {str(error).splitlines()[0]}"
-    copy = _copy(clock)
-    ops = _ops(question)
-    yield f"{kernel} {question.dtype} {' '.join(f'{name}={size}' for name, size in question.sizes)}"
-    for seconds, name in sorted(found):
-        rate = question.nbytes / seconds
-        yield f"  {seconds * 1e6:9.1f} us {ops / seconds / 1e12:6.0f} TOP/s {rate / copy:5.2f} of copy  {name}"
+        yield "tuning", words(tiling), partial(ours.calls, question, kernel, count, tiling)
 
 
 def _question(number: int) -> Question:
@@ -150,49 +174,55 @@ def _copy(clock: GpuClock) -> float:
     return _COPIED / settled(clock.sampler([partial(y.copy_, x)]), _BRIEF_S).median
 
 
-def _process(*arguments: str) -> tuple[int, str]:
-    """A part in a process of its own: whether it failed, and what it printed."""
-    name = " ".join(arguments)
+def _process(*arguments: str) -> int:
+    """A part in a process of its own, which prints what it finds at once; 0 where all is well."""
+    limit_s = _LIMIT_S[arguments[0]]
     try:
         done = subprocess.run(
-            [sys.executable, __file__, *arguments], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            [sys.executable, __file__, *arguments], stderr=subprocess.PIPE, timeout=limit_s, check=False
         )
+        code, said, how = done.returncode, done.stderr, f"ended by {done.returncode}"
     except subprocess.TimeoutExpired as error:
-        last = (error.stderr or b"").decode().splitlines()[-1:]
-        return 1, f"{name}: took more than {_LIMIT_S} s {' '.join(last)}\n"
-    if done.returncode == 0 or done.stdout:
-        return done.returncode, done.stdout
-    return done.returncode, f"{name}: ended by {done.returncode}: {done.stderr.strip().splitlines()[-1]}\n"
+        code, said, how = 1, error.stderr or b"", f"took more than {limit_s} s"
+    if code not in (0, _WRONG):
+        last = said.decode(errors="replace").strip().splitlines()[-1:]  # nothing, of a child that was killed at once
+        print(": ".join((" ".join(arguments), how, *last)), flush=True)
+    return code
+
+
+def _show(lines: Iterable[str]) -> int:
+    """Prints them as they come; how many there were."""
+    count = 0
+    for count, line in enumerate(lines, 1):  # noqa: B007
+        print(line, flush=True)
+    return count
 
 
 def main(arguments: list[str]) -> int:
     match arguments:
         case ["check", name] if name in kernel_names():
-            wrong = list(check(name))
-            print("\n".join(wrong or [f"{name}: is right"]))
-            return bool(wrong)
+            if _show(check(name)):
+                return _WRONG
+            print(f"{name}: is right", flush=True)
+            return 0
         case ["step", name] if name == _MODEL:
-            print("\n".join(stepped()))
+            _show(stepped())
             return 0
         case ["time", number] if number.isdecimal():
-            print("\n".join(timed(int(number))))
+            _show(timed(int(number)))
             return 0
         case _:
             parts = arguments or _PARTS
     if not {*parts} <= {*_PARTS}:
         sys.exit(f"arguments must be some of {', '.join(_PARTS)}; got {' '.join(parts)}")
-    failed = 0
+    failed = False
     if "check" in parts:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for code, text in pool.map(partial(_process, "check"), kernel_names()):
-                print(text, end="", flush=True)
-                failed |= code
+            failed |= any([*pool.map(partial(_process, "check"), kernel_names())])
     rest = [("step", _MODEL)] + [("time", str(place)) for place in range(len(_TIMED))]
     for part, what in rest:
         if part in parts:
-            code, text = _process(part, what)
-            print(text, end="", flush=True)
-            failed |= code
+            failed |= bool(_process(part, what))
     return failed
 
 

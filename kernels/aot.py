@@ -22,16 +22,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from . import kernel_names, load_kernel
-from .base import Case, Kernel, Launch, Target
+from .base import SHARED, Case, Kernel, Launch, Target
 
-# Multiprocessors and shared memory that a block may have: CUDA C++ Programming Guide, technical specifications per
-# compute capability (163 KB for 8.0, 227 KB for 9.0 and 10.0); A100 40 GB, H100 SXM and B200 datasheets.
+# A100 40 GB, H100 SXM and B200 datasheets.
 TARGETS: Final = (
     Target(sm=80, multiprocessors=108),
     Target(sm=90, multiprocessors=132),
     Target(sm=100, multiprocessors=148),
 )
-SHARED: Final = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 _TENSOR_CORES: Final = (
     "HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA", "UTCHMMA", "UTCIMMA", "UTCQMMA", "UTCOMMA",
 )  # fmt: skip
@@ -69,7 +67,7 @@ class Compiled:
 
     @property
     def fits(self) -> bool:
-        return self.shared <= SHARED[self.sm]
+        return self.shared <= 1024 * SHARED[self.sm]
 
     def rate(self, nbytes: float, num_warps: int) -> float:
         """Bytes a cycle of a multiprocessor that issue slots allow, where programs of `num_warps` do so many a loop."""

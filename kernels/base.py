@@ -35,6 +35,8 @@ _TRITON: Final = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
+# KiB of shared memory that a block may have: CUDA C++ Programming Guide, technical specifications per capability.
+SHARED: Final = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 EPSILON: Final = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}  # from 1 to the next number
 
 
@@ -74,10 +76,25 @@ class Target:
 
     sm               the compute capability: 90 is 9.0
     multiprocessors  how many there are, which persistent grids and splits follow
+    shared           bytes of shared memory that a block may have; 0: what GPUs of this capability have
     """
 
     sm: int
     multiprocessors: int
+    shared: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.shared:
+            object.__setattr__(self, "shared", 1024 * SHARED.get(self.sm, 99))
+
+    @property
+    def generation(self) -> int:
+        """The capability whose tilings do: desktops' Blackwells (12.x) have the matrix units and the room of 8.x."""
+        return 80 if self.sm >= 120 else self.sm
+
+    def stages(self, wanted: int, nbytes: int) -> int:
+        """As many of `wanted` as shared memory has room for, with so many bytes each; before Hopper, one is in none."""
+        return max(min(wanted, self.shared // nbytes + (self.generation < 90)), 1)
 
     @classmethod
     def of(cls, device: torch.device) -> Target:
@@ -85,7 +102,11 @@ class Target:
         if device.type != "cuda":
             return cls(sm=90, multiprocessors=3)
         found = torch.cuda.get_device_properties(device)
-        return cls(sm=10 * found.major + found.minor, multiprocessors=found.multi_processor_count)
+        return cls(
+            sm=10 * found.major + found.minor,
+            multiprocessors=found.multi_processor_count,
+            shared=getattr(found, "shared_memory_per_block_optin", 0),  # which not every build of torch says
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +164,11 @@ class Plan:
 Inputs = dict[str, Any]
 
 
+def cloned(inputs: Inputs, number: int) -> Inputs:  # noqa: ARG001 - they are all alike
+    """Every tensor once more."""
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
     """One kernel, or a sequence that is of use together.
@@ -157,6 +183,8 @@ class Kernel:
     operators  what all launches together realise
     workload   the pass in which those do what the case says
     least_sm   case to the oldest compute capability that has its instructions
+    again      (inputs, number from 1) to inputs of which a launch moves others: tensors of their own, or, where those
+               are large and little of them is touched, other parts of the same
     tilings    (target, case) to a few other ways to cut the work up, which tuning tries beside the one that `plan`
                chooses by rule; each is handed to `plan` as `tile`. They change how fast it is, not what it computes
     """
@@ -172,6 +200,7 @@ class Kernel:
     operators: Callable[[Case], tuple[Operator, ...]]
     workload: Callable[[Case], Workload]
     least_sm: Callable[[Case], int] = lambda case: 89 if case.dtype.startswith("fp8") else 80
+    again: Callable[[Inputs, int], Inputs] = cloned
     tilings: Callable[[Target, Case], tuple[Any, ...]] = lambda target, case: ()
 
     def run(self, **inputs: Any) -> tuple[torch.Tensor, ...]:

@@ -334,11 +334,12 @@ def tiling(target: Target, programs: int, longest: int, dim: int, kept: torch.dt
     """For `programs` before keys are split, which read `longest` keys each, `kept` as they are.
 
     Of the stages, the pages, read first, take every other one. More fp8 keys at a time take fewer instructions each,
-    which would else be as long as reading them.
+    which would else be as long as reading them; wide heads have no registers for more.
     """
     splits = splits_of(target, programs, longest)
     if kept.itemsize == 1 and kept.is_floating_point:
-        return Tiling(keys=64 if dim > 128 else 128, splits=splits, num_stages=3)
+        wide = dim > 128
+        return Tiling(keys=32 if wide else 128, splits=splits, num_stages=5 if wide else 3)
     return Tiling(keys=64, splits=splits, num_stages=3 if dim > 128 else 5)
 
 
@@ -348,8 +349,8 @@ def tilings(target: Target, programs: int, longest: int, dim: int, kept: torch.d
     splits = {2 * rule.splits, rule.splits + 1, rule.splits // 2} - {0, rule.splits}
     found = [replace(rule, splits=one) for one in sorted(splits) if one <= most_splits(longest)]
     if kept != torch.uint8:  # int4 has no registers for more
-        other = 128 if rule.keys == 64 and dim <= 128 else rule.keys // 2
-        found.append(replace(rule, keys=other, num_stages=3 if other == 128 else 5))
+        more = rule.keys == 32 or (rule.keys == 64 and dim <= 128)
+        found.append(replace(rule, keys=2 * rule.keys if more else rule.keys // 2, num_stages=3 if more else 5))
     return tuple(found)
 
 
@@ -468,6 +469,7 @@ KERNELS = (
             case("bf16", B=16, heads=64, kv_heads=8, dim=128, kv=8192, page=64, kv_bits=8),
             case("bf16", B=16, heads=64, kv_heads=8, dim=128, kv=8192, page=64, kv_bits=4, group=64),
             case("fp16", B=16, heads=32, kv_heads=32, dim=128, kv=8192, page=64, kv_bits=4, group=128),
+            case("bf16", B=16, heads=32, kv_heads=8, dim=256, kv=8192, page=64, kv_bits=8),
         ),
         make=_make,
         plan=plan,

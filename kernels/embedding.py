@@ -73,6 +73,15 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     return found
 
 
+def _again(inputs: Inputs, number: int) -> Inputs:
+    """Other rows of the same tables."""
+    moved = {}
+    for ids, table in (("ids", "table"), ("positions", "places")):
+        if ids in inputs:
+            moved[ids] = (inputs[ids] + number) % len(inputs[table])
+    return inputs | moved
+
+
 def _operators(case: Case) -> tuple[Operator, ...]:
     width, tables = case["width"], {"tokens": case["vocab"], "positions": case.get("positions")}
     weights = tuple(
@@ -104,5 +113,6 @@ KERNELS = (
         tolerance=lambda case: (EPSILON[case.dtype] / 2, 0.0) if case.get("positions") else (0.0, 0.0),
         operators=_operators,
         workload=lambda case: Workload.prefill(batch=1, prompt=case["tokens"]),
+        again=_again,
     ),
 )

@@ -157,7 +157,7 @@ _OTHERS: Final = {
     80: {64: ((128, 32, 4, 3), (64, 64, 4, 3)), 128: ((128, 32, 8, 3),), 256: ((64, 32, 8, 2),)},
     90: {
         64: ((128, 64, 8, 4), (64, 128, 4, 2), (64, 64, 4, 4), (128, 128, 8, 2)),
-        128: ((128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2)),
+        128: ((128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 2)),
         256: ((128, 32, 8, 4), (64, 64, 4, 2)),
     },
     100: {
@@ -175,19 +175,20 @@ def tiling(target: Target, dim: int, longest: int) -> Tiling:
     FlashAttention-2's.
     """
     queries = max(pow2(min(longest, 128)), 16)
-    if target.sm >= 90:
-        keys, num_stages = (64, 2) if dim > 128 else (128, 3 if target.sm < 100 else 2)
+    if target.generation >= 90:
+        keys, num_stages = (64, 2) if dim > 128 else (128, 3 if target.generation < 100 else 2)
         return Tiling(queries=queries, keys=keys, num_warps=8 if queries == 128 else 4, num_stages=num_stages)
     queries = min(queries, 64) if dim > 128 else queries
     wide = queries * dim >= 64 * 128
-    return Tiling(queries=queries, keys=64, num_warps=8 if wide else 4, num_stages=2 if dim > 128 else 3)
+    keys = 32 if dim > 128 and target.shared < 128 * 1024 else 64
+    return Tiling(queries=queries, keys=keys, num_warps=8 if wide else 4, num_stages=2 if dim > 128 else 3)
 
 
 def tilings(target: Target, dim: int, longest: int) -> tuple[Tiling, ...]:
     """Others. Smaller ones have room for two programs a multiprocessor, of which one may multiply while the other
     weighs.
     """
-    others = _OTHERS[max(sm for sm in _OTHERS if sm <= target.sm)][min(max(dim, 64), 256)]
+    others = _OTHERS[max(sm for sm in _OTHERS if sm <= target.generation)][min(max(dim, 64), 256)]
     found = (
         Tiling(queries=queries, keys=keys, num_warps=num_warps, num_stages=num_stages)
         for queries, keys, num_warps, num_stages in others
@@ -216,7 +217,7 @@ def plan(
     tile = tile or tiling(target, padded, longest)
     o = poisoned(queries, heads, dim, dtype=q.dtype, device=q.device)
     # Columns of tokens with their heads side by side; a head that is padded would be read into the next.
-    described = target.sm >= 90 and dim == padded and dim * q.element_size() % 16 == 0
+    described = target.generation >= 90 and dim == padded and dim * q.element_size() % 16 == 0
 
     def rows(x: torch.Tensor, block: int) -> torch.Tensor | TensorDescriptor:
         return TensorDescriptor.from_tensor(x.view(len(x), -1), [block, padded]) if described else x

@@ -193,8 +193,8 @@ def tiling(target: Target, m: int, n: int, k: int, itemsize: int) -> Tiling:
     deep = 128 // itemsize
     if m <= 64:  # reading w is what takes time: deep blocks keep enough of it in flight
         tile = Tiling(block_m=max(pow2(m), 16), block_n=64, block_k=2 * deep, num_warps=4, num_stages=4)
-    elif target.sm >= 90:
-        stages = 4 if target.sm < 100 else 3
+    elif target.generation >= 90:
+        stages = 4 if target.generation < 100 else 3
         wide = Tiling(block_m=128, block_n=256, block_k=deep, num_warps=8, num_stages=stages)
         tile = wide if tiles_of(wide, m, n) >= target.multiprocessors else replace(wide, block_n=128, num_stages=6)
     else:
@@ -205,10 +205,12 @@ def tiling(target: Target, m: int, n: int, k: int, itemsize: int) -> Tiling:
 
 def _spread(target: Target, tile: Tiling, m: int, n: int, k: int, itemsize: int) -> Tiling:
     """`tile` with k in parts or with persistent programs, where that is of use."""
+    stages = target.stages(tile.num_stages, (tile.block_m + tile.block_n) * tile.block_k * itemsize)
+    tile = replace(tile, num_stages=stages)
     parts = splits(target, tile, m, n, k)
     # Descriptors need rows that begin at multiples of 16 bytes; without TMA they bring nothing.
     even = k * itemsize % 16 == 0 and n % 8 == 0
-    return replace(tile, parts=parts, persistent=parts == 1 and target.sm >= 90 and even and m > 64)
+    return replace(tile, parts=parts, persistent=parts == 1 and target.generation >= 90 and even and m > 64)
 
 
 def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
@@ -217,8 +219,8 @@ def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
     own = tiling(target, m, n, k, itemsize)
     if m <= 64:
         cut = [replace(own, block_n=32), replace(own, block_n=128), replace(own, block_k=2 * own.block_k, num_stages=2)]
-    elif target.sm >= 90:
-        stages = 4 if target.sm < 100 else 3
+    elif target.generation >= 90:
+        stages = 4 if target.generation < 100 else 3
         cut = [
             replace(own, block_m=128, block_n=256, num_stages=stages),
             replace(own, block_m=256, block_n=128, num_stages=stages),
@@ -231,9 +233,9 @@ def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
     cut = [_spread(target, tile, m, n, k, itemsize) for tile in cut]
     # Parts of the widest tiles are summed in registers that are not there.
     cut = [tile for tile in cut if tile.parts == 1 or tile.block_m * tile.block_n <= 128 * 128]
-    if target.sm == 90 and own.persistent and itemsize == 2:
+    if target.generation == 90 and own.persistent and itemsize == 2:
         wide = replace(own, block_m=128, block_n=256, num_warps=4, num_stages=3, specialized=True)
-        cut = [wide, replace(wide, block_n=128, num_stages=4), *cut]
+        cut += [wide, replace(wide, block_n=128, num_stages=4)]  # last: the compiler's newest way is its least tried
     return others(own, cut)
 
 
@@ -297,7 +299,7 @@ def plan(
                 "x_desc": TensorDescriptor.from_tensor(x, [tile.block_m, tile.block_k]),
                 "w_desc": TensorDescriptor.from_tensor(w, [tile.block_n, tile.block_k]),
                 "y_desc": TensorDescriptor.from_tensor(y, [tile.block_m, tile.block_n // 2]),
-                "PROGRAMS": programs, "SPECIALIZED": target.sm >= 100,
+                "PROGRAMS": programs, "SPECIALIZED": target.generation >= 100,
             },
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
@@ -344,8 +346,8 @@ def make(case: Case, device: str, seed: int) -> Inputs:
             "w": random.normal(n, k, dtype=dtype, scale=1.0 if dtype.itemsize == 1 else k**-0.5),
         }
         if dtype.itemsize == 1:
-            operands |= {"x_scale": random.uniform(1, low=0.5, high=2), "w_scale": random.uniform(1, low=0.5, high=2)}
-            operands["w_scale"] /= k**0.5
+            operands["x_scale"] = random.uniform(1, low=0.5, high=2)
+            operands["w_scale"] = k**-0.5 / operands["x_scale"]
     if case.get("parts") or case.get("persistent"):
         operands["tile"] = Tiling(
             block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3, parts=case.get("parts", 1),
@@ -355,9 +357,11 @@ def make(case: Case, device: str, seed: int) -> Inputs:
 
 
 def tolerance(case: Case) -> tuple[float, float]:
-    """Results are of the order of 1 and rounded once. fp8 sums on Hopper keep 14 bits (arXiv:2412.19437, 3.3.2)."""
+    """Results are of the order of 1 and rounded once. fp8 sums on Hopper keep 14 bits (arXiv:2412.19437, 3.3.2): each
+    32 elements of k may take 2 ** -13 away, in parts of k less than in all.
+    """
     if case.dtype == "fp8_e4m3":
-        return 2**-9, 2**-9
+        return 2**-9, max(2**-9, case["K"] / 32 * 2**-13)
     return (EPSILON.get(case.dtype, EPSILON["fp16"]),) * 2
 
 

@@ -147,7 +147,7 @@ def _weight_only(
 
 def tiling(target: Target, m: int, n: int, k: int, bits: int) -> Tiling:
     """Narrow in tokens: the sums of a group stand beside those of all, and before Hopper both operands, too."""
-    hopper = target.sm >= 90
+    hopper = target.generation >= 90
     if m <= 64:
         block_m = max(pow2(m), 8)
         num_warps = 4 if hopper or block_m <= 32 else 8
@@ -160,8 +160,9 @@ def tiling(target: Target, m: int, n: int, k: int, bits: int) -> Tiling:
 def _split(target: Target, tile: Tiling, m: int, n: int, k: int, bits: int) -> Tiling:
     """`tile` with k in parts, for up to 4 programs a multiprocessor: what one loads another converts meanwhile."""
     stage = tile.block_k * (tile.block_n * bits // 8 + tile.block_m * 2)
-    shared = (227 if target.sm >= 90 else 163) * 1024
-    room = max(min(shared // (tile.num_stages * stage), 4), 1)
+    most = max((target.shared - stage) // stage, 1)  # beside what is exchanged for the product
+    tile = replace(tile, num_stages=min(tile.num_stages, most))
+    room = max(min(target.shared // (tile.num_stages * stage), 4), 1)
     return replace(tile, parts=splits(target, tile, m, n, k, room))
 
 

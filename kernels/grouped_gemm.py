@@ -82,9 +82,10 @@ def tiling(target: Target, rows: int, experts: int, itemsize: int, *, gated: boo
     block_m = min(max(pow2(cdiv(rows, experts)), 16), 128)
     deep = 128 // itemsize
     if block_m < 128:
-        block_k = 2 * deep if block_m <= 32 else deep if target.sm >= 90 else deep // 2
-        return Tiling(block_m=block_m, block_n=64, block_k=block_k, num_warps=4, num_stages=4)
-    if target.sm < 90:
+        block_k = 2 * deep if block_m <= 32 else deep if target.generation >= 90 else deep // 2
+        stages = target.stages(4, (block_m + 64 * (1 + gated)) * block_k * itemsize)
+        return Tiling(block_m=block_m, block_n=64, block_k=block_k, num_warps=4, num_stages=stages)
+    if target.generation < 90:
         return Tiling(block_m=128, block_n=128, block_k=deep // 2, num_warps=8, num_stages=3)
     return Tiling(block_m=128, block_n=128 if gated else 256, block_k=deep, num_warps=8, num_stages=4)
 
@@ -119,7 +120,7 @@ def launch_grouped(
     """
     (rows, n), (experts, _, k) = y.shape, w.shape
     tile = tile or tiling(target, rows, experts, x.element_size(), gated=gated)
-    described = target.sm >= 90 and k * x.element_size() % 16 == 0  # rows begin at multiples of 16 bytes
+    described = target.generation >= 90 and k * x.element_size() % 16 == 0  # rows begin at multiples of 16 bytes
     w = w.view(-1, k)
     grid_m = (cdiv(rows, tile.block_m) + min(experts, rows)) * tile.block_m
     return Launch(

@@ -62,7 +62,7 @@ def _mla_decode(
 
 def heads_of(target: Target, heads: int) -> int:
     """That a program takes: those that matrix units of a generation have at a time, of which the queries fit."""
-    return min(max(pow2(heads), 16), 64 if target.sm >= 90 else 16)
+    return min(max(pow2(heads), 16), 64 if target.generation >= 90 else 16)
 
 
 def tiling(target: Target, sequences: int, heads: int, longest: int) -> Tiling:
@@ -74,7 +74,9 @@ def tiling(target: Target, sequences: int, heads: int, longest: int) -> Tiling:
         resident=1 if wide else 2, start=START + 4 * block_h,  # a head's sums, there and back, are four tokens' bytes
     )  # fmt: skip
     # From Blackwell on, products take shared memory, too.
-    return Tiling(keys=32, splits=splits, num_warps=8 if wide else 4, num_stages=3 if wide and target.sm >= 100 else 5)
+    return Tiling(
+        keys=32, splits=splits, num_warps=8 if wide else 4, num_stages=3 if wide and target.generation >= 100 else 5
+    )
 
 
 def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
@@ -84,7 +86,7 @@ def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
     rule = tiling(target, case["B"], case["heads"], case["kv"])
     splits = {2 * rule.splits, rule.splits + 1, rule.splits // 2} - {0, rule.splits}
     found = [replace(rule, splits=one) for one in sorted(splits) if one <= most_splits(case["kv"])]
-    if rule.num_warps == 8 and target.sm < 100:
+    if rule.num_warps == 8 and target.generation < 100:
         found.append(replace(rule, keys=64, num_stages=2))
     return tuple(found)
 

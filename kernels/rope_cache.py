@@ -19,7 +19,7 @@ from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.elementwise import Elementwise, Norm, Rope
 from ..operators.fused import Fused
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, cloned, poisoned, pow2
 from .rope import _cos_sin
 from .rope import frequencies as frequencies_of
 
@@ -153,6 +153,14 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     return found
 
 
+def _again(inputs: Inputs, number: int) -> Inputs:
+    """Tokens at other places of the same caches."""
+    shared = {name: inputs[name] for name in ("k", "v", "table")}
+    own = {name: value for name, value in inputs.items() if name not in shared}
+    room = inputs["table"].shape[1] * inputs["k"].shape[1]
+    return cloned(own, number) | shared | {"lengths": (inputs["lengths"] - 1 + number) % room + 1}
+
+
 def _operators(case: Case) -> tuple[Operator, ...]:
     """Norms and the Rope, and v as it is, in one launch."""
     dim = case["dim"]
@@ -204,5 +212,6 @@ KERNELS = (
         tolerance=lambda case: (EPSILON[case.dtype], max(EPSILON[case.dtype], 8 * EPSILON["fp32"])),
         operators=_operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=case["kv"]),
+        again=_again,
     ),
 )

@@ -19,8 +19,9 @@ from . import kernel_checks
 SCRIPT = """
 import dataclasses, json, sys
 from llmviewer.kernels import aot, load_kernel
+from llmviewer.kernels.base import Target
 
-targets = {str(target.sm): target for target in aot.TARGETS}
+targets = {str(one.sm): one for one in (*aot.TARGETS, *(Target(sm=sm, multiprocessors=128) for sm in (89, 120)))}
 for name, sm, place, *tiles in (wanted.split(":") for wanted in sys.argv[1:]):
     kernel = load_kernel(name)
     case = kernel.full_size[int(place)]
@@ -37,12 +38,17 @@ WANTED = [(name, 90, 0) for name in kernel_names()] + [
 ]  # fmt: skip
 # Launches that are not of a kernel's first case, or come near to spilling elsewhere: a cache of int4 is one.
 WANTED += [("decode_attention", sm, 4) for sm in (80, 90, 100)] + [
+    ("decode_attention", 90, 6),
+    ("decode_attention", 100, 6),
     ("gemm_mxfp4", 100, 0),
     ("gated_delta_update", 80, 1),
 ]
 
+# With as little shared memory as GPUs of desktops have, those that would take more elsewhere.
+WANTED += [("fused_moe", 89, 1), ("gemm", 89, 3), ("gemm_w4a16", 89, 0), ("gemm", 120, 0)]
+
 # Ways to cut work up that tuning tries beside the rule: (kernel, sm, place of the case, of the tiling).
-TUNED = [("gemm", 90, 0, 0), ("gemm", 90, 0, 2), ("gemm_w4a16", 90, 0, 0), ("flash_attention", 90, 0, 0)]
+TUNED = [("gemm", 90, 0, 0), ("gemm", 90, 0, 4), ("gemm_w4a16", 90, 0, 0), ("flash_attention", 90, 0, 0)]
 
 
 # What products and loops are made of: (kernel, sm, instruction); (kernel, bytes around its loop, how far above memory).

@@ -262,3 +262,15 @@ def test_kernels_are_found_by_name():
     assert all(load_kernel(name).name == name for name in kernel_names())
     with pytest.raises(InputError, match=r"^kernel must be one of copy, triad, .*; got 'nothing'$"):
         load_kernel("nothing")
+
+
+def test_tiles_take_no_more_shared_memory_than_there_is():
+    """GPUs of desktops have 99 KB for a block, and those of 12.x the matrix units of 8.x."""
+    assert Target(sm=90, multiprocessors=1).shared == 227 * 1024
+    assert Target(sm=86, multiprocessors=1).shared == Target(sm=120, multiprocessors=1).shared == 99 * 1024
+    small, large = Target(sm=120, multiprocessors=170), Target(sm=80, multiprocessors=170)
+    assert gemm.tiling(small, 64, 4096, 4096, 2) == gemm.tiling(large, 64, 4096, 4096, 2)
+    assert not gemm.tiling(small, 8192, 8192, 8192, 2).persistent
+    one = gemm_weight_only.tiling(small, 64, 4096, 4096, 8)
+    assert one.num_stages == 2
+    assert gemm_weight_only.tiling(large, 64, 4096, 4096, 8).num_stages == 4

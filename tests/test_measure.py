@@ -1,13 +1,14 @@
 """Which launches are measured, how often, and what of it is on the disk; and the whole loop on this machine's CPU."""
 
 import json
+import os
 import re
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import inf
-from time import sleep
+from time import monotonic, sleep
 from types import MappingProxyType, SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -21,16 +22,16 @@ from llmviewer.expectation.device import of
 from llmviewer.expectation.rows import read
 from llmviewer.hardware_files import load_hardware
 from llmviewer.measuring import session as session_module
-from llmviewer.measuring import timing
-from llmviewer.measuring.ceilings import Ceiling, rates, sizes
+from llmviewer.measuring import timing, work
+from llmviewer.measuring.ceilings import Ceiling, _product, rates, sizes
 from llmviewer.measuring.journal import Journal
-from llmviewer.measuring.machine import gpu_name, with_rates
+from llmviewer.measuring.machine import State, Watch, gpu_name, with_rates
 from llmviewer.measuring.order import spread
 from llmviewer.measuring.questions import questions
 from llmviewer.measuring.session import Machine, Session, ask, header
 from llmviewer.measuring.summary import ceilings_text, goals, goals_text, kernels_text
-from llmviewer.measuring.timing import BusyError, Sample, settled
-from llmviewer.measuring.work import LaunchError, Sets
+from llmviewer.measuring.timing import BusyError, HungError, Sample, settled
+from llmviewer.measuring.work import LaunchError, Sets, breaks
 
 H200 = load_hardware("h200")
 MACHINE = Machine(
@@ -52,6 +53,9 @@ class Clock:
     def sampler(self, calls):
         turn = count()
         return lambda: Sample(calls[next(turn) % len(calls)]())
+
+    def wait(self):
+        pass
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,9 @@ class Library:
 
     def tilings(self, question, kernel):
         return ()
+
+    def room(self, question, kernel, memory):
+        return int(memory / question.kept)
 
     def calls(self, question, kernel, sets, tiling=None):
         if len(self.asked) == self.breaks_at:
@@ -156,6 +163,7 @@ class Cuda:
 
     def __init__(self):
         self.host = self.gpu = 0.0  # when each is done [s]
+        self.hangs = False
         self.capturing = None
 
     def launch(self, seconds):
@@ -165,14 +173,18 @@ class Cuda:
         self.host += 50e-6
         self.gpu = max(self.gpu, self.host) + seconds
 
-    def synchronize(self):
-        self.host = self.gpu = max(self.gpu, self.host)
-
     def _sleep(self, cycles):
         self.launch(cycles / 2e9)
 
-    def Event(self, enable_timing):  # noqa: N802 - torch's name
-        event = SimpleNamespace(synchronize=self.synchronize)
+    def Event(self, **options):  # noqa: N802 - torch's name
+        event = SimpleNamespace()
+
+        def query():
+            if not self.hangs:
+                self.host = self.gpu = max(self.gpu, self.host)
+            return not self.hangs
+
+        event.query = query
         event.record = lambda: setattr(event, "at", max(self.gpu, self.host))
         event.elapsed_time = lambda end: 1e3 * (end.at - event.at)
         return event
@@ -198,13 +210,25 @@ def test_the_host_is_no_part_of_the_time_of_a_launch_on_a_gpu(seconds, sets, mon
     assert [sample().seconds for _ in range(3)] == pytest.approx([seconds] * 3, rel=1e-6)
 
 
+@pytest.mark.parametrize(("seconds", "before"), [(4e-5, 0), (1e-4, 0.2), (2e-3, 0.2), (0.5, 0.5)])
+def test_long_launches_are_timed_when_the_gpu_is_hot_and_several_at_once(seconds, before, monkeypatch):
+    cuda = Cuda()
+    monkeypatch.setattr("torch.cuda", cuda)
+    sample = timing.GpuClock().sampler([partial(cuda.launch, seconds)])
+    assert before <= cuda.gpu < before + 0.02 + 7 * max(seconds, 1e-3)
+    sample()
+    start = cuda.gpu
+    sample()
+    assert cuda.gpu - start >= min(32 * seconds, 0.02)
+
+
 @pytest.mark.parametrize(
     ("nbytes", "wanted"),
     [(100e6, Sets(count=4, loop=0)), (1e9, Sets(count=1, loop=0)), (10e3, Sets(count=256, loop=256)),
      (500e3, Sets(count=25, loop=25))],
 )  # fmt: skip
 def test_tensors_come_from_memory_or_all_of_them_from_the_cache(nbytes, wanted):
-    found = Sets.of(nbytes, cache=50e6, memory=30e9)
+    found = Sets.of(nbytes, cache=50e6, room=int(30e9 / nbytes))
     assert found == wanted
     assert found.loop * nbytes <= 50e6 / 4
     assert found.loop or found.count * nbytes >= 4 * 50e6
@@ -401,6 +425,68 @@ def test_what_broke_the_device_is_not_tried_again(tmp_path):
     assert {row["framework"] for row in second.journal.rows} == {"mine"}
 
 
+def test_of_a_tiling_that_broke_the_device_only_that_is_not_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(session_module, "_TUNING_PART", inf)
+
+    class Breaking(Tuned):
+        broken = False
+
+        def calls(self, question, kernel, sets, tiling=None):
+            self.broken |= tiling == self.others[1]
+            if self.broken:
+                raise RuntimeError("Triton Error [CUDA]: misaligned address")
+            return super().calls(question, kernel, sets, tiling)
+
+    first, second = tuned(tmp_path, Breaking()), tuned(tmp_path, Breaking())
+    assert re.match(r"mine fast gemm bf16 M=\d+ N=\d+ K=\d+ keys=16 splits=1$", first.broken)
+    assert not second.broken
+    tried = [row for row in second.journal.rows if row["M"] > 1]
+    assert {(row["tiling"], row["tried"]) for row in tried} == {("keys=32 splits=4", 3)}
+    assert second.unfit["fast keys=16 splits=1: broke the device in a run before"] == len(tried)
+
+
+def test_a_launch_that_does_not_end_is_given_up(monkeypatch):
+    cuda = Cuda()
+    monkeypatch.setattr("torch.cuda", cuda)
+    monkeypatch.setattr(timing, "_HUNG_S", 0.05)
+    sample = timing.GpuClock().sampler([partial(cuda.launch, 1e-5)])
+    cuda.hangs = True
+    with pytest.raises(HungError, match=r"^a launch did not end within 0.05 s$") as error:
+        sample()
+    assert breaks(error.value)
+
+
+def test_a_tiling_that_was_tried_first_when_the_process_ended_is_not_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(session_module, "_TUNING_PART", inf)
+    tuned(tmp_path, Tuned())
+    path = tmp_path / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    tiling = {"kind": ["mine", "fast", "gemm", "gemm", "bf16", ""], "tiling": "keys=16 splits=2"}
+    trying = json.dumps({"trying": tiling}) + "\n"
+    assert lines.count(trying) == 1
+    path.write_text("".join(lines[: lines.index(trying) + 1]))
+    found = tuned(tmp_path, Tuned())
+    assert path.read_text().splitlines()[lines.index(trying) + 1] == json.dumps({"broken": tiling})
+    assert found.unfit["fast keys=16 splits=2: broke the device in a run before"] > 0
+    assert all(row["tried"] <= 3 for row in found.journal.rows)
+
+
+def test_a_run_ends_where_a_launch_does_not(tmp_path, capsys, monkeypatch):
+    class Hanging(Library):
+        def calls(self, question, kernel, sets, tiling=None):
+            raise HungError("a launch did not end within 60 s")
+
+    monkeypatch.setattr(session_module, "backends", lambda name: ("gpu", (Hanging(),)))
+    monkeypatch.setattr(session_module, "this_machine", lambda kind, hardware: MACHINE)
+    monkeypatch.setattr(Session, "measure_ceilings", lambda self, progress: self.journal.ceilings.extend(CEILINGS))
+    monkeypatch.setattr("os._exit", ended := MagicMock())
+    main(["measure", "--family", "gemm", "--model", "qwen3-0.6b", "--dtype", "bf16", "-o", str(tmp_path / "out")])
+    ended.assert_called_once_with(1)
+    out = capsys.readouterr().out
+    assert "1 launch left out: mine fast: a launch did not end within 60 s" in out
+    assert re.search(r"gave nothing more after mine fast gemm bf16 M=1 .*:\nthe same command goes on without it", out)
+
+
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, Library(breaks_at=30))
@@ -468,10 +554,32 @@ def test_ceilings_become_a_hardware_file(tmp_path):
 
 @pytest.mark.parametrize("cache", [2**20, 40e6, 50e6, 96 * 2**20, 384e6])
 def test_the_longest_stream_is_one_of_the_memory(cache):
-    last = sizes(cache)[-1]
+    last = sizes("cpu", cache)[-1]
     assert 4 * cache <= last < 17 * cache
     assert "memory.bandwidth" in rates([Ceiling(what="triad", size=last // 12 * 12, value=1.0, unit="B/s")], kind="gpu",
                                        cache=cache)  # fmt: skip
+
+
+def test_the_bandwidth_of_a_gpu_is_that_of_two_gib():
+    assert sizes("cuda", 50e6) == [*sizes("cpu", 50e6), 2**31]
+    assert sizes("cuda", 1e9) == sizes("cpu", 1e9)
+    found = [
+        Ceiling(what="copy", size=2**28, value=4.0e12, unit="B/s"),
+        Ceiling(what="triad", size=2**31 // 12 * 12, value=4.2e12, unit="B/s"),
+        Ceiling(what="copy", size=2**31, value=4.1e12, unit="B/s"),
+        Ceiling(what="read", size=2**28, value=3.0e12, unit="B/s"),
+    ]
+    assert rates(found, kind="gpu", cache=50e6) == {"memory.bandwidth": 4.2e12}
+    found[0] = replace(found[0], value=9e12)  # the cache helped
+    assert rates(found, kind="gpu", cache=50e6) == {"memory.bandwidth": 4.2e12}
+
+
+def test_the_ceiling_of_fp8_has_the_sums_of_the_matrix_units_alone(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr("torch._scaled_mm", product := MagicMock(wraps=torch._scaled_mm))
+    found = _product("meta", "fp8", 32)()
+    assert (found.shape, found.dtype) == ((32, 32), torch.bfloat16)
+    assert product.call_args.kwargs["use_fast_accum"]
 
 
 def test_a_draft_keeps_the_higher_rate_of_a_formula():
@@ -483,6 +591,45 @@ def test_a_draft_keeps_the_higher_rate_of_a_formula():
     assert found["vector"]["bf16"] == {"value": "400.0 GOP/s", "source": "measured"}
     assert found["memory"]["bandwidth"]["value"] == "30.00 GB/s"
     assert "bandwidth" not in draft.get("memory", {})
+
+
+SMI = """#!/bin/sh
+case "$*" in
+*clocks_event*) exit 1 ;;
+*-lms*)
+    echo '345, 0x0000000000000001'
+    until [ -e "$0.timed" ]; do sleep 0.05; done
+    printf '%s\\n' '1980, 0x0' '1755, 0x0000000000000004' '1710, 0x20' 'N/A, 0x8'
+    exec sleep 60 ;;
+*) echo '345, 0x1' ;;
+esac
+"""
+
+
+def test_clocks_of_a_gpu_are_those_while_it_is_timed(tmp_path, monkeypatch):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(SMI)
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    watch = Watch("gpu")
+
+    def seen(count):
+        end = monotonic() + 30
+        while len(watch._seen) < count and monotonic() < end:
+            sleep(0.01)
+
+    seen(1)
+    watch.start()
+    (tmp_path / "nvidia-smi.timed").touch()
+    seen(4)
+    assert watch() == State(clock_mhz=1755, throttled="power cap; heat")
+    watch.start()
+    assert watch() == State(clock_mhz=1710, throttled="heat")
+    watch.close()
+    monkeypatch.setenv("PATH", "")
+    without = Watch("gpu")
+    assert without() == State()
+    without.close()
 
 
 def test_gpus_are_known_by_what_the_driver_calls_them():
@@ -587,6 +734,9 @@ def test_triton_kernels_answer_questions_in_the_interpreter(tmp_path):
                 call()
             return lambda: Sample(1e-5)
 
+        def wait(self):
+            pass
+
     backend = TritonBackend("cpu", Fake())
     found = questions(["llama-3.1-8b", "deepseek-v2-lite"], ["bf16", "int4_wo", "fp8"])
     kernels = {(q.family, q.op, q.dtype, q.kv_dtype, *backend.kernels(q)) for q in found if backend.kernels(q)}
@@ -673,6 +823,73 @@ def test_a_tiling_that_computes_something_else_is_refused(monkeypatch):
     with pytest.raises(LaunchError, match=r"^gemm at bf16 M=8 N=32 K=32: is off its reference"):
         backend.calls(question, "gemm", 1, tiling=object())
     assert backend.calls(question, "gemm", 1)
+
+
+def test_sets_are_as_many_as_their_tensors_leave_room_for():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from llmviewer.kernels import load_kernel
+    from llmviewer.kernels.base import tensors
+    from llmviewer.measuring import triton_backend
+
+    backend = triton_backend.TritonBackend("cpu", Clock())
+    (question,) = (one for one in backend.own() if one.op == "rope_cache" and dict(one.sizes)["size_B"] == 64)
+    cache = 2 * 64 * 4096 * 8 * 128 * 2
+    qkv, rest = 64 * 48 * 128 * 2, 4 * 64 * 64 + 4 * 64 + 8 * 64  # table, lengths, frequencies
+    assert question.nbytes < 2e6
+    assert backend.room(question, "rope_cache", cache) == 0
+    assert backend.room(question, "rope_cache", cache + qkv + rest) == 1
+    assert backend.room(question, "rope_cache", cache + 3 * (qkv + rest)) == 3
+    for name, moved in (("rope_cache", "lengths"), ("embedding", "ids")):
+        kernel = load_kernel(name)
+        inputs = kernel.make(kernel.cases[0], "cpu", 0)
+        others = [inputs, *(kernel.again(inputs, number) for number in (1, 2))]
+        assert all(kernel.run(**one)[0].isfinite().all() for one in others)
+        assert len({tuple(one[moved].tolist()) for one in others}) == 3
+        large = max(tensors(inputs), key=torch.Tensor.numel)
+        assert all(any(large is tensor for tensor in tensors(one)) for one in others)
+
+
+def test_large_results_are_compared_piece_by_piece(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(work, "AT_ONCE", 7)
+    wanted = torch.arange(50.0).reshape(10, 5)
+    work.compare(wanted + 0.1, wanted, 0.0, 0.11)
+    for place in ((0, 0), (4, 2), (9, 4)):
+        ours = wanted.clone()
+        ours[place] += 0.25
+        with pytest.raises(LaunchError, match=r"^is off its reference by 0.25 above a relative 0$"):
+            work.compare(ours, wanted, 0.0, 0.11)
+        ours[place] = inf
+        with pytest.raises(LaunchError, match=r"^gives what is no number$"):
+            work.compare(ours, wanted, 0.0, 0.11)
+
+
+def test_tilings_of_fp8_may_lose_bits_as_sums_do_on_hopper():
+    """A sum of K = 14336 that drops what is below 13 bits, each 32 elements, beside that of eight parts."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from llmviewer.kernels import load_kernel
+    from llmviewer.kernels.base import case
+    from llmviewer.measuring import triton_backend
+
+    kernel, one = load_kernel("gemm"), case("fp8_e4m3", M=256, N=8, K=14336)
+    inputs = kernel.make(one, "cpu", 0)
+    x, w = (inputs[name].float().unflatten(1, (-1, 32)) for name in ("x", "w"))
+    steps = torch.einsum("mks,nks->kmn", x, w)
+
+    def summed(steps):
+        found = torch.zeros_like(steps[0])
+        for step in steps:
+            mantissa, exponent = (found + step).frexp()
+            found = torch.ldexp((mantissa * 2**13).trunc() / 2**13, exponent)
+        return found * inputs["x_scale"] * inputs["w_scale"]
+
+    rule, split = summed(steps), sum(map(summed, steps.chunk(8)))
+    assert (rule - split).abs().max() > 2**-8
+    triton_backend._compare(kernel, one, [rule], [split], times=2)
+    with pytest.raises(LaunchError):
+        triton_backend._compare(kernel, one, [rule], [sum(map(summed, steps.chunk(8)[:7]))], times=2)
 
 
 def test_torch_kernels_are_checked_against_their_formulas(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -100,6 +101,9 @@ def measure(
     else:
         progress.end()
     _report(session, form, before)
+    if session.hung:
+        sys.stdout.flush()
+        os._exit(1)  # any other end waits for the device
 
 
 def _report(session: Session, form: str, before: int) -> None:
@@ -139,9 +143,7 @@ def _report(session: Session, form: str, before: int) -> None:
     for reason, count in session.unfit.items():
         click.echo(f"{counted(count, 'tiling')} left out: {reason}")
     if session.broken:
-        click.echo(
-            f"The device gave nothing more after {session.broken}:\nthe same command goes on without that kernel"
-        )
+        click.echo(f"The device gave nothing more after {session.broken}:\nthe same command goes on without it")
     click.echo(f"{folder}: {counted(len(journal.rows), 'row')}, {len(journal.rows) - before} of them new")
     kinds = Counter((row["family"], row["framework"], row["dtype"], row.get("kernel")) for row in journal.rows)
     fullest = max(kinds.values(), default=0)

@@ -13,6 +13,7 @@ from .timing import Call, Clock, Sample, fastest
 
 _SMALLEST: Final = 2**16  # of what a stream goes over [B]
 _BEYOND: Final = 4  # times the last cache, from which on a stream is one of the memory
+_LONGEST: Final = 2**31  # on a GPU, so that its start and its end are a small part of a launch [B]
 _MOVED: Final = {"read": 1, "write": 1, "copy": 2, "triad": 3}  # tensors, as STREAM counts them (McCalpin 1995)
 _SIDES: Final = {"cpu": (1024, 2048), "cuda": (4096, 8192, 16384)}  # of square matrices
 _LAUNCHES: Final = 1000
@@ -64,7 +65,7 @@ def _streams(device: str, clock: Clock, cache: float, limit_s: float) -> Iterato
     import torch
 
     some = torch.randn(_SMALLEST // 4, device=device)
-    for size in sizes(cache):
+    for size in sizes(device, cache):
         numbers = some.repeat(size // _SMALLEST)
         for what, tensors in _MOVED.items():
             a, *others = numbers[: numbers.numel() // tensors * tensors].chunk(tensors)
@@ -73,12 +74,12 @@ def _streams(device: str, clock: Clock, cache: float, limit_s: float) -> Iterato
             yield Ceiling(what=what, size=moved, value=moved / _fastest(clock, call, limit_s), unit="B/s")
 
 
-def sizes(cache: float) -> list[int]:
-    """What streams go over, up to the first size that is one of the memory. [B]"""
+def sizes(device: str, cache: float) -> list[int]:
+    """What streams go over, up to the first size that is one of the memory; on a GPU there is one more. [B]"""
     found = [_SMALLEST]
     while found[-1] < _BEYOND * cache:
         found.append(4 * found[-1])
-    return found
+    return [*found, _LONGEST] if device == "cuda" and found[-1] < _LONGEST else found
 
 
 def _stream(what: str, a: Any, *others: Any) -> Call:
@@ -108,7 +109,8 @@ def _product(device: str, dtype: str, n: int) -> Call | None:
         return None
     if dtype == "fp8":
         one, a, b = torch.ones((), device=device), x.to(torch.float8_e4m3fn), y.to(torch.float8_e4m3fn).T
-        return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)  # noqa: SLF001 - has no public name
+        mm = partial(torch._scaled_mm, out_dtype=torch.bfloat16, use_fast_accum=True)  # noqa: SLF001 - no public name
+        return lambda: mm(a, b, one, one)  # the units' own sums; more exact ones take other units, too
     if dtype == "int8":
         a, b = (z.mul(40).clamp(-127, 127).to(torch.int8) for z in (x, y.T))
         return lambda: torch._int_mm(a, b)  # noqa: SLF001
@@ -176,9 +178,10 @@ def rates(found: Sequence[Ceiling], *, kind: str, cache: float) -> dict[str, flo
     A CPU has its matrix rates from vector units, as far as torch tells; a GPU's fp32 is one of vector units.
     """
     named: dict[str, float] = {}
+    longest = {one.what: max(other.size for other in found if other.what == one.what) for one in found}
     for one in found:
         key = _key(one, kind, cache)
-        if key:
+        if key and not (one.what in _MOVED and one.size < longest[one.what]):
             named[key] = max(one.value, named.get(key, 0.0))
     return named
 

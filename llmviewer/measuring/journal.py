@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 _FILE: Final = "journal.jsonl"
+Launched = tuple[tuple[str, ...], str]  # a kind of launches, and a tiling in words, "" for the rule's
 _SAME: Final = ("schema", "gpu", "device", "driver", "versions")  # what rows of one folder have in common
 
 
@@ -33,20 +35,25 @@ class Journal:
         self.rows: list[dict[str, Any]] = []
         self.ceilings: list[Ceiling] = []
         self.complete = False  # the ceilings are
-        self.broken: set[tuple[str, ...]] = set()  # kinds of launches that left the device broken
+        self.broken: set[Launched] = set()  # what left the device broken
+        self._tried: set[Launched] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
             whole = [line for line in lines if line.endswith(b"\n")]  # a kill may have left half of one
             if len(whole) < len(lines):
                 self.path.write_bytes(b"".join(whole))
-            self._read(whole, header)
+            trying = self._read(whole, header)
         except OSError as error:
             raise InputError(f"{folder}: must be a folder to write to: {error.strerror}") from None
         if not whole:
             self._write("header", {key: header[key] for key in _SAME})
+        if trying:
+            self.broke(*trying)
 
-    def _read(self, lines: list[bytes], header: Mapping[str, Any]) -> None:
+    def _read(self, lines: list[bytes], header: Mapping[str, Any]) -> Launched | None:
+        """What was tried for the first time when the journal ended; None where nothing was."""
+        trying = None
         for number, line in enumerate(lines, 1):
             try:
                 ((kind, entry),) = json.loads(line).items()
@@ -54,6 +61,7 @@ class Journal:
                 raise InputError(
                     f"{self.path}:{number}: is no line of a journal; give another folder with -o"
                 ) from None
+            trying = None
             if kind == "header":
                 for key in _SAME:
                     if entry.get(key) != header[key]:
@@ -66,9 +74,13 @@ class Journal:
             elif kind == "complete":
                 self.complete = True
             elif kind == "broken":
-                self.broken.add(tuple(entry["kind"]))
-            else:
+                self.broken.add((tuple(entry["kind"]), entry["tiling"]))
+            elif kind == "trying":
+                trying = tuple(entry["kind"]), entry["tiling"]
+                self._tried.add(trying)
+            elif kind == "row":
                 self.rows.append(entry)
+        return trying
 
     def ceiling(self, one: Ceiling) -> None:
         self.ceilings.append(one)
@@ -82,10 +94,23 @@ class Journal:
         self.rows.append(row)
         self._write("row", row)
 
-    def broke(self, kind: tuple[str, ...]) -> None:
+    @contextmanager
+    def trying(self, kind: tuple[str, ...], tiling: str) -> Iterator[None]:
+        """The first launch of a tiling: if the process ends within, however it does, it is not to be tried again."""
+        if (kind, tiling) in self._tried:
+            yield
+            return
+        self._tried.add((kind, tiling))
+        self._write("trying", {"kind": kind, "tiling": tiling})
+        try:
+            yield
+        finally:
+            self._write("tried", {})
+
+    def broke(self, kind: tuple[str, ...], tiling: str) -> None:
         """Such launches are not to be tried again."""
-        self.broken.add(kind)
-        self._write("broken", {"kind": kind})
+        self.broken.add((kind, tiling))
+        self._write("broken", {"kind": kind, "tiling": tiling})
 
     def _write(self, kind: str, entry: Mapping[str, Any]) -> None:
         try:

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from threading import Thread
 from time import monotonic
 from typing import Any, Final
 
@@ -18,29 +20,56 @@ from ..units import parse, si
 _REASONS: Final = {  # why clocks are lowered: NVML API reference, NvmlClocksEventReasons
     0x4: "power cap", 0x8: "slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake",
 }  # fmt: skip
-_OFTEN_S: Final = 2.0  # between two looks at the clocks, each of which takes a process
+_OFTEN_S: Final = 2.0  # between two looks at the clocks of a CPU
 _MEASURED: Final = {"title": "measured by llmviewer measure"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The clock at the moment [MHz], 0 where nothing says it, and what lowers it."""
+    """The clock, of several looks the median [MHz], 0 where nothing says it, and what lowered it at any of them."""
 
     clock_mhz: float = 0.0
     throttled: str = ""
 
 
 class Watch:
-    """The state of a CPU or of the first GPU, looked at now and then."""
+    """The state of a CPU or of the first GPU while something is measured: from `start` to a call."""
 
     def __init__(self, kind: str) -> None:
-        self._look = _gpu_state if kind == "gpu" else _cpu_state
-        self._state, self._when = self._look(), monotonic()
+        self._process = _said() if kind == "gpu" else None
+        self._seen: list[tuple[float, int]] = []  # clocks and what lowers them, of a GPU; the first is from before
+        self._state, self._when = (_cpu_state() if kind == "cpu" else State()), monotonic()
+        self._kind = kind
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def start(self) -> None:
+        self._seen = self._seen[-1:]
 
     def __call__(self) -> State:
+        if self._kind == "gpu":
+            seen = self._seen[1:] or self._seen
+            lowered = [why for bit, why in _REASONS.items() if any(reasons & bit for _, reasons in seen)]
+            clock = median(clock for clock, _ in seen) if seen else 0.0
+            return State(clock_mhz=clock, throttled="; ".join(lowered))
         if monotonic() - self._when > _OFTEN_S:
-            self._state, self._when = self._look(), monotonic()
+            self._state, self._when = _cpu_state(), monotonic()
         return self._state
+
+    def close(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._reader.join()
+
+    def _read(self) -> None:
+        if self._process is None or self._process.stdout is None:
+            return
+        with self._process:
+            for line in self._process.stdout:
+                clock, _, reasons = line.strip().partition(", ")
+                if clock.isdecimal():
+                    known = re.fullmatch(r"0x[0-9a-fA-F]+", reasons)
+                    self._seen.append((float(clock), int(reasons, 16) if known else 0))
 
 
 def _cpu_state() -> State:
@@ -51,14 +80,13 @@ def _cpu_state() -> State:
     return State(clock_mhz=max(map(float, clocks), default=0.0))
 
 
-def _gpu_state() -> State:
-    said = _smi("clocks.sm", "clocks_event_reasons.active")
-    if not said:  # of drivers before 535
-        said = _smi("clocks.sm", "clocks_throttle_reasons.active")
-    if len(said) != 2 or not said[0].isdecimal():
-        return State()
-    reasons = int(said[1], 16) if re.fullmatch(r"0x[0-9a-fA-F]+", said[1]) else 0
-    return State(clock_mhz=float(said[0]), throttled="; ".join(why for bit, why in _REASONS.items() if reasons & bit))
+def _said() -> subprocess.Popen[str] | None:
+    """A process that says the clock and the reasons every 100 ms; None where there is none."""
+    for reasons in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):  # the latter before driver 535
+        if _smi("clocks.sm", reasons):
+            command = [*_query("clocks.sm", reasons), "-lms", "100"]
+            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
+    return None
 
 
 def driver() -> str:
@@ -69,12 +97,15 @@ def driver() -> str:
 
 def _smi(*fields: str) -> list[str]:
     """What nvidia-smi says of the first GPU; nothing where there is none."""
-    command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
+        said = subprocess.run(_query(*fields), capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return []
     return [cell.strip() for cell in said.strip().split(",")]
+
+
+def _query(*fields: str) -> list[str]:
+    return ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
 
 
 def gpu_name(said: str) -> str | None:

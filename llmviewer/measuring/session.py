@@ -19,8 +19,8 @@ from .journal import SCHEMA, Journal
 from .machine import Watch, documents, driver, gpu_name, with_rates
 from .order import spread
 from .questions import Question, questions
-from .timing import BusyError, Call, Times, settled
-from .work import Backend, LaunchError, Sets
+from .timing import BusyError, Call, HungError, Times, settled
+from .work import Backend, LaunchError, Sets, breaks
 
 MODELS: Final = {  # of several head layouts and widths; on a GPU also windows, latent attention and experts
     "cpu": ("qwen3-0.6b", "llama-3.2-1b", "smollm2-360m"),
@@ -45,10 +45,8 @@ _TOO_LONG: Final = "it takes too long for the time given"
 _MEMORY_PART: Final = 0.2  # of what is free, for the tensors of one launch; tuning has those of four
 _REASON: Final = 200  # letters of what a launch raises
 _FAILURES: Final = 20  # in a row: the device is beyond help
-_FATAL: Final = (  # CUDA errors after which a process gets nothing more done: CUDA Runtime API, cudaError
-    "illegal memory access", "illegal instruction", "illegal address space", "misaligned address", "invalid pc",
-    "unspecified launch failure", "hardware stack error", "device-side assert", "uncorrectable ECC error",
-)  # fmt: skip
+_NO_ROOM: Final = "it needs more memory than is free"
+_BROKE: Final = "broke the device in a run before"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +238,8 @@ class Session:
     unfit     tilings that could not be tried, by reason
     put_off   how often a launch was, as other programs took the cores
     broken    the launch after which the device gave no more results; "" without one
+    hung      the error of a launch that does not end; it is kept, as what it holds would be waited for to be freed
+    trying    the tiling that is being launched, in words; "" for the rule's
     """
 
     machine: Machine
@@ -251,6 +251,8 @@ class Session:
     unfit: Counter[str] = field(default_factory=Counter)
     put_off: int = 0
     broken: str = ""
+    hung: HungError | None = None
+    trying: str = ""
     tuning: float = 0.0  # seconds that it took
     start: float = field(default_factory=monotonic)  # of what its time is of
 
@@ -300,7 +302,14 @@ class Session:
 
     def measure_kernels(self, found: Sequence[Question], progress: Callable[[str], None]) -> None:
         """Until the time is up, or there is no more to ask: kinds of launches in turn."""
-        device, watch = of(load_hardware(str(self.hardware()))), Watch(self.machine.kind)
+        watch = Watch(self.machine.kind)
+        try:
+            self._measure_kernels(found, watch, progress)
+        finally:
+            watch.close()
+
+    def _measure_kernels(self, found: Sequence[Question], watch: Watch, progress: Callable[[str], None]) -> None:
+        device = of(load_hardware(str(self.hardware())))
         turn = deque(self._kinds(found, device))
         wrong: dict[tuple[str, ...], str] = {}
         failures = 0
@@ -312,9 +321,10 @@ class Session:
                 continue
             turn.append(kind)
             progress(str(asked))
+            self.trying = ""
             try:
                 _check(asked, wrong)
-                row = self._row(asked, kind.bounds[str(asked)])
+                row = self._row(asked, kind.bounds[str(asked)], watch)
             except BusyError:
                 kind.waiting[str(asked)] = asked  # to be tried again, if there is time
                 self.put_off += 1
@@ -322,14 +332,14 @@ class Session:
             except Exception as error:  # noqa: BLE001 - whatever a launch raises, no row is made of it
                 failures += 1
                 self.left_out[" ".join(f"{asked.backend.framework} {asked.kernel}: {error}".split())[:_REASON]] += 1
-                if any(fatal in str(error) for fatal in _FATAL):
-                    self.broken = str(asked)
-                    self.journal.broke(asked.kind)
+                if breaks(error):
+                    self.hung = error if isinstance(error, HungError) else None
+                    self.broken = f"{asked} {self.trying}".rstrip()
+                    self.journal.broke(asked.kind, self.trying)
                     break
                 continue
             failures = 0
-            state = watch()
-            self.journal.row(row | {"clock_mhz": state.clock_mhz, "throttled": state.throttled})
+            self.journal.row(row)
             kind.learn(row)
 
     def _kinds(self, found: Sequence[Question], device: Device) -> list[_Kind]:
@@ -337,7 +347,7 @@ class Session:
         alike: dict[tuple[object, ...], list[Question]] = defaultdict(list)
         for question in found:
             if question.kept > _MEMORY_PART * self.machine.memory:
-                self.left_out["it needs more memory than is free"] += 1
+                self.left_out[_NO_ROOM] += 1
             else:
                 alike[question.kind].append(question)
         kinds = []
@@ -349,8 +359,8 @@ class Session:
                 able = [(question, backend.kernels(question)) for question in order]
                 for name in sorted({name for _, names in able for name in names}):
                     asked = [Asked(backend=backend, kernel=name, question=q) for q, names in able if name in names]
-                    if asked[0].kind in self.journal.broken:
-                        self.left_out[f"{' '.join(asked[0].kind[:2])} broke the device in a run before"] += len(asked)
+                    if (asked[0].kind, "") in self.journal.broken:
+                        self.left_out[f"{' '.join(asked[0].kind[:2])} {_BROKE}"] += len(asked)
                     else:
                         kinds.append(_Kind(asked, device))
         for kind in kinds:
@@ -358,9 +368,12 @@ class Session:
                 kind.learn(row)
         return kinds
 
-    def _row(self, asked: Asked, bound: float) -> dict[str, Any]:
+    def _row(self, asked: Asked, bound: float, watch: Watch) -> dict[str, Any]:
         question, backend, machine = asked.question, asked.backend, self.machine
-        sets = Sets.of(question.nbytes, machine.cache, _MEMORY_PART * machine.memory * question.nbytes / question.kept)
+        room = backend.room(question, asked.kernel, _MEMORY_PART * machine.memory)
+        if not room:
+            raise LaunchError(_NO_ROOM)
+        sets = Sets.of(question.nbytes, machine.cache, room)
         calls = backend.calls(question, asked.kernel, sets.count)
         if not backend.finite(calls[0]()):
             raise LaunchError("gives what is no number")
@@ -368,10 +381,15 @@ class Session:
         if self.tune and self.tuning <= _TUNING_PART * self.elapsed:
             start = monotonic()
             calls, tiling, tried = self._fastest(asked, sets, calls)
+            self.trying = "" if tiling is None else words(tiling)
             self.tuning += monotonic() - start
+        watch.start()
         times = settled(backend.clock.sampler(calls), self.seconds * _ROW_PART)
-        chosen = {"tiling": "" if tiling is None else words(tiling), "tried": tried}
-        return _columns(asked, machine, times, sets) | chosen | {"ceiling_us": bound * 1e6}
+        state = watch()
+        return _columns(asked, machine, times, sets) | {
+            "tiling": self.trying, "tried": tried, "ceiling_us": bound * 1e6,
+            "clock_mhz": state.clock_mhz, "throttled": state.throttled,
+        }  # fmt: skip
 
     def _fastest(self, asked: Asked, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:
         """Launches of the fastest tiling, what it is (None: the rule's, whose are `calls`), and how many were tried."""
@@ -382,12 +400,19 @@ class Session:
         for other in others:
             if monotonic() > end:
                 break
+            self.trying = words(other)
+            if (asked.kind, self.trying) in self.journal.broken:
+                self.unfit[f"{asked.kernel} {self.trying}: {_BROKE}"] += 1
+                continue
             try:
-                launches = backend.calls(asked.question, asked.kernel, sets.count, other)
-                time = self._brief(backend, launches)
-            except Exception as error:  # noqa: BLE001 - whatever it raises, there is the rule's
+                with self.journal.trying(asked.kind, self.trying):
+                    launches = backend.calls(asked.question, asked.kernel, sets.count, other)
+                    time = self._brief(backend, launches)
+            except Exception as error:
+                if breaks(error):
+                    raise
                 reason = str(error).strip().partition("\n")[0]
-                self.unfit[f"{asked.kernel} {words(other)}: {reason}"[:_REASON]] += 1
+                self.unfit[f"{asked.kernel} {self.trying}: {reason}"[:_REASON]] += 1
                 continue
             tried += 1
             if time < best:
@@ -407,7 +432,9 @@ def _check(asked: Asked, wrong: dict[tuple[str, ...], str]) -> None:
         wrong[asked.kind] = ""
         try:
             asked.backend.check(asked.question, asked.kernel)
-        except Exception as error:  # noqa: BLE001 - whatever a launch raises, the kernel is of no use
+        except Exception as error:
+            if breaks(error):
+                raise
             wrong[asked.kind] = str(error) or type(error).__name__
     if wrong[asked.kind]:
         raise LaunchError(wrong[asked.kind])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from math import ceil, sqrt
-from time import monotonic, perf_counter, process_time
+from time import monotonic, perf_counter, process_time, sleep
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +21,11 @@ _SHARE: Final = 0.1  # of a launch's time, that does not disturb it
 _PATIENCE: Final = 4  # times the time of a row
 _GRAPH: Final = 32  # launches of a graph, at least
 _AHEAD: Final = 400_000  # cycles of a GPU, 0.2 ms, in which the host gets ahead of it
+_BATCH_S: Final = 0.02  # of launches without a graph, between two events
+_HOT_S: Final = 0.2  # of launches before the first that counts, so that clocks are those that power allows for long
+_HEATS_S: Final = 5e-5  # what a launch takes, from which on clocks follow what it does
+_HUNG_S: Final = 60.0  # after which what was launched will not end
+_POLL_S: Final = 1e-4
 
 
 class Sample(NamedTuple):
@@ -32,6 +37,12 @@ class Sample(NamedTuple):
 
 class BusyError(Exception):
     """Other programs take the cores, so that no time is the launch's own."""
+
+
+class HungError(Exception):
+    """What was launched does not end. The device does nothing more for this process, which may wait for it in whatever
+    frees its memory.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +110,12 @@ class Clock(Protocol):
     def sampler(self, calls: Sequence[Call]) -> Callable[[], Sample]:
         """What gives the time of one of `calls`, going round them so that none finds its tensors in the cache. [s]"""
 
+    def wait(self) -> None:
+        """Until all that was launched has ended.
+
+        Raises HungError where that takes more than a minute.
+        """
+
 
 class HostClock:
     """Of launches that end before they return."""
@@ -116,6 +133,9 @@ class HostClock:
             return Sample(seconds, disturbed=lost > _SHARE * seconds)
 
         return sample
+
+    def wait(self) -> None:
+        """It has."""
 
 
 def _interruptions() -> int:
@@ -140,24 +160,49 @@ class GpuClock:
             for call in calls:
                 call()
         self._cuda.current_stream().wait_stream(side)
-        if self._between(calls) > _LONG_S:
-            return lambda: Sample(self._between(calls))
+        one = self._between(calls)
+        if one > _LONG_S:
+            launches = list(calls) * ceil(_BATCH_S / (one * len(calls)))
+            self._heat(calls, one)
+            return lambda: Sample(self._between(launches))
         graph = self._cuda.CUDAGraph()
-        launches = list(calls) * -(-_GRAPH // len(calls))
+        launches = list(calls) * ceil(_GRAPH / len(calls))
         with self._cuda.graph(graph):
             for call in launches:
                 call()
         graph.replay()
-        return lambda: Sample(self._between((graph.replay,)) / len(launches))
+        whole = (graph.replay,)
+        each = self._between(whole)
+        if each > _HEATS_S * len(launches):
+            self._heat(whole, each)
+        return lambda: Sample(self._between(whole) / len(launches))
+
+    def _heat(self, calls: Sequence[Call], seconds: float) -> None:
+        """Enough of `calls`, which take so long on average. No wait is between them and the first sample's own."""
+        for _ in range(ceil(_HOT_S / (seconds * len(calls)))):
+            for call in calls:
+                call()
+
+    def wait(self) -> None:
+        event = self._cuda.Event()
+        event.record()
+        self._await(event)
+
+    def _await(self, event: Any) -> None:
+        end = monotonic() + _HUNG_S
+        while not event.query():
+            if monotonic() > end:
+                raise HungError(f"a launch did not end within {_HUNG_S:g} s")
+            sleep(_POLL_S)
 
     def _between(self, calls: Sequence[Call]) -> float:
         """The mean of `calls`, one after the other. [s]"""
         start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
-        self._cuda.synchronize()
+        self.wait()
         self._cuda._sleep(_AHEAD)  # noqa: SLF001 - has no public name; the first launch is not to be waited for
         start.record()
         for call in calls:
             call()
         end.record()
-        end.synchronize()
+        self._await(end)
         return float(start.elapsed_time(end)) * 1e-3 / len(calls)

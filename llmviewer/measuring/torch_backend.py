@@ -106,6 +106,9 @@ class TorchBackend:
     def tilings(self, question: Question, kernel: str) -> Sequence[Any]:  # noqa: ARG002 - a vendor's choice is its own
         return ()
 
+    def room(self, question: Question, kernel: str, memory: float) -> int:  # noqa: ARG002
+        return int(memory / question.kept)
+
     def calls(self, question: Question, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:  # noqa: ARG002
         op = self._operations[self._name(question)]
         outputs: list[Any] = [None] * sets  # kept until their turn comes again: one that is written again is cached

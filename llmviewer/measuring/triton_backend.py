@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..kernels import kernel_names, load_kernel
 from .questions import Question
 from .timing import Call, Clock, GpuClock
-from .work import LaunchError, compare, copies
+from .work import AT_ONCE, LaunchError, compare
 
 if TYPE_CHECKING:
     from ..kernels.base import Case, Kernel, Target
@@ -147,7 +147,7 @@ class TritonBackend:
             if not own and self._device == "cuda":  # the interpreter cannot do all of bf16, which most cases are not of
                 own = [replace(case, dtype=part.dtype) for case in alike if case.dtype == "fp16"]
             for case in (own or alike)[:_CHECKED]:
-                _check(found, case, self._device)
+                _check(found, case, self._device, self.clock)
 
     def tilings(self, question: Question, kernel: str) -> Sequence[Any]:  # noqa: ARG002
         """Those of the last kernel, which takes the most time; compiled side by side, where that is of use."""
@@ -157,12 +157,24 @@ class TritonBackend:
             _compile(part, self._target, found)
         return found
 
+    def room(self, question: Question, kernel: str, memory: float) -> int:  # noqa: ARG002
+        from ..kernels.base import tensors
+
+        first = further = 0
+        for part in parts(question):
+            found = load_kernel(part.kernel)
+            one = found.make(_case(part), "meta", 0)
+            given = {id(tensor): tensor for tensor in tensors(one)}
+            first += sum(tensor.nbytes for tensor in given.values())
+            further += sum(tensor.nbytes for tensor in tensors(found.again(one, 1)) if id(tensor) not in given)
+        return 1 + int((memory - first) / max(further, 1)) if first <= memory else 0
+
     def calls(self, question: Question, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:  # noqa: ARG002
         *before, last = parts(question)
         plans = [list(self._plans(part, sets)) for part in before]
         plans.append(list(self._plans(last, sets, tiling)))
         if tiling is not None:
-            _agree(load_kernel(last.kernel), _case(last), plans[-1][0], next(self._plans(last, 1)))
+            _agree(load_kernel(last.kernel), _case(last), plans[-1][0], next(self._plans(last, 1)), self.clock)
 
         def call(number: int) -> Call:
             own = [of_part[number] for of_part in plans]
@@ -173,11 +185,14 @@ class TritonBackend:
     def _plans(self, part: _Part, sets: int, tiling: Any = None) -> Iterator[Call]:
         kernel = load_kernel(part.kernel)
         chosen = {} if tiling is None else {"tile": tiling}
-        for inputs in copies(kernel.make(_case(part), self._device, 0), sets):
-            yield kernel.plan(self._target, **inputs | chosen)
+        inputs = kernel.make(_case(part), self._device, 0)
+        for number in range(sets):
+            yield kernel.plan(self._target, **(kernel.again(inputs, number) if number else inputs) | chosen)
 
     def finite(self, outputs: Any) -> bool:
-        return all(bool(output.float().isfinite().all()) for output in outputs)
+        self.clock.wait()
+        pieces = (piece for output in outputs for piece in output.flatten().split(AT_ONCE))
+        return all(bool(piece.float().isfinite().all()) for piece in pieces)
 
 
 def _own(kernel: Kernel, case: Case) -> Question:
@@ -195,14 +210,18 @@ def _case(part: _Part) -> Case:
     return case(part.dtype, **part.sizes)
 
 
-def _check(kernel: Kernel, case: Case, device: str) -> None:
+def _check(kernel: Kernel, case: Case, device: str, clock: Clock) -> None:
     inputs = kernel.make(case, device, 1)
-    _compare(kernel, case, kernel.run(**inputs), kernel.reference(**inputs))
+    found = kernel.run(**inputs)
+    clock.wait()
+    _compare(kernel, case, found, kernel.reference(**inputs))
 
 
-def _agree(kernel: Kernel, case: Case, tiled: Call, ruled: Call) -> None:
+def _agree(kernel: Kernel, case: Case, tiled: Call, ruled: Call, clock: Clock) -> None:
     """Within twice the tolerance, as each may be off the reference."""
-    _compare(kernel, case, tiled(), ruled(), times=2)
+    found, wanted = tiled(), ruled()
+    clock.wait()
+    _compare(kernel, case, found, wanted, times=2)
 
 
 def _compare(kernel: Kernel, case: Case, found: Any, wanted: Any, times: float = 1) -> None:

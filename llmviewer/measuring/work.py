@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Any, Final, Protocol
 
 from .questions import Question
-from .timing import Call, Clock
+from .timing import Call, Clock, HungError
 
 _SETS: Final = 256  # of tensors, at most
 _BEYOND: Final = 8  # times the cache, that sets take together: caches do not drop the oldest first
 _WITHIN: Final = 0.25  # of the cache
+AT_ONCE: Final = 2**26  # elements that are looked at, which takes several copies of them in fp32
+_FATAL: Final = (  # CUDA errors after which a process gets nothing more done: CUDA Runtime API, cudaError
+    "illegal memory access", "illegal instruction", "illegal address space", "misaligned address", "invalid pc",
+    "unspecified launch failure", "hardware stack error", "device-side assert", "uncorrectable ECC error",
+)  # fmt: skip
 
 
 class LaunchError(Exception):
     """A launch that gave no result, or a wrong one. No row is made of it."""
+
+
+def breaks(error: Exception) -> bool:
+    """Whether the device gives this process nothing more after it."""
+    return isinstance(error, HungError) or any(fatal in str(error) for fatal in _FATAL)
 
 
 class Backend(Protocol):
@@ -46,6 +56,9 @@ class Backend(Protocol):
     def tilings(self, question: Question, kernel: str) -> Sequence[Any]:
         """A few other ways to cut its work up than the one that the kernel chooses by rule."""
 
+    def room(self, question: Question, kernel: str, memory: float) -> int:
+        """How many sets of its tensors so many bytes hold."""
+
     def calls(self, question: Question, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:
         """Launches on so many sets of tensors of random numbers; each returns what it computed.
 
@@ -69,13 +82,13 @@ class Sets:
     loop: int
 
     @classmethod
-    def of(cls, nbytes: float, cache: float, memory: float) -> Sets:
+    def of(cls, nbytes: float, cache: float, room: int) -> Sets:
         """So many that the cache has none of them, or, where that takes too many, so few that it has all.
 
-        nbytes  of one of them
-        memory  that what is read and written of all may take [B]
+        nbytes  that are read and written of one of them
+        room    for how many there is memory
         """
-        most = max(min(_SETS, int(memory / nbytes)), 1)
+        most = min(_SETS, room)
         wanted = max(ceil(_BEYOND * cache / nbytes), 1)
         if wanted <= most or most * nbytes >= _BEYOND / 2 * cache:
             return cls(count=min(wanted, most), loop=0)
@@ -83,20 +96,15 @@ class Sets:
         return cls(count=within, loop=within)
 
 
-def copies(inputs: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
-    """The same inputs in tensors of their own, the first as they are."""
-    yield dict(inputs)
-    for _ in range(count - 1):
-        yield {name: value.clone() if hasattr(value, "clone") else value for name, value in inputs.items()}
-
-
 def compare(ours: Any, wanted: Any, relative: float, absolute: float) -> None:
     """Raises LaunchError where two tensors differ by more than a tolerance."""
     if ours.shape != wanted.shape:
         raise LaunchError(f"gives {tuple(ours.shape)} where its reference gives {tuple(wanted.shape)}")
-    ours, wanted = ours.float(), wanted.float()
-    if not bool(ours.isfinite().all()):
-        raise LaunchError("gives what is no number")
-    over = ((ours - wanted).abs() - relative * wanted.abs()).max().item()
+    over = -inf
+    for some, others in zip(ours.flatten().split(AT_ONCE), wanted.flatten().split(AT_ONCE), strict=True):
+        found, due = some.float(), others.float()
+        if not bool(found.isfinite().all()):
+            raise LaunchError("gives what is no number")
+        over = max(over, ((found - due).abs() - relative * due.abs()).max().item())
     if over > absolute:
         raise LaunchError(f"is off its reference by {over:.3g} above a relative {relative:.3g}")

@@ -347,7 +347,7 @@ def _operands(setting: Setting, fmt: Format) -> Iterator[tuple[str, Setting]]:
     elif ours.weight and not others:
         kept = Scheme(weight=ours.weight, activation=fmt, kv_cache=cache)
         yield from _typed(setting, f"{fmt} activations", notation(kept))
-    else:
+    elif not survey:  # which has one precision for all
         yield from _typed(
             setting, f"{fmt} activations", notation(ours), *others, f"*={notation(Scheme(activation=fmt))}"
         )

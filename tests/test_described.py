@@ -77,7 +77,7 @@ def test_layers_of_several_kinds_are_described(described):
         (
             "act: silu",
             "act: mish",
-            "layers[0].feed_forward.act: must be one of relu, relu2, silu, gelu, gelu_tanh, situ;",
+            "layers[0].feed_forward.act: must be one of relu, relu2, silu, gelu, gelu_tanh, xielu, situ;",
         ),
     ],
 )

@@ -624,3 +624,10 @@ def test_bits_are_given_up_only_where_that_saves(bound, many):
         plan("llama-3.1-8b", quants=quants, **asked).best for quants in (["published"], ["published", "fp8"])
     )
     assert (more.devices, fewer.devices, fewer.quant) == (2, 1, "fp8")
+
+
+def test_a_single_batch_may_be_tried():
+    found = plan("llama-3.1-8b", rate=0.5, hardware=["h100-sxm"], quants=["published"], batches=[8], bound=True)
+    assert found.best
+    assert found.best.limit == 8
+    assert not plan("llama-3.1-8b", rate=50, hardware=["h100-sxm"], batches=[8], max_devices=1, bound=True).best

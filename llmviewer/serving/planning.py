@@ -196,7 +196,7 @@ def plan(
     prompt, gen  tokens of each request, which come at random (Poisson)
     hardware     those that can be bought of those that ship, and those of the user's folder, if None
     layouts      of one copy of the model, as "tp=4 pp=2"; "" is one device; if None those of usual_layouts()
-    batches      limits of sequences at a time among which one is chosen
+    batches      limits of sequences at a time among which one is chosen, and 1
     by           "cost", "energy" (watts at TDP) or "devices"; the first of these that is known, if None
     years        over which a purchase is spread where a device has no cloud price
     library      whose kernels are expected; of which most was measured on each device if ""
@@ -218,7 +218,7 @@ def plan(
     prompt, gen, max_devices = whole("prompt", prompt), whole("gen", gen), whole("max_devices", max_devices)
     if not 0 < rate < inf:
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
-    limits = np.array(sorted({whole("batches", batch) for batch in given.counts(batches)}), dtype=np.float64)
+    limits = np.array(sorted({1, *(whole("batches", batch) for batch in given.counts(batches))}), dtype=np.float64)
     named = _loaded(hardware_names() if hardware is None else hardware, hardware_set)
     left = unsold(named.values()) if hardware is None else ()
     devices = [device for name, device in named.items() if name not in left]

@@ -46,18 +46,20 @@ def test_the_closed_form_is_near(policy):
     assert found.expected.requests_per_s < found.bound.requests_per_s
 
 
-@pytest.mark.parametrize("policy", ["chunked:512", "chunked:1024", "chunked:4096", "prefill-first", "fcfs"])
-@pytest.mark.parametrize("lengths", [(128, 1024), (294, 294), (2000, 200), ("uniform:50-1000", "uniform:20-600")])
-def test_servers_that_are_busy_keep_an_even_pace(policy, lengths):
+@pytest.mark.parametrize(("policy", "prompt", "gen"), [
+    ("chunked:512", 128, 1024), ("chunked:4096", 128, 1024), ("prefill-first", 128, 1024),
+    ("chunked:1024", 294, 294), ("fcfs", 294, 294), ("chunked:2048", 2000, 200),
+    ("chunked:4096", "uniform:50-1000", "uniform:20-600"), ("fcfs", "uniform:50-1000", "uniform:20-600"),
+])  # fmt: skip
+def test_servers_that_are_busy_keep_an_even_pace(policy, prompt, gen):
     """Whatever fits into a step, no wave goes through the answers, and nobody loses its cache."""
-    run = saturate(MODEL, DEVICE, policy=policy, prompt_lengths=lengths[0], gen_lengths=lengths[1], bound=True).bound
+    run = saturate(MODEL, DEVICE, policy=policy, prompt_lengths=prompt, gen_lengths=gen, bound=True).bound
     assert run.requests_per_s == pytest.approx(run.closed.max_rate, rel=0.05)
     assert run.span.preemptions == 0
 
 
-@pytest.mark.parametrize("device", [DEVICE, "l4"])
-def test_without_a_policy_steps_are_as_large_as_serves_most(device):
-    asked = {"prompt_lengths": 2048, "gen_lengths": 256}
+def test_without_a_policy_steps_are_as_large_as_serves_most():
+    device, asked = "l4", {"prompt_lengths": 2048, "gen_lengths": 256}
     found = saturate(MODEL, device, **asked)
     others = [saturate(MODEL, device, policy=f"chunked:{tokens}", **asked) for tokens in (512, 1024, 2048, 4096, 8192)]
     assert found.policy in [each.policy for each in others]

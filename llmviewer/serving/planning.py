@@ -222,11 +222,9 @@ def plan(
     named = _loaded(hardware_names() if hardware is None else hardware, hardware_set)
     left = unsold(named.values()) if hardware is None else ()
     devices = [device for name, device in named.items() if name not in left]
-    if len(limits) and limits[-1] < 2:
-        raise InputError(
-            f"batches must have a number above 1, for sequences that decode together; got {limits[-1]:.0f}"
-        )
-    for name, values in (("hardware", devices), ("layouts", layouts), ("quants", quants), ("batches", limits)):
+    if limits[-1] < 2:
+        raise InputError("batches must have a number above 1, for sequences that decode together; got none")
+    for name, values in (("hardware", devices), ("layouts", layouts), ("quants", quants)):
         if values is not None and not len(values):
             raise InputError(f"{name}: nothing to plan with")
     check_bound(bound, library, engine, profiles)

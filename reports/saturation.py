@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llmviewer.serving.saturation import Saturation, Sustained
+from llmviewer.serving.saturation import CHUNKS, Saturation, Sustained
 from llmviewer.serving.service import summary
 from llmviewer.units import counted, seconds
 
@@ -74,11 +74,16 @@ def remarks(found: Saturation) -> list[str]:
             f"{likely.span.preemptions:,} times a request lost its cache, as memory was full, and was read again: "
             f"{usage.reread / max(usage.read, 1):.1%} more tokens to read."
         )
+    if found.searched:
+        lines.append(
+            f"Steps are of {found.policy.budget} tokens: of {CHUNKS[0]} to {CHUNKS[-1]} the fewest that serve within 1 "
+            "% of the most. Larger ones make those who decode wait longer (--policy chunked:TOKENS)."
+        )
+    first = "were taken up" if found.policy.drains else "it was busy with"
     lines.append(
         f"Measured over {counted(likely.span.answered, 'answer')} in {seconds(likely.span_s)}, of "
-        f"{counted(len(found.traffic), 'request')} that are all there at the start: from when those are answered that "
-        "were taken up at first, until nobody waits any more. What they wait only says how many they are, and is not "
-        "shown."
+        f"{counted(len(found.traffic), 'request')} that all wait from the start: from when those are answered that "
+        f"{first} at first, until nobody waits any more. What they wait only says how many they are, and is not shown."
     )
     longest = int(np.max(found.traffic.prompt + found.traffic.gen))
     return [

@@ -34,7 +34,7 @@ _ROUNDS: Final = 6  # requests over those at a time: one that fills, one that ru
 _LEAST: Final = 1000  # requests
 _PARTS: Final = 16  # of an answer, whose middles stand for it
 _SURE: Final = 3.0  # standard deviations of all caches together for which there is room above their mean
-_CHUNKS: Final = (512, 1024, 2048, 4096, 8192)  # tokens of a step, if nothing is said
+CHUNKS: Final = (512, 1024, 2048, 4096, 8192)  # tokens of a step, if nothing is said
 _ABOUT: Final = 0.99  # of the most
 _NEARLY: Final = 0.95  # of what is served, with half of the sequences
 _MOSTLY: Final = 0.5  # of the sequences that are worked on, when more of them would change nothing
@@ -116,12 +116,14 @@ class Sustained:
 class Saturation:
     """What copies serve at most: at the bound, and as expected of kernels where something is.
 
+    searched  whether the policy was looked for, as none was given
     requests  of one server, which stands for all: copies, and ranks that take steps of their own
     unknown   why nothing is expected; "" where something is, or bounds alone were asked for
     """
 
     setting: Setting = field(repr=False)
     policy: Policy
+    searched: bool
     copies: int
     max_batch: int
     block: int
@@ -254,8 +256,8 @@ def saturate(
             )
         count *= 2
     return Saturation(
-        setting=setting, policy=chosen, copies=copies, max_batch=most, block=block, seed=seed, traffic=traffic,
-        years=years, bound=found[0], expected=found[1] if len(found) > 1 else None, unknown=unknown,
+        setting=setting, policy=chosen, searched=free, copies=copies, max_batch=most, block=block, seed=seed,
+        traffic=traffic, years=years, bound=found[0], expected=found[1] if len(found) > 1 else None, unknown=unknown,
     )  # fmt: skip
 
 
@@ -271,7 +273,7 @@ def fullest(steps: Steps, traffic: Traffic, *, block: int, max_batch: int | None
     closed form of what is served at most with them.
     """
     found: dict[Policy, Steady] = {}
-    for tokens in _CHUNKS:
+    for tokens in CHUNKS:
         policy = parse_policy(f"chunked:{tokens}")
         most = _fitting(steps, traffic, policy, block) if max_batch is None else max_batch
         found[policy] = steady(steps, traffic, rate=np.inf, policy=policy, max_batch=most)

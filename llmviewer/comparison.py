@@ -18,7 +18,7 @@ from .errors import InputError
 from .expectation.profile import Profile, read_given
 from .fleet import Fleet, Known
 from .hardware import Hardware
-from .hardware_files import load_hardware
+from .hardware_files import load_hardware, loaded
 from .layout import ALONE, Layout, parse_layout
 from .model import Model
 from .model_files import load_model
@@ -236,7 +236,7 @@ def compare(
     precision, no links for one layout, or not the number that a what-if multiplies, or one model cannot be laid out so
     or has no use for a technique, that cell says so instead.
     """
-    batches = (1,) if batch == MAX else tuple(whole("batch", b) for b in _several(batch))
+    batches = (1,) if batch == MAX else tuple(whole("batch", b) for b in given.counts(batch))
     prompt, gen = whole("prompt", prompt), whole("gen", gen)
     given.positive(years=years)
     given.one(library=library)
@@ -284,9 +284,7 @@ def _changed(
 
     Raises InputError where they make sense of none.
     """
-    if changes and not all(isinstance(one, str) for one in hardware):
-        raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
-    devices = [load_hardware(one) if isinstance(one, str) else one for one in hardware]
+    devices = [loaded(one, () if isinstance(one, str) else changes) for one in hardware]
     lacking: dict[int, tuple[str, str]] = {}
     for place, name in enumerate(hardware if changes else ()):
         try:
@@ -318,10 +316,6 @@ def _fullest(cell: Cell, known: Known) -> Cell:
     return next(
         cells_of(cell.setting, cell.asked, [cell.hardware], known, {}, batches=(cell.largest.batch,), **lengths)
     )
-
-
-def _several(values: Any) -> tuple[Any, ...]:
-    return tuple(values) if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) else (values,)
 
 
 def _crossings(cell: Cell) -> Iterator[Crossing]:

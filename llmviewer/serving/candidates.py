@@ -273,8 +273,8 @@ class _Steady:
 class _Turns(NamedTuple):
     """Steps of two kinds: those that read prompts, and those that decode alone.
 
-    busy              part of the time that prompts are read in
-    tpot_s            between two tokens of a sequence; inf where there is no time to decode
+    busy             part of the time that prompts are read in
+    tpot_s           between two tokens of a sequence; inf where there is no time to decode
     read_s, alone_s  until a prompt is read, others before it and in its step included, and what it waits for one that
                      others decode in
     """
@@ -329,9 +329,8 @@ def _able(times: Times, memory: Grid, load: Load) -> Grid:
             rate = 1 / (times.every[:, None] + each * step)
     for _ in range(_HALVINGS if times.lanes == 1 and times.together > 1 else 0):
         found = times.reading(rate, step)
-        rate = np.sqrt(
-            rate / (found.read_s / found.prompts + each * step)
-        )  # halfway, as it falls where steps are longer
+        taken = found.read_s / found.prompts + each * step
+        rate = np.sqrt(rate / taken)  # halfway, as it falls where steps are longer
     return np.where(memory <= 1, times.apart * rate, 0.0)
 
 

@@ -25,7 +25,7 @@ from ..hardware_files import hardware_names, loaded
 from ..layout import Layout, parse_layout
 from ..model import Model
 from ..operators.linear import ExpertsLinear
-from ..setting import Setting, whole
+from ..setting import Setting, member, whole
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from .candidates import POLICY, By, Candidate, Load, Times, judged
 from .passes import LaidOut, Left, laid_out
@@ -214,7 +214,7 @@ def plan(
     given.positive(years=years)
     given.one(library=library, engine=engine)
     quants, layouts = given.several("quants", quants), layouts if layouts is None else given.several("layouts", layouts)
-    wanted, goals = _by(by), Goals(ttft_s=ttft, tpot_s=tpot)
+    wanted, goals = None if by is None else member(By, "by", by), Goals(ttft_s=ttft, tpot_s=tpot)
     prompt, gen, max_devices = whole("prompt", prompt), whole("gen", gen), whole("max_devices", max_devices)
     if not 0 < rate < inf:
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
@@ -400,15 +400,6 @@ def _bits_less(quant: str) -> tuple[float, ...]:
     """Bits of weights, operands and cache, below 0; the fewer there are, the more answers may suffer."""
     scheme = parse_quantization(quant).scheme
     return tuple(-(fmt.bits if fmt else inf) for fmt in (scheme.weight, scheme.activation, scheme.kv_cache))
-
-
-def _by(text: str | None) -> By | None:
-    if text is None:
-        return None
-    try:
-        return By(text)
-    except ValueError:
-        raise InputError(f"by must be one of {', '.join(By)}; got {text!r}") from None
 
 
 def _worst(value: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import __version__
+from .. import __version__, given
 from ..cells import hourly
 from ..errors import InputError
 from ..expectation.profile import Profile
@@ -21,7 +21,7 @@ from ..setting import Setting, whole
 from ..techniques import Technique
 from .lengths import Lengths, Tokens
 from .policy import Policy, parse_policy
-from .service import check_bound, check_requests, check_years, drawn_from, known, scheduler, summary
+from .service import check_bound, check_requests, drawn_from, known, scheduler, summary
 from .simulation import SPARE, Span
 from .simulation import saturate as span_of
 from .steady import Steady, steady
@@ -30,7 +30,7 @@ from .traffic import Traffic
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
 _MOST: Final = 2048  # sequences at a time, if memory has room and nothing else is said
-_ROUNDS: Final = 6  # requests over those at a time: one that fills, one that runs empty, and four between
+_ROUNDS: Final = 6  # requests over those at a time: in the last it runs empty, the others are measured
 _LEAST: Final = 1000  # requests
 _PARTS: Final = 16  # of an answer, whose middles stand for it
 _SURE: Final = 3.0  # standard deviations of all caches together for which there is room above their mean
@@ -207,8 +207,8 @@ def saturate(
     profiles: Sequence[str | Path | Profile] = (),
     bound: bool = False,
 ) -> Saturation:
-    """What `copies` serve at most: requests are all there at the start, and what is measured is the time from when
-    those are answered that were taken up at first, until nobody waits any more.
+    """What `copies` serve at most, measured from when those are answered that they were busy with at first (a batch, if
+    that is read and written as a whole), until nobody waits any more. All requests wait from the start.
 
     policy     that of the engine; without one, chunks of as many tokens as it takes to serve most, if None
     requests   of a copy; six times as many as it has at a time, or more, and 1000 at least, if None
@@ -218,9 +218,10 @@ def saturate(
     Raises InputError where something given cannot be used, a request does not fit, or there are too few of them.
     """
     check_bound(bound, library, engine, profiles)
-    check_years(years)
+    given.positive(years=years)
     chosen, block = scheduler(engine, policy, block)
     free = policy is None and not engine
+    max_batch = None if max_batch is None else whole("max_batch", max_batch)
     copies, seed = whole("copies", copies), whole("seed", seed, least=0)
     setting = Setting.of(
         model, hardware, quant=quant, attention=attention, mla=mla, expert_skew=expert_skew, layout=layout,
@@ -233,7 +234,7 @@ def saturate(
     runs = (steps,) if bound or unknown else (steps, Steps(setting, expected=True))
     if free:
         chosen, _ = fullest(runs[-1], some, block=block, max_batch=max_batch)
-    most = _fitting(steps, some, chosen, block) if max_batch is None else whole("max_batch", max_batch)
+    most = _fitting(steps, some, chosen, block) if max_batch is None else max_batch
     capped = max_batch is not None or most == _MOST
     count = max(_LEAST, _ROUNDS * steps.ranks * most) if requests is None else requests
     while True:

@@ -369,7 +369,7 @@ def simulate(
     if rate is not None and not (0 < rate < inf):
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
     goals = Goals(ttft_s=ttft, tpot_s=tpot)
-    check_years(years)
+    given.positive(years=years)
     when = member(KvTransfer, "kv_transfer", kv_transfer or KvTransfer.AFTER)
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "mla": mla, "expert_skew": expert_skew, "layout": layout,
@@ -417,11 +417,6 @@ def check_requests(count: int) -> int:
     if whole("requests", count) > _MOST_REQUESTS:
         raise InputError(f"requests must be at most {_MOST_REQUESTS}; got {count}")
     return count
-
-
-def check_years(years: float | None) -> None:
-    """Raises InputError where a purchase cannot be spread over so many."""
-    given.positive(years=years)
 
 
 def check_bound(bound: bool, *kernels: object) -> None:

@@ -90,7 +90,8 @@ def serve(
     Raises InputError where a request does not fit alone.
     """
     blocks = _blocks(steps, traffic, policy, block)
-    return _Server(steps, traffic, policy, max_batch, blocks, read_elsewhere=read_elsewhere).run()
+    written = np.full(len(traffic), int(read_elsewhere), dtype=np.int64)
+    return _Server(steps, traffic, policy, max_batch, blocks, written=written).run()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +124,9 @@ def saturate(
     Raises InputError where a request does not fit alone.
     """
     blocks = _blocks(steps, traffic, policy, block)
-    server = _Server(steps, traffic, policy, max_batch, blocks, read_elsewhere=False)
-    server.written[: len(written)] = written
-    return server.saturated()
+    further = np.zeros(len(traffic) - len(written), dtype=np.int64)
+    every = np.concatenate((written, further))
+    return _Server(steps, traffic, policy, max_batch, blocks, written=every).saturated()
 
 
 def _blocks(steps: Steps, traffic: Traffic, policy: Policy, size: int) -> Blocks:
@@ -165,22 +166,21 @@ class _Server:
     """The state between two steps.
 
     waiting  requests that have come, in their order; those that lost their cache are in front
-    written  tokens of each; its cache holds the prompt and all of them but the last
+    written  tokens of each; its cache holds the prompt and all of them but the last, and comes with it where it has any
     short    somebody has lost its cache since the last step: nobody is taken up before the next one, or who was sent
              away would come back to the room that it left for others
     """
 
     def __init__(
-        self, steps: Steps, traffic: Traffic, policy: Policy, max_batch: int, blocks: Blocks, *, read_elsewhere: bool
+        self, steps: Steps, traffic: Traffic, policy: Policy, max_batch: int, blocks: Blocks, *, written: Tokens
     ) -> None:
         self.steps, self.policy, self.max_batch, self.blocks = steps, policy, max_batch, blocks
         self.arrival, self.prompt, self.gen = traffic.arrival_s, traffic.prompt, traffic.gen
-        self.read_elsewhere = read_elsewhere
         count = len(traffic)
         self.start, self.first, self.finish = (np.full(count, np.nan) for _ in range(3))
         self.last, self.gap = np.zeros(count), np.zeros(count)
         self.preempted = np.zeros(count, dtype=np.int64)
-        self.written = np.full(count, int(read_elsewhere), dtype=np.int64)
+        self.written = written
         self.waiting: deque[int] = deque()
         self.lanes = [_Lane(rank) for rank in range(steps.ranks) for _ in range(steps.turns)]
         self.ranks = [self.lanes[at : at + steps.turns] for at in range(0, steps.lanes, steps.turns)]

@@ -33,8 +33,8 @@ _TRANSFERRED: Final = "transferred from "
 _LETTER: Final = {bound: bound[0].upper() for bound in BOUNDS}
 LETTERS: Final = "M: memory-bound, C: compute-bound, L: link-bound"
 BOUNDS_SAID: Final = (
-    "Times are lower bounds where nothing else is said: no kernel is faster. Throughputs, and tokens per joule at the "
-    "device's TDP and per dollar of its price, rest on them and are no promise."
+    "Times are lower bounds where nothing else is said: no kernel of an operator is faster. Throughputs, and tokens "
+    "per joule at the device's TDP and per dollar of its price, rest on them and are no promise."
 )
 
 

@@ -14,7 +14,7 @@ from llmviewer.units import seconds, si
 from .marks import spare
 from .page import Card, Picture, below, picture, plotly_js, template
 from .table import COLUMNS, LEGEND, computed_in, expected_s, flat_rows, rate, shows_calls
-from .text import called, effect_lines, expectation, headline, phase_line, sentence
+from .text import called, effect_lines, expectation, headline, phase_line, sentence, unbeaten
 
 _WORDS: Final = frozenset({"operator", "bound", "in"})  # columns of words; the others are of numbers
 _HEADS: Final = {  # names and meanings of columns where there is room for them
@@ -95,6 +95,7 @@ def page(
         ],
         notes=[sentence(note) for note in analysis.remarks],
         expected=any(phase.total.expected_time_s is not None for _, phase in analysis.phases),
+        unbeaten=unbeaten(analysis),
         devices=list({side.hardware.name: side.hardware for side in distinct}.values()),
         inputs=json.dumps(inputs, indent=2),
         version=__version__,

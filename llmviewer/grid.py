@@ -23,7 +23,7 @@ from .generation import generation
 from .hardware import Hardware
 from .hardware_files import load_hardware
 from .hardware_keys import SECTIONS
-from .layout import ALONE, Layout, parse_layout
+from .layout import ALONE, DEGREES, Layout, parse_layout
 from .model import Model
 from .setting import Setting, arranges, check_images, whole
 from .techniques import Technique, parse_techniques
@@ -108,6 +108,7 @@ def sweep(
 ) -> Sweep:
     """Every combination of the values in `over`, whose keys are among NUMBERS, TECHNIQUES and DEVICE: the values of a
     key of the device's file, such as "memory.bandwidth", are what-ifs after those of `hardware_set`, such as "2x".
+    Degrees of parallelism (tp, pp, ep, dp, cp) are one axis of layouts, all combinations of them.
 
     The other arguments are as those of analyze(), for what `over` does not name. Without `gen`, which techniques that
     arrange passes need, no generation is summed up and memory is for the prompt and one token. kv_len follows the
@@ -119,6 +120,7 @@ def sweep(
     """
     if not isinstance(over, Mapping):
         raise InputError(f"over must be a mapping of axes to their values; got {over!r}")
+    over = laid_out(over)
     for axis, values in over.items():
         _check_axis(axis, values)
     given.one(
@@ -207,11 +209,12 @@ def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tupl
     where = f"{option}{text}"
     if equals and "." in name and name not in DEVICE:
         raise InputError(f"{where}: no number {name!r} in a hardware file; {suggest(name, DEVICE)}")
-    if not equals or name not in (*NUMBERS, *TECHNIQUES, *DEVICE):
-        must = f"must be AXIS=VALUES, with an axis of {', '.join((*NUMBERS, *TECHNIQUES))}, in a folder also offload"
-        such = "such as batch=1..256, prompt=128,512,2048 or layout=tp=1,tp=8"
+    if not equals or name not in (*NUMBERS, *TECHNIQUES, *DEGREES, *DEVICE):
+        known = ", ".join((*NUMBERS, *TECHNIQUES, *DEGREES))
+        must = f"must be AXIS=VALUES, with an axis of {known}, in a folder also offload"
+        such = "such as batch=1..256, prompt=128,512,2048 or tp=1,2,4"
         raise InputError(f"{where}: {must}, {such}; or a what-if on the device, memory.bandwidth=1x,2x")
-    if name not in NUMBERS:
+    if name not in (*NUMBERS, *DEGREES):
         values = [part.strip() for part in given.split(",")]
         if not all(values):
             such = "memory.bandwidth=1x,2x" if name in DEVICE else "quant=published,fp8"
@@ -256,13 +259,32 @@ def _values(part: str) -> Sequence[int]:
     return values
 
 
-def _check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
-    if name not in (*NUMBERS, *TECHNIQUES, *DEVICE):
-        raise InputError(f"no axis {name!r} to sweep over; {suggest(name, (*NUMBERS, *TECHNIQUES, *DEVICE))}")
+def laid_out(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """`over` with the degrees of parallelism among its axes as one axis of layouts, in the place of the first of them.
+
+    Raises InputError where layouts are an axis, too, or a degree is not a whole number from 1.
+    """
+    degrees = {name: over[name] for name in DEGREES if name in over}
+    if degrees and "layout" in over:
+        raise InputError(f"{next(iter(degrees))}: the axis layout says it too; give one of them")
+    for name, values in degrees.items():
+        _check_values(name, values)
+    each = ([f"{name}={whole(name, value)}" for value in values] for name, values in degrees.items())
+    layouts = list(map(" ".join, product(*each)))
+    return {"layout" if name in degrees else name: layouts if name in degrees else over[name] for name in over}
+
+
+def _check_values(name: str, values: object) -> None:
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         raise InputError(f"{name}: must be a list of values; got {values!r}")
     if not len(values):
         raise InputError(f"{name}: nothing to sweep over")
+
+
+def _check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
+    if name not in (*NUMBERS, *TECHNIQUES, *DEVICE):
+        raise InputError(f"no axis {name!r} to sweep over; {suggest(name, (*NUMBERS, *TECHNIQUES, *DEVICE))}")
+    _check_values(name, values)
     if name in DEVICE:
         for value in values:
             if not isinstance(value, str):

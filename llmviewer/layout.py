@@ -21,7 +21,7 @@ from .resource import hop, link
 
 _HOST: Final = "host"
 _PORTS: Final = {"ring": 2, "cube": 3, "torus2d": 4, "torus3d": 6}
-_DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
+DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
 _MOST: Final = 1 << 20  # ranks or parts: more than any machine has
 _DIGITS: Final = 4000  # of a number that Python reads
 
@@ -51,7 +51,7 @@ class Layout:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        for name in _DEGREES:
+        for name in DEGREES:
             _within(name, getattr(self, name), least=1)
         _within("micro_batches", self.micro_batches, least=0)
         ranks = self.tp * self.dp
@@ -78,7 +78,7 @@ class Layout:
         return self.tp * self.pp * self.dp * self.cp
 
     def __str__(self) -> str:
-        degrees = [f"{name}={value}" for name in _DEGREES if (value := getattr(self, name)) > 1]
+        degrees = [f"{name}={value}" for name in DEGREES if (value := getattr(self, name)) > 1]
         return " ".join(degrees) or "one device"
 
     def local(self, batch: Num) -> Num:
@@ -141,9 +141,9 @@ def parse_layout(text: str) -> Layout:
     degrees: dict[str, int] = {}
     for part in text.replace(",", " ").split():
         name, _, value = part.partition("=")
-        if name not in _DEGREES or not value.isdecimal() or len(value) > _DIGITS or name in degrees:
+        if name not in DEGREES or not value.isdecimal() or len(value) > _DIGITS or name in degrees:
             raise InputError(
-                f"layout {text!r}: must be degrees of {', '.join(_DEGREES)}, such as tp=8 pp=2; got {part!r}"
+                f"layout {text!r}: must be degrees of {', '.join(DEGREES)}, such as tp=8 pp=2; got {part!r}"
             )
         degrees[name] = int(value)
     return replace(ALONE, **degrees)  # type: ignore[arg-type]

@@ -143,8 +143,28 @@ def test_layouts_are_an_axis(capsys):
     assert main([*asked, "layout=tp=1,tp=2 pp=2"]) == 0
     header, *rows = csv.reader(capsys.readouterr().out.splitlines())
     assert [row[header.index("layout")] for row in rows] == ["tp=1", "tp=2 pp=2"]
-    for over, said in (("tp=1,2", "layout=tp=1,tp=8"), ("layout=tp=3", "tp=3 does not divide the 64 heads")):
+    for over, said in (("tp=0,1", "tp must be a whole number of at least 1; got 0"), ("tp=3", "the 64 heads")):
         assert main([*asked, over]) == 2
         assert said in capsys.readouterr().err
     assert main([*asked, "layout=tp=2", "--tp", "4"]) == 2
     assert "--tp: the axis layout of --over says it too" in capsys.readouterr().err
+
+
+def test_degrees_are_one_axis_of_layouts(capsys):
+    over = {"tp": [1, 2], "batch": [1, 8], "pp": [1, 4]}
+    found = llmviewer.sweep("llama-3.1-70b", "h100-sxm", over)
+    ways = ["tp=1 pp=1", "tp=1 pp=4", "tp=2 pp=1", "tp=2 pp=4"]
+    same = llmviewer.sweep("llama-3.1-70b", "h100-sxm", {"layout": ways, "batch": [1, 8]})
+    assert {name: column.tolist() for name, column in found.columns.items()} == {
+        name: column.tolist() for name, column in same.columns.items()
+    }
+    asked = ["sweep", "llama-3.1-70b", "h100-sxm", "--over", "tp=1,2"]
+    for also, said in (
+        (["--over", "layout=tp=4"], "tp: the axis layout says it too; give one of them"),
+        (["--pp", "2"], "--pp: the axis tp of --over says it too; give one of them"),
+        (["--over", "pp=2,2"], "layout: tp=1 pp=2 is given twice; give each once"),
+    ):
+        assert main([*asked, *also]) == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(InputError, match="tp: must be a list of values; got 2"):
+        llmviewer.sweep("llama-3.1-70b", "h100-sxm", {"tp": 2})

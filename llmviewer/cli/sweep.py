@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
@@ -22,8 +22,6 @@ _QUIET_S: Final = 10  # between two lines on progress where there is no terminal
 _SUMMARIES: Final = {".txt": "text", ".csv": "csv", ".json": "json"}
 _LONG: Final = 200_000  # points of a sweep that take long enough for a progress bar
 
-_Values = TypeVar("_Values")
-
 
 @click.command()
 @functools.partial(questions.setting, required=False)
@@ -36,8 +34,8 @@ _Values = TypeVar("_Values")
     metavar="AXIS=VALUES",
     multiple=True,
     help="batch=1..256, batch=1..256*2, prompt=128,512,2048, kv_len=128..4096+128, gen=..., images=0..4, "
-    "quant=published,W4A16g128, attention=eager,flash, 'layout=tp=1,tp=8,tp=4 pp=2'; what-ifs on the device: "
-    "memory.bandwidth=1x,2x,4x, matrix.bf16=1x,2x. May be repeated: all combinations.",
+    "quant=published,W4A16g128, attention=eager,flash, tp=1,2,4 and pp, ep, dp, cp, 'layout=tp=8,tp=4 pp=2'; what-ifs "
+    "on the device: memory.bandwidth=1x,2x,4x, matrix.bf16=1x,2x. May be repeated: all combinations.",
 )
 @click.option("--batch", type=int, default=1, show_default=True, help="Where it is not swept over.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Where it is not swept over.")
@@ -171,20 +169,22 @@ def _fill(
     click.echo(f"{folder}: {counted(told.points, 'point')} in {counted(shards, 'shard')}", err=True)
 
 
-def _once(parsed: Iterable[tuple[str, _Values]], over: Sequence[str]) -> dict[str, _Values]:
+def _once(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> dict[str, Sequence[Any]]:
     """The axes of --over.
 
     Raises InputError where one is there twice, or an option says what one of them does.
     """
+    from ..grid import laid_out
+
     axes, context = dict(parsed), click.get_current_context()
     if len(axes) < len(over):
         raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
     for axis in axes:
-        for name in questions.DEGREES if axis == "layout" else (axis,):
+        for name in questions.DEGREES if axis in ("layout", *questions.DEGREES) else (axis,):
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{option}: the axis {axis} of --over says it too; give one of them")
-    return axes
+    return laid_out(axes)
 
 
 def _part(text: str) -> tuple[int, int]:

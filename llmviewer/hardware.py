@@ -100,8 +100,8 @@ class Hardware:
     def supply(self, wanted: Resource) -> Resource:
         """The unit and data type of this machine that does work asked for in `wanted`.
 
-        The very unit where there is one; else the fastest type that holds the operands' values, on matrix units if
-        they have one, on vector units if not.
+        The very unit where there is one; else the fastest that holds the operands' values, of vector units too where
+        matrix units are asked for: fp32 products on tensor cores for fp64 may be slower than without.
 
         Raises InputError, naming what there is, where nothing does.
         """
@@ -109,10 +109,9 @@ class Hardware:
             return wanted
         dtypes = (wanted.dtype, *WIDER.get(wanted.dtype, ()))
         units = (Unit.MATRIX, Unit.VECTOR) if wanted.unit is Unit.MATRIX else (wanted.unit,)
-        for unit in units:
-            able = [r for dtype in dtypes if (r := Resource(unit, dtype)) in self.rates]
-            if able:
-                return max(able, key=self.rates.__getitem__)  # the first of equals: the narrowest type
+        able = [r for unit in units for dtype in dtypes if (r := Resource(unit, dtype)) in self.rates]
+        if able:
+            return max(able, key=self.rates.__getitem__)  # the first of equals: the narrowest type of matrix units
         raise InputError(
             f"{self.name} has no unit for {wanted}; it has {', '.join(sorted(map(str, self.rates)))}. "
             "Choose another precision with --quant or another device"

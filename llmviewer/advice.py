@@ -318,7 +318,7 @@ def _fewer_bytes(setting: Setting) -> Iterator[tuple[str, Setting]]:
         yield from _typed(setting, "4-bit weights", notation(four))
     if scheme.kv_cache is None or scheme.kv_cache.bits > 8:
         ours, others = _asked(setting)
-        yield from _typed(setting, "an 8-bit KV cache", notation(replace(ours, kv_cache=NAMED["int8"])), *others)
+        yield from _typed(setting, "an 8-bit KV cache", _kept(setting, replace(ours, kv_cache=NAMED["int8"])), *others)
 
 
 def _lower_bits(setting: Setting) -> Iterator[tuple[str, Setting]]:
@@ -346,10 +346,10 @@ def _operands(setting: Setting, fmt: Format) -> Iterator[tuple[str, Setting]]:
         yield from _typed(setting, f"{fmt} weights and activations", notation(both))
     elif ours.weight and not others:
         kept = Scheme(weight=ours.weight, activation=fmt, kv_cache=cache)
-        yield from _typed(setting, f"{fmt} activations", notation(kept))
+        yield from _typed(setting, f"{fmt} activations", _kept(setting, kept))
     elif not survey:  # which has one precision for all
         yield from _typed(
-            setting, f"{fmt} activations", notation(ours), *others, f"*={notation(Scheme(activation=fmt))}"
+            setting, f"{fmt} activations", _kept(setting, ours), *others, f"*={notation(Scheme(activation=fmt))}"
         )
 
 
@@ -381,6 +381,14 @@ def _asked(setting: Setting) -> tuple[Scheme, tuple[str, ...]]:
         return asked.scheme, tuple(one.text for one in asked.overrides)
     cache = asked.scheme.kv_cache if asked.scheme.kv_cache != published.scheme.kv_cache else None
     return Scheme(kv_cache=cache), tuple(one.text for one in asked.overrides[len(published.overrides) :])
+
+
+def _kept(setting: Setting, scheme: Scheme) -> str:
+    """`scheme`, whose weights are those of `setting`, as it is typed."""
+    mixture = setting.quantization.mixture
+    if mixture is None:
+        return notation(scheme)
+    return ",".join(filter(None, (mixture.name, notation(replace(scheme, weight=None)))))
 
 
 def _typed(setting: Setting, name: str, *parts: str) -> Iterator[tuple[str, Setting]]:

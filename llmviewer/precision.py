@@ -140,7 +140,7 @@ _PART: Final = re.compile(rf"(kv|w|a)({_NUMBER}|{_NAME})(?:[-_]?g(\d+))?[-_/,]?"
 _NOTATION: Final = (
     "bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as W4A16g128, W8A8, "
     f"W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of {', '.join(sorted((*_ALONE, 'fp8')))} "
-    "(AWQ and GPTQ: W4A16g128; fp4: nvfp4 or mxfp4; Q4_K_M: a .gguf file as the model, or about W4A16g32)"
+    "(AWQ and GPTQ: W4A16g128; fp4: nvfp4 or mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0"
 )
 
 

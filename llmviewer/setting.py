@@ -269,7 +269,7 @@ class Setting:
         """Another model on the same device, in another precision or, where it is None, in that of all linears of this
         one; techniques leave it alone.
         """
-        own = Quantization(scheme=self.quantization.scheme)
+        own = Quantization(scheme=self.quantization.scheme, mixture=self.quantization.mixture)
         quantization = parse_quantization(quant).over(model.quantization) if quant else own
         return replace(self, model=model, quantization=quantization, offload=ON_DEVICE, techniques=())
 
@@ -301,19 +301,28 @@ class Setting:
                     f"accounting survey has one precision for all operators, and {self.model.name} is published in "
                     "several; give one with --quant, such as W16A16"
                 )
+            if self.quantization.mixture:
+                name = self.quantization.mixture.name
+                raise InputError(
+                    f"accounting survey has one precision for all operators, and {name} several; try W4A16"
+                )
             if self.quantization.overrides:
                 raise InputError("accounting survey has one precision for all operators; drop the overrides of --quant")
             return self._placed(decode=decode).then(*latent, *flash, survey(self.quantization.scheme), *away)
         joined = (overlapped,) if self.layout.overlap else ()
         ours = (partial(one.lowered, hardware=self.hardware, decode=decode) for one in self.techniques)
         differs = decode and (self.layout.cp > 1 or any(one.decode_alone for one in self.techniques))
-        quantized = self._placed(decode=True).then(quantize(self.quantization)) if differs else self._quantized
+        quantized = (
+            self._placed(decode=True).then(quantize(self.quantization, self.model.graph))
+            if differs
+            else self._quantized
+        )
         return quantized.then(*latent, *flash, *ours, *away, *joined)
 
     @cached_property
     def _quantized(self) -> Graph:
         """What a prefill runs, and a decode step where neither ranks nor techniques tell them apart."""
-        return self._placed(decode=False).then(quantize(self.quantization))
+        return self._placed(decode=False).then(quantize(self.quantization, self.model.graph))
 
     def _placed(self, *, decode: bool) -> Graph:
         """What each device runs of the model as techniques change it."""

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = (
     ("_layout", "errors"),
     ("units", "resource", "forms"),
-    ("precision", "workload", "documents"),
+    ("precision", "ggml", "workload", "documents"),
     ("hardware_keys",),
     ("operators",),
     ("graph", "hardware"),

@@ -9,11 +9,11 @@ from math import prod
 import pytest
 
 from llmviewer.errors import InputError
+from llmviewer.ggml import TYPES
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.linear import Linear
 from llmviewer.setting import Setting
-from llmviewer.stored.gguf_files import tensor_format
 
 from .gguf_bytes import F16, F32, Q4_K, Q6_K, header, text
 
@@ -188,7 +188,7 @@ def test_a_gguf_file_of_experts(gguf):
     ],
 )  # fmt: skip
 def test_bits_of_ggml_types_with_their_scales(kind, name, bits):
-    fmt = tensor_format(kind)
+    fmt = TYPES[kind].format
     assert (str(fmt), fmt.stored_bits) == (name, bits)
 
 

@@ -2,7 +2,7 @@
 
 llama-bench writes single tokens after few others (128 of them: 64 on average) and reads prompts that nothing is before.
 Tables of discussions 4167 (Apple), 10879 (Vulkan), 15013 (CUDA) and 15021 (ROCm) of ggml-org/llama.cpp were read where
-others quote them. A `quant` such as Q4_0 is that of a GGUF file, whose types are laid out here as llama-quantize does.
+others quote them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,20 +18,10 @@ import pytest
 from llmviewer import analyze
 from llmviewer.expectation.device import find
 from llmviewer.hardware_files import load_hardware
-from llmviewer.model_files import load_model
 from llmviewer.resource import matrix
-
-from .gguf_bytes import F16, F32, Q4_K, Q6_K, Q8_0, header
 
 POINTS = Path(__file__).with_name("local_engines.csv")
 FEW = Path(__file__).with_name("local_few_tokens.csv")  # prompts read a few tokens at a time (llama-bench -ub)
-Q4_0, Q5_K = 2, 13
-TYPES = {"F16": (F16, F16), "Q8_0": (Q8_0, Q8_0), "Q4_0": (Q4_0, Q6_K), "Q4_K_M": (Q4_K, Q6_K)}  # usual, of the head
-SIZES = {  # layers, hidden, heads, key heads, width of the MLP, vocabulary
-    "llama-2-7b": (32, 4096, 32, 32, 11008, 32000),
-    "llama-3-8b": (32, 4096, 32, 8, 14336, 128256),
-    "llama-3-70b": (80, 8192, 64, 8, 28672, 128256),
-}
 # Kernels that quantize activations to 8 bits and multiply integers; F16 weights are multiplied as they are. Those of
 # Metal widen weights instead.
 INTEGERS = {"llama.cpp CUDA", "llama.cpp Vulkan", "llama.cpp ROCm"}
@@ -59,53 +48,18 @@ class Point:
         return self.low_s <= self.measured_s <= self.high_s
 
 
-@cache
-def gguf(folder: Path, name: str, quant: str):
-    """A model as llama-quantize stores it: of Q4_K_M, half of what is most sensitive has 6 bits."""
-    layers, hidden, heads, key_heads, inner, vocabulary = SIZES[name]
-    keys = hidden // heads * key_heads
-    usual, head = TYPES[quant]
-    tensors = {
-        "token_embd.weight": ((hidden, vocabulary), usual),
-        "output_norm.weight": ((hidden,), F32),
-        "output.weight": ((hidden, vocabulary), head),
-    }
-    for layer in range(layers):
-        eighth = layers // 8
-        more = quant == "Q4_K_M" and (layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2)
-        wide = Q6_K if more else usual
-        values = Q5_K if quant == "Q4_K_M" and layers == 80 and not more else wide
-        shapes = {
-            "attn_norm": ((hidden,), F32), "ffn_norm": ((hidden,), F32), "attn_q": ((hidden, hidden), usual),
-            "attn_k": ((hidden, keys), usual), "attn_v": ((hidden, keys), values),
-            "attn_output": ((hidden, hidden), usual), "ffn_gate": ((hidden, inner), usual),
-            "ffn_up": ((hidden, inner), usual), "ffn_down": ((inner, hidden), wide),
-        }  # fmt: skip
-        tensors |= {f"blk.{layer}.{stem}.weight": found for stem, found in shapes.items()}
-    metadata = {
-        "general.architecture": "llama", "llama.block_count": layers, "llama.context_length": 8192,
-        "llama.embedding_length": hidden, "llama.feed_forward_length": inner, "llama.attention.head_count": heads,
-        "llama.attention.head_count_kv": key_heads, "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.vocab_size": vocabulary,
-    }  # fmt: skip
-    path = folder / f"{name}.{quant}.gguf"
-    path.write_bytes(header(metadata, tensors))
-    return load_model(str(path))
-
-
-def predicted(folder: Path) -> Iterator[Point]:
+def predicted() -> Iterator[Point]:
     with POINTS.open() as file:
         for row in csv.DictReader(file):
-            model, quant, changes = row["model"], row["quant"] or None, ()
-            if quant in TYPES:
-                model = gguf(folder, model, quant)
-                integers = row["engine"] in INTEGERS and quant != "F16"
+            quant, changes = row["quant"] or None, ()
+            if quant == "F16":
                 # cuBLAS adds up in fp16 for llama.cpp, which GeForce cards do at twice the rate of the file
-                changes = ("matrix.fp16=2x",) if (row["engine"], quant) == ("llama.cpp CUDA", "F16") else ()
-                quant = "*=A8g32" if integers else None
+                quant, changes = "fp16", ("matrix.fp16=2x",) if row["engine"] == "llama.cpp CUDA" else ()
+            elif "llama.cpp" in row["engine"]:
+                quant += ",A8g32" if row["engine"] in INTEGERS else ",Afp16"
             asked = {"prompt": int(row["prompt"]), "gen": 1} if row["prompt"] else {"prompt": 8, "gen": 2}
             at = {} if row["prompt"] else {"kv_len": int(row["kv_len"])}
-            phases = analyze(model, row["device"], quant=quant, hardware_set=changes, **asked, **at).phases
+            phases = analyze(row["model"], row["device"], quant=quant, hardware_set=changes, **asked, **at).phases
             total = (phases.prefill if row["prompt"] else phases.decode).total
             tokens = int(row["prompt"]) if row["prompt"] else 1
             yield Point(
@@ -116,8 +70,8 @@ def predicted(folder: Path) -> Iterator[Point]:
 
 
 @pytest.fixture(scope="module")
-def points(tmp_path_factory):
-    return list(predicted(tmp_path_factory.mktemp("gguf")))
+def points():
+    return list(predicted())
 
 
 def test_nothing_was_measured_faster_than_the_bound(points):
@@ -126,15 +80,14 @@ def test_nothing_was_measured_faster_than_the_bound(points):
 
 
 @pytest.fixture(scope="module")
-def few(tmp_path_factory):
+def few():
     """(device, tokens of a pass, bound / measured, expected / measured), whatever is before them in a short prompt."""
-    folder = tmp_path_factory.mktemp("few")
     with FEW.open() as file:
         rows = list(csv.DictReader(file))
     found = []
     for row in rows:
-        model, tokens = gguf(folder, row["model"], row["quant"]), int(row["tokens"])
-        total = analyze(model, row["device"], quant="*=A8g32", prompt=tokens, gen=1).phases.prefill.total
+        tokens, quant = int(row["tokens"]), f"{row['quant']},A8g32"
+        total = analyze(row["model"], row["device"], quant=quant, prompt=tokens, gen=1).phases.prefill.total
         measured_s = tokens / float(row["tokens_per_s"])
         found.append((row["device"], tokens, total.bound_time_s / measured_s, total.expected_time_s / measured_s))
     return found

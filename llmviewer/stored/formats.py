@@ -9,7 +9,7 @@ from typing import Protocol
 from ..graph import Graph
 from ..operators.linear import Linear
 from ..precision import AS_PUBLISHED, Format, Scheme
-from ..transforms.quantize import AS_IT_IS, Override, Quantization
+from ..transforms.quantize import AS_IT_IS, Override, Quantization, ranges
 from .module_names import ModuleNames
 
 _FEW = 6  # operators that are told by name
@@ -95,20 +95,9 @@ def _overrides(name: str, schemes: Mapping[int | None, Scheme], usual: Scheme, o
         if scheme == usual:
             continue
         inside = () if len(layers) == 1 else tuple(sorted(i for i in places if i is not None))
-        where = f"{name} of layers {_ranges(inside)}" if inside else name
+        where = f"{name} of layers {', '.join(ranges(inside))}" if inside else name
         full = Scheme(text=scheme.text, weight=scheme.weight, activation=scheme.activation or own)
         yield Override(text=f"{where} in {scheme.text}", pattern=name, scheme=full, layers=frozenset(inside) or None)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Such as "0-2, 5"."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def _text(most: str, stored: Says, overrides: Sequence[Override]) -> str:

@@ -15,19 +15,9 @@ from typing import Any, Final
 
 from ..documents import LARGEST, Section, check_file
 from ..errors import InputError
-from ..precision import BF16, FP16, FP32, NAMED, Format
+from ..ggml import TYPES
+from ..precision import Format
 
-_BLOCKS: Final = {  # type: (name, elements of a block, its bytes), as in ggml's type traits
-    0: ("f32", 1, 4), 1: ("f16", 1, 2), 2: ("q4_0", 32, 18), 3: ("q4_1", 32, 20), 6: ("q5_0", 32, 22),
-    7: ("q5_1", 32, 24), 8: ("q8_0", 32, 34), 9: ("q8_1", 32, 36), 10: ("q2_k", 256, 84), 11: ("q3_k", 256, 110),
-    12: ("q4_k", 256, 144), 13: ("q5_k", 256, 176), 14: ("q6_k", 256, 210), 15: ("q8_k", 256, 292),
-    16: ("iq2_xxs", 256, 66), 17: ("iq2_xs", 256, 74), 18: ("iq3_xxs", 256, 98), 19: ("iq1_s", 256, 50),
-    20: ("iq4_nl", 32, 18), 21: ("iq3_s", 256, 110), 22: ("iq2_s", 256, 82), 23: ("iq4_xs", 256, 136),
-    24: ("i8", 1, 1), 25: ("i16", 1, 2), 26: ("i32", 1, 4), 27: ("i64", 1, 8), 28: ("f64", 1, 8),
-    29: ("iq1_m", 256, 56), 30: ("bf16", 1, 2), 34: ("tq1_0", 256, 54), 35: ("tq2_0", 256, 66),
-    39: ("mxfp4", 32, 17), 40: ("nvfp4", 64, 36), 41: ("q1_0", 128, 18),
-}  # fmt: skip
-_WIDE: Final = {"f32": FP32, "f16": FP16, "bf16": BF16, "f64": NAMED["fp64"]}
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
 _VERSIONS: Final = (2, 3)
@@ -75,19 +65,6 @@ def read_gguf(path: Path) -> Gguf:
         raise InputError(f"{path}: is no GGUF file: it is empty") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def tensor_format(kind: int) -> Format | None:
-    """The format of a tensor type, block scales included; None where there is no such type.
-
-    Codes are integers, or look up such: llama.cpp multiplies them in 8 bits where activations are quantized too.
-    """
-    if kind not in _BLOCKS:
-        return None
-    name, elements, nbytes = _BLOCKS[kind]
-    if name in _WIDE or name in NAMED:
-        return _WIDE.get(name) or NAMED[name]
-    return Format(name, 8 * nbytes / elements, "int8")
 
 
 class _Reader:
@@ -163,10 +140,9 @@ class _Reader:
             raise InputError(f"{self.file}: tensor {name!r} has the shape {list(shape)}, which cannot be")
         kind = self.number("I")
         self.number("Q")
-        fmt = tensor_format(kind)
-        if fmt is None:
+        if kind not in TYPES:
             raise InputError(f"{self.file}: tensor {name!r} is of type {kind}, which is not known here")
-        block = _BLOCKS[kind][1]
+        block, fmt = TYPES[kind].elements, TYPES[kind].format
         if shape[0] % block:
             raise InputError(
                 f"{self.file}: tensor {name!r} has rows of {shape[0]}, no multiple of the {block} of {fmt}"

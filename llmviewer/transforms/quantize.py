@@ -7,7 +7,7 @@ where something else does too. What is neither an operand nor cached keeps the m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Final
@@ -20,7 +20,9 @@ from ..operators.elementwise import Quantize
 from ..operators.linear import Linear
 from ..precision import AS_PUBLISHED, HALF, Format, Scheme, parse_scheme, resolved
 from .cast import cast
+from .mixtures import MIXTURES, Mixture, Place
 
+_RUNS: Final = 4  # of layers in a name
 _LAYERS: Final = re.compile(r"layers\.(\d+)(?:-(\d+))?(?:\.(.+))?")
 
 
@@ -48,12 +50,14 @@ class Quantization:
     The scheme goes to every Linear but heads and routers, which keep their format unless an override names them; where
     it asks for 16 bits or more, that goes to the whole network.
 
-    text  what it is called, where that is not what a user wrote
+    text     what it is called, where that is not what a user wrote
+    mixture  of formats, by tensor and layer, of which the scheme has the one that most weights have
     """
 
     scheme: Scheme = AS_PUBLISHED
     overrides: tuple[Override, ...] = field(default=())
     text: str = ""
+    mixture: Mixture | None = None
 
     def __str__(self) -> str:
         return self.text or ", ".join((self.scheme.text, *(o.text for o in self.overrides)))
@@ -106,16 +110,30 @@ def unless_published(quant: str | None) -> str | None:
 def parse_quantization(text: str) -> Quantization:
     """Read "SCHEME", or "SCHEME,PATTERN=SCHEME,...", such as "W4A16g128,down_proj=W8A16,layers.0-3=W16A16".
 
-    "published" is AS_IT_IS, and what follows it says what is otherwise.
+    "published" is AS_IT_IS, and what follows it says what is otherwise. A file type of llama.cpp may be followed by
+    what activations and cache are in: "Q4_K_M,A8g32KV8".
 
     Raises InputError where a part does not parse.
     """
     first, *rest = (part.strip() for part in text.split(","))
+    if first.upper() in MIXTURES:
+        return _mixed(MIXTURES[first.upper()], *rest)
     if first == PUBLISHED:
         return Quantization(overrides=tuple(map(_override, rest)))
     if "=" in first:
         return Quantization(overrides=tuple(map(_override, (first, *rest))))
     return Quantization(scheme=parse_scheme(first), overrides=tuple(map(_override, rest)))
+
+
+def _mixed(mixture: Mixture, *parts: str) -> Quantization:
+    scheme = Scheme(text=mixture.name, weight=mixture.format)
+    if parts and "=" not in parts[0]:
+        text, parts = f"{mixture.name},{parts[0]}", parts[1:]
+        scheme = parse_scheme(text.partition(",")[2])
+        if scheme.weight:
+            raise InputError(f"quantization {text}: {mixture.name} says what weights are; leave out W")
+        scheme = replace(scheme, text=text, weight=mixture.format)
+    return Quantization(scheme=scheme, overrides=tuple(map(_override, parts)), mixture=mixture)
 
 
 def _override(text: str) -> Override:
@@ -136,23 +154,42 @@ def _override(text: str) -> Override:
     return override
 
 
-def quantize(quantization: Quantization) -> Transform:
+def quantize(quantization: Quantization, model: Graph | None = None) -> Transform:
     """The graph with the formats that `quantization` asks for.
+
+    model  what a file would hold, which a mixture goes by: the graph before it is shared out among devices, if it is
 
     Raises InputError where an override matches nothing, or has layers that there are not.
     """
-    scheme = quantization.scheme
+    scheme, mixture = quantization.scheme, quantization.mixture
     activation = _wide(scheme.activation)  # what is not quantized is computed in it, weights too
     in_wide = cast(weight=_wide(scheme.weight) or activation, activation=activation)
 
     def transform(graph: Graph) -> Graph:
         graph = in_wide(graph)
-        cut = Graph(tuple(piece for block in graph.blocks for piece in _cut(block, quantization.overrides)))
+        held = mixture.formats(model or graph) if mixture else {}
+        cut = Graph(tuple(piece for block in graph.blocks for piece in _cut(block, quantization.overrides, held)))
         for override in quantization.overrides:
             _must_match(override, cut)
+        if mixture:
+            said = replace(quantization, scheme=replace(scheme, weight=None))
+            return cut.map_blocks(lambda block: _quantized(_stored(block, held, mixture.format), said))
         return cut.map_blocks(lambda block: _quantized(block, quantization))
 
     return transform
+
+
+def _stored(block: Block, held: Mapping[Place, Format], usual: Format) -> Block:
+    """`block` with all weights as they are `held`, and matrices that no file has in the `usual` format."""
+    layer = block.layers[0] if block.layers else None
+
+    def store(op: Operator) -> Operator:
+        made = isinstance(op, Linear) and not op.left_as_published
+        return op.with_weights(
+            lambda w: replace(w, format=held.get((w.name, layer), usual if made and w == op.weights[0] else w.format))
+        )
+
+    return block.map(store)
 
 
 def _must_match(override: Override, graph: Graph) -> None:
@@ -167,19 +204,32 @@ def _must_match(override: Override, graph: Graph) -> None:
         raise InputError(f"quantization {override.text!r}: the model has layers 0 to {graph.layers - 1}")
 
 
-def _cut(block: Block, overrides: Sequence[Override]) -> Iterator[Block]:
-    """`block` in pieces whose layers an override covers all or none of."""
-    ranges = [o.layers for o in overrides if o.layers is not None]
-    pieces: dict[tuple[bool, ...], list[int]] = {}
+def _cut(block: Block, overrides: Sequence[Override], held: Mapping[Place, Format]) -> Iterator[Block]:
+    """`block` in pieces whose layers an override covers all or none of, and whose weights are held alike."""
+    covered = [o.layers for o in overrides if o.layers is not None]
+    names = [w.name for op in block.operators for w in op.weights] if held else []
+    pieces: dict[tuple[object, ...], list[int]] = {}
     for layer in block.layers if block.main else ():
-        pieces.setdefault(tuple(layer in r for r in ranges), []).append(layer)
+        alike = (*(layer in one for one in covered), *(held.get((name, layer)) for name in names))
+        pieces.setdefault(alike, []).append(layer)
     if len(pieces) < 2:
         yield block
         return
     for layers in pieces.values():
-        contiguous = layers == list(range(layers[0], layers[-1] + 1))
-        places = f"{layers[0]}-{layers[-1]}" if contiguous else ",".join(map(str, layers))
+        runs = ranges(layers)
+        places = ",".join(runs if len(runs) <= _RUNS else (*runs[: _RUNS - 1], "..."))
         yield replace(block, name=f"{block.name}.{places}", layers=tuple(layers))
+
+
+def ranges(numbers: Iterable[int]) -> list[str]:
+    """Such as "0-2" and "5", of numbers that rise."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
 
 
 def _quantized(block: Block, quantization: Quantization) -> Block:

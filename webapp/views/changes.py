@@ -12,6 +12,7 @@ from llmviewer.precision import Format, Scheme, parse_scheme
 from llmviewer.reports.techniques import describe
 from llmviewer.reports.text import between
 from llmviewer.techniques import techniques
+from llmviewer.transforms.mixtures import MIXTURES
 from llmviewer.transforms.quantize import parse_quantization
 from llmviewer.units import seconds, si
 
@@ -162,9 +163,11 @@ def _formats(scheme: Scheme) -> tuple[Format | None, ...]:
 
 def _joined(quant: str, text: str) -> str:
     """`text` with what `quant` says of the cache, or what it says of all else where `text` is of the cache."""
-    before, _, cache = quant.partition(",")[0].partition("KV")
+    first, _, more = quant.partition(",")
+    mixture = f"{first}," if first.upper() in MIXTURES else ""
+    before, _, cache = (more.partition(",")[0] if mixture else first).partition("KV")
     if text.startswith("KV"):
-        return _SPELT.get(before, before) + text
+        return mixture + _SPELT.get(before, before) + text
     return f"{_SPELT.get(text, text)}KV{cache}" if cache else text
 
 

@@ -1,0 +1,256 @@
+"""File types of llama.cpp (Q4_K_M, Q8_0, ...): which tensor of a model llama-quantize stores in which type of ggml.
+
+llama_tensor_get_type_impl() in github.com/ggml-org/llama.cpp, src/llama-quant.cpp at 007dbbf, without an importance
+matrix unless the file type needs one, and without Falcon's own rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from ..ggml import BY_NAME
+from ..graph import Graph
+from ..operators.attention import Attention
+from ..operators.base import Operator, Weight
+from ..operators.embedding import Embedding
+from ..operators.linear import ExpertsLinear, Linear, LMHead, Router
+from ..precision import Format
+
+Place: TypeAlias = tuple[str, int | None]  # the name of a weight, and its layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the rules ask of a model.
+
+    grouped  whether four query heads or more share those of a key
+    tied     whether tokens are read and written with one table
+    """
+
+    layers: int
+    experts: int
+    grouped: bool
+    tied: bool
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """The i-th of n layers that have such a tensor."""
+
+    i: int
+    n: int
+    facts: Facts
+
+
+_When: TypeAlias = Callable[[_Seat], bool]
+_Rules: TypeAlias = tuple[tuple[str, _When], ...]  # the first that holds gives the type
+
+
+def _always(seat: _Seat) -> bool:  # noqa: ARG001
+    return True
+
+
+def _more(seat: _Seat) -> bool:
+    """The first and the last eighth of the layers, and every third between: what errors are worst in."""
+    eighth = seat.n // 8
+    return seat.i < eighth or seat.i >= 7 * seat.n // 8 or (seat.i - eighth) % 3 == 2
+
+
+def _eighth(seat: _Seat) -> bool:
+    return seat.i < seat.n // 8
+
+
+def _sixteenth(seat: _Seat) -> bool:
+    return seat.i < seat.n // 16
+
+
+def _middle(seat: _Seat) -> bool:
+    return seat.n // 8 <= seat.i < 7 * seat.n // 8
+
+
+def _grouped(seat: _Seat) -> bool:
+    return seat.facts.grouped
+
+
+def _shared(seat: _Seat) -> bool:
+    """Few values in all: query heads or experts share them."""
+    return seat.facts.grouped or seat.facts.experts >= 4
+
+
+def _first(count: int) -> _When:
+    return lambda seat: seat.i < count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """A file type: `base` for all matrices that nothing else is said of.
+
+    values (also of queries, keys and values in one), keys, queries, output, down, gate: of attention and of networks,
+    by layer; table, head: of tokens. A tied table is stored as the head is.
+    eight   the type of attention's output in mixtures of eight experts; `base` if ""
+    low     two bits and less: values and keys of eight experts, or of 80 layers, are not raised as those of others are
+    experts the type of experts alone; `base` if ""
+    """
+
+    name: str
+    base: str
+    values: _Rules = ()
+    keys: _Rules = ()
+    queries: _Rules = ()
+    output: _Rules = ()
+    down: _Rules = ()
+    gate: _Rules = ()
+    table: str = ""
+    head: str = "q6_k"
+    eight: str = ""
+    low: bool = False
+    experts: str = ""
+
+    @property
+    def format(self) -> Format:
+        return BY_NAME[self.base].format
+
+    def formats(self, graph: Graph) -> dict[Place, Format]:
+        """Of every weight of the decoder."""
+        facts = _facts(graph)
+        seats = _seats(graph, facts)
+        return {
+            (weight.name, layer): _stored(self._type(op, weight, seats.get((op.name, layer)), facts), weight)
+            for block, op in graph
+            if block.main
+            for weight in op.weights
+            for layer in block.layers or (None,)
+        }
+
+    def _type(self, op: Operator, weight: Weight, seat: _Seat | None, facts: Facts) -> str:
+        """Vectors, convolutions and routers are not quantized."""
+        if weight != op.weights[0] or not isinstance(op, Linear | Embedding) or isinstance(op, Router):
+            return "f32"
+        if isinstance(op, LMHead) or (facts.tied and isinstance(op, Embedding)):
+            whole = weight.shape[-1] % BY_NAME[self.base].elements == 0
+            return self.head if whole and self.base != "q8_0" else "q8_0"
+        if isinstance(op, Embedding):
+            return self.table or self.base
+        if isinstance(op, ExpertsLinear) and self.experts:
+            return self.experts
+        return self._of(_ROLES[op.name], seat) if seat else self.base
+
+    def _of(self, role: str, seat: _Seat) -> str:
+        found = next((name for name, holds in getattr(self, role) if holds(seat)), self.base)
+        eight = seat.facts.experts == 8
+        if role == "output" and eight:
+            return self.eight or self.base
+        if self.low:
+            return "q4_k" if role == "keys" and eight else found
+        if role in ("values", "keys") and eight:
+            return "q8_0"
+        if role == "values" and seat.facts.layers == _LAYERS_OF_70B and found in ("q3_k", "q4_k"):
+            return "q5_k"
+        return found
+
+
+_LAYERS_OF_70B: Final = 80
+_ROLES: Final = {
+    "v_proj": "values", "qkv_proj": "values", "k_proj": "keys", "q_proj": "queries", "o_proj": "output",
+    "down_proj": "down", "expert_down_proj": "down", "shared_down_proj": "down",
+    "gate_proj": "gate", "up_proj": "gate", "gate_up_proj": "gate",
+    "expert_gate_proj": "gate", "expert_up_proj": "gate", "shared_gate_proj": "gate", "shared_up_proj": "gate",
+}  # fmt: skip
+_NARROWER: Final = {  # what rows are stored in that are no multiple of 256
+    "q2_k": "q4_0", "q3_k": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
+}  # fmt: skip
+_LOW: Final = Mixture(
+    name="", base="q2_k", values=(("q4_k", _shared), ("q2_k", _always)), down=(("q2_k", _eighth),), table="q2_k",
+    head="q5_k", eight="q5_k", low=True,
+)  # fmt: skip
+_TWO: Final = replace(
+    _LOW, values=(("q4_k", _shared), ("iq3_s", _always)), down=(("iq3_s", _eighth),), output=(("iq3_s", _always),),
+    table="iq3_s",
+)  # fmt: skip
+_MADE: Final = (
+    Mixture(name="Q4_0", base="q4_0"),
+    Mixture(name="Q4_1", base="q4_1"),
+    Mixture(name="Q5_0", base="q5_0"),
+    Mixture(name="Q5_1", base="q5_1"),
+    Mixture(name="Q8_0", base="q8_0"),
+    Mixture(name="Q6_K", base="q6_k"),
+    Mixture(
+        name="Q2_K", base="q2_k", values=(("q4_k", _grouped), ("q3_k", _always)), down=(("q3_k", _always),),
+        output=(("q3_k", _always),), eight="q5_k",
+    ),
+    Mixture(name="Q2_K_S", base="q2_k", values=(("q4_k", _grouped),), down=(("q4_k", _eighth),)),
+    Mixture(name="Q3_K_S", base="q3_k", eight="q5_k"),
+    Mixture(
+        name="Q3_K_M", base="q3_k", values=(("q5_k", _first(2)), ("q4_k", _always)),
+        down=(("q5_k", _sixteenth), ("q4_k", _always)), output=(("q4_k", _always),), eight="q5_k",
+    ),
+    Mixture(
+        name="Q3_K_L", base="q3_k", values=(("q5_k", _always),), down=(("q5_k", _always),), output=(("q5_k", _always),)
+    ),
+    Mixture(name="Q4_K_S", base="q4_k", values=(("q5_k", _first(4)),), down=(("q5_k", _eighth),), eight="q5_k"),
+    Mixture(name="Q4_K_M", base="q4_k", values=(("q6_k", _more),), down=(("q6_k", _more),), eight="q5_k"),
+    Mixture(name="Q5_K_S", base="q5_k"),
+    Mixture(name="Q5_K_M", base="q5_k", values=(("q6_k", _more),), down=(("q6_k", _more),)),
+    Mixture(name="IQ4_NL", base="iq4_nl", values=(("q5_k", _grouped),), down=(("q5_k", _eighth),), eight="q5_k"),
+    Mixture(name="IQ4_XS", base="iq4_xs", values=(("q5_k", _grouped),), down=(("q5_k", _eighth),), eight="q5_k"),
+    Mixture(
+        name="IQ3_M", base="iq3_s", values=(("q4_k", _always),), down=(("q4_k", _eighth),),
+        output=(("q4_k", _always),), eight="q5_k",
+    ),
+    Mixture(name="IQ3_S", base="iq3_s", values=(("q4_k", _grouped),), eight="q5_k"),
+    Mixture(
+        name="IQ3_XS", base="iq3_s", values=(("q4_k", _grouped),), keys=(("iq3_xxs", _always),),
+        queries=(("iq3_xxs", _always),), gate=(("iq3_xxs", _middle),), eight="q5_k",
+    ),
+    Mixture(
+        name="IQ3_XXS", base="iq3_xxs", values=(("q4_k", _grouped),), keys=(("iq2_s", _always),),
+        queries=(("iq2_s", _always),), output=(("iq3_s", _always),), table="iq3_s", head="q5_k", eight="q5_k",
+    ),
+    replace(_TWO, name="IQ2_M", base="iq2_s"),
+    replace(_TWO, name="IQ2_S", base="iq2_xs"),
+    replace(_LOW, name="IQ2_XS", base="iq2_xs"),
+    replace(_LOW, name="IQ2_XXS", base="iq2_xxs"),
+    replace(_LOW, name="IQ1_M", base="iq1_m", output=(("iq2_xxs", _always),)),
+    replace(_LOW, name="IQ1_S", base="iq1_s", output=(("iq2_xxs", _always),)),
+    Mixture(name="TQ1_0", base="tq1_0", table="q4_k"),
+    Mixture(name="TQ2_0", base="tq2_0", table="q4_k"),
+    Mixture(name="MXFP4_MOE", base="q8_0", experts="mxfp4"),
+)  # fmt: skip
+_ALIASES: Final = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+MIXTURES: Final = {one.name: one for one in _MADE}
+MIXTURES.update({alias: MIXTURES[name] for alias, name in _ALIASES.items()})
+
+
+def _facts(graph: Graph) -> Facts:
+    heads = next((op.heads for _, op in graph if isinstance(op, Attention)), None)
+    return Facts(
+        layers=graph.layers,
+        experts=next((op.weight.shape[0] for _, op in graph if isinstance(op, ExpertsLinear)), 1),
+        grouped=heads is not None and heads.num_heads >= 4 * heads.num_kv_heads,
+        tied=any(weight.tied for _, op in graph if isinstance(op, LMHead) for weight in op.weights),
+    )
+
+
+def _seats(graph: Graph, facts: Facts) -> dict[Place, _Seat]:
+    """By operator and layer: of values, among the layers that have some; of others, among all."""
+    having = sorted({i for block, op in graph if _ROLES.get(op.name) == "values" for i in block.layers if block.main})
+    place = {layer: i for i, layer in enumerate(having)}
+    return {
+        (op.name, layer): _Seat(place[layer], len(having), facts)
+        if _ROLES[op.name] == "values"
+        else _Seat(layer, facts.layers, facts)
+        for block, op in graph
+        if block.main and op.name in _ROLES
+        for layer in block.layers
+    }
+
+
+def _stored(name: str, weight: Weight) -> Format:
+    """In the type of that name, or in one that rows of the weight can be cut into."""
+    row = weight.shape[-1]
+    for one in (name, _NARROWER.get(name, "iq4_nl"), "f16"):
+        if row % BY_NAME[one].elements == 0:
+            break
+    return BY_NAME[one].format

@@ -38,9 +38,9 @@ SOURCE: Final = Stream("source")  # what an encoder reads
 TARGET: Final = Stream("target")  # what the decoder beside it writes
 
 
-def images(patches: int) -> Stream:
-    """What a tower for pictures reads: `patches` of each."""
-    return Stream("images", (patches,))
+def images(patches: int, tiles: int = 1) -> Stream:
+    """What a tower for pictures reads: `patches` of each, or of each of the `tiles` that one is cut into."""
+    return Stream("images", (patches,) if tiles == 1 else (patches, tiles))
 
 
 def sampled(share: float) -> Stream:

@@ -51,9 +51,9 @@ class Spans:
         new, read = total - past, np.minimum(self.kv_len, self.source)
         return Spans(batch=self.batch, q_len=new, kv_len=total, logits=np.minimum(self.logits, new), source=read)
 
-    def of_images(self, patches: float) -> Spans:
-        """What a tower reads: pictures as sequences of `patches`."""
-        return Spans(batch=self.batch * self.images, q_len=patches, kv_len=patches, logits=0)
+    def of_images(self, patches: float, tiles: float) -> Spans:
+        """What a tower reads: tiles of pictures as sequences of `patches`."""
+        return Spans(batch=self.batch * self.images * tiles, q_len=patches, kv_len=patches, logits=0)
 
     def kv_tokens(self, window: float) -> Num:
         return np.minimum(self.kv_len, window + self.q_len - 1)
@@ -192,9 +192,9 @@ class Workload:
         """The part of the pass that the decoder beside it sees."""
         return _Target(tuple(s.of_target() for s in self.groups))
 
-    def images(self, patches: float) -> Workload:
-        """The part of the pass that a tower sees, which cuts each picture into `patches`."""
-        return _Part(tuple(s.of_images(patches) for s in self.groups))
+    def images(self, patches: float, tiles: float = 1) -> Workload:
+        """The part of the pass that a tower sees, which cuts each picture into `tiles`, and those into `patches`."""
+        return _Part(tuple(s.of_images(patches, tiles) for s in self.groups))
 
     def replicas(self, ranks: float) -> Workload:
         """What `ranks` devices that each have such a pass have together."""

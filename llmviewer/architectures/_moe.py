@@ -42,10 +42,10 @@ def costless(config: Section, *more: str) -> None:
     config.costless(*_COSTLESS_FIELDS.split(), *more)
 
 
-def language_model(config: Section) -> Section:
+def language_model(config: Section, key: str = "text_config") -> Section:
     """The text_config of a model that sees, whose tower for pictures is left out; fields of generation are costless."""
     config.costless(*_MEDIA_FIELDS.split())
-    text = config.section("text_config")
+    text = config.section(key)
     text.costless(*_GENERATION_FIELDS.split())
     return text
 

@@ -22,12 +22,14 @@ from ..operators.pictures import Patches, Place
 from ..precision import Format
 from . import builder
 from ._attention import SelfAttention
-from ._decoder import Layer
+from ._decoder import FeedForward, Layer, Mixer
 from ._encoder import Head, stack
 from ._feed_forward import Mlp
 from ._moe import _GENERATION_FIELDS, language_model
 from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
+from ._texts import TEXTS
 
+_TIED: Final = "tie_word_embeddings"
 _SEEN: Final = "seen"  # the prompt with features of pictures in it
 UNUSED: Final = images(0)  # the stream of what is held and never run
 _COSTLESS_FIELDS: Final = "projection_dim vocab_size initializer_factor norm_eps use_bfloat16 _attn_implementation"
@@ -54,6 +56,8 @@ class Tower:
     learned       tokens that are learned and stand beside the patches, such as a class token
     positions     rows of a table of learned positions; 0 where there is none
     position_ops  OPs to find the position of an element and add it; more than one where the table is interpolated
+    tiles         that a picture is cut into, each a sequence of patches of its own; `picture` is then one of them
+    patch_norm    a norm of the patches precedes the positions
     run           layers that are run, where their result is taken without the last norm; the others are held. None is
                   all of them, and the norm
     """
@@ -66,19 +70,21 @@ class Tower:
     learned: int = 0
     positions: int = 0
     position_ops: int = 1
+    tiles: int = 1
+    patch_norm: bool = False
     pre_norm: bool = False
     post_norm: bool = False
     run: int | None = None
 
     @property
     def tokens(self) -> int:
-        """Tokens of one picture, those that are learned included."""
+        """Tokens of one picture, or of a tile of it, those that are learned included."""
         return self.picture.patches + self.learned
 
     @property
     def stream(self) -> Stream:
         """What it sees beside a language model."""
-        return images(self.tokens)
+        return images(self.tokens, self.tiles)
 
     def parts(self, fmt: Format) -> Parts:
         return Parts(format=fmt, norm_kind=self.norm)
@@ -100,6 +106,8 @@ class Tower:
 
     def _embedding(self, parts: Parts) -> tuple[Operator, ...]:
         operators: tuple[Operator, ...] = (self._patches(parts),)
+        if self.patch_norm:
+            operators = (*operators, parts.norm("patch_norm", result(operators)))
         weights = [parts.weight("learned_tokens.weight", self.learned, self.hidden)] if self.learned else []
         if self.positions:
             table = parts.weight("positions.weight", self.positions, self.hidden)
@@ -121,6 +129,26 @@ class Tower:
         return Patches(
             name=plain.name, inputs=plain.inputs, outputs=plain.outputs, weights=plain.weights, tokens=self.tokens
         )
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What a part of a layer makes, each element times a number that is learned (arXiv:2103.17239)."""
+
+    part: Mixer | FeedForward | None
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        made = self.part.operators(parts, x) if self.part else ()
+        of = result(made)
+        name = f"{of.name}_scale"
+        scale = Elementwise(
+            name=name,
+            inputs=(of,),
+            outputs=(parts.tensor(name, of.width),),
+            weights=(parts.weight(f"{name}.weight", of.width),),
+            ops_per_element=1,
+        )
+        return (*made, scale)
 
 
 def layer(
@@ -192,6 +220,19 @@ def picture(
     return found
 
 
+def layers_run(config: Section, key: str, layers: int, default: int) -> tuple[int, ...]:
+    """How many layers run up to each that field `key` takes features from, one or a list of them.
+
+    0 is what the first layer reads; numbers below 0 count from the end, -1 is what the last one leaves.
+    """
+    given = config.get(key)
+    every = given if isinstance(given, list) and given else [default if given is None else given]
+    for layer in every:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not -layers - 1 <= layer <= layers:
+            raise config.error(key, f"must be one of the {layers} layers; got {layer!r}")
+    return tuple(layer if layer >= 0 else layers + 1 + layer for layer in every)
+
+
 def vision(config: Section) -> Section:
     """The vision_config of a model that sees."""
     section = config.section("vision_config")
@@ -208,21 +249,27 @@ def filled(
     return config.with_data({**fields, **said, **(instead or {})})
 
 
-def language(config: Section, fmt: Format, defaults: Mapping[str, Any]) -> tuple[Graph, int]:
-    """The graph and the width of a text_config, which may leave out what its class has by default."""
-    tied = config.get("tie_word_embeddings")
-    text = filled(language_model(config), defaults if tied is None else {**defaults, "tie_word_embeddings": tied})
+def language(config: Section, fmt: Format, kind: str, key: str = "text_config") -> tuple[Graph, int]:
+    """The graph and the width of the language model in section `key`, which may leave out what its class has by
+    default; `kind` is its model_type where it says none.
+
+    The head is tied where the section or what it stands in says so: files of some versions say it in one of the two.
+    """
+    given = language_model(config, key)
+    text = filled(given, {"model_type": kind, **TEXTS.get(given.text("model_type", kind), {})})
+    said = [c.flag(_TIED, default=False) for c in (config, given) if c.get(_TIED) is not None]
+    text = filled(text, instead={_TIED: any(said)} if said else None)
     return builder(text)(text, fmt), text.integer("hidden_size")
 
 
 def patches_of(tower: Tower, parts: Parts) -> Tensor:
     """What a tower leaves of the patches, in a block that has fewer tokens for a picture."""
-    return with_rows(parts.tensor(HIDDEN, tower.hidden), of_pictures(tower.picture.patches))
+    return with_rows(parts.tensor(HIDDEN, tower.hidden), of_pictures(tower.picture.patches, tower.tiles))
 
 
-def of_pictures(count: int) -> Form:
-    """`count` rows for each picture."""
-    return TOKENS.on(images(count))
+def of_pictures(count: int, tiles: int = 1) -> Form:
+    """`count` rows for each picture, or for each of its tiles."""
+    return TOKENS.on(images(count, tiles))
 
 
 def projector(parts: Parts, x: Tensor, widths: Sequence[int], act: str, *, bias: bool) -> tuple[Operator, ...]:
@@ -265,21 +312,28 @@ def pooled(parts: Parts, x: Tensor, patches: int) -> Elementwise:
 
 
 def joined(
-    blocks: Sequence[Block], project: Sequence[Operator], language: Graph, *, tokens: int, deep: Sequence[Block] = ()
+    blocks: Sequence[Block],
+    project: Sequence[Operator],
+    language: Graph,
+    *,
+    tokens: int,
+    projected: int = 0,
+    deep: Sequence[Block] = (),
 ) -> Graph:
     """A language model with a tower before it, whose tokens are brought to the prompt by the operators `project`.
 
-    blocks  of the tower
-    tokens  that one picture puts into the prompt
-    deep    each makes features that are added after one of the first layers (arXiv:2406.04334)
+    blocks     of the tower
+    tokens     that one picture puts into the prompt
+    projected  those that are projected, where the last of `project` leaves others
+    deep       each makes features that are added after one of the first layers (arXiv:2406.04334)
     """
-    project_block = feature_block("projector", project, tokens)
+    project_block = feature_block("projector", project, projected or tokens)
     features = with_rows(result(project_block.operators), of_pictures(tokens))
     after = [_placed(b, features, adds=False) if not b.input else _given_seen(b, language) for b in language.blocks]
     for place, block in enumerate(deep):
         added = with_rows(result(block.operators), of_pictures(tokens))
         after = [piece for one in after for piece in _deepened(one, place, added)]
-    return Graph((*map(beside, (*blocks, project_block, *deep)), *after))
+    return Graph((*map(beside, (*blocks, project_block, *deep)), *after), language.prediction)
 
 
 def feature_block(name: str, operators: Sequence[Operator], tokens: int, given: str = "") -> Block:

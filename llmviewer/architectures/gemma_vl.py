@@ -21,21 +21,12 @@ from ._parts import NormKind
 from ._tower import joined, language, patches_of, pooled, vision
 from .siglip import siglip_tower
 
-_TEXT: Final = {  # what a text_config may leave out, as transformers.Gemma3TextConfig has it
-    "model_type": "gemma3_text",
-    "vocab_size": 262208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-}
 _TOKENS: Final = 256
 
 
 @architecture("gemma3")
 def build(config: Section, fmt: Format) -> Graph:
-    text, width = language(config, fmt, _TEXT)
+    text, width = language(config, fmt, "gemma3_text")
     tokens = config.integer("mm_tokens_per_image", _TOKENS)
     if config.get("vision_config") is None:
         return text

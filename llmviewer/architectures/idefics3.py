@@ -16,14 +16,6 @@ from . import architecture
 from ._tower import filled, joined, language, patches_of, vision
 from .siglip import plain_tower
 
-_TEXT: Final = {  # what a text_config may leave out, as transformers.LlamaConfig has it
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-}
 _PICTURES: Final = {  # as transformers.Idefics3VisionConfig has it
     "hidden_size": 1152,
     "intermediate_size": 3072,
@@ -36,7 +28,7 @@ _PICTURES: Final = {  # as transformers.Idefics3VisionConfig has it
 
 @architecture("idefics3", "smolvlm")
 def build(config: Section, fmt: Format) -> Graph:
-    text, width = language(config, fmt, _TEXT)
+    text, width = language(config, fmt, "llama")
     if config.get("vision_config") is None:
         return text
     side = config.integer("scale_factor", 2)

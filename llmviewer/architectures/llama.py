@@ -47,6 +47,8 @@ def _windows(config: Section) -> list[float]:
     layers, model_type = config.integer("num_hidden_layers"), config.text("model_type")
     if model_type == "mistral" and ("sliding_window" not in config or config.get("sliding_window") is not None):
         return [config.integer("sliding_window", _MISTRAL_WINDOW)] * layers
+    if model_type == "qwen2":
+        config.costless("layer_types")  # says the same
     if model_type == "qwen2" and config.flag("use_sliding_window", default=False):
         full = min(config.integer("max_window_layers", least=0), layers)
         return [inf] * full + [config.integer("sliding_window")] * (layers - full)

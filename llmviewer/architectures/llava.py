@@ -10,52 +10,54 @@ from typing import Final
 
 from ..documents import Section
 from ..graph import Graph
+from ..operators.base import Operator
+from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
-from ._parts import HIDDEN, activation
-from ._tower import Tower, joined, language, projector, vision
+from ._parts import HIDDEN, Parts, activation, result
+from ._tower import Tower, joined, language, layers_run, projector, vision
 from .clip import clip_tower
 from .mistral3 import pixtral_tower
 from .siglip import siglip_tower
 
-_TEXT: Final = {  # what a text_config may leave out, as transformers.LlamaConfig has it
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-}
 _TOWERS: Final = {"clip_vision_model": clip_tower, "siglip_vision_model": siglip_tower, "pixtral": pixtral_tower}
-_WITHOUT_LEARNED: Final = "default"
+WITHOUT_LEARNED: Final = "default"
 
 
 @architecture("llava")
 def build(config: Section, fmt: Format) -> Graph:
-    text, width = language(config, fmt, _TEXT)
+    text, width = language(config, fmt, "llama")
     config.costless("image_seq_length", "pad_token_id", "projector_hidden_size")
     if config.get("vision_config") is None:
         return text
-    tower = _tower(config)
-    parts = tower.parts(fmt)
-    act = activation(config, "projector_hidden_act", "gelu")
-    tokens = tower.picture.patches if _select(config) == _WITHOUT_LEARNED else tower.tokens
-    bias = config.flag("multimodal_projector_bias", default=True)
-    project = projector(parts, parts.tensor(HIDDEN, tower.hidden), (width, width), act, bias=bias)
+    tower, taken = seen_tower(config)
+    tokens = tower.picture.patches if selected(config) == WITHOUT_LEARNED else tower.tokens
+    project = projected(config, tower, tower.parts(fmt), width, taken)
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
 
 
-def _select(config: Section) -> str:
-    return config.choice("vision_feature_select_strategy", (_WITHOUT_LEARNED, "full"), _WITHOUT_LEARNED)
+def selected(config: Section, default: str = WITHOUT_LEARNED) -> str:
+    """Which tokens of the tower become features: all, or those that are no class token."""
+    return config.choice("vision_feature_select_strategy", (WITHOUT_LEARNED, "full"), default)
 
 
-def _tower(config: Section) -> Tower:
-    """The tower, of which all after the layer that features are taken from is held and not run."""
+def seen_tower(config: Section, layer: int = -2) -> tuple[Tower, int]:
+    """The tower, of which all after the last layer that features are taken from is held and not run, and how many
+    layers they are taken from; `layer` where the config does not say which.
+    """
     section = vision(config)
     tower = _TOWERS[section.choice("model_type", _TOWERS)](section)
-    layer, layers = config.get("vision_feature_layer"), len(tower.layers)
-    layer = -2 if layer is None else layer
-    if isinstance(layer, bool) or not isinstance(layer, int) or not -layers - 1 <= layer <= layers:
-        raise config.error("vision_feature_layer", f"must be one of the {layers} layers; got {layer!r}")
-    run = layer if layer >= 0 else layers + 1 + layer  # -1 is what the last layer leaves, 0 what the first reads
-    return replace(tower, run=run)
+    taken = layers_run(config, "vision_feature_layer", len(tower.layers), layer)
+    return replace(tower, run=max(taken)), len(taken)
+
+
+def projected(config: Section, tower: Tower, parts: Parts, width: int, taken: int) -> tuple[Operator, ...]:
+    """Two linears of the features of `taken` layers side by side."""
+    act = activation(config, "projector_hidden_act", "gelu")
+    bias = config.flag("multimodal_projector_bias", default=True)
+    x = parts.tensor(HIDDEN, taken * tower.hidden)
+    gathered: tuple[Operator, ...] = ()
+    if taken > 1:
+        gathered = (Permute(name="features", inputs=(x,), outputs=(parts.tensor("features", x.width),)),)
+        x = result(gathered)
+    return (*gathered, *projector(parts, x, (width, width), act, bias=bias))

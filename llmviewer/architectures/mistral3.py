@@ -29,15 +29,6 @@ from ._tower import (
     vision,
 )
 
-_TEXT: Final = {  # what a text_config may leave out, as transformers.MistralConfig has it
-    "model_type": "mistral",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-}
 _PICTURES: Final = {  # as transformers.PixtralVisionConfig has it
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -50,7 +41,7 @@ _PICTURES: Final = {  # as transformers.PixtralVisionConfig has it
 
 @architecture("mistral3")
 def build(config: Section, fmt: Format) -> Graph:
-    text, width = language(config, fmt, _TEXT)
+    text, width = language(config, fmt, "mistral")
     if config.get("vision_config") is None:
         return text
     if config.get("vision_feature_layer") not in (None, -1):

@@ -5,21 +5,19 @@ A sequence is a picture: its patches and the class token. The head is that of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
 from ..graph import Graph
-from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Mixer
+from ._decoder import Layer
 from ._encoder import Head, both_ways, holding, task
 from ._feed_forward import Mlp
-from ._parts import Parts, heads_of, result
-from ._tower import Tower, alone, picture, tower_activation
+from ._parts import heads_of
+from ._tower import Scaled, Tower, alone, picture, tower_activation
 from .bert import labels_of
 
 _TASKS: Final = {"ForImageClassification": "classes", "Model": "bare"}
@@ -49,7 +47,7 @@ def build_dinov2(config: Section, fmt: Format) -> Graph:
     tower = _tower(
         config, image=224, patch=14, inner=config.integer("mlp_ratio", 4) * config.integer("hidden_size", 768)
     )
-    layers = [replace(one, mixer=_Scaled(one.mixer), feed_forward=_Scaled(one.feed_forward)) for one in tower.layers]
+    layers = [replace(one, mixer=Scaled(one.mixer), feed_forward=Scaled(one.feed_forward)) for one in tower.layers]
     graph = alone(replace(tower, layers=layers), fmt)
     if not config.flag("use_mask_token", default=True):
         return graph
@@ -76,23 +74,3 @@ def _tower(config: Section, *, image: int, patch: int, inner: int = 3072) -> Tow
         positions=seen.patches + 1,
         post_norm=True,
     )
-
-
-@dataclass(frozen=True)
-class _Scaled:
-    """What a part of a layer makes, each element times a number that is learned (arXiv:2103.17239)."""
-
-    part: Mixer | FeedForward | None
-
-    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = self.part.operators(parts, x) if self.part else ()
-        of = result(made)
-        name = f"{of.name}_scale"
-        scale = Elementwise(
-            name=name,
-            inputs=(of,),
-            outputs=(parts.tensor(name, of.width),),
-            weights=(parts.weight(f"{name}.weight", of.width),),
-            ops_per_element=1,
-        )
-        return (*made, scale)

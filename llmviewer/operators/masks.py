@@ -114,6 +114,15 @@ class AroundPictures(Causal):
 
 
 @dataclass(frozen=True)
+class Prefix(Causal):
+    """Causal, but that the tokens of a prompt all see each other (PaliGemma): what a pass reads at once is one."""
+
+    @property
+    def pairs(self) -> Form:
+        return self.cells
+
+
+@dataclass(frozen=True)
 class Chunked(Mask):
     """Those before it in the query's own chunk of positions (Llama 4, attention_chunk_size)."""
 

@@ -1,0 +1,43 @@
+"""Pictures that are cut into tiles, each of which a tower reads by itself, besides a small one of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..documents import Section
+from ._tower import sides
+
+_SIDE: Final = 1024  # pixels of a picture to each side, where a config does not say
+
+
+def picture_size(config: Section) -> tuple[int, int]:
+    """Height and width of the pictures, in pixels: a field that no published config has, and a user may give."""
+    return sides(config, "picture_size", _SIDE)
+
+
+def best_resolution(size: tuple[int, int], resolutions: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The one of `resolutions`, height and width, in which most of a picture's pixels are kept, with the least beside
+    them, as select_best_resolution of transformers has it.
+    """
+
+    def worth(resolution: tuple[int, int]) -> tuple[int, int]:
+        scale = min(side / own for side, own in zip(resolution, size, strict=True))
+        kept = min(int(size[0] * scale) * int(size[1] * scale), size[0] * size[1])
+        return kept, kept - resolution[0] * resolution[1]
+
+    return max(resolutions, key=worth)
+
+
+def closest_grid(size: tuple[int, int], tile: tuple[int, int], *, least: int, most: int) -> tuple[int, int]:
+    """Rows and columns of tiles, `least` to `most` of them, whose shape is nearest to that of a picture; of such the
+    largest that covers less than twice its area, as get_optimal_tiled_canvas of transformers has it for InternVL.
+    """
+    shape, area = size[1] / size[0], size[0] * size[1]
+    every = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
+    best, nearest = (1, 1), float("inf")
+    for rows, columns in sorted((g for g in every if g[0] * g[1] >= least), key=lambda g: g[0] * g[1]):
+        off = abs(shape - columns / rows)
+        if off < nearest or (off == nearest and area > tile[0] * tile[1] * rows * columns / 2):
+            best, nearest = (rows, columns), off
+    return best

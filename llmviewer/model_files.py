@@ -361,4 +361,5 @@ def _mostly_bf16(model_type: str) -> bool:
 
 def _text(config: Section) -> Section:
     """The part of a config that describes the decoder: of a model of several modalities, its text_config."""
-    return config.section("text_config") if config.get("text_config") is not None else config
+    key = config.first("text_config", "llm_config")
+    return config.section(key) if config.get(key) is not None else config

@@ -17,6 +17,7 @@ import yaml
 from llmviewer import analyze, sweep
 from llmviewer._layout import data_dir
 from llmviewer.architectures import builder
+from llmviewer.architectures._tiles import closest_grid
 from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate, images
@@ -38,7 +39,23 @@ CASES = [
     for case in model.get("cases", ())
 ]
 TEXTS = [pytest.param(name, model["text"], id=name) for name, model in MODELS.items() if "text" in model]
-SEEING = ("llava-1.5-7b", "qwen2.5-vl-7b", "qwen3-vl-8b", "gemma-3-4b-vision", "llama-4-scout-vision")
+SEEING = (
+    "llava-1.5-7b",
+    "llava-1.6-mistral-7b",
+    "qwen2.5-vl-7b",
+    "qwen3-vl-8b",
+    "gemma-3-4b-vision",
+    "internvl3-1b",
+    "llama-4-scout-vision",
+)
+ONEVISION = {  # with the sizes of the 0.5B, 27 x 27 patches in a tile
+    "model_type": "llava_onevision",
+    "text_config": {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+                    "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 152000},
+    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
+                      "num_hidden_layers": 26, "num_attention_heads": 16, "image_size": 384, "patch_size": 14,
+                      "vision_use_head": False},
+}  # fmt: skip
 TINY = {  # of every kind of tower, four patches and two tokens of text
     "llava": {
         "model_type": "llava",
@@ -95,11 +112,12 @@ def test_ops_of_a_tower_equal_torchs_to_the_digit(name, case):
         blocks = [block for block in model.graph.blocks if not block.main]
         w = Workload.prefill(batch=1, prompt=max(pictures * model.image_tokens, 1), images=pictures)
     ours = _counted([block for block in blocks if block.stream != images(0)], w)
-    (seen,) = {op.tokens for block in blocks for op in block.operators if isinstance(op, Patches)}
-    unused = _counted([block for block in blocks if block.stream == images(0)], w, stream=images(seen))
+    (seen,) = {block.stream for block in blocks for op in block.operators if isinstance(op, Patches)}
+    unused = _counted([block for block in blocks if block.stream == images(0)], w, stream=seen)
     theirs = {kind: case[kind] for kind in ours}
-    if not theirs["patches"]:  # Llama 4 unfolds the picture and takes a linear
-        theirs |= {"patches": ours["patches"], "weights": theirs["weights"] - ours["patches"]}
+    if name.startswith(("llama-4", "glm")):  # unfold the picture and take a linear; merge patches by a convolution
+        both = theirs["patches"] + theirs["weights"]
+        theirs |= {"patches": ours["patches"], "weights": both - ours["patches"]}
     assert {kind: ours[kind] + unused[kind] for kind in ours} == theirs
 
 
@@ -147,6 +165,10 @@ def test_a_tower_stands_before_the_language_model_that_ships_and_is_not_active(n
         ("llama-4-scout-vision", 24 * 24 // 4),
         ("mistral-small-3.1-24b", 110 * 110 // 4),
         ("smolvlm-2.2b", 27 * 27 // 9),
+        ("paligemma-3b", 16 * 16),
+        ("glm-4.5v", 72 * 72 // 4),
+        ("internvl3-1b", (3 * 3 + 1) * 256),
+        ("llava-1.6-mistral-7b", 24 * 24 + 48 * (48 + 1)),
         ("kimi-k2.5-vision", 72 * 72 // 4),
         ("llama-2-7b", 0),
         ("clip-vit-base-patch32", 0),
@@ -156,10 +178,72 @@ def test_tokens_that_a_picture_puts_into_the_prompt(name, tokens):
     assert load_model(name).image_tokens == tokens
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "tiles", "tokens"),
+    [
+        ("llava-1.6-mistral-7b", [336, 672], 3, 576 + 24 * (48 + 1)),  # one row of two tiles, and one of all of it
+        ("llava-1.6-mistral-7b", [600, 800], 5, 576 + 36 * (48 + 1)),  # a quarter of the four tiles is padding
+        ("llava-1.6-mistral-7b", 300, 3, 576 + 24 * (24 + 1)),  # half of the two tiles is
+        ("onevision", 1024, 10, 729 + 81 * (81 + 1)),
+        (
+            "onevision",
+            2304,
+            37,
+            729 + 81 * (81 + 1),
+        ),  # four times the patches of nine tiles are interpolated to as many
+        ("onevision", 384, 2, 729 + 27 * (27 + 1)),
+        ("internvl3-1b", 448, 1, 256),
+        ("internvl3-1b", [448, 896], 3, 3 * 256),
+        ("internvl3-1b", [400, 4000], 11, 11 * 256),
+        ("internvl3-1b", 640, 5, 5 * 256),  # its area is more than half that of 2 x 2 tiles, not of 3 x 3
+        ("glm-4.5v", [340, 680], 1, 12 * 24),
+    ],
+)
+def test_a_picture_of_another_size_is_other_tiles_and_tokens(name, size, tiles, tokens):
+    given = ONEVISION if name == "onevision" else _config(name)
+    config = Section({**given, "picture_size": size}, "config.json")
+    graph = builder(config)(config, BF16).check()
+    w = Workload.prefill(batch=2, prompt=3 * tokens, images=3)
+    (first,) = ((b, op) for b, op in graph if isinstance(op, Patches))
+    assert evaluate(first[1].outputs[0].rows.on(first[0].stream), w) == 2 * 3 * tiles * _patches(config)
+    (place,) = (op for _, op in graph if isinstance(op, Place))
+    assert evaluate(place.features.rows, w) == 2 * 3 * tokens
+
+
+def _patches(config):
+    """Patches of a tile, or of a picture that is none."""
+    section = config.section("vision_config")
+    if config.text("model_type").startswith("glm"):
+        height, width = config.data["picture_size"]
+        return (height // 28 * 2) * (width // 28 * 2)
+    return (section.integer("image_size") // section.integer("patch_size")) ** 2
+
+
+def test_a_grid_of_tiles_is_as_near_as_can_be_to_the_shape_of_a_picture():
+    tile = (448, 448)
+    assert closest_grid((448, 448 * 5), tile, least=1, most=12) == (1, 5)
+    assert closest_grid((448 * 3, 448 * 2), tile, least=1, most=12) == (3, 2)
+    assert closest_grid((2000, 2000), tile, least=1, most=12) == (3, 3)
+    assert closest_grid((100, 100), tile, least=1, most=12) == (1, 1)
+    assert closest_grid((100, 100), tile, least=3, most=12) == (2, 2)
+
+
+def test_the_prompt_of_paligemma_sees_itself_both_ways():
+    model = load_model("paligemma-3b")
+    (mask,) = {op.heads.mask for b, op in model.graph if b.main and isinstance(op, QK)}
+    assert evaluate(mask.pairs, Workload.prefill(batch=2, prompt=300, images=1)) == 2 * 300**2
+    assert evaluate(mask.pairs, Workload.decode(batch=2, kv_len=301, prompt=300)) == 2 * 301
+    config = Section({**_config("paligemma-3b")}, "config.json")
+    config.data["text_config"]["use_bidirectional_attention"] = False
+    graph = builder(config)(config, BF16)
+    (mask,) = {op.heads.mask for b, op in graph if b.main and isinstance(op, QK)}
+    assert evaluate(mask.pairs, Workload.prefill(batch=2, prompt=300)) == 2 * 300 * 301 / 2
+
+
 @pytest.mark.parametrize("name", SEEING)
 def test_without_pictures_and_in_decode_a_tower_does_nothing(name):
-    plan = analyze(name, "h200-sxm", prompt=2048, images=1)
-    text = analyze(name, "h200-sxm", prompt=2048)
+    plan = analyze(name, "h200-sxm", prompt=4096, images=1)
+    text = analyze(name, "h200-sxm", prompt=4096)
     towers = {block.name for block in load_model(name).graph.blocks if not block.main and block.stream != images(0)}
     assert {op.block for op in plan.phases.prefill.operators} >= towers
     for phase in (plan.phases.decode, text.phases.prefill, text.phases.decode):
@@ -283,6 +367,30 @@ def _config(name, **vision):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
+        ("internvl3-1b", {"downsample_ratio": 0.3},
+         "downsample_ratio: must be one over a number that divides the 32 x 32 patches; got 0.3"),
+        ("internvl3-1b", {"force_image_size": 224},
+         "force_image_size: must be the image_size of the vision_config, 448"),
+        ("internvl3-1b", {"select_layer": -30}, "select_layer: must be one of the 24 layers; got -30"),
+        ("internvl3-1b", {"picture_size": [1, 2, 3]},
+         "picture_size: must be a whole number, or two for height and width; got [1, 2, 3]"),
+        ("llava-1.6-mistral-7b", {"image_grid_pinpoints": [[336, 500]]},
+         "image_grid_pinpoints: must be heights and widths in tiles of 336 x 336"),
+        ("llava-1.6-mistral-7b", {"vision_feature_select_strategy": "full"},
+         "vision_feature_select_strategy: must be default: tiles are put together without a class token"),
+        ("glm-4.5v", {"picture_size": 20}, "picture_size: must be at least a token, 28 x 28; got 20 x 20"),
+    ],
+)  # fmt: skip
+def test_tiles_that_cannot_be_are_refused(name, changes, message):
+    config = Section({**_config(name), **changes}, "config.json")
+    with pytest.raises(InputError) as caught:
+        builder(config)(config, BF16)
+    assert str(caught.value) == f"config.json: {message}"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
         ("qwen2.5-vl-7b", {"image_size": 100},
          "vision_config.image_size: must be whole squares of 2 x 2 patches; got 7 x 7 patches"),
         ("qwen2.5-vl-7b", {"image_size": 20},
@@ -309,7 +417,10 @@ def test_a_tower_that_cannot_be_is_refused(name, changes, message):
 
 
 def test_a_config_without_a_tower_is_the_language_model():
-    for name in ("llava-1.5-7b", "qwen2.5-vl-7b", "qwen3-vl-2b", "gemma-3-4b-vision", "mistral-small-3.1-24b"):
+    for name in (
+        "llava-1.5-7b", "qwen2.5-vl-7b", "qwen3-vl-2b", "gemma-3-4b-vision", "mistral-small-3.1-24b", "internvl3-1b",
+        "llava-1.6-mistral-7b", "paligemma-3b",
+    ):  # fmt: skip
         fields = {key: value for key, value in _config(name).items() if key != "vision_config"}
         config = Section(fields, "config.json")
         graph = builder(config)(config, BF16).check()

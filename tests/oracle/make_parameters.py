@@ -49,6 +49,11 @@ TWINS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
     "exaone": ("llama", {"num_layers": "num_hidden_layers"}, {}),
     "internlm": ("llama", {}, {"attention_bias": True}),
     "internlm2": ("llama", {}, {}),
+    "internvl_chat": (
+        "internvl",
+        {"llm_config": "text_config", "qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"},
+        {},
+    ),
     "kimi_k2": ("deepseek_v3", {}, {}),
     "mimo": ("qwen2", {}, {}),
     "minicpm": ("llama", {}, {}),
@@ -91,10 +96,19 @@ def specs() -> dict[str, dict[str, Any]]:
 def twin(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `config` for the class of transformers that has its matrices."""
     model_type, names, besides = TWINS[config["model_type"]]
-    fields = {names.get(key, key): value for key, value in config.items()}
+    fields = _renamed(config, names)
+    fields.get("vision_config", {}).pop("model_type", None)  # a name that transformers does not know
     if "attn_type_list" in fields:
         fields["layer_types"] = [_KINDS[n] for n in fields.pop("attn_type_list")]
     return {**fields, **besides, "model_type": model_type}
+
+
+def _renamed(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of `config`, and of the sections in it, by the names that a class has."""
+    return {
+        names.get(key, key): _renamed(value, names) if isinstance(value, dict) else value
+        for key, value in config.items()
+    }
 
 
 def counted(fields: Mapping[str, Any]) -> tuple[int, str] | None:

@@ -7,8 +7,9 @@ numbers come from the executed aten operators, so they share no formula with the
 graph with the committed JSON and need neither torch nor transformers.
 
 A multiply-accumulate is 2 FLOPs. Convolutions (the patches), products with weights and products of attention are kept
-apart. Pictures are of the size that the config says, and of SIDES where the model takes any. A tower for texts runs on
-sequences of TEXT tokens. All layers of a tower are run, also those whose result is not used (LLaVA).
+apart. Pictures are of the size that the config says, of SIDES where the model takes any, and of PIXELS where it cuts
+them into tiles. A tower for texts runs on sequences of TEXT tokens. All layers of a tower are run, also those whose
+result is not used (LLaVA).
 
     python tests/oracle/make_towers.py           rewrite towers.json
     python tests/oracle/make_towers.py --check   exit 1 with one line for each difference from towers.json
@@ -27,6 +28,7 @@ import torch
 import transformers
 import yaml
 from make_flops import differences, of, options
+from make_parameters import TWINS, twin
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoConfig,
@@ -36,6 +38,7 @@ from transformers import (
     PreTrainedModel,
     vision_utils,
 )
+from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
 
 HERE = Path(__file__).resolve().parent
 MODEL_FILES = HERE.parent.parent / "models"
@@ -64,6 +67,10 @@ MODELS: Final = (
     "kimi-k2.5-vision",
     "mistral-small-3.1-24b",
     "smolvlm-2.2b",
+    "internvl3-1b",
+    "paligemma-3b",
+    "llava-1.6-mistral-7b",
+    "glm-4.5v",
     "vit-base",
     "vit-large",
     "vit-huge",
@@ -80,7 +87,10 @@ SIDES: Final = {
     "qwen3_vl": 64,
     "qwen3_vl_moe": 64,
     "kimi_k25": 72,
+    "glm4v_moe": 72,
 }  # patches to a side
+PIXELS: Final = (1024, 1024)  # of a picture that is cut into tiles
+TILES: Final = {"internvl": 3 * 3 + 1}  # which get_optimal_tiled_canvas makes of it, and one of all of it
 TEXT: Final = 32
 ATTENTION: Final = "eager"
 KINDS: Final = {  # of aten operators
@@ -100,6 +110,8 @@ def build(name: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     if fields["model_type"] == "kimi_k25":  # the class has names of its own
         fields["text_config"]["model_type"] = "deepseek_v3"
         fields["vision_config"] = {k.removeprefix("vt_"): v for k, v in fields["vision_config"].items()}
+    if fields["model_type"] in TWINS:
+        fields = twin(fields)
     kind = AutoModel
     if "ForImageClassification" in "".join(fields.get("architectures", ())):
         kind = AutoModelForImageClassification
@@ -118,8 +130,11 @@ def tower_of(model: PreTrainedModel, fields: dict[str, Any]) -> Callable[[int], 
     side = SIDES.get(fields["model_type"])
 
     def fixed(pictures: int) -> object:
-        shape = (pictures, 3, vision["image_size"], vision["image_size"])
+        tiles = tiles_of(fields)
+        shape = (pictures * tiles, 3, vision["image_size"], vision["image_size"])
         pixels = torch.empty(shape, device="meta", dtype=dtype)
+        if fields["model_type"] == "llava_next":
+            return model.get_image_features(pixel_values=pixels, image_sizes=[list(PIXELS)] * pictures)
         if fields["model_type"] == "mistral3":
             sizes = [shape[2:]] * pictures
             seen = model.model.vision_tower(pixels, image_sizes=sizes).last_hidden_state
@@ -151,10 +166,20 @@ def tower_of(model: PreTrainedModel, fields: dict[str, Any]) -> Callable[[int], 
                 grid, num_grid_per_side=48, mode="bilinear", align_corners=True, spatial_merge_size=2
             )
             known |= {"interp_indices": index.to("meta"), "interp_weights": weights.to("meta")}
+        if fields["model_type"].startswith("glm4v"):
+            model.model.visual.embeddings.forward = lambda patches, *_: patches  # positions, whose data are not here
         pixels = torch.empty((pictures * side**2, model.model.visual.patch_embed.proj.weight[0].numel()), device="meta")
         return model.model.visual(pixels.to(dtype), grid, **known)
 
     return any_size if side else fixed
+
+
+def tiles_of(fields: dict[str, Any]) -> int:
+    """Tiles that a picture of PIXELS is cut into."""
+    if fields["model_type"] == "llava_next":
+        side = fields["vision_config"]["image_size"]
+        return image_size_to_num_patches(PIXELS, fields["image_grid_pinpoints"], side)
+    return TILES.get(fields["model_type"], 1)
 
 
 def counted(run: Callable[[], object]) -> dict[str, int]:

@@ -1,0 +1,150 @@
+"""GLM-4.1V, 4.5V and 4.6V: a tower for pictures of any size, a convolution over four patches and a gated MLP that make
+a token of the prompt, before GLM-4 or GLM-4.5 Air (arXiv:2507.01006).
+
+image_size of the vision_config is that of the table of positions, from which those of a picture are interpolated. A
+picture is as large as picture_size says, which no published config has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.base import Operator
+from ..precision import Format
+from . import architecture
+from ._encoder import both_ways
+from ._feed_forward import Mlp
+from ._moe import language_model
+from ._parts import HIDDEN, NormKind, Parts, heads_of, result
+from ._tiles import picture_size
+from ._tower import Tower, filled, joined, layer, picture, sides, tower_activation, vision
+from .glm import build_glm4
+from .glm4_moe import build_glm4_moe
+
+_BICUBIC: Final = 32  # OPs to weigh and add sixteen positions, and to add the result
+_TEXT: Final = {  # as transformers.Glm4vTextConfig has it
+    "vocab_size": 151552,
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+}
+_SPARSE_TEXT: Final = {  # as transformers.Glm4vMoeTextConfig has it
+    "vocab_size": 151424,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "n_routed_experts": 128,
+    "attention_bias": True,
+}
+_TOWER: Final = {  # as transformers.Glm4vVisionConfig has it
+    "depth": 24,
+    "hidden_size": 1536,
+    "num_heads": 12,
+    "image_size": 336,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 4096,
+    "intermediate_size": 13696,
+}
+_COSTLESS: Final = "image_start_token_id image_end_token_id video_start_token_id video_end_token_id"
+_TEXT_COSTLESS: Final = "image_token_id video_token_id"
+
+
+@architecture("glm4v", "glm4v_moe", "glm46v")
+def build(config: Section, fmt: Format) -> Graph:
+    """Fields of the language model stand in text_config, or in older files beside vision_config."""
+    config.costless(*_COSTLESS.split(), "tie_word_embeddings")
+    apart = config.get("text_config") is not None
+    text = language_model(config) if apart else config
+    text.costless(*_COSTLESS.split(), *_TEXT_COSTLESS.split())
+    kind = text.text("model_type", config.text("model_type"))
+    tied = any(c.flag("tie_word_embeddings", default=False) for c in (config, text))
+    sparse = kind.startswith("glm4v_moe")
+    language = (_sparse if sparse else _dense)(text, fmt, tie_word_embeddings=tied)
+    if config.get("vision_config") is None:
+        return language
+    section = filled(vision(config), _TOWER)
+    side = section.integer("spatial_merge_size")
+    tower = _tower(config, section, side)
+    project = _projected(section, tower.parts(fmt), side**2 * tower.hidden)
+    return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tower.picture.patches // side**2)
+
+
+@architecture("glm4v_text")
+def build_text(config: Section, fmt: Format) -> Graph:
+    return _dense(config, fmt)
+
+
+@architecture("glm4v_moe_text")
+def build_sparse_text(config: Section, fmt: Format) -> Graph:
+    return _sparse(config, fmt)
+
+
+def _dense(text: Section, fmt: Format, **instead: Any) -> Graph:
+    """Queries, keys and values have biases, whatever a config says."""
+    text.costless("attention_bias")
+    return build_glm4(_whole(text, _TEXT, {"attention_bias": True, **instead}), fmt)
+
+
+def _sparse(text: Section, fmt: Format, **instead: Any) -> Graph:
+    return build_glm4_moe(_whole(text, _SPARSE_TEXT, instead), fmt)
+
+
+def _whole(text: Section, defaults: Mapping[str, Any], instead: Mapping[str, Any]) -> Section:
+    """`text` with what its class has; heads share the width where nothing is said of them."""
+    text = filled(text, defaults)
+    shared = text.integer("hidden_size") // text.integer("num_attention_heads")
+    return filled(text, {"head_dim": shared}, instead=instead)
+
+
+def _tower(config: Section, section: Section, side: int) -> Tower:
+    section.costless("rope_parameters")
+    grid = picture(section, channels="in_channels")
+    (height, width), (tall, wide) = picture_size(config), (patch * side for patch in sides(section, "patch_size"))
+    if height < tall or width < wide:
+        raise config.error("picture_size", f"must be at least a token, {tall} x {wide}; got {height} x {width}")
+    size = [height // tall * tall, width // wide * wide]
+    seen = picture(
+        filled(section, instead={"image_size": size}),
+        channels="in_channels",
+        frames=section.integer("temporal_patch_size"),
+        multiple=side,
+    )
+    hidden = section.integer("hidden_size")
+    heads = both_ways(heads_of(section, hidden, section.first("num_heads", "num_attention_heads")))
+    mlp = Mlp(inner=section.integer("out_hidden_size"), act=tower_activation(section, "silu"), gated=True)
+    bias = section.flag("attention_bias", default=False)
+    one = layer(heads, mlp, qkv_bias=bias, o_bias=False, fused_qkv=True, rotated=True)
+    return Tower(
+        picture=seen,
+        hidden=hidden,
+        layers=[one] * section.integer(section.first("depth", "num_hidden_layers")),
+        norm=NormKind.RMS,
+        patch_bias=True,
+        positions=grid.patches,
+        position_ops=_BICUBIC,
+        patch_norm=True,
+        post_norm=True,
+    )
+
+
+def _projected(section: Section, parts: Parts, wide: int) -> tuple[Operator, ...]:
+    """The convolution over squares of patches, which lie side by side; linear, norm, activation; a gated MLP."""
+    out = section.integer("out_hidden_size")
+    down = parts.project("downsample", parts.tensor(HIDDEN, wide), out, bias=True)
+    first = parts.project("linear_1", result((down,)), out)
+    norm = parts.norm("projector_norm", result((first,)), kind=NormKind.LAYER)
+    act = parts.activate("projector_act", "gelu", result((norm,)))
+    mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "silu"), gated=True)
+    return (down, first, norm, act, *mlp.operators(parts, result((act,))))

@@ -1,0 +1,184 @@
+"""InternVL: a tower that reads tiles of 448 x 448 pixels, four of whose patches side by side an MLP brings to a token
+(arXiv:2404.16821, arXiv:2504.10479).
+
+A picture is cut into as many tiles as fit its shape, 12 at most, and a small one of all of it is added where there are
+several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Block, Graph
+from ..operators.base import Operator
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer
+from ._encoder import both_ways, holding
+from ._feed_forward import Mlp
+from ._parts import HIDDEN, NormKind, activation, heads_of
+from ._tiles import closest_grid, picture_size
+from ._tower import (
+    Scaled,
+    Tower,
+    filled,
+    joined,
+    language,
+    layers_run,
+    picture,
+    projector,
+    sides,
+    tower_activation,
+    vision,
+)
+
+_NORMS: Final = {"layer_norm": NormKind.LAYER, "rms_norm": NormKind.RMS}
+_MOST_TILES: Final = 12
+_PICTURES: Final = {  # as transformers.InternVLVisionConfig has it
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 448,
+    "patch_size": 14,
+    "norm_type": "layer_norm",
+}
+_FIRST_PICTURES: Final = {  # as InternVisionConfig of the repositories of OpenGVLab has it
+    "hidden_size": 3200,
+    "intermediate_size": 12800,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 25,
+    "image_size": 224,
+    "patch_size": 14,
+    "norm_type": "rms_norm",
+    "use_qk_norm": True,
+}
+_NAMES: Final = {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"}  # there: in transformers
+_COSTLESS: Final = "layer_scale_init_value hidden_dropout_prob projection_dropout initializer_factor"
+_FIRST_COSTLESS: Final = """
+    image_fold pad2square template system_message ps_version use_backbone_lora use_llm_lora output_attentions
+"""
+_FIRST_TOWER_COSTLESS: Final = """
+    drop_path_rate use_flash_attn capacity_factor eval_capacity_factor laux_allreduce moe_coeff_ratio moe_output_scale
+    moe_intermediate_size noisy_gate_policy num_experts num_routed_experts num_shared_experts use_residual use_rts
+    shared_expert_intermediate_size use_weighted_residual
+"""
+
+
+@architecture("internvl")
+def build(config: Section, fmt: Format) -> Graph:
+    text, width = language(config, fmt, "qwen2")
+    config.costless("image_seq_length", "tie_word_embeddings")
+    if config.get("vision_config") is None:
+        return text
+    section = filled(vision(config), _PICTURES)
+    run = _run(config, "vision_feature_layer", section)
+    config.choice("vision_feature_select_strategy", ("default",), "default")
+    tower = _tower(section, run=run, tiles=_tiles(config, section, least=1, most=_MOST_TILES))
+    act = activation(config, "projector_hidden_act", "gelu")
+    blocks = tower.blocks(fmt, tower.stream)
+    if section.flag("use_mask_token", default=False):  # which training alone reads
+        blocks = (_masked(blocks[0], tower, fmt), *blocks[1:])
+    return joined(blocks, _projected(config, tower, fmt, (width, width), act), text, tokens=_tokens(config, tower))
+
+
+@architecture("internvl_chat")
+def build_first(config: Section, fmt: Format) -> Graph:
+    """The format of the original repositories: the language model in llm_config, the tower's fields by other names."""
+    text, width = language(config, fmt, "llama", "llm_config")
+    config.section("llm_config").costless("attn_implementation", "layer_types", "moe_config")
+    config.costless(*_FIRST_COSTLESS.split())
+    if config.get("vision_config") is None:
+        return text
+    given = vision(config)
+    given.costless(*_FIRST_TOWER_COSTLESS.split(), *_NAMES)
+    if given.flag("use_moe", default=False):
+        raise given.error("use_moe", "must be false: no published tower of this architecture has experts")
+    renamed = {new: given.get(old) for old, new in _NAMES.items() if old in given}
+    section = filled(given, _FIRST_PICTURES, instead=renamed)
+    side = sides(section, "image_size")
+    if config.get("force_image_size") is not None and sides(config, "force_image_size") != side:
+        raise config.error("force_image_size", f"must be the image_size of the vision_config, {side[0]}")
+    run = _run(config, "select_layer", section)
+    tiles = 1
+    if config.flag("dynamic_image_size", default=False):
+        least, most = config.integer("min_dynamic_patch", 1), config.integer("max_dynamic_patch", 6)
+        tiles = _tiles(config, section, least=least, most=most, whole=config.flag("use_thumbnail", default=False))
+    else:
+        config.costless("min_dynamic_patch", "max_dynamic_patch", "use_thumbnail")
+    tower = _tower(section, run=run, tiles=tiles, fused_qkv=True)
+    project = _projected(config, tower, fmt, (width, width), "gelu")
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=_tokens(config, tower))
+
+
+def _run(config: Section, key: str, section: Section) -> int:
+    """Layers that are run."""
+    runs = layers_run(config, key, section.integer("num_hidden_layers"), -1)
+    if len(runs) > 1:
+        raise config.error(key, f"must be one layer; got {len(runs)}")
+    return runs[0]
+
+
+def _tiles(config: Section, section: Section, *, least: int, most: int, whole: bool = True) -> int:
+    """Tiles of a picture; `whole` adds one of all of it where there are several."""
+    rows, columns = closest_grid(picture_size(config), sides(section, "image_size"), least=least, most=most)
+    return rows * columns + (whole and rows * columns > 1)
+
+
+def _tower(section: Section, *, run: int, tiles: int, fused_qkv: bool = False) -> Tower:
+    section.costless(*_COSTLESS.split())
+    hidden, seen = section.integer("hidden_size"), picture(section)
+    attention = SelfAttention(
+        heads=both_ways(heads_of(section, hidden, "num_attention_heads")),
+        fused_qkv=fused_qkv,
+        qkv_bias=section.flag("attention_bias", default=False),
+        o_bias=True,
+        qk_norm=NormKind.RMS if section.flag("use_qk_norm", default=False) else None,
+        qk_norm_whole=True,
+    )
+    mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "gelu"), bias=True)
+    if not section.flag("use_mean_pooling", default=True):
+        raise section.error("use_mean_pooling", "must be true: no published tower of this architecture has a last norm")
+    placed = section.flag("use_absolute_position_embeddings", default=True)
+    return Tower(
+        picture=seen,
+        hidden=hidden,
+        layers=[Layer(mixer=Scaled(attention), feed_forward=Scaled(mlp))] * section.integer("num_hidden_layers"),
+        norm=_NORMS[section.choice("norm_type", _NORMS)],
+        patch_bias=True,
+        learned=1,
+        positions=seen.patches + 1 if placed else 0,
+        tiles=tiles,
+        run=run,
+    )
+
+
+def _masked(first: Block, tower: Tower, fmt: Format) -> Block:
+    """The first block with the token that stands for patches which are hidden."""
+    held = holding(first.operators[0], tower.parts(fmt), {"mask_token.weight": (1, tower.hidden)})
+    return replace(first, operators=(held, *first.operators[1:]))
+
+
+def _merged(config: Section, tower: Tower) -> int:
+    """Patches to each side of what becomes a token."""
+    ratio, seen = config.number("downsample_ratio", 0.5), tower.picture
+    side = round(1 / ratio) if ratio > 0 else 0
+    if not side or seen.height % side or seen.width % side:
+        raise config.error("downsample_ratio", f"must be one over a number that divides the {seen.height} x "
+                           f"{seen.width} patches; got {ratio:g}")  # fmt: skip
+    return side
+
+
+def _tokens(config: Section, tower: Tower) -> int:
+    return tower.picture.patches // _merged(config, tower) ** 2 * tower.tiles
+
+
+def _projected(config: Section, tower: Tower, fmt: Format, widths: tuple[int, int], act: str) -> tuple[Operator, ...]:
+    """Patches side by side, normed together, and two linears."""
+    parts = tower.parts(fmt)
+    wide = parts.tensor(HIDDEN, _merged(config, tower) ** 2 * tower.hidden)
+    norm = parts.norm("merge_norm", wide, kind=NormKind.LAYER)
+    return (norm, *projector(parts, norm.outputs[0], widths, act, bias=True))

@@ -25,6 +25,9 @@ CLIP = {**SEEN, "model_type": "clip_vision_model", "image_size": 28, "patch_size
 SIGLIP = {**SEEN, "model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14, "vision_use_head": False}
 INTERN = {**SEEN, "model_type": "internvl_vision", "image_size": [56, 56], "patch_size": [14, 14]}
 GLM = {"depth": 3, "hidden_size": 64, "num_heads": 4, "out_hidden_size": 96, "intermediate_size": 80}
+QWEN = {"depth": 2, "hidden_size": 48, "num_heads": 4, "out_hidden_size": 64, "intermediate_size": 80}
+DELTA = {"num_key_value_heads": 2, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+         "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # fmt: skip
 EXPERTS = {"moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2}
 
 
@@ -56,6 +59,8 @@ CONFIGS = {
     },
     "llava_onevision": {"text_config": _qwen(tie_word_embeddings=True), "vision_config": {**SIGLIP, "image_size": 384},
                         "tie_word_embeddings": False},
+    "qwen3_5": {"text_config": {**SIZES, **DELTA}, "vision_config": QWEN},
+    "qwen3_5 tied": {"text_config": {**SIZES, **DELTA}, "vision_config": QWEN, "tie_word_embeddings": True},
     "glm4v": {"text_config": {**SIZES, "num_key_value_heads": 2}, "vision_config": GLM},
     "glm4v tied": {"text_config": {**SIZES, "num_key_value_heads": 2}, "tie_word_embeddings": True,
                    "vision_config": {**GLM, "attention_bias": True, "spatial_merge_size": 3, "image_size": 56}},

@@ -141,6 +141,7 @@ def test_parameters_equal_those_of_transformers(name):
         ("gemma-3-4b-vision", "gemma-3-4b"),
         ("gemma-3-27b-vision", "gemma-3-27b"),
         ("qwen3-vl-30b-a3b-vision", "qwen3-vl-30b-a3b"),
+        ("qwen3.5-9b-vision", "qwen3.5-9b"),
         ("llama-4-scout-vision", "llama-4-scout"),
         ("kimi-k2.5-vision", "kimi-k2.5"),
     ],
@@ -161,6 +162,7 @@ def test_a_tower_stands_before_the_language_model_that_ships_and_is_not_active(n
         ("qwen2-vl-7b", 72 * 72 // 4),
         ("qwen2.5-vl-7b", 72 * 72 // 4),
         ("qwen3-vl-8b", 64 * 64 // 4),
+        ("qwen3.5-9b-vision", 64 * 64 // 4),
         ("gemma-3-4b-vision", 16 * 16),
         ("llama-4-scout-vision", 24 * 24 // 4),
         ("mistral-small-3.1-24b", 110 * 110 // 4),
@@ -332,6 +334,13 @@ def test_features_of_early_layers_are_added_after_the_first_layers_of_the_langua
     assert evaluate(work.ops, w) == 2 * 1024 * 2048
     assert evaluate(work.nbytes, w) == 3 * 2 * 1024 * 2048 * 2  # features and hidden states read, hidden states written
     assert sum(len(b.layers) for b in model.graph.blocks if b.main) == 28
+
+
+def test_a_tower_leaves_the_layers_that_predict_further_tokens():
+    """Together they are as many as the hub counts of the checkpoint."""
+    model = load_model("qwen3.5-9b-vision")
+    assert model.predicting.parameters == 9_653_104_368
+    assert model.predicting.parameters - model.parameters == 243_290_624
 
 
 def test_tokens_of_a_picture_see_each_other_both_ways_in_gemma_3():

@@ -1,6 +1,6 @@
 """Qwen3-Next and Qwen3.5: gated delta rule in most layers, gated attention in every fourth; experts or an MLP.
 
-A model of several modalities is its text part here, as its tokens go through it.
+Before Qwen3.5 stands the tower of Qwen3-VL, none of whose layers goes to the language model but the last.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ._feed_forward import Experts, Mlp
 from ._moe import at_most
 from ._parts import NormKind, activation, heads_of
 from ._state_space import GatedDeltaNet
+from .qwen_vl import seeing
 
 _HEAD_DIM = 256
 
@@ -32,8 +33,8 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _build(config: Section, fmt: Format, *, fused: bool, tied: bool = False) -> Graph:
-    """`tied` is what a config says that this one is a part of."""
-    tied = config.flag("tie_word_embeddings", default=tied)
+    """`tied` is whether a config that this one is a part of says so: some files say it in one of the two alone."""
+    tied = tied or config.flag("tie_word_embeddings", default=False)
     if "text_config" in config:
         config.costless(
             "image_token_id",
@@ -42,7 +43,7 @@ def _build(config: Section, fmt: Format, *, fused: bool, tied: bool = False) -> 
             "vision_end_token_id",
             "language_model_only",
         )
-        return _build(config.section("text_config"), fmt, fused=fused, tied=tied)
+        return seeing(config, _build(config.section("text_config"), fmt, fused=fused, tied=tied), fmt)
     kinds: dict[str, Mixer] = {"linear_attention": _delta(config, fused=fused), "full_attention": _attention(config)}
     layers = [
         Layer(mixer=kinds[kind], feed_forward=_experts(config) or _mlp(config), name=kind.split("_")[0])

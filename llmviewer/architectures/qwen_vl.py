@@ -1,5 +1,5 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: towers for pictures of any size, four patches of which make a token of the prompt
-(arXiv:2409.12191, arXiv:2502.13923, arXiv:2511.21631).
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and the tower of Qwen3.5: towers for pictures of any size, four patches of which make
+a token of the prompt (arXiv:2409.12191, arXiv:2502.13923, arXiv:2511.21631).
 
 A picture is as large as `image_size` of the vision_config says, height and width in pixels, and _SIDE x _SIDE where
 that says nothing, as no published config does. A patch is cut through two frames of a film; a picture stands for both.
@@ -7,6 +7,7 @@ that says nothing, as no published config does. A patch is cut through two frame
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -72,13 +73,20 @@ def build_qwen3_vl(config: Section, fmt: Format) -> Graph:
     text = language_model(config)
     tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
     language = (build_qwen3_moe if sparse else build_qwen3)(filled(text, instead={"tie_word_embeddings": tied}), fmt)
+    return seeing(config, language, fmt, deep=_DEEP_LAYERS)
+
+
+def seeing(config: Section, language: Graph, fmt: Format, *, deep: Sequence[int] = ()) -> Graph:
+    """`language` behind the tower of Qwen3-VL, where the config has one; `deep` are the layers whose result goes to the
+    language model too, where the config does not say.
+    """
     if config.get("vision_config") is None:
         return language
     section = vision(config)
     tower = _qwen3_tower(section)
     parts, merged = tower.parts(fmt), section.integer("spatial_merge_size", 2) ** 2
     out, tokens = section.integer("out_hidden_size", 3584), tower.picture.patches // merged
-    deep = integers(section, "deepstack_visual_indexes") if "deepstack_visual_indexes" in section else _DEEP_LAYERS
+    deep = integers(section, "deepstack_visual_indexes") if "deepstack_visual_indexes" in section else deep
     merge = merger(parts, tower, merged, out, norm=NormKind.LAYER)
     blocks = tower.blocks(fmt, tower.stream)
     left = blocks[-1].output

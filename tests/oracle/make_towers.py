@@ -59,6 +59,7 @@ MODELS: Final = (
     "qwen3-vl-32b",
     "qwen3-vl-30b-a3b-vision",
     "qwen3-vl-235b-a22b",
+    "qwen3.5-9b-vision",
     "gemma-3-4b-vision",
     "gemma-3-12b-vision",
     "gemma-3-27b-vision",
@@ -86,6 +87,7 @@ SIDES: Final = {
     "qwen2_5_vl": 72,
     "qwen3_vl": 64,
     "qwen3_vl_moe": 64,
+    "qwen3_5": 64,
     "kimi_k25": 72,
     "glm4v_moe": 72,
 }  # patches to a side

@@ -127,7 +127,7 @@ def main() -> None:
         origin = table.frame["source"].astype(str).to_numpy()
         for rows in table.rows:
             kept = rows.take(np.flatnonzero(~np.isin(origin[rows.places], list(NOT_FITTED))))
-            if kept.stack.library == "torch.distributed":
+            if "torch.distributed" in set(table.frame["framework"].iloc[kept.places]):
                 kept = _sends(kept, table.frame["kernel"])
             if len(kept) >= LEAST:
                 groups.append(kept)
@@ -153,7 +153,7 @@ def _sends(rows: Rows, kernels: Any) -> Rows:
     """
     switched = kernels.iloc[rows.places].astype(str).str.endswith("_dgx").to_numpy()
     chosen = switched if rows.stack.kernel == "nccl send_recv" else np.zeros(len(rows), dtype=bool)
-    return replace(rows.take(np.flatnonzero(chosen)), stack=replace(rows.stack, library="nccl"))
+    return rows.take(np.flatnonzero(chosen))
 
 
 def _some(found: list[Judged]) -> list[Judged]:

@@ -188,6 +188,8 @@ def test_a_window_below_0_is_none(tmp_path):
         (ATTENTION, "kv_dtype", "fp8", ("fp8_e4m3", "torch.float8_e5m2")),
         (EXPERTS, "framework", "trtllm", ("TensorRT-LLM", "TRTLLM", "trt-llm")),
         (EXPERTS, "framework", "vllm", ("vLLM",)),
+        ({**MESSAGE, "impl": "nccl"}, "framework", "nccl", ("torch.distributed",)),
+        (MESSAGE, "dtype", "bf16", ("",)),
         (MESSAGE, "op", "all_reduce", ("allreduce", "AllReduce", "all-reduce")),
         (MESSAGE, "op", "alltoall", ("all_to_all",)),
         ({**MESSAGE, "rows": 8}, "op", "post_attention_layernorm", ("rms_norm", "RMSNorm", "norm")),

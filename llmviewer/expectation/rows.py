@@ -40,7 +40,11 @@ _MARKS: Final = (  # the columns by which a table's family is known, where it ha
     ("collectives", "num_gpus"),
     ("elementwise", "bytes"),
 )
-_CUBLAS: Final = {"sarathi", "hf-transformers", "pytorch", "pytorch/te"}  # frameworks whose linear layers are cuBLAS's
+# Whose kernels frameworks call, by family.
+_CALLS: Final[Mapping[str, Mapping[str, str]]] = {
+    "gemm": dict.fromkeys(("sarathi", "hf-transformers", "pytorch", "pytorch/te"), "cublas"),
+    "collectives": {"torch.distributed": "nccl"},
+}
 # What libraries are called elsewhere, and operations, by their letters: those whose names profiles and analyses have.
 _LIBRARIES: Final = {
     **{name: name for name in ("vllm", "sglang", "trtllm", "cublas", "nccl", "pytorch", "triton")},
@@ -308,7 +312,7 @@ def _wrong(frame: pd.DataFrame, family: Family, numbers: Mapping[str, Array]) ->
 
 
 def _stack(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: str) -> Stack:
-    library = "cublas" if family.name == "gemm" and framework in _CUBLAS else framework
+    library = _CALLS.get(family.name, {}).get(framework, framework)
     if family.name == "gemm":
         dtype = _CALLED.get((library, dtype), dtype)
     if family.name in _TYPED:
@@ -320,6 +324,8 @@ def _stack(family: Family, framework: str, dtype: str, kv_dtype: str, kernel: st
         cache_bytes(kv_dtype or "bf16")
         kernel_type(dtype or "bf16")
         return Stack(library=library, dtype=dtype or "bf16", kv_dtype=kv_dtype or "bf16", kernel=kernel)
+    if family.name == "collectives":
+        dtype = dtype or "bf16"
     return Stack(library=library, dtype=dtype, kernel=kernel)
 
 

@@ -121,6 +121,7 @@ def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:
 def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
     """Those of the same maker, kind of memory and nearest architecture, there of the same kernel and library.
 
+    What a host launches each time says little of what is replayed from a graph, whichever device it was measured on.
     One of each device and library. Few rows do not tell all parameters, so those of another library or architecture are
     asked last.
     """
@@ -153,7 +154,13 @@ def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
     if not family.aged:
         return (maker,)
     slowed = family.computes and not family.halves and _slowed(other) != _slowed(device)
-    return (maker, int(slowed), *relation, library + kernel)
+    paced = _paced(entry.stack) != _paced(stack)
+    return (maker, int(slowed), int(paced), *relation, library + kernel)
+
+
+def _paced(stack: Stack) -> bool:
+    """Whether a host launches it time and again, which takes it longer than replaying a graph does a short message."""
+    return "_eager " in stack.kernel
 
 
 def _slowed(device: Kin) -> bool:

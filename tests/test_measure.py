@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -526,6 +528,21 @@ def test_a_folder_holds_rows_of_one_machine(tmp_path, key, value, message):
         session(tmp_path, Library())
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_folder_is_measured_into_by_one_process_at_a_time(tmp_path):
+    held = "import sys, pathlib; from llmviewer.measuring.journal import _lock; "
+    held += "_lock(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", held, tmp_path], stdin=pipe, stdout=pipe) as other:
+        other.stdout.readline()
+        with pytest.raises(InputError) as raised:
+            session(tmp_path, Library())
+        other.stdin.close()
+    assert str(raised.value) == (
+        f"{tmp_path}: another `llmviewer measure` writes to it; wait until it is done, as both would be slower"
+    )
+    assert session(tmp_path, Library()).journal.complete
 
 
 def test_a_file_that_is_no_journal_is_not_overwritten(tmp_path):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _BACKENDS: Final = ("auto", "triton", "torch", "cpu")
 _QUIET_S: Final = 10  # between two lines on progress where there is no terminal
 _DISTURBED: Final = 0.05
+_STACK: Final = ("family", "framework", "dtype", "kv_dtype", "attn", "kernel", "op")
 _WIDTH: Final = 79
 _BAR: Final = 20
 
@@ -145,7 +146,7 @@ def _report(session: Session, form: str, before: int) -> None:
     if session.broken:
         click.echo(f"The device gave nothing more after {session.broken}:\nthe same command goes on without it")
     click.echo(f"{folder}: {counted(len(journal.rows), 'row')}, {len(journal.rows) - before} of them new")
-    kinds = Counter((row["family"], row["framework"], row["dtype"], row.get("kernel")) for row in journal.rows)
+    kinds = Counter(tuple(str(row.get(name)) for name in _STACK) for row in journal.rows)
     fullest = max(kinds.values(), default=0)
     if fullest < LEAST:
         click.echo(f"calibrate needs {LEAST} rows of one kernel and data type; the most is {fullest}: measure longer")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 _FILE: Final = "journal.jsonl"
+_LOCK: Final = "journal.lock"
 Launched = tuple[tuple[str, ...], str]  # a kind of launches, and a tiling in words, "" for the rule's
 _SAME: Final = ("schema", "gpu", "device", "driver", "versions")  # what rows of one folder have in common
 
@@ -27,7 +30,7 @@ _SAME: Final = ("schema", "gpu", "device", "driver", "versions")  # what rows of
 class Journal:
     """A folder with the rows of one machine and its libraries.
 
-    Raises InputError where the folder cannot be made or written to, or holds rows of others.
+    Raises InputError where the folder cannot be made or written to, holds rows of others, or another process measures.
     """
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
@@ -39,6 +42,7 @@ class Journal:
         self._tried: set[Launched] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            _lock(folder)
             lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
             whole = [line for line in lines if line.endswith(b"\n")]  # a kill may have left half of one
             if len(whole) < len(lines):
@@ -132,6 +136,28 @@ class Journal:
             write(path, partial(_fill, pd.DataFrame(rows), suffix))
             paths.append(path)
         return paths
+
+
+def _lock(folder: Path) -> None:
+    """Makes the folder this process's alone until it ends: two would disturb each other's times. The file stays open,
+    since closing it would free it.
+
+    Raises InputError where another process has it.
+    """
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        os.close(file)
+        raise InputError(
+            f"{folder}: another `llmviewer measure` writes to it; wait until it is done, as both would be slower"
+        ) from None
+    except OSError:  # there are file systems without locks
+        pass
 
 
 def _fill(frame: pd.DataFrame, suffix: str, path: Path) -> None:

@@ -177,6 +177,14 @@ def test_encoders_see_both_ways_and_scores_that_are_stored_are_products_of_every
     assert eager["softmax",].kernels[0].stack.kernel == "softmax"
 
 
+@pytest.mark.parametrize(("quant", "said"), [("KV8", False), ("KV4", True)])
+def test_a_cache_of_fewer_bits_than_were_measured_is_said_to_be(quant, said):
+    operators = analyze("llama-3.1-8b", "h100-sxm", quant=quant).phases.decode.operators
+    sources = {op.name: op.expectation_source for op in operators}
+    assert sources["attention"].endswith("; as with a cache of 8 bits, since none of fewer was measured") == said
+    assert sources["attention"].startswith("calibrated on h100-sxm")
+
+
 def test_collectives_are_those_of_nccl_but_for_short_sums():
     made = found("llama-3-8b", Workload.decode(batch=np.array([1.0, 4096.0]), kv_len=9), layout="tp=4")
     own, nccl = made["o_proj_all_reduce",].kernels

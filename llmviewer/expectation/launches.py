@@ -42,6 +42,8 @@ _MOVERS: Final[Mapping[str, str]] = {
     "embedding": "emb",
 }
 _INDEXER: Final = "no indexer was measured: as attention with half a key for a value, or of its bytes alone"
+_LEAST_CACHED: Final = 8  # bits of the caches that were measured
+_WIDER_CACHE: Final = "as with a cache of 8 bits, since none of fewer was measured"
 _STREAMS: Final = ("add", "elementwise", "quantize", "permute", "combine", "place", "transfer", *_MOVERS)
 _COLLECTIVES: Final[Mapping[type[Operator], str]] = {
     AllReduce: "all_reduce", AllGather: "all_gather", ReduceScatter: "reduce_scatter", AllToAll: "alltoall",
@@ -223,7 +225,9 @@ def _launch(place: int, work: _Work, library: str, half: str) -> Launch:
     if isinstance(op, FlashAttention):
         kernels = tuple(k for spans in work.groups for k in _attention(op, work.part(spans), library, half))
         known = isinstance(op.heads.mask, Causal | Everything | Across)
-        return Launch(members=members, kernels=kernels, remark="" if known else "such masks were not measured")
+        narrow = op.inputs[1].format.bits < _LEAST_CACHED
+        remarks = ("" if known else "such masks were not measured", _WIDER_CACHE if narrow else "")
+        return Launch(members=members, kernels=kernels, remark="; ".join(filter(None, remarks)))
     if isinstance(op, QK | SV):
         return Launch(
             members=members, kernels=tuple(_scores(op, work.part(spans), library, half) for spans in work.groups)

@@ -144,6 +144,23 @@ def test_more_work_takes_longer(name, column):
     assert np.all(np.diff(times) > 0)
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("A100", "a100-sxm-80gb"), ("a100_sxm", "a100-sxm-80gb"), ("A100-40G", "a100-sxm-40gb"),
+        ("NVIDIA B300 SXM6 AC", "b300"), ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"), ("RTX4090", "rtx-4090"),
+    ],
+)  # fmt: skip
+def test_names_of_tables_and_drivers_are_those_of_a_device(written, name):
+    assert find(written).name == name
+
+
+@pytest.mark.parametrize("written", ["NVIDIA GeForce RTX 4090 Laptop GPU", "H100 MIG 1g.10gb", "RTX 5090 D"])
+def test_a_part_of_a_device_or_a_notebook_s_is_not_it(written):
+    with pytest.raises(InputError, match="no hardware"):
+        find(written)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_device_with_twice_the_rates_takes_half_of_what_is_not_latency(name):
     columns = shapes(name, **{GROWS[name][-1]: SHAPES[name][GROWS[name][-1]] * 512})

@@ -19,6 +19,16 @@ from ..resource import MEMORY, Unit, matrix, vector
 
 _VENDORS: Final = re.compile(r"^(?:nvidia|amd|intel|instinct)-")
 _MARKS: Final = re.compile(r"\((?:r|tm)\)")  # which drivers write
+_SERIES: Final = re.compile(r"\b(rtx|gtx|rx)(?=\d)")  # which some write without a space behind
+# What tables call by less than a whole name, and mean.
+_USUAL: Final = {
+    "a100": "a100-sxm-80gb", "a100-sxm": "a100-sxm-80gb", "a100-pcie": "a100-pcie-80gb", "a800": "a800-sxm-80gb",
+    "a100-80g": "a100-sxm-80gb", "a100-40g": "a100-sxm-40gb", "v100": "v100-sxm2-16gb",
+}  # fmt: skip
+# What names another device where it follows a known one: parts of it, and those of notebooks.
+_OTHERS: Final = frozenset(
+    {"laptop", "mobile", "mig", "vgpu", "ti", "super", "d", "xt", "xtx", "lite", "mini", "ultra", "max", "pro"}
+)
 # Where a file does not count the cores or the last cache: the relative whose counts are carried over. Apple publishes
 # no size of the system level cache; M3 Max is the last of which one is known.
 _RELATIVES: Final[Mapping[str, str]] = {
@@ -122,7 +132,7 @@ def find(name: str) -> Device:
     """The device that a table of measurements calls `name`, such as "H100-SXM-80GB".
 
     A file may have the maker in its name, as drafts have; else the maker goes, and form factors and sizes do, which
-    makers of tables add.
+    makers of tables add; words that make it another device, such as Laptop, do not.
 
     Raises InputError, with the nearest names, where there is none such.
     """
@@ -150,9 +160,10 @@ def _find(name: str, folder: str, own: object) -> Device | str:  # noqa: ARG001 
 
 
 def _read(name: str) -> Device:
-    given = re.sub(r"[\s_/]+", "-", _MARKS.sub("", name.strip().lower()))
+    given = _SERIES.sub(r"\1-", re.sub(r"[\s_/]+", "-", _MARKS.sub("", name.strip().lower())))
     plain = _VENDORS.sub("", given)
-    for candidate in (name.strip(), *_shortened(given, plain)):
+    for written in (name.strip(), *_shortened(given, plain)):
+        candidate = _USUAL.get(written, written)
         try:
             hardware_file(candidate)
         except InputError:
@@ -162,7 +173,12 @@ def _read(name: str) -> Device:
 
 
 def _shortened(*names: str) -> Iterator[str]:
-    """The names, word by word from their ends, as long as there are words."""
+    """The names, word by word from their ends, as long as there are words, and none of another device."""
     words = [name.split("-") for name in names]
     for fewer in range(max(map(len, words))):
-        yield from ("-".join(parts[: len(parts) - fewer]) for parts in words if fewer < len(parts))
+        left = (len(parts) - fewer for parts in words)
+        yield from (
+            "-".join(parts[:count])
+            for parts, count in zip(words, left, strict=True)
+            if count > 0 and not _OTHERS & {*parts[count:]}
+        )

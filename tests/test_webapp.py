@@ -526,7 +526,9 @@ def test_every_field_has_a_control_with_a_line_about_it(app):
     assert set(state.TABS) >= {tab.name for tab in TABS}
 
 
-@pytest.mark.parametrize("text", ["", "W4A16g128", "fp8", "W8A8KV8", "nvfp4", "W1.58A8", "W4A16,down_proj=W8A16"])
+@pytest.mark.parametrize(
+    "text", ["", "W4A16g128", "fp8", "W8A8KV8", "nvfp4", "W1.58A8", "W4A16,down_proj=W8A16", "Q4_K_M"]
+)
 def test_parts_of_a_precision(text):
     parts = controls.precision_parts(text)
     again = controls.precision_of(parts)
@@ -535,10 +537,17 @@ def test_parts_of_a_precision(text):
     assert controls.precision_parts("W4A16g128") == {"W": "4g128", "A": "16", "KV": "usual"}
 
 
+def test_a_file_type_of_llama_cpp_is_a_part_beside_others():
+    parts = controls.precision_parts("q4_k_m,A8KV8")
+    assert parts == {"W": "Q4_K_M", "A": "8", "KV": "8"}
+    assert controls.precision_of(parts) == "Q4_K_M,A8KV8"
+    assert controls.precision_of({**parts, "W": "4g128"}) == "W4g128A8KV8"
+
+
 def test_every_part_of_a_precision_can_be_asked_for():
     for letter, (_, shorts) in controls.PARTS.items():
         for short in shorts:
-            answers.answers(State(quant=f"{letter}{short}"))
+            answers.answers(State(quant=controls.precision_of({letter: short})))
 
 
 def test_the_style_knows_the_colours_that_figures_are_drawn_in():

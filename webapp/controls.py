@@ -26,17 +26,20 @@ from .words import CONTROLS
 
 SLIDERS: Final = {"batch": 10, "prompt": 17, "gen": 14}  # log2 of where they end
 DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
+_FILE_TYPES: Final = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ3_M", "Q2_K")  # of llama.cpp's, those most used
 PARTS: Final = {  # of a precision: the letter of each, and what it can be in short
-    "W": ("weights", ("16", "fp8", "8", "4g128", "nf4", "nvfp4", "mxfp4", "3g128", "2g128", "1.58")),
+    "W": ("weights", ("16", "fp8", "8", "4g128", "nf4", "nvfp4", "mxfp4", "3g128", "2g128", "1.58", *_FILE_TYPES)),
     "A": ("activations", ("16", "fp8", "8", "nvfp4", "4")),
     "KV": ("KV cache", ("16", "fp8", "8", "4")),
 }
 _NAMES: Final = {
     "16": "16 bits", "8": "int8", "4": "int4", "4g128": "int4, groups of 128", "3g128": "int3, groups of 128",
     "2g128": "int2, groups of 128", "1.58": "ternary (1.58 bits)",
+    **{name: f"llama.cpp's {name}" for name in _FILE_TYPES},
 }  # fmt: skip
 _PRESETS: Final = (
     "W8A16", "W4A16g128", "W3A16g128", "W8A8", "fp8", "W4A8KV4", "W4A4KV4", "nvfp4", "mxfp4", "W1.58A8", "KV8",
+    "Q4_K_M", "Q8_0",
 )  # fmt: skip
 _BETWEEN: Final = {"techniques": ";", "quants": ";", "pins": "|"}  # what stands between several, in one text
 _SWEEPS: Final = {
@@ -168,25 +171,30 @@ def precision_parts(quant: str) -> dict[str, str]:
     if not quant:
         return dict.fromkeys(PARTS, _USUAL)
     try:
-        scheme = parse_quantization(quant).scheme
+        asked = parse_quantization(quant)
     except InputError:
         return dict.fromkeys(PARTS, _USUAL)
+    scheme, mixture = asked.scheme, asked.mixture
     stored = zip(PARTS, (scheme.weight, scheme.activation, scheme.kv_cache), strict=True)
-    return {
+    parts = {
         letter: next((short for short, fmt in _formats(letter).items() if fmt == own), _USUAL) for letter, own in stored
     }
+    return parts | {"W": mixture.name} if mixture and mixture.name in _FILE_TYPES else parts
 
 
 @cache
 def _formats(letter: str) -> dict[str, Format | None]:
     """What the short names of a part stand for."""
-    schemes = {short: parse_scheme(f"{letter}{short}") for short in PARTS[letter][1]}
+    schemes = {short: parse_scheme(f"{letter}{short}") for short in PARTS[letter][1] if short not in _FILE_TYPES}
     return {short: one.weight or one.activation or one.kv_cache for short, one in schemes.items()}
 
 
 def precision_of(parts: dict[str, str]) -> str:
     """The notation for parts by their letters."""
-    return "".join(f"{letter}{short}" for letter, short in parts.items() if short and short != _USUAL)
+    weights = parts.get("W")
+    mixture = weights if weights in _FILE_TYPES else ""
+    others = (f"{letter}{short}" for letter, short in parts.items() if short and short not in (_USUAL, mixture))
+    return ",".join(filter(None, (mixture, "".join(others))))
 
 
 def named(texts: Iterable[str]) -> list[str]:

@@ -258,7 +258,7 @@ class Analysis:
             "faster": [asdict(one) for one in self.faster],
             "notes": list(self.remarks),
         }
-        return {key: plain(value) for key, value in document.items()}
+        return plain(document)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per phase and operator, the fields of OperatorResult as columns."""

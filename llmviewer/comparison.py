@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ from .analysis import MAX
 from .cells import LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, Expected, cells_of
 from .errors import InputError
 from .expectation.profile import Profile, read_given
+from .facts import plain
 from .fleet import Fleet, Known
 from .hardware import Hardware
 from .hardware_files import load_hardware, loaded
@@ -107,7 +107,7 @@ class Comparison:
             for key, values in self._columns(cell).items()
         }
         for values in zip(*columns.values(), strict=True):
-            yield {key: _plain(value) for key, value in zip(columns, values, strict=True)}
+            yield plain(dict(zip(columns, values, strict=True)))
 
     def _columns(self, cell: Cell) -> dict[str, Any]:
         """What is said of a cell: one value, or one for each batch."""
@@ -366,10 +366,3 @@ def _between(at: Callable[[Column], Pass], low: float, high: float, group: str, 
         low, high = tried[place - 1], tried[place]
         if high - low <= 1:
             return int(high), bounds[place]
-
-
-def _plain(value: Any) -> Any:
-    """`value` for JSON and CSV: whole floats as ints, None for what is unknown."""
-    if isinstance(value, float):
-        return None if isnan(value) else int(value) if value.is_integer() else float(value)
-    return value

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from .hardware import Hardware
@@ -42,7 +42,7 @@ def describe_hardware(hardware: Hardware) -> dict[str, Any]:
         "title": hardware.title,
         "rates": {str(resource): rate for resource, rate in hardware.rates.items()},
         "capacity_bytes": hardware.capacity,
-        "on_chip_bytes": hardware.on_chip_bytes if math.isfinite(hardware.on_chip_bytes) else None,
+        "on_chip_bytes": hardware.on_chip_bytes,
     }
 
 
@@ -54,18 +54,28 @@ def hardware_facts(hardware: Hardware) -> dict[str, Any]:
         for f in hardware.facts
     ]
     about = ("vendor", "kind", "architecture", "released", "status", "aliases", "notes")
-    document = {**describe_hardware(hardware), **{key: getattr(hardware, key) for key in about}, "facts": facts}
-    return {key: plain(value) for key, value in document.items()}
+    return plain({**describe_hardware(hardware), **{key: getattr(hardware, key) for key in about}, "facts": facts})
 
 
 def _whole(value: float) -> float | int:
     return int(value) if float(value).is_integer() else value
 
 
-def plain(value: Any) -> Any:
-    """`value` for JSON: whole floats as ints, so that counts read as counts."""
+def finite(document: Mapping[str, Any]) -> dict[str, Any]:
+    """`document` for JSON, which has no numbers that are not finite: None in their place, however deep they stand."""
+    return {key: _changed(value, lambda number: number) for key, value in document.items()}
+
+
+def plain(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with whole floats as ints, so that counts read as counts."""
+    return {key: _changed(value, _whole) for key, value in document.items()}
+
+
+def _changed(value: Any, change: Callable[[float], float]) -> Any:
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: _changed(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return _whole(value) if isinstance(value, float) else value
+        return [_changed(item, change) for item in value]
+    if isinstance(value, float):
+        return change(value) if isfinite(value) else None
+    return value

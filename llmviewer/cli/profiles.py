@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..errors import InputError, suggest
-from . import options as shared
 
 if TYPE_CHECKING:
     from ..expectation.profile import Entry, Profile
@@ -67,6 +66,7 @@ def _is_device(name: str) -> bool:
 
 def _plain(profile: Profile, entry: Entry) -> dict[str, Any]:
     from ..expectation.trend import plain
+    from ..facts import finite
 
     return {
         "device": entry.device,
@@ -77,7 +77,7 @@ def _plain(profile: Profile, entry: Entry) -> dict[str, Any]:
         "kernel": entry.stack.kernel,
         "version": entry.version,
         "rows": entry.rows,
-        "held_out": shared.finite(asdict(entry.held_out)),
+        "held_out": finite(asdict(entry.held_out)),
         "parameters": dict(entry.parameters),
         "trend": plain(entry.trend) if entry.trend else None,
         "source": list(profile.sources),

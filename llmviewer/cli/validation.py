@@ -180,8 +180,10 @@ def _check_folder() -> None:
 
 def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]]) -> str:
     if form == "json":
+        from ..facts import finite
+
         found = {k: v for k, v in asdict(scores).items() if k != "points"}
-        return json.dumps(shared.finite({"inputs": dict(inputs), **found}), indent=2) + "\n"
+        return json.dumps(finite({"inputs": dict(inputs), **found}), indent=2) + "\n"
     from ..reports import validation
 
     return (validation.render_html if form == "html" else validation.render_text)(scores, inputs)

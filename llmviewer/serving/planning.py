@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..expectation.engines import find_engine
 from ..expectation.network import Kernels
 from ..expectation.profile import Profile
+from ..facts import finite
 from ..fleet import Known
 from ..graph import Graph
 from ..hardware import Hardware
@@ -134,39 +135,39 @@ class ServicePlan:
         front = {id(one) for one in self.front}
         for rank, one in enumerate((*self.able, *self.unmeasured, *self.rejected), 1):
             least = one.least or one
-            yield {
+            yield finite({
                 "rank": rank if rank <= len(self.able) else None, "pareto": id(one) in front,
                 "expected": one.least is not None, "hardware": one.hardware.name,
                 "quant": one.quant, "layout": str(one.layout), "devices": one.devices or None,
-                **{name: _plain(getattr(one, name)) for name in _NUMBERS},
-                **{f"bound_{name}": _plain(getattr(least, name)) for name in _BOUND},
+                **{name: getattr(one, name) for name in _NUMBERS},
+                **{f"bound_{name}": getattr(least, name) for name in _BOUND},
                 "factor": one.factor or None, "reason": one.reason or None,
-            }  # fmt: skip
+            })  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
         rows = list(self.rows())
         able, known = len(self.able), len(self.able) + len(self.unmeasured)
         best = next((row for row, one in zip(rows, self.able, strict=False) if one is self.best), None)
-        return {
+        return finite({
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
             "model": self.model.name,
             "inputs": {
                 "rate": self.rate, "prompt": self.prompt, "gen": self.gen, "by": str(self.by), "years": self.years,
                 "max_devices": self.max_devices, "quants": list(self.quants), "kernels": self.kernels,
-                **{key: value if isfinite(value) else None for key, value in asdict(self.goals).items()},
+                **asdict(self.goals),
             },
             "tried": self.tried, "considered": self.considered, "priced": self.priced, "left_out": list(self.left_out),
             "best": best,
             "least": None if self.least is None else {
                 "hardware": self.least.hardware.name, "quant": self.least.quant, "layout": str(self.least.layout),
-                "devices": self.least.devices, **{name: _plain(getattr(self.least, name)) for name in _BOUND},
+                "devices": self.least.devices, **{name: getattr(self.least, name) for name in _BOUND},
             },
             "candidates": rows[:able],
             "unmeasured": rows[able:known],
             "rejected": rows[known:],
-        }  # fmt: skip
+        })  # fmt: skip
 
 
 def plan(
@@ -228,9 +229,7 @@ def plan(
         if values is not None and not len(values):
             raise InputError(f"{name}: nothing to plan with")
     check_bound(bound, library, engine, profiles)
-    made = find_engine(engine) if engine else None
-    if made and library:
-        raise InputError(f"library must be left out beside engine {engine}, which runs kernels of {made.library}")
+    made = find_engine(engine, library) if engine else None
     eager = made.attention if made else None
     _check(max_devices, layouts or ())
     base = Setting.of(model, devices[0], attention=eager, library=library, profiles=profiles)
@@ -404,7 +403,3 @@ def _bits_less(quant: str) -> tuple[float, ...]:
 
 def _worst(value: float) -> float:
     return inf if isnan(value) else value
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not isfinite(value) else value

@@ -14,6 +14,7 @@ from .. import __version__, given
 from ..cells import hourly
 from ..errors import InputError
 from ..expectation.profile import Profile
+from ..facts import finite
 from ..hardware import Hardware
 from ..layout import ALONE, Layout
 from ..model import Model
@@ -21,7 +22,7 @@ from ..setting import Setting, whole
 from ..techniques import Technique
 from .lengths import Lengths, Tokens
 from .policy import Policy, parse_policy
-from .service import check_bound, check_requests, drawn_from, known, scheduler, summary
+from .service import check_bound, check_requests, drawn_from, scheduler, summary
 from .simulation import SPARE, Span
 from .simulation import saturate as span_of
 from .steady import Steady, steady
@@ -94,7 +95,7 @@ class Sustained:
         return f"{room}. Of the time {steps}."
 
     def numbers(self) -> dict[str, Any]:
-        """For JSON."""
+        """For the JSON document."""
         closed = {"max_rate": self.closed.max_rate, "max_batch": self.closed.max_batch} if self.closed else None
         return {
             "span_s": self.span_s,
@@ -154,7 +155,7 @@ class Saturation:
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
         setting = self.setting
-        return {
+        return finite({
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
             "model": setting.model.name,
@@ -172,14 +173,12 @@ class Saturation:
             **self._numbers(self.bound),
             "expected": self._numbers(self.expected) if self.expected else None,
             "unknown": self.unknown or None,
-        }  # fmt: skip
+        })  # fmt: skip
 
     def _numbers(self, run: Sustained) -> dict[str, Any]:
-        spent = {
-            "tokens_per_joule_at_tdp": known(self.tokens_per_joule(run)),
-            "tokens_per_dollar": known(self.tokens_per_dollar(run)),
-        }
-        return run.numbers() | spent
+        return run.numbers() | {
+            "tokens_per_joule_at_tdp": self.tokens_per_joule(run), "tokens_per_dollar": self.tokens_per_dollar(run),
+        }  # fmt: skip
 
 
 def saturate(
@@ -237,18 +236,13 @@ def saturate(
     most = _fitting(steps, some, chosen, block) if max_batch is None else max_batch
     capped = max_batch is not None or most == _MOST
     count = max(_LEAST, _ROUNDS * steps.ranks * most) if requests is None else requests
+    first = 0 if chosen.drains else steps.ranks * most
     while True:
         traffic = at_once(lengths, check_requests(count), seed)
-        first = 0 if chosen.drains else steps.ranks * most
-        spans = [
-            span_of(run, *_midway(traffic, first, seed), policy=chosen, max_batch=most, block=block) for run in runs
-        ]
-        found = [
-            _sustained(run, span, traffic, chosen, max_batch=most, copies=copies, capped=capped)
-            for run, span in zip(runs, spans, strict=True)
-            if span
-        ]
-        if len(found) == len(runs):
+        waiting = _midway(traffic, first, seed)
+        found = [span_of(run, *waiting, policy=chosen, max_batch=most, block=block) for run in runs]
+        spans = [span for span in found if span]
+        if len(spans) == len(runs):
             break
         if requests is not None:
             raise InputError(
@@ -256,9 +250,13 @@ def saturate(
                 "is past its start; leave it out for as many as it takes"
             )
         count *= 2
+    bounds, *expected = (
+        _sustained(run, span, traffic, chosen, max_batch=most, copies=copies, capped=capped)
+        for run, span in zip(runs, spans, strict=True)
+    )
     return Saturation(
         setting=setting, policy=chosen, searched=free, copies=copies, max_batch=most, block=block, seed=seed,
-        traffic=traffic, years=years, bound=found[0], expected=found[1] if len(found) > 1 else None, unknown=unknown,
+        traffic=traffic, years=years, bound=bounds, expected=expected[0] if expected else None, unknown=unknown,
     )  # fmt: skip
 
 

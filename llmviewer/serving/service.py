@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..disaggregation import KvTransfer
 from ..errors import InputError
 from ..expectation.engines import find_engine
 from ..expectation.profile import Profile
+from ..facts import finite
 from ..hardware import Hardware
 from ..layout import ALONE, Layout
 from ..model import Model
@@ -236,7 +237,7 @@ class Simulation:
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
         kernels = self.setting.kernels
-        return {
+        return finite({
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
             "model": self.setting.model.name,
@@ -250,22 +251,22 @@ class Simulation:
                 "prefill_hardware": self.reads.hardware.name if self.reads else None,
                 "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
                 "empty_requests": self.traffic.empty,
-                "rate": known(self.traffic.rate), "mean_prompt": float(np.mean(self.traffic.prompt)),
-                "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": known(self.goals.ttft_s),
-                "tpot_s": known(self.goals.tpot_s), "years": self.years,
+                "rate": self.traffic.rate, "mean_prompt": float(np.mean(self.traffic.prompt)),
+                "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": self.goals.ttft_s,
+                "tpot_s": self.goals.tpot_s, "years": self.years,
             },
             "devices": self.devices,
             **self.numbers(),
             "expected": self.expected.numbers() if self.expected else None,
             "unknown": self.unknown or None,
-        }  # fmt: skip
+        })  # fmt: skip
 
     def numbers(self) -> dict[str, Any]:
-        """What became of the requests, for JSON."""
+        """What became of the requests."""
         return {
             "times": {name: summary(values) for name, values in self.metrics.items()},
             "span_s": self.span_s,
-            "drained": known(self.drained),
+            "drained": self.drained,
             "tokens_per_s": self.tokens_per_s,
             "requests_per_s": self.requests_per_s,
             "good": self.good,
@@ -275,17 +276,15 @@ class Simulation:
             "mean_running": self.usage.sequence_s / (self.copies * self.span_s),
             "mean_decoding": self.decoding,
             "preemptions": self.preemptions,
-            "usage": {f.name: getattr(self.usage, f.name) for f in fields(Usage)},
-            "tokens_per_joule_at_tdp": known(self.tokens_per_joule),
-            "tokens_per_dollar": known(self.tokens_per_dollar),
+            "usage": asdict(self.usage),
+            "tokens_per_joule_at_tdp": self.tokens_per_joule,
+            "tokens_per_dollar": self.tokens_per_dollar,
             "limit": self.limit,
-            "closed_form": None if self.closed is None else {
-                f.name: known(getattr(self.closed, f.name)) for f in fields(Steady)
-            },
+            "closed_form": asdict(self.closed) if self.closed else None,
             "queue": [
                 {"time_s": t, "waiting": n} for t, n in zip(*(c.tolist() for c in thinned(*self.waiting)), strict=True)
             ],
-        }  # fmt: skip
+        }
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One for each request. [s], [tokens]"""
@@ -522,8 +521,3 @@ def _counted(come: Times, go: Times) -> tuple[Times, Times]:
     order = np.argsort(time_s, kind="stable")
     change = np.concatenate((np.ones(len(come)), -np.ones(len(go))))
     return time_s[order], np.cumsum(change[order])
-
-
-def known(value: float) -> float | None:
-    """For JSON, which has no numbers that are not finite."""
-    return value if isfinite(value) else None

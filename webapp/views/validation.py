@@ -22,6 +22,7 @@ from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
 from llmviewer.expectation.profile import SIBLINGS, Entry, Error
 from llmviewer.expectation.validate import Predictions, Validation, predict, validate
+from llmviewer.facts import finite
 from llmviewer.hardware_files import hardware_aliases
 from llmviewer.reports.trust import Dot, against, errors
 from llmviewer.units import counted, seconds
@@ -268,11 +269,10 @@ def _entries(found: Sequence[Answer]) -> list[Entry]:
 
 
 def _errors(error: Error) -> dict[str, float | None]:
-    numbers = {
+    return finite({
         "held_out": error.mape, "median": error.median, "short": error.mape_short, "long": error.mape_long,
         "covered": error.covered,
-    }  # fmt: skip
-    return {key: None if math.isnan(value) else value for key, value in numbers.items()}
+    })  # fmt: skip
 
 
 def _said(family: str) -> str:

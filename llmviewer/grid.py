@@ -123,12 +123,8 @@ def sweep(
     over = laid_out(over)
     for axis, values in over.items():
         _check_axis(axis, values)
-    given.one(
-        model=model, hardware=hardware, quant=quant, attention=attention, accounting=accounting, mla=mla, layout=layout,
-        offload=offload, library=library, engine=engine,
-    )  # fmt: skip
-    given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
-    given.number(expert_skew=expert_skew)
+    given.one(quant=quant)
+    given.listed(hardware_set=hardware_set, techniques=techniques)
     ours = parse_techniques(techniques)
     check_techniques(ours, over, gen)
     check_changes(hardware_set, over)

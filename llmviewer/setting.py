@@ -177,10 +177,14 @@ class Setting:
         fetched.
         """
         absorbed = self.mla is not Mla.NAIVE and self._has(LatentExpansion)
-        fetched = self.offload.kv > 0
-        differs = self.layout.cp > 1 or fetched or (absorbed and self.mla is Mla.AUTO and not self._has(Indexer))
-        differs = differs or any(one.decode_alone for one in self.techniques)
+        apart = absorbed and self.mla is Mla.AUTO and not self._has(Indexer)
+        differs = self._placed_apart or self.offload.kv > 0 or apart
         return self._lowered(absorbed=absorbed, decode=True) if differs else self.graph
+
+    @property
+    def _placed_apart(self) -> bool:
+        """Whether ranks or techniques tell decode steps from prefills."""
+        return self.layout.cp > 1 or any(one.decode_alone for one in self.techniques)
 
     def _has(self, kind: type[Operator]) -> bool:
         return any(isinstance(op, kind) for _, op in self._changed(decode=False))
@@ -311,18 +315,16 @@ class Setting:
             return self._placed(decode=decode).then(*latent, *flash, survey(self.quantization.scheme), *away)
         joined = (overlapped,) if self.layout.overlap else ()
         ours = (partial(one.lowered, hardware=self.hardware, decode=decode) for one in self.techniques)
-        differs = decode and (self.layout.cp > 1 or any(one.decode_alone for one in self.techniques))
-        quantized = (
-            self._placed(decode=True).then(quantize(self.quantization, self.model.graph))
-            if differs
-            else self._quantized
-        )
-        return quantized.then(*latent, *flash, *ours, *away, *joined)
+        apart = decode and self._placed_apart
+        return (self._stored(decode=True) if apart else self._quantized).then(*latent, *flash, *ours, *away, *joined)
 
     @cached_property
     def _quantized(self) -> Graph:
-        """What a prefill runs, and a decode step where neither ranks nor techniques tell them apart."""
-        return self._placed(decode=False).then(quantize(self.quantization, self.model.graph))
+        """What a prefill runs, and a decode step that is not _placed_apart."""
+        return self._stored(decode=False)
+
+    def _stored(self, *, decode: bool) -> Graph:
+        return self._placed(decode=decode).then(quantize(self.quantization, self.model.graph))
 
     def _placed(self, *, decode: bool) -> Graph:
         """What each device runs of the model as techniques change it."""
@@ -369,8 +371,10 @@ def _predicting(model: Model, techniques: Sequence[Technique]) -> Model:
 
     Raises InputError where it has none, and where a technique drafts with them.
     """
-    if any(one.name == "mtp" for one in techniques):
-        raise InputError("mtp: runs in every pass the layers that --with mtp drafts with between passes; leave one out")
+    for one in techniques:
+        if one.predicts:
+            layers = f"the layers that --with {one.name} drafts with between passes"
+            raise InputError(f"mtp: runs in every pass {layers}; leave one out")
     if model.predicting is None:
         raise InputError(f"mtp: {model.name} has no layers that predict further tokens, or none that are known")
     return model.predicting
@@ -388,9 +392,7 @@ def _engine(name: str, library: str, accounting: Accounting, kernels: Kernels) -
     Raises InputError where there is none such, where something else that is given excludes it, and where nothing is
     known of kernels on the device.
     """
-    engine = find_engine(name)
-    if library:
-        raise InputError(f"library must be left out beside engine {name}, which runs kernels of {engine.library}")
+    engine = find_engine(name, library)
     if accounting is Accounting.SURVEY:
         raise InputError("engine: survey accounting counts what no kernel does; use faithful")
     if isinstance(kernels.device, str):

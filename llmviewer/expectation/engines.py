@@ -108,8 +108,11 @@ ENGINES: Final = {
 }  # fmt: skip
 
 
-def find_engine(name: str) -> Engine:
-    """Raises InputError, with the nearest names, where there is none such."""
+def find_engine(name: str, library: str = "") -> Engine:
+    """Raises InputError, with the nearest names, where there is none such, and where another library is asked for."""
     if name not in ENGINES:
         raise InputError(f"no engine {name!r}; {suggest(name, ENGINES)}")
-    return ENGINES[name]
+    engine = ENGINES[name]
+    if library:
+        raise InputError(f"library must be left out beside engine {name}, which runs kernels of {engine.library}")
+    return engine

@@ -80,6 +80,7 @@ class Technique:
     name: ClassVar[str] = ""
     kind: ClassVar[Kind]
     touches: ClassVar[Touches]
+    predicts: ClassVar[bool] = False  # runs the layers of `mtp`, if not in every pass
     order: ClassVar[int] = 0  # lower ones change graph and passes before higher ones, whichever was asked for first
 
     def __post_init__(self) -> None:

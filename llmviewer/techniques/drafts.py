@@ -254,6 +254,7 @@ class Predicting(Drafting):
     """
 
     usual = 1.85
+    predicts = True
 
     gamma: int = parameter("tokens drafted before each verification", 1, least=1, most=64)
 

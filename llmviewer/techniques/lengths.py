@@ -18,6 +18,7 @@ from . import technique
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
 from ._technique import Finding, Kind, Machine, Technique, Touches
+from .passes import Skeleton
 
 _Lengthened: TypeAlias = Callable[[Spans, int], Spans]
 
@@ -107,7 +108,7 @@ class Lengths(Technique):
         return (f"prompts are those of {self.file}, {found}; --prompt is not used",)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
-        other = next((other for other in others if other.kind is Kind.INPUT or other.name == "skeleton"), None)
+        other = next((other for other in others if other.kind is Kind.INPUT or isinstance(other, Skeleton)), None)
         if other:
             return f"{other.name} takes prompts as all alike"
         if machine.model.encodes or machine.model.sees:

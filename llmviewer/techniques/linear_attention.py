@@ -16,6 +16,7 @@ from . import technique
 from ._masks import causal
 from ._parameters import parameter
 from ._technique import Kind, Machine, Technique, Touches
+from .split_kv import SplitKv
 
 _FEATURE_OPS = 4  # elu(x) + 1 of a query or key: compare, exp, subtract, add one
 
@@ -75,5 +76,5 @@ class LinearAttention(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if not list(causal(machine.model.graph)):
             return f"{machine.model.name} has no attention that could be linear"
-        other = next((other for other in others if other.kind is Kind.ATTENTION or other.name == "split-kv"), None)
+        other = next((other for other in others if other.kind is Kind.ATTENTION or isinstance(other, SplitKv)), None)
         return f"{other.name} is about a cache, and there is none" if other else ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -121,30 +122,33 @@ def hardware_file(name: str, text: str) -> File:
 @lru_cache(maxsize=64)
 def model(file: File, *, shown: str = "") -> Model:
     """That of a file which was dropped in."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / file.name
-        path.write_text(file.text, encoding="utf-8")
-        try:
-            found = load_model(str(path))
-        except InputError as error:
-            raise InputError(str(error).replace(str(path), shown or file.name)) from None
+    called = shown or file.name
+    with _written(file.name, file.text, called) as path:
+        found = load_model(path)
     return replace(
         found,
-        source=found.source.replace(str(path), shown or file.name),
-        notes=tuple(note.replace(str(path), shown or file.name) for note in found.notes),
+        source=found.source.replace(path, called),
+        notes=tuple(note.replace(path, called) for note in found.notes),
     )
 
 
 @lru_cache(maxsize=64)
 def hardware(file: File, changes: tuple[str, ...], *, shown: str = "") -> Hardware:
     """That of a file which was dropped in, under what-ifs."""
+    with _written(file.name, file.text, shown or file.name) as path:
+        return load_hardware(path, changes)
+
+
+@contextmanager
+def _written(name: str, text: str, called: str) -> Iterator[str]:
+    """The path of a file of that name and text, to be read: what is wrong with it is said of what it is `called`."""
     with TemporaryDirectory() as folder:
-        path = Path(folder) / file.name
-        path.write_text(file.text, encoding="utf-8")
+        path = Path(folder) / name
+        path.write_text(text, encoding="utf-8")
         try:
-            return load_hardware(str(path), changes)
+            yield str(path)
         except InputError as error:
-            raise InputError(str(error).replace(str(path), shown or file.name)) from None
+            raise InputError(str(error).replace(str(path), called)) from None
 
 
 @lru_cache(maxsize=1)
@@ -272,13 +276,8 @@ def _stem(name: str) -> str:
 
 def _said(name: str, text: str) -> str:
     """The name that a YAML gives itself, which has to be that of its file."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "file.yaml"
-        path.write_text(text, encoding="utf-8")
-        try:
-            said = read_yaml(path).text("name")
-        except InputError as error:
-            raise InputError(str(error).replace(str(path), name)) from None
+    with _written("file.yaml", text, name) as path:
+        said = read_yaml(Path(path)).text("name")
     if not _NAME.fullmatch(said):
         raise InputError(f"{name}: name: must be lower-case letters, digits, dots and dashes; got {said[:60]!r}")
     return said

@@ -195,7 +195,7 @@ def _grouped(lengths: Tokens) -> tuple[Column, Column]:
     return np.bincount(group, ordered)[found] / counts[found], counts[found] / len(ordered)
 
 
-class _Reading(NamedTuple):
+class _Prompts(NamedTuple):
     """What reading a request takes of the device, by batch.
 
     time_s, square  of the device, mean and mean of the square [s]
@@ -215,7 +215,7 @@ class _Reading(NamedTuple):
     together: Column | int
 
 
-def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> _Reading:
+def _prompts(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> _Prompts:
     """Steps that read a prompt, beside `batch` sequences that decode where the policy mixes.
 
     The parts of a prompt differ in how many tokens are before them; the one in the middle stands for all, as the time
@@ -235,7 +235,9 @@ def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> 
     count = room / part if policy.cuts else room // prompt
     every_s = parts * each_s if np.all(count == 1) else parts * step_s(part, (prompt + part) / 2, count) / count
     rest = prompt - np.floor(parts) * part
-    more_s = np.where(rest > 0, step_s(np.maximum(rest, 1e-3), prompt) - rest / part * each_s, 0.0)
+    more_s = np.zeros(each_s.shape)
+    if np.any(rest > 0):
+        more_s = np.where(rest > 0, step_s(np.maximum(rest, 1e-3), prompt) - rest / part * each_s, 0.0)
     shape = (len(prompt), len(batch))
     time_s, parts, more_s, every_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s, every_s))
     along = lengths.shares @ parts if policy.mixes else np.zeros(len(batch))
@@ -246,7 +248,7 @@ def _reading(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> 
     if not policy.cuts and together == 1:
         every_s = time_s
     each = np.broadcast_to(mean / room[0], along.shape) if policy.cuts else along / together
-    return _Reading(time_s, square, along, more_s, every_s, each, together)
+    return _Prompts(time_s, square, along, more_s, every_s, each, together)
 
 
 def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most: float) -> Steady:
@@ -258,7 +260,7 @@ def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most:
     """
     wanted, turns = lengths.wanted, steps.turns
     batch = np.concatenate(([0.0], np.geomspace(1 / 64, most, _BATCHES)))
-    prompts = _reading(steps, lengths, policy, batch)
+    prompts = _prompts(steps, lengths, policy, batch)
     filled = 1 - (1 - 1 / turns) * np.exp(-batch)  # of the turns, those that have anybody, who decodes being in one
     step_s, alone_s = (
         np.broadcast_to(

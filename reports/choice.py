@@ -16,18 +16,14 @@ from .comparison import (
     BOUNDS_SAID,
     LETTERS,
     boxes,
-    csv_of,
     expectations,
     followers,
-    json_of,
     memory_item,
-    number_item,
     of_models,
     pictured,
     pictures,
-    time_item,
-)  # fmt: skip
-from .listing import Item, Reasons, Table, markdowns, texts
+)
+from .listing import Item, Reasons, Table, csv_of, json_of, markdowns, number_item, texts, time_item
 from .page import Card, Picture, listing_page, picture
 
 _FIRST: Final = 6  # of the ranking, to see first

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isnan, nan
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,10 +14,10 @@ from llmviewer.cells import Cell, Expected
 from llmviewer.comparison import Comparison, Crossing
 from llmviewer.operators.collectives import OUT, UP
 from llmviewer.transforms.quantize import unless_published
-from llmviewer.units import seconds, si
+from llmviewer.units import seconds
 from llmviewer.waits import ALL, BOUNDS, GROUPS, RESOURCES
 
-from .listing import Item, Table, markdowns, texts
+from .listing import NOTHING, Item, Table, csv_of, digits, json_of, markdowns, number_item, texts, time_item
 from .page import Card, Picture, listing_page, picture
 
 if TYPE_CHECKING:
@@ -83,7 +80,7 @@ def _cards(comparison: Comparison) -> list[Card]:
         known = [cell for cell in cells if not isnan(measure(cell))]
         if known:
             best = max(known, key=measure)
-            about = f"{_digits(measure(best))}; {_said(best, comparison, best.largest.batch)}, the largest"
+            about = f"{digits(measure(best))}; {_said(best, comparison, best.largest.batch)}, the largest"
             found.append(Card(label=label, value=best.hardware.name, about=about))
     return found
 
@@ -113,19 +110,6 @@ def _said(cell: Cell, comparison: Comparison, batch: int) -> str:
     model, *others = _setting(cell, comparison)
     several = len({one.model.name for one in comparison.cells}) > 1
     return f"{' '.join([model] * several + others)}, batch {batch}"
-
-
-def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    listed = list(rows)
-    writer = csv.DictWriter(text, list(listed[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(listed)
-    return text.getvalue()
-
-
-def json_of(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def title(comparison: Comparison) -> str:
@@ -245,26 +229,9 @@ def memory_item(cell: Cell, place: int = 0) -> Item:
     """Such as "27.1<85.5": what is needed, and what there is. [GB]"""
     needed, there = float(cell.total_bytes[place]), cell.hardware.capacity
     if isnan(needed):
-        return Item(text="-", key=-1.0)
+        return NOTHING
     sign = "<" if cell.fits[place] else ">"
-    return Item(text=f"{_digits(needed / 1e9)}{sign}{_digits(there / 1e9)}", key=needed / there)
-
-
-def number_item(value: float) -> Item:
-    """Three significant digits; "-" where unknown."""
-    if isnan(value):
-        return Item(text="-", key=-1.0)
-    return Item(text=_digits(value), key=value)
-
-
-def _digits(value: float) -> str:
-    if value >= 1e6:
-        return si(value).replace(" ", "")
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def time_item(value: float) -> Item:
-    return Item(text=seconds(value), key=-1.0 if isnan(value) else value)
+    return Item(text=f"{digits(needed / 1e9)}{sign}{digits(there / 1e9)}", key=needed / there)
 
 
 def _times(comparison: Comparison) -> Table:
@@ -295,7 +262,7 @@ def _too_large(comparison: Comparison) -> Table:
     body = tuple(
         (
             *where(cell), Item(text=str(batch), key=batch), _gigabytes(needed := float(cell.total_bytes[i])),
-            _gigabytes(there := cell.hardware.capacity), Item(text=f"{_digits(needed / there)}x", key=needed / there),
+            _gigabytes(there := cell.hardware.capacity), Item(text=f"{digits(needed / there)}x", key=needed / there),
             Item(text=str(largest) if (largest := cell.largest.batch) else "not even 1", key=largest),
         )
         for cell in comparison.answered
@@ -315,7 +282,7 @@ def _too_large(comparison: Comparison) -> Table:
 
 
 def _gigabytes(value: float) -> Item:
-    return Item(text=f"{_digits(value / 1e9)} GB", key=value)
+    return Item(text=f"{digits(value / 1e9)} GB", key=value)
 
 
 def _whose(cell: Cell) -> str:
@@ -427,7 +394,7 @@ def _groups(cells: Sequence[Cell]) -> list[str]:
 def _bound_item(cell: Cell, phase: str, group: str = ALL) -> Item:
     own = cell.passes[phase]
     if group != ALL and group not in own.groups:
-        return Item(text="-", key=-1.0)
+        return NOTHING
     bound = own.bound(0, group)
     share = own.share(0, bound=bound) if group == ALL else own.share(0, group=group)
     return Item(text=f"{_LETTER[bound]} {share:.0%}", key=share, bound=bound)
@@ -455,12 +422,12 @@ def _sensitivities(cells: Sequence[Cell]) -> Table:
 
 def _elasticity(cell: Cell, phase: str, resource: str) -> Item:
     if phase not in cell.passes:
-        return Item(text="-", key=-1.0)
+        return NOTHING
     return _hundredths(cell.passes[phase].share(0, resource=resource))
 
 
 def _hundredths(value: float) -> Item:
-    return Item(text="-", key=-1.0) if isnan(value) else Item(text=f"{value:.2f}", key=value)
+    return NOTHING if isnan(value) else Item(text=f"{value:.2f}", key=value)
 
 
 def _crossings(crossings: Sequence[Crossing], phase: str, axis: str, comparison: Comparison) -> Table:

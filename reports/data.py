@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from dataclasses import fields
 
 from llmviewer.analysis import Analysis, OperatorResult
 
+from .listing import json_of
+
 
 def render_json(analysis: Analysis) -> str:
-    return json.dumps(analysis.to_dict(), indent=2, allow_nan=False) + "\n"
+    return json_of(analysis.to_dict())
 
 
 def render_csv(analysis: Analysis) -> str:

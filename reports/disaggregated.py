@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from llmviewer.answering import GenerationResult
 from llmviewer.disaggregation import Disaggregated, KvTransfer
 from llmviewer.units import seconds, si
 
 from . import data, html, markdown, text
+from .listing import json_of
 from .page import Card
 from .table import rate, shows_calls
 from .text import Lines
@@ -26,7 +25,7 @@ def render_markdown(found: Disaggregated, *, per_call: bool | None = None) -> st
 
 
 def render_json(found: Disaggregated) -> str:
-    return json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n"
+    return json_of(found.to_dict())
 
 
 def render_csv(found: Disaggregated) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any, Final
@@ -12,7 +11,8 @@ from llmviewer.graph import Block, Graph
 from llmviewer.model import Model
 from llmviewer.operators.base import Operator, Tensor, Weight
 
-_WIDTH: Final = 80
+from .listing import WIDTH, json_of
+
 _TIE: Final = "\u00a0"
 
 
@@ -66,13 +66,13 @@ def _text(model: Model) -> str:
     """Two lines for an operator, wrapped: what it is with its weights, and what it reads and writes."""
     lines = [f"{model.title}: {model.parameters:,} parameters in {model.format}"]
     for block in model.graph.blocks:
-        lines += ["", *wrap(title(block), _WIDTH)]
+        lines += ["", *wrap(title(block), WIDTH)]
         for op in block.operators:
             reads, writes = (", ".join(_whole(f"{t.name} {shape(t)}") for t in ts) for ts in (op.inputs, op.outputs))
             about = (f"  {op.name} ({op.kind})", *(_whole(weight_shape(w)) for w in op.weights))
-            lines += wrap("  ".join(about), _WIDTH, subsequent_indent=" " * 6)
+            lines += wrap("  ".join(about), WIDTH, subsequent_indent=" " * 6)
             moved = f"{reads or 'token ids'} -> {writes}"
-            lines += wrap(moved, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 6)
+            lines += wrap(moved, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 6)
     return "\n".join(lines).replace(_TIE, " ") + "\n"
 
 
@@ -91,7 +91,7 @@ def _json(model: Model) -> str:
             for (a, writer), (b, reader), t in edges(model.graph)
         ],
     }
-    return json.dumps(document, indent=2) + "\n"
+    return json_of(document)
 
 
 def _block(block: Block) -> dict[str, Any]:

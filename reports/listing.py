@@ -1,11 +1,17 @@
-"""Tables of any kind, once: as aligned text, as Markdown, and as HTML that sorts."""
+"""Tables of any kind, once: as aligned text, as Markdown, and as HTML that sorts; and what programs read: JSON, CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import isnan
+from typing import Any, Final
+
+from llmviewer.units import seconds, si
 
 from .columns import columns
 
@@ -23,6 +29,25 @@ class Item:
     @property
     def sort(self) -> float | str:
         return self.key if self.key != "" else self.text
+
+
+NOTHING: Final = Item(text="-", key=-1.0)
+
+
+def number_item(value: float) -> Item:
+    """Three significant digits; "-" where unknown."""
+    return NOTHING if isnan(value) else Item(text=digits(value), key=value)
+
+
+def time_item(value: float) -> Item:
+    return NOTHING if isnan(value) else Item(text=seconds(value), key=value)
+
+
+def digits(value: float) -> str:
+    """Three that are significant, or as many as it takes to write it out up to a million."""
+    if value >= 1e6:
+        return si(value).replace(" ", "")
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +117,17 @@ def markdowns(head: str, tables: Sequence[Table], remarks: Sequence[str]) -> str
     parts = [f"# {head}\n", *(table.markdown() for table in tables)]
     parts += ["".join(f"- {remark}\n" for remark in remarks)] if remarks else []
     return "\n".join(parts)
+
+
+def json_of(document: object) -> str:
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A line of heads, which are the keys of all rows, and a line for each; at least one."""
+    text = io.StringIO()
+    listed = list(rows)
+    writer = csv.DictWriter(text, list(listed[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(listed)
+    return text.getvalue()

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import textwrap
 from collections.abc import Sequence
-from typing import Final
 
 from llmviewer.one_kernel import KernelEstimate, kinds
 from llmviewer.units import seconds, si
 
 from .columns import columns
+from .listing import WIDTH, csv_of, json_of
 from .table import number
-
-_WIDTH: Final = 80
 
 
 def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None) -> str:
@@ -76,22 +71,17 @@ def _measured(each: KernelEstimate, measured_s: float) -> str:
 
 
 def _filled(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, break_on_hyphens=False)
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
 
 
 def render_json(found: Sequence[KernelEstimate]) -> str:
-    return json.dumps([each.to_dict() for each in found], indent=2) + "\n"
+    return json_of([each.to_dict() for each in found])
 
 
 def render_csv(found: Sequence[KernelEstimate]) -> str:
     """A row for each, its sizes as columns."""
     rows = [each.to_dict() for each in found]
-    rows = [{"kernel": row["kernel"], "hardware": row["hardware"], **row.pop("sizes"), **row} for row in rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_of({"kernel": row["kernel"], "hardware": row["hardware"], **row.pop("sizes"), **row} for row in rows)
 
 
 def render_kinds() -> str:
@@ -104,4 +94,4 @@ def render_kinds() -> str:
 
 
 def _indented(text: str) -> str:
-    return textwrap.fill(text, _WIDTH - 11, subsequent_indent=" " * 11)
+    return textwrap.fill(text, WIDTH - 11, subsequent_indent=" " * 11)

@@ -12,8 +12,7 @@ from llmviewer.serving.planning import ServicePlan
 from llmviewer.units import counted, seconds
 
 from .choice import unsold
-from .comparison import csv_of, json_of, number_item, time_item
-from .listing import WIDTH, Item, Reasons, Table, markdowns, texts
+from .listing import WIDTH, Item, Reasons, Table, csv_of, json_of, markdowns, number_item, texts, time_item
 from .page import Card, Picture, listing_page, picture
 from .recommendations import Folded
 from .serving import beyond

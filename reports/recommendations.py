@@ -14,8 +14,7 @@ from llmviewer.techniques import Touches
 from llmviewer.units import seconds, si
 
 from .columns import columns
-from .comparison import csv_of, json_of, time_item
-from .listing import WIDTH, Item, Table, markdowns, texts
+from .listing import WIDTH, Item, Table, csv_of, json_of, markdowns, texts, time_item
 from .page import Card, listing_page
 from .serving import beyond, kernels, unknown
 from .table import rate

@@ -10,10 +10,9 @@ from llmviewer.serving.saturation import CHUNKS, Saturation, Sustained
 from llmviewer.serving.service import summary
 from llmviewer.units import counted, seconds
 
-from .comparison import csv_of, json_of, number_item, time_item
-from .listing import Item, Table, markdowns, texts
+from .listing import NOTHING, Item, Table, csv_of, json_of, markdowns, number_item, texts, time_item
 from .page import Card, listing_page
-from .serving import NOTHING, beyond, laid, lengths, said
+from .serving import beyond, laid, lengths, said
 
 _TIMES = {"mean": "time per token, mean", "p50": "time per token, p50", "p99": "time per token, p99"}
 
@@ -119,9 +118,9 @@ def _sustained(found: Saturation, run: Sustained) -> Iterator[tuple[str, tuple[I
     """(quantity, (simulated, closed form))"""
     prompt, gen = float(np.mean(found.traffic.prompt)), float(np.mean(found.traffic.gen))
     most = run.closed.max_rate * found.copies if run.closed else np.nan
-    yield "tokens/s written", (number_item(run.tokens_per_s), _known(most * gen))
-    yield "tokens/s read", (number_item(run.requests_per_s * prompt), _known(most * prompt))
-    yield "requests/s", (number_item(run.requests_per_s), _known(most))
+    yield "tokens/s written", (number_item(run.tokens_per_s), number_item(most * gen))
+    yield "tokens/s read", (number_item(run.requests_per_s * prompt), number_item(most * prompt))
+    yield "requests/s", (number_item(run.requests_per_s), number_item(most))
     yield "sequences at a time, each copy", (number_item(run.running), NOTHING)
     yield "of these decode", (number_item(run.decoding), NOTHING)
     tpot = summary(run.span.tpot_s)
@@ -130,10 +129,6 @@ def _sustained(found: Saturation, run: Sustained) -> Iterator[tuple[str, tuple[I
     yield "longest gap, mean", (_time(summary(run.span.gap_s)["mean"]), NOTHING)
     yield "tokens/J at TDP", (number_item(found.tokens_per_joule(run)), NOTHING)
     yield "tokens/USD", (number_item(found.tokens_per_dollar(run)), NOTHING)
-
-
-def _known(value: float) -> Item:
-    return NOTHING if np.isnan(value) else number_item(value)
 
 
 def _time(value: float | None) -> Item:

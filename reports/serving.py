@@ -13,8 +13,7 @@ from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds
 
-from .comparison import csv_of, json_of, number_item, time_item
-from .listing import Item, Table, markdowns, texts
+from .listing import NOTHING, Item, Table, csv_of, json_of, markdowns, number_item, texts, time_item
 from .page import Card, Picture, listing_page, picture
 
 _NAMES: Final = {
@@ -227,9 +226,6 @@ def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
     yield "tokens/s", (number_item(run.tokens_per_s), NOTHING)
     yield "tokens/J at TDP", (number_item(run.tokens_per_joule), NOTHING)
     yield "tokens/USD", (number_item(run.tokens_per_dollar), NOTHING)
-
-
-NOTHING: Final = Item(text="-", key=-1.0)
 
 
 def _closed(value: float | None) -> Item:

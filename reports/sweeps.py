@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -17,7 +15,7 @@ from llmviewer.shard_summary import Row, Summary
 from llmviewer.units import seconds, si
 
 from .columns import columns
-from .listing import WIDTH
+from .listing import WIDTH, csv_of
 
 _SHOWN: Final = 20  # rows of a front in a text; the other formats have all
 _HEADS: Final = {
@@ -39,11 +37,7 @@ def _json(summary: Summary) -> str:
 def _csv(summary: Summary) -> str:
     """`best` is the measure that a row is the best in, or "front"."""
     rows = [*summary.best, *({"best": "front", **row} for row in summary.front)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else ["best"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_of(rows) if rows else "best\n"
 
 
 def _text(summary: Summary) -> str:

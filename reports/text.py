@@ -19,11 +19,11 @@ from llmviewer.precision import AS_PUBLISHED
 from llmviewer.units import seconds, si
 
 from .columns import columns
+from .listing import WIDTH
 from .table import COLUMNS, rate, rows, shows_calls
 
 Lines: TypeAlias = tuple[tuple[str, str], ...]  # (label, value)
 
-WIDTH: Final = 80  # of the operator tables; lines of words may be longer where the terminal is
 _COLOR: Final = {"memory": "red", "compute": "green", "link": "blue"}
 _SHORT: Final = {"weights": "wts.", "activ.": "act."}  # where there are more columns
 _LEFT: Final = ("operator", "bound", "in")

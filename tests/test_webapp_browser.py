@@ -1,4 +1,7 @@
-"""The page in a browser: what it shows is what the command line prints, and nothing it asks for leaves this machine."""
+"""The page in a browser: what it shows is what the command line prints, and nothing it asks for leaves this machine.
+
+Sweeps, comparison and validation stand at the end.
+"""
 
 import csv
 import json
@@ -37,18 +40,31 @@ def browser():
         yield found
 
 
-@pytest.fixture
-def page(browser, server):
-    """A new page; whatever it asks for has to be here, and nothing may go wrong in it."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
-    found = context.new_page()
+@pytest.fixture(scope="module")
+def window(browser):
+    """A page that tests have after each other: what a browser has compiled once it has not to compile again."""
+    found = browser.new_context(accept_downloads=True).new_page()
     found.set_default_timeout(60_000)
+    return found
+
+
+@pytest.fixture
+def page(window, server):
+    """A page as a new one; whatever it asks for has to be here, and nothing may go wrong in it."""
     wrong = []
-    found.on("request", lambda r: None if r.url.startswith((server, "data:", "blob:")) else wrong.append(r.url))
-    found.on("pageerror", lambda error: wrong.append(str(error)))
-    found.on("response", lambda r: wrong.append(f"{r.status} {r.url}") if r.status >= 400 else None)
-    yield found
-    context.close()
+    heard = {
+        "request": lambda r: None if r.url.startswith((server, "data:", "blob:")) else wrong.append(r.url),
+        "pageerror": lambda error: wrong.append(str(error)),
+        "response": lambda r: wrong.append(f"{r.status} {r.url}") if r.status >= 400 else None,
+    }
+    for event, told in heard.items():
+        window.on(event, told)
+    window.set_viewport_size({"width": 1280, "height": 900})
+    yield window
+    for event, told in heard.items():
+        window.remove_listener(event, told)
+    window.evaluate("sessionStorage.clear()")
+    window.goto("about:blank")
     assert wrong == []
 
 
@@ -170,7 +186,7 @@ def test_a_config_and_a_broken_one(page, server, tmp_path):
     settled(page)
     expected = analyze(str(good), "h100-sxm").generation
     assert cards(page)["time per output token"] == seconds(expected.tpot_s)
-    other = page.context.browser.new_page()  # where the file has never been: it is in the link
+    other = page.context.new_page()  # where the file has never been: it is in the link
     open_page(other, page.url)
     assert other.inner_text("#answer h2").startswith("tiny")
     other.close()
@@ -206,7 +222,7 @@ def test_the_report_is_downloaded_and_opens_by_itself(page, server, tmp_path):
     file = tmp_path / "report.html"
     download.value.save_as(file)
     assert download.value.suggested_filename == "llama-3.1-8b-h100-sxm.html"
-    report = page.context.browser.new_page()
+    report = page.context.new_page()
     asked = []
     report.on("request", lambda r: asked.append(r.url))
     report.goto(file.as_uri())
@@ -241,19 +257,20 @@ def test_the_keyboard_reaches_the_controls_and_the_tabs(page, server):
     assert nameless == []
 
 
-def assert_within(page, tab):
-    """Nothing is wider than a phone, nor than a desk that it is taken to."""
-    for width in (400, 1280):
-        page.set_viewport_size({"width": width, "height": 900})
-        settled(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, (tab, width)
-
-
-def test_nothing_is_wider_than_the_page(page, server):
+@pytest.mark.parametrize("pins", ["", "&pins=batch%3D8|model%3Dgpt2"], ids=["alone", "with pins"])
+def test_nothing_is_wider_than_the_page(page, server, pins):
+    """Than a phone, nor than a desk that it is taken to."""
+    page.set_viewport_size({"width": 400, "height": 900})
+    open_page(page, f"{server}?on=h100-sxm|l40s{pins}")
     for tab in TABS:
         page.set_viewport_size({"width": 400, "height": 900})
-        open_page(page, f"{server}?tab={tab}&on=h100-sxm|l40s")
-        assert_within(page, tab)
+        page.check(f"#tab input[value={tab}]", force=True)
+        page.wait_for_function("tab => tab === 'overview' || location.search.includes(`tab=${tab}`)", arg=tab)
+        settled(page)
+        for width in (400, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            settled(page)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (tab, width)
 
 
 def test_a_figure_and_a_table_are_saved(page, server, tmp_path):
@@ -420,14 +437,85 @@ def test_the_network_is_enlarged_and_coloured_otherwise(page, server):
     assert min(drawn) > -2  # nothing is cut off
 
 
-def test_in_the_dark_words_are_light(browser, server):
-    context = browser.new_context(color_scheme="dark", viewport={"width": 1280, "height": 900})
-    found = context.new_page()
-    found.set_default_timeout(60_000)
-    open_page(found, server)
-    found.wait_for_selector("#roofline .xtitle")
-    ink = found.evaluate("getComputedStyle(document.querySelector('#roofline .xtitle')).fill")
+def test_in_the_dark_words_are_light(page, server):
+    page.emulate_media(color_scheme="dark")
+    open_page(page, server)
+    page.wait_for_selector("#roofline .xtitle")
+    ink = page.evaluate("getComputedStyle(document.querySelector('#roofline .xtitle')).fill")
     assert all(int(part) > 200 for part in re.findall(r"\d+", ink)[:3])
-    shown = found.evaluate("getComputedStyle(document.body).backgroundColor")
+    shown = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert all(int(part) < 60 for part in re.findall(r"\d+", shown)[:3])
-    context.close()
+    page.emulate_media(color_scheme="light")
+
+
+def test_sweeps_follow_their_controls_and_the_link(page, server):
+    open_page(page, f"{server}?on=h100-sxm|l4&tab=sweeps&sweep=length")
+    page.wait_for_selector("#sweep-map-1 .heatmaplayer image")
+    assert page.locator("#sweep-decode .scatterlayer .trace").count() >= 2
+    assert page.locator("#sweep-map-1 .heatmaplayer image").count() == 1
+    page.click("#curves >> text=precision")
+    page.wait_for_function("location.search.includes('curves=precisions')")
+    settled(page)
+    fill(page, "quants", "W16A16; W4A16; W17")
+    assert "bits must be" in page.inner_text(".sweeps .error")
+    names = page.eval_on_selector_all("#sweep-decode .legendtext", "all => all.map(t => t.textContent)")
+    assert names[:2] == ["W16A16", "W4A16"]
+    shown = page.inner_text(".sweeps table")
+    page.reload()
+    settled(page)
+    assert page.inner_text(".sweeps table") == shown
+    with page.expect_download() as download:
+        page.click("#sweeps-csv")
+    assert download.value.path().read_text().startswith("of,prompt,decode_step_s")
+    open_page(page, f"{server}?on=h100-sxm&tab=sweeps&sweep=figure-5")
+    assert "Rooflines of" in page.inner_text(".sweeps h3")
+
+
+def test_a_setting_is_pinned_compared_and_let_go(page, server):
+    open_page(page, f"{server}?tab=compare")
+    assert page.locator("#compare-times").count() == 0
+    page.click("text=Pin h100-sxm as A")
+    page.wait_for_selector("text=Unpin A")
+    fill(page, "quant", "W4A16g128")
+    assert "A to now: " in page.inner_text(".said >> nth=1")
+    cells = page.eval_on_selector_all(
+        ".compare table >> nth=0 >> tr:has(th:text-is('time per output token')) td", "all => all.map(c => c.innerText)"
+    )
+    times = [analyze("llama-3.1-8b", "h100-sxm", quant=quant).generation.tpot_s for quant in (None, "W4A16g128")]
+    assert cells == [seconds(times[0]), f"{seconds(times[1])} ({times[1] / times[0]:.3g}x)"]
+    other = page.context.new_page()  # the link has the pins
+    open_page(other, page.url)
+    assert other.inner_text(".compare") == page.inner_text(".compare")
+    other.close()
+    page.focus("text=Unpin A")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=Pin h100-sxm as A")
+    assert "pins" not in page.url
+
+
+def test_measurements_are_dropped_in_and_scored(page, server, tmp_path):
+    good, bad = tmp_path / "mine.csv", tmp_path / "bad.csv"
+    rows = "\n".join(f"H100-SXM,vllm,bf16,{2**i},4096,4096,{10 + 2**i / 50}" for i in range(12))
+    good.write_text(f"gpu,framework,dtype,M,N,K,time_us\n{rows}\n")
+    bad.write_text("a,b\n1,2\n")
+    large, other = tmp_path / "large.csv", tmp_path / "notes.txt"
+    large.write_text("gpu,M\n" + "h100,1\n" * 800_000)
+    other.write_text("nothing")
+    open_page(page, f"{server}?tab=validation")
+    for file, message in (
+        (bad, "bad.csv: no family has these columns"), (other, "notes.txt: must end in .csv or .parquet"),
+        (large, "large.csv: must have at most 5,000,000 bytes; got 5,600,006"),
+    ):  # fmt: skip
+        page.set_input_files("#measured input", file)
+        page.wait_for_selector(f".panel:has(#measured) .error:has-text('{message}')")
+    page.set_input_files("#measured input", good)
+    page.wait_for_selector("#measured-scatter .scatterlayer .points path")
+    assert page.locator("#measured-scatter .scatterlayer .trace >> nth=0 >> .points path").count() == 12
+    assert "calibrated" in page.inner_text("#measured-result table >> nth=0")
+    assert "".join(page.locator(".panel:has(#measured) .error").all_inner_texts()) == ""
+    with page.expect_download() as download:
+        page.click("#measured-csv")
+    assert len(download.value.path().read_text().splitlines()) == 13
+    page.set_input_files("#measured input", bad)  # and the last result stays
+    page.wait_for_selector(".panel:has(#measured) .error:has-text('bad.csv')")
+    assert page.locator("#measured-scatter").count() == 1

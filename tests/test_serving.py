@@ -191,7 +191,7 @@ def test_what_does_not_fit_alone_is_refused_in_one_line(tight):
 @pytest.mark.parametrize("policy", ALL)
 @pytest.mark.parametrize("rate", [0.5, 10, 60])
 def test_tokens_are_conserved_and_times_are_in_order(policy, rate):
-    bounds = simulate("llama-3.1-8b", "h100-sxm", rate=rate, policy=policy, requests=300, **LENGTHS)
+    bounds = simulate("llama-3.1-8b", "h100-sxm", rate=rate, policy=policy, requests=200, **LENGTHS)
     asked = bounds.traffic
     least = np.asarray(bounds.setting.plan.time_s(Workload.prefill(batch=1, prompt=asked.prompt)))
     for found in (bounds, bounds.expected):
@@ -231,7 +231,7 @@ def test_a_seed_says_it_all():
 @pytest.mark.parametrize("policy", FLOWING)
 def test_more_requests_a_second_wait_longer(policy):
     found = [
-        simulate("llama-3.1-8b", "h100-sxm", rate=rate, policy=policy, requests=400, **LENGTHS)
+        simulate("llama-3.1-8b", "h100-sxm", rate=rate, policy=policy, requests=200, **LENGTHS)
         for rate in (0.2, 2, 20, 45, 200)
     ]
     for runs in (found, [one.expected for one in found]):
@@ -247,7 +247,7 @@ def test_a_cache_of_8_bits_serves_more_where_it_limits_the_batch():
     rates = [
         simulate(
             "llama-2-13b", "a100-sxm-80gb", rate=1000, requests=400, prompt_lengths="1000", gen_lengths="500",
-            max_batch=1000, quant=quant,
+            max_batch=1000, quant=quant, bound=True,
         ).requests_per_s
         for quant in (None, "KV8")
     ]  # fmt: skip
@@ -259,7 +259,7 @@ def test_parts_of_prompts_serve_more_than_whole_ones():
     rates = [
         simulate(
             "llama-2-13b", "a100-sxm-80gb", rate=1000, requests=300, prompt_lengths="900", gen_lengths="100",
-            policy=policy, max_batch=18,
+            policy=policy, max_batch=18, bound=True,
         ).requests_per_s
         for policy in ("prefill-first", "chunked:512")
     ]  # fmt: skip
@@ -295,12 +295,10 @@ def test_at_low_load_the_closed_form_is_what_is_simulated(steps, policy):
 
 @pytest.mark.parametrize("policy", FLOWING)
 def test_up_to_two_thirds_of_the_load_the_closed_form_is_near(policy):
+    asked = {"policy": policy, "gen_lengths": "200", "bound": True}
+    most = simulate("llama-3.1-8b", "h100-sxm", rate=1, requests=1, **asked).closed
     for share in (0.2, 0.4, 0.66):
-        most = simulate("llama-3.1-8b", "h100-sxm", rate=1, policy=policy, requests=1, gen_lengths="200").closed
-        found = simulate(
-            "llama-3.1-8b", "h100-sxm", rate=share * most.max_rate, policy=policy, requests=2000, gen_lengths="200",
-            bound=True,
-        )  # fmt: skip
+        found = simulate("llama-3.1-8b", "h100-sxm", rate=share * most.max_rate, requests=2000, **asked)
         closed, running = found.closed, found.usage.sequence_s / found.span_s
         assert float(np.mean(found.tpot_s)) == pytest.approx(closed.tpot_s, rel=0.06)
         assert float(np.mean(found.ttft_s)) == pytest.approx(closed.ttft_s, rel=0.1)
@@ -311,10 +309,16 @@ def test_up_to_two_thirds_of_the_load_the_closed_form_is_near(policy):
     ("sharegpt4", "prefill-first", 0.1), ("lmsys-chat", "prefill-first", 0.1), ("lmsys-chat", "chunked:512", 0.1),
     ("sharegpt4", "chunked:512", 0.2),
 ])  # fmt: skip
-def test_the_closed_form_with_the_lengths_that_ship(lengths, policy, exact):
-    asked = {"prompt_lengths": lengths, "gen_lengths": lengths, "policy": policy, "bound": True, "seed": 3}
-    most = simulate("llama-3.1-8b", "h100-sxm", rate=1, requests=3000, **asked).closed.max_rate
-    found = simulate("llama-3.1-8b", "h100-sxm", rate=0.65 * most, requests=3000, **asked)
+def test_the_closed_form_with_the_lengths_that_ship(steps, lengths, policy, exact):
+    drawn = poisson(
+        rate=1, prompts=parse_lengths(lengths, "prompt_lengths"), gens=parse_lengths(lengths, "gen_lengths"),
+        requests=3000, generator=np.random.default_rng(3),
+    )  # fmt: skip
+    most = steady(steps, drawn, rate=1, policy=parse_policy(policy), max_batch=256).max_rate
+    found = simulate(
+        "llama-3.1-8b", "h100-sxm", rate=0.65 * most, prompt_lengths=lengths, gen_lengths=lengths, policy=policy,
+        requests=3000, seed=3, bound=True,
+    )  # fmt: skip
     assert float(np.mean(found.ttft_s)) == pytest.approx(found.closed.ttft_s, rel=exact / (1 - exact))
     rough = "up to a fifth too low" in " ".join(report.render_text(found).split())
     assert rough == (exact > 0.1)
@@ -366,12 +370,10 @@ def test_requests_without_an_answer_are_counted(tmp_path):
 
 @pytest.mark.parametrize("policy", ALL)
 def test_beyond_the_stability_limit_the_queue_grows_and_below_it_does_not(policy):
-    lengths = {"prompt_lengths": "1000", "gen_lengths": "100"}
-    one = simulate("llama-3.1-8b", "h100-sxm", rate=1, policy=policy, requests=10, max_batch=32, **lengths)
-    limit = one.closed.max_rate
+    asked = {"prompt_lengths": "1000", "gen_lengths": "100", "policy": policy, "max_batch": 32, "bound": True}
+    limit = simulate("llama-3.1-8b", "h100-sxm", rate=1, requests=10, **asked).closed.max_rate
     below, beyond = (
-        simulate("llama-3.1-8b", "h100-sxm", rate=factor * limit, policy=policy, requests=1500, max_batch=32, **lengths)
-        for factor in (0.85, 1.2)
+        simulate("llama-3.1-8b", "h100-sxm", rate=factor * limit, requests=1500, **asked) for factor in (0.85, 1.2)
     )
     assert below.closed.stable
     assert not beyond.closed.stable
@@ -418,7 +420,8 @@ def test_readers_need_room_too():
 
 def test_copies_share_the_requests():
     one, two = (
-        simulate("llama-3.1-8b", "h100-sxm", rate=40, requests=600, copies=copies, **LENGTHS) for copies in (1, 2)
+        simulate("llama-3.1-8b", "h100-sxm", rate=40, requests=600, copies=copies, bound=True, **LENGTHS)
+        for copies in (1, 2)
     )
     assert two.devices == 2
     assert np.mean(two.tpot_s) < np.mean(one.tpot_s)
@@ -427,9 +430,9 @@ def test_copies_share_the_requests():
 
 
 def test_readers_keep_prompts_away_from_those_that_decode():
-    lengths = {"prompt_lengths": "4000", "gen_lengths": "100", "requests": 300}
-    apart = simulate("llama-3.1-8b", "h100-sxm", rate=5, readers=1, **lengths)
-    together = simulate("llama-3.1-8b", "h100-sxm", rate=5, copies=2, policy="prefill-first", **lengths)
+    asked = {"rate": 5, "prompt_lengths": "4000", "gen_lengths": "100", "requests": 300, "bound": True}
+    apart = simulate("llama-3.1-8b", "h100-sxm", readers=1, **asked)
+    together = simulate("llama-3.1-8b", "h100-sxm", copies=2, policy="prefill-first", **asked)
     assert apart.gap_s.max() < together.gap_s.max() / 2
     assert apart.usage.reading_s == apart.usage.mixed_s == 0
     assert apart.reading_utilization > 0.2
@@ -437,7 +440,7 @@ def test_readers_keep_prompts_away_from_those_that_decode():
     travel = 4000 * 32 * 2 * 8 * 128 * 2 / apart.setting.hardware.fact("scale_out.bandwidth")
     read = float(Steps(apart.reads).prefill_s(4000.0))
     assert apart.ttft_s.min() == pytest.approx(read + travel)
-    overlapped = simulate("llama-3.1-8b", "h100-sxm", rate=5, readers=1, kv_transfer="overlapped", **lengths)
+    overlapped = simulate("llama-3.1-8b", "h100-sxm", readers=1, kv_transfer="overlapped", **asked)
     assert overlapped.ttft_s.min() == pytest.approx(max(read, travel))
 
 
@@ -712,7 +715,7 @@ def test_mistakes_get_one_line(capsys, tmp_path, monkeypatch, options, said):
 
 def test_techniques_that_change_what_a_step_does():
     plain, sparse = (
-        simulate("llama-3.1-8b", "h100-sxm", rate=5, requests=50, techniques=techniques)
+        simulate("llama-3.1-8b", "h100-sxm", rate=5, requests=50, techniques=techniques, bound=True)
         for techniques in ((), ["sparsity"])
     )
     assert np.mean(sparse.tpot_s) < 0.8 * np.mean(plain.tpot_s)
@@ -795,7 +798,7 @@ def test_a_request_goes_to_the_rank_with_the_fewest(ranks):
 
 
 def test_ranks_that_do_not_wait_for_each_other_are_copies():
-    asked = {"rate": 12, "requests": 400, "seed": 3, **LENGTHS}
+    asked = {"rate": 12, "requests": 400, "seed": 3, "bound": True, **LENGTHS}
     ranks = simulate("llama-3.1-8b", "h100-sxm", layout="dp=2", **asked)
     copies = simulate("llama-3.1-8b", "h100-sxm", copies=2, **asked)
     assert np.array_equal(ranks.finish_s, copies.finish_s)
@@ -826,7 +829,7 @@ def test_sets_of_sequences_take_turns_at_the_slowest_stage():
 
 @pytest.mark.parametrize("layout", ["tp=2 pp=2", "tp=2 cp=2", "pp=4"])
 def test_several_stages_and_parts_of_prompts_keep_to_the_closed_form(layout):
-    found = simulate("llama-3.1-70b", "h100-sxm", quant="fp8", rate=2, requests=400, layout=layout)
+    found = simulate("llama-3.1-70b", "h100-sxm", quant="fp8", rate=2, requests=250, layout=layout)
     for run in (found, found.expected):
         assert float(np.mean(run.ttft_s)) == pytest.approx(run.closed.ttft_s, rel=0.1)
         assert float(np.mean(run.tpot_s)) == pytest.approx(run.closed.tpot_s, rel=0.12)
@@ -846,12 +849,12 @@ def test_caches_fill_the_memory_of_the_fullest_stage():
 def test_readers_that_wait_for_each_other_are_refused():
     with pytest.raises(InputError, match="copies that read prompts alone must not wait for each other"):
         simulate("deepseek-v3", "h200-sxm", rate=1, layout="dp=8 ep=8", readers=1)
-    staged = simulate("llama-3.1-70b", "h100-sxm", rate=4, requests=100, layout="tp=2 pp=2", readers=1)
+    staged = simulate("llama-3.1-70b", "h100-sxm", rate=4, requests=100, layout="tp=2 pp=2", readers=1, bound=True)
     assert staged.reading_utilization < 1
 
 
 def test_ranks_of_readers_that_do_not_wait_for_each_other_are_readers_too():
-    how = {"rate": 60, "prompt_lengths": "4000", "requests": 300}
+    how = {"rate": 60, "prompt_lengths": "4000", "requests": 300, "bound": True}
     ranks = simulate("llama-3.1-8b", "h100-sxm", layout="dp=2", readers=2, copies=2, **how)
     alone = simulate("llama-3.1-8b", "h100-sxm", readers=4, copies=4, **how)
     assert ranks.devices == alone.devices == 8

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .design import Design
 from .errors import InputError
 from .grid import NUMBERS
-from .shards import Design, finished, path_of
+from .shards import finished, path_of
 
 if TYPE_CHECKING:
     import pandas as pd

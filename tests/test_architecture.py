@@ -30,6 +30,7 @@ LAYERS = (
     ("analysis", "disaggregation", "grid", "fleet", "waits", "cells", "comparison", "choice", "one_kernel"),
     ("serving",),
     ("export",),
+    ("design",),
     ("shards",),
     ("shard_summary",),
     ("reports",),

@@ -24,9 +24,11 @@ from pyarrow import parquet
 import llmviewer
 from llmviewer import shards
 from llmviewer.cli import main
+from llmviewer.design import DESIGN, SETTINGS, Design, digest, named
 from llmviewer.errors import InputError
+from llmviewer.grid import NUMBERS
 from llmviewer.shard_summary import summarize
-from llmviewer.shards import DESIGN, Design, begin, finished, named, path_of, run, schema, write_shard
+from llmviewer.shards import begin, finished, path_of, run, schema, write_shard
 
 OVER = {"batch": [1, 2, 3, 4, 5], "prompt": [64, 128, 256], "gen": [2, 16], "quant": ["W16A16", "W4A16g128"]}
 ARGUMENTS = (
@@ -194,12 +196,12 @@ def test_a_summary_is_80_wide_where_names_are_long(tmp_path, capsys):
 
 @given(
     lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4),
-    settings=st.lists(st.integers(1, 3), min_size=len(shards.SETTINGS), max_size=len(shards.SETTINGS)),
+    settings=st.lists(st.integers(1, 3), min_size=len(SETTINGS), max_size=len(SETTINGS)),
     most=st.integers(1, 60),
 )
 def test_shards_are_the_whole_cut_up(lengths, settings, most):
     numbers = dict(zip(("batch", "prompt", "gen", "kv_len"), ([*range(1, n + 1)] for n in lengths), strict=False))
-    texts = {axis: [f"{axis}{i}" for i in range(n)] for axis, n in zip(shards.SETTINGS, settings, strict=True)}
+    texts = {axis: [f"{axis}{i}" for i in range(n)] for axis, n in zip(SETTINGS, settings, strict=True)}
     asked = Design(settings=texts, numbers=numbers, options={}, digests={}, shard_points=most)
     found = []
     for shard in range(asked.shards):
@@ -323,7 +325,7 @@ def test_a_device_that_has_changed_since_is_not_mixed_in(tmp_path, monkeypatch):
 def test_a_digest_is_of_the_layers_that_predict_too():
     model = llmviewer.load_model("deepseek-v3")
     other = replace(model, predicting=replace(model.predicting, graph=model.graph))
-    assert len({shards.digest(one) for one in (model, other, replace(model, predicting=None))}) == 3
+    assert len({digest(one) for one in (model, other, replace(model, predicting=None))}) == 3
 
 
 def test_what_ifs_are_of_the_file_that_the_design_was_made_with(tmp_path, monkeypatch):
@@ -606,7 +608,7 @@ def test_names_are_lists_patterns_or_all():
         ),
         (
             "--summary WHOLE --by depth",
-            f"--by must name axes of {', '.join((*shards.SETTINGS, *shards.NUMBERS))}; got 'depth'",
+            f"--by must name axes of {', '.join((*SETTINGS, *NUMBERS))}; got 'depth'",
         ),
         ("gpt2", "Missing argument 'HARDWARE'."),
         ("gpt2 t4", "Missing option '--over'."),

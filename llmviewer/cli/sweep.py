@@ -135,11 +135,12 @@ def _fill(
     shard_points: int | None,
 ) -> None:
     """Works out shards of a sweep."""
+    from ..design import SHARD_POINTS, Design, named, parse_over
     from ..grid import NUMBERS
     from ..hardware_files import hardware_names
     from ..layout import ALONE, parse_layout
     from ..model_files import model_names
-    from ..shards import SHARD_POINTS, Design, named, parse_over, run
+    from ..shards import run
 
     if output is None:
         raise InputError("-o DIR/ must name the folder that --workers, --shard and --dask fill")

@@ -23,6 +23,7 @@ from llmviewer.errors import InputError
 from llmviewer.expectation.device import of
 from llmviewer.expectation.rows import read
 from llmviewer.hardware_files import load_hardware
+from llmviewer.measuring import machine as machine_module
 from llmviewer.measuring import session as session_module
 from llmviewer.measuring import timing, work
 from llmviewer.measuring.ceilings import Ceiling, _product, rates, sizes
@@ -479,7 +480,7 @@ def test_a_run_ends_where_a_launch_does_not(tmp_path, capsys, monkeypatch):
             raise HungError("a launch did not end within 60 s")
 
     monkeypatch.setattr(session_module, "backends", lambda name: ("gpu", (Hanging(),)))
-    monkeypatch.setattr(session_module, "this_machine", lambda kind, hardware: MACHINE)
+    monkeypatch.setattr(machine_module, "this_machine", lambda kind, hardware: MACHINE)
     monkeypatch.setattr(Session, "measure_ceilings", lambda self, progress: self.journal.ceilings.extend(CEILINGS))
     monkeypatch.setattr("os._exit", ended := MagicMock())
     main(["measure", "--family", "gemm", "--model", "qwen3-0.6b", "--dtype", "bf16", "-o", str(tmp_path / "out")])

@@ -71,7 +71,8 @@ def measure(
     """
     start = time.monotonic()
     from ..measuring.journal import Journal
-    from ..measuring.session import DTYPES, MODELS, Session, ask, backends, header, this_machine
+    from ..measuring.machine import this_machine
+    from ..measuring.session import DTYPES, MODELS, Session, ask, backends, header
 
     if not 0.05 <= minutes <= 1440:
         raise InputError(f"--minutes must be from 0.05 to 1440; got {minutes:g}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from threading import Thread
@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Final
 
 from ..errors import InputError
-from ..hardware_files import hardware_file
+from ..hardware_files import hardware_file, load_hardware
 from ..local import draft
 from ..units import parse, si
 
@@ -22,6 +22,85 @@ _REASONS: Final = {  # why clocks are lowered: NVML API reference, NvmlClocksEve
 }  # fmt: skip
 _OFTEN_S: Final = 2.0  # between two looks at the clocks of a CPU
 _MEASURED: Final = {"title": "measured by llmviewer measure"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What is measured.
+
+    name      of its hardware file
+    hardware  by which that is found, where it has one already
+    title     as the machine calls it
+    kind      "cpu" or "gpu"
+    cache     bytes of the last one
+    memory    bytes that are free
+    document  its hardware file, where none ships: a draft that lacks what is measured
+    """
+
+    name: str
+    hardware: str
+    title: str
+    kind: str
+    cache: float
+    memory: float
+    driver: str = ""
+    document: dict[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its file is, if that is not one that ships."""
+        return Path(self.hardware).parent if self.hardware.endswith((".yaml", ".yml")) else None
+
+    @property
+    def torch(self) -> str:
+        return "cuda" if self.kind == "gpu" else "cpu"
+
+
+def this_machine(kind: str, hardware: str | None = None) -> Machine:
+    """The CPU, or the first GPU.
+
+    hardware  the name or the file of the device, where the machine does not say or is not to decide
+    """
+    import torch
+
+    given = load_hardware(hardware) if hardware else None
+    drafts = [one for one in documents() if one["kind"] == kind]
+    document = drafts[0] if drafts else None
+    if kind == "gpu":
+        found = torch.cuda.get_device_properties(0)
+        title, memory, cache = found.name, torch.cuda.mem_get_info()[0], found.L2_cache_size
+        known = given.name if given else gpu_name(title)
+        if known is None and document is None:
+            raise InputError(f"no hardware file has the alias {title!r}; give one with --hardware")
+        if document is not None:
+            document.setdefault("cores", {"source": "driver", "count": found.multi_processor_count})
+            document.setdefault("l2", {"source": "driver", "capacity": f"{cache} B"})
+    else:
+        if document is None:
+            raise InputError("the CPU cannot be read from /proc; give its file with --hardware")
+        title, known = document["title"], given.name if given else None
+        memory = _available() or 4 * 2**30
+        caches = [document[level]["capacity"] for level in ("l3", "l2") if level in document]
+        cache = float(caches[0].split()[0]) if caches else 32 * 2**20
+    return Machine(
+        name=known or str(document["name"] if document else title),
+        hardware=hardware or known or "",
+        title=title,
+        kind=kind,
+        cache=cache,
+        memory=memory,
+        driver=driver() if kind == "gpu" else "",
+        document=None if known else document,
+    )
+
+
+def _available() -> float:
+    """Memory that can be had without swapping. [B]"""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final
 
 from .errors import InputError
@@ -87,6 +87,7 @@ def resolved(fmt: Format, own: Format) -> Format:
     return own if own.bits == HALF.bits else FP16
 
 
+@cache
 def product(a: Format, b: Format) -> str:
     """The type in which `a` and `b` are multiplied: their own where they share it, else the narrowest that holds both.
 

@@ -213,16 +213,16 @@ def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
     if run.policy.drains:  # in closed form those of a batch, as long as one is served
         held = run.usage.sequence_s / (run.copies * run.span_s)
         batch = closed.batch * closed.utilization if closed else None
-        yield "sequences at a time, each copy", (number_item(held), _plain(batch))
+        yield "sequences at a time, each copy", (number_item(held), _known(batch))
     else:
         decoding = closed.batch if closed else None
-        yield "sequences that decode, each copy", (number_item(run.decoding), _plain(decoding))
+        yield "sequences that decode, each copy", (number_item(run.decoding), _known(decoding))
     if run.readers:
         yield "devices that read busy", (_share(run.reading_utilization), NOTHING)
     yield "device busy", (_share(run.utilization), _share(closed.utilization) if closed else NOTHING)
     yield "requests/s", (number_item(run.requests_per_s), NOTHING)
     most = closed.max_rate * run.copies if closed else None
-    yield "requests/s that can be served", (NOTHING, _plain(most))
+    yield "requests/s that can be served", (NOTHING, _known(most))
     yield "tokens/s", (number_item(run.tokens_per_s), NOTHING)
     yield "tokens/J at TDP", (number_item(run.tokens_per_joule), NOTHING)
     yield "tokens/USD", (number_item(run.tokens_per_dollar), NOTHING)
@@ -234,7 +234,7 @@ def _closed(value: float | None) -> Item:
     return Item(text="grows", key=np.inf) if value == np.inf else time_item(value)
 
 
-def _plain(value: float | None) -> Item:
+def _known(value: float | None) -> Item:
     return NOTHING if value is None else number_item(value)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from llmviewer.expectation.validate import Group, Point, Validation
 from llmviewer.units import counted, seconds
 
-from .listing import WIDTH, Item, Table, texts
+from .listing import NOTHING, WIDTH, Item, Table, texts
 from .page import Card, Picture, listing_page, picture
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _mean(groups: Sequence[Group], what: str) -> float:
 
 
 def _share(value: float) -> Item:
-    return Item(text="-", key=-1.0) if isnan(value) else Item(text=f"{value:.1%}", key=value)
+    return NOTHING if isnan(value) else Item(text=f"{value:.1%}", key=value)
 
 
 _HEAD: Final = ("rows", "bound", "expected", "median", "< 20 us", "> 20 us", "bias", "within 20 %", "in 80 %", "rank")
@@ -244,7 +244,7 @@ _HEAD: Final = ("rows", "bound", "expected", "median", "< 20 us", "> 20 us", "bi
 def _numbers(group: Group) -> tuple[Item, ...]:
     e = group.expected
     shares = (group.bound.mape, e.mape, e.median, e.mape_short, e.mape_long, e.bias, e.within_20, e.covered)
-    rank = Item(text="-", key=-1.0) if isnan(e.rank) else Item(text=f"{e.rank:.3f}", key=e.rank)
+    rank = NOTHING if isnan(e.rank) else Item(text=f"{e.rank:.3f}", key=e.rank)
     under = Item(text=str(group.violations), key=group.violations)
     return Item(text=f"{e.rows:,}", key=e.rows), *map(_share, shares), rank, under
 

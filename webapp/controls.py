@@ -219,7 +219,7 @@ def technique_options() -> list[dict[str, Any]]:
         }
         for name, kind in techniques().items()
         if name not in _FILES
-        for about in [_plain(describe(kind)["summary"])]
+        for about in [_unmarked(describe(kind)["summary"])]
     ]
 
 
@@ -228,9 +228,9 @@ def known_of(texts: Iterable[str]) -> list[Component]:
     known = techniques()
     return [
         html.Details([
-            html.Summary(html.Code(name)), html.P(_plain(about["summary"])),
+            html.Summary(html.Code(name)), html.P(_unmarked(about["summary"])),
             html.Ul([
-                html.Li([html.Code(one["name"]), f" {_plain(one['about'])}", *_limits(one)])
+                html.Li([html.Code(one["name"]), f" {_unmarked(one['about'])}", *_limits(one)])
                 for one in about["parameters"]
             ]),
         ])
@@ -239,7 +239,7 @@ def known_of(texts: Iterable[str]) -> list[Component]:
     ]  # fmt: skip
 
 
-def _plain(text: str) -> str:
+def _unmarked(text: str) -> str:
     """Without the marks of code."""
     return text.replace("`", "")
 

@@ -46,7 +46,7 @@ def profiles(name: str | None, form: str) -> None:
         found = [p for p in found if wanted in (p.device, p.library)]
     listed = [(profile, entry) for profile in found for entry in profile.entries]
     if form == "json":
-        click.echo(json.dumps([_plain(*each) for each in listed], indent=2))
+        click.echo(json.dumps([_document(*each) for each in listed], indent=2))
         return
     click.echo(_table(listed), nl=False)
     sources = dict.fromkeys(source for profile in found for source in profile.sources)
@@ -64,7 +64,7 @@ def _is_device(name: str) -> bool:
     return True
 
 
-def _plain(profile: Profile, entry: Entry) -> dict[str, Any]:
+def _document(profile: Profile, entry: Entry) -> dict[str, Any]:
     from ..expectation.trend import plain
     from ..facts import finite
 

@@ -79,7 +79,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Times:
+class AnswerTimes:
     """Of a whole answer of every sequence. [s], [1/s]"""
 
     ttft_s: float
@@ -88,7 +88,7 @@ class Times:
     tokens_per_s: float
 
     @classmethod
-    def of(cls, schedule: Schedule, first_s: float, rest_s: float) -> Times:
+    def of(cls, schedule: Schedule, first_s: float, rest_s: float) -> AnswerTimes:
         """From the time until the first token, and from then on."""
         whole = first_s + rest_s
         each = rest_s / float(schedule.steps)
@@ -115,8 +115,8 @@ class Generated:
 
     setting: Setting = field(repr=False)
     schedule: Schedule = field(repr=False)
-    times: Times
-    expected: Times | None
+    times: AnswerTimes
+    expected: AnswerTimes | None
     memory_bytes: float
     ops: float
     bytes: float
@@ -134,7 +134,7 @@ class Generated:
         return cls(
             setting=setting,
             schedule=schedule,
-            times=Times.of(schedule, first, whole - first),
+            times=AnswerTimes.of(schedule, first, whole - first),
             expected=None,
             memory_bytes=float(setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen)),
             ops=float(sum(run.amount("ops") for run in runs)) / tokens,
@@ -148,7 +148,7 @@ class Generated:
         )
 
     @property
-    def likely(self) -> Times:
+    def likely(self) -> AnswerTimes:
         """What is expected, where something is."""
         return self.expected or self.times
 
@@ -161,7 +161,7 @@ class Generated:
         first, rest = (runs_expected(kernels, runs) for runs in (self.schedule.first, self.schedule.rest))
         if first is None or rest is None:
             return self
-        return replace(self, expected=Times.of(self.schedule, first.numbers()[0], rest.numbers()[0]))
+        return replace(self, expected=AnswerTimes.of(self.schedule, first.numbers()[0], rest.numbers()[0]))
 
 
 def _bound(plan: Plan, workload: Workload) -> str:

@@ -119,7 +119,7 @@ class Load:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Times:
+class StepTimes:
     """A step that reads one prompt in one lane, and for each of as many prompts as one reads at most, [device]; a
     decode step, [device, batch]. [s]
 
@@ -140,7 +140,7 @@ class Times:
     together: int
 
     @classmethod
-    def unknown(cls, devices: int, batches: int, *, ranks: int, turns: int, apart: int, together: int) -> Times:
+    def unknown(cls, devices: int, batches: int, *, ranks: int, turns: int, apart: int, together: int) -> StepTimes:
         """To be filled in.
 
         together  of one lane
@@ -155,7 +155,7 @@ class Times:
     def lanes(self) -> int:
         return self.ranks * self.turns
 
-    def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> Times:
+    def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> StepTimes:
         grids = {name: getattr(self, name)[list(rows)] for name in ("alone", "every", "step", "unmodelled")}
         return replace(self, **grids)
 
@@ -170,7 +170,7 @@ class Times:
 
 
 def judged(
-    devices: Sequence[Hardware], asked: tuple[str, Layout], times: Times, needed: Grid, load: Load
+    devices: Sequence[Hardware], asked: tuple[str, Layout], times: StepTimes, needed: Grid, load: Load
 ) -> Iterator[Candidate]:
     """The closed form of the steady state for every device and number of copies, and what it is to be held to."""
     quant, layout = asked
@@ -233,7 +233,7 @@ class _Steady:
         return kept
 
     @classmethod
-    def of(cls, rate: Grid, times: Times, able: Grid, memory: Grid, load: Load) -> _Steady:
+    def of(cls, rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Load) -> _Steady:
         """At requests a second that come to one copy, [device, rate].
 
         able    as of _able()
@@ -285,7 +285,7 @@ class _Turns(NamedTuple):
     alone_s: Grid
 
     @classmethod
-    def of(cls, rate: Grid, step: Grid, times: Times) -> _Turns:
+    def of(cls, rate: Grid, step: Grid, times: StepTimes) -> _Turns:
         """At requests a second that come to ranks which wait for each other, or to one that does not. [s]"""
         found = times.reading(rate, step)
         read, round_s = found.read_s, found.round_s
@@ -311,7 +311,7 @@ class _Turns(NamedTuple):
         return self.read_s + somebody * self.alone_s
 
 
-def _able(times: Times, memory: Grid, load: Load) -> Grid:
+def _able(times: StepTimes, memory: Grid, load: Load) -> Grid:
     """Requests that a copy serves at most, [device, batch]; 0 by batches that there is no room for. [1/s]
 
     memory  as of _Steady.of()
@@ -334,7 +334,7 @@ def _able(times: Times, memory: Grid, load: Load) -> Grid:
     return np.where(memory <= 1, times.apart * rate, 0.0)
 
 
-def _most_within(rate: Grid, times: Times, able: Grid, memory: Grid, load: Load) -> Grid:
+def _most_within(rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Load) -> Grid:
     """Up to how many requests a second copies keep to everything that they keep to at `rate`, [device]. [1/s]
 
     What each is held to grows with the rate, so the edge is between two of several rates, and of several between those.

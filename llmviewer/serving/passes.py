@@ -25,7 +25,7 @@ from ..roofline import OperatorEstimate
 from ..setting import Attention, Setting
 from ..transforms.flash_attention import flash_attention
 from ..workload import Spans, Workload
-from .candidates import Grid, Load, Times
+from .candidates import Grid, Load, StepTimes
 from .stages import among_experts, waiting_ranks
 
 _AMOUNTS: Final = tuple(f.name for f in fields(OperatorEstimate) if f.type == "Num")
@@ -53,9 +53,9 @@ class LaidOut:
         """Of a copy that wait for each other."""
         return waiting_ranks(self.layout)
 
-    def _unknown(self, load: Load) -> Times:
+    def _unknown(self, load: Load) -> StepTimes:
         ranks = self.ranks
-        return Times.unknown(
+        return StepTimes.unknown(
             len(self.devices), len(load.limits),
             ranks=ranks, turns=self.layout.pp, apart=self.layout.dp // ranks, together=load.together,
         )  # fmt: skip
@@ -68,7 +68,7 @@ class LaidOut:
         tokens = np.array([prompt, prompt, *([prompt / self.ranks] if self.ranks > 1 else [])])
         return Spans(batch=np.array([1.0, load.together, 1.0])[: len(tokens)], q_len=tokens, kv_len=tokens)
 
-    def _have_read(self, times: Times, rows: Any, whole: Grid, slowest: Grid, fewer: Grid | float) -> None:
+    def _have_read(self, times: StepTimes, rows: Any, whole: Grid, slowest: Grid, fewer: Grid | float) -> None:
         """Fill in what steps that read take, [device, read], of all stages and of the slowest. [s]
 
         fewer  by how much longer experts take for one prompt than if all ranks read one, which is less than none
@@ -76,7 +76,7 @@ class LaidOut:
         times.alone[rows] = whole[..., 0] + fewer
         times.every[rows] = times.turns * slowest[..., 1] / times.together
 
-    def bounds(self, load: Load) -> Times:
+    def bounds(self, load: Load) -> StepTimes:
         """Of all devices."""
         layout, batches, times = self.layout, np.asarray(load.limits), self._unknown(load)
         times.unmodelled[:] = 1.0
@@ -100,7 +100,7 @@ class LaidOut:
             times.step[fleet.rows] = step
         return times
 
-    def expected(self, load: Load, kernels: Callable[[str], Kernels], places: Sequence[int]) -> Times:
+    def expected(self, load: Load, kernels: Callable[[str], Kernels], places: Sequence[int]) -> StepTimes:
         """Of the devices at some places; nan where nothing is expected above the bound.
 
         kernels  those of a device, by its name

@@ -28,7 +28,7 @@ from ..model import Model
 from ..operators.linear import ExpertsLinear
 from ..setting import Setting, member, whole
 from ..transforms.quantize import PUBLISHED, parse_quantization
-from .candidates import POLICY, By, Candidate, Load, Times, judged
+from .candidates import POLICY, By, Candidate, Load, StepTimes, judged
 from .passes import LaidOut, Left, laid_out
 from .service import Goals, check_bound
 
@@ -360,7 +360,7 @@ class _Search:
                 found |= {place: replace(own, least=found[place]) for place, own in told.items()}
             yield from found.values()
 
-    def _judged(self, laid: LaidOut, quant: str, times: Times, places: Sequence[int]) -> dict[int, Candidate]:
+    def _judged(self, laid: LaidOut, quant: str, times: StepTimes, places: Sequence[int]) -> dict[int, Candidate]:
         found: dict[int, Candidate] = {}
         together = max(1, _AT_ONCE * laid.layout.devices // (self.load.max_devices * len(self.load.limits)))
         for start in range(0, len(places), together):

@@ -26,14 +26,13 @@ from .service import check_bound, check_requests, drawn_from, scheduler, summary
 from .simulation import SPARE, Span
 from .simulation import saturate as span_of
 from .steady import Steady, steady
-from .steps import Steps
+from .steps import PARTS, Steps
 from .traffic import Traffic
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
 _MOST: Final = 2048  # sequences at a time, if memory has room and nothing else is said
 _ROUNDS: Final = 6  # requests over those at a time: in the last it runs empty, the others are measured
 _LEAST: Final = 1000  # requests
-_PARTS: Final = 16  # of an answer, whose middles stand for it
 _SURE: Final = 3.0  # standard deviations of all caches together for which there is room above their mean
 CHUNKS: Final = (512, 1024, 2048, 4096, 8192)  # tokens of a step, if nothing is said
 _ABOUT: Final = 0.99  # of the most
@@ -296,7 +295,7 @@ def _fitting(steps: Steps, some: Traffic, policy: Policy, block: int) -> int:
     """Sequences for whose caches a rank mostly has room, each anywhere in its answer: with more, some lose theirs."""
     room = (1 - SPARE) * steps.room_bytes(policy.most_read(int(np.max(some.prompt))))
     often = some.gen / np.sum(some.gen)
-    part = (np.arange(_PARTS) + 0.5) / _PARTS
+    part = (np.arange(PARTS) + 0.5) / PARTS
     tokens = some.prompt[:, None] + part * some.gen[:, None] + block / 2
     each = np.broadcast_to(steps.cache_bytes(tokens), tokens.shape)
     mean = float(often @ np.mean(each, axis=1))

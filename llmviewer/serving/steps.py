@@ -22,7 +22,7 @@ from ..workload import Spans, Workload
 from .paces import Groups
 from .stages import Stage, waiting_ranks
 
-_PARTS: Final = 16  # of an answer, whose middles stand for it
+PARTS: Final = 16  # of an answer, whose middles stand for it
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Steps:
             return 0.0
         if not self.expected and self.lanes == 1:
             return float(decode_s(self.setting.decode_plan, batch=float(batch), first=float(first), last=float(last)))
-        middles = first - 0.5 + (np.arange(_PARTS) + 0.5) * (last - first + 1) / _PARTS
+        middles = first - 0.5 + (np.arange(PARTS) + 0.5) * (last - first + 1) / PARTS
         return float(np.mean(self.decode_s(batch=float(batch), kv_len=middles))) * (last - first + 1)
 
     def _alike(self, stages: Sequence[Num], filled: Num = 1.0) -> Num:

@@ -26,6 +26,7 @@ from llmviewer.webapp.screenshots import browsing, open_page, serving, settled
 from llmviewer.webapp.state import TABS
 
 ROOT = Path(__file__).resolve().parent.parent
+PLAIN = "?tab=compare"  # has no figures without pins: where what stands above the tabs is all that is asked
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def fill(page, name, value):
 
 
 def test_a_change_of_bits_gives_the_numbers_of_the_command_line(page, server):
-    open_page(page, server)
+    open_page(page, f"{server}{PLAIN}")
     before = printed("llama-3.1-8b", "h100-sxm")
     assert cards(page)["time per output token"] == seconds(before["tpot_s"])
     fill(page, "quant", "W4A16g128")
@@ -130,7 +131,7 @@ def test_a_node_a_row_and_a_point_show_their_operator(page, server):
 
 
 def test_three_devices_reload_from_the_link(page, server):
-    open_page(page, f"{server}?on=h100-sxm|l40s|mi300x&phase=prefill&batch=4")
+    open_page(page, f"{server}{PLAIN}&on=h100-sxm|l40s|mi300x&phase=prefill&batch=4")
     names = page.eval_on_selector_all(".totals tbody th", "all => all.map(c => c.innerText)")
     assert names == ["h100-sxm", "l40s", "mi300x"]
     shown = page.inner_text(".totals")
@@ -154,7 +155,7 @@ def test_a_link_that_is_wrong_says_so_and_shows_the_usual(page, server):
 
 
 def test_what_cannot_be_used_is_said_beside_its_control_and_the_last_answer_stays(page, server):
-    open_page(page, server)
+    open_page(page, f"{server}{PLAIN}")
     before = page.inner_text("#answer")
     fill(page, "quant", "W17")
     assert "bits must be" in page.inner_text("#error-quant")
@@ -176,7 +177,7 @@ def test_a_config_and_a_broken_one(page, server, tmp_path):
     good, broken = tmp_path / "tiny.json", tmp_path / "broken.json"
     good.write_text(json.dumps(config))
     broken.write_text('{"model_type": "llama", ')
-    open_page(page, server)
+    open_page(page, f"{server}{PLAIN}")
     page.set_input_files("#model-file input", broken)
     page.wait_for_function("document.querySelector('#error-model').innerText.includes('is not JSON')")
     assert "broken.json:1" in page.inner_text("#error-model")
@@ -196,11 +197,11 @@ def test_a_device_of_ones_own_and_a_number_changed(page, server, tmp_path):
     text = (ROOT / "hardware" / "l40s.yaml").read_text()
     mine = tmp_path / "mine.yaml"
     mine.write_text(re.sub(r"(?m)^name: .*$", "name: mine", re.sub(r"(?m)^aliases: .*$", "", text)))
-    open_page(page, server)
+    open_page(page, f"{server}{PLAIN}")
     page.set_input_files("#on-file input", mine)
     page.wait_for_function("document.querySelectorAll('.totals tbody tr').length == 2")
     assert "file:mine.yaml" in page.inner_text(".totals")
-    open_page(page, f"{server}?set=h100-sxm:memory.bandwidth=2x")
+    open_page(page, f"{server}{PLAIN}&set=h100-sxm:memory.bandwidth=2x")
     expected = analyze("llama-3.1-8b", "h100-sxm", hardware_set=["memory.bandwidth=2x"])
     assert cards(page)["time per output token"] == seconds(expected.generation.tpot_s)
     page.click("text=Numbers of the devices")
@@ -216,7 +217,7 @@ def test_a_device_of_ones_own_and_a_number_changed(page, server, tmp_path):
 
 
 def test_the_report_is_downloaded_and_opens_by_itself(page, server, tmp_path):
-    open_page(page, f"{server}?batch=8")
+    open_page(page, f"{server}{PLAIN}&batch=8")
     with page.expect_download() as download:
         page.click("#save-html")
     file = tmp_path / "report.html"
@@ -322,13 +323,13 @@ def test_the_bound_the_expectation_and_a_verdict_are_told_apart(page, server):
     assert f"≥\N{NO-BREAK SPACE}{seconds(whole.tpot_s)}" in card
     assert f"expect {expectation(whole, 'tpot')}" in card
     assert page.locator("#times .errorbars path").count() == 1
-    open_page(page, f"{server}?model=llama-3.1-70b&on=h100-sxm|mi300x")
+    open_page(page, f"{server}{PLAIN}&model=llama-3.1-70b&on=h100-sxm|mi300x")
     assert page.locator(".totals tr:has(th:text-is('h100-sxm')) .alarm >> nth=0").inner_text() == "does not fit"
     assert page.locator(".totals tr:has(th:text-is('mi300x')) .alarm").count() == 0
 
 
 def test_a_mistake_in_folded_settings_is_said_on_their_head(page, server):
-    open_page(page, server)
+    open_page(page, f"{server}{PLAIN}")
     page.click("text=Parallelism")
     fill(page, "tp", "3")
     said = "getComputedStyle(document.querySelector('#controls > details:has(#tp) > summary'), '::after').content"
@@ -371,7 +372,7 @@ def test_a_new_user_finds_what_bounds_a_model_and_what_fewer_bits_would_buy(page
 
 
 def test_the_model_that_is_meant_comes_first(page, server):
-    open_page(page, server)
+    open_page(page, f"{server}{PLAIN}")
     for search, first in (
         ("llama 3 70b", "Llama 3 70B"),
         ("llama-3.1-8b", "Llama 3.1 8B"),
@@ -388,7 +389,7 @@ def test_the_model_that_is_meant_comes_first(page, server):
 
 
 def test_a_list_that_is_not_searched_any_more_is_as_it_was(page, server):
-    open_page(page, server)
+    open_page(page, f"{server}{PLAIN}")
     options = controls.model_options(())
     found = page.evaluate(
         "options => {"
@@ -403,7 +404,7 @@ def test_a_list_that_is_not_searched_any_more_is_as_it_was(page, server):
 
 
 def test_techniques_are_found_by_what_they_do(page, server):
-    open_page(page, server)
+    open_page(page, f"{server}{PLAIN}")
     page.click("#techniques-chosen")
     page.keyboard.type("drafts gamma")
     page.click(".dash-dropdown-option:has-text('speculative')")

@@ -99,7 +99,7 @@ def effect(
         pays_from_batch=first,
         pays_up_to_batch=last,
         findings={f.key: f.value for f in findings},
-        said=(*(f.text for f in findings), *_said(first, last)),
+        said=(*(f.text for f in findings if f.text), *_said(first, last)),
     )
 
 

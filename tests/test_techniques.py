@@ -405,6 +405,20 @@ def test_verification_is_free_up_to_the_batch_that_is_told():
             for b in (1, free, free + 1)]  # fmt: skip
     assert over[0] == pytest.approx(told["verification_over_step"])
     assert over[1] <= 1.1 < over[2]
+    assert told["free_from_batch"] == 1
+
+
+@pytest.mark.parametrize(("dp", "first", "last"), [(1, 9, 73), (2, 17, 146)])
+def test_verification_is_free_from_the_batch_that_is_told(dp, first, last):
+    """One sequence reads more experts to verify five tokens; many read all of them anyway."""
+    asked = {"techniques": ["retrieval:length=4"], "layout": f"tp=2 dp={dp}"}
+    found = analyze("mixtral-8x7b", "h100-sxm", batch=dp, **asked).effect
+    words = f"from {first} to {last} sequences at a time at this context"
+    assert found.said[1] == f"verification is free (within 10% of a decode step) {words}"
+    assert (found.findings["free_from_batch"], found.findings["free_up_to_batch"]) == (first, last)
+    for batch, free in ((first - 1, False), (first, True), (last, True), (last + 1, False)):
+        over = analyze("mixtral-8x7b", "h100-sxm", batch=batch, gen=2, **asked).effect.findings
+        assert (over["verification_over_step"] <= 1.1) == free
 
 
 def test_a_technique_pays_up_to_the_batch_that_is_told():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ..forms import Num
 from ..model import Model
@@ -104,26 +105,45 @@ class Drafting(Technique):
         plan, (group,) = machine.decode_plan, step.groups
         plain = replace(group, q_len=1, kv_len=group.kv_len - self.proposed, logits=1)
         ratio = float(self._over(plan, plain))
-        many = self._over(plan, replace(plain, batch=_BATCHES))
-        beyond = np.flatnonzero(many > FREE)
-        free = int(_BATCHES[beyond[0]] - 1) * machine.layout.dp if beyond.size else None
-        least = "at no number of sequences" if free == 0 else f"at up to {_BATCHES[-1]} sequences"
-        upto = f"up to {free} sequence{'s'[: free > 1]} at a time" if free else least
+        free = self._over(plan, replace(plain, batch=_BATCHES)) <= FREE
+        first, last = _stretch(free, machine.layout.dp)
+        where = _at(first, last)
         return (
             Finding(
                 key="verification_over_step",
                 value=ratio,
                 text=f"a verification of {self.proposed + 1} tokens takes {ratio:.2f} times as long as a decode step",
             ),
+            Finding(key="free_from_batch", value=first, text=""),
             Finding(
                 key="free_up_to_batch",
-                value=free,
-                text=f"verification is free (within {FREE - 1:.0%} of a decode step) {upto} at this context",
+                value=last,
+                text=f"verification is free (within {FREE - 1:.0%} of a decode step) {where} at this context",
             ),
         )
 
     def _over(self, plan: Plan, plain: Spans) -> Num:
         return plan.time_s(Workload((self._verified(plain),))) / plan.time_s(Workload((plain,)))
+
+
+def _stretch(free: npt.NDArray[np.bool_], copies: int) -> tuple[int | None, int | None]:
+    """The first and last number of sequences, on so many `copies` together, at which a pass is free: None and 0 where
+    there is none, None as the last where all from the first on are. One sequence may read more experts to verify
+    several tokens, and many all of them anyway.
+    """
+    if not np.any(free):
+        return None, 0
+    first = int(np.argmax(free))
+    after = np.flatnonzero(~free[first:])
+    return int(_BATCHES[first] - 1) * copies + 1, int(_BATCHES[first] + after[0] - 1) * copies if after.size else None
+
+
+def _at(first: int | None, last: int | None) -> str:
+    if first is None:
+        return "at no number of sequences"
+    if first == 1 and last:
+        return f"up to {last} sequence{'s'[: last > 1]} at a time"
+    return f"from {first} to {last or _BATCHES[-1]} sequences at a time"
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:

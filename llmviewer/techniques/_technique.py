@@ -66,7 +66,9 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A number that says where a technique stands, and the words for it. None where there is no such number."""
+    """A number that says where a technique stands, None where there is none, and the words for it, "" where those of
+    another have it.
+    """
 
     key: str
     value: float | None

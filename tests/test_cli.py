@@ -259,6 +259,14 @@ def test_what_makes_no_sense_is_told_by_the_name_that_it_was_given_by(capsys, tm
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_asked_is_answered_with_the_help(capsys):
+    assert main([]) == 0
+    nothing = capsys.readouterr()
+    assert main(["--help"]) == 0
+    assert nothing == capsys.readouterr()
+    assert nothing.out.startswith("Usage: llmviewer [OPTIONS] COMMAND [ARGS]...\n")
+
+
 def test_a_long_value_that_is_wrong_is_told_in_part(capsys, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "llama", "num_hidden_layers": "9" * 5000}))

@@ -18,11 +18,12 @@ _MODULES = (analyze, comparing, kernel, listings, measure, profiles, serving, sw
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 0, or 2 with one line on stderr where the input is at fault."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        cli.main(args=arguments, prog_name="llmviewer", standalone_mode=False)
+        cli.main(args=given or ["--help"], prog_name="llmviewer", standalone_mode=False)
         sys.stdout.flush()
     except (InputError, click.ClickException) as error:
-        message = error.format_message() if isinstance(error, click.ClickException) else _in_options(error, arguments)
+        message = error.format_message() if isinstance(error, click.ClickException) else _in_options(error, given)
         click.echo(f"llmviewer: {' '.join(message.split())}", err=True)
         return 2
     except (KeyboardInterrupt, click.Abort):
@@ -39,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _in_options(error: InputError, arguments: Sequence[str] | None) -> str:
+def _in_options(error: InputError, arguments: Sequence[str]) -> str:
     """What is wrong, by the names that options have."""
-    name, *_ = (*(sys.argv[1:] if arguments is None else arguments), "")
+    name, *_ = (*arguments, "")
     return shared.in_options(str(error), cli.commands[name]) if name in cli.commands else str(error)
 
 

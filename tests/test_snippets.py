@@ -1,0 +1,49 @@
+"""Every Python snippet of the README and of docs/ runs as printed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OF_A_GPU = "kernels.md"
+MODULES = """\
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class Decoder(LlamaForCausalLM):
+    def __init__(self):
+        super().__init__(LlamaConfig(
+            vocab_size=96, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2))
+
+class Encoder(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 64)
+
+class Tower(nn.Conv2d):
+    def __init__(self):
+        super().__init__(3, 8, 14, stride=14)
+"""
+
+
+def snippets(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if snippets(page)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != OF_A_GPU], ids=lambda page: page.name)
+def test_snippets_run_as_printed(page, tmp_path):
+    """Those of trace.md see its first one as my_models, and ours as my_package."""
+    (tmp_path / "my_package.py").write_text(MODULES)
+    for number, text in enumerate(snippets(page)):
+        script = tmp_path / ("my_models.py" if number == 0 else f"snippet_{number}.py")
+        script.write_text(text)
+        run = [sys.executable, script.name]
+        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{page.name}:\n{text}\n{done.stderr}"

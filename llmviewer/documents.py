@@ -85,6 +85,12 @@ def check_file(path: Path, most: int | None = None) -> None:
         raise InputError(f"{path}: must have at most {most} bytes; has {held.st_size}")
 
 
+def check_path(name: str) -> None:
+    """Raises InputError where `name` can be nothing but a path, and nothing is there."""
+    if name.startswith(("./", "../", "/", "~")) and not is_there(name):
+        raise InputError(f"{name}: there is no such file or folder")
+
+
 def is_there(name: str) -> bool:
     """Whether there is a file or a folder of that name; none has one that is too long."""
     try:

@@ -34,7 +34,9 @@ def suggest(given: str, known: Iterable[str], of: Mapping[str, str] | None = Non
         return f"there is {', '.join(sorted(names))}"
     far = get_close_matches(wanted, names, n=3, cutoff=_FAR)
     return (
-        f"of {len(names)} names the nearest are {', '.join(far)}" if far else f"none of {len(names)} names is like it"
+        f"of {len(names)} names the nearest {'is' if len(far) == 1 else 'are'} {', '.join(far)}"
+        if far
+        else f"none of {len(names)} names is like it"
     )
 
 

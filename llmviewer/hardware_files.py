@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ._layout import PATH_VARIABLE, data_dir
-from .documents import Section, is_there, read_text, read_yaml
+from .documents import Section, check_path, is_there, read_text, read_yaml
 from .errors import InputError, suggest
 from .hardware import Fact, Hardware, Source
 from .hardware_keys import COUNT, KINDS, ON_CHIP, PLAIN, SECTIONS, STATUSES, TEXT, TOPOLOGIES, TOPOLOGY
@@ -63,8 +63,9 @@ def hardware_file(name: str) -> Path:
             return found
     if is_there(name):
         raise InputError(f"{name}: is no hardware file; give a .yaml file, or a name of `llmviewer hardware`")
+    check_path(name)
     devices = {known: own for own, names in hardware_aliases().items() for known in names}
-    near = suggest(name, devices, of=devices)
+    near = "give one; `llmviewer compare` takes several" if "," in name else suggest(name, devices, of=devices)
     raise InputError(f"no hardware {name!r}: {near} (`llmviewer hardware` lists all)")
 
 

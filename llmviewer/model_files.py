@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ._layout import data_dir
 from .architectures import builder
-from .documents import Section, is_there, read_json, read_text, read_yaml
+from .documents import Section, check_path, is_there, read_json, read_text, read_yaml
 from .errors import InputError, suggest
 from .graph import Graph
 from .hub import NotOnHubError, fetch, is_repository
@@ -85,6 +85,9 @@ def load_model(name: str) -> Model:
         raise InputError(f"{name}: is no model file; give a {endings}")
     if ".py:" in name:
         raise InputError(f"{name}: give a module by its name, as Python imports it: package.module:callable")
+    check_path(name)
+    if "," in name:
+        raise InputError(f"no model {name!r}: give one; `llmviewer compare` takes several, and sweeps to a folder do")
     nearest = suggest(name, (*known, *(alias for path in files for alias in _aliases(path))))
     if is_repository(name):
         return _from_hub(name, f"of those that ship, {nearest}")

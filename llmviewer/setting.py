@@ -272,10 +272,19 @@ class Setting:
     def helper(self, model: Model, quant: str | None) -> Setting:
         """Another model on the same device, in another precision or, where it is None, in that of all linears of this
         one; techniques leave it alone.
+
+        Raises InputError where it cannot be laid out as this one is.
         """
         own = Quantization(scheme=self.quantization.scheme, mixture=self.quantization.mixture)
         quantization = parse_quantization(quant).over(model.quantization) if quant else own
-        return replace(self, model=model, quantization=quantization, offload=ON_DEVICE, techniques=())
+        made = replace(self, model=model, quantization=quantization, offload=ON_DEVICE, techniques=())
+        try:
+            made.graph  # noqa: B018  # which lays it out
+        except InputError as error:
+            reason, *_ = str(error).split("; try ")  # degrees that suit it alone
+            both = f"{model.name} runs beside {self.model.name} in the same layout"
+            raise InputError(f"{both}: {reason}; choose another model in place of {model.name}") from None
+        return made
 
     def bare(self) -> Self:
         """The same without techniques."""

@@ -219,6 +219,18 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
     ("arguments", "line"),
     [
         ("analyze gpt2 t4 --quant=", "--quant must not be empty; leave it out"),
+        ("analyze gpt2 t4 --quant fp8 --batch 2 --quant W8A8", "--quant must be given once; got it 2 times"),
+        ("plan gpt2 --rate 4 --rate 5 --rate=6", "--rate must be given once; got it 3 times"),
+        ("analyze ./nofolder t4", "./nofolder: there is no such file or folder"),
+        ("analyze gpt2 ../nofolder", "../nofolder: there is no such file or folder"),
+        ("analyze gpt2 h100,l40s", ("no hardware 'h100,l40s': give one; `llmviewer compare` takes several "
+         "(`llmviewer hardware` lists all)")),
+        ("analyze gpt2,llama-2-7b t4", ("no model 'gpt2,llama-2-7b': give one; `llmviewer compare` takes several, and "
+         "sweeps to a folder do")),
+        ("analyze gpt2 t4 --with foo",
+         "no technique 'foo': of 42 names the nearest is fusion (`llmviewer techniques` lists all)"),
+        ("analyze gpt2 t4 --with KV4", "no technique 'KV4': it is a precision; give it as --quant KV4"),
+        ("analyze gpt2 t4 --with W8A8", "no technique 'W8A8': it is a precision; give it as --quant W8A8"),
         ("analyze gpt2 t4 --offload=", "--offload must not be empty; leave it out"),
         ("models ''", "[NAME] must not be empty; leave it out"),
         ("choose --model gpt2 --users 0", "Invalid value for '--users': 0 is not in the range x>=1."),

@@ -397,6 +397,15 @@ def test_a_draft_that_costs_nothing_gains_its_tokens_while_steps_wait_for_weight
     assert gains[-1] < 0.6
 
 
+def test_a_draft_that_cannot_be_laid_out_is_named():
+    with pytest.raises(InputError) as caught:
+        analyze("mixtral-8x7b", "h100-sxm", layout="tp=8", techniques=[SPECULATIVE])
+    assert str(caught.value) == (
+        "llama-68m runs beside mixtral-8x7b in the same layout: tp=8 does not divide the 12 heads of q_proj in layer; "
+        "choose another model in place of llama-68m"
+    )
+
+
 def test_verification_is_free_up_to_the_batch_that_is_told():
     found = setting(SPECULATIVE)
     told = {f.key: f.value for f in found.techniques[0].findings(found, found.step(step()))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import click
@@ -46,7 +47,28 @@ def _in_options(error: InputError, arguments: Sequence[str]) -> str:
     return shared.in_options(str(error), cli.commands[name]) if name in cli.commands else str(error)
 
 
+class _Commands(click.Group):
+    """Commands whose options are given once, but for those that take several values."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if command:
+            _check_once(command, click.Context(command, info_name=name, parent=ctx), rest)
+        return name, command, rest
+
+
+def _check_once(command: click.Command, context: click.Context, arguments: list[str]) -> None:
+    *_, order = command.make_parser(context).parse_args(list(arguments))
+    for parameter, times in Counter(order).items():
+        if times > 1 and isinstance(parameter, click.Option) and not (parameter.multiple or parameter.is_flag):
+            option = max(parameter.opts, key=len)
+            raise InputError(f"{option} must be given once; got it {times} times")
+
+
 @click.group(
+    cls=_Commands,
     commands=[command for module in _MODULES for command in module.COMMANDS],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with: llmviewer analyze llama-2-7b rtx-a6000",

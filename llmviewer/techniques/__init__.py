@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 from typing import Final, TypeVar
 
 from ..errors import InputError, suggest
+from ..precision import parse_scheme
 from ._parameters import About, about, read
 from ._schedule import Run, Schedule
 from ._technique import Finding, Kind, Machine, Technique, Touches, altered
@@ -53,9 +54,19 @@ def parse_technique(text: str | Mapping[str, object]) -> Technique:
     known = techniques()
     if not name:
         raise InputError(f"{_MUST}; got {text!r}")
+    if name not in known and _is_precision(name):
+        raise InputError(f"no technique {name!r}: it is a precision; give it as --quant {name}")
     if name not in known:
         raise InputError(f"no technique {name!r}: {suggest(name, known)} (`llmviewer techniques` lists all)")
     return known[name](**read(known[name], name, given))
+
+
+def _is_precision(name: str) -> bool:
+    try:
+        parse_scheme(name)
+    except InputError:
+        return False
+    return True
 
 
 def _parts(text: str | Mapping[str, object]) -> tuple[str, Mapping[str, object]]:

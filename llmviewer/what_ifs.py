@@ -46,8 +46,7 @@ def altered(facts: Mapping[str, Fact], changes: Sequence[str], name: str) -> tup
     for key in given:
         if key in _COUNTED and key not in factors:
             raise InputError(
-                f"--hardware-set {given[key]}: nothing that is counted of {name} is known to follow from it; set "
-                f"{_COUNTED[key]}"
+                f"{given[key]}: nothing that is counted of {name} is known to follow from it; set {_COUNTED[key]}"
             )
     follows: dict[str, None] = {}
     for key, fact in found.items():
@@ -84,7 +83,7 @@ def _numbers(facts: Mapping[str, Fact]) -> dict[str, float]:
 def _changed(change: str, facts: Mapping[str, Fact], name: str) -> Fact:
     """The fact that a what-if puts in place of another, or beside the others."""
     key, equals, given = (part.strip() for part in change.partition("="))
-    where = f"--hardware-set {change}"
+    where = change or "a what-if"
     if not equals:
         raise InputError(f"{where}: must be KEY=VALUE, such as memory.bandwidth=2x or 'matrix.fp16=155 TOP/s'")
     units = {f"{section}.{k}": unit for section, keys in SECTIONS.items() for k, unit in keys.items()}

@@ -172,7 +172,7 @@ def test_what_ifs_change_the_ranking_and_who_lacks_the_number_does_not_qualify()
     assert [one.cell.hardware.name for one in found.ranked] == ["l40s", "l4"]
     lacking = rejected(found, "t4")
     assert (lacking.factor, found.to_dict()["inputs"]["hardware_set"]) == ("what-if", changes)
-    assert lacking.reason.startswith("what-if: --hardware-set matrix.fp8=2x: t4 has no matrix.fp8 to multiply")
+    assert lacking.reason.startswith("what-if: matrix.fp8=2x: t4 has no matrix.fp8 to multiply")
 
 
 def test_ranking_by_energy_and_by_cost():

@@ -212,6 +212,11 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(capsys, arguments, line
 
 
 MODEL_FILES = "give a .json, .yaml, .gguf or .safetensors file, or a folder with a config.json"
+LENGTHS = (
+    "must be a number of tokens, uniform:LEAST-MOST, lognormal:KEY=TOKENS,KEY=TOKENS with two of mean, p50, p90, p95 "
+    "and p99, one of sharegpt4, arxiv, lmsys-chat, translation, or the name of a text file with one length a line, of "
+    "1 to 16777216 tokens"
+)
 NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) or 128..4096+128 (in steps)"
 
 
@@ -220,6 +225,11 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
     [
         ("analyze gpt2 t4 --quant=", "--quant must not be empty; leave it out"),
         ("analyze gpt2 t4 --quant fp8 --batch 2 --quant W8A8", "--quant must be given once; got it 2 times"),
+        ("simulate gpt2 t4 --rate 1 --prompt-lengths foo --gen 9", f"prompt_lengths: {LENGTHS}; got 'foo'"),
+        ("simulate gpt2 t4 --rate 1 --prompt foo --gen-lengths 9", f"--prompt: {LENGTHS}; got 'foo'"),
+        ("simulate gpt2 t4 --rate 1 --gen=foo", f"--gen: {LENGTHS}; got 'foo'"),
+        ("simulate gpt2 t4", ("rate (--rate) or arrivals (--arrivals) must be given, and not both: requests a "
+         "second, or a file")),
         ("plan gpt2 --rate 4 --rate 5 --rate=6", "--rate must be given once; got it 3 times"),
         ("analyze ./nofolder t4", "./nofolder: there is no such file or folder"),
         ("analyze gpt2 ../nofolder", "../nofolder: there is no such file or folder"),
@@ -261,6 +271,9 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
          "--tp: the axis layout of --over says it too; give one of them"),
         ("sweep gpt2 t4 --over kv_len=9 --kv-len 9",
          "--kv-len: the axis kv_len of --over says it too; give one of them"),
+        ("sweep gpt2 t4 --over memory.bandwidth=6TB/s..24TB/s --over batch=1",
+         ("memory.bandwidth=6TB/s..24TB/s: must be a positive number, a space and a unit in B/s, such as "
+         "'1.5 TB/s'; got '6TB/s..24TB/s'; a factor such as 2x works too")),
         ("sweep gpt2 t4 --over batch=1 --library vllm",
          "library: is of what kernels are expected to take; give expected=True (--expected)"),
     ],

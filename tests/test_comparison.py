@@ -266,7 +266,7 @@ def test_what_ifs_are_those_of_analyze_and_who_lacks_the_number_says_so():
     lacking, changed = found.cells
     one = llmviewer.analyze("llama-2-7b", "h100-sxm", quant="fp8", hardware_set=changes).generation
     assert (changed.ttft_s[0], changed.expected.tpot.expected[0]) == pytest.approx((one.ttft_s, one.expected_tpot_s))
-    assert lacking.refused.startswith("--hardware-set matrix.fp8=2x: a100-sxm-80gb has no matrix.fp8 to multiply; ")
+    assert lacking.refused.startswith("matrix.fp8=2x: a100-sxm-80gb has no matrix.fp8 to multiply; ")
     assert found.to_dict()["inputs"]["hardware_set"] == changes
     assert "flash attention, what if matrix.fp8=2x, memory.bandwidth=2x\n" in report.render_markdown(found)
     follows = report.render_text(compare("gpt2", "h100-sxm", hardware_set=["cores.count=2x"]))
@@ -348,7 +348,7 @@ def test_documents_are_complete_and_have_no_nan(two):
         ({"hardware_set": "x"}, "hardware_set must be a list of text; got 'x'"),
         (
             {"hardware_set": ["matrix.fp4=2x"]},
-            "--hardware-set matrix.fp4=2x: l4 has no matrix.fp4 to multiply; give a quantity with its unit",
+            "matrix.fp4=2x: l4 has no matrix.fp4 to multiply; give a quantity with its unit",
         ),
         ({"techniques": [0]}, "techniques must be a list of text or a mapping or a Technique; got 0 among them"),
     ],

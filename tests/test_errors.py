@@ -325,7 +325,7 @@ def test_a_quantization_that_does_not_parse(quant, error):
     ],
 )
 def test_a_what_if_that_cannot_be(change, error):
-    assert _error(analyze, "gpt2", "t4", hardware_set=(change,)) == f"--hardware-set {change}: {error}"
+    assert _error(analyze, "gpt2", "t4", hardware_set=(change,)) == f"{change or 'a what-if'}: {error}"
 
 
 def test_a_what_if_of_a_text_does_not_suggest_itself():

@@ -101,7 +101,7 @@ def test_an_unknown_or_empty_axis_is_refused():
         ({"over": {"memory.bandwidth": [2]}}, "memory.bandwidth: must be texts, such as '2x' or '155 TOP/s'; got 2"),
         (
             {"over": {"matrix.fp8": ["2x"]}},
-            "--hardware-set matrix.fp8=2x: t4 has no matrix.fp8 to multiply; give a quantity with its unit",
+            "matrix.fp8=2x: t4 has no matrix.fp8 to multiply; give a quantity with its unit",
         ),
         (
             {"over": {"memory.bandwidth": ["2x"]}, "hardware_set": ["memory.bandwidth=3x"]},

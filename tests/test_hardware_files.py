@@ -146,9 +146,7 @@ def test_cores_of_a_file_without_clocks_bring_their_rates(chip):
 def test_a_what_if_that_nothing_follows_from_is_refused(chip, change, instead):
     with pytest.raises(InputError) as error:
         load_hardware(chip(), [change])
-    assert str(error.value) == (
-        f"--hardware-set {change}: nothing that is counted of chip is known to follow from it; set {instead}"
-    )
+    assert str(error.value) == (f"{change}: nothing that is counted of chip is known to follow from it; set {instead}")
 
 
 def test_rates_that_are_no_such_product_do_not_follow(chip):

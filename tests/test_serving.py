@@ -667,8 +667,8 @@ def test_the_page(tmp_path, capsys):
 
 
 BAD = [
-    ([], "rate or arrivals must be given, and not both: requests a second, or a file of requests"),
-    (["--rate", "1", "--arrivals", "x.csv"], "rate or arrivals must be given, and not both"),
+    ([], "rate (--rate) or arrivals (--arrivals) must be given, and not both: requests a second, or a file"),
+    (["--rate", "1", "--arrivals", "x.csv"], "rate (--rate) or arrivals (--arrivals) must be given, and not both"),
     (["--rate", "0"], "rate must be a positive number of requests a second; got 0"),
     (["--rate", "nan"], "rate must be a positive number of requests a second; got nan"),
     (["--arrivals", "/no/such.csv"], "/no/such.csv: no such file"),
@@ -704,7 +704,8 @@ BAD = [
 @pytest.mark.parametrize(("options", "said"), BAD, ids=lambda value: " ".join(value)[:60] * isinstance(value, list))
 def test_mistakes_get_one_line(capsys, tmp_path, monkeypatch, options, said):
     monkeypatch.chdir(tmp_path)
-    assert main(["simulate", "llama-3.1-8b", "h100-sxm", "--requests", "20", *options]) == 2
+    few = [] if "--requests" in options else ["--requests", "20"]
+    assert main(["simulate", "llama-3.1-8b", "h100-sxm", *few, *options]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("llmviewer: ")

@@ -390,7 +390,7 @@ def test_what_ifs_are_an_axis_and_a_device_without_the_number_is_refused(tmp_pat
     assert max(map(len, out.splitlines())) <= 80
     assert "t4 has no matrix.fp8 to multiply" in " ".join(out.split())
     assert len(summarize(tmp_path / "one", by=("memory.bandwidth",)).refused) == 4
-    with pytest.raises(InputError, match=r"^--hardware-set matrix.fp8=2x: t4 has no matrix.fp8 to multiply"):
+    with pytest.raises(InputError, match=r"^matrix.fp8=2x: t4 has no matrix.fp8 to multiply"):
         Design.of(models, ["t4"], {"matrix.fp8": ["2x"]})
 
 

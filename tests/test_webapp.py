@@ -684,7 +684,7 @@ def test_a_number_of_a_device_is_changed_and_put_back(app):
     assert browser.props["set"]["value"] == ["h100-sxm:memory.bandwidth=2x"]
     assert browser.props["set"]["value"][0] in browser.props["set"]["options"]
     browser.set("numbers", [{"data": {**row, "value": "fast"}}], "cellValueChanged")
-    assert "--hardware-set memory.bandwidth=fast" in browser.props["error-set"]["children"]
+    assert "memory.bandwidth=fast" in browser.props["error-set"]["children"]
     assert "memory.bandwidth=2x" in browser.props["link"]["data"]
     browser.set("set", [])
     assert browser.props["link"]["data"] == ""

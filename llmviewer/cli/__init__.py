@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _in_options(error: InputError, arguments: Sequence[str]) -> str:
     """What is wrong, by the names that options have."""
     name, *_ = (*arguments, "")
-    return shared.in_options(str(error), cli.commands[name]) if name in cli.commands else str(error)
+    return shared.in_options(str(error), cli.commands[name], arguments) if name in cli.commands else str(error)
 
 
 class _Commands(click.Group):

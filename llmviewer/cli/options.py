@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -223,10 +223,11 @@ def precision(context: click.Context, parameter: click.Parameter, value: str | N
     return unless_published(asked)
 
 
-def in_options(message: str, command: click.Command) -> str:
-    """`message`, with the option in place of the name that it has in Python, where that is another word."""
+def in_options(message: str, command: click.Command, arguments: Sequence[str]) -> str:
+    """`message`, with the option as typed in place of the name that it has in Python, where that is another word."""
+    there = [argument.partition("=")[0] for argument in arguments]
     for parameter in command.params:
-        option = max(parameter.opts, key=len)
+        option = next((name for name in there if name in parameter.opts), max(parameter.opts, key=len))
         if isinstance(parameter, click.Option) and option != f"--{parameter.name}".replace("_", "-"):
             message = re.sub(rf"^{parameter.name}(?=:| must )", option, message)
     return message

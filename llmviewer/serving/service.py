@@ -364,7 +364,9 @@ def simulate(
     copies = whole("copies", copies)
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
     if (rate is None) == (arrivals is None):
-        raise InputError("rate or arrivals must be given, and not both: requests a second, or a file of requests")
+        raise InputError(
+            "rate (--rate) or arrivals (--arrivals) must be given, and not both: requests a second, or a file"
+        )
     if rate is not None and not (0 < rate < inf):
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
     goals = Goals(ttft_s=ttft, tpot_s=tpot)

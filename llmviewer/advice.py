@@ -20,7 +20,7 @@ from .roofline import Estimate
 from .setting import Accounting, Attention, Setting
 from .techniques import parse_techniques
 from .transforms.offload import HOST, ON_DEVICE
-from .units import seconds, si
+from .units import fold, seconds, si
 from .workload import Workload
 
 _WORTH: Final = 1.05  # a change that helps by less is not offered
@@ -74,7 +74,7 @@ def advise(
         if gain is None:
             offers.append(f"{text})")
         else:
-            (offers if gain >= _WORTH else hollow).append(f"{text}, expect {gain:.2g}x)")
+            (offers if gain >= _WORTH else hollow).append(f"{text}, expect {fold(gain, 2)})")
 
     for name, changed in changes:
         other = changed.plan_of(phase)
@@ -84,14 +84,14 @@ def advise(
             if kernels and expected and expected.modelled:
                 then = kernels.run(other, workload)
                 hoped = expected.total.numbers()[0] / then.total.numbers()[0]
-            offer(f"{name} {seconds(then_s)} ({time_s / then_s:.2g}x faster", hoped)
+            offer(f"{name} {seconds(then_s)} ({fold(time_s / then_s, 2)} faster", hoped)
     shared = bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)  # by all sequences of a batch
     latency = _latency_share(expected) if expected and expected.modelled else 0.0
     more = None
     if shared or latency >= _MUCH:
         more = _More.of(setting, workload, phase, expected, batch=batch, max_batch=max_batch)
     if more and shared and more.gain >= _WORTH:
-        offer(f"batch {more.batch} ({more.gain:.2g}x the tokens per second", more.expected)
+        offer(f"batch {more.batch} ({fold(more.gain, 2)} the tokens per second", more.expected)
         more = None  # of latency nothing is left to say
     nothing = "no technique known here makes it faster; a device with more bandwidth does"
     if bound == "compute":
@@ -249,7 +249,7 @@ def _latency(share: float, more: _More | None) -> str:
     advice = f"; as expected, {share:.0%} of it is latency, fixed costs of short kernels: fewer of them"
     advice += " (fused, in a CUDA graph) help"
     if more and more.expected and more.expected >= _WORTH:
-        advice += f", and batch {more.batch} is expected to give {more.expected:.2g}x the tokens per second"
+        advice += f", and batch {more.batch} is expected to give {fold(more.expected, 2)} the tokens per second"
     return advice
 
 
@@ -259,7 +259,7 @@ def _cured(cures: Sequence[Cure], workload: Workload, phase: str, time_s: float)
         then_s = cure.prefill * time_s
         if phase == "decode":
             then_s = float(cure.setting.plan_of(phase).time_s(workload))
-        told.append(f"with {cure.option}, when this takes {seconds(then_s)} ({then_s / time_s:.3g}x as long)")
+        told.append(f"with {cure.option}, when this takes {seconds(then_s)} ({fold(then_s / time_s)} as long)")
     if not told:
         return f"; it does not fit, and none of these makes it: {_TRIED}"
     return f"; it does not fit, but does {', or '.join(told)}"

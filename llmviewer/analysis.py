@@ -33,7 +33,7 @@ from .roofline import Estimate, OperatorEstimate
 from .setting import Accounting, Attention, Mla, Setting, arranges, check_images, whole
 from .techniques import Schedule, Technique
 from .transforms.offload import ON_DEVICE, Offload
-from .units import counted, si
+from .units import counted, fold, si
 from .workload import Workload
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class Analysis:
         by_library: dict[str, list[str]] = {}
         for one in self.faster:
             phase = one.phase if self.model.generates else "the one pass"
-            by_library.setdefault(one.library, []).append(f"{phase} {one.speed_up:.2g}x")
+            by_library.setdefault(one.library, []).append(f"{phase} {fold(one.speed_up, 2)}")
         said = "; ".join(f"{' and '.join(gains)} with --library {name}" for name, gains in by_library.items())
         usual = f"other libraries than {self.inputs.library}, the default here, are faster"
         return (*self.notes, *((f"as expected of kernels, {usual}: {said}",) if said else ()))

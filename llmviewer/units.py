@@ -18,6 +18,7 @@ _EXAMPLE: Final = {
 _QUANTITY: Final = re.compile(
     rf"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) (?:({'|'.join(_PREFIX)})({'|'.join(_EXAMPLE)})|({'|'.join(_SMALL)})(s))"
 )
+_TIMES: Final = ((365.25 * 86400, 365.25 * 86400, "years"), (1e5, 86400.0, "days"))  # from how many seconds on
 _STEPS: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -61,14 +62,29 @@ def counted(number: int, noun: str, several: str = "") -> str:
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
+def fold(ratio: float, digits: int = 3) -> str:
+    """How many times as much.
+
+    >>> fold(1398.6, 2), fold(20.96), fold(0.5)
+    ('1400x', '21x', '0.5x')
+    """
+    shown = f"{ratio:.{digits}g}"
+    return f"{float(shown):.0f}x" if "e+" in shown else f"{shown}x"
+
+
 def seconds(value: float | None, digits: int = 3) -> str:
     """A duration a person can read.
 
     >>> seconds(0.01829), seconds(2.13e-8), seconds(75.3), seconds(None)
     ('18.3 ms', '21.3 ns', '75.3 s', '-')
+    >>> seconds(99999), seconds(1e6), seconds(1.66e10)
+    ('99999 s', '11.6 days', '526 years')
     """
     if value is None or math.isnan(value):
         return "-"
+    for least, step, unit in _TIMES:
+        if value >= least:
+            return f"{_significant(value / step, digits)} {unit}"
     for step, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if value >= step * (1 - 0.5 * 10.0**-digits):
             return f"{_significant(value / step, digits)} {unit}"

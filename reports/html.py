@@ -9,7 +9,7 @@ from typing import Final
 
 from llmviewer import __version__
 from llmviewer.analysis import Analysis, Phase
-from llmviewer.units import seconds, si
+from llmviewer.units import fold, seconds, si
 
 from .marks import spare
 from .page import Card, Picture, below, picture, plotly_js, template
@@ -143,7 +143,7 @@ def effect_cards(analysis: Analysis) -> list[Card]:
     passes, gain, *pays = (value for _, value in effect_lines(analysis.effect))
     about = "; ".join((gain, *pays))
     return [
-        Card(label="techniques", value=f"{analysis.effect.speed_up:.3g}x as fast", about=about),
+        Card(label="techniques", value=f"{fold(analysis.effect.speed_up)} as fast", about=about),
         Card(label="passes", value=str(len(analysis.effect.runs)), about=passes),
     ]
 

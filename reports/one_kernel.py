@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from llmviewer.one_kernel import KernelEstimate, kinds
-from llmviewer.units import seconds, si
+from llmviewer.units import fold, seconds, si
 
 from .columns import columns
 from .listing import WIDTH, csv_of, json_of
@@ -59,7 +59,7 @@ def _legend(found: Sequence[KernelEstimate]) -> str:
 def _measured(each: KernelEstimate, measured_s: float) -> str:
     if measured_s < each.bound_s:
         why = "operands stood in a cache" if each.bound == "memory" else "the clock was above the datasheet's"
-        below = f"Measured {seconds(measured_s)}, below the bound ({measured_s / each.bound_s:.2g}x)"
+        below = f"Measured {seconds(measured_s)}, below the bound ({fold(measured_s / each.bound_s, 2)})"
         return f"{below}: {why}, less was done, or the number has another unit."
     text = f"Measured {seconds(measured_s)}: {each.bound_s / measured_s:.0%} of the best that is possible"
     if each.expected_s is None or each.expected_low_s is None or each.expected_high_s is None:

@@ -152,7 +152,10 @@ class Folded(Table):
         left = [i for i, head in enumerate(self.head[1:]) if head in self.words]
         rest = columns(list(zip(*others, strict=True)), left=left, gap=" ").splitlines()
         room = WIDTH - 1 - max(map(len, rest))
-        parts = [textwrap.wrap(name, room, subsequent_indent="  ", break_on_hyphens=False) for name in names]
+        parts = [
+            textwrap.wrap(name, room, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+            for name in names
+        ]
         wide = max(len(part) for each in parts for part in each)
         lines = [textwrap.fill(self.title, WIDTH)]
         for (first, *more), numbers in zip(parts, rest, strict=True):

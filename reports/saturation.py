@@ -58,9 +58,10 @@ def headline(found: Saturation) -> str:
     engine = f"{setting.engine.title}, " if setting.engine else ""
     techniques = "".join(f"{one}, " for one in setting.techniques)
     each = " on each rank" if setting.layout.dp > 1 else ""
+    room = "" if found.likely.capped else ", as many as memory nearly always has room for"
     return (
         f"{title(found)}: {lengths(traffic)}, {setting.quantization}, {techniques}{engine}{found.policy}, at most "
-        f"{found.max_batch} at a time{each}"
+        f"{found.max_batch} at a time{each}{room}"
     )
 
 

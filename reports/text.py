@@ -16,7 +16,7 @@ from llmviewer.answering import GenerationResult
 from llmviewer.effect import Effect
 from llmviewer.expectation.engines import find_engine
 from llmviewer.precision import AS_PUBLISHED
-from llmviewer.units import seconds, si
+from llmviewer.units import fold, seconds, si
 
 from .columns import columns
 from .listing import WIDTH
@@ -24,6 +24,7 @@ from .table import COLUMNS, rate, rows, shows_calls
 
 Lines: TypeAlias = tuple[tuple[str, str], ...]  # (label, value)
 
+_NARROW: Final = 40  # columns of lines of words at least
 _COLOR: Final = {"memory": "red", "compute": "green", "link": "blue"}
 _SHORT: Final = {"weights": "wts.", "activ.": "act."}  # where there are more columns
 _LEFT: Final = ("operator", "bound", "in")
@@ -46,7 +47,7 @@ def report(
     head: str, lines: Lines, analysis: Analysis, *, width: int, calls: bool, alarms: Collection[str] = ()
 ) -> str:
     """The phases of `analysis` under `head` and `lines`, of which those that `alarms` names are verdicts against it."""
-    table_width, width = max(width, WIDTH) if width else sys.maxsize, max(width, WIDTH)
+    table_width, width = max(width, WIDTH) if width else sys.maxsize, max(width or WIDTH, _NARROW)
     parts = [click.style(_wrapped(head, width), bold=True), _listed(lines, width, alarms)]
     for name, phase in analysis.phases:
         line = phase_line(called(analysis, name), phase, per_call=calls)
@@ -216,12 +217,12 @@ def effect_lines(effect: Effect) -> Lines:
     counted = (f"{run.name} {_times(run.passes)} ({seconds(run.time_s)})" for run in effect.runs)
     several = effect.tokens_per_step is not None and effect.tokens_per_step > 1
     pace = f"{effect.tokens_per_step:.3g} tokens a pass; " if several else ""
-    hoped = f" (expect {effect.expected_speed_up:.3g}x)" if effect.expected_speed_up else ""
-    ratios = [f"generation {effect.speed_up:.3g}x as fast{hoped}", f"first token {bare.ttft_s / found.ttft_s:.3g}x"]
+    hoped = f" (expect {fold(effect.expected_speed_up)})" if effect.expected_speed_up else ""
+    ratios = [f"generation {fold(effect.speed_up)} as fast{hoped}", f"first token {fold(bare.ttft_s / found.ttft_s)}"]
     if found.tpot_s and bare.tpot_s:
-        ratios.append(f"further ones {bare.tpot_s / found.tpot_s:.3g}x")
+        ratios.append(f"further ones {fold(bare.tpot_s / found.tpot_s)}")
     amounts = (("OPs", "ops"), ("bytes", "bytes"), ("memory", "memory_bytes"))
-    others = (f"{getattr(found, key) / getattr(bare, key):.3g}x the {name}" for name, key in amounts)
+    others = (f"{fold(getattr(found, key) / getattr(bare, key))} the {name}" for name, key in amounts)
     lines = [("passes", f"{pace}{', '.join(counted)}"), ("techniques gain", f"{', '.join((*ratios, *others))}")]
     return (*lines, *((("" if i else "to know"), text) for i, text in enumerate(effect.said)))
 

@@ -585,7 +585,8 @@ BAD = [
 
 @pytest.mark.parametrize(("options", "said"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_mistakes_get_one_line(capsys, options, said):
-    assert main([*ASKED, *options]) == 2
+    command, usual = ASKED[:2], zip(ASKED[2::2], ASKED[3::2], strict=True)
+    assert main([*command, *(text for pair in usual if pair[0] not in options for text in pair), *options]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("llmviewer: ")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from dataclasses import replace
 
@@ -378,6 +379,8 @@ def test_beyond_the_stability_limit_the_queue_grows_and_below_it_does_not(policy
     assert below.closed.stable
     assert not beyond.closed.stable
     assert beyond.limit.startswith("Load:")
+    memory = "which serves .* at most(, as memory has room for .* caches on average)?\\. The queue grows"
+    assert re.search(memory, beyond.limit)
     late = beyond.ttft_s[-300:].mean()
     assert late > 3 * beyond.ttft_s[50:250].mean()
     assert below.ttft_s[-300:].mean() < late / 3

@@ -10,7 +10,7 @@ from llmviewer.cli import main
 from llmviewer.reports.table import COLUMNS, rate, rows
 from llmviewer.reports.text import between, headline, render_text, sentence
 from llmviewer.setting import Setting
-from llmviewer.units import seconds, si
+from llmviewer.units import fold, seconds, si
 
 CALLS = ("per-call", "all-calls")
 
@@ -186,6 +186,22 @@ def test_the_layouts_in_the_documentation_have_these_bounds():
         whole = found.generation
         cells = (f"`{layout}`", seconds(whole.ttft_s), seconds(whole.tpot_s), rate(whole.tokens_per_s))
         assert f"| {' | '.join(cells)} | {si(found.memory.total_bytes)}B |" in text
+
+
+@pytest.mark.parametrize(("columns", "most"), [("60", 60), ("20", 40), ("120", 120)])
+def test_words_are_as_wide_as_the_terminal_and_tables_are_whole(capsys, monkeypatch, columns, most):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["analyze", "llama-3.1-8b", "h100-sxm"]) == 0
+    text = capsys.readouterr().out
+    rows = tables(text)
+    assert max(map(len, rows)) <= max(most, 80)
+    assert len(rows[0]) > 60
+    assert most - 12 < max(len(line) for line in text.splitlines() if line not in rows) <= most
+
+
+def test_what_is_large_can_be_read():
+    assert (fold(1398.6, 2), fold(812.3, 2), fold(20.96), fold(0.5)) == ("1400x", "810x", "21x", "0.5x")
+    assert (seconds(99999), seconds(1e6), seconds(1.66e10)) == ("99999 s", "11.6 days", "526 years")
 
 
 @pytest.mark.parametrize(("columns", "most"), [("80", 80), ("", None)])

@@ -227,7 +227,7 @@ class Line:
         else:
             first = "OPs" if self.before == "compute" else "memory traffic"
             name = first if falls[first] < 1 - _WORTH else min(falls, key=falls.__getitem__)
-        return f"{name} {falls[name] - 1:+.0%}" if falls[name] < 1 - _WORTH else "a little of each"
+        return f"{name} {falls[name] - 1:+.0%}" if falls[name] < 1 - _WORTH else "some of each"
 
 
 @dataclass(frozen=True, kw_only=True)

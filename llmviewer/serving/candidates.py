@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..cells import hourly
 from ..hardware import Hardware
 from ..layout import Layout
-from ..units import counted, seconds, si
+from ..units import counted, fold, seconds, si
 from .policy import POLICIES
 from .service import Goals
 from .steady import Reading, held_up_s, reading, saturated_s
@@ -390,7 +390,7 @@ def _reason(one: Candidate, load: Load) -> str:
         there = one.hardware.capacity
         slower = f" (room for {most})" if 0 < one.max_rate < load.rate else ""
         return (
-            f"memory: {si(one.memory * there)}B for {counted(one.limit, 'sequence')} at a time, {one.memory:.3g}x the "
+            f"memory: {si(one.memory * there)}B for {counted(one.limit, 'sequence')} at a time, {fold(one.memory)} the "
             f"{si(there)}B of each device{slower}"
         )
     if one.factor == "batch":
@@ -401,4 +401,4 @@ def _reason(one: Candidate, load: Load) -> str:
     value, goal = (
         (one.ttft_s, load.goals.ttft_s) if one.factor == "time to first token" else (one.tpot_s, load.goals.tpot_s)
     )
-    return f"{one.factor}: {seconds(value)}, {one.excess:.3g}x the {seconds(goal)} allowed"
+    return f"{one.factor}: {seconds(value)}, {fold(one.excess)} the {seconds(goal)} allowed"

@@ -215,7 +215,7 @@ class Simulation:
         if self.reads and self.reading_utilization > max(self.utilization, 1 - _FEW):
             yield f"The devices that read prompts, which work {self.reading_utilization:.0%} of the time."
         if self.closed and self.closed.max_rate <= self.traffic.rate / self.copies < inf:
-            cause = f", as memory has room for {self.closed.max_batch} caches" if full > _FEW else ""
+            cause = f", as memory has room for {self.closed.max_batch} caches on average" if full > _FEW else ""
             yield (
                 f"Load: {self.traffic.rate / self.copies:.3g} requests a second come to each copy, which serves "
                 f"{self.closed.max_rate:.3g} at most{cause}. The queue grows for as long as they come."
@@ -229,7 +229,8 @@ class Simulation:
         if wait > read:
             yield f"Queueing: a prompt waits {seconds(wait)} on average for the device and is read in {seconds(read)}."
         if usage.written > len(self.traffic) and usage.reading_s / busy > _STALLED:
-            yield f"Prompts: for {usage.reading_s / busy:.0%} of the busy time one is read while nobody decodes."
+            share = f"{usage.reading_s / busy:.0%} of the busy time"
+            yield f"Prompts: for {share} one is read and those that decode wait."
         if mixed > _STALLED:
             yield f"Prompts: {mixed:.0%} of the busy time are steps that read one beside those that decode."
         yield f"The steps themselves: nobody waits for long, and the device works {self.utilization:.0%} of the time."

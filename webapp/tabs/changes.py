@@ -10,6 +10,8 @@ from dash import Dash, Input, Output, dcc, html
 from dash import State as Held
 from dash.development.base_component import Component
 
+from llmviewer.units import fold
+
 from ..answers import answers
 from ..asked import asked, kept
 from ..state import MOST_PINS, State
@@ -60,7 +62,7 @@ def _line(step: Step, state: State) -> Component:
 
 def _alone(offer: Offer, one: Change, state: State) -> Component:
     """What a step buys on the only device."""
-    expected = f", expect {one.expected:.3g}x" if one.expected else ""
+    expected = f", expect {fold(one.expected)}" if one.expected else ""
     return html.Div([
         _gain(one), f"{expected}: at least {one.time}; ",
         html.Span(one.memory, className="" if one.fits else "alarm"), " \N{MIDDLE DOT} ",
@@ -73,7 +75,7 @@ def _bought(offer: Offer, on: Mapping[str, Change], state: State) -> Component:
     return html.Table(html.Tbody([
         html.Tr([
             html.Th(device, scope="row"), html.Td(_gain(one)),
-            html.Td(f"expect {one.expected:.3g}x" if one.expected else ""),
+            html.Td(f"expect {fold(one.expected)}" if one.expected else ""),
             html.Td(one.verdict, className="" if one.fits else "alarm"),
             html.Td(_beside(offer, device, state)),
         ], title=f"{device}: at least {one.time}; {one.memory}") for device, one in on.items()

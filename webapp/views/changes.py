@@ -14,7 +14,7 @@ from llmviewer.reports.text import between
 from llmviewer.techniques import techniques
 from llmviewer.transforms.mixtures import MIXTURES
 from llmviewer.transforms.quantize import parse_quantization
-from llmviewer.units import seconds, si
+from llmviewer.units import fold, seconds, si
 
 from ..answers import Answer, answers, why_not
 from ..state import State
@@ -73,8 +73,8 @@ class Change:
     def words(self) -> str:
         """Such as "3.7x faster"."""
         if self.gain >= _SAME:
-            return f"{self.gain:.3g}x {'the tokens per second' if self.larger else 'faster'}"
-        return "no faster" if self.gain > 1 / _SAME else f"{1 / self.gain:.3g}x slower"
+            return f"{fold(self.gain)} {'the tokens per second' if self.larger else 'faster'}"
+        return "no faster" if self.gain > 1 / _SAME else f"{fold(1 / self.gain)} slower"
 
 
 class Step(NamedTuple):

@@ -10,7 +10,7 @@ from llmviewer.errors import InputError
 from llmviewer.reports import figures
 from llmviewer.reports.marks import identity, roofs
 from llmviewer.reports.text import headline
-from llmviewer.units import seconds, si
+from llmviewer.units import fold, seconds, si
 
 from ..answers import Answer, answers
 from ..state import State
@@ -230,12 +230,8 @@ def several_tokens(settings: Sequence[Compared], phase: str) -> bool:
 def _cell(number: _Number, value: float | None, base: float | None, place: int) -> str:
     if value is None:
         return "-"
-    of = f" ({_ratio(value / base)})" if place and base and abs(value / base - 1) >= _SAME else ""
+    of = f" ({fold(value / base)})" if place and base and abs(value / base - 1) >= _SAME else ""
     return f"{number.text(value)}{of}"
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.3g}x" if value < 1000 else f"{value:,.0f}x"
 
 
 def _differences(a: Answer, b: Answer) -> Iterator[str]:
@@ -252,14 +248,14 @@ def _differences(a: Answer, b: Answer) -> Iterator[str]:
         yield f"{said}{': ' if reasons else ''}{', '.join(reasons)}."
     rates = a.analysis.generation.tokens_per_s, b.analysis.generation.tokens_per_s
     if a.analysis.inputs.batch != b.analysis.inputs.batch:
-        yield f"{_ratio(rates[1] / rates[0])} the tokens per second, with {_ratio(_batches(a, b))} the sequences."
+        yield f"{fold(rates[1] / rates[0])} the tokens per second, with {fold(_batches(a, b))} the sequences."
 
 
 def _faster(speed: float, name: str = "") -> str:
     """Such as "2.3x faster decode" and "decode as fast"."""
     if abs(speed - 1) < _SAME:
         return f"{name} as fast".strip()
-    return f"{_ratio(max(speed, 1 / speed))} {'faster' if speed > 1 else 'slower'} {name}".rstrip()
+    return f"{fold(max(speed, 1 / speed))} {'faster' if speed > 1 else 'slower'} {name}".rstrip()
 
 
 def _paces(one: Analysis, other: Analysis, name: str) -> tuple[float, float | None]:
@@ -303,7 +299,7 @@ def _reasons(a: Answer, one: Phase, b: Answer, other: Phase, name: str) -> Itera
         pairs.append(("peak", peaks[0], peaks[1]))
     for label, before, after in pairs:
         if before and abs(after / before - 1) >= _SAME:
-            yield f"{label} {_ratio(after / before)}"
+            yield f"{label} {fold(after / before)}"
     links = [p.total.time_by_bound_s.get("link", 0.0) / p.total.bound_time_s for p in (one, other)]
     if abs(links[0] - links[1]) > _PART:
         yield f"{links[0]:.0%} to {links[1]:.0%} of the time for links"

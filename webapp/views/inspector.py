@@ -19,7 +19,7 @@ from llmviewer.reports.text import between
 from llmviewer.resource import Resource, Unit
 from llmviewer.roofline import PlannedOperator
 from llmviewer.setting import Accounting, Attention, Setting
-from llmviewer.units import seconds, si
+from llmviewer.units import fold, seconds, si
 from llmviewer.workload import Workload
 
 from ..answers import Answer
@@ -183,7 +183,7 @@ def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -
         then = row.block.repeat * max(float(evaluate(form, workload)) for form in row.busy_s.values())
         if then and op.bound_time_s / then >= _WORTH:
             gain = op.bound_time_s / then
-            found.append((gain, name, seconds(then), f"{gain:.2g}x faster"))
+            found.append((gain, name, seconds(then), f"{fold(gain, 2)} faster"))
     (sequences,) = workload.groups
     row = _planned(setting, phase, op)
     batch = larger_batch(inputs.batch, answer.analysis.memory.max_batch)
@@ -192,7 +192,7 @@ def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -
         many = Workload((replace(sequences, batch=more * sequences.batch),))
         then = row.block.repeat * max(float(evaluate(form, many)) for form in row.busy_s.values())
         if (gain := more * op.bound_time_s / then) >= _WORTH:
-            found.append((gain, f"batch {batch}", seconds(then), f"{gain:.2g}x the tokens per second"))
+            found.append((gain, f"batch {batch}", seconds(then), f"{fold(gain, 2)} the tokens per second"))
     yield from (one[1:] for one in sorted(found, key=lambda one: -one[0]))
 
 

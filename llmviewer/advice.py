@@ -27,6 +27,7 @@ _WORTH: Final = 1.05  # a change that helps by less is not offered
 _MUCH: Final = 0.3  # of the time expected, when latency is worth a word
 _TIMES: Final = 16  # the batch asked for, where so many fit
 _CHUNKS: Final = "chunked-prefill"
+_HALF: Final = 0.5  # of a pass's time: what waits for less is told with what else it waits for
 _DEVICES: Final = (2, 4, 8)  # times as many, where a request does not fit
 _TRIED: Final = "the prompt in chunks, up to 8 times as many devices (--tp), weights in host memory"
 
@@ -102,10 +103,18 @@ def advise(
     name = phase if setting.model.generates else "the one pass"
     told = [f"what would help: {', '.join(offers)}"] if offers else []
     told += [f"what would help at the bound alone: {', '.join(hollow)}"] if hollow else []
-    advice = f"{name} is {bound}-bound: {why}; {'; '.join(told) or nothing}"
+    advice = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {'; '.join(told) or nothing}"
     if latency >= _MUCH:
         advice += _latency(latency, more)
     return advice + ("" if cures is None else _cured(cures, workload, phase, time_s))
+
+
+def _mixed(waits: Mapping[str, float], time_s: float) -> str:
+    """The shares of all that holds a pass up, where nothing does for half of it."""
+    if max(waits.values()) >= _HALF * time_s:
+        return ""
+    shares = sorted(((wait_s / time_s, bound) for bound, wait_s in waits.items() if wait_s), reverse=True)
+    return f" ({', '.join(f'{bound} {share:.0%}' for share, bound in shares)} of its time)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,11 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
     ours = (note for one in setting.techniques for note in one.notes(setting))
     unknown = [f"{model.unknown}: weights are counted as asked"] if model.unknown else []
     found = [*unknown, *model.notes, *ours, *_conversions(setting), *_substitutions(setting), *_links(setting)]
-    found += [*_whose(setting), *_stand_ins(setting, Workload.prefill(batch=1, prompt=prompt, images=images))]
+    found += [
+        *_full(setting),
+        *_whose(setting),
+        *_stand_ins(setting, Workload.prefill(batch=1, prompt=prompt, images=images)),
+    ]
     found += [*_copied(setting), *_torn(setting), *_groups(setting)]
     if model.picture and prompt != model.picture:
         found.append(
@@ -71,6 +75,14 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
             "no embedding, half the OPs of lm_head; use faithful accounting for anything else"
         )
     return tuple(found)
+
+
+def _full(setting: Setting) -> list[str]:
+    """That all weights are in fp32, where nothing was asked: few serve them so."""
+    widths = {weight.format.stored_bits for _, op in setting.graph for weight in op.weights}
+    if setting.quantization != setting.model.quantization or widths != {32}:
+        return []
+    return [f"{setting.model.name} comes with all weights in fp32; most serve it in 16 bits (--quant bf16)"]
 
 
 def _altered(setting: Setting) -> list[str]:

@@ -159,6 +159,13 @@ def test_where_nothing_helps_that_is_said(name, device, asked):
         )
 
 
+def test_where_nothing_takes_half_of_the_time_all_shares_are_told():
+    found = analyze("deepseek-v3", "b200", layout="tp=8 ep=8", batch=32)
+    said = "prefill is compute-bound (compute 36%, memory 34%, link 30% of its time): 32% of its time waits for the fp8"
+    assert found.phases.prefill.advice.startswith(said)
+    assert found.phases.decode.advice.startswith("decode is memory-bound: 99% of its time waits for memory")
+
+
 def test_what_fits_needs_no_cure():
     assert all("not fit" not in phase.advice for _, phase in analyze("llama-3.1-8b", "h100-sxm").phases)
 

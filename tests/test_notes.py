@@ -54,6 +54,15 @@ def test_nothing_stands_in_where_nothing_is_expected():
     assert not notes(_STANDS_IN, "llama-2-7b", "h100-sxm", quant="W3A3", accounting="survey")
 
 
+def test_a_model_whose_weights_are_all_in_fp32_is_told_apart():
+    assert notes("gpt2 comes", "gpt2", "h100-sxm") == [
+        "gpt2 comes with all weights in fp32; most serve it in 16 bits (--quant bf16)"
+    ]
+    for quant in ("bf16", "fp32", "fp8"):
+        assert not notes("gpt2 comes", "gpt2", "h100-sxm", quant=quant)
+    assert not notes("llama-3.1-8b comes", "llama-3.1-8b", "h100-sxm")
+
+
 def test_ranks_without_a_sequence_are_told():
     assert notes("batch ", "llama-3.1-8b", "h100-sxm", batch=4, layout="dp=8") == [
         "batch 4 is less than dp=8: 4 of 8 devices have no sequence and are idle"

@@ -20,6 +20,7 @@ from .units import parse
 from .what_ifs import altered
 
 _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
+_OPTIONAL: Final = ("compute_capability", "aliases", "notes")  # of the device as a whole
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -119,15 +120,12 @@ def _shipped(path: Path, changes: tuple[str, ...]) -> Hardware:
 
 def _read(path: Path, changes: tuple[str, ...]) -> Hardware:
     file = read_yaml(path)
-    file.only((*PLAIN, *SECTIONS))
+    _check_keys(file, changes)
     if file.text("name") != path.stem:
         raise file.error("name", f"must be the name of the file, {path.stem}; got {file.text('name')!r}")
     sources = {key: _source(file.section("sources").section(key)) for key in file.section("sources")}
     facts = {fact.key: fact for name in SECTIONS if name in file for fact in _facts(file.section(name), name, sources)}
     facts, follows = altered(facts, changes, path.stem)
-    for key in _REQUIRED:
-        if key not in facts:
-            raise file.error(key, "is missing")
     value = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
     rates = {Resource(unit, key.split(".")[1]): rate for key, rate in value.items()
              for unit in (Unit.MATRIX, Unit.VECTOR) if key.startswith(f"{unit}.")}  # fmt: skip
@@ -152,6 +150,36 @@ def _read(path: Path, changes: tuple[str, ...]) -> Hardware:
     )
 
 
+def _check_keys(file: Section, changes: Sequence[str]) -> None:
+    """Raises InputError where a key is unknown, and, with all of them, where some are missing that no what-if gives."""
+    file.only((*PLAIN, *SECTIONS))
+    for name in SECTIONS:
+        if name in file:
+            file.section(name).only(("source", *SECTIONS[name]))
+    given = {change.partition("=")[0].strip() for change in changes}
+    needed = [(key,) for key in PLAIN if key not in _OPTIONAL]
+    needed += [("sources", key, of) for key in _mapping(file.data.get("sources")) for of in ("title", "year")]
+    needed += [(name, "source") for name in SECTIONS if name in file]
+    needed += [(block, key) for block, _, key in (key.partition(".") for key in _REQUIRED if key not in given)]
+    missing = [".".join(path) for path in needed if _is_missing(file.data, path)]
+    if missing:
+        raise InputError(f"{file.file}: {', '.join(missing)}: {'is' if len(missing) == 1 else 'are'} missing")
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_missing(data: Mapping[str, object], path: Sequence[str]) -> bool:
+    """Whether there is nothing at the end of a path of keys; not where something else than a mapping is on it."""
+    value: object = data
+    for key in path:
+        if value is not None and not isinstance(value, Mapping):
+            return False
+        value = _mapping(value).get(key)
+    return value is None
+
+
 def _source(section: Section) -> Source:
     section.only(("title", "version", "page", "year", "url"))
     return Source(
@@ -162,7 +190,6 @@ def _source(section: Section) -> Source:
 
 
 def _facts(section: Section, name: str, sources: Mapping[str, Source]) -> list[Fact]:
-    section.only(("source", *SECTIONS[name]))
     source = section.choice("source", sources)
     return [_fact(section, f"{name}.{key}", source, sources) for key in section if key != "source"]
 

@@ -1,7 +1,11 @@
 """Architectures that are described in their file: equal to those in code, and strict."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from llmviewer.architectures.described import _FEED_FORWARD, _MIXERS
 from llmviewer.errors import InputError
 from llmviewer.model_files import load_model
 
@@ -105,3 +109,9 @@ def test_no_token_takes_more_experts_than_there_are(described):
         load_model(path)
     said = "config.layers[0].feed_forward.chosen: must be at most the 64 experts of experts; got 400"
     assert str(caught.value) == f"{path}: {said}"
+
+
+def test_the_documentation_names_every_part():
+    text = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
+    kinds = text[text.index("Mixers are") : text.index("Their keys are")]
+    assert re.findall("`(.*?)`", kinds) == [*_MIXERS, *_FEED_FORWARD]

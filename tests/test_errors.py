@@ -199,6 +199,17 @@ def test_a_folder_of_the_name_of_a_model_does_not_hide_it(tmp_path, monkeypatch)
         ("vendor: nobody\n", "", "vendor: is missing"),
         ("{source: sheet, fp32", "{source: shet, fp32", "vector.source: must be one of sheet; got 'shet'"),
         ("{source: sheet, fp32", "{fp32", "vector.source: is missing"),
+        (
+            "title: Chip\nvendor: nobody\nkind: gpu\n",
+            "kind: gpu\nhost: {bandwidth: 64 GB/s}\n",
+            "title, vendor, host.source: are missing",
+        ),
+        (CHIP[CHIP.index("vector:") :], "", "vector.fp32, memory.capacity, memory.bandwidth: are missing"),
+        (
+            CHIP[CHIP.index("  sheet") :],
+            "  sheet: {page: 3}\nvector: {fp32: 10 TOP/s}\nmemory: {capacity: 16 GiB}\n",
+            "sources.sheet.title, sources.sheet.year, vector.source, memory.source, memory.bandwidth: are missing",
+        ),
         ("year: 2024", "year: later", f"sources.sheet.year: {WHOLE} 'later'"),
         (", year: 2024", "", "sources.sheet.year: is missing"),
         ("name: chip", "name: chop", "name: must be the name of the file, chip; got 'chop'"),

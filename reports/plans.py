@@ -199,7 +199,11 @@ def remarks(found: ServicePlan) -> list[str]:
     told += unsold(found.left_out)
     if found.best and found.unpriced:
         names = ", ".join(found.unpriced)
-        told.append(f"Not ranked, as their files have no {'TDP' if found.by == 'energy' else 'price'}: {names}.")
+        lacking, change = ("TDP", "power.tdp=700 W") if found.by == "energy" else ("price", "price.cloud=3 USD/h")
+        told.append(
+            f"Not ranked, as their files have no {lacking}: {names}; --hardware-set '{change}' gives one to all "
+            "devices, and a file of yours (`llmviewer hardware NAME --format yaml`) to one."
+        )
     if found.best and found.best.unmodelled > _TOLD:
         told.append(f"{found.best.unmodelled:.0%} of the steps of the best are a bound, as no kernel was measured.")
     return [*told, *beyond(found.model, found.prompt + found.gen), said(found)]

@@ -95,7 +95,7 @@ def memories(analyses: Mapping[str, Analysis]) -> go.Figure:
     verdicts = {name: "fits" if one.memory.fits else "does not fit" for name, one in analyses.items()}
     rows = [f"{name}<br>{verdict}" for name, verdict in verdicts.items()]
     figure = frame(
-        "Memory", "parts of what a request takes; a line where the device's memory ends", height=190 + 64 * len(rows)
+        "Memory", "what all sequences take, by parts; a line where the memory ends", height=190 + 64 * len(rows)
     )
     each = [one.memory for one in analyses.values()]
     for (name, color), field in zip(PART_COLOR.items(), ("weight", "kv_cache", "activation"), strict=True):

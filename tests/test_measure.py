@@ -729,7 +729,8 @@ def test_errors_are_one_line_and_leave_nothing(capsys, tmp_path, arguments, mess
     if torch.cuda.is_available() and "torch" in arguments:
         pytest.skip("there is a GPU")
     folder = tmp_path / "out"
-    assert message in errors(capsys, "--backend", "cpu", *arguments, "-o", str(folder))
+    backend = [] if "--backend" in arguments else ["--backend", "cpu"]
+    assert message in errors(capsys, *backend, *arguments, "-o", str(folder))
     assert not folder.exists()
 
 

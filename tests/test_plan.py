@@ -537,7 +537,10 @@ def test_the_report(capsys, small):
     for said in (
         "Lowest in USD/h: 1 x h100-sxm",
         "Beaten by no other",
-        "Not ranked, as their files have no price: l40s",
+        (
+            "Not ranked, as their files have no price: l40s, p100-sxm2; --hardware-set 'price.cloud=3 USD/h' gives one "
+            "to all devices, and a file of yours (`llmviewer hardware NAME --format yaml`) to one."
+        ),
     ):
         assert said in words
 

@@ -237,7 +237,15 @@ def test_a_file_of_a_link_has_a_plain_name(name):
         (answers.model_file, "x.py", "import os", "x.py: must be a config.json, or a YAML of a model; got .py"),
         (answers.model_file, "x.yaml", "!!python/object/apply:os.getcwd []", "x.yaml:1:1: is not YAML: "),
         (answers.hardware_file, "x.yaml", "name: ../x", "x.yaml: name: must be lower-case letters, digits, dots and "),
-        (answers.hardware_file, "x.yaml", "name: x\nvendor: me", "x.yaml: sources: is missing"),
+        (
+            answers.hardware_file,
+            "x.yaml",
+            "name: x\nvendor: me",
+            (
+                "x.yaml: title, kind, architecture, released, status, sources, vector.fp32, memory.capacity, "
+                "memory.bandwidth: are missing"
+            ),
+        ),
         (answers.hardware_file, "x.json", "{}", "x.json: must be a YAML like those in hardware/; got .json"),
         (
             answers.model_file,
@@ -494,7 +502,14 @@ def test_what_is_expected_stands_beside_the_bound_with_its_interval_and_source()
         whole = one.analysis.generation
         assert line[at].value == seconds(whole.tpot_s)
         assert line[at].more.startswith(f"expect {seconds(whole.expected_tpot_s)} (")
-        assert one.analysis.phases.decode.total.expectation_source in overview.sources(found)
+        assert one.analysis.phases.decode.total.expectation_source.split(", ")[0] in overview.sources(found)
+    with_others = answers.answers(
+        State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"), batch=16, quant="fp8")
+    )
+    assert overview.sources(with_others) == (
+        "Expected: h100-sxm: calibrated on h100-sxm trtllm; l40s: calibrated on l40s trtllm (transferred: 11% of "
+        "prefill, 1% of decode); mi300x: transferred from mi355x"
+    )
     assert "survey accounting" in overview.sources(answers.answers(State(accounting="survey")))
 
 

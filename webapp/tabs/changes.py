@@ -28,7 +28,7 @@ def place(state: State) -> Component:
     return panel(
         html.Div([
             html.H3("What would change it"),
-            html.Span(f"on {where}, one step at a time; most first", className="soft"),
+            html.Span(f"on {where}, one step at a time; most first, as expected", className="soft"),
         ], className="figcaption"),
         dcc.Store(id="changes-of", data=kept(state)),
         dcc.Loading(html.Div(id=_PLACE, className="changes"), delay_show=200, type="dot"),

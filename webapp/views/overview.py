@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from llmviewer.reports import figures
 from llmviewer.reports.drawing import SKY
@@ -15,6 +16,8 @@ from llmviewer.reports.text import devices, effect_lines, headline, sentence
 
 from ..answers import Answer
 from .shown import Shown, shown
+
+_SHARES: Final = re.compile(r", (?=\d+% )")  # before what of an expectation does not come from where most does
 
 
 def asked(found: Sequence[Answer]) -> str:
@@ -32,13 +35,22 @@ def words(answer: Answer, phase: str) -> tuple[str, str]:
 
 def sources(found: Sequence[Answer]) -> str:
     """Where what is expected comes from, in a line; why only bounds are known where nothing is."""
-    said = {
-        one.name: " and ".join(dict.fromkeys(phase.total.expectation_source for _, phase in one.analysis.phases))
-        for one in found
-    }
+    said = {one.name: _source(one) for one in found}
     if len(said) == 1:
         return f"Expected: {said.popitem()[1]}"
-    return "Expected: " + "; ".join(f"{name} {source}" for name, source in said.items())
+    return "Expected: " + "; ".join(f"{name}: {source}" for name, source in said.items())
+
+
+def _source(answer: Answer) -> str:
+    """Such as "calibrated on l40s trtllm (transferred: 11% of prefill, 1% of decode)"."""
+    told: dict[str, dict[str, list[str]]] = {}
+    for name, phase in answer.analysis.phases:
+        most, *others = _SHARES.split(phase.total.expectation_source)
+        kinds = told.setdefault(most, {})
+        for share, _, kind in (other.partition(" ") for other in others):
+            kinds.setdefault(kind, []).append(f"{share} of {name}")
+    rests = ("; ".join(f"{kind}: {', '.join(of)}" for kind, of in kinds.items()) for kinds in told.values())
+    return " and ".join(f"{most} ({rest})" if rest else most for most, rest in zip(told, rests, strict=True))
 
 
 def cards(answer: Answer) -> list[Card]:

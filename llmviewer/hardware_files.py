@@ -157,7 +157,7 @@ def _check_keys(file: Section, changes: Sequence[str]) -> None:
         if name in file:
             file.section(name).only(("source", *SECTIONS[name]))
     given = {change.partition("=")[0].strip() for change in changes}
-    needed = [(key,) for key in PLAIN if key not in _OPTIONAL]
+    needed: list[tuple[str, ...]] = [(key,) for key in PLAIN if key not in _OPTIONAL]
     needed += [("sources", key, of) for key in _mapping(file.data.get("sources")) for of in ("title", "year")]
     needed += [(name, "source") for name in SECTIONS if name in file]
     needed += [(block, key) for block, _, key in (key.partition(".") for key in _REQUIRED if key not in given)]

@@ -105,7 +105,7 @@ class Drafting(Technique):
         plan, (group,) = machine.decode_plan, step.groups
         plain = replace(group, q_len=1, kv_len=group.kv_len - self.proposed, logits=1)
         ratio = float(self._over(plan, plain))
-        free = self._over(plan, replace(plain, batch=_BATCHES)) <= FREE
+        free = np.asarray(self._over(plan, replace(plain, batch=_BATCHES))) <= FREE
         first, last = _stretch(free, machine.layout.dp)
         where = _at(first, last)
         return (

@@ -1173,6 +1173,39 @@ def test_messages_of_a_graph_are_told_by_others_of_a_graph():
     assert 4e-6 < short.expected[0] < 10e-6
 
 
+def test_products_are_expected_from_all_generations_the_further_ones_less():
+    """Each by the median of its own, where the memory is of the same kind; but siblings say it alone."""
+    asked = STACKS["gemm"]
+
+    def known(device, alpha):
+        own = replace(entry("gemm", device=device), rows=1000)
+        return replace(own, parameters={**own.parameters, "alpha": alpha})
+
+    hopper, ampere = [known("h100-sxm", 0.7), known("h200-sxm", 0.8)], known("a100-sxm-80gb", 0.4)
+    other = known("l40s", 0.2)
+    columns, b200 = shapes("gemm", 3, M=np.array([1, 512, 8192])), find("b200")
+
+    def expected(*entries):
+        return np.log(expect("gemm", columns, b200, asked, entries).expected)
+
+    found = choose("gemm", b200, asked, [other, ampere, *hopper])
+    assert found.entries == (*hopper, ampere)
+    assert found.source == "transferred from h100-sxm, h200-sxm, a100-sxm-80gb"
+    near, far = expected(*hopper), expected(ampere)
+    # Ada was between them: Ampere is three generations away, Hopper one
+    assert expected(other, ampere, *hopper) == pytest.approx((near + far / 4) / (1 + 1 / 4))
+    assert choose("gemm", find("gh200"), asked, [ampere, *hopper]).entries == tuple(hopper)
+    prompts = [replace(entry("attention_prefill", device=e.device), rows=1000) for e in (*hopper, ampere)]
+    assert choose("attention_prefill", b200, STACKS["attention_prefill"], prompts).entries == tuple(prompts[:2])
+
+
+def test_a_launch_by_a_host_does_not_go_with_the_clock_of_the_device():
+    own = entry("elementwise", device="t4")
+    for start, elsewhere in ((2, 2 * 1590 / 1063), (25, 5 * 1590 / 1063 + 20)):
+        known = replace(own, parameters={**own.parameters, "start_us": start})
+        assert _there(known, find("p4"))["start_us"] == pytest.approx(elsewhere, rel=1e-3)
+
+
 def test_few_rows_of_another_library_or_architecture_are_asked_last():
     asked = Stack(library="vllm", dtype="bf16")
     far = replace(entry("gemm", device="h100-sxm"), stack=asked, rows=2000)

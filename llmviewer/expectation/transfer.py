@@ -26,6 +26,9 @@ _SAME_KERNELS: Final = {"blackwell ultra": "blackwell"}
 _HALVES_SINCE: Final = {*_GENERATIONS[_GENERATIONS.index("ampere") :]}
 _KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
 _RELATIVES: Final = 5  # stacks that are asked at most
+_ALIKE: Final = 4  # of the numbers that say how far away a stack is, those before its architecture's
+_FADES: Final = 0.5  # what a stack counts beside one of an architecture that is one nearer
+_LAUNCH_US: Final = 5.0  # of what only moves bytes: what more it takes to start is a host's [us]
 _PLAIN: Final = "add"
 _TELLING: Final = 6  # rows for each parameter that a stack of another library or architecture must have to be asked
 # OPs in a clock of a core below which its matrix units are slowed down, as those of GeForce cards are to 512 where they
@@ -123,7 +126,8 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
 
     What a host launches each time says little of what is replayed from a graph, whichever device it was measured on.
     One of each device and library. Few rows do not tell all parameters, so those of another library or architecture are
-    asked last.
+    asked last. Of kernels that one architecture has as the next, those nearest of each are asked, unless one is the
+    device's own.
     """
     telling = [e for e in entries if e.rows >= _TELLING * _count(e) or _of_line(e, device, stack)]
     ranked = sorted(telling or entries, key=lambda e: (*_distance(e, device, stack), -e.rows))
@@ -132,7 +136,15 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
         best.setdefault((entry.device, entry.stack.library), entry)
     chosen = list(best.values())
     least = _distance(chosen[0], device, stack)
-    return [e for e in chosen if _distance(e, device, stack) == least][:_RELATIVES]
+    if not FAMILIES[chosen[0].family].steady or _same(chosen[0], device):
+        return [e for e in chosen if _distance(e, device, stack) == least][:_RELATIVES]
+    found: dict[str, list[Entry]] = {}
+    for entry in chosen:
+        if _distance(entry, device, stack)[:_ALIKE] == least[:_ALIKE]:
+            part = found.setdefault(_generation(kin(entry.device)), [])
+            if not part or _distance(entry, device, stack) == _distance(part[0], device, stack):
+                part.append(entry)
+    return [entry for part in found.values() for entry in part[:_RELATIVES]]
 
 
 def _of_line(entry: Entry, device: Device, stack: Stack) -> bool:
@@ -220,7 +232,11 @@ def sibling(entry: Entry, device: Device) -> bool:
     """Whether its device runs the same kernels and cuts work up alike: is of the same architecture and kind of memory,
     since chips of one architecture with and without stacked memory differ. Messages over a host depend on the host.
     """
-    return not _over_host(entry, device) and max(_relation(kin(entry.device), device)) <= 0
+    return not _over_host(entry, device) and _same(entry, device)
+
+
+def _same(entry: Entry, device: Device) -> bool:
+    return max(_relation(kin(entry.device), device)) <= 0
 
 
 def _over_host(entry: Entry, device: Device) -> bool:
@@ -276,14 +292,14 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
         for p, e, trend in zip(parameters, choice.entries, trends, strict=True)
     ]
     fixed = [family.fixed(p, features[e.variant]) for p, e in zip(parameters, choice.entries, strict=True)]
-    expected = np.exp(_middle(logs))
+    expected = np.exp(_between(choice, device, logs))
     low, high = choice.error.interval(expected)
     found = Expectation(
         bound=np.zeros_like(expected),
         expected=expected,
         low=low,
         high=high,
-        fixed=np.broadcast_to(_middle(np.broadcast_arrays(*fixed)), expected.shape),
+        fixed=np.broadcast_to(_between(choice, device, np.broadcast_arrays(*fixed)), expected.shape),
         source=choice.source + (f"; assumed {', '.join(device.assumed)}" if device.assumed else ""),
     )
     first = choice.entries[0]
@@ -294,12 +310,12 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
 def _there(entry: Entry, device: Device) -> Mapping[str, float]:
     """Parameters on a device.
 
-    Fixed times are as many clocks, but of messages over a host, which are not its cores'. The L2 bandwidth is that of
-    the files where both of one maker tell it; else, of an architecture, it goes with its cores, not with the memory
-    behind it; from one to the next it has gone with stacked memory only, and with that of other makers. Exponentials
-    are not sped up with multiplications, by whose time `softmax` counts them (FlashAttention-3, arXiv:2407.08608);
-    kernels of earlier generations hide less of them. A power limit slows down less what multiplies less for each watt;
-    an earlier generation needs more of them for as much.
+    Fixed times are as many clocks, but of messages over a host and of launches by one, which are not its cores'. The L2
+    bandwidth is that of the files where both of one maker tell it; else, of an architecture, it goes with its cores,
+    not with the memory behind it; from one to the next it has gone with stacked memory only, and with that of other
+    makers. Exponentials are not sped up with multiplications, by whose time `softmax` counts them (FlashAttention-3,
+    arXiv:2407.08608); kernels of earlier generations hide less of them. A power limit slows down less what multiplies
+    less for each watt; an earlier generation needs more of them for as much.
     """
     if entry.device == device.name:
         return entry.parameters
@@ -308,6 +324,8 @@ def _there(entry: Entry, device: Device) -> Mapping[str, float]:
     clocks = own.clock / device.clock if alike and own.clock and device.clock else 1.0
     if not _over_host(entry, device):
         found |= {name: value * clocks for name, value in found.items() if name.endswith(("_us", "_ns"))}
+    if not FAMILIES[entry.family].aged:
+        found["start_us"] += max(entry.parameters["start_us"] - _LAUNCH_US, 0.0) * (1 - clocks)
     with_memory = _generation(own) != _generation(device) and own.stacked == device.stacked
     if "lambda" in found and alike and own.l2_bandwidth and device.l2_bandwidth:
         found["lambda"] *= (own.bandwidth / own.l2_bandwidth) / (device.bandwidth / device.l2_bandwidth)
@@ -334,6 +352,20 @@ def _density(device: Kin) -> float:
 def _earlier(one: Kin, other: Kin) -> bool:
     ages = [_GENERATIONS.index(own) for own in map(_generation, (one, other)) if own in _GENERATIONS]
     return len(ages) > 1 and ages[0] < ages[1]
+
+
+def _between(choice: Choice, device: Device, values: Sequence[Array]) -> Array:
+    """What the entries of a choice say, one by one, together: the median of those of one architecture; and of several,
+    where each has the kernels of the next, the mean of their medians, in which what is further away counts less.
+    """
+    if not FAMILIES[choice.entries[0].family].steady:
+        return _middle(values)
+    parts: dict[str, list[int]] = {}
+    for i, entry in enumerate(choice.entries):
+        parts.setdefault(_generation(kin(entry.device)), []).append(i)
+    middles = [_middle([values[i] for i in part]) for part in parts.values()]
+    counts = [_FADES ** _apart(kin(choice.entries[part[0]].device), device) for part in parts.values()]
+    return np.asarray(sum(count * middle for count, middle in zip(counts, middles, strict=True)) / sum(counts))
 
 
 def _middle(values: Sequence[Array]) -> Array:

@@ -85,6 +85,7 @@ class Family(ABC):
     computes    its kernels multiply matrices, so that they have a place on the roofline
     halves      it knows by itself that GeForce cards add up at half their rate
     aged        how well kernels use a device depends on its generation and kind of memory
+    steady      they are cut up alike from one generation to the next, so that those of several tell more than of one
     on_cpu      usual parameters of a CPU's kernels, where they are others: fitted to torch 2.13 on an EPYC
     """
 
@@ -98,6 +99,7 @@ class Family(ABC):
     computes: ClassVar[bool] = True
     halves: ClassVar[bool] = False
     aged: ClassVar[bool] = True
+    steady: ClassVar[bool] = False
     on_cpu: ClassVar[Parameters] = {}
 
     @abstractmethod

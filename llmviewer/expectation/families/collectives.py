@@ -30,6 +30,7 @@ class Collectives(Family):
     columns = ("num_gpus", "bytes")
     groups = ("num_gpus",)
     computes = False
+    steady = True
     optional: ClassVar = {}
     variants = ("ring", "peers", "ring between", "ring switched", "ring between switched")
     parameters = (

@@ -88,6 +88,7 @@ class Gemm(Family):
     optional: ClassVar = {"loop": 0.0, "private": 0.0, "batch": 1.0}
     groups = ("N", "K")
     halves = True
+    steady = True
     variants = (
         "persistent", "waves", "persistent gemv", "waves gemv", "waves fixed", "persistent narrow", "waves sm89",
         "waves rowwise", "waves sm100", "waves fewest", "persistent coarse", "waves coarse",

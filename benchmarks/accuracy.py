@@ -106,11 +106,12 @@ WEAK = """\
   H800), 12 % on MI300X and 21 % on MI308X (37 and 16 of AITER, from MI355X). int8 on the latter is 39 and 49 % off (32
   and 36), too slow: its kernels reach less of MI355X's doubled rate (`tests/test_products_elsewhere.py`).
 - Another device's element-wise kernels by PyTorch: 16 to 57 us of them are a launch by a host, which differs by as much
-  from one machine to the next. With the right launch, the error would be 6 to 10 %.
+  from one machine to the next, and not with the device: those of P4 and T4 are alike, whose clocks are not. With the
+  right launch, the error would be 6 to 10 %.
 - Another device's decode attention: kernels of Blackwell (TensorRT-LLM's, in all libraries) were measured on B200
   alone, and Ampere's latent attention is another kernel than Hopper's: 15 to 50 %, and 65 to 70 %.
 - NCCL on B200 starts 1.5 times later than on Hopper and takes 1.6 times as long for each further device, at the same
-  clock: 21 to 29 % where it is expected from others.
+  clock: 20 to 28 % where it is expected from others.
 - Devices of other makers than NVIDIA have one or two stacks each, so what is expected of their like is a guess with a
   wide interval.
 """
@@ -408,7 +409,7 @@ def _document(entries: list[Entry], moved: list[Moved], further: list[str]) -> s
         "# Accuracy of expectations",
         "",
         "Made by `python benchmarks/accuracy.py FOLDER` from the public measurements that the profiles name. Each",
-        "stack (device, library, data type, kernel) has parameters fitted on at most 1,500 rows, a trend on 3,000.",
+        "stack (device, library, data type, kernel) has parameters fitted on at most 1,500 rows, a trend on 6,000.",
         "",
         "- **Held out**: three folds by shape family (weight shapes; head layouts; model shapes; widths; numbers of",
         "  devices): the error of a fold is that of what is fitted on the other two: parameters, and, where that",

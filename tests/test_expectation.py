@@ -1017,16 +1017,33 @@ def test_devices_that_share_a_host_slow_each_other_down():
         """A device's bytes in a second."""
         columns = shapes("collectives", num_gpus=count, bytes=1e9)
         moved = 2 * (count - 1) / count * 1e9
-        return moved / family.seconds(family.usual(stack), family.features(columns, device, stack, "ring"))
+        return moved / family.seconds(p, family.features(columns, device, stack, "ring"))
+
+    p = family.usual(stack) | {"own": 0}
 
     assert each(l40s, 8) < 0.4 * each(l40s, 2)
     assert each(H100, 8) == pytest.approx(each(H100, 2), rel=0.05)
 
 
+def test_a_device_reads_and_writes_its_own_share_of_what_links_carry():
+    family, stack = FAMILIES["collectives"], STACKS["collectives"]
+    columns = shapes("collectives", num_gpus=2, bytes=1e9)
+
+    def longer(device, stack=stack):
+        """How many times as long it takes with a share of its own as without, half of what it sends and receives."""
+        features = family.features(columns, device, stack, "ring")
+        with_own, without = (family.seconds(family.usual(stack) | {"own": own}, features) for own in (0.5, 0))
+        return (with_own / without).item()
+
+    assert longer(H100) == pytest.approx(1.25, rel=0.01)
+    assert longer(find("l40s")) == 1  # over a host, which its memory does not wait for
+    assert longer(H100, replace(stack, kernel="nccl send_recv")) == 1
+
+
 def test_a_protocol_between_the_short_and_the_long_one_helps_messages_between():
     family, stack = FAMILIES["collectives"], STACKS["collectives"]
     columns = shapes("collectives", 3, bytes=np.array([1e3, 2e6, 1e9]))
-    p = family.usual(stack) | {"sharp": 1}
+    p = family.usual(stack) | {"sharp": 1, "own": 0}
     two, three = (
         family.seconds({q.name: p[q.name] for q in family.of(v)}, family.features(columns, H100, stack, v))
         for v in ("ring", "ring between")

@@ -142,7 +142,7 @@ def test_experts_that_few_tokens_reach_take_less_than_all_do():
     each = own.kernels.expect(rows, step)
     (place,) = (i for i, row in enumerate(rows) if row.operator.name == "expert_down_proj")
     few, more, all_of_them = each.launches[place].expected
-    assert few / more == pytest.approx((1 - 0.75**4) / (1 - 0.75**8), rel=0.05)
+    assert few / more == pytest.approx((1 - 0.75**4) / (1 - 0.75**8), rel=0.15)  # but for what parameters leave
     assert all_of_them < 1.3 * more
 
 

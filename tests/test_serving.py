@@ -781,7 +781,7 @@ def test_ranks_that_do_alike_take_what_the_setting_takes(layout, expected):
     ):
         found = setting.kernels.run(plan, workload)
         wanted = float(np.sum(found.kernels.expected)) if expected else float(plan.time_s(workload))
-        assert lane == pytest.approx(wanted, rel=0.06 if expected else 1e-9)
+        assert lane == pytest.approx(wanted, rel=0.07 if expected else 1e-9)
 
 
 def test_a_rank_that_reads_is_in_the_way_of_all_but_not_as_long_as_if_all_read(ranks):

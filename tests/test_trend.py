@@ -49,7 +49,7 @@ def test_what_is_smooth_is_found_between_shapes():
     columns, others = products(), products(seed=5)
     trend = trend_of(GEMM, columns, wave(columns))
     assert trend.columns == ("M", "N", "K")  # not how it was measured
-    assert len(trend.rows) == 128
+    assert len(trend.rows) == 256
     assert np.mean(np.abs(wave(others) - 1)) > 0.1
     assert off(trend, others) < 0.02
 
@@ -102,9 +102,8 @@ def test_it_is_kept_where_it_tells_what_was_held_out():
     assert error < 0.04 < without
     assert bent.held_out.mape < 0.06
     assert bent.fit_mape < 0.05
-    assert (
-        entry_of(rows({n: c[:199] for n, c in columns.items()}, (exact(columns) * wave(columns))[:199])).trend is None
-    )
+    few = entry_of(rows({n: c[:39] for n, c in columns.items()}, (exact(columns) * wave(columns))[:39]))
+    assert few.trend is None
 
 
 def test_a_profile_has_it_as_it_was_written(tmp_path):

@@ -27,6 +27,7 @@ _FEW: Final = 500  # rows that tell which variants are worth a try
 _TRIED: Final = 3  # of them, on families that are held out
 _APART: Final = 6  # families that are held out one by one
 _WORST: Final = 2.0  # error that counts at most
+_OWN: Final = 200  # rows whose trend says more than that of relatives
 _TELLING: Final = 0.97  # of the error of what is held out that a trend may leave, to be more than luck
 
 
@@ -91,7 +92,8 @@ def judged(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) 
         if rows.family.told(variant, rows.shapes)
     ])  # fmt: skip
     plain = problem.held_out(folds)
-    trend = len(rows) >= LEAST_BENT or (before[0].trend if before else None)
+    trend: Trend | bool | None = before[0].trend if before and len(rows) < _OWN else None
+    trend = trend or len(rows) >= LEAST_BENT
     bent = problem.held_out(folds, trend) if trend else plain
     if _error(bent, rows) > _TELLING * _error(plain, rows):
         trend, bent = None, plain

@@ -18,15 +18,15 @@ import numpy as np
 from .families import Family
 from .families._family import Array, Shapes
 
-LEAST: Final = 200  # rows of a stack; of fewer, parameters say as much
-_NODES: Final = 128
-_REACH: Final = 2.0  # doublings of one size in which a Gaussian falls to exp(-1/2)
-_STIFF: Final = 1.0  # what the size of the sum counts beside the errors of rows
-_ROWS: Final = 3000  # that are looked at
+LEAST: Final = 40  # rows of a stack; of fewer, little but luck is left
+_NODES: Final = 256
+_REACH: Final = 1.5  # doublings of one size in which a Gaussian falls to exp(-1/2)
+_STIFF: Final = 0.5  # what the size of the sum counts beside the errors of rows
+_ROWS: Final = 6000  # that are looked at
 _FAR: Final = 0.4  # logarithm of an error beyond which a row says no more
 _SCALE: Final = 0.06  # errors above this share count in proportion, not squared
 _ROUNDS: Final = 4
-_CHUNK: Final = 4096  # shapes whose distances to all nodes are held at once
+_CHUNK: Final = 128  # shapes whose distances to all nodes are worked out at once: so few that one core multiplies them
 
 
 @dataclass(frozen=True, kw_only=True)

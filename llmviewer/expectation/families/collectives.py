@@ -15,6 +15,7 @@ from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters
 # What switches add (ncclNvlsSupported of NCCL's src/include/device.h, of the types that rows have).
 _ADDED: Final = ("fp16", "bf16", "fp32")
 _PARTS: Final[Mapping[str, float]] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
+_PASSED: Final = "send_recv"  # from one device to another, which keeps nothing
 
 
 class Collectives(Family):
@@ -45,6 +46,8 @@ class Collectives(Family):
         Parameter(name="switched", usual=0.65, low=0.05, high=1, way="switched", meaning="part of the link that is "
                   "reached where switches add"),
         Parameter(name="switched_us", usual=60, low=1, high=400, way="switched", meaning="launch where they do [us]"),
+        Parameter(name="own", usual=0.3, low=0, high=1.5, absent=0, meaning="time of a device's own share, which it "
+                  "reads, adds up and writes / of one sent", linear=True),
         Parameter(name="crowd", usual=1, low=0, high=3, meaning="power of the number of devices by which a host's link "
                   "slows down beyond two", linear=True),
         Parameter(name="sharp", usual=1.3, low=1, high=6, meaning="power of the smooth maximum"),
@@ -53,13 +56,16 @@ class Collectives(Family):
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
         devices, share = np.asarray(shapes["num_gpus"], dtype=float), _share(shapes, stack)
         sent = share * shapes["bytes"] / _link(device)
+        keeps = not device.hosted and not stack.kernel.endswith(_PASSED)
+        own = shapes["bytes"] / devices / _link(device) if keeps else np.zeros_like(sent)
         crowd = np.maximum(devices / 2, 1) if device.hosted else np.ones_like(devices)
-        direct = (devices - 1) * shapes["bytes"] / _link(device) if variant == "peers" else sent
+        direct = (devices - 1) * shapes["bytes"] / _link(device) if variant == "peers" else None
         ways = variant.split()
         added = (1 + 1 / devices) * shapes["bytes"] / _link(device)
         return {
             "hops": devices - 1,
             "sent": sent,
+            "own": own,
             "direct": direct,
             "crowd": crowd,
             "between": "between" in ways,
@@ -69,12 +75,14 @@ class Collectives(Family):
     def seconds(self, p: Parameters, features: Features) -> Array:
         crowded = features["crowd"] ** p["crowd"] / p["beta"]
         start = (p["start_us"] + p["hop_us"] * features["hops"]) * MICROSECOND
-        short = smooth_max(p["sharp"], start, features["direct"] * crowded / p["short"])
-        long = smooth_max(p["sharp"], start + p["long_us"] * MICROSECOND, features["sent"] * crowded)
+        sent = features["sent"] + p["own"] * features["own"]
+        direct = sent if features["direct"] is None else features["direct"]
+        short = smooth_max(p["sharp"], start, direct * crowded / p["short"])
+        long = smooth_max(p["sharp"], start + p["long_us"] * MICROSECOND, sent * crowded)
         found = np.minimum(short, long)
         if features["between"]:
             start = start + p["between_us"] * MICROSECOND
-            found = np.minimum(found, smooth_max(p["sharp"], start, features["sent"] * crowded / p["between"]))
+            found = np.minimum(found, smooth_max(p["sharp"], start, sent * crowded / p["between"]))
         if features["added"] is not None:
             start = np.full_like(found, p["switched_us"] * MICROSECOND)
             found = np.minimum(found, smooth_max(p["sharp"], start, features["added"] / p["switched"]))
@@ -93,10 +101,10 @@ def _share(shapes: Shapes, stack: Stack) -> Array:
     """Of the full buffer, what a device sends."""
     operation = stack.kernel.rpartition(" ")[2]
     devices = np.asarray(shapes["num_gpus"], dtype=float)
-    if operation == "send_recv":
+    if operation == _PASSED:
         return np.ones_like(devices)
     if operation not in _PARTS:
-        raise InputError(f"op must be one of send_recv, {', '.join(_PARTS)}; got {operation!r}")
+        raise InputError(f"op must be one of {_PASSED}, {', '.join(_PARTS)}; got {operation!r}")
     return np.asarray(_PARTS[operation] * (devices - 1) / devices)
 
 

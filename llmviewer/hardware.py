@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, prod
+from typing import Final
 
 from .errors import InputError
 from .precision import WIDER
 from .resource import Resource, Unit
+
+_TWICE: Final = 2.0  # times the rate of matrix units at which vector units multiply instead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +103,9 @@ class Hardware:
     def supply(self, wanted: Resource) -> Resource:
         """The unit and data type of this machine that does work asked for in `wanted`.
 
-        The very unit where there is one; else the fastest that holds the operands' values, of vector units too where
-        matrix units are asked for: fp32 products on tensor cores for fp64 may be slower than without.
+        The very unit where there is one; else the fastest type that holds the operands' values, on matrix units if
+        they have one; on vector units if not, or if they are twice as fast, as those for fp32 are of GPUs whose tensor
+        cores only have fp64. Less would not make up for a softmax, which waits for vector units that multiply.
 
         Raises InputError, naming what there is, where nothing does.
         """
@@ -109,9 +113,14 @@ class Hardware:
             return wanted
         dtypes = (wanted.dtype, *WIDER.get(wanted.dtype, ()))
         units = (Unit.MATRIX, Unit.VECTOR) if wanted.unit is Unit.MATRIX else (wanted.unit,)
-        able = [r for unit in units for dtype in dtypes if (r := Resource(unit, dtype)) in self.rates]
-        if able:
-            return max(able, key=self.rates.__getitem__)  # the first of equals: the narrowest type of matrix units
+        found: Resource | None = None
+        for unit in units:
+            able = [r for dtype in dtypes if (r := Resource(unit, dtype)) in self.rates]
+            best = max(able, key=self.rates.__getitem__, default=None)  # the first of equals: the narrowest type
+            if best and (found is None or self.rates[best] >= _TWICE * self.rates[found]):
+                found = best
+        if found:
+            return found
         raise InputError(
             f"{self.name} has no unit for {wanted}; it has {', '.join(sorted(map(str, self.rates)))}. "
             "Choose another precision with --quant or another device"

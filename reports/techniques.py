@@ -27,6 +27,8 @@ llmviewer analyze --scenario mine.yaml
 ```
 
 ```python
+import llmviewer
+
 llmviewer.analyze("llama-2-7b", "a100-sxm-80gb", techniques=["speculative:draft=llama-68m,gamma=4,alpha=0.7"])
 ```
 

@@ -252,7 +252,8 @@ def test_without_the_package_the_extra_is_named(models, tmp_path):
 
 @pytest.mark.parametrize("name", ["a/b/c", "./here", "org/", "/abs", "org/na me", "../up"])
 def test_what_is_no_name_of_the_hub_is_not_looked_up(models, name):
-    assert _error(models(name, HF_ENDPOINT="http://127.0.0.1:9")).startswith(f"no model {name!r}: ")
+    said = f"{name}: there is no such file or folder" if name[0] in "./" else f"no model {name!r}: "
+    assert _error(models(name, HF_ENDPOINT="http://127.0.0.1:9")).startswith(said)
 
 
 def test_names_that_ship_do_not_import_the_hub(tmp_path):

@@ -91,12 +91,12 @@ ENGINES: Final = {
             note="Its own kernels were not measured; cuBLAS stands in.",
         ),
         Engine(
-            name="flashdecoding++", title="FlashDecoding++", library="vllm", kernels=0.81, policy="prefill-first",
+            name="flashdecoding++", title="FlashDecoding++", library="vllm", kernels=0.803, policy="prefill-first",
             tokens_per_s=106.636, fitted="kernels' factor",
             note="Flat matrix products and a softmax that waits for nobody (arXiv:2311.01282).",
         ),
         Engine(
-            name="lightllm", title="LightLLM", library="sglang", host=Host(step_s=1.68e-3), policy="chunked:512",
+            name="lightllm", title="LightLLM", library="sglang", host=Host(step_s=1.96e-3), policy="chunked:512",
             block=1, tokens_per_s=73.599, fitted="time between steps",
             note="Triton kernels, of which SGLang's are the nearest measured; a cache by token.",
         ),

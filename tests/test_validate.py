@@ -145,7 +145,7 @@ FROM_NONE = "window, reached, loop must be 0 or more"
         (EXPERTS, {"topk": 65}, "topk must be no more than the experts"),
         (MESSAGE, {"num_gpus": 1}, "num_gpus must be 2 or more"),
         (ATTENTION, {"kv_heads": 3}, "q_heads must be a multiple of kv_heads"),
-        (EXPERTS, {"family": "gemm"}, "family is not moe, as that of the rows before"),
+        (EXPERTS, {"family": "gemm"}, "gemm needs the column 'M'"),
         (ATTENTION, {"batch": 1e300}, "sizes are too large to be expected"),
     ],
 )  # fmt: skip
@@ -159,6 +159,24 @@ def test_what_no_kernel_is_asked_for_is_counted_and_stays_empty(tmp_path, recwar
     assert np.isfinite(found.columns["bound_us"]).tolist() == [True, False]
     assert found.columns["expected_source"][1] == ""
     assert not recwarn
+
+
+def test_a_table_may_have_rows_of_several_families(tmp_path):
+    named = [("moe", EXPERTS), ("attention_prefill", ATTENTION), ("collectives", MESSAGE)]
+    rows = [{**row, "family": family, "time_us": 100.0 * (i + 1)} for i, (family, row) in enumerate(named)]
+    alone = []
+    for row in rows:
+        path = tmp_path / f"{row['family']}.csv"
+        pd.DataFrame([row]).to_csv(path, index=False)
+        alone.append(predict(read(path), shipped()).columns["expected_us"][0])
+    path = tmp_path / "all.csv"
+    pd.DataFrame([rows[1], rows[0], {**rows[0], "family": "prayer"}, rows[2], rows[1]]).to_csv(path, index=False)
+    found = predict(read(path), shipped())
+    expected = found.columns["expected_us"]
+    assert expected[[0, 1, 3, 4]].tolist() == pytest.approx([alone[1], alone[0], alone[2], alone[1]])
+    known = "gemm, attention_prefill, attention_decode, moe, elementwise, collectives"
+    assert found.skipped == {f"family: must be one of {known}; got 'prayer'": 1}
+    assert {row["row"] for row in validate([found]).worst} == {1, 2, 4, 5}
 
 
 @pytest.mark.parametrize(("row", "empty"), [(REPLAYED, "loop"), (ATTENTION, "window"), (EXPERTS, "family")])

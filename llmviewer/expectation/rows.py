@@ -163,17 +163,26 @@ def read(path: Path) -> Table:
     Raises InputError where the file cannot be read, lacks a column, or has other than numbers where they must be.
     """
     frame = _frame(path)
-    family = _family(frame, path)
-    needed = (*_NEEDED, *family.columns, *(["dtype"] if family.name in _TYPED else []))
-    missing = [c for c in needed if c not in frame]
-    if missing:
-        had = ", ".join(map(repr, frame.columns))
-        raise InputError(f"{path}: {family.name} needs the column {missing[0]!r}; it has {had}")
-    for column in (*family.columns, *family.optional, "time_us", "loop", "nodes"):
-        if column in frame:
-            _check_numbers(frame[column], path)
     unread: Counter[str] = Counter()
-    return Table(path=path, frame=frame, rows=tuple(_rows(frame, family, unread)), unread=unread)
+    rows: list[Rows] = []
+    for i, (family, places) in enumerate(_families(frame, path, unread)):
+        if missing := _missing(frame, family):
+            if i == 0:
+                raise InputError(f"{path}: {missing}; it has {', '.join(map(repr, frame.columns))}")
+            unread[missing] += len(places)
+            continue
+        for column in (*family.columns, *family.optional, "time_us", "loop", "nodes"):
+            if column in frame:
+                _check_numbers(frame[column], path)
+        found = _rows(frame.iloc[places], family, unread)
+        rows += [replace(one, places=places[one.places]) for one in found]
+    return Table(path=path, frame=frame, rows=tuple(rows), unread=unread)
+
+
+def _missing(frame: pd.DataFrame, family: Family) -> str:
+    """What is said where a column of the family is missing; "" where none is."""
+    needed = (*_NEEDED, *family.columns, *(["dtype"] if family.name in _TYPED else []))
+    return next((f"{family.name} needs the column {column!r}" for column in needed if column not in frame), "")
 
 
 def _check_numbers(column: pd.Series[Any], path: Path) -> None:
@@ -227,11 +236,29 @@ def _columns(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.reset_index(named)[[*frame.columns, *named]] if named else frame
 
 
-def _family(frame: pd.DataFrame, path: Path) -> Family:
-    if said := next(filter(None, _texts(frame, "family")), None):
-        if said in FAMILIES:
-            return FAMILIES[said]
-        raise InputError(f"{path}: family: must be one of {', '.join(FAMILIES)}; got {said!r}")
+def _families(frame: pd.DataFrame, path: Path, unread: Counter[str]) -> Iterator[tuple[Family, Array]]:
+    """Each family of a table, in the order of its first row, and where its rows are; a row that says none is of the
+    first that is said.
+
+    Raises InputError where the first is not known, or none is said and no family has such columns.
+    """
+    said = _texts(frame, "family")
+    names = list(dict.fromkeys(filter(None, said)))
+    if not names:
+        yield _by_columns(frame, path), np.arange(len(frame))
+        return
+    must = f"family: must be one of {', '.join(FAMILIES)}"
+    for i, name in enumerate(names):
+        places = np.flatnonzero((said == name) | ((said == "") & (i == 0)))
+        if name in FAMILIES:
+            yield FAMILIES[name], places
+        elif i == 0:
+            raise InputError(f"{path}: {must}; got {name!r}")
+        else:
+            unread[f"{must}; got {name!r}"] += len(places)
+
+
+def _by_columns(frame: pd.DataFrame, path: Path) -> Family:
     for name, mark in _MARKS:
         if mark in frame:
             return FAMILIES[name]
@@ -290,8 +317,6 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
 
 def _wrong(frame: pd.DataFrame, family: Family, numbers: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
     """Why rows cannot be used, and which; a row may be among several."""
-    said = _texts(frame, "family")
-    yield f"family is not {family.name}, as that of the rows before", (said != "") & (said != family.name)
     sizes = {name: column for name, column in numbers.items() if name in family.columns or name in _COUNTS}
     yield "a shape is missing or not positive", ~np.all([np.isfinite(c) & (c > 0) for c in sizes.values()], axis=0)
     counts = {name: numbers[name] for name in (*sizes, "window") if name in numbers}

@@ -242,10 +242,10 @@ def _worst(one: Predictions) -> list[dict[str, Any]]:
         off = np.abs(np.log(one.columns["expected_us"] / measured))
     places = np.argsort(-np.where(np.isfinite(off), off, -1))[:_WORST]
     names = [n for n in ("gpu", "framework", "kernel", "dtype", "kv_dtype") if n in one.table.frame]
-    shapes = one.table.rows[0].family.columns if one.table.rows else ()
     rows = []
     for place in places[np.isfinite(off[places])]:
         row = one.table.frame.iloc[int(place)]
+        shapes = next(rows.family.columns for rows in one.table.rows if place in rows.places)
         facts: dict[str, Any] = {name: str(row[name]) for name in names}
         facts |= {name: float(row[name]) for name in shapes}
         times = {name: float(one.columns[name][place]) for name in ("bound_us", "expected_us")}

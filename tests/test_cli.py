@@ -241,6 +241,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
          "no technique 'foo': of 42 names the nearest is fusion (`llmviewer techniques` lists all)"),
         ("analyze gpt2 t4 --with KV4", "no technique 'KV4': it is a precision; give it as --quant KV4"),
         ("analyze gpt2 t4 --with W8A8", "no technique 'W8A8': it is a precision; give it as --quant W8A8"),
+        ("analyze gpt2 t4 --with Q4_K_M", "no technique 'Q4_K_M': it is a precision; give it as --quant Q4_K_M"),
         ("analyze gpt2 t4 --offload=", "--offload must not be empty; leave it out"),
         ("models ''", "[NAME] must not be empty; leave it out"),
         ("choose --model gpt2 --users 0", "Invalid value for '--users': 0 is not in the range x>=1."),

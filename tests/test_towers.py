@@ -373,6 +373,13 @@ def _config(name, **vision):
     return {**config, "vision_config": {**config["vision_config"], **vision}}
 
 
+def _refuses(data, message):
+    config = Section(data, "config.json")
+    with pytest.raises(InputError) as caught:
+        builder(config)(config, BF16)
+    assert str(caught.value) == f"config.json: {message}"
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
@@ -391,10 +398,7 @@ def _config(name, **vision):
     ],
 )  # fmt: skip
 def test_tiles_that_cannot_be_are_refused(name, changes, message):
-    config = Section({**_config(name), **changes}, "config.json")
-    with pytest.raises(InputError) as caught:
-        builder(config)(config, BF16)
-    assert str(caught.value) == f"config.json: {message}"
+    _refuses({**_config(name), **changes}, message)
 
 
 @pytest.mark.parametrize(
@@ -419,10 +423,7 @@ def test_tiles_that_cannot_be_are_refused(name, changes, message):
     ],
 )  # fmt: skip
 def test_a_tower_that_cannot_be_is_refused(name, changes, message):
-    config = Section(_config(name, **changes), "config.json")
-    with pytest.raises(InputError) as caught:
-        builder(config)(config, BF16)
-    assert str(caught.value) == f"config.json: {message}"
+    _refuses(_config(name, **changes), message)
 
 
 def test_a_config_without_a_tower_is_the_language_model():

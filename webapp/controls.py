@@ -14,6 +14,7 @@ from dash_ag_grid import AgGrid
 from llmviewer.errors import InputError
 from llmviewer.expectation.engines import ENGINES
 from llmviewer.hardware import Hardware
+from llmviewer.layout import DEGREES
 from llmviewer.precision import Format, parse_scheme
 from llmviewer.reports.techniques import describe
 from llmviewer.techniques import techniques
@@ -25,7 +26,6 @@ from .state import KINDS, LARGEST_FILE, MINE, File, Fraction, Number, State, lib
 from .words import CONTROLS
 
 SLIDERS: Final = {"batch": 10, "prompt": 17, "gen": 14}  # log2 of where they end
-DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
 _FILE_TYPES: Final = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ3_M", "Q2_K")  # of llama.cpp's, those most used
 PARTS: Final = {  # of a precision: the letter of each, and what it can be in short
     "W": ("weights", ("16", "fp8", "8", "4g128", "nf4", "nvfp4", "mxfp4", "3g128", "2g128", "1.58", *_FILE_TYPES)),

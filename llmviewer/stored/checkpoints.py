@@ -10,12 +10,11 @@ from ..graph import Block, Graph
 from ..operators.base import Operator, Weight
 from ..operators.linear import Linear
 from ..precision import Format, Scheme
+from ..transforms.mixtures import Place
 from .formats import Stored
 
 _FEW: Final = 3  # names that are told
 _SAME: Final = 1e-3  # relative difference of bits that scales of whole tensors and the like make
-
-Place = tuple[str, int | None]  # the name of a weight of the graph, and its layer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 from ..graph import Graph
 from ..operators.base import Weight
 from ..precision import Format
-from .checkpoints import Checkpoint, Place, disagreement
+from ..transforms.mixtures import Place
+from .checkpoints import Checkpoint, disagreement
 from .gguf_files import StoredTensor
 
 Group: TypeAlias = tuple[str, ...]  # tensors that hold a weight together

@@ -15,7 +15,8 @@ from ..errors import InputError
 from ..graph import Graph
 from ..operators.linear import Linear
 from ..precision import Format
-from .checkpoints import Checkpoint, Place, disagreement
+from ..transforms.mixtures import Place
+from .checkpoints import Checkpoint, disagreement
 from .formats import Stored
 from .gguf_files import StoredTensor
 from .module_names import placed, tails

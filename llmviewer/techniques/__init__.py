@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 from typing import Final, TypeVar
 
 from ..errors import InputError, suggest
-from ..precision import parse_scheme
+from ..transforms.quantize import parse_quantization
 from ._parameters import About, about, read
 from ._schedule import Run, Schedule
 from ._technique import Finding, Kind, Machine, Technique, Touches, altered
@@ -63,7 +63,7 @@ def parse_technique(text: str | Mapping[str, object]) -> Technique:
 
 def _is_precision(name: str) -> bool:
     try:
-        parse_scheme(name)
+        parse_quantization(name)
     except InputError:
         return False
     return True

@@ -22,7 +22,7 @@ Place: TypeAlias = tuple[str, int | None]  # the name of a weight, and its layer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class _Facts:
     """What the rules ask of a model.
 
     grouped  whether four query heads or more share those of a key
@@ -41,7 +41,7 @@ class _Seat:
 
     i: int
     n: int
-    facts: Facts
+    facts: _Facts
 
 
 _When: TypeAlias = Callable[[_Seat], bool]
@@ -124,7 +124,7 @@ class Mixture:
             for layer in block.layers or (None,)
         }
 
-    def _type(self, op: Operator, weight: Weight, seat: _Seat | None, facts: Facts) -> str:
+    def _type(self, op: Operator, weight: Weight, seat: _Seat | None, facts: _Facts) -> str:
         """Vectors, convolutions and routers are not quantized."""
         if weight != op.weights[0] or not isinstance(op, Linear | Embedding) or isinstance(op, Router):
             return "f32"
@@ -158,7 +158,7 @@ _ROLES: Final = {
     "gate_proj": "gate", "up_proj": "gate", "gate_up_proj": "gate",
     "expert_gate_proj": "gate", "expert_up_proj": "gate", "shared_gate_proj": "gate", "shared_up_proj": "gate",
 }  # fmt: skip
-_NARROWER: Final = {  # what rows are stored in that are no multiple of 256
+_WIDER: Final = {  # what rows are stored in that are no multiple of 256
     "q2_k": "q4_0", "q3_k": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
 }  # fmt: skip
 _LOW: Final = Mixture(
@@ -219,13 +219,13 @@ _MADE: Final = (
     Mixture(name="MXFP4_MOE", base="q8_0", experts="mxfp4"),
 )  # fmt: skip
 _ALIASES: Final = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-MIXTURES: Final = {one.name: one for one in _MADE}
-MIXTURES.update({alias: MIXTURES[name] for alias, name in _ALIASES.items()})
+_OWN: Final = {one.name: one for one in _MADE}
+MIXTURES: Final = _OWN | {alias: _OWN[name] for alias, name in _ALIASES.items()}
 
 
-def _facts(graph: Graph) -> Facts:
+def _facts(graph: Graph) -> _Facts:
     heads = next((op.heads for _, op in graph if isinstance(op, Attention)), None)
-    return Facts(
+    return _Facts(
         layers=graph.layers,
         experts=next((op.weight.shape[0] for _, op in graph if isinstance(op, ExpertsLinear)), 1),
         grouped=heads is not None and heads.num_heads >= 4 * heads.num_kv_heads,
@@ -233,7 +233,7 @@ def _facts(graph: Graph) -> Facts:
     )
 
 
-def _seats(graph: Graph, facts: Facts) -> dict[Place, _Seat]:
+def _seats(graph: Graph, facts: _Facts) -> dict[Place, _Seat]:
     """By operator and layer: of values, among the layers that have some; of others, among all."""
     having = sorted({i for block, op in graph if _ROLES.get(op.name) == "values" for i in block.layers if block.main})
     place = {layer: i for i, layer in enumerate(having)}
@@ -249,8 +249,5 @@ def _seats(graph: Graph, facts: Facts) -> dict[Place, _Seat]:
 
 def _stored(name: str, weight: Weight) -> Format:
     """In the type of that name, or in one that rows of the weight can be cut into."""
-    row = weight.shape[-1]
-    for one in (name, _NARROWER.get(name, "iq4_nl"), "f16"):
-        if row % BY_NAME[one].elements == 0:
-            break
-    return BY_NAME[one].format
+    types = (BY_NAME[one] for one in (name, _WIDER.get(name, "iq4_nl"), "f16"))
+    return next(one.format for one in types if weight.shape[-1] % one.elements == 0)

@@ -18,6 +18,7 @@ from .profile import Entry, Error
 from .residual import NEIGHBOURS, Residual
 
 _GENERATIONS: Final = ("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin")
+_LINES: Final = (_GENERATIONS, ("cdna", "cdna2", "cdna3", "cdna4", "cdna5"))
 # Compute capability 10.3 runs what is compiled for the family of 10.0 (NVIDIA, CUDA Programming Guide, section 5.1.2).
 _SAME_KERNELS: Final = {"blackwell ultra": "blackwell"}
 # Since Ampere NVIDIA's devices for data centres have an L2 cache in two halves, each of which keeps what its own cores
@@ -34,6 +35,8 @@ _TELLING: Final = 6  # rows for each parameter that a stack of another library o
 # OPs in a clock of a core below which its matrix units are slowed down, as those of GeForce cards are to 512 where they
 # add up in fp32, half of what others of their chips do (NVIDIA Ampere GA102 whitepaper, table 9).
 _HALVED: Final = 768
+# Part of their peak that products reach on A100, which multiplies least for each watt of those that were measured.
+_UNLIMITED: Final = 0.95
 # What 80 % of measured times lie between where no error of a transfer was measured: no better than a guess.
 _UNKNOWN: Final = Error(
     mape=0.5, median=0.4, mape_short=0.5, mape_long=0.5, covered=float("nan"), short=(0.5, 2.0), long=(0.5, 2.0)
@@ -198,8 +201,9 @@ def _apart(a: Kin, b: Kin) -> int:
     own, other = map(_generation, (a, b))
     if own == other:
         return 0
-    if own in _GENERATIONS and other in _GENERATIONS:
-        return abs(_GENERATIONS.index(own) - _GENERATIONS.index(other))
+    for line in _LINES:
+        if own in line and other in line:
+            return abs(line.index(own) - line.index(other))
     return len(_GENERATIONS)
 
 
@@ -315,7 +319,7 @@ def _there(entry: Entry, device: Device) -> Mapping[str, float]:
     not with the memory behind it; from one to the next it has gone with stacked memory only, and with that of other
     makers. Exponentials are not sped up with multiplications, by whose time `softmax` counts them (FlashAttention-3,
     arXiv:2407.08608); kernels of earlier generations hide less of them. A power limit slows down less what multiplies
-    less for each watt; an earlier generation needs more of them for as much.
+    less for each watt; an earlier generation needs more of them for as much, and kernels for stacked memory are others.
     """
     if entry.device == device.name:
         return entry.parameters
@@ -337,9 +341,25 @@ def _there(entry: Entry, device: Device) -> Mapping[str, float]:
     if "softmax" in found and alike and own.multiplies and device.multiplies and not _earlier(device, own):
         found["softmax"] *= device.multiplies / own.multiplies * clocks
     if "hot" in found and alike and _density(own) and _density(device) and not _earlier(device, own):
-        needed = (1 + found["hot"]) * _density(device) / _density(own) / clocks**2
-        found["hot"] = min(max(needed - 1, 0.0), found["hot"])
+        needed = _density(device) / _density(own) / clocks**2
+        if needed < 1:
+            found |= _cooler(found, needed, _UNLIMITED if own.stacked == device.stacked else found["alpha"])
     return found
+
+
+def _cooler(found: Mapping[str, float], needed: float, most: float) -> dict[str, float]:
+    """What changes where OPs need `needed` of the power, as a part of what there is, that they needed before.
+
+    A power limit is on the clock. What goes with it is faster by what that gains, and reaches `most` of the peak: matrix
+    units, the L2 cache that feeds them, starts of tiles. What is gained beyond is of what the limit adds to long work.
+    """
+    faster = min(1 / needed, max(1.0, most / found["alpha"]))
+    return {
+        "alpha": found["alpha"] * faster,
+        "lambda": found["lambda"] * faster,
+        "tau_us": found["tau_us"] / faster,
+        "hot": min(max((1 + found["hot"]) * needed * faster - 1, 0.0), found["hot"]),
+    }
 
 
 def _density(device: Kin) -> float:
@@ -350,8 +370,8 @@ def _density(device: Kin) -> float:
 
 
 def _earlier(one: Kin, other: Kin) -> bool:
-    ages = [_GENERATIONS.index(own) for own in map(_generation, (one, other)) if own in _GENERATIONS]
-    return len(ages) > 1 and ages[0] < ages[1]
+    own, later = map(_generation, (one, other))
+    return any(line.index(own) < line.index(later) for line in _LINES if own in line and later in line)
 
 
 def _between(choice: Choice, device: Device, values: Sequence[Array]) -> Array:

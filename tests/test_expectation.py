@@ -1111,6 +1111,22 @@ def test_a_power_limit_slows_less_what_multiplies_less_for_a_watt(device, hot):
     assert _there(known, find(device))["hot"] == pytest.approx(hot)
 
 
+def test_where_power_does_not_tell_the_clock_is_higher_for_what_feeds_products_too():
+    """From an L40S (362 TOP/s, 350 W, 2.52 GHz) to an RTX PRO 6000 Server Edition (467.8, 600 and 2.43)."""
+    known = entry("gemm", device="l40s")
+    known.parameters.update({"alpha": 0.8, "hot": 0.3, "tau_us": 1.0})
+    server = find("rtx-pro-6000-server")
+    needed = (467.8 / 600) / (362.05 / 350) * (2.43 / 2.52) ** 2
+    faster = 0.95 / 0.8
+    found = _there(known, server)
+    l2 = (864 / 142) / (1597 / 188)
+    assert found["alpha"] == pytest.approx(0.95)
+    assert found["lambda"] == pytest.approx(known.parameters["lambda"] * l2 * faster, rel=1e-3)
+    assert found["tau_us"] == pytest.approx(2.52 / 2.43 / faster)
+    assert found["hot"] == pytest.approx(max(1.3 * needed * faster - 1, 0), abs=1e-3)
+    assert _there(known, find("l4"))["alpha"] == 0.8  # of which each watt does more
+
+
 @pytest.mark.parametrize(
     ("own", "device", "factor"),
     [

@@ -94,7 +94,7 @@ class Gemm(Family):
         "waves rowwise", "waves sm100", "waves fewest", "persistent coarse", "waves coarse",
     )  # fmt: skip
     parameters = (
-        Parameter(name="alpha", usual=0.75, low=0.05, high=1, meaning="part of the peak that is reached"),
+        Parameter(name="alpha", usual=0.84, low=0.05, high=1, meaning="part of the peak that is reached"),
         Parameter(name="beta", usual=0.8, low=0.1, high=1, meaning="part of the memory bandwidth that is reached"),
         Parameter(name="start_us", usual=2.7, low=0.3, high=60, meaning="launch and first tile [us]"),
         Parameter(name="sharp", usual=3.4, low=1, high=12, meaning="power of the smooth maximum"),

@@ -7,7 +7,14 @@ from difflib import get_close_matches
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used. The command line prints the text and exits with 2."""
+    """Something the user gave cannot be used. The command line prints the text and exits with 2.
+
+    reason  the text without `hint`, which is what to do
+    """
+
+    def __init__(self, reason: str, *, hint: str = "") -> None:
+        super().__init__(f"{reason}; {hint}" if hint else reason)
+        self.reason = reason
 
 
 _FEW = 20  # names that can all be told

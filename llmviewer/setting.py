@@ -281,9 +281,9 @@ class Setting:
         try:
             made.graph  # noqa: B018  # which lays it out
         except InputError as error:
-            reason, *_ = str(error).split("; try ")  # degrees that suit it alone
             both = f"{model.name} runs beside {self.model.name} in the same layout"
-            raise InputError(f"{both}: {reason}; choose another model in place of {model.name}") from None
+            hint = f"choose another model in place of {model.name}"  # the error's own is of degrees that suit it alone
+            raise InputError(f"{both}: {error.reason}", hint=hint) from None
         return made
 
     def bare(self) -> Self:
@@ -309,23 +309,23 @@ class Setting:
         flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
         away = (offload(self.offload, decode=decode),) if self.offload != ON_DEVICE else ()
         if self.accounting is Accounting.SURVEY:
-            if self.quantization.overrides and self.quantization == self.model.quantization:
-                raise InputError(
-                    f"accounting survey has one precision for all operators, and {self.model.name} is published in "
-                    "several; give one with --quant, such as W16A16"
-                )
-            if self.quantization.mixture:
-                name = self.quantization.mixture.name
-                raise InputError(
-                    f"accounting survey has one precision for all operators, and {name} several; try W4A16"
-                )
-            if self.quantization.overrides:
-                raise InputError("accounting survey has one precision for all operators; drop the overrides of --quant")
+            self._check_one_precision()
             return self._placed(decode=decode).then(*latent, *flash, survey(self.quantization.scheme), *away)
         joined = (overlapped,) if self.layout.overlap else ()
         ours = (partial(one.lowered, hardware=self.hardware, decode=decode) for one in self.techniques)
         apart = decode and self._placed_apart
         return (self._stored(decode=True) if apart else self._quantized).then(*latent, *flash, *ours, *away, *joined)
+
+    def _check_one_precision(self) -> None:
+        """Raises InputError where operators have several, which the survey's accounting does not know."""
+        asked, must = self.quantization, "accounting survey has one precision for all operators"
+        if asked.overrides and asked == self.model.quantization:
+            hint = "give one with --quant, such as W16A16"
+            raise InputError(f"{must}, and {self.model.name} is published in several", hint=hint)
+        if asked.mixture:
+            raise InputError(f"{must}, and {asked.mixture.name} several", hint="try W4A16")
+        if asked.overrides:
+            raise InputError(must, hint="drop the overrides of --quant")
 
     @cached_property
     def _quantized(self) -> Graph:

@@ -147,14 +147,15 @@ class Placement:
         if units % ranks == 0 and split.shared and groups % ranks and ranks % groups:
             near = nearest_divisors(groups, ranks)
             what = f"tp={ranks} and the {groups} groups of heads that share a part of {t.name} in {self.block.name}"
-            raise InputError(f"{what} do not divide each other; try tp={near}")
+            raise InputError(f"{what} do not divide each other", hint=f"try tp={near}")
         if units % ranks == 0:
             return replace(t, width=split.width(t.width, ranks))
         if ranks % units == 0 and self._is_key(t):
             return replace(t, width=t.width // units)
         what = f"{units} heads" if units < t.width else f"{t.width} elements"
         near = nearest_divisors(units, ranks)
-        raise InputError(f"tp={ranks} does not divide the {what} of {t.name} in {self.block.name}; try tp={near}")
+        where = f"the {what} of {t.name} in {self.block.name}"
+        raise InputError(f"tp={ranks} does not divide {where}", hint=f"try tp={near}")
 
     # Where tensors are.
 
@@ -408,9 +409,8 @@ class Placement:
             width = op.outputs[0].width // units
             if op.outputs[0].width % units:
                 near = nearest_divisors(op.outputs[0].width, inner)
-                raise InputError(
-                    f"tp/ep={inner} does not divide the {op.outputs[0].width} elements of an expert; try {near}"
-                )
+                what = f"the {op.outputs[0].width} elements of an expert"
+                raise InputError(f"tp/ep={inner} does not divide {what}", hint=f"try {near}")
             shape = (op.weight.shape[0], width, op.weight.shape[2])
             out = replace(op.outputs[0], width=width)
             partial = not self.experts.travels and self._leaves(op)

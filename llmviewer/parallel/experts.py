@@ -50,7 +50,7 @@ class ExpertPlaces:
         """Itself, if experts can be shared out evenly."""
         if self.experts % self.degree:
             near = nearest_divisors(self.experts, self.degree)
-            raise InputError(f"ep={self.degree} does not divide the {self.experts} experts; try ep={near}")
+            raise InputError(f"ep={self.degree} does not divide the {self.experts} experts", hint=f"try ep={near}")
         return self
 
     @cached_property

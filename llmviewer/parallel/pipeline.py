@@ -67,11 +67,11 @@ def staged(graph: Graph, stages: int, group: Group) -> Graph:
     """
     cut = _Stages.of(graph, stages)
     if stages > cut.layers:
-        raise InputError(f"pp={stages} is more than the {cut.layers} layers; try pp={cut.layers} or fewer")
+        raise InputError(f"pp={stages} is more than the {cut.layers} layers", hint=f"try pp={cut.layers} or fewer")
     if apart := cut.apart(graph):
         near = next(n for n in range(stages - 1, 0, -1) if not replace(cut, number=n).apart(graph))
         what = f"layer {apart[0]} reads the cache of layer {apart[1]}, which would be in another stage"
-        raise InputError(f"pp={stages}: {what}; {f'try pp={near}' if near > 1 else 'use tp or dp'}")
+        raise InputError(f"pp={stages}: {what}", hint=f"try pp={near}" if near > 1 else "use tp or dp")
     pieces = list(cut.pieces(graph))
     held = _held(pieces)
     blocks: list[Block] = []

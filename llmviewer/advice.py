@@ -20,6 +20,7 @@ from .roofline import Estimate
 from .setting import Accounting, Attention, Setting
 from .techniques import parse_techniques
 from .transforms.offload import HOST, ON_DEVICE
+from .transforms.quantize import as_typed
 from .units import fold, seconds, si
 from .workload import Workload
 
@@ -394,10 +395,7 @@ def _asked(setting: Setting) -> tuple[Scheme, tuple[str, ...]]:
 
 def _kept(setting: Setting, scheme: Scheme) -> str:
     """`scheme`, whose weights are those of `setting`, as it is typed."""
-    mixture = setting.quantization.mixture
-    if mixture is None:
-        return notation(scheme)
-    return ",".join(filter(None, (mixture.name, notation(replace(scheme, weight=None)))))
+    return as_typed(scheme, setting.quantization.mixture)
 
 
 def _typed(setting: Setting, name: str, *parts: str) -> Iterator[tuple[str, Setting]]:

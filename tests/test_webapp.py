@@ -556,7 +556,7 @@ def test_a_file_type_of_llama_cpp_is_a_part_beside_others():
     parts = controls.precision_parts("q4_k_m,A8KV8")
     assert parts == {"W": "Q4_K_M", "A": "8", "KV": "8"}
     assert controls.precision_of(parts) == "Q4_K_M,A8KV8"
-    assert controls.precision_of({**parts, "W": "4g128"}) == "W4g128A8KV8"
+    assert controls.precision_of({**parts, "W": "4g128"}) == "W4A8g128KV8"
 
 
 def test_every_part_of_a_precision_can_be_asked_for():

@@ -15,10 +15,11 @@ from llmviewer.errors import InputError
 from llmviewer.expectation.engines import ENGINES
 from llmviewer.hardware import Hardware
 from llmviewer.layout import DEGREES
-from llmviewer.precision import Format, parse_scheme
+from llmviewer.precision import Format, Scheme, parse_scheme
 from llmviewer.reports.techniques import describe
 from llmviewer.techniques import techniques
-from llmviewer.transforms.quantize import parse_quantization
+from llmviewer.transforms.mixtures import MIXTURES
+from llmviewer.transforms.quantize import as_typed, parse_quantization
 from llmviewer.units import si
 
 from .answers import hardware_catalogue, model_catalogue
@@ -191,10 +192,8 @@ def _formats(letter: str) -> dict[str, Format | None]:
 
 def precision_of(parts: dict[str, str]) -> str:
     """The notation for parts by their letters."""
-    weights = parts.get("W")
-    mixture = weights if weights in _FILE_TYPES else ""
-    others = (f"{letter}{short}" for letter, short in parts.items() if short and short not in (_USUAL, mixture))
-    return ",".join(filter(None, (mixture, "".join(others))))
+    weight, activation, cache = (_formats(letter).get(parts.get(letter, _USUAL)) for letter in PARTS)
+    return as_typed(Scheme(weight=weight, activation=activation, kv_cache=cache), MIXTURES.get(parts.get("W", _USUAL)))
 
 
 def named(texts: Iterable[str]) -> list[str]:

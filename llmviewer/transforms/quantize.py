@@ -18,7 +18,7 @@ from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.collectives import AllToAll
 from ..operators.elementwise import Quantize
 from ..operators.linear import Linear
-from ..precision import AS_PUBLISHED, HALF, Format, Scheme, parse_scheme, resolved
+from ..precision import AS_PUBLISHED, HALF, Format, Scheme, notation, parse_scheme, resolved
 from .cast import cast
 from .mixtures import MIXTURES, Mixture, Place
 
@@ -123,6 +123,13 @@ def parse_quantization(text: str) -> Quantization:
     if "=" in first:
         return Quantization(overrides=tuple(map(_override, (first, *rest))))
     return Quantization(scheme=parse_scheme(first), overrides=tuple(map(_override, rest)))
+
+
+def as_typed(scheme: Scheme, mixture: Mixture | None = None) -> str:
+    """What parse_quantization() reads as `scheme`, with the weights of `mixture`, if any, in place of its own."""
+    if mixture is None:
+        return notation(scheme)
+    return ",".join(filter(None, (mixture.name, notation(replace(scheme, weight=None)))))
 
 
 def _mixed(mixture: Mixture, *parts: str) -> Quantization:

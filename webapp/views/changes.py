@@ -12,8 +12,7 @@ from llmviewer.precision import Format, Scheme, parse_scheme
 from llmviewer.reports.techniques import describe
 from llmviewer.reports.text import between
 from llmviewer.techniques import techniques
-from llmviewer.transforms.mixtures import MIXTURES
-from llmviewer.transforms.quantize import parse_quantization
+from llmviewer.transforms.quantize import AS_IT_IS, as_typed, parse_quantization
 from llmviewer.units import fold, seconds, si
 
 from ..answers import Answer, answers, why_not
@@ -26,7 +25,6 @@ _PRECISIONS: Final = {
     "nvfp4": "weights and activations in nvfp4",
     "KV8": "an 8-bit KV cache",
 }
-_SPELT: Final = {"fp8": "Wfp8Afp8", "nvfp4": "Wnvfp4Anvfp4"}  # where more follows
 _DEGREES: Final = (2, 8)
 _SAME: Final = 1.005  # gains nearer to 1 are none
 _WORTH: Final = 1.05  # less than that is no help
@@ -116,7 +114,7 @@ def steps(found: Sequence[Answer], state: State, *, every: bool) -> tuple[list[S
 
 def offers(answer: Answer, state: State) -> Iterator[Offer]:
     """Steps in precision, attention, batch and devices."""
-    stored = parse_quantization(state.quant).scheme if state.quant else Scheme()
+    stored = parse_quantization(state.quant).scheme if state.quant else AS_IT_IS.scheme
     for text, about in _PRECISIONS.items():
         if _formats(parse_scheme(text).over(stored)) != _formats(stored):
             quant = _joined(state.quant, text)
@@ -163,12 +161,10 @@ def _formats(scheme: Scheme) -> tuple[Format | None, ...]:
 
 def _joined(quant: str, text: str) -> str:
     """`text` with what `quant` says of the cache, or what it says of all else where `text` is of the cache."""
-    first, _, more = quant.partition(",")
-    mixture = f"{first}," if first.upper() in MIXTURES else ""
-    before, _, cache = (more.partition(",")[0] if mixture else first).partition("KV")
-    if text.startswith("KV"):
-        return mixture + _SPELT.get(before, before) + text
-    return f"{_SPELT.get(text, text)}KV{cache}" if cache else text
+    stored, asked = parse_quantization(quant) if quant else AS_IT_IS, parse_scheme(text)
+    if asked.kv_cache:
+        return as_typed(replace(stored.scheme, kv_cache=asked.kv_cache), stored.mixture)
+    return as_typed(replace(asked, kv_cache=stored.scheme.kv_cache))
 
 
 def _change(offer: Offer, now: Analysis, then: Analysis, phase: str) -> Change:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from .arranged import answer, expected_answer
+from .costs import per_dollar, per_joule
 from .errors import InputError
 from .expectation.network import Interval
 from .fleet import Fleet, Known
@@ -25,7 +26,6 @@ from .setting import Setting, arranges
 from .waits import Column, Pass, Waits, fleets_of, spent, waits_of, workload_of
 from .workload import Workload
 
-HOURS: Final = 8766  # of a year
 DATA_TYPE, LINK, LAYOUT, TECHNIQUE, WHAT_IF = "data type", "link", "layout", "technique", "what-if"  # refused for what
 _MORE: Final = 1.1  # times the capacity: steps of a whole sequence are too coarse for less
 _MOST: Final = 1 << 24  # sequences where a search for the largest batch ends
@@ -153,13 +153,17 @@ class Cell:
         """A pass, as one device runs it: over prompts of `length` tokens, or of a step that attends to so many."""
         return workload_of(self.setting, phase, batch=batch, length=length, prompt=self.prompt)
 
+    @property
+    def _devices(self) -> tuple[tuple[Hardware, int]]:
+        return ((self.hardware, self.layout.devices),)
+
     def per_joule(self, tokens_per_s: Num) -> Num:
         """Tokens per joule at the TDP of all its devices; nan where their file does not say it. [1/J]"""
-        return tokens_per_s / (self.layout.devices * self.hardware.numbers.get("power.tdp", nan))
+        return per_joule(tokens_per_s, self._devices)
 
     def per_dollar(self, tokens_per_s: Num, years: float | None) -> Num:
         """Tokens per dollar of a cloud's price, or of the purchase spread over `years`; nan where unknown. [1/USD]"""
-        return 3600 * tokens_per_s / (self.layout.devices * hourly(self.hardware, years))
+        return per_dollar(tokens_per_s, self._devices, years)
 
 
 def cells_of(
@@ -314,13 +318,6 @@ def memory_share(cell: Cell, phase: str, batches: Sequence[int], lengths: Sequen
     waits = waits_of(cell.fleet(phase), cell.setting, phase, batch=batch, length=length, prompt=cell.prompt)
     share = spent(waits, bound="memory") / spent(waits)
     return np.broadcast_to(share, (1, len(batch))).reshape(len(lengths), len(batches))
-
-
-def hourly(device: Hardware, years: float | None) -> float:
-    """What an hour of a device costs: in a cloud, else its purchase spread over `years`; nan where unknown. [USD]"""
-    if "price.cloud" in device.numbers:
-        return device.numbers["price.cloud"]
-    return device.numbers.get("price.purchase", nan) / (years * HOURS) if years else nan
 
 
 def middle(model: Model, *, prompt: int, gen: int) -> int:

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from . import __version__, given
 from ._layout import data_dir
-from .cells import DATA_TYPE, LAYOUT, LINK, WHAT_IF, Cell, hourly
+from .cells import DATA_TYPE, LAYOUT, LINK, WHAT_IF, Cell
 from .comparison import Comparison, compare
+from .costs import hourly
 from .errors import InputError
 from .expectation.profile import Profile
 from .expectation.statistics import rank_correlation

@@ -25,7 +25,7 @@ LAYERS = (
     ("expectation",),
     ("techniques",),
     ("setting", "given"),
-    ("advice", "notes", "effect", "facts"),
+    ("advice", "notes", "effect", "facts", "costs"),
     ("arranged", "answering"),
     ("analysis", "disaggregation", "grid", "fleet", "waits", "cells", "comparison", "choice", "one_kernel"),
     ("serving",),

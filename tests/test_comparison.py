@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import llmviewer
-from llmviewer.cells import hourly, memory_share
+from llmviewer.cells import memory_share
 from llmviewer.cli import main
 from llmviewer.comparison import compare
+from llmviewer.costs import hourly
 from llmviewer.errors import InputError
 from llmviewer.fleet import fleets
 from llmviewer.generation import generation

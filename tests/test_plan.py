@@ -11,8 +11,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from llmviewer.cells import hourly
 from llmviewer.cli import main
+from llmviewer.costs import hourly
 from llmviewer.errors import InputError
 from llmviewer.expectation.network import step_expected
 from llmviewer.generation import prefill_s, step_s

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..cells import hourly
+from ..costs import usd_per_h, watts
 from ..hardware import Hardware
 from ..layout import Layout
 from ..units import counted, fold, seconds, si
@@ -191,6 +191,7 @@ def judged(
     for row, device in enumerate(devices):
         at_row = row, int(first[row])
         count = int(copies[at_row[1]])
+        taken = [(device, count * layout.devices)]
         factor = "" if fine[at_row] else max(over, key=lambda name: over[name][at_row])
         one = Candidate(
             hardware=device, quant=quant, layout=layout, copies=count, limit=int(load.limits[found.place[at_row]]),
@@ -198,8 +199,7 @@ def judged(
             ttft_s=float(found.ttft_s[at_row]), tpot_s=float(found.tpot_s[at_row]),
             rate_within=float(within[row] * count), max_rate=float(found.most[row, 0] * count),
             memory=float(over["memory"][at_row]),
-            usd_per_h=count * layout.devices * hourly(device, load.years),
-            watts=count * layout.devices * device.numbers.get("power.tdp", nan),
+            usd_per_h=usd_per_h(taken, load.years), watts=watts(taken),
             unmodelled=float(times.unmodelled[row]), factor=factor,
             excess=float(over[factor][at_row]) if factor else 1.0,
         )  # fmt: skip

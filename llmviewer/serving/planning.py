@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__, given
-from ..cells import hourly
 from ..choice import unsold
+from ..costs import hourly
 from ..errors import InputError
 from ..expectation.engines import find_engine
 from ..expectation.network import Kernels

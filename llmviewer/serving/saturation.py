@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import nan, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from .. import __version__, given
-from ..cells import hourly
+from ..costs import per_dollar, per_joule
 from ..errors import InputError
 from ..expectation.profile import Profile
 from ..facts import finite
@@ -145,11 +145,11 @@ class Saturation:
 
     def tokens_per_joule(self, run: Sustained) -> float:
         """At the TDP of all devices; nan where the file does not say it. [1/J]"""
-        return run.tokens_per_s / (self.devices * self.setting.hardware.numbers.get("power.tdp", nan))
+        return float(per_joule(run.tokens_per_s, [(self.setting.hardware, self.devices)]))
 
     def tokens_per_dollar(self, run: Sustained) -> float:
         """Of a cloud's prices, or of purchases spread over the years; nan where the file has none. [1/USD]"""
-        return 3600 * run.tokens_per_s / (self.devices * hourly(self.setting.hardware, self.years))
+        return float(per_dollar(run.tokens_per_s, [(self.setting.hardware, self.devices)], self.years))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""

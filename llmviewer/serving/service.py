@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__, given
-from ..cells import hourly
+from ..costs import per_dollar, per_joule
 from ..disaggregation import KvTransfer
 from ..errors import InputError
 from ..expectation.engines import find_engine
@@ -177,21 +177,23 @@ class Simulation:
         return ((self.setting, self.copies), *others)
 
     @property
+    def _devices(self) -> tuple[tuple[Hardware, int], ...]:
+        """Devices of each side, and how many there are."""
+        return tuple((setting.hardware, count * setting.layout.devices) for setting, count in self.sides)
+
+    @property
     def devices(self) -> int:
-        return sum(setting.layout.devices * count for setting, count in self.sides)
+        return sum(count for _, count in self._devices)
 
     @property
     def tokens_per_joule(self) -> float:
         """At the TDP of all devices all the time; nan where a file does not say it. [1/J]"""
-        return self.tokens_per_s / self._sum(lambda device: device.numbers.get("power.tdp", nan))
+        return float(per_joule(self.tokens_per_s, self._devices))
 
     @property
     def tokens_per_dollar(self) -> float:
         """Of a cloud's prices, or of purchases spread over the years; nan where a file has none. [1/USD]"""
-        return 3600 * self.tokens_per_s / self._sum(lambda device: hourly(device, self.years))
-
-    def _sum(self, of: Any) -> float:
-        return float(sum(count * s.layout.devices * of(s.hardware) for s, count in self.sides))
+        return float(per_dollar(self.tokens_per_s, self._devices, self.years))
 
     @cached_property
     def in_system(self) -> tuple[Times, Times]:

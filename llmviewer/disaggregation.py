@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from . import given
-from .analysis import MAX, Analysis, Faster, Phases, analyzed
+from .analysis import MAX, Analysis, analyzed
 from .answering import GenerationResult
 from .errors import InputError
 from .expectation.profile import Profile
+from .faster import Faster
 from .hardware import Hardware
 from .layout import ALONE, Layout
 from .model import Model, kv_cache_bytes
 from .model_files import load_model
+from .phases import Phases
 from .setting import Setting, member
 from .transforms.offload import ON_DEVICE, Offload
 

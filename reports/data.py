@@ -6,7 +6,8 @@ import csv
 import io
 from dataclasses import fields
 
-from llmviewer.analysis import Analysis, OperatorResult
+from llmviewer.analysis import Analysis
+from llmviewer.phases import OperatorResult
 
 from .listing import json_of
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from llmviewer import __version__
-from llmviewer.analysis import Analysis, Phase
+from llmviewer.analysis import Analysis
+from llmviewer.phases import Phase
 from llmviewer.units import fold, seconds, si
 
 from .marks import spare

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmviewer.analysis import Analysis, Phase
+from llmviewer.analysis import Analysis
+from llmviewer.phases import Phase
 
 from .table import COLUMNS, LEGEND, rows, shows_calls
 from .text import Lines, called, headline, phase_line, sentence, summary

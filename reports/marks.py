@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Final, NamedTuple, Self
 
-from llmviewer.analysis import OperatorResult, Phase
 from llmviewer.hardware import Hardware
 from llmviewer.memory import Memory
+from llmviewer.phases import OperatorResult, Phase
 from llmviewer.resource import Resource, Unit
 from llmviewer.units import seconds, si
 

@@ -7,7 +7,8 @@ from typing import Final
 
 import plotly.graph_objects as go
 
-from llmviewer.analysis import Analysis, Total
+from llmviewer.analysis import Analysis
+from llmviewer.phases import Total
 from llmviewer.units import seconds, si
 
 from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, frame

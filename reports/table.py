@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from llmviewer.analysis import Analysis, OperatorResult, PerCall, Phase, Total
+from llmviewer.analysis import Analysis
+from llmviewer.phases import OperatorResult, PerCall, Phase, Total
 from llmviewer.setting import Accounting
 from llmviewer.units import seconds, si
 

@@ -11,10 +11,11 @@ from typing import Final, TypeAlias
 
 import click
 
-from llmviewer.analysis import Analysis, Phase
+from llmviewer.analysis import Analysis
 from llmviewer.answering import GenerationResult
 from llmviewer.effect import Effect
 from llmviewer.expectation.engines import find_engine
+from llmviewer.phases import Phase
 from llmviewer.precision import AS_PUBLISHED
 from llmviewer.units import fold, seconds, si
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmviewer import analyze
-from llmviewer.analysis import InputError
 from llmviewer.cli import main
+from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.layout import ALONE, Layout, Network, layouts, nearest_divisors

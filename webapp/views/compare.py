@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from llmviewer.analysis import Analysis, Phase
+from llmviewer.analysis import Analysis
 from llmviewer.errors import InputError
+from llmviewer.phases import Phase
 from llmviewer.reports import figures
 from llmviewer.reports.marks import identity, roofs
 from llmviewer.reports.text import headline

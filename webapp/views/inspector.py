@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from llmviewer.advice import larger_batch
-from llmviewer.analysis import OperatorResult, Phase
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.operators.base import KEPT, Role, Tensor
+from llmviewer.phases import OperatorResult, Phase
 from llmviewer.precision import parse_scheme
 from llmviewer.reports.graph import shape, weight_shape
 from llmviewer.reports.marks import identity

@@ -79,6 +79,7 @@ class OperatorResult:
 class Total:
     """A phase as a whole. `bound` is what most of its time is bound by; `time_by_bound_s` has the parts. [s]
 
+    expectation_sources  parts of the time expected: what most of it comes from, then kinds of other sources
     unmodelled_share     of the time expected, that of operators of which only the bound is known
     host_s               of the time expected, that in which no kernel runs: the engine's host is not done with the next
     time_by_regime_s     parts of the time expected in which kernels run
@@ -97,6 +98,7 @@ class Total:
     expected_low_s: float | None
     expected_high_s: float | None
     expectation_source: str
+    expectation_sources: Mapping[str, float]
     unmodelled_share: float | None
     host_s: float | None
     time_by_bound_s: Mapping[str, float]
@@ -228,6 +230,7 @@ def _total(estimate: Estimate, found: Pass | None) -> Total:
         bound_time_s=time_s,
         **_expected(known.total if known else None),
         expectation_source=found.source if found else _NO_KERNELS,
+        expectation_sources=found.sources if found else {_NO_KERNELS: 1.0},
         unmodelled_share=float(known.unmodelled_share[0]) if known else None,
         host_s=float(np.sum(known.total.expected) - np.sum(known.kernels.expected)) if known else None,
         time_by_bound_s=by_bound,

@@ -144,8 +144,8 @@ class Pass:
         return any(each.modelled for each in self.launches)
 
     @cached_property
-    def source(self) -> str:
-        """Where most of what is expected comes from, and how much of it does not."""
+    def sources(self) -> dict[str, float]:
+        """Parts of the time by where they come from: the source of most of it, then kinds of others."""
         times: dict[str, float] = {}
         for row, each in zip(self.operators, self.launches, strict=True):
             first = each.source.partition("; ")[0]
@@ -157,7 +157,13 @@ class Pass:
             for kind in ("transferred", BOUND_ONLY)
             if not main.startswith(kind)
         }
-        return main + "".join(f", {share:.0%} {kind}" for kind, share in others.items() if share >= _TOLD)
+        return {main: times[main] / whole} | {kind: share for kind, share in others.items() if share >= _TOLD}
+
+    @property
+    def source(self) -> str:
+        """The same in words."""
+        (main, _), *others = self.sources.items()
+        return main + "".join(f", {share:.0%} {kind}" for kind, share in others)
 
     def _whole(self, places: Sequence[int]) -> Interval:
         kernels = self._sum(places)

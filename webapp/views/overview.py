@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from llmviewer.reports import figures
 from llmviewer.reports.drawing import SKY
@@ -16,8 +15,6 @@ from llmviewer.reports.text import devices, effect_lines, headline, sentence
 
 from ..answers import Answer
 from .shown import Shown, shown
-
-_SHARES: Final = re.compile(r", (?=\d+% )")  # before what of an expectation does not come from where most does
 
 
 def asked(found: Sequence[Answer]) -> str:
@@ -45,10 +42,10 @@ def _source(answer: Answer) -> str:
     """Such as "calibrated on l40s trtllm (transferred: 11% of prefill, 1% of decode)"."""
     told: dict[str, dict[str, list[str]]] = {}
     for name, phase in answer.analysis.phases:
-        most, *others = _SHARES.split(phase.total.expectation_source)
+        (most, _), *others = phase.total.expectation_sources.items()
         kinds = told.setdefault(most, {})
-        for share, _, kind in (other.partition(" ") for other in others):
-            kinds.setdefault(kind, []).append(f"{share} of {name}")
+        for kind, share in others:
+            kinds.setdefault(kind, []).append(f"{share:.0%} of {name}")
     rests = ("; ".join(f"{kind}: {', '.join(of)}" for kind, of in kinds.items()) for kinds in told.values())
     return " and ".join(f"{most} ({rest})" if rest else most for most, rest in zip(told, rests, strict=True))
 

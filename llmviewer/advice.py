@@ -11,7 +11,7 @@ from math import ceil
 from typing import Final
 
 from .errors import InputError
-from .expectation.network import Pass
+from .expectation.network import ExpectedPass
 from .memory import Memory
 from .operators.linear import Linear
 from .precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_scheme
@@ -38,7 +38,7 @@ def advise(
     workload: Workload,
     phase: str,
     estimate: Estimate,
-    expected: Pass | None = None,
+    expected: ExpectedPass | None = None,
     *,
     batch: int,
     max_batch: int | None,
@@ -224,7 +224,7 @@ class _More:
         setting: Setting,
         workload: Workload,
         phase: str,
-        expected: Pass | None,
+        expected: ExpectedPass | None,
         *,
         batch: int,
         max_batch: int | None,
@@ -247,7 +247,7 @@ class _More:
         return cls(batch=most, gain=most / batch * now_s / then_s, expected=hoped)
 
 
-def _latency_share(expected: Pass) -> float:
+def _latency_share(expected: ExpectedPass) -> float:
     """Of the time, that of launches so short that fixed costs decide, which no unit and no bandwidth makes faster."""
     rows = zip(expected.operators, expected.launches, strict=True)
     working = sum(row.repeat * each.expected[0] for row, each in rows if not each.latency[0])

@@ -23,7 +23,7 @@ from .memory import Footprint
 from .model import Model
 from .resource import Resource, Unit
 from .setting import Setting, arranges
-from .waits import Column, Pass, Waits, fleets_of, spent, waits_of, workload_of
+from .waits import Breakdown, Column, Waits, fleets_of, spent, waits_of, workload_of
 from .workload import Workload
 
 DATA_TYPE, LINK, LAYOUT, TECHNIQUE, WHAT_IF = "data type", "link", "layout", "technique", "what-if"  # refused for what
@@ -46,7 +46,7 @@ class Largest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class ExpectedTimes:
     """What measured kernels are expected to take, at every batch. [s]
 
     tpot  None where no decode step is taken
@@ -84,8 +84,8 @@ class Cell:
     weight_bytes: float
     total_bytes: Column
     largest: Largest
-    prefill: Pass | None
-    decode: Pass | None
+    prefill: Breakdown | None
+    decode: Breakdown | None
 
     @property
     def model(self) -> Model:
@@ -114,11 +114,11 @@ class Cell:
         return np.less_equal(self.total_bytes, self.hardware.capacity)
 
     @property
-    def passes(self) -> dict[str, Pass]:
+    def passes(self) -> dict[str, Breakdown]:
         return {name: p for name, p in (("prefill", self.prefill), ("decode", self.decode)) if p}
 
     @cached_property
-    def expected(self) -> Expected | None:
+    def expected(self) -> ExpectedTimes | None:
         """None where no more than the bound is known."""
         if not self.prefill:
             return None
@@ -128,7 +128,7 @@ class Cell:
             return None
         first, rest = expected_answer(self.setting, batch=batch, prompt=self.prompt, gen=steps + 1)
         tpot = rest.map(lambda s: s / steps) if rest else None
-        return Expected(ttft=first, tpot=tpot, source=found.source) if first else None
+        return ExpectedTimes(ttft=first, tpot=tpot, source=found.source) if first else None
 
     @cached_property
     def peak(self) -> float:
@@ -296,9 +296,9 @@ def _put(into: dict[tuple[str, str], Column], fleet: Fleet, waits: Waits, points
         into.setdefault(key, np.zeros(points.shape))[fleet.rows] = time_s
 
 
-def _pass(waits: Mapping[tuple[str, str], Column], place: int, some: int, length: int) -> Pass:
+def _pass(waits: Mapping[tuple[str, str], Column], place: int, some: int, length: int) -> Breakdown:
     own = {key: column[place, :some] for key, column in waits.items()}
-    return Pass(length=length, waits={key: column for key, column in own.items() if column.any()})
+    return Breakdown(length=length, waits={key: column for key, column in own.items() if column.any()})
 
 
 def _largest_batches(footprint: Footprint, capacity: Column, *, prompt: int, gen: int) -> Column:

@@ -30,7 +30,7 @@ from .resource import Unit
 from .setting import member, whole
 from .transforms.quantize import PUBLISHED
 from .units import seconds, si
-from .waits import Pass
+from .waits import Breakdown
 
 # What is allowed where nothing is said: the model as it is; weights and activations in the two 8-bit types that
 # devices multiply; and 4-bit weights alone, the smallest that is in common use (arXiv:2210.17323, arXiv:2306.00978).
@@ -357,7 +357,7 @@ def _faults(cell: Cell, alone: Cell, of: Comparison, limits: Limits, by: By) -> 
     return found
 
 
-def _unlinked(time_s: float, own: Pass, devices: int) -> float:
+def _unlinked(time_s: float, own: Breakdown, devices: int) -> float:
     """What of a time is not spent waiting for links; inf where there are none. [s]"""
     return time_s * (1 - own.share(resource="link")) if devices > 1 else inf
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import __version__, given
 from .analysis import MAX
-from .cells import LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, Expected, cells_of
+from .cells import LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, ExpectedTimes, cells_of
 from .errors import InputError
 from .expectation.profile import Profile, read_given
 from .facts import plain
@@ -25,7 +25,7 @@ from .model_files import load_model
 from .setting import Setting, whole
 from .techniques import Technique, parse_techniques
 from .transforms.quantize import PUBLISHED, unless_published
-from .waits import ALL, RESOURCES, Column, Pass, waits_of
+from .waits import ALL, RESOURCES, Breakdown, Column, waits_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +91,7 @@ class Comparison:
         """Where bounds change: over batches at these lengths, and over lengths at the first batch."""
         return tuple(crossing for cell in self.answered for crossing in _crossings(cell))
 
-    def expected(self, cell: Cell) -> Expected | None:
+    def expected(self, cell: Cell) -> ExpectedTimes | None:
         """What to expect of measured kernels; None where only bounds are asked for, or known."""
         return None if self.bound else cell.expected
 
@@ -328,12 +328,12 @@ def _crossings(cell: Cell) -> Iterator[Crossing]:
         for axis, most in _axes(cell, phase):
 
             def at(
-                numbers: Column, fleet: Fleet = fleet, phase: str = phase, axis: str = axis, own: Pass = own
-            ) -> Pass:
+                numbers: Column, fleet: Fleet = fleet, phase: str = phase, axis: str = axis, own: Breakdown = own
+            ) -> Breakdown:
                 batch, length = (numbers, own.length) if axis == "batch" else (cell.batches[0], numbers)
                 waits = waits_of(fleet, cell.setting, phase, batch=batch, length=length, prompt=cell.prompt)
                 times = {key: np.broadcast_to(time_s, (1, len(numbers)))[0] for key, time_s in waits.items()}
-                return Pass(length=own.length, waits=times)
+                return Breakdown(length=own.length, waits=times)
 
             grid = np.array([n for n in 2.0 ** np.arange(most.bit_length()) if n < most] + [float(most)])
             seen = at(grid)
@@ -357,7 +357,7 @@ def _axes(cell: Cell, phase: str) -> Iterator[tuple[str, int]]:
         yield "context", longest
 
 
-def _between(at: Callable[[Column], Pass], low: float, high: float, group: str, before: str) -> tuple[int, str]:
+def _between(at: Callable[[Column], Breakdown], low: float, high: float, group: str, before: str) -> tuple[int, str]:
     """The first number after `low`, at most `high`, that is not bound by `before`, and what it is bound by."""
     while True:
         tried = np.unique(np.round(np.linspace(low, high, _FAN)))

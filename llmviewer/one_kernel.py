@@ -17,7 +17,7 @@ from .architectures._feed_forward import Experts
 from .architectures._parts import HIDDEN, Parts
 from .documents import LARGEST
 from .errors import InputError, suggest
-from .expectation.network import Pass
+from .expectation.network import ExpectedPass
 from .expectation.profile import Profile
 from .forms import Num
 from .graph import Block, Graph
@@ -225,7 +225,7 @@ def _estimates(
         )  # fmt: skip
 
 
-def _times(found: Pass | None, count: int) -> tuple[Num, Num, Num, Num]:
+def _times(found: ExpectedPass | None, count: int) -> tuple[Num, Num, Num, Num]:
     """Expected, low, high and whether fixed costs are most of it; nan where only the bound is known."""
     if not found or not found.modelled:
         unknown = np.full(count, np.nan)

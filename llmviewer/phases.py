@@ -10,7 +10,7 @@ import numpy as np
 
 from .advice import Cure, advise
 from .answering import ends
-from .expectation.network import BOUND_ONLY, LATENCY, Expected, Interval, Pass
+from .expectation.network import BOUND_ONLY, LATENCY, ExpectedLaunch, ExpectedPass, Interval
 from .roofline import Estimate, OperatorEstimate
 from .setting import Setting
 from .workload import Workload
@@ -159,7 +159,7 @@ def phase(
     found = setting.kernels.expect(estimate.operators, workload) if setting.kernels else None
     whole = setting.expected(name, found, batch) if found and found.modelled else None
     total = _total(estimate, found)
-    launches: Sequence[Expected | None] = found.launches if found else [None] * len(estimate.operators)
+    launches: Sequence[ExpectedLaunch | None] = found.launches if found else [None] * len(estimate.operators)
     return Phase(
         batch=int(sequences.batch),
         micro_batches=int(setting.layout.parts(batch)),
@@ -180,7 +180,7 @@ def _expected(whole: Interval | None) -> dict[str, Any]:
     return {f"expected{end or '_time'}_s": value for end, value in ends(whole).items()}
 
 
-def _operator(row: OperatorEstimate, each: Expected | None, phase: Total) -> OperatorResult:
+def _operator(row: OperatorEstimate, each: ExpectedLaunch | None, phase: Total) -> OperatorResult:
     n = row.repeat
     limiting = row.limiting
     known = each if phase.expected_time_s is not None else None
@@ -209,11 +209,11 @@ def _operator(row: OperatorEstimate, each: Expected | None, phase: Total) -> Ope
     )
 
 
-def _regime(row: OperatorEstimate, each: Expected) -> str:
+def _regime(row: OperatorEstimate, each: ExpectedLaunch) -> str:
     return LATENCY if each.latency[0] else str(row.limiting.bound)
 
 
-def _total(estimate: Estimate, found: Pass | None) -> Total:
+def _total(estimate: Estimate, found: ExpectedPass | None) -> Total:
     by_bound = estimate.waits_s
     by_regime: dict[str, float] = {}
     known = found if found and found.modelled else None

@@ -15,7 +15,7 @@ from . import given
 from .documents import LARGEST
 from .errors import InputError
 from .expectation.engines import Engine, find_engine
-from .expectation.network import Interval, Kernels, Pass, check_library
+from .expectation.network import ExpectedPass, Interval, Kernels, check_library
 from .expectation.profile import Profile, read_given
 from .forms import Num
 from .graph import Graph
@@ -212,11 +212,11 @@ class Setting:
         plan = self.plan_of(phase)
         return plan.in_parts(plan.values(workload), self.layout.parts(batch), turns=phase == "decode")
 
-    def expected(self, phase: str, found: Pass, batch: Num) -> Interval:
+    def expected(self, phase: str, found: ExpectedPass, batch: Num) -> Interval:
         """What the same is expected to take, `found` being that of one micro-batch."""
         return found.in_parts(self.layout.parts(batch), turns=phase == "decode")
 
-    def expected_pass(self, phase: str, workload: Workload) -> Pass | None:
+    def expected_pass(self, phase: str, workload: Workload) -> ExpectedPass | None:
         """A micro-batch as measured kernels are expected to run it; None where only its bound is known."""
         found = self.kernels.run(self.plan_of(phase), workload) if self.kernels else None
         return found if found and found.modelled else None

@@ -34,8 +34,8 @@ _GROUP: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
-    """A prefill, or the decode step in the middle of the answer: where its time goes, for every batch.
+class Breakdown:
+    """Where the time of a pass goes, for every batch: of a prefill, or of the decode step in the middle of the answer.
 
     Of a pipeline, what takes longest: all stages for one micro-batch, and the slowest for each that follows.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmviewer.analysis import Analysis, analyze
-from llmviewer.cells import Cell, Expected
+from llmviewer.cells import Cell
 from llmviewer.comparison import Comparison, Crossing
 from llmviewer.operators.collectives import OUT, UP
 from llmviewer.transforms.quantize import unless_published
@@ -333,7 +333,7 @@ def _relatives(comparison: Comparison, cells: Iterable[Cell]) -> str:
     return ": " + "; ".join(f"{name} mostly as {', '.join(others)}" for name, others in on.items())
 
 
-def _bounds_and_expected(cell: Cell, found: Expected) -> Iterable[Sequence[tuple[float, float]]]:
+def _bounds_and_expected(cell: Cell, found: ExpectedTimes) -> Iterable[Sequence[tuple[float, float]]]:
     """Of time to first token and time per token, at every batch. [s]"""
     for bound, interval in ((cell.ttft_s, found.ttft), (cell.tpot_s, found.tpot)):
         expected = np.broadcast_to(interval.expected if interval else nan, bound.shape)

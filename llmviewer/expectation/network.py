@@ -70,7 +70,7 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class ExpectedLaunch:
     """One launch of an operator, or its share of one that it has with others.
 
     high     infinite where only the bound is known
@@ -93,11 +93,11 @@ class Expected:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class ExpectedPass:
     """Every operator of an estimate, in its order; `host` is what they wait for beside each other."""
 
     operators: tuple[OperatorEstimate, ...]
-    launches: tuple[Expected, ...]
+    launches: tuple[ExpectedLaunch, ...]
     host: Host = IDLE
 
     @cached_property
@@ -219,7 +219,7 @@ class Kernels:
         self.half = "bf16" if {matrix("bf16"), vector("bf16")} & hardware.rates.keys() else "fp16"
         self._choices: dict[tuple[str, Stack, bool], Choice | str] = {}
         self._stacks: dict[tuple[str, Stack, bool], tuple[Stack, ...]] = {}
-        self._known: dict[object, Expected | None] = {}  # by kernel and shapes, which layers and settings share
+        self._known: dict[object, ExpectedLaunch | None] = {}  # by kernel and shapes, which layers and settings share
 
     @cached_property
     def device(self) -> Device | str:
@@ -271,13 +271,13 @@ class Kernels:
 
     def expect(
         self, rows: Sequence[OperatorEstimate], workload: Workload, laid: Sequence[Launch] | None = None
-    ) -> Pass:
+    ) -> ExpectedPass:
         """What one launch of every operator is expected to take; never less than its bound.
 
         laid  what laid() gives, where that is known already
         """
         bounds = [np.atleast_1d(np.asarray(row.time_s, dtype=float)) for row in rows]
-        found: list[Expected | None] = [None] * len(rows)
+        found: list[ExpectedLaunch | None] = [None] * len(rows)
         for launch in self.laid(rows, workload) if laid is None else laid:
             mine = np.broadcast_arrays(*(bounds[m] for m in launch.members))
             whole = sum(mine[1:], start=mine[0])
@@ -285,13 +285,13 @@ class Kernels:
             for place, bound in zip(launch.members, mine, strict=True):
                 found[place] = _share(each, bound, whole)
         made = tuple(each for each in found if each is not None)
-        return Pass(operators=tuple(rows), launches=made, host=self.host)
+        return ExpectedPass(operators=tuple(rows), launches=made, host=self.host)
 
-    def run(self, plan: Plan, workload: Workload) -> Pass:
+    def run(self, plan: Plan, workload: Workload) -> ExpectedPass:
         """The same of all operators of a plan."""
         return self.expect(plan.estimate(workload).operators, workload)
 
-    def _launch(self, launch: Launch, bound: Array) -> Expected:
+    def _launch(self, launch: Launch, bound: Array) -> ExpectedLaunch:
         parts = [self._run(kernel, bound) for kernel in launch.kernels]
         known = [part for part in parts if part]
         if not known:
@@ -315,13 +315,13 @@ class Kernels:
             return replace(found, high=np.full_like(found.high, np.inf), source=source, stacks=())
         return replace(found, source=f"{found.source}; {launch.remark}") if launch.remark else found
 
-    def _run(self, kernel: Kernel, bound: Array) -> Expected | None:
+    def _run(self, kernel: Kernel, bound: Array) -> ExpectedLaunch | None:
         """A kernel, or what is run instead where that takes less time."""
         found, instead = self._kernel(kernel, bound), kernel.instead
         other = self._kernel(instead, bound) if found and instead else None
         return _sooner_of(found, other, instead.where) if found and instead and other else found
 
-    def _kernel(self, kernel: Kernel, bound: Array) -> Expected | None:
+    def _kernel(self, kernel: Kernel, bound: Array) -> ExpectedLaunch | None:
         """None where it is never run; 0 in the workloads in which it is not, all of which others are for."""
         chosen = np.broadcast_to(np.asarray(kernel.where), bound.shape) & (bound > 0)
         if not np.any(chosen):
@@ -347,7 +347,7 @@ class Kernels:
         measured = any(e.stack.dtype == dtype for e in self.own)
         return kernel if measured else replace(kernel, stack=replace(kernel.stack, dtype=narrow))
 
-    def _fastest(self, kernel: Kernel, chosen: Array) -> Expected | None:
+    def _fastest(self, kernel: Kernel, chosen: Array) -> ExpectedLaunch | None:
         """In the workloads `chosen`; None where that cannot be known."""
         columns = kernel.columns(chosen)
         able = [each for stack in self._able(kernel) if (each := self._alternative(kernel, stack, columns))]
@@ -469,7 +469,7 @@ def _sooner(one: _Alternative, other: _Alternative) -> _Alternative:
     return _Alternative(found=Expectation(source=source, **best), beyond=np.where(first, one.beyond, other.beyond))
 
 
-def _sooner_of(one: Expected, other: Expected, able: Num) -> Expected:
+def _sooner_of(one: ExpectedLaunch, other: ExpectedLaunch, able: Num) -> ExpectedLaunch:
     """What takes less time, where both are able to do the work."""
     second = np.broadcast_to(able, one.expected.shape) & (other.expected < one.expected)
     if not np.any(second):
@@ -526,8 +526,8 @@ def _alike(entry: Entry, kernel: Kernel, *, plain: bool) -> bool:
     return own == other
 
 
-def _expected(found: Expectation, stacks: tuple[str, ...]) -> Expected:
-    return Expected(
+def _expected(found: Expectation, stacks: tuple[str, ...]) -> ExpectedLaunch:
+    return ExpectedLaunch(
         expected=found.expected,
         low=found.low,
         high=found.high,
@@ -537,10 +537,10 @@ def _expected(found: Expectation, stacks: tuple[str, ...]) -> Expected:
     )
 
 
-def _together(parts: Sequence[Expected], f: Callable[[Array, Array], Array]) -> Expected:
+def _together(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array], Array]) -> ExpectedLaunch:
     first, *rest = parts
     for part in rest:
-        first = Expected(
+        first = ExpectedLaunch(
             expected=f(first.expected, part.expected),
             low=f(first.low, part.low),
             high=f(first.high, part.high),
@@ -551,7 +551,7 @@ def _together(parts: Sequence[Expected], f: Callable[[Array, Array], Array]) -> 
     return first
 
 
-def _share(launch: Expected, bound: Array, whole: Array) -> Expected:
+def _share(launch: ExpectedLaunch, bound: Array, whole: Array) -> ExpectedLaunch:
     """What an operator has of a launch that has several: as much as of their bounds."""
     if bound is whole:
         return launch

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..expectation.launches import Launch
-from ..expectation.network import Kernels, Pass
+from ..expectation.network import ExpectedPass, Kernels
 from ..fleet import Fleet, Known, fleets
 from ..forms import Num
 from ..graph import Graph
@@ -270,7 +270,7 @@ def _expected(
     devices: Sequence[Hardware],
     kernels: Callable[[str], Kernels],
     places: Sequence[int],
-) -> Iterator[tuple[int, Pass]]:
+) -> Iterator[tuple[int, ExpectedPass]]:
     """(place, what is expected of a pass) of the devices at `places` of which anything is."""
     for fleet in several:
         wanted = [(row, place) for row, place in enumerate(fleet.devices) if place in places]

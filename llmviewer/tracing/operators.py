@@ -37,7 +37,7 @@ _FORMATS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fused(Operator):
+class Pointwise(Operator):
     """Element-wise calls in one launch, an OP for every element of the largest tensor of each."""
 
     ops: Form
@@ -157,7 +157,7 @@ class Builder:
             if any(t.role is Role.STATE for t in (*inputs, *outputs)):
                 made = Step(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
                 return self._in_chunks(made, outside)
-            return Fused(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
+            return Pointwise(name=name, inputs=inputs, outputs=outputs, weights=weights, ops=ops)
         return self._product(
             call,
             Product(
@@ -379,7 +379,7 @@ def _attention(operators: tuple[Operator, ...]) -> list[Operator]:
     for op in operators:
         done.append(op)
         match done[-3:]:
-            case [Product() as first, Fused() as middle, Product() as second]:
+            case [Product() as first, Pointwise() as middle, Product() as second]:
                 if "softmax" not in middle.name or len(first.inputs) != 2 or len(second.inputs) != 2:
                     continue
                 if first.inputs[1].rows.features() == SEQUENCES.features():
@@ -413,7 +413,7 @@ class Sized(Everything):
         return "pooling" if self.queries == 1 else super().__str__()
 
 
-def _by_heads(first: Product, middle: Fused, second: Product) -> tuple[Product, Fused, Product]:
+def _by_heads(first: Product, middle: Pointwise, second: Product) -> tuple[Product, Pointwise, Product]:
     """Products of a head's matrices as those of rows with all heads side by side, where sizes are fixed.
 
     What they see are [queries, dim] and [dim, keys], then [queries, keys] and [keys, dim], of as many heads.
@@ -443,7 +443,7 @@ def _each(t: Tensor) -> int:
     return round(sum(c for _, c in t.elements.terms))
 
 
-def _heads(first: Product, middle: Fused, second: Product) -> Heads | None:
+def _heads(first: Product, middle: Pointwise, second: Product) -> Heads | None:
     if first.mask != second.mask:
         return None
     query, key = first.inputs
@@ -463,7 +463,7 @@ def _heads(first: Product, middle: Fused, second: Product) -> Heads | None:
     return made if first.mask.keeps else replace(made, mask=first.mask)
 
 
-def _scored(heads: Heads, first: Product, middle: Fused, second: Product) -> list[Operator]:
+def _scored(heads: Heads, first: Product, middle: Pointwise, second: Product) -> list[Operator]:
     softmax = Softmax(
         name=middle.name, inputs=middle.inputs, outputs=middle.outputs, weights=middle.weights, heads=heads
     )
@@ -498,7 +498,7 @@ def _head(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
     weights = tuple(replace(w, rows=w.shape[0] * WANTED_ROWS) if len(w.shape) > 1 else w for w in head.weights)
     made = LMHead(name=head.name, inputs=head.inputs, outputs=head.outputs, weights=weights)
     after = (op.with_tensors(few) for op in operators[last + 1 :])
-    rest = (replace(op, ops=wanted(op.ops)) if isinstance(op, Fused) else op for op in after)
+    rest = (replace(op, ops=wanted(op.ops)) if isinstance(op, Pointwise) else op for op in after)
     return (*operators[:last], made, *rest)
 
 

@@ -479,15 +479,36 @@ def test_a_run_ends_where_a_launch_does_not(tmp_path, capsys, monkeypatch):
         def calls(self, question, kernel, sets, tiling=None):
             raise HungError("a launch did not end within 60 s")
 
+    def measure_ceilings(session, progress):
+        session.journal.ceilings.extend(CEILINGS)
+        session.journal.complete = True
+
     monkeypatch.setattr(session_module, "backends", lambda name: ("gpu", (Hanging(),)))
     monkeypatch.setattr(machine_module, "this_machine", lambda kind, hardware: MACHINE)
-    monkeypatch.setattr(Session, "measure_ceilings", lambda self, progress: self.journal.ceilings.extend(CEILINGS))
+    monkeypatch.setattr(Session, "measure_ceilings", measure_ceilings)
     monkeypatch.setattr("os._exit", ended := MagicMock())
     main(["measure", "--family", "gemm", "--model", "qwen3-0.6b", "--dtype", "bf16", "-o", str(tmp_path / "out")])
     ended.assert_called_once_with(1)
     out = capsys.readouterr().out
     assert "1 launch left out: mine fast: a launch did not end within 60 s" in out
     assert re.search(r"gave nothing more after mine fast gemm bf16 M=1 .*:\nthe same command goes on without it", out)
+
+
+def test_a_run_ends_where_a_ceiling_does_not(tmp_path, capsys, monkeypatch):
+    def hanging(*args, **kwargs):
+        yield CEILINGS[0]
+        raise HungError("a launch did not end within 60 s")
+
+    monkeypatch.setattr(session_module, "backends", lambda name: ("gpu", (Library(),)))
+    monkeypatch.setattr(machine_module, "this_machine", lambda kind, hardware: MACHINE)
+    monkeypatch.setattr(session_module, "ceilings", hanging)
+    monkeypatch.setattr("os._exit", ended := MagicMock())
+    folder = tmp_path / "out"
+    main(["measure", "--family", "gemm", "--model", "qwen3-0.6b", "--dtype", "bf16", "-o", str(folder)])
+    ended.assert_called_once_with(1)
+    after = f"gave nothing more after the ceiling {CEILINGS[0].what}:\nthe same command measures the ceilings again"
+    assert after in capsys.readouterr().out
+    assert not Journal(folder, header(MACHINE, [Library()])).complete
 
 
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):

@@ -96,7 +96,8 @@ def measure(
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit of the system's is an interrupt, too
         session.measure_ceilings(progress)
-        session.measure_kernels(questions, progress)
+        if not session.broken:
+            session.measure_kernels(questions, progress)
     except KeyboardInterrupt:
         progress.end()
         click.echo("stopped; the same command goes on", err=True)
@@ -145,7 +146,8 @@ def _report(session: Session, form: str, before: int) -> None:
     for reason, count in session.unfit.items():
         click.echo(f"{counted(count, 'tiling')} left out: {reason}")
     if session.broken:
-        click.echo(f"The device gave nothing more after {session.broken}:\nthe same command goes on without it")
+        again = "goes on without it" if journal.complete else "measures the ceilings again"
+        click.echo(f"The device gave nothing more after {session.broken}:\nthe same command {again}")
     click.echo(f"{folder}: {counted(len(journal.rows), 'row')}, {len(journal.rows) - before} of them new")
     kinds = Counter(tuple(str(row.get(name)) for name in _STACK) for row in journal.rows)
     fullest = max(kinds.values(), default=0)

@@ -158,7 +158,7 @@ class Session:
     left_out  launches that made no row, by reason
     unfit     tilings that could not be tried, by reason
     put_off   how often a launch was, as other programs took the cores
-    broken    the launch after which the device gave no more results; "" without one
+    broken    the launch, or the ceiling, after which the device gave no more results; "" without one
     hung      the error of a launch that does not end; it is kept, as what it holds would be waited for to be freed
     trying    the tiling that is being launched, in words; "" for the rule's
     """
@@ -186,6 +186,15 @@ class Session:
         if self.journal.complete:
             return
         self.journal.ceilings.clear()
+        try:
+            self._measure_ceilings(progress)
+        except Exception as error:
+            if not breaks(error):
+                raise
+            known = self.journal.ceilings
+            self._give_up(error, f"the ceiling {known[-1].what}" if known else "the start, before any ceiling")
+
+    def _measure_ceilings(self, progress: Callable[[str], None]) -> None:
         machine = self.machine
         dtypes, limit_s = _MATRICES[machine.kind], self.seconds * _CEILING_PART
         clock = self.backends[-1].clock
@@ -196,6 +205,10 @@ class Session:
                 self.journal.ceiling(one)
                 progress(one.what)
         self.journal.ceilings_complete()
+
+    def _give_up(self, error: Exception, after: str) -> None:
+        self.hung = error if isinstance(error, HungError) else None
+        self.broken = after
 
     @property
     def rates(self) -> dict[str, float]:
@@ -254,8 +267,7 @@ class Session:
                 failures += 1
                 self.left_out[" ".join(f"{asked.backend.framework} {asked.kernel}: {error}".split())[:_REASON]] += 1
                 if breaks(error):
-                    self.hung = error if isinstance(error, HungError) else None
-                    self.broken = f"{asked} {self.trying}".rstrip()
+                    self._give_up(error, f"{asked} {self.trying}".rstrip())
                     self.journal.broke(asked.kind, self.trying)
                     break
                 continue

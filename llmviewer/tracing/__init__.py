@@ -108,8 +108,9 @@ def _trace(
     was_training, learned = module.training, [p for p in module.parameters() if p.requires_grad]
     try:
         module.eval().requires_grad_(requires_grad=False)
-        ways = passes_of(module, name, inputs, dims)
-        return _traced(module, name, vocab, [replace(way, numbers=numbers) for way in ways])
+        with torch.device("cpu"):  # the numbers of masks are worked out, whatever device the caller makes tensors on
+            ways = passes_of(module, name, inputs, dims)
+            return _traced(module, name, vocab, [replace(way, numbers=numbers) for way in ways])
     finally:
         module.train(was_training)
         for parameter in learned:

@@ -11,7 +11,7 @@ from math import ceil
 from typing import Final
 
 from .errors import InputError
-from .expectation.network import ExpectedPass
+from .expectation.expected import ExpectedPass
 from .memory import Memory
 from .operators.linear import Linear
 from .precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_scheme

@@ -9,7 +9,7 @@ from operator import add
 import numpy as np
 
 from .arranged import NOTHING, expected_answer, runs_expected
-from .expectation.network import Interval
+from .expectation.expected import Interval
 from .generation import generation, prefill_s
 from .setting import Setting
 from .techniques import Schedule

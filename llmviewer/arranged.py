@@ -11,11 +11,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .expectation.network import Interval, Kernels, decode_expected, prefill_expected
+from .expectation.expected import Interval
+from .expectation.kernels import Kernels
+from .forms import Num
+from .layout import Layout
+from .roofline import Plan
 from .setting import Setting, arranges
 from .techniques import Run
+from .workload import Workload
 
 NOTHING: Final = Interval(expected=0.0, low=0.0, high=0.0)
+_STEPS: Final = 8  # decode steps of a generation that are looked at
 _TOGETHER: Final = 1 << 18  # decode steps of all batches whose times are held at once
 
 Column = npt.NDArray[Any]
@@ -92,6 +98,39 @@ def expected_answer(
         found.append((first, rest))
     first, rest = (_stacked(side) for side in zip(*found, strict=True))
     return first, rest
+
+
+def prefill_expected(
+    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, prompt: Num, images: Num = 0
+) -> Interval | None:
+    """What prefill_s() bounds from below; None where no more than the bound is known."""
+    workload = Workload.prefill(batch=layout.share(batch), prompt=prompt, images=images)
+    found = kernels.run(plan, workload)
+    return found.in_parts(layout.parts(batch), turns=False) if found.modelled else None
+
+
+def step_expected(
+    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, kv_len: Num, prompt: Num = 0
+) -> Interval | None:
+    """What step_s() bounds from below; None where no more than the bound is known."""
+    workload = Workload.decode(batch=layout.share(batch), kv_len=kv_len, prompt=prompt)
+    found = kernels.run(plan, workload)
+    return found.in_parts(layout.parts(batch), turns=True) if found.modelled else None
+
+
+def decode_expected(
+    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, prompt: int, steps: int
+) -> Interval | None:
+    """What the `steps` after a prefill take, at each batch: every step where they are few, else those amid equal parts
+    of them.
+
+    That is exact where times are linear in the length, as they nearly are between the points where kernels change.
+    """
+    points = min(steps, _STEPS)
+    lengths = prompt + 0.5 + (np.arange(points) + 0.5) * steps / points
+    each, context = (grid.ravel() for grid in np.meshgrid(np.atleast_1d(batch), lengths, indexing="ij"))
+    found = step_expected(kernels, plan, layout, batch=each, kv_len=context, prompt=prompt)
+    return found.map(lambda s: np.mean(np.reshape(s, (-1, points)), axis=1) * steps) if found else None
 
 
 def _stacked(each: Sequence[Interval | None]) -> Interval | None:

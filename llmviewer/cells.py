@@ -13,7 +13,7 @@ import numpy as np
 from .arranged import answer, expected_answer
 from .costs import per_dollar, per_joule
 from .errors import InputError
-from .expectation.network import Interval
+from .expectation.expected import Interval
 from .fleet import Fleet, Known
 from .forms import Num
 from .generation import decoding_s

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from . import given
 from .arranged import answer, expected_answer
 from .errors import InputError, suggest
-from .expectation.network import Interval
+from .expectation.expected import Interval
 from .expectation.profile import Profile
 from .forms import Num
 from .generation import generation

@@ -7,7 +7,7 @@ from math import inf
 from typing import Final
 
 from .expectation.formats import TYPES
-from .expectation.network import Kernels
+from .expectation.kernels import Kernels
 from .graph import Block, Graph
 from .hardware_keys import ON_CHIP
 from .layout import Network

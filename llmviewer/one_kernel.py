@@ -17,7 +17,7 @@ from .architectures._feed_forward import Experts
 from .architectures._parts import HIDDEN, Parts
 from .documents import LARGEST
 from .errors import InputError, suggest
-from .expectation.network import ExpectedPass
+from .expectation.expected import ExpectedPass
 from .expectation.profile import Profile
 from .forms import Num
 from .graph import Block, Graph

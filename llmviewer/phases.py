@@ -10,7 +10,7 @@ import numpy as np
 
 from .advice import Cure, advise
 from .answering import ends
-from .expectation.network import BOUND_ONLY, LATENCY, ExpectedLaunch, ExpectedPass, Interval
+from .expectation.expected import BOUND_ONLY, LATENCY, ExpectedLaunch, ExpectedPass, Interval
 from .roofline import Estimate, OperatorEstimate
 from .setting import Setting
 from .workload import Workload

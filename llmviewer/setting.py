@@ -15,7 +15,8 @@ from . import given
 from .documents import LARGEST
 from .errors import InputError
 from .expectation.engines import Engine, find_engine
-from .expectation.network import ExpectedPass, Interval, Kernels, check_library
+from .expectation.expected import ExpectedPass, Interval
+from .expectation.kernels import Kernels, check_library
 from .expectation.profile import Profile, read_given
 from .forms import Num
 from .graph import Graph

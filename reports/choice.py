@@ -9,7 +9,7 @@ import numpy as np
 
 from llmviewer.cells import Cell
 from llmviewer.choice import By, Choice, Ranked, Rejected
-from llmviewer.expectation.network import Interval
+from llmviewer.expectation.expected import Interval
 from llmviewer.units import counted, seconds
 
 from .comparison import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmviewer.analysis import Analysis, analyze
-from llmviewer.cells import Cell
+from llmviewer.cells import Cell, ExpectedTimes
 from llmviewer.comparison import Comparison, Crossing
 from llmviewer.operators.collectives import OUT, UP
 from llmviewer.transforms.quantize import unless_published

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 import llmviewer
 from llmviewer import InputError, analyze, load_hardware
+from llmviewer.arranged import decode_expected, step_expected
 from llmviewer.cli import main
 from llmviewer.expectation import index as index_file
 from llmviewer.expectation.families import FAMILIES, Stack
+from llmviewer.expectation.kernels import Kernels
 from llmviewer.expectation.launches import launches
-from llmviewer.expectation.network import Kernels, decode_expected, step_expected
 from llmviewer.expectation.profile import Profile, shipped, to_yaml, transferred
 from llmviewer.hardware_files import hardware_names
 from llmviewer.model_files import model_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmviewer import analyze
-from llmviewer.expectation.network import Kernels
+from llmviewer.expectation.kernels import Kernels
 from llmviewer.hardware_files import load_hardware
 
 _STANDS_IN = "no kernel of "

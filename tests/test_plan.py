@@ -11,10 +11,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from llmviewer.arranged import step_expected
 from llmviewer.cli import main
 from llmviewer.costs import hourly
 from llmviewer.errors import InputError
-from llmviewer.expectation.network import step_expected
 from llmviewer.generation import prefill_s, step_s
 from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.layout import Layout, Network, parse_layout

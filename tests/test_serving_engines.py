@@ -13,7 +13,7 @@ from llmviewer import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.expectation.engines import ENGINES, IDLE
-from llmviewer.expectation.network import Kernels
+from llmviewer.expectation.kernels import Kernels
 from llmviewer.hardware_files import load_hardware
 from llmviewer.serving.service import simulate
 from llmviewer.serving.steps import Steps

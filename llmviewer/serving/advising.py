@@ -17,8 +17,8 @@ from .. import __version__
 from ..advice import fitting
 from ..arranged import runs_expected
 from ..errors import InputError
+from ..expectation.kernels import Kernels
 from ..expectation.launches import counted
-from ..expectation.network import Kernels
 from ..expectation.profile import Profile, read_given
 from ..given import listed, several
 from ..hardware import Hardware

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..expectation.network import Kernels
+from ..expectation.kernels import Kernels
 from ..forms import Num
 from ..operators.attention import Attention
 from ..roofline import Plan, PlannedOperator

@@ -11,8 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import InputError
+from ..expectation.expected import ExpectedPass
+from ..expectation.kernels import Kernels
 from ..expectation.launches import Launch
-from ..expectation.network import ExpectedPass, Kernels
 from ..fleet import Fleet, Known, fleets
 from ..forms import Num
 from ..graph import Graph

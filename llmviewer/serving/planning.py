@@ -16,7 +16,7 @@ from ..choice import unsold
 from ..costs import hourly
 from ..errors import InputError
 from ..expectation.engines import find_engine
-from ..expectation.network import Kernels
+from ..expectation.kernels import Kernels
 from ..expectation.profile import Profile
 from ..facts import finite
 from ..fleet import Known

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from ..expectation.engines import IDLE, Host
+from ..expectation.kernels import Kernels
 from ..expectation.launches import counted
-from ..expectation.network import Kernels
 from ..forms import Form, Num, evaluate
 from ..layout import Layout
 from ..operators.base import Operator

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from ..expectation.network import BOUND_ONLY, Kernels
+from ..expectation.expected import BOUND_ONLY
+from ..expectation.kernels import Kernels
 from ..forms import Num
 from ..generation import decode_s
 from ..memory import Footprint

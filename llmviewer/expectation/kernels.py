@@ -1,14 +1,11 @@
-"""What a pass is expected to take: kernels one after another, and how far off all of them together may be.
+"""What a pass is expected to take of the kernels that a library has on a device.
 
-Of the kernels that a library has for an operator, the one is expected that is fastest at its shape.
-
-Errors of one stack are those of its parameters, so they add; those of different stacks have nothing to do with each
-other, so their squares add. An operator that no kernel is known for takes its bound, and widens nothing.
+Of those that it has for an operator, the one is expected that is fastest at its shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Final
@@ -18,13 +15,13 @@ import numpy as np
 from ..errors import InputError, suggest
 from ..forms import Num
 from ..hardware import Hardware
-from ..layout import Layout
 from ..resource import matrix, vector
 from ..roofline import OperatorEstimate, Plan
 from ..transforms.offload import HOST
 from ..workload import Workload
 from .device import Device, of
-from .engines import IDLE, Engine, Host
+from .engines import IDLE, Engine
+from .expected import BOUND_ONLY, ExpectedLaunch, ExpectedPass, together
 from .families import FAMILIES, Stack
 from .families._family import Array
 from .formats import SIMILAR, TYPES, WEIGHTS_ONLY
@@ -34,9 +31,6 @@ from .profile import Entry, Profile
 from .transfer import Choice, Expectation, bound_only, choose, nearest, reached, twins
 
 _FAMILIES: Final = 3  # that a library must have been measured in, to stand for a device when none is asked for
-_MOSTLY: Final = 0.5  # of what is expected, when fixed costs are what decides
-_STEPS: Final = 8  # decode steps of a generation that are looked at
-_TOLD: Final = 0.01
 _REMEMBERED: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
 _MOST: Final = 1 << 13  # kernels that are remembered
 # Powers of their number by which devices on one host get in each other's way: from none, where each has its own way
@@ -44,150 +38,6 @@ _MOST: Final = 1 << 13  # kernels that are remembered
 # devices that reach each other directly share no more than the way between sockets. The middle was fitted to what four
 # and eight L40S serve in TensorRT-LLM's tables, and held to their A100 with PCIe (tests/test_server_tables.py).
 _CROWDS: Final = (0.0, 0.25, 2.0)
-BOUND_ONLY: Final = "bound only"
-LATENCY: Final = "latency"  # a regime beside those that resources bound
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """What is expected, and between what 80 % of measured times lie. [s]"""
-
-    expected: Num
-    low: Num
-    high: Num
-
-    def numbers(self) -> tuple[float, float, float]:
-        """Of one workload: what is expected, from and to. [s]"""
-        expected, low, high = (float(np.sum(side)) for side in (self.expected, self.low, self.high))
-        return expected, low, high
-
-    def map(self, f: Callable[[Num], Num]) -> Interval:
-        return Interval(expected=f(self.expected), low=f(self.low), high=f(self.high))
-
-    def join(self, other: Interval, f: Callable[[Num, Num], Num]) -> Interval:
-        names = ("expected", "low", "high")
-        return Interval(**{name: f(getattr(self, name), getattr(other, name)) for name in names})
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpectedLaunch:
-    """One launch of an operator, or its share of one that it has with others.
-
-    high     infinite where only the bound is known
-    latency  whether launches and other fixed costs are most of it
-    stacks   whose errors it has
-    often    the part of passes in which it is run; times are means over all of them
-    """
-
-    expected: Array
-    low: Array
-    high: Array
-    latency: Array
-    source: str
-    stacks: tuple[str, ...]
-    often: Num = 1.0
-
-    @property
-    def modelled(self) -> bool:
-        return bool(self.stacks)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpectedPass:
-    """Every operator of an estimate, in its order; `host` is what they wait for beside each other."""
-
-    operators: tuple[OperatorEstimate, ...]
-    launches: tuple[ExpectedLaunch, ...]
-    host: Host = IDLE
-
-    @cached_property
-    def total(self) -> Interval:
-        return self._whole(range(len(self.operators)))
-
-    @cached_property
-    def kernels(self) -> Interval:
-        """All but the host."""
-        return self._sum(range(len(self.operators)))
-
-    @cached_property
-    def stages(self) -> tuple[Interval, ...]:
-        """What the stages of a pipeline take, each with a host of its own."""
-        stages = [row.block.stage for row in self.operators]
-        return tuple(self._whole([i for i, s in enumerate(stages) if s == n]) for n in sorted(set(stages)))
-
-    @cached_property
-    def unmodelled_share(self) -> Array:
-        """Of the time expected, that of operators of which only the bound is known."""
-        rows = zip(self.operators, self.launches, strict=True)
-        alone: Num = sum((row.repeat * e.expected for row, e in rows if not e.modelled), start=np.zeros(1))
-        return np.asarray(np.divide(alone, self.total.expected))
-
-    def in_parts(self, parts: Num, *, turns: bool) -> Interval:
-        """What Plan.in_parts bounds from below."""
-
-        def whole(through: Num, slowest: Num) -> Num:
-            return np.maximum(through, parts * slowest) if turns else through + (parts - 1) * slowest
-
-        return self.total.join(self.slowest, whole)
-
-    @property
-    def slowest(self) -> Interval:
-        """The stage that takes longest."""
-        first, *rest = self.stages
-        for stage in rest:
-            first = first.join(stage, np.maximum)
-        return first
-
-    @property
-    def modelled(self) -> bool:
-        """Whether more than the bound is known of anything."""
-        return any(each.modelled for each in self.launches)
-
-    @cached_property
-    def sources(self) -> dict[str, float]:
-        """Parts of the time by where they come from: the source of most of it, then kinds of others."""
-        times: dict[str, float] = {}
-        for row, each in zip(self.operators, self.launches, strict=True):
-            first = each.source.partition("; ")[0]
-            name = " ".join(first.split()[:4]) if first.startswith("calibrated") else first
-            times[name] = times.get(name, 0.0) + float(np.sum(row.repeat * each.expected))
-        whole, main = sum(times.values()), max(times, key=times.__getitem__)
-        others = {
-            kind: sum(time for name, time in times.items() if name.startswith(kind) and name != main) / whole
-            for kind in ("transferred", BOUND_ONLY)
-            if not main.startswith(kind)
-        }
-        return {main: times[main] / whole} | {kind: share for kind, share in others.items() if share >= _TOLD}
-
-    @property
-    def source(self) -> str:
-        """The same in words."""
-        (main, _), *others = self.sources.items()
-        return main + "".join(f", {share:.0%} {kind}" for kind, share in others)
-
-    def _whole(self, places: Sequence[int]) -> Interval:
-        kernels = self._sum(places)
-        if self.host == IDLE:
-            return kernels
-        rows = ((self.operators[place], self.launches[place].often) for place in places)
-        count: Num = sum((row.repeat * often * np.greater(row.time_s, 0) for row, often in rows), start=np.zeros(1))
-        return kernels.map(lambda time_s: self.host.time_s(time_s, count))
-
-    def _sum(self, places: Iterable[int]) -> Interval:
-        """One kernel after another."""
-        expected: Num = np.zeros(1)
-        apart: dict[tuple[str, ...], tuple[Num, Num]] = {}
-        for place in places:
-            count, each = self.operators[place].repeat, self.launches[place]
-            expected = expected + count * each.expected
-            if each.modelled:
-                below, above = apart.get(each.stacks, (0.0, 0.0))
-                apart[each.stacks] = (
-                    below + count * (each.expected - each.low),
-                    above + count * (each.high - each.expected),
-                )
-        below, above = (np.sqrt(sum((side[i] ** 2 for side in apart.values()), start=0.0)) for i in (0, 1))
-        return Interval(expected=expected, low=expected - below, high=expected + above)
 
 
 class Kernels:
@@ -283,7 +133,7 @@ class Kernels:
             whole = sum(mine[1:], start=mine[0])
             each = self._launch(launch, whole)
             for place, bound in zip(launch.members, mine, strict=True):
-                found[place] = _share(each, bound, whole)
+                found[place] = each.share(bound, whole)
         made = tuple(each for each in found if each is not None)
         return ExpectedPass(operators=tuple(rows), launches=made, host=self.host)
 
@@ -296,10 +146,10 @@ class Kernels:
         known = [part for part in parts if part]
         if not known:
             why = launch.remark if not launch.kernels else self._why(launch.kernels[0])
-            return replace(_expected(bound_only(bound, why), ()), often=launch.often)
+            return replace(ExpectedLaunch.of(bound_only(bound, why), ()), often=launch.often)
         beside = [part for kernel in launch.beside if (part := self._kernel(kernel, bound))]
-        result = _together(known, np.add)
-        result = _together([result, _together(beside, np.add)], np.maximum) if beside else result
+        result = together(known, np.add)
+        result = together([result, together(beside, np.add)], np.maximum) if beside else result
         factor = self.factor * launch.often
         whole = result.expected * factor
         lift = np.maximum(np.divide(bound, whole, out=np.ones_like(bound), where=whole > 0), 1)
@@ -319,7 +169,7 @@ class Kernels:
         """A kernel, or what is run instead where that takes less time."""
         found, instead = self._kernel(kernel, bound), kernel.instead
         other = self._kernel(instead, bound) if found and instead else None
-        return _sooner_of(found, other, instead.where) if found and instead and other else found
+        return found.or_sooner(other, instead.where) if found and instead and other else found
 
     def _kernel(self, kernel: Kernel, bound: Array) -> ExpectedLaunch | None:
         """None where it is never run; 0 in the workloads in which it is not, all of which others are for."""
@@ -357,11 +207,11 @@ class Kernels:
         stack = kernel.stack
         name = f"{kernel.family} {stack.dtype} {stack.kv_dtype} {' or '.join(each.found.source for each in able)}"
         if np.all(chosen):
-            return _expected(found, (name,))
+            return ExpectedLaunch.of(found, (name,))
         full = {key: np.zeros(chosen.shape) for key in ("bound", "expected", "low", "high", "fixed")}
         for key, column in full.items():
             column[chosen] = getattr(found, key)
-        return _expected(Expectation(source=found.source, **full), (name,))
+        return ExpectedLaunch.of(Expectation(source=found.source, **full), (name,))
 
     def _alternative(self, kernel: Kernel, stack: Stack, columns: Mapping[str, Array]) -> _Alternative | None:
         """What one of the kernels that a library has takes; None where that cannot be known."""
@@ -469,17 +319,6 @@ def _sooner(one: _Alternative, other: _Alternative) -> _Alternative:
     return _Alternative(found=Expectation(source=source, **best), beyond=np.where(first, one.beyond, other.beyond))
 
 
-def _sooner_of(one: ExpectedLaunch, other: ExpectedLaunch, able: Num) -> ExpectedLaunch:
-    """What takes less time, where both are able to do the work."""
-    second = np.broadcast_to(able, one.expected.shape) & (other.expected < one.expected)
-    if not np.any(second):
-        return one
-    names = ("expected", "low", "high", "latency")
-    best = {name: np.where(second, getattr(other, name), getattr(one, name)) for name in names}
-    found = other if np.all(second) else _together([one, other], np.add)
-    return replace(found, source=f"{found.source}, few queries as so many heads", **best)
-
-
 def _elsewhere(choice: Choice, columns: Mapping[str, Array], device: Device, stack: Stack) -> Expectation:
     """Collectives over a host, by parameters of devices on another: how much those of one host take from each other is
     not theirs to tell. That holds for the same kind of device, too: eight L40S on the host that was measured all-reduce
@@ -524,70 +363,3 @@ def _alike(entry: Entry, kernel: Kernel, *, plain: bool) -> bool:
         return stack.kind == kernel.stack.kind
     own, other = (name.rpartition(" ")[2] for name in (stack.kernel, kernel.stack.kernel))
     return own == other
-
-
-def _expected(found: Expectation, stacks: tuple[str, ...]) -> ExpectedLaunch:
-    return ExpectedLaunch(
-        expected=found.expected,
-        low=found.low,
-        high=found.high,
-        latency=found.fixed > _MOSTLY * found.expected,
-        source=found.source,
-        stacks=stacks,
-    )
-
-
-def _together(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array], Array]) -> ExpectedLaunch:
-    first, *rest = parts
-    for part in rest:
-        first = ExpectedLaunch(
-            expected=f(first.expected, part.expected),
-            low=f(first.low, part.low),
-            high=f(first.high, part.high),
-            latency=first.latency | part.latency,
-            source="; ".join(dict.fromkeys((first.source, part.source))),
-            stacks=tuple(dict.fromkeys((*first.stacks, *part.stacks))),
-        )
-    return first
-
-
-def _share(launch: ExpectedLaunch, bound: Array, whole: Array) -> ExpectedLaunch:
-    """What an operator has of a launch that has several: as much as of their bounds."""
-    if bound is whole:
-        return launch
-    part = np.divide(bound, whole, out=np.zeros_like(whole), where=whole > 0)
-    high = np.multiply(part, launch.high, out=np.zeros_like(whole), where=part > 0)  # which may have no end
-    return replace(launch, expected=part * launch.expected, low=part * launch.low, high=high)
-
-
-def prefill_expected(
-    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, prompt: Num, images: Num = 0
-) -> Interval | None:
-    """What prefill_s() bounds from below; None where no more than the bound is known."""
-    workload = Workload.prefill(batch=layout.share(batch), prompt=prompt, images=images)
-    found = kernels.run(plan, workload)
-    return found.in_parts(layout.parts(batch), turns=False) if found.modelled else None
-
-
-def step_expected(
-    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, kv_len: Num, prompt: Num = 0
-) -> Interval | None:
-    """What step_s() bounds from below; None where no more than the bound is known."""
-    workload = Workload.decode(batch=layout.share(batch), kv_len=kv_len, prompt=prompt)
-    found = kernels.run(plan, workload)
-    return found.in_parts(layout.parts(batch), turns=True) if found.modelled else None
-
-
-def decode_expected(
-    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, prompt: int, steps: int
-) -> Interval | None:
-    """What the `steps` after a prefill take, at each batch: every step where they are few, else those amid equal parts
-    of them.
-
-    That is exact where times are linear in the length, as they nearly are between the points where kernels change.
-    """
-    points = min(steps, _STEPS)
-    lengths = prompt + 0.5 + (np.arange(points) + 0.5) * steps / points
-    each, context = (grid.ravel() for grid in np.meshgrid(np.atleast_1d(batch), lengths, indexing="ij"))
-    found = step_expected(kernels, plan, layout, batch=each, kv_len=context, prompt=prompt)
-    return found.map(lambda s: np.mean(np.reshape(s, (-1, points)), axis=1) * steps) if found else None

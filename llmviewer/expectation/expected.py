@@ -1,0 +1,211 @@
+"""What kernels are expected to take, one after another, and how far off all of them together may be.
+
+Errors of one stack are those of its parameters, so they add; those of different stacks have nothing to do with each
+other, so their squares add. An operator that no kernel is known for takes its bound, and widens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from ..forms import Num
+from ..roofline import OperatorEstimate
+from .engines import IDLE, Host
+from .families._family import Array
+from .transfer import Expectation
+
+_MOSTLY: Final = 0.5  # of what is expected, when fixed costs are what decides
+_TOLD: Final = 0.01
+BOUND_ONLY: Final = "bound only"
+LATENCY: Final = "latency"  # a regime beside those that resources bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """What is expected, and between what 80 % of measured times lie. [s]"""
+
+    expected: Num
+    low: Num
+    high: Num
+
+    def numbers(self) -> tuple[float, float, float]:
+        """Of one workload: what is expected, from and to. [s]"""
+        expected, low, high = (float(np.sum(side)) for side in (self.expected, self.low, self.high))
+        return expected, low, high
+
+    def map(self, f: Callable[[Num], Num]) -> Interval:
+        return Interval(expected=f(self.expected), low=f(self.low), high=f(self.high))
+
+    def join(self, other: Interval, f: Callable[[Num, Num], Num]) -> Interval:
+        names = ("expected", "low", "high")
+        return Interval(**{name: f(getattr(self, name), getattr(other, name)) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedLaunch:
+    """One launch of an operator, or its share of one that it has with others.
+
+    high     infinite where only the bound is known
+    latency  whether launches and other fixed costs are most of it
+    stacks   whose errors it has
+    often    the part of passes in which it is run; times are means over all of them
+    """
+
+    expected: Array
+    low: Array
+    high: Array
+    latency: Array
+    source: str
+    stacks: tuple[str, ...]
+    often: Num = 1.0
+
+    @classmethod
+    def of(cls, found: Expectation, stacks: tuple[str, ...]) -> ExpectedLaunch:
+        return cls(
+            expected=found.expected,
+            low=found.low,
+            high=found.high,
+            latency=found.fixed > _MOSTLY * found.expected,
+            source=found.source,
+            stacks=stacks,
+        )
+
+    @property
+    def modelled(self) -> bool:
+        return bool(self.stacks)
+
+    def share(self, bound: Array, whole: Array) -> ExpectedLaunch:
+        """What an operator has of it: as much as of the `whole` of the bounds of all its operators."""
+        if bound is whole:
+            return self
+        part = np.divide(bound, whole, out=np.zeros_like(whole), where=whole > 0)
+        high = np.multiply(part, self.high, out=np.zeros_like(whole), where=part > 0)  # which may have no end
+        return replace(self, expected=part * self.expected, low=part * self.low, high=high)
+
+    def or_sooner(self, other: ExpectedLaunch, able: Num) -> ExpectedLaunch:
+        """What takes less time, where both are `able` to do the work."""
+        second = np.broadcast_to(able, self.expected.shape) & (other.expected < self.expected)
+        if not np.any(second):
+            return self
+        names = ("expected", "low", "high", "latency")
+        best = {name: np.where(second, getattr(other, name), getattr(self, name)) for name in names}
+        found = other if np.all(second) else together([self, other], np.add)
+        return replace(found, source=f"{found.source}, few queries as so many heads", **best)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedPass:
+    """Every operator of an estimate, in its order; `host` is what they wait for beside each other."""
+
+    operators: tuple[OperatorEstimate, ...]
+    launches: tuple[ExpectedLaunch, ...]
+    host: Host = IDLE
+
+    @cached_property
+    def total(self) -> Interval:
+        return self._whole(range(len(self.operators)))
+
+    @cached_property
+    def kernels(self) -> Interval:
+        """All but the host."""
+        return self._sum(range(len(self.operators)))
+
+    @cached_property
+    def stages(self) -> tuple[Interval, ...]:
+        """What the stages of a pipeline take, each with a host of its own."""
+        stages = [row.block.stage for row in self.operators]
+        return tuple(self._whole([i for i, s in enumerate(stages) if s == n]) for n in sorted(set(stages)))
+
+    @cached_property
+    def unmodelled_share(self) -> Array:
+        """Of the time expected, that of operators of which only the bound is known."""
+        rows = zip(self.operators, self.launches, strict=True)
+        alone: Num = sum((row.repeat * e.expected for row, e in rows if not e.modelled), start=np.zeros(1))
+        return np.asarray(np.divide(alone, self.total.expected))
+
+    def in_parts(self, parts: Num, *, turns: bool) -> Interval:
+        """What Plan.in_parts bounds from below."""
+
+        def whole(through: Num, slowest: Num) -> Num:
+            return np.maximum(through, parts * slowest) if turns else through + (parts - 1) * slowest
+
+        return self.total.join(self.slowest, whole)
+
+    @property
+    def slowest(self) -> Interval:
+        """The stage that takes longest."""
+        first, *rest = self.stages
+        for stage in rest:
+            first = first.join(stage, np.maximum)
+        return first
+
+    @property
+    def modelled(self) -> bool:
+        """Whether more than the bound is known of anything."""
+        return any(each.modelled for each in self.launches)
+
+    @cached_property
+    def sources(self) -> dict[str, float]:
+        """Parts of the time by where they come from: the source of most of it, then kinds of others."""
+        times: dict[str, float] = {}
+        for row, each in zip(self.operators, self.launches, strict=True):
+            first = each.source.partition("; ")[0]
+            name = " ".join(first.split()[:4]) if first.startswith("calibrated") else first
+            times[name] = times.get(name, 0.0) + float(np.sum(row.repeat * each.expected))
+        whole, main = sum(times.values()), max(times, key=times.__getitem__)
+        others = {
+            kind: sum(time for name, time in times.items() if name.startswith(kind) and name != main) / whole
+            for kind in ("transferred", BOUND_ONLY)
+            if not main.startswith(kind)
+        }
+        return {main: times[main] / whole} | {kind: share for kind, share in others.items() if share >= _TOLD}
+
+    @property
+    def source(self) -> str:
+        """The same in words."""
+        (main, _), *others = self.sources.items()
+        return main + "".join(f", {share:.0%} {kind}" for kind, share in others)
+
+    def _whole(self, places: Sequence[int]) -> Interval:
+        kernels = self._sum(places)
+        if self.host == IDLE:
+            return kernels
+        rows = ((self.operators[place], self.launches[place].often) for place in places)
+        count: Num = sum((row.repeat * often * np.greater(row.time_s, 0) for row, often in rows), start=np.zeros(1))
+        return kernels.map(lambda time_s: self.host.time_s(time_s, count))
+
+    def _sum(self, places: Iterable[int]) -> Interval:
+        """One kernel after another."""
+        expected: Num = np.zeros(1)
+        apart: dict[tuple[str, ...], tuple[Num, Num]] = {}
+        for place in places:
+            count, each = self.operators[place].repeat, self.launches[place]
+            expected = expected + count * each.expected
+            if each.modelled:
+                below, above = apart.get(each.stacks, (0.0, 0.0))
+                apart[each.stacks] = (
+                    below + count * (each.expected - each.low),
+                    above + count * (each.high - each.expected),
+                )
+        below, above = (np.sqrt(sum((side[i] ** 2 for side in apart.values()), start=0.0)) for i in (0, 1))
+        return Interval(expected=expected, low=expected - below, high=expected + above)
+
+
+def together(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array], Array]) -> ExpectedLaunch:
+    """Several as one, whose times `f` makes of theirs; its errors are those of all."""
+    first, *rest = parts
+    for part in rest:
+        first = ExpectedLaunch(
+            expected=f(first.expected, part.expected),
+            low=f(first.low, part.low),
+            high=f(first.high, part.high),
+            latency=first.latency | part.latency,
+            source="; ".join(dict.fromkeys((first.source, part.source))),
+            stacks=tuple(dict.fromkeys((*first.stacks, *part.stacks))),
+        )
+    return first

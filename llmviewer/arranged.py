@@ -14,8 +14,6 @@ import numpy.typing as npt
 from .expectation.expected import Interval
 from .expectation.kernels import Kernels
 from .forms import Num
-from .layout import Layout
-from .roofline import Plan
 from .setting import Setting, arranges
 from .techniques import Run
 from .workload import Workload
@@ -87,9 +85,9 @@ def expected_answer(
     if kernels is None:
         return None, None
     if not arranges(setting.techniques):
-        plan, layout, steps = setting.decode_plan, setting.layout, gen - 1
-        first = prefill_expected(kernels, setting.plan, layout, batch=batch, prompt=prompt, images=images)
-        rest = decode_expected(kernels, plan, layout, batch=batch, prompt=prompt, steps=steps) if steps else None
+        read = Workload.prefill(batch=setting.layout.share(batch), prompt=prompt, images=images)
+        first = setting.expected_time("prefill", read, batch)
+        rest = steps_expected(setting, batch=batch, prompt=prompt, steps=gen - 1) if gen > 1 else None
         return first, rest
     found: list[tuple[Interval | None, Interval | None]] = []
     for one in batch.tolist():
@@ -100,27 +98,7 @@ def expected_answer(
     return first, rest
 
 
-def prefill_expected(
-    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, prompt: Num, images: Num = 0
-) -> Interval | None:
-    """What prefill_s() bounds from below; None where no more than the bound is known."""
-    workload = Workload.prefill(batch=layout.share(batch), prompt=prompt, images=images)
-    found = kernels.run(plan, workload)
-    return found.in_parts(layout.parts(batch), turns=False) if found.modelled else None
-
-
-def step_expected(
-    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, kv_len: Num, prompt: Num = 0
-) -> Interval | None:
-    """What step_s() bounds from below; None where no more than the bound is known."""
-    workload = Workload.decode(batch=layout.share(batch), kv_len=kv_len, prompt=prompt)
-    found = kernels.run(plan, workload)
-    return found.in_parts(layout.parts(batch), turns=True) if found.modelled else None
-
-
-def decode_expected(
-    kernels: Kernels, plan: Plan, layout: Layout, *, batch: Num, prompt: int, steps: int
-) -> Interval | None:
+def steps_expected(setting: Setting, *, batch: Num, prompt: int, steps: int) -> Interval | None:
     """What the `steps` after a prefill take, at each batch: every step where they are few, else those amid equal parts
     of them.
 
@@ -129,7 +107,8 @@ def decode_expected(
     points = min(steps, _STEPS)
     lengths = prompt + 0.5 + (np.arange(points) + 0.5) * steps / points
     each, context = (grid.ravel() for grid in np.meshgrid(np.atleast_1d(batch), lengths, indexing="ij"))
-    found = step_expected(kernels, plan, layout, batch=each, kv_len=context, prompt=prompt)
+    workload = Workload.decode(batch=setting.layout.share(each), kv_len=context, prompt=prompt)
+    found = setting.expected_time("decode", workload, each)
     return found.map(lambda s: np.mean(np.reshape(s, (-1, points)), axis=1) * steps) if found else None
 
 

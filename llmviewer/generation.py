@@ -74,12 +74,6 @@ def prefill_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, im
     return plan.in_parts(values, layout.parts(batch), turns=False)
 
 
-def step_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, kv_len: Num, prompt: Num = 0) -> Num:
-    """Time between two tokens of a sequence. [s]"""
-    values = plan.values(Workload.decode(batch=layout.share(batch), kv_len=kv_len, prompt=prompt))
-    return plan.in_parts(values, layout.parts(batch), turns=True)
-
-
 def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0) -> Num:
     """Time of one decode step at each kv_len from `first` to `last`, both included. [s]
 

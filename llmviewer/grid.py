@@ -445,12 +445,10 @@ def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num |
     context = prompt + 1 if kv_len is None else kv_len
     share = setting.layout.share(batch)
     read = Workload.prefill(batch=share, prompt=prompt, images=0 if images is None else images)
-    first = setting.expected_pass("prefill", setting.prefill(read))
-    columns = _interval("expected_ttft", setting.expected("prefill", first, batch) if first else None)
+    columns = _interval("expected_ttft", setting.expected_time("prefill", setting.prefill(read), batch))
     if setting.model.generates:
         step = setting.step(Workload.decode(batch=share, kv_len=context, prompt=prompt))
-        found = setting.expected_pass("decode", step)
-        time = setting.expected("decode", found, batch) if found else None
+        time = setting.expected_time("decode", step, batch)
         rate = batch / time.expected if time and not arranges(setting.techniques) else np.nan
         columns |= _interval("expected_decode_step", time) | {"expected_decode_tokens_per_s": rate}
     return columns | (_expected_answers(setting, at) if gen is not None else {})

@@ -213,6 +213,11 @@ class Setting:
         plan = self.plan_of(phase)
         return plan.in_parts(plan.values(workload), self.layout.parts(batch), turns=phase == "decode")
 
+    def expected_time(self, phase: str, workload: Workload, batch: Num) -> Interval | None:
+        """What the same is expected to take; None where no more than the bound is known. [s]"""
+        found = self.expected_pass(phase, workload)
+        return self.expected(phase, found, batch) if found else None
+
     def expected(self, phase: str, found: ExpectedPass, batch: Num) -> Interval:
         """What the same is expected to take, `found` being that of one micro-batch."""
         return found.in_parts(self.layout.parts(batch), turns=phase == "decode")

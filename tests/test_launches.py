@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import llmviewer
 from llmviewer import InputError, analyze, load_hardware
-from llmviewer.arranged import decode_expected, step_expected
+from llmviewer.arranged import steps_expected
 from llmviewer.cli import main
 from llmviewer.expectation import index as index_file
 from llmviewer.expectation.families import FAMILIES, Stack
@@ -324,11 +324,9 @@ def test_what_is_asked_is_expected_above_its_bound(model, hardware, library, qua
 )
 def test_a_generation_is_the_sum_of_its_steps(model, hardware, batch, prompt, gen):
     setting = Setting.of(model, hardware)
-    asked = {"batch": batch, "prompt": prompt}
-    mean = decode_expected(setting.kernels, setting.decode_plan, setting.layout, steps=gen - 1, **asked)
-    each = step_expected(
-        setting.kernels, setting.decode_plan, setting.layout, kv_len=prompt + np.arange(1.0, gen), **asked
-    )
+    mean = steps_expected(setting, batch=batch, prompt=prompt, steps=gen - 1)
+    every = Workload.decode(batch=batch, kv_len=prompt + np.arange(1.0, gen), prompt=prompt)
+    each = setting.expected_time("decode", every, batch)
     assert mean.numbers()[0] == pytest.approx(float(np.sum(each.expected)), rel=1e-3)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmviewer.analysis import analyze
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
-from llmviewer.generation import decode_s, generation, prefill_s, step_s
+from llmviewer.generation import decode_s, generation, prefill_s
 from llmviewer.hardware_files import load_hardware
 from llmviewer.layout import Layout, Network, parse_layout
 from llmviewer.memory import memory, weight_bytes
@@ -44,6 +44,12 @@ def _sum(graph, form_of, workload):
 
 def _matrix_ops(graph, workload):
     return _sum(graph, lambda op: op.work().ops if isinstance(op, Linear) else op.work().ops * 0, workload)
+
+
+def step_s(setting, *, batch, kv_len, prompt=0):
+    """Between two tokens of a sequence."""
+    workload = Workload.decode(batch=setting.layout.share(batch), kv_len=kv_len, prompt=prompt)
+    return float(setting.time_s("decode", workload, batch))
 
 
 # What a device has of the whole.
@@ -527,7 +533,7 @@ def test_what_overlaps_takes_as_long_as_the_longer_part():
 
 def test_a_pipeline_does_not_make_a_single_stream_faster():
     alone, two = (Setting.of("llama-2-70b", H100, layout=text) for text in ("", "pp=2"))
-    steps = [float(step_s(s.decode_plan, s.layout, batch=1, kv_len=1000)) for s in (alone, two)]
+    steps = [step_s(s, batch=1, kv_len=1000) for s in (alone, two)]
     assert steps[0] < steps[1] < 1.001 * steps[0]
 
 
@@ -565,7 +571,7 @@ def test_an_encoder_sends_nothing_in_a_decode_step():
     assert busy[:2] == [0, 0]
     assert min(busy[2:]) > 0
     alone = Setting.of("t5-base", H100)
-    steps = [float(step_s(s.decode_plan, s.layout, batch=1, kv_len=50, prompt=40)) for s in (alone, setting)]
+    steps = [step_s(s, batch=1, kv_len=50, prompt=40) for s in (alone, setting)]
     assert steps[0] < steps[1] < 1.3 * steps[0]  # one border, whose latency such a small model notices
 
 
@@ -614,7 +620,7 @@ def test_micro_batches_fill_the_pipeline():
 def test_a_generation_of_a_pipeline_is_the_sum_of_its_steps():
     setting = Setting.of("llama-2-70b", H100, layout="tp=2 pp=4")
     found = generation(setting.plan, setting.decode_plan, layout=setting.layout, batch=24, prompt=50, gen=40)
-    steps = sum(float(step_s(setting.decode_plan, setting.layout, batch=24, kv_len=n)) for n in range(51, 90))
+    steps = sum(step_s(setting, batch=24, kv_len=n) for n in range(51, 90))
     assert float(found.latency_s - found.ttft_s) == pytest.approx(steps, rel=1e-9)
 
 
@@ -686,7 +692,7 @@ def test_a_token_of_seventy_billion_parameters_on_two_a100_is_no_faster_than_the
     weights = 2 * (load_model("llama-2-70b").parameters - 32000 * 8192)  # a row of the embedding is read
     for text, devices in (("tp=2", 2), ("pp=2", 1)):
         setting = Setting.of("llama-2-70b", a100, layout=text)
-        step = float(step_s(setting.decode_plan, setting.layout, batch=1, kv_len=2))
+        step = step_s(setting, batch=1, kv_len=2)
         assert step > weights / devices / 2039e9
         assert step == pytest.approx(weights / devices / 2039e9, rel=0.01)
 

@@ -11,11 +11,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from llmviewer.arranged import step_expected
 from llmviewer.cli import main
 from llmviewer.costs import hourly
 from llmviewer.errors import InputError
-from llmviewer.generation import prefill_s, step_s
+from llmviewer.generation import prefill_s
 from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.layout import Layout, Network, parse_layout
 from llmviewer.model_files import load_model
@@ -36,6 +35,12 @@ def found():
     return plan("llama-3.1-70b", hardware=DEVICES, **GOALS)
 
 
+def step_s(setting, *, batch, kv_len):
+    """Between two tokens of a sequence."""
+    workload = Workload.decode(batch=setting.layout.share(batch), kv_len=kv_len)
+    return float(setting.time_s("decode", workload, batch))
+
+
 def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most, limits, expected):
     """The fewest copies that keep to the goals, one number at a time: (copies, limit, times); None where none do."""
     try:
@@ -50,12 +55,13 @@ def by_hand(model, device, layout, quant, *, rate, ttft, tpot, prompt, gen, most
         through = read.total.numbers()[0]
         every = read.slowest.numbers()[0] if laid.pp > 1 else through
         lengths = {"kv_len": prompt + gen / 2}
-        steps = [step_expected(setting.kernels, plans[1], laid, batch=float(b), **lengths).numbers()[0] for b in limits]
+        decode = ((float(b), Workload.decode(batch=laid.share(float(b)), **lengths)) for b in limits)
+        steps = [setting.expected_time("decode", step, b).numbers()[0] for b, step in decode]
     else:
         through = float(prefill_s(plans[0], laid, batch=1, prompt=prompt))
         values = plans[0].values(Workload.prefill(batch=1, prompt=prompt))
         every = max(float(stage.seconds(values)) for stage in plans[0].stages) if laid.pp > 1 else through
-        steps = [float(step_s(plans[1], laid, batch=float(b), kv_len=prompt + gen / 2)) for b in limits]
+        steps = [step_s(setting, batch=float(b), kv_len=prompt + gen / 2) for b in limits]
     for copies in range(1, most // laid.devices + 1):
         own = rate / copies
         if own * every >= 1:
@@ -352,7 +358,7 @@ def test_the_most_that_a_device_serves_is_what_its_memory_allows():
     held = [sum(setting.footprint.parts(batch=float(b), prompt=1024, gen=256)[:2]) for b in BATCHES]
     room = max(b for b, held_bytes in zip(BATCHES, held, strict=True) if held_bytes <= setting.hardware.capacity)
     assert one.limit in (room, BATCHES[BATCHES.index(room) - 1])  # activations need some of it too
-    step = float(step_s(setting.decode_plan, setting.layout, batch=float(one.limit), kv_len=1024 + 128))
+    step = step_s(setting, batch=float(one.limit), kv_len=1024 + 128)
     each = float(prefill_s(setting.plan, setting.layout, batch=2, prompt=1024)) / 2 + 255 * step / (one.limit - 1)
     assert one.max_rate == pytest.approx(8 / each, rel=2e-3)  # two prompts share a step, but not each
     assert one.reason.startswith(

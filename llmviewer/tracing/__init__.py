@@ -25,10 +25,11 @@ from ..errors import InputError
 from ..model import Model
 from ..precision import FP16, Format
 from .fitting import CACHED, FIXED, ONCE, STEPS, Shape
+from .numbers import Numbers
 from .operators import Builder, format_of
 from .passes import Passes, passes_of
 from .program import Program, layer_lists
-from .recording import Numbers, Recording
+from .recording import Recording
 from .scans import compare_prompts
 
 _CONTEXT: Final = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "block_size")

@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from ..errors import InputError
 from .fitting import CACHED, FIXED, ONCE, STEPS, Basis, Shape
-from .recording import Numbers, Recording, record, tensors_of
+from .numbers import Numbers
+from .recorder import record, tensors_of
+from .recording import Recording
 
 SEQUENCES: Final = "sequences"
 TOKENS: Final = "tokens"

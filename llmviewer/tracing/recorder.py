@@ -1,0 +1,344 @@
+"""Runs a torch module on the meta device, and records the aten calls that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from math import prod
+from typing import Any, Final
+
+from ..errors import InputError
+from .numbers import Later, Numbers, memory_of
+from .recording import PLACES, Call, Recording, Use, Value
+
+# Calls that lay out again what is there: a fused engine reads the original.
+_COPIES: Final = frozenset({"clone", "contiguous", "_reshape_copy", "lift_fresh"})
+_MOVES: Final = frozenset(
+    {"cat", "stack", "_to_copy", "copy_", "index", "index_select", "gather", "constant_pad_nd", "roll"}
+    | {"index_copy_", "index_put_"}
+)
+# OPs of an element where a call is more than one, as our own operators count them.
+_STEPS: Final = {
+    "native_layer_norm": 7, "_fused_rms_norm": 4, "_softmax": 5, "_safe_softmax": 5, "silu": 4, "sigmoid": 4, "gelu": 5,
+}  # fmt: skip
+_MADE: Final = ("empty", "zeros", "ones", "full", "new_", "rand", "arange")  # what names of allocations begin with
+_ONES: Final = ("ones", "ones_like", "new_ones")
+_SAME: Final = _COPIES | {"_to_copy"}  # calls whose results have the numbers of what they take
+_DECIDES: Final = frozenset({"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim"})
+_COUNTED: Final = ("embedding", "_grouped_mm")  # matmul-like calls that torch's flop registry does not have
+
+
+class Recorder:
+    """Turns dispatched calls into a Recording."""
+
+    def __init__(self, module: Any, cached: Sequence[Any], given: Sequence[Any], numbers: Numbers) -> None:
+        self.numbers = numbers
+        self.recording = Recording()
+        self.causal = False  # whether the attention that is being made is
+        self.mask: Any = None  # its mask
+        self.shows: Later | None = None  # what that leaves
+        self._modules = dict(module.named_modules(remove_duplicate=False))
+        self.now: tuple[str, str] | None = None  # the call that is being made
+        self._flops: dict[Any, Callable[..., int]] = import_module("torch.utils.flop_counter").flop_registry
+        self._tracker = import_module("torch.utils.module_tracker").ModuleTracker()
+        self._paths: dict[frozenset[str], str] = {}  # of the module that runs, by all that do
+        self._seen: dict[
+            int, tuple[Use, bool]
+        ] = {}  # by id: what it shows of which value; whether it was laid out anew
+        self._showing: dict[int, list[int]] = {}  # ids of the tensors that show a value
+        self._blank: dict[int, list[Any]] = {}  # by storage: tensors that nothing has been written to
+        self._cache: set[int] = set()  # values that are what the pass found in the cache and what it adds
+        self._alive: list[Any] = []  # ids stay theirs as long as tensors live
+        for name, parameter in module.named_parameters():
+            self._enter(parameter, name)
+        for tensor in cached:
+            self._enter(tensor, "cache")
+        self._fed = set(map(id, (*cached, *given)))  # tensors that depend on what the module takes
+        self._ones: set[int] = set()  # ids of those that are ones alone, as masks are that nobody gave
+        self._alive += given
+        for tensor in given:
+            if _counts(tensor):
+                self._enter(tensor, "input")
+
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """What `forward` returns, its calls recorded."""
+        base = import_module("torch.utils._python_dispatch").TorchDispatchMode
+        mode = type(
+            "Mode",
+            (base,),
+            {"__torch_dispatch__": lambda _, f, types, args=(), kwargs=None: self._call(f, args, kwargs or {})},
+        )
+        with self._tracker, mode():
+            return forward()
+
+    def is_ones(self, tensor: Any) -> bool:
+        return id(tensor) in self._ones
+
+    def shown(self, tensor: Any) -> int:
+        """The value that a tensor shows; -1 for one that depends on shapes alone."""
+        known = self._seen.get(id(tensor))
+        return known[0].value if known else -1
+
+    def with_logits(self, out: Any, past: Any) -> Recording:
+        """What has been recorded of a pass that returns logits, as .logits or first, and leaves `past`."""
+        self.recording.kept = tuple(map(self.shown, tensors_of(past)))
+        logits = getattr(out, "logits", None)
+        self.recording.logits = self.shown(next(tensors_in(out), None) if logits is None else logits)
+        return self.recording
+
+    def with_results(self, out: Any) -> Recording:
+        """What has been recorded of a pass of which all that is returned counts; what is made last ends it."""
+        shown = set(map(self.shown, tensors_in(out))) - {-1}
+        results = frozenset(v for v in shown if self.recording.values[v].source == "call")
+        self.recording.results, self.recording.logits = results, max(results, default=-1)
+        return self.recording
+
+    def _enter(self, tensor: Any, source: str) -> int:
+        values = self.recording.values
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        values.append(Value(numel=tensor.numel(), dtype=dtype, source=source, shape=tuple(tensor.shape)))
+        self._show(tensor, Use(len(values) - 1, tensor.numel(), 0, tensor.numel()), anew=False)
+        return len(values) - 1
+
+    def _show(self, tensor: Any, use: Use, *, anew: bool) -> None:
+        self._seen[id(tensor)] = (use, anew)
+        self._showing.setdefault(use.value, []).append(id(tensor))
+        self._alive.append(tensor)
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        path = self._path()
+        schema, packet = func._schema, func._overloadpacket  # noqa: SLF001  # public in all but name
+        name = schema.name.partition("::")[2]
+        self.now = (path, name)
+        if name == "_local_scalar_dense" and self.numbers.of(args[0]) is not None:
+            return self.numbers.of(args[0]).item()
+        out = func(*args, **kwargs)
+        self.now = None
+        ins, outs = self.numbers.tensors((args, kwargs)), self.numbers.tensors(out)
+        self.numbers.follow(func, args, kwargs, outs, ins)
+        fed = not name.startswith(_MADE) and any(id(x) in self._fed for x in ins)
+        # the schema of an unsafe view does not say so, as nobody else sees what it shows
+        views = name == "_unsafe_view" or (not schema.is_mutable and any(r.alias_info for r in schema.returns))
+        self._mark(ins, outs, fed=fed, ones=name in _ONES or ((views or name in _SAME) and any(map(self.is_ones, ins))))
+        if name.startswith(_MADE) or (views and ins and memory_of(ins[0]) in self._blank):
+            self._leave_blank(outs)
+        copies = name in _COPIES or (name == "_to_copy" and self._is_stored(ins))
+        if views or (copies and not schema.is_mutable):
+            self._look(ins[:1], outs, copied=copies)
+            return out
+        known = [x for x in ins if id(x) in self._seen]
+        if known and not name.startswith(_MADE) and any(map(_counts, outs)):
+            matmul = packet in self._flops or name in _COUNTED
+            largest = 0 if name in _MOVES else _STEPS.get(name, 1) * max(x.numel() for x in (*known, *outs))
+            ops = self._ops(packet, name, args, kwargs, out) if matmul else largest
+            if matmul and self.mask is not None:  # the first product makes the scores
+                self.shows, self.mask = self.numbers.seen(self.mask, outs[0]), None
+            uses = tuple(map(self._use, known))
+            made = tuple(self._made(x, mutated=schema.is_mutable) for x in outs if _counts(x))
+            self._grown(name, uses, made)
+            self.recording.deciding |= {*made} if not all(map(_counts, outs)) else set()
+            self.recording.calls.append(
+                Call(
+                    name=name, path=path, uses=uses, made=made, ops=ops, matmul=matmul, fed=fed,
+                    causal=matmul and (self.causal or self._is_causal(path)),
+                    shows=self.shows if matmul else self.numbers.shown(name, args, kwargs, outs[0]),
+                )
+            )  # fmt: skip
+        elif known and name.endswith("mm"):
+            raise InputError(f"{path}: {name} gives whole numbers, and a trace follows floating-point ones")
+        else:
+            self.recording.deciding |= set(map(self.shown, known))
+        return out
+
+    def _mark(self, ins: list[Any], outs: list[Any], *, fed: bool, ones: bool) -> None:
+        """Remembers what a call's results depend on, and whether they are ones alone."""
+        self._fed |= set(map(id, outs)) if fed else set()
+        self._ones |= set(map(id, outs)) if ones else set()
+        self._alive += (*ins, *(outs if fed or ones else ()))
+
+    def _leave_blank(self, outs: list[Any]) -> None:
+        """Remembers tensors of memory that shows nothing yet."""
+        for out in outs:
+            self._blank.setdefault(memory_of(out), []).append(out)
+
+    def _path(self) -> str:
+        """That of the module that runs: the one below most others, as what is shared has a path somewhere else."""
+        running = frozenset(self._tracker.parents)
+        if running not in self._paths:
+            deepest = max(running, key=lambda path: (sum(path.startswith(f"{one}.") for one in running), len(path)))
+            self._paths[running] = str(deepest).partition(".")[2]
+        return self._paths[running]
+
+    def _is_causal(self, path: str) -> bool:
+        """Whether the module at `path` says of itself that it is."""
+        return getattr(self._modules.get(path), "is_causal", False) is True
+
+    def _grown(self, name: str, uses: tuple[Use, ...], made: tuple[int, ...]) -> None:
+        if name in PLACES | {"cat"} and any(self.recording.values[use.value].source == "cache" for use in uses):
+            self._cache |= set(made)
+
+    def _is_stored(self, ins: list[Any]) -> bool:
+        """Whether a conversion is of the cache or of a parameter, and so made as that is read."""
+        value = self.shown(ins[0]) if ins else -1
+        return value in self._cache or (value >= 0 and self.recording.values[value].source != "call")
+
+    def _use(self, tensor: Any) -> Use:
+        use = self._seen[id(tensor)][0]
+        return Use(use.value, use.elements, use.low, use.high, tensor.shape[-1] if tensor.dim() else 1)
+
+    def _ops(self, packet: Any, name: str, args: Any, kwargs: Any, out: Any) -> int:
+        if name == "embedding":
+            return 0
+        if name == "_grouped_mm":  # each row by the matrix of its own expert
+            return int(2 * args[0].numel() * args[1].shape[-1])
+        return int(self._flops[packet](*args, **kwargs, out_val=out))
+
+    def _made(self, tensor: Any, *, mutated: bool) -> int:
+        old = self.shown(tensor)
+        if mutated and old < 0:
+            return self._filled(tensor)
+        if not mutated:
+            return self._enter(tensor, "call")
+        whole = self.recording.values[old]
+        self.recording.values.append(Value(numel=whole.numel, dtype=whole.dtype, shape=whole.shape))
+        new = len(self.recording.values) - 1
+        self._showing[new] = [key for key in self._showing.pop(old, []) if self._seen[key][0].value == old]
+        for key in self._showing[new]:
+            use, anew = self._seen[key]
+            self._seen[key] = (Use(new, use.elements, use.low, use.high), anew)
+        return new
+
+    def _filled(self, tensor: Any) -> int:
+        """The value that all that shows a blank piece of memory shows once a part of it has been written."""
+        shown = self._blank.pop(memory_of(tensor), [tensor])
+        whole = max(shown, key=lambda one: int(one.numel()))
+        new = self._enter(whole, "call")
+        for one in shown:
+            self._look([whole], [one], copied=False)
+        self._fed |= set(map(id, shown)) if id(tensor) in self._fed else set()
+        return new
+
+    def _look(self, ins: list[Any], outs: list[Any], *, copied: bool) -> None:
+        """Views of what is known: how much of it they show, and where."""
+        known = self._seen.get(id(ins[0])) if ins else None
+        if known is None:
+            return
+        use, anew = known
+        for out in outs:
+            there = [(n, s) for n, s in zip(out.shape, out.stride(), strict=True) if s]
+            low, high = out.storage_offset(), out.storage_offset() + 1 + sum((n - 1) * s for n, s in there)
+            if anew or copied:
+                low, high = use.low, use.high
+            elements = min(use.elements, prod(n for n, _ in there))
+            self._show(out, Use(use.value, elements, low, high), anew=anew or copied)
+
+
+def _counts(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def plain_attention(recorder: Recorder) -> Any:
+    """A mode in which scaled_dot_product_attention is its three steps in its own format, without masks that are no
+    learned numbers.
+    """
+    torch = import_module("torch")
+    base = import_module("torch.overrides").TorchFunctionMode
+    plain, whole = (
+        getattr(torch.nn.functional, name) for name in ("scaled_dot_product_attention", "multi_head_attention_forward")
+    )
+
+    def attend(query: Any, key: Any, value: Any, bias: Any = None, *_: Any, **kwargs: Any) -> Any:
+        bias = kwargs.get("attn_mask", bias)
+        shared = query.shape[-3] // key.shape[-3] if query.dim() > 3 else 1
+        if shared > 1:
+            key, value = (x.unsqueeze(2).expand(-1, -1, shared, -1, -1).flatten(1, 2) for x in (key, value))
+        recorder.mask = bias
+        scores = torch.matmul(query, key.transpose(-1, -2))
+        scores = scores + bias if recorder.shown(bias) >= 0 else scores
+        return torch.matmul(torch.softmax(scores, -1), value)
+
+    def dispatch(_: Any, func: Any, __: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor:
+            made = func(*args, **kwargs)
+            recorder.numbers.keep(made, func(*args, **{**kwargs, "device": "cpu"}))
+            return made
+        if func is torch.Tensor.__contains__ and args[0].is_meta:
+            return False  # what is asked is whether ids are padding
+        if func is torch.Tensor.all and recorder.is_ones(args[0]):
+            return torch.ones((), dtype=torch.bool, device="cpu")  # a mask that hides nothing
+        if func not in (plain, whole):
+            return func(*args, **kwargs)
+        try:
+            recorder.causal = bool(kwargs.get("is_causal") or (func is plain and args[5:] and args[5]))
+            return (attend if func is plain else func)(*args, **kwargs)
+        finally:
+            recorder.causal, recorder.mask, recorder.shows = False, None, None
+
+    return type("Plain", (base,), {"__torch_function__": dispatch})()
+
+
+def tensors_in(thing: Any, depth: int = 6) -> Iterator[Any]:
+    """Tensors that an object holds, such as a cache of whatever class."""
+    if isinstance(thing, import_module("torch").Tensor):
+        yield thing
+        return
+    parts = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list | tuple) else ()
+    if not depth or isinstance(thing, type):
+        return
+    for part in (*parts, *(vars(thing).values() if hasattr(thing, "__dict__") else ())):
+        yield from tensors_in(part, depth - 1)
+
+
+def tensors_of(past: Any) -> list[Any]:
+    """What a cache holds."""
+    return [t for t in tensors_in(past) if t.numel()]
+
+
+def record(
+    module: Any,
+    forward: Callable[[], Any],
+    *,
+    name: str,
+    called: str,
+    hint: str = "",
+    cached: Sequence[Any] = (),
+    given: Sequence[Any] = (),
+    numbers: Numbers | None = None,
+) -> tuple[Recorder, Any]:
+    """The calls of one forward pass, and what it returns.
+
+    called  how forward is called, in words
+    hint    what to do where it cannot be called so
+    cached  tensors of the cache that it finds
+    given   what it takes
+    numbers  what is known of what buffers and the cache hold
+
+    Raises InputError, naming the call, where one cannot be made without data.
+    """
+    torch = import_module("torch")
+    recorder = Recorder(module, cached, given, Numbers(numbers))
+    try:
+        with torch.no_grad(), torch.device("meta"), plain_attention(recorder):
+            out = recorder.run(forward)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    except Exception as error:  # noqa: BLE001  # whatever the module's own code raises
+        raise InputError(_failure(name, called, hint, recorder.now, error)) from None
+    return recorder, out
+
+
+def _failure(name: str, called: str, hint: str, now: tuple[str, str] | None, error: Exception) -> str:
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    if now is None:
+        return f"{name}: forward must run as {called}; it raised {text}{hint}"
+    path, call = now
+    where = f"{path or 'the module itself'}: {call}"
+    if call in _DECIDES or any(
+        sign in text for sign in ("nonzero", "data-dependent", "Cannot copy out of meta tensor")
+    ):
+        return (
+            f"{name}: {where} needs the values of a tensor, and a trace has only shapes; "
+            "make what it decides a constant, or describe the model in a YAML file"
+        )
+    return f"{name}: {where} fails on meta tensors ({text}){hint}"

@@ -1,0 +1,94 @@
+"""From the operators of an estimate to the kernels that a library runs for them.
+
+A serving library runs what reads the same tensor as one matrix multiplication, and the experts of a layer as one fused
+kernel. What no measured kernel does is laid out as its nearest relative, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Final
+
+from ...forms import ONE, Form, total
+from ...operators.attention import QK, SV, FlashAttention, Indexer, Softmax
+from ...operators.block_sparse import BlockIndexer
+from ...operators.collectives import Collective
+from ...operators.masks import Across, Causal, Everything
+from ...parallel.overlap import Overlapped
+from ...roofline import OperatorEstimate, Plan
+from ...workload import Workload
+from ._attention import attention, indexer, scores
+from ._collectives import collective
+from ._experts import experts, moe
+from ._kernel import Kernel, Launch
+from ._movers import STREAMS, mover
+from ._products import ALONE, gemm, products
+from ._work import Work, stream_of
+
+__all__ = ["Kernel", "Launch", "counted", "launches"]
+
+_INDEXER: Final = "no indexer was measured: as attention with half a key for a value, or of its bytes alone"
+_LEAST_CACHED: Final = 8  # bits of the caches that were measured
+_WIDER_CACHE: Final = "as with a cache of 8 bits, since none of fewer was measured"
+
+
+def counted(plan: Plan) -> Form:
+    """Launches of a pass: of what sees some tokens alone, on average, and none of what sees none."""
+    return total(row.block.repeat * ONE.on(stream_of(row)) for row in plan.operators)
+
+
+def launches(rows: Sequence[OperatorEstimate], workload: Workload, *, library: str, half: str) -> tuple[Launch, ...]:
+    """What `library` launches for the operators of an estimate; every one of them is a member of one launch.
+
+    half  the 16-bit type that the device computes in
+    """
+    found: list[Launch] = []
+    for _, places in groupby(range(len(rows)), key=lambda place: id(rows[place].block)):
+        found.extend(_of_block(rows, tuple(places), workload, library, half))
+    return tuple(found)
+
+
+def _of_block(
+    rows: Sequence[OperatorEstimate], places: tuple[int, ...], workload: Workload, library: str, half: str
+) -> Iterator[Launch]:
+    works = {place: Work.of_row(rows[place], workload, library=library, half=half) for place in places}
+    fused = () if library in ALONE else experts(works)
+    joined = {place: members for members in (fused, *products(works)) for place in members}
+    for place, work in works.items():
+        members = joined.get(place, (place,))
+        if place != members[0]:
+            continue
+        launch = (
+            moe(members, works)
+            if members is fused
+            else gemm(members, works)
+            if place in joined
+            else _launch(place, work)
+        )
+        meanwhile = [rows[m].operator for m in members]
+        beside = [kernel for op in meanwhile if isinstance(op, Overlapped) for kernel in collective(op.then, work)[0]]
+        often = works[members[-1]].often  # a conversion's is that of the product which it is part of
+        yield replace(launch, members=members, beside=tuple(beside), often=often)
+
+
+def _launch(place: int, work: Work) -> Launch:
+    """Of an operator that has a kernel to itself."""
+    op, members = work.op, (place,)
+    if isinstance(op, Collective):
+        kernels, remark = collective(op, work)
+        return Launch(members=members, kernels=kernels, remark=remark, partial=bool(kernels and remark))
+    if isinstance(op, FlashAttention):
+        kernels = tuple(k for spans in work.groups for k in attention(op, work.part(spans), work))
+        known = isinstance(op.heads.mask, Causal | Everything | Across)
+        narrow = op.inputs[1].format.bits < _LEAST_CACHED
+        remarks = ("" if known else "such masks were not measured", _WIDER_CACHE if narrow else "")
+        return Launch(members=members, kernels=kernels, remark="; ".join(filter(None, remarks)))
+    if isinstance(op, QK | SV):
+        return Launch(members=members, kernels=tuple(scores(op, work.part(spans), work) for spans in work.groups))
+    if isinstance(op, Indexer | BlockIndexer):
+        return Launch(members=members, kernels=tuple(indexer(op, work)), remark=_INDEXER)
+    alike = isinstance(op, Softmax) or op.kind in STREAMS
+    remark = "" if alike else f"its bytes alone, as no {op.kind} was measured"
+    return Launch(members=members, kernels=(mover(op, work),), remark=remark)

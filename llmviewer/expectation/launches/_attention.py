@@ -1,0 +1,111 @@
+"""Attention: a kernel for prompts and one for single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from ...forms import Num, evaluate
+from ...operators.attention import QK, SV, FlashAttention, Indexer
+from ...operators.block_sparse import BlockIndexer
+from ...operators.masks import Causal, Mask, Part, PartOfQueries, Probe, Tiled
+from ...workload import Workload
+from ..families import Stack
+from ._kernel import Kernel
+from ._movers import mover
+from ._work import Work
+
+_FEWEST_READ: Final = 128  # queries of a sequence in what was measured of prompts
+
+
+def attention(op: FlashAttention, alike: Workload, work: Work) -> Iterator[Kernel]:
+    """A kernel for prompts and one for single tokens, of sequences that are alike: which of them is run is for each
+    workload to say. Few tokens, as of a pass that verifies a draft, may be as many heads of single ones, which cuts a
+    long cache among cores, as kernels of libraries for decoding do.
+    """
+    heads, mask, cache = op.heads, op.heads.mask, op.inputs[1].format
+    batch, queries, keys, causal = _seen(mask, alike)
+    window = getattr(mask, "window", inf)
+    shapes: dict[str, Num] = {
+        "batch": batch,
+        "q_len": queries,
+        "kv_len": keys,
+        "q_heads": heads.num_heads,
+        "kv_heads": heads.num_kv_heads,
+        "head_dim": heads.head_dim,
+        "v_head_dim": heads.out_dim,
+        "window": window if window < inf else 0.0,
+        "causal": float(causal),
+    }
+    latent = heads.out_dim != heads.head_dim
+    absorbed = latent and heads.num_kv_heads == 1
+    kind = "mla_unabsorbed" if latent and not absorbed else ""
+    whole = mask.mask if isinstance(mask, Part) else mask
+    kind = kind if isinstance(whole, Causal) else "encoder_noncausal" if not mask.keeps else ""
+    bits = op.inputs[0].format.bits
+    dtype = "fp32" if bits > 16 else "fp8" if bits <= 8 else work.half
+    once = np.less_equal(queries, 1)
+    narrow = "bf16" if dtype == "fp16" else dtype
+    stored = "fp8" if cache.bits <= 8 else "bf16"
+    single = Stack(
+        library=work.library, dtype="bf16" if narrow == "fp8" else narrow, kv_dtype=stored,
+        kernel="mla_absorb" if absorbed else "",
+    )  # fmt: skip
+    yield Kernel(family="attention_decode", stack=single, shapes=shapes, where=once)
+    instead = None
+    if causal and kind != "mla_unabsorbed":
+        side = {**shapes, "q_heads": heads.num_heads * np.maximum(queries, 1)}
+        few = ~once & np.less(queries, _FEWEST_READ)
+        instead = Kernel(family="attention_decode", stack=single, shapes=side, where=few)
+    prompts = Stack(library=work.library, dtype=narrow, kv_dtype=stored, kernel=kind)
+    yield Kernel(family="attention_prefill", stack=prompts, shapes=shapes, where=~once, instead=instead)
+
+
+def _seen(mask: Mask, alike: Workload) -> tuple[Num, Num, Num, bool]:
+    """(sequences, queries and keys of each, whether queries see but those before them), for kernels that were measured.
+
+    Keys that have left a window count as if there were none. Under other masks, every query sees as many keys as it
+    does on average.
+    """
+    (spans,) = alike.groups
+    if isinstance(mask, Causal):
+        return spans.batch, spans.q_len, np.minimum(spans.kv_len, mask.window + spans.q_len - 1), True
+    if isinstance(mask, Probe):
+        return spans.batch, np.minimum(spans.q_len, 1), spans.q_len, False
+    few = np.minimum(spans.q_len, 1)
+    queries = np.maximum(np.divide(spans.q_len, mask.ranks), few) if isinstance(mask, PartOfQueries) else spans.q_len
+    tokens = np.multiply(spans.batch, queries)
+    pairs = evaluate(mask.pairs, alike)
+    each = np.divide(pairs, np.maximum(tokens, 1))
+    if isinstance(mask, Tiled):
+        return tokens / np.maximum(each, 1), each, each, False
+    return spans.batch, queries, np.maximum(each, few), False
+
+
+def scores(op: QK | SV, alike: Workload, work: Work) -> Kernel:
+    """A product of every head, of queries with keys or of scores with values."""
+    heads, (spans,) = op.heads, alike.groups
+    tokens = np.maximum(np.multiply(spans.batch, spans.q_len), 1)
+    keys = np.maximum(np.divide(evaluate(heads.mask.cells, alike), tokens), 1)
+    n, k = (keys, heads.head_dim) if isinstance(op, QK) else (heads.out_dim, keys)
+    shapes = {"M": spans.q_len, "N": n, "K": k, "batch": np.multiply(spans.batch, heads.num_heads)}
+    return Kernel(family="gemm", stack=Stack(library=work.library, dtype=work.half), shapes=shapes)
+
+
+def indexer(op: Indexer | BlockIndexer, work: Work) -> Iterator[Kernel]:
+    """Of prompts attention, whose scores stay on the chip, too: halves of a key as key and value are as many OPs and
+    bytes as the key is. Single tokens wait for the bytes of keys.
+    """
+    halves = replace(op.heads, head_dim=op.heads.head_dim // 2)
+    halved = FlashAttention(name=op.name, inputs=op.inputs, outputs=op.outputs, heads=halves)
+    once: Num = True
+    for spans in work.groups:
+        kernels = attention(halved, work.part(spans), work)
+        prompts = next(kernel for kernel in kernels if kernel.family == "attention_prefill")
+        once = np.logical_and(once, np.logical_not(prompts.where))
+        yield prompts
+    yield mover(op, work, where=once)

@@ -1,0 +1,64 @@
+"""What devices send each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from ...forms import Num
+from ...operators.base import Operator
+from ...operators.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Send
+from ...transforms.offload import HOST
+from ..families import Stack
+from ._kernel import Kernel
+from ._work import Work
+
+_COLLECTIVES: Final[Mapping[type[Operator], str]] = {
+    AllReduce: "all_reduce", AllGather: "all_gather", ReduceScatter: "reduce_scatter", AllToAll: "alltoall",
+    Send: "send_recv",
+}  # fmt: skip
+_PAIRED: Final = ("alltoall", "send_recv")  # in which every message has one sender and one receiver
+# Kernels by which serving libraries add up short messages, and the longest that they take: max_size of
+# vllm/distributed/device_communicators/custom_all_reduce.py, as recalled; the others' are alike. As vLLM and
+# SGLang warn, they are "not supported on more than two PCIe-only GPUs", pairs in bridges included.
+_SHORT: Final[Mapping[str, str]] = {
+    "vllm": "vLLM_custom_graph", "sglang": "SGLang_CustomAllReduce_graph", "trtllm": "TRTLLM",
+}  # fmt: skip
+_SHORT_BYTES: Final = 8 * 2**20
+
+
+def collective(op: Collective, work: Work) -> tuple[tuple[Kernel, ...], str]:
+    """Kernels of a collective, or of its part in a domain, and why there are none of all of it."""
+    name, group = _COLLECTIVES.get(type(op)), op.group
+    if name is None:
+        return (), f"no {op.kind} of this kind was measured"
+    last = group.tiers[-1][0] if group.tiers else group.inside
+    hosted, remark = last == HOST, ""
+    sent = np.multiply(work.of(op.payload()), getattr(op, "parts", 1.0))
+    met = 2 if isinstance(op, Send) else group.size
+    shapes: dict[str, Num] = {"num_gpus": met, "bytes": sent * (1.0 if hosted else op.detour())}
+    if group.outer > 1 and not hosted:
+        remark = "collectives between domains were not measured"
+        if group.inner == 1:
+            return (), remark
+        direct = isinstance(op, AllToAll) and not group.hierarchical
+        inside = sent * (group.inner / group.size if direct else 1.0)
+        shapes = {"num_gpus": group.inner, "bytes": inside * op.detour()}
+    elif min(group.inner, group.outer) > 1 and name not in _PAIRED:  # a ring leaves each bridge once
+        shapes = {"num_gpus": group.outer, "bytes": sent * _ringed(group.size) / _ringed(group.outer)}
+    usual = Stack(library="nccl", dtype="fp16", kernel=f"nccl {name}")
+    if name != "all_reduce" or work.library not in _SHORT or (hosted and group.size > 2):
+        return (Kernel(family="collectives", stack=usual, shapes=shapes, hosted=hosted),), remark
+    own = Stack(library=work.library, dtype="bf16", kernel=f"{_SHORT[work.library]} {name}")
+    short = np.less_equal(sent, _SHORT_BYTES)
+    return (
+        Kernel(family="collectives", stack=own, shapes=shapes, where=short, hosted=hosted),
+        Kernel(family="collectives", stack=usual, shapes=shapes, where=~short, hosted=hosted),
+    ), remark
+
+
+def _ringed(devices: int) -> float:
+    """Of a message, what each of a ring of devices passes on."""
+    return (devices - 1) / devices

@@ -1,0 +1,56 @@
+"""The kernels that a library runs for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...forms import Num
+from ..families import FAMILIES, Stack
+from ..families._family import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One kernel: its family, whose it is and its shapes, as numbers or arrays over the workload.
+
+    where   the workloads in which it is what is run
+    instead another kernel that does the same work in some of them, run where it takes less time
+    hosted  whether messages go over the links of a host, where devices have others too
+    """
+
+    family: str
+    stack: Stack
+    shapes: Mapping[str, Num]
+    where: Num = True
+    instead: Kernel | None = None
+    hosted: bool = False
+
+    def columns(self, chosen: Array) -> dict[str, Array]:
+        """The columns of its family in the workloads `chosen`; what is not said is as it is where nothing repeats."""
+        family = FAMILIES[self.family]
+        wanted = {**dict.fromkeys(family.columns, 0.0), **family.optional}
+        columns = {key: np.asarray(self.shapes.get(key, usual), dtype=float) for key, usual in wanted.items()}
+        return {key: np.broadcast_to(column, chosen.shape)[chosen] for key, column in columns.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Kernels that run one after another for some operators together.
+
+    members  places of the operators in their estimate
+    kernels  none where no kernel is known: then `remark` is why
+    beside   those that run at the same time as they do
+    remark   what the kernels that were measured do not have
+    partial  whether they are a part of what is run, of the rest of which no more than its bound is known
+    often    the part of passes in which they run at all: where some tokens alone come, there may be none
+    """
+
+    members: tuple[int, ...]
+    kernels: tuple[Kernel, ...] = ()
+    beside: tuple[Kernel, ...] = ()
+    remark: str = ""
+    partial: bool = False
+    often: Num = 1.0

@@ -1,0 +1,42 @@
+"""What takes as long as its bytes do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from ...forms import Num
+from ...operators.attention import Softmax
+from ...operators.base import Operator, Tensor
+from ..families import Stack
+from ._kernel import Kernel
+from ._work import Work
+
+# Kinds of operators that move bytes, as measured tables call them; the others are as an addition, which only does that.
+_MOVERS: Final[Mapping[str, str]] = {
+    "norm": "post_attention_layernorm",
+    "activation": "mlp_act",
+    "rope": "attn_rope",
+    "embedding": "emb",
+}
+STREAMS: Final = ("add", "elementwise", "quantize", "permute", "combine", "place", "transfer", *_MOVERS)
+
+
+def mover(op: Operator, work: Work, *, where: Num = True) -> Kernel:
+    """Of what takes as long as its bytes do."""
+    name, dtype = ("softmax", "fp32") if isinstance(op, Softmax) else (_MOVERS.get(op.kind, "add"), "fp16")
+    moved = work.nbytes
+    shapes = {"rows": np.maximum(np.divide(moved, _row_bytes(op)), 1), "bytes": moved}
+    stack = Stack(library=work.library, dtype=dtype, kernel=name)
+    return Kernel(family="elementwise", stack=stack, shapes=shapes, where=where)
+
+
+def _row_bytes(op: Operator) -> float:
+    """What one row of it moves. [B]"""
+
+    def width(tensor: Tensor) -> float:
+        return tensor.width * tensor.format.stored_bits / 8
+
+    return max(sum(map(width, op.reads())) + sum(map(width, op.writes())), 1.0)

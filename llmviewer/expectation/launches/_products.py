@@ -1,0 +1,144 @@
+"""Products with weights: which operators are one matrix multiplication, of which sizes and data type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from ...forms import Num, Stream, total
+from ...operators.attention import Attention
+from ...operators.base import Operator
+from ...operators.elementwise import Quantize
+from ...operators.fused import Fused
+from ...operators.linear import ExpertsLinear, Linear
+from ...precision import Format
+from ..families import Stack
+from ..formats import kernel_type
+from ._kernel import Kernel, Launch
+from ._work import Work
+
+ALONE: Final = ("cublas", "pytorch", "pytorch-cpu")  # libraries that run every operator by itself
+_GGUF_TYPE: Final = re.compile(r"[it]?q(\d)_\w+")
+
+
+def products(works: Mapping[int, Work]) -> list[tuple[int, ...]]:
+    """Linear layers that are one matrix multiplication each, with the conversion of their input.
+
+    Those on both sides of what mixes tokens are apart, even where attention and MLP read the same.
+    """
+    found: list[list[int]] = []
+    alike: dict[tuple[str, str, type[Operator], Stream], list[int]] = {}  # those that others may join
+    waiting: list[int] = []  # a conversion whose reader may come next
+    for place, work in works.items():
+        op = work.op
+        if isinstance(op, Quantize):
+            waiting = [place]
+        elif linears := _linears(op):
+            first = linears[0]
+            dtype = product(first, work.half)
+            before = waiting if waiting and _reads(op, works[waiting[0]].op) and kernel_type(dtype).quantizes else []
+            key = (first.inputs[0].name, dtype, type(op), work.stream)
+            if key in alike and _plain(op):
+                alike[key].append(place)
+            else:
+                found.append([*before, place])
+                alike |= {key: found[-1]} if _plain(op) and work.library not in ALONE else {}
+            waiting = []
+        elif isinstance(op, Attention) or op.kind in ("scan", "conv"):
+            alike.clear()
+    return [tuple(group) for group in found]
+
+
+def _linears(op: Operator) -> tuple[Linear, ...]:
+    """The products with dense weights that a launch of `op` does; none where it does others, or none."""
+    parts = op.parts if isinstance(op, Fused) else (op,)
+    found = tuple(part for part in parts if isinstance(part, Linear))
+    dense = all(_whole(part).dense and not isinstance(_whole(part), ExpertsLinear) for part in found)
+    return found if dense else ()
+
+
+def _plain(op: Operator) -> bool:
+    return isinstance(op, Linear) and type(_whole(op)) is Linear and _shape(_whole(op))[0] == 1
+
+
+def _whole(op: Linear) -> Linear:
+    """The product that `op` does a part of, or more than; itself where it stands for none."""
+    of = getattr(op, "of", None)
+    return _whole(of) if of else op
+
+
+def _reads(op: Operator, writer: Operator) -> bool:
+    return any(t.name == writer.outputs[0].name for t in op.inputs)
+
+
+def _shape(op: Linear) -> tuple[int, float, float]:
+    """(products that are alike, columns of the result, elements of a row): heads and parts go side by side."""
+    size, rows, width = op.weight.numel, op.weight.shape[0], op.inputs[0].width
+    most = round(width * sum(t.width for t in op.outputs) / size)
+    if width == size // rows or most < 2:
+        return 1, rows, size / rows
+    batch = next(n for n in range(most, 0, -1) if width % n == 0)  # results may be beside what is not multiplied
+    return batch, size / width, width / batch
+
+
+def gemm(members: tuple[int, ...], works: Mapping[int, Work]) -> Launch:
+    linears = [(op, works[m]) for m in members for op in _linears(works[m].op)]
+    first, work = linears[0]
+    whole = _whole(first)
+    batch, n, k = _shape(whole)
+    depth: Num = k
+    if whole is not first:
+        read = np.divide(work.of(total(w.nbytes for w in first.weights)), _bytes(whole))
+        depth = k * np.where(np.greater(read, 0), read, 1.0)[()]
+    ops = work.ops if work.op is first else work.of(total(first.arithmetic().values()))
+    rows = np.maximum(np.divide(ops, 2.0 * batch * n * depth), 1)  # none where weights alone are read
+    columns: dict[str, float] = {}
+    for op, _ in linears:
+        dtype = product(op, work.half)
+        columns[dtype] = columns.get(dtype, 0) + _shape(_whole(op))[1]
+    return Launch(
+        members=members,
+        kernels=tuple(
+            Kernel(
+                family="gemm",
+                stack=Stack(library=work.library, dtype=dtype),
+                shapes={"M": rows, "N": n, "K": depth, "batch": batch},
+            )
+            for dtype, n in columns.items()
+        ),
+        remark="" if whole is first else "as a whole product of as many OPs and bytes of weights",
+    )
+
+
+def _bytes(op: Linear) -> float:
+    """All of its weights. [B]"""
+    return sum(w.numel * w.format.stored_bits for w in op.weights) / 8
+
+
+def product(op: Linear, half: str) -> str:
+    """The data type of a product with a weight, as measured tables call it."""
+    return _type(op.inputs[0].format, _whole(op).weight.format, half)
+
+
+def _type(x: Format, weight: Format, half: str) -> str:
+    floats, bits = weight.compute.startswith("fp"), _code_bits(weight)
+    if x.bits > 8:
+        wide = "fp32" if bits > 16 else half
+        narrow = "w4a16_mxfp4" if floats else "int4_wo"
+        return wide if bits > 8 else "int8_wo" if bits > 4 else narrow
+    if x.bits > 4 and x.compute == "fp8":
+        return "w4afp8" if bits <= 4 else "fp8_block" if weight.group else "fp8"
+    if x.bits > 4 or not floats:
+        return "sq" if bits > 4 or x.bits <= 4 else "int4_wo"
+    return "nvfp4" if weight.name == "nvfp4" else "fp4"
+
+
+def _code_bits(weight: Format) -> float:
+    """Of an element without its part of what a block shares: types of GGUF files count that in, as q4_0 with 4.5 bits,
+    and have those of a code in their names.
+    """
+    named = _GGUF_TYPE.fullmatch(weight.name)
+    return float(named[1]) if named else weight.bits

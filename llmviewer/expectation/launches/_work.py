@@ -1,0 +1,86 @@
+"""An operator as a launch of it finds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from ...forms import ONE, TARGET, Form, Num, Stream, evaluate, total
+from ...operators.base import Operator
+from ...parallel.overlap import Overlapped
+from ...roofline import OperatorEstimate, PlannedOperator
+from ...workload import Spans, Thinned, Workload
+
+_ALWAYS: Final[Num] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """An operator, as it is beside a collective that travels meanwhile, and what a launch of it does, where there is
+    one: an estimate has the mean over all passes, those included in which no token comes.
+
+    stream  the part of a pass that it sees
+    often   the part of passes in which it runs
+    library whose kernels do it
+    half    the 16-bit type that the device computes in
+    """
+
+    op: Operator
+    row: OperatorEstimate
+    workload: Workload
+    stream: Stream
+    often: Num
+    library: str
+    half: str
+
+    @classmethod
+    def of_row(cls, row: OperatorEstimate, workload: Workload, *, library: str, half: str) -> Work:
+        op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
+        stream, often = stream_of(row), _ALWAYS
+        if stream.name:
+            once = evaluate(ONE.on(stream), workload)
+            often = np.where(np.greater(once, 0), once, 1.0)[()]
+        return cls(op=op, row=row, workload=workload, stream=stream, often=often, library=library, half=half)
+
+    def of(self, form: Form) -> Num:
+        return evaluate(form.on(self.row.block.stream), self.workload) / self.often
+
+    @property
+    def ops(self) -> Num:
+        own = self.op is self.row.operator
+        return self.row.ops / self.often if own else self.of(total(self.op.arithmetic().values()))
+
+    @property
+    def nbytes(self) -> Num:
+        return self.row.bytes / self.often if self.op is self.row.operator else self.of(self.op.work().nbytes)
+
+    def part(self, spans: Spans) -> Workload:
+        """Some of the sequences of `groups`, as the part of a pass that it sees has them."""
+        alone = Workload((spans,))
+        return replace(alone.target(), groups=(spans,)) if self.stream == TARGET else alone
+
+    @property
+    def groups(self) -> tuple[Spans, ...]:
+        part = self.stream.of(self.workload)
+        assert isinstance(part, Workload)
+        return part.groups if not self.stream.name else tuple(_there(spans, self.often) for spans in part.groups)
+
+
+def stream_of(row: PlannedOperator | OperatorEstimate) -> Stream:
+    """The part of a pass that an operator sees: that of its block, unless its results are said to be of another."""
+    op = row.operator.first if isinstance(row.operator, Overlapped) else row.operator
+    told = (feature.stream for t in op.outputs for feature, _ in t.rows.terms) if row.block.stream.name else ()
+    return next((stream for stream in told if stream.name), row.block.stream)
+
+
+def _there(spans: Spans, often: Num) -> Spans:
+    """The sequences of a part of a pass, of passes in which there are any; of those whose tokens take part by chance,
+    such as have at least one.
+    """
+    if not isinstance(spans, Thinned):
+        return spans.times(1 / often)
+    some = 1 - (1 - spans.share) ** spans.q_len
+    new = spans.share * spans.q_len / some
+    return Spans(batch=spans.batch * some / often, q_len=new, kv_len=new + spans.share * spans.past)

@@ -14,20 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from . import __version__
+from .axes import DEVICE, NUMBERS, check_distinct, parse_axis
 from .documents import read_json
 from .errors import InputError
 from .expectation.profile import read_given
 from .given import told_apart
-from .grid import (
-    DEVICE,
-    NUMBERS,
-    check_changes,
-    check_distinct,
-    check_expected,
-    check_techniques,
-    parse_axis,
-    sweep,
-)
+from .grid import check_changes, check_expected, check_techniques, sweep
 from .hardware import Hardware
 from .hardware_files import load_hardware
 from .model import Model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,15 +14,15 @@ import numpy.typing as npt
 
 from . import given
 from .arranged import answer, expected_answer
-from .errors import InputError, suggest
+from .axes import DEVICE, NUMBERS, check_axis, laid_out
+from .errors import InputError
 from .expectation.expected import Interval
 from .expectation.profile import Profile
 from .forms import Num
 from .generation import generation
 from .hardware import Hardware
 from .hardware_files import load_hardware
-from .hardware_keys import SECTIONS
-from .layout import ALONE, DEGREES, Layout, parse_layout
+from .layout import ALONE, Layout, parse_layout
 from .model import Model
 from .setting import Setting, arranges, check_images, whole
 from .techniques import Technique, parse_techniques
@@ -36,13 +35,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-NUMBERS: Final = ("batch", "prompt", "gen", "kv_len", "images")  # axes along which arrays run
-TECHNIQUES: Final = ("quant", "attention", "layout")  # axes with a graph for each value
-DEVICE: Final = frozenset(f"{section}.{key}" for section, keys in SECTIONS.items() for key in keys)  # what-ifs on it
-_MOST: Final = 10_000_000  # values of an axis
 _MOST_POINTS: Final = 100_000_000  # whose columns are in memory at once, some 20 GB
 _CHUNK: Final = 16_384  # points whose arrays stay in a core's cache together
-_RANGE: Final = re.compile(r"(\d+)\.\.(\d+)(?:([*+])(\d+))?")
 
 Column = npt.NDArray[Any]
 
@@ -118,11 +112,7 @@ def sweep(
 
     Raises InputError where an axis is unknown, empty or holds a number below 1.
     """
-    if not isinstance(over, Mapping):
-        raise InputError(f"over must be a mapping of axes to their values; got {over!r}")
-    over = laid_out(over)
-    for axis, values in over.items():
-        _check_axis(axis, values)
+    over = _checked(over)
     given.one(quant=quant)
     given.listed(hardware_set=hardware_set, techniques=techniques)
     ours = parse_techniques(techniques)
@@ -152,15 +142,7 @@ def sweep(
     if expected and base.kernels is None:
         raise InputError("expected: survey accounting counts what no kernel does; use faithful")
     numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len, "images": images}
-    for name, value in numbers.items():
-        if value is not None or (name in ("batch", "prompt") and name not in over):
-            whole(name, value, least=0 if name == "images" else 1)
-    least, most = (
-        pick(map(int, over.get(name, (value or 0,))))
-        for pick, name, value in ((min, "prompt", prompt), (max, "images", images))
-    )
-    check_images(base.model, prompt=least, images=most)
-    _check_steps(base.model, over, numbers)
+    _check_numbers(base.model, over, numbers)
     shape = tuple(len(values) for values in over.values())
     points = prod(shape)
     if points > _MOST_POINTS:
@@ -168,11 +150,7 @@ def sweep(
     columns: dict[str, Column] = {}
     done = 0
     for chosen, rows in _settings(over, shape):
-        changes = [f"{key}={value}" for key, value in chosen.items() if key in DEVICE]
-        device = _changed(hardware, (*hardware_set, *changes)) if changes else base.hardware
-        own = {"quant": unless_published(chosen.get("quant")), "attention": chosen.get("attention")}
-        laid = parse_layout(chosen["layout"]) if "layout" in chosen else base.layout
-        setting, said = replace(base, hardware=device, layout=laid).having(**own).agreed(), {"quant": named, **chosen}
+        setting, said = _changed(base, hardware, hardware_set, chosen), {"quant": named, **chosen}
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
             at = _numbers(over, shape, chunk, numbers)
@@ -186,118 +164,31 @@ def sweep(
     return Sweep(model=base.model.name, hardware=base.hardware.name, columns=columns)
 
 
-def _changed(hardware: str | Hardware, changes: Sequence[str]) -> Hardware:
-    if not isinstance(hardware, str):
-        raise InputError("what-ifs need hardware given by name; change a Hardware with dataclasses.replace")
-    return load_hardware(hardware, changes)
+def _checked(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """`over` with degrees of parallelism as one axis of layouts.
 
-
-def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tuple[str, list[int] | list[str]]:
-    """Read "batch=1..256", "batch=1..256*2", "prompt=128..4096+128", "prompt=128,512", "quant=W16A16,W4A16g128",
-    "layout=tp=1,tp=4 pp=2" or "memory.bandwidth=1x,2x".
-
-    option  where the user wrote it
-    most    values that there may be
-
-    Raises InputError where the text is none of these.
+    Raises InputError where it is no mapping of axes to their values.
     """
-    name, equals, given = (part.strip() for part in text.partition("="))
-    where = f"{option}{text}"
-    if equals and "." in name and name not in DEVICE:
-        raise InputError(f"{where}: no number {name!r} in a hardware file; {suggest(name, DEVICE)}")
-    if not equals or name not in (*NUMBERS, *TECHNIQUES, *DEGREES, *DEVICE):
-        known = ", ".join((*NUMBERS, *TECHNIQUES, *DEGREES))
-        must = f"must be AXIS=VALUES, with an axis of {known}, in a folder also offload"
-        such = "such as batch=1..256, prompt=128,512,2048 or tp=1,2,4"
-        raise InputError(f"{where}: {must}, {such}; or a what-if on the device, memory.bandwidth=1x,2x")
-    if name not in (*NUMBERS, *DEGREES):
-        values = [part.strip() for part in given.split(",")]
-        if not all(values):
-            such = "memory.bandwidth=1x,2x" if name in DEVICE else "quant=published,fp8"
-            raise InputError(f"{where}: must be values with commas between, such as {such}; got {given!r}")
-        return name, values
-    return name, parse_numbers(given, where=where, most=most)
+    if not isinstance(over, Mapping):
+        raise InputError(f"over must be a mapping of axes to their values; got {over!r}")
+    found = laid_out(over)
+    for axis, values in found.items():
+        check_axis(axis, values)
+    return found
 
 
-def parse_numbers(given: str, *, where: str, most: int = _MOST) -> list[int]:
-    """Read "8", "1,8,64", "1..64" or "1..64*2", written `where`.
-
-    Raises InputError where the text is none of these, or there are more than `most`.
-    """
-    try:
-        ranges = [_values(part.strip()) for part in given.split(",")]
-    except ValueError:
-        must = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) or 128..4096+128 (in steps)"
-        raise InputError(f"{where}: {must}; got {given!r}") from None
-    count = sum(_count(values) for values in ranges)
-    if count > most:
-        raise InputError(f"{where}: must be at most {most} values; got {count}")
-    return [value for values in ranges for value in values]
-
-
-def _count(values: Sequence[int]) -> int:
-    """Of a range, without len(), which overflows."""
-    return (values.stop - values.start - 1) // values.step + 1 if isinstance(values, range) else len(values)
-
-
-def _values(part: str) -> Sequence[int]:
-    match = _RANGE.fullmatch(part)
-    if not match:
-        return [int(part)]
-    first, last, step = int(match[1]), int(match[2]), int(match[4] or 1)
-    if last < first or (match[3] == "*" and (step < 2 or first < 1)) or step < 1:
-        raise ValueError(part)
-    if match[3] != "*":
-        return range(first, last + 1, step)
-    values = [first]
-    while values[-1] * step <= last:
-        values.append(values[-1] * step)
-    return values
-
-
-def laid_out(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """`over` with the degrees of parallelism among its axes as one axis of layouts, in the place of the first of them.
-
-    Raises InputError where layouts are an axis, too, or a degree is not a whole number from 1.
-    """
-    degrees = {name: over[name] for name in DEGREES if name in over}
-    if degrees and "layout" in over:
-        raise InputError(f"{next(iter(degrees))}: the axis layout says it too; give one of them")
-    for name, values in degrees.items():
-        _check_values(name, values)
-    each = ([f"{name}={whole(name, value)}" for value in values] for name, values in degrees.items())
-    layouts = list(map(" ".join, product(*each)))
-    return {"layout" if name in degrees else name: layouts if name in degrees else over[name] for name in over}
-
-
-def _check_values(name: str, values: object) -> None:
-    if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
-        raise InputError(f"{name}: must be a list of values; got {values!r}")
-    if not len(values):
-        raise InputError(f"{name}: nothing to sweep over")
-
-
-def _check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
-    if name not in (*NUMBERS, *TECHNIQUES, *DEVICE):
-        raise InputError(f"no axis {name!r} to sweep over; {suggest(name, (*NUMBERS, *TECHNIQUES, *DEVICE))}")
-    _check_values(name, values)
-    if name in DEVICE:
-        for value in values:
-            if not isinstance(value, str):
-                raise InputError(f"{name}: must be texts, such as '2x' or '155 TOP/s'; got {value!r}")
-    elif name in TECHNIQUES:
-        for value in values:
-            given.one(**{name: value})
-    else:
-        for value in values:
-            whole(name, value, least=0 if name == "images" else 1)
-    check_distinct(name, values)
-
-
-def check_distinct(name: str, values: Sequence[int] | Sequence[str]) -> None:
-    """Raises InputError where a value of an axis is there twice."""
-    if len(np.unique(values)) < len(values):
-        given.each_once(name, values)
+def _changed(
+    base: Setting, hardware: str | Hardware, hardware_set: Sequence[str], chosen: Mapping[str, str]
+) -> Setting:
+    """`base` with the techniques and the what-ifs of one combination."""
+    changes = [f"{key}={value}" for key, value in chosen.items() if key in DEVICE]
+    device, laid = base.hardware, parse_layout(chosen["layout"]) if "layout" in chosen else base.layout
+    if changes:
+        if not isinstance(hardware, str):
+            raise InputError("what-ifs need hardware given by name; change a Hardware with dataclasses.replace")
+        device = load_hardware(hardware, (*hardware_set, *changes))
+    own = {"quant": unless_published(chosen.get("quant")), "attention": chosen.get("attention")}
+    return replace(base, hardware=device, layout=laid).having(**own).agreed()
 
 
 def check_techniques(techniques: Sequence[Technique], over: Iterable[str], gen: int | None) -> None:
@@ -323,6 +214,16 @@ def check_expected(library: str, profiles: Sequence[object], *, expected: bool) 
             f"{'library' if library else 'profiles'}: is of what kernels are expected to take; give expected=True "
             "(--expected)"
         )
+
+
+def _check_numbers(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping[str, int | None]) -> None:
+    """Raises InputError where a number is none, or what the model cannot take."""
+    for name, value in fixed.items():
+        if value is not None or (name in ("batch", "prompt") and name not in over):
+            whole(name, value, least=0 if name == "images" else 1)
+    prompts, images = (list(map(int, over.get(name, (fixed[name] or 0,)))) for name in ("prompt", "images"))
+    check_images(model, prompt=min(prompts), images=max(images))
+    _check_steps(model, over, fixed)
 
 
 def _check_steps(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping[str, int | None]) -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .axes import NUMBERS
 from .design import Design
 from .errors import InputError
-from .grid import NUMBERS
 from .shards import finished, path_of
 
 if TYPE_CHECKING:

@@ -13,11 +13,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from .axes import DEVICE, NUMBERS
 from .design import DESIGN, SETTINGS, Design, Numbers, digest, hash_of
 from .errors import InputError
 from .expectation.profile import Profile, read_given
 from .export import write, write_text
-from .grid import DEVICE, NUMBERS, Sweep, sweep
+from .grid import Sweep, sweep
 from .hardware import Hardware
 from .hardware_files import load_hardware
 from .model import Model

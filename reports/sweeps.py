@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
-from llmviewer.grid import NUMBERS
+from llmviewer.axes import NUMBERS
 from llmviewer.shard_summary import Row, Summary
 from llmviewer.units import seconds, si
 

@@ -25,7 +25,7 @@ LAYERS = (
     ("expectation",),
     ("techniques",),
     ("setting", "given"),
-    ("advice", "notes", "effect", "facts", "costs"),
+    ("advice", "notes", "effect", "facts", "costs", "axes"),
     ("arranged", "answering"),
     ("phases",),
     ("analysis", "faster", "disaggregation", "grid", "fleet", "waits", "cells", "comparison", "choice", "one_kernel"),

@@ -5,9 +5,9 @@ import csv
 import pytest
 
 import llmviewer
+from llmviewer.axes import parse_axis
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.grid import parse_axis
 from llmviewer.hardware_files import load_hardware
 
 

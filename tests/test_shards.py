@@ -23,10 +23,10 @@ from pyarrow import parquet
 
 import llmviewer
 from llmviewer import shards
+from llmviewer.axes import NUMBERS
 from llmviewer.cli import main
 from llmviewer.design import DESIGN, SETTINGS, Design, digest, named
 from llmviewer.errors import InputError
-from llmviewer.grid import NUMBERS
 from llmviewer.shard_summary import summarize
 from llmviewer.shards import begin, finished, path_of, run, schema, write_shard
 

@@ -63,8 +63,8 @@ def compare(
     --pp, --ep, --dp and --cp the model lies on several of each; several numbers are as many settings.
     """
     shared.check_output(form, output)
+    from ..axes import parse_axis
     from ..comparison import compare as run
-    from ..grid import parse_axis
     from ..hardware_files import hardware_names
     from ..reports import comparison as report
     from ..transforms.quantize import PUBLISHED

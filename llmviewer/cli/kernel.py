@@ -70,7 +70,7 @@ def kernel(
 
 
 def _sizes(kernel: str, texts: tuple[str, ...]) -> dict[str, list[int]]:
-    from ..grid import parse_numbers
+    from ..axes import parse_numbers
     from ..one_kernel import check_sizes
 
     found: dict[str, list[int]] = {}

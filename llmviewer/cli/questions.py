@@ -88,7 +88,7 @@ def layout(command: _F, *, several: bool = False) -> _F:
         }  # fmt: skip
         if not several:
             return command(*arguments, layout=Layout(**given, **ways), **options)
-        from ..grid import parse_numbers
+        from ..axes import parse_numbers
 
         numbers = [parse_numbers(given[name], where=f"--{name} {given[name]}", most=_LAYOUTS) for name in DEGREES]
         each = (dict(zip(DEGREES, combined, strict=True)) for combined in itertools.product(*numbers))

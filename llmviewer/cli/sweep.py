@@ -99,8 +99,8 @@ def sweep(
     for text in (model, hardware):
         if (text == "all" or set(",*?") & set(text)) and not Path(text).exists():
             raise InputError(f"{text}: several models or devices fill a folder; give one with -o DIR/")
+    from ..axes import parse_axis
     from ..export import sweep_csv, write_sweep
-    from ..grid import parse_axis
     from ..grid import sweep as run
 
     axes = _once(map(parse_axis, over), over)
@@ -135,8 +135,8 @@ def _fill(
     shard_points: int | None,
 ) -> None:
     """Works out shards of a sweep."""
+    from ..axes import NUMBERS
     from ..design import SHARD_POINTS, Design, named, parse_over
-    from ..grid import NUMBERS
     from ..hardware_files import hardware_names
     from ..layout import ALONE, parse_layout
     from ..model_files import model_names
@@ -175,7 +175,7 @@ def _once(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> d
 
     Raises InputError where one is there twice, or an option says what one of them does.
     """
-    from ..grid import laid_out
+    from ..axes import laid_out
 
     axes, context = dict(parsed), click.get_current_context()
     if len(axes) < len(over):

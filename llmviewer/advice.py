@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
-from math import ceil
 from typing import Final
 
+from .cures import TRIED, Cure
 from .errors import InputError
 from .expectation.expected import ExpectedPass
-from .memory import Memory
 from .operators.linear import Linear
 from .precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_scheme
 from .resource import Resource, Unit, matrix
 from .roofline import Estimate
 from .setting import Accounting, Attention, Setting
-from .techniques import parse_techniques
-from .transforms.offload import HOST, ON_DEVICE
+from .transforms.offload import ON_DEVICE
 from .transforms.quantize import as_typed
 from .units import fold, seconds, si
 from .workload import Workload
@@ -27,10 +24,7 @@ from .workload import Workload
 _WORTH: Final = 1.05  # a change that helps by less is not offered
 _MUCH: Final = 0.3  # of the time expected, when latency is worth a word
 _TIMES: Final = 16  # the batch asked for, where so many fit
-_CHUNKS: Final = "chunked-prefill"
 _HALF: Final = 0.5  # of a pass's time: what waits for less is told with what else it waits for
-_DEVICES: Final = (2, 4, 8)  # times as many, where a request does not fit
-_TRIED: Final = "the prompt in chunks, up to 8 times as many devices (--tp), weights in host memory"
 
 
 def advise(
@@ -55,9 +49,7 @@ def advise(
     cures      what would fit, where `setting` does not: those of find_cures()
     """
     time_s = float(estimate.time_s)
-    waits = dict.fromkeys(("compute", "memory", "link"), 0.0)
-    for row in estimate.operators:
-        waits[row.limiting.bound] += float(row.repeat * row.time_s)
+    waits = estimate.waits_s
     bound = max(waits, key=waits.__getitem__)
     changes: Iterator[tuple[str, Setting]] = iter(())
     if bound == "memory":
@@ -95,19 +87,24 @@ def advise(
     if more and shared and more.gain >= _WORTH:
         offer(f"batch {more.batch} ({fold(more.gain, 2)} the tokens per second", more.expected)
         more = None  # of latency nothing is left to say
-    nothing = "no technique known here makes it faster; a device with more bandwidth does"
-    if bound == "compute":
-        nothing = "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
-    if bound == "link":
-        nothing = "fewer ranks that share a tensor send less; links with more bandwidth or less latency do it faster"
-        nothing = nothing if setting.offload == ON_DEVICE else "less of it offloaded, or a faster link"
     name = phase if setting.model.generates else "the one pass"
     told = [f"what would help: {', '.join(offers)}"] if offers else []
     told += [f"what would help at the bound alone: {', '.join(hollow)}"] if hollow else []
-    advice = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {'; '.join(told) or nothing}"
+    advice = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {'; '.join(told) or _left(setting, bound)}"
     if latency >= _MUCH:
         advice += _latency(latency, more)
     return advice + ("" if cures is None else _cured(cures, workload, phase, time_s))
+
+
+def _left(setting: Setting, bound: str) -> str:
+    """What helps where no change here does."""
+    if bound == "compute":
+        return "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
+    if bound == "memory":
+        return "no technique known here makes it faster; a device with more bandwidth does"
+    if setting.offload != ON_DEVICE:
+        return "less of it offloaded, or a faster link"
+    return "fewer ranks that share a tensor send less; links with more bandwidth or less latency do it faster"
 
 
 def _mixed(waits: Mapping[str, float], time_s: float) -> str:
@@ -116,91 +113,6 @@ def _mixed(waits: Mapping[str, float], time_s: float) -> str:
         return ""
     shares = sorted(((wait_s / time_s, bound) for bound, wait_s in waits.items() if wait_s), reverse=True)
     return f" ({', '.join(f'{bound} {share:.0%}' for share, bound in shares)} of its time)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cure:
-    """What makes a request fit.
-
-    option   as it is typed
-    setting  with it
-    prefill  how many times as long the prefill takes then
-    """
-
-    option: str
-    setting: Setting
-    prefill: float
-
-
-def find_cures(
-    setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: int, images: int
-) -> tuple[Cure, ...] | None:
-    """Those that work, the one that costs least first; None where none is needed.
-
-    Where the prompt in chunks is enough, nothing else is looked for. Else it is as few devices as do, and weights in
-    host memory.
-    """
-    if memory.fits:
-        return None
-    asked = {"batch": batch, "prompt": prompt, "gen": gen, "images": images}
-    held = memory.weight_bytes + memory.kv_cache_bytes
-    options = [*_chunked("", setting)]
-    for times in _DEVICES:
-        if held <= times * memory.capacity_bytes:
-            options += (each for one in _wider(setting, times) for each in (one, *_chunked(*one)))
-    first_s = _first_s(setting, asked)
-    found = tuple(islice(_cures(options, memory, asked, first_s), 1))
-    if any(cure.setting.layout == setting.layout for cure in found):
-        return found
-    offloaded = fitting(setting, memory, **asked)
-    others = [(f"--offload {offloaded.offload}", offloaded)] if offloaded else []
-    return (*found, *_cures(others, memory, asked, first_s))
-
-
-def _chunked(typed: str, setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """With the prompt in chunks besides, where that makes sense."""
-    with suppress(InputError):
-        techniques = parse_techniques((*setting.techniques, _CHUNKS))
-        yield f"{typed} --with {_CHUNKS}".lstrip(), replace(setting, techniques=techniques).agreed()
-
-
-def _wider(setting: Setting, times: int) -> Iterator[tuple[str, Setting]]:
-    """Every matrix cut over `times` as many devices, where experts can lie so."""
-    with suppress(InputError):
-        layout = replace(setting.layout, tp=times * setting.layout.tp)
-        yield f"--tp {layout.tp}", replace(setting, layout=layout)
-
-
-def _cures(
-    options: Iterable[tuple[str, Setting]], memory: Memory, asked: Mapping[str, int], first_s: float
-) -> Iterator[Cure]:
-    """Those that fit, where the model can be cut so and such links are known; the first token takes `first_s` now."""
-    for typed, setting in options:
-        with suppress(InputError):
-            if float(setting.footprint.total_bytes(**asked)) <= memory.capacity_bytes:
-                yield Cure(option=typed, setting=setting, prefill=_first_s(setting, asked) / first_s)
-
-
-def _first_s(setting: Setting, asked: Mapping[str, int]) -> float:
-    """Until the first token. [s]"""
-    return float(setting.schedule(**{**asked, "gen": 1}).ttft_s)
-
-
-def fitting(setting: Setting, memory: Memory, *, batch: int, prompt: int, gen: int, images: int) -> Setting | None:
-    """The same with as many whole hundredths of the weights in host memory as make it fit; None where it does without,
-    where nothing can, and where no host link is known.
-    """
-    asked, share = setting, setting.offload.weights
-    needed, capacity = memory.total_bytes, memory.capacity_bytes
-    while needed > capacity:  # once; of a pipeline, until no stage is too full
-        weights = asked.footprint.parts(batch=batch, prompt=prompt, gen=gen, images=images)[0]
-        whole = float(weights) / (1 - share) if share < 1 else 0.0
-        share = ceil(100 * (share + (needed - capacity) / whole) - 1e-9) / 100 if whole else 2.0
-        if share > 1 or f"{HOST}.bandwidth" not in setting.hardware.numbers:
-            return None
-        asked = replace(setting, offload=replace(setting.offload, weights=share))
-        needed = float(asked.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen, images=images))
-    return asked if asked is not setting else None
 
 
 def larger_batch(batch: int, max_batch: int | None) -> int:
@@ -271,7 +183,7 @@ def _cured(cures: Sequence[Cure], workload: Workload, phase: str, time_s: float)
             then_s = float(cure.setting.plan_of(phase).time_s(workload))
         told.append(f"with {cure.option}, when this takes {seconds(then_s)} ({fold(then_s / time_s)} as long)")
     if not told:
-        return f"; it does not fit, and none of these makes it: {_TRIED}"
+        return f"; it does not fit, and none of these makes it: {TRIED}"
     return f"; it does not fit, but does {', or '.join(told)}"
 
 

@@ -8,8 +8,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from . import __version__
-from .advice import find_cures
 from .answering import GenerationResult, generated, scheduled
+from .cures import find_cures
 from .documents import LARGEST
 from .effect import Effect, effect
 from .errors import InputError

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from .advice import Cure, advise
+from .advice import advise
 from .answering import ends
+from .cures import Cure
 from .expectation.expected import BOUND_ONLY, LATENCY, ExpectedLaunch, ExpectedPass, Interval
 from .roofline import Estimate, OperatorEstimate
 from .setting import Setting

@@ -25,6 +25,7 @@ LAYERS = (
     ("expectation",),
     ("techniques",),
     ("setting", "given"),
+    ("cures",),
     ("advice", "notes", "effect", "facts", "costs", "axes"),
     ("arranged", "answering"),
     ("phases",),

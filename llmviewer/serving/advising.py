@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import __version__
-from ..advice import fitting
 from ..arranged import runs_expected
+from ..cures import fitting
 from ..errors import InputError
 from ..expectation.kernels import Kernels
 from ..expectation.launches import counted

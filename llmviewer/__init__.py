@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from .model_files import load_model, model_names
     from .one_kernel import KernelEstimate, estimate_kernel
     from .serving.advising import Advice, recommend
+    from .serving.outcome import Simulation
     from .serving.planning import ServicePlan, plan
     from .serving.saturation import Saturation, saturate
-    from .serving.service import Simulation, simulate
+    from .serving.service import simulate
 
 if _IN_CHECKOUT:  # reports/ lies beside this folder, not inside it
     __path__.append(str(_ROOT))
@@ -62,7 +63,7 @@ _HOME = {
     "plan": "serving.planning",
     "Saturation": "serving.saturation",
     "saturate": "serving.saturation",
-    "Simulation": "serving.service",
+    "Simulation": "serving.outcome",
     "simulate": "serving.service",
 }
 __all__ = [

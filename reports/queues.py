@@ -7,7 +7,7 @@ from math import ceil
 import numpy as np
 import plotly.graph_objects as go
 
-from llmviewer.serving.service import Simulation, thinned
+from llmviewer.serving.outcome import Simulation, thinned
 from llmviewer.units import seconds
 
 from .drawing import INK, frame, lines, plain, ticks

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from llmviewer.serving.outcome import summary
 from llmviewer.serving.saturation import CHUNKS, Saturation, Sustained
-from llmviewer.serving.service import summary
 from llmviewer.units import counted, seconds
 
 from .listing import NOTHING, Item, Table, csv_of, json_of, markdowns, number_item, texts, time_item

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from llmviewer.model import Model
-from llmviewer.serving.service import PERCENTILES, Simulation, summary
+from llmviewer.serving.outcome import PERCENTILES, Simulation, summary
 from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds

@@ -16,8 +16,9 @@ from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.reports import serving as report
 from llmviewer.serving.lengths import PUBLISHED, parse_lengths
+from llmviewer.serving.outcome import summary
 from llmviewer.serving.policy import POLICIES, parse_policy
-from llmviewer.serving.service import simulate, summary
+from llmviewer.serving.service import simulate
 from llmviewer.serving.simulation import _steps_in, serve
 from llmviewer.serving.steady import _grouped, steady
 from llmviewer.serving.steps import Blocks, Steps

@@ -16,8 +16,8 @@ from ..costs import usd_per_h, watts
 from ..hardware import Hardware
 from ..layout import Layout
 from ..units import counted, fold, seconds, si
+from .outcome import Goals
 from .policy import POLICIES
-from .service import Goals
 from .steady import Reading, held_up_s, reading, saturated_s
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]

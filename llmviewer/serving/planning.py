@@ -29,8 +29,9 @@ from ..operators.linear import ExpertsLinear
 from ..setting import Setting, member, whole
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from .candidates import POLICY, By, Candidate, Load, StepTimes, judged
+from .outcome import Goals
 from .passes import LaidOut, Left, laid_out
-from .service import Goals, check_bound
+from .service import check_bound
 
 QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128", "W4A8g128", "KV8")
 LAYOUTS: Final = ("", "tp=2", "tp=4", "tp=8", "tp=16", "pp=2", "tp=2 pp=2", "tp=4 pp=2")

@@ -21,8 +21,9 @@ from ..model import Model
 from ..setting import Setting, whole
 from ..techniques import Technique
 from .lengths import Lengths, Tokens
+from .outcome import summary
 from .policy import Policy, parse_policy
-from .service import check_bound, check_requests, drawn_from, scheduler, summary
+from .service import check_bound, check_requests, drawn_from, scheduler
 from .simulation import SPARE, Span
 from .simulation import saturate as span_of
 from .steady import Steady, steady

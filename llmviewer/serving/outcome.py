@@ -1,0 +1,308 @@
+"""What became of requests that arrive over time: what each waits, what holds them up, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from math import inf, nan
+from typing import Any, Final
+
+import numpy as np
+
+from .. import __version__
+from ..costs import per_dollar, per_joule
+from ..errors import InputError
+from ..facts import finite
+from ..hardware import Hardware
+from ..setting import Setting
+from ..units import seconds
+from .policy import Policy
+from .simulation import Usage
+from .steady import Steady
+from .traffic import Times, Traffic
+
+SCHEMA_VERSION: Final = 1  # of to_dict()
+PERCENTILES: Final = (50, 90, 95, 99)
+_POINTS: Final = 400  # of a line over time
+_FEW: Final = 0.05  # a share of the time that is worth a word
+_STALLED: Final = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goals:
+    """What an answer has to keep to; inf where anything goes. [s]"""
+
+    ttft_s: float = inf
+    tpot_s: float = inf
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name.removesuffix('_s')} must be a positive number; got {getattr(self, name):g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What became of all requests where steps take as long as their lower bounds.
+
+    expected  the same requests where steps take as long as is expected of kernels; None where nothing is expected of
+              them, for the reason `unknown`, and of what is expected itself
+    setting   of one copy of the model; of those that decode, where others read the prompts
+    reads     of one copy that reads prompts, where those are others
+    readers   copies that do
+    copies    of the model, the readers apart
+    servers   of them and of their ranks, those that take steps of their own
+    closed    means in closed form, as one copy has them; None where prompts are read elsewhere, and where ranks wait
+              for each other
+
+    reading_utilization is the part of the time, until the last prompt is read, in which a reader works.
+    """
+
+    setting: Setting = field(repr=False)
+    traffic: Traffic = field(repr=False)
+    policy: Policy
+    copies: int
+    servers: int
+    max_batch: int
+    block: int
+    seed: int | None
+    goals: Goals
+    years: float | None
+    start_s: Times = field(repr=False)
+    first_s: Times = field(repr=False)
+    finish_s: Times = field(repr=False)
+    gap_s: Times = field(repr=False)
+    preemptions: int
+    usage: Usage
+    closed: Steady | None
+    expected: Simulation | None = None
+    unknown: str = ""
+    reads: Setting | None = field(default=None, repr=False)
+    readers: int = 0
+    reading_utilization: float = 0.0
+
+    @property
+    def likely(self) -> Simulation:
+        """What is expected, where something is."""
+        return self.expected or self
+
+    @property
+    def ttft_s(self) -> Times:
+        return self.first_s - self.traffic.arrival_s
+
+    @property
+    def tpot_s(self) -> Times:
+        """Of requests with more than one token."""
+        several = self.traffic.gen > 1
+        return (self.finish_s - self.first_s)[several] / (self.traffic.gen[several] - 1)
+
+    @property
+    def latency_s(self) -> Times:
+        return self.finish_s - self.traffic.arrival_s
+
+    @property
+    def wait_s(self) -> Times:
+        """Until the prompt is taken up."""
+        return self.start_s - self.traffic.arrival_s
+
+    @property
+    def metrics(self) -> dict[str, Times]:
+        """Times of requests by name."""
+        return {
+            "wait_s": self.wait_s, "ttft_s": self.ttft_s, "tpot_s": self.tpot_s, "gap_s": self.gap_s,
+            "latency_s": self.latency_s,
+        }  # fmt: skip
+
+    @cached_property
+    def span_s(self) -> float:
+        """From the first arrival to the last answer."""
+        return float(np.max(self.finish_s) - self.traffic.arrival_s[0])
+
+    @property
+    def decoding(self) -> float:
+        """Sequences that decode at a time in each copy, by Little's law."""
+        return float(np.sum(self.finish_s - self.first_s)) / (self.copies * self.span_s)
+
+    @property
+    def drained(self) -> float:
+        """The part of the span after the last arrival, where rates over it are lower for that: nan where they are not,
+        as requests came faster than they were served, or all at once.
+        """
+        if self.traffic.rate == inf or (self.closed and not self.closed.stable):
+            return nan
+        return float(np.max(self.finish_s) - self.traffic.arrival_s[-1]) / self.span_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return float(np.sum(self.traffic.gen)) / self.span_s
+
+    @property
+    def requests_per_s(self) -> float:
+        return len(self.traffic) / self.span_s
+
+    @cached_property
+    def good(self) -> float:
+        """The part of the requests that keep to both goals; those of one token have no time per token."""
+        several = self.traffic.gen > 1
+        tpot = np.zeros(len(self.traffic))
+        tpot[several] = self.tpot_s
+        return float(np.mean((self.ttft_s <= self.goals.ttft_s) & (tpot <= self.goals.tpot_s)))
+
+    @property
+    def utilization(self) -> float:
+        """The part of the time in which a copy works; of those that decode, where others read the prompts."""
+        return self.usage.busy_s / (self.servers * self.span_s)
+
+    @property
+    def sides(self) -> tuple[tuple[Setting, int], ...]:
+        """Settings and how many copies there are of each."""
+        others = ((self.reads, self.readers),) if self.reads else ()
+        return ((self.setting, self.copies), *others)
+
+    @property
+    def _devices(self) -> tuple[tuple[Hardware, int], ...]:
+        """Devices of each side, and how many there are."""
+        return tuple((setting.hardware, count * setting.layout.devices) for setting, count in self.sides)
+
+    @property
+    def devices(self) -> int:
+        return sum(count for _, count in self._devices)
+
+    @property
+    def tokens_per_joule(self) -> float:
+        """At the TDP of all devices all the time; nan where a file does not say it. [1/J]"""
+        return float(per_joule(self.tokens_per_s, self._devices))
+
+    @property
+    def tokens_per_dollar(self) -> float:
+        """Of a cloud's prices, or of purchases spread over the years; nan where a file has none. [1/USD]"""
+        return float(per_dollar(self.tokens_per_s, self._devices, self.years))
+
+    @cached_property
+    def in_system(self) -> tuple[Times, Times]:
+        """Moments, and the requests that have arrived but are not answered from then on."""
+        return _counted(self.traffic.arrival_s, self.finish_s)
+
+    @cached_property
+    def waiting(self) -> tuple[Times, Times]:
+        """Moments, and the requests that have arrived but are not taken up from then on."""
+        return _counted(self.traffic.arrival_s, self.start_s)
+
+    @property
+    def limit(self) -> str:
+        """What holds requests up most, in words."""
+        return next(self._limits())
+
+    def _limits(self) -> Iterator[str]:
+        usage, busy = self.usage, max(self.usage.busy_s, 1e-300)
+        wait, read = float(np.mean(self.wait_s)), float(np.mean(self.first_s - self.start_s))
+        full, crowded, mixed = usage.full_s / busy, usage.crowded_s / busy, usage.mixed_s / busy
+        if self.reads and self.reading_utilization > max(self.utilization, 1 - _FEW):
+            yield f"The devices that read prompts, which work {self.reading_utilization:.0%} of the time."
+        if self.closed and self.closed.max_rate <= self.traffic.rate / self.copies < inf:
+            cause = f", as memory has room for {self.closed.max_batch} caches on average" if full > _FEW else ""
+            yield (
+                f"Load: {self.traffic.rate / self.copies:.3g} requests a second come to each copy, which serves "
+                f"{self.closed.max_rate:.3g} at most{cause}. The queue grows for as long as they come."
+            )
+        if full > max(crowded, _FEW):
+            yield f"Memory: in {full:.0%} of the busy time the next request waits for room for its cache."
+        if crowded > _FEW:
+            yield f"The batch: in {crowded:.0%} of the busy time all {self.max_batch} places of it are taken."
+        if self.policy.drains and wait > read:
+            yield f"Batches that end together: a request waits {seconds(wait)} on average for the one before its own."
+        if wait > read:
+            yield f"Queueing: a prompt waits {seconds(wait)} on average for the device and is read in {seconds(read)}."
+        if usage.written > len(self.traffic) and usage.reading_s / busy > _STALLED:
+            share = f"{usage.reading_s / busy:.0%} of the busy time"
+            yield f"Prompts: for {share} one is read and those that decode wait."
+        if mixed > _STALLED:
+            yield f"Prompts: {mixed:.0%} of the busy time are steps that read one beside those that decode."
+        yield f"The steps themselves: nobody waits for long, and the device works {self.utilization:.0%} of the time."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/serving.md has its keys."""
+        kernels = self.setting.kernels
+        return finite({
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "model": self.setting.model.name,
+            "hardware": self.setting.hardware.name,
+            "inputs": {
+                "quant": str(self.setting.quantization), "layout": str(self.setting.layout),
+                "techniques": list(map(str, self.setting.techniques)), "policy": str(self.policy),
+                "library": kernels.library if kernels and self.expected else None,
+                "engine": self.setting.engine.name if self.setting.engine else None,
+                "copies": self.copies, "readers": self.readers,
+                "prefill_hardware": self.reads.hardware.name if self.reads else None,
+                "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
+                "empty_requests": self.traffic.empty,
+                "rate": self.traffic.rate, "mean_prompt": float(np.mean(self.traffic.prompt)),
+                "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": self.goals.ttft_s,
+                "tpot_s": self.goals.tpot_s, "years": self.years,
+            },
+            "devices": self.devices,
+            **self.numbers(),
+            "expected": self.expected.numbers() if self.expected else None,
+            "unknown": self.unknown or None,
+        })  # fmt: skip
+
+    def numbers(self) -> dict[str, Any]:
+        """What became of the requests."""
+        return {
+            "times": {name: summary(values) for name, values in self.metrics.items()},
+            "span_s": self.span_s,
+            "drained": self.drained,
+            "tokens_per_s": self.tokens_per_s,
+            "requests_per_s": self.requests_per_s,
+            "good": self.good,
+            "goodput_requests_per_s": self.good * self.requests_per_s,
+            "utilization": self.utilization,
+            "reading_utilization": self.reading_utilization if self.readers else None,
+            "mean_running": self.usage.sequence_s / (self.copies * self.span_s),
+            "mean_decoding": self.decoding,
+            "preemptions": self.preemptions,
+            "usage": asdict(self.usage),
+            "tokens_per_joule_at_tdp": self.tokens_per_joule,
+            "tokens_per_dollar": self.tokens_per_dollar,
+            "limit": self.limit,
+            "closed_form": asdict(self.closed) if self.closed else None,
+            "queue": [
+                {"time_s": t, "waiting": n} for t, n in zip(*(c.tolist() for c in thinned(*self.waiting)), strict=True)
+            ],
+        }
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each request. [s], [tokens]"""
+        columns = {"arrival_s": self.traffic.arrival_s, "prompt": self.traffic.prompt, "gen": self.traffic.gen}
+        for prefix, found in (("", self), ("expected_", self.expected)):
+            names = ("start_s", "first_s", "finish_s", "gap_s") if found else ()
+            columns |= {f"{prefix}{name}": getattr(found, name) for name in names}
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            yield dict(zip(columns, values, strict=True))
+
+
+def summary(values: Times) -> dict[str, float | None]:
+    """Mean, percentiles and the largest; None where there is nothing."""
+    if not len(values):
+        return dict.fromkeys(("mean", *(f"p{q}" for q in PERCENTILES), "max"))
+    quantiles = np.percentile(values, PERCENTILES).tolist()
+    named = {f"p{q}": value for q, value in zip(PERCENTILES, quantiles, strict=True)}
+    return {"mean": float(np.mean(values)), **named, "max": float(np.max(values))}
+
+
+def thinned(time_s: Times, values: Times) -> tuple[Times, Times]:
+    """At most _POINTS of them, evenly, the first and the last included."""
+    if len(time_s) <= _POINTS:
+        return time_s, values
+    place = np.linspace(0, len(time_s) - 1, _POINTS).astype(int)
+    return time_s[place], values[place]
+
+
+def _counted(come: Times, go: Times) -> tuple[Times, Times]:
+    """When those who have come and not gone change in number, and how many they are from then on."""
+    time_s = np.concatenate((come, go))
+    order = np.argsort(time_s, kind="stable")
+    change = np.concatenate((np.ones(len(come)), -np.ones(len(go))))
+    return time_s[order], np.cumsum(change[order])

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from llmviewer.serving.advising import TAU, Advice, For, Line
+from llmviewer.serving.advising import Advice, For, Line
+from llmviewer.serving.options import TAU
 from llmviewer.serving.steps import Steps
 from llmviewer.techniques import Touches
 from llmviewer.units import seconds, si

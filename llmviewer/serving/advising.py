@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +14,6 @@ from typing import Any, Final
 
 from .. import __version__
 from ..arranged import runs_expected
-from ..cures import fitting
 from ..errors import InputError
 from ..expectation.kernels import Kernels
 from ..expectation.launches import counted
@@ -24,33 +22,23 @@ from ..given import listed, several
 from ..hardware import Hardware
 from ..hardware_files import loaded
 from ..layout import ALONE, Layout
-from ..memory import memory
 from ..model import Model
-from ..model_files import load_model, model_names
+from ..model_files import load_model
 from ..roofline import Plan
-from ..setting import Attention, Setting, member, whole
-from ..techniques import Schedule, Technique, Touches, parse_technique, techniques
-from ..techniques._drafting import vocabulary
+from ..setting import Setting, member, whole
+from ..techniques import Schedule, Touches
 from ..workload import Workload
+from .options import Option, options_of, with_options, without_usual
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
 TOGETHER: Final = 3  # techniques in the largest combination
-_PRECISIONS: Final = ("fp8", "W8A8", "W4A16g128", "W4A8g128", "nvfp4")
-_CACHES: Final = ("KV8", "KV4")
-_DEGREES: Final = (2, 4, 8, 16, 32, 64)
-_BATCHES: Final = (2, 4, 8, 16)
 _COMBINED: Final = 8  # options that are combined: the best, of each group no more than two
 _ALIKE: Final = 2
 _COMBINATIONS: Final = sum(comb(_COMBINED, count) for count in range(2, TOGETHER + 1))
 _LOOKED_AT: Final = 24  # combinations that gain most at the bound, of which is asked what is expected
-_DRAFT: Final = 5  # times smaller than the model, at least, is one that drafts for it
-TAU: Final = 1.9  # tokens of a pass that it verifies: the middle of what was measured (arXiv:2404.14294, table 5)
 _AMOUNTS: Final = ("ops", "bytes", "launches", "passes")
 _WORTH: Final = 0.02  # of what is used, to be worth a word
 _LEAST: Final = 1.005  # times better, to be worth a line
-
-
-_FAMILY: Final = re.compile(r"[a-z]+")
 
 
 class For(StrEnum):
@@ -60,22 +48,6 @@ class For(StrEnum):
     TTFT = "ttft"
     TPOT = "tpot"
     THROUGHPUT = "throughput"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """One thing that can be done: `group` is what it is one of, of which one can be had at a time."""
-
-    name: str
-    group: str
-    change: tuple[str, Any]  # an argument of analyze()
-    touches: Touches = Touches.NOTHING
-
-    @classmethod
-    def of(cls, kind: type[Technique], name: str = "", text: str = "") -> Option:
-        """A technique, with its usual parameters if no `text` says others."""
-        change = ("techniques", text or kind.name)
-        return cls(name=name or kind.name, group=str(kind.kind), change=change, touches=kind.touches)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,14 +294,14 @@ def recommend(
     base = run(asked)
     kernels = base.setting.kernels  # the same for all, which they remember
     base = base.with_expected(kernels)
-    every = _options(base, aim, asked, whole("max_devices", max_devices))
+    every = options_of(base.setting, asked, most=whole("max_devices", max_devices), larger=aim is For.THROUGHPUT)
     options = [option for option in every if option.touches not in left]
     lines: list[Line] = []
-    refused = [pair for pair in _without_usual(base.setting.techniques) if pair[0].touches not in left]
+    refused = [pair for pair in without_usual(base.setting.techniques) if pair[0].touches not in left]
     every_step = len(options) + _COMBINATIONS
     for done, option in enumerate(options, 1):
         try:
-            found = run(_with(asked, (option,)))
+            found = run(with_options(asked, (option,)))
             lines.append(Line.of((option,), base, found.with_expected(kernels), aim))
         except InputError as error:
             refused.append((option, str(error)))
@@ -364,83 +336,6 @@ def _run(model: Model, hardware: Hardware, asked: dict[str, Any]) -> Generated:
     return Generated.of(setting, **size)
 
 
-def _options(base: Generated, aim: For, asked: dict[str, Any], most: int) -> Iterator[Option]:
-    """All that could be done, but what is done already."""
-    for text in _PRECISIONS:
-        yield Option(name=text, group="precision", change=("quant", text), touches=Touches.ANSWERS)
-    for text in _CACHES:
-        yield Option(name=text, group="cache", change=("cache", text), touches=Touches.ANSWERS)
-    setting = base.setting
-    size = {name: asked[name] for name in ("batch", "prompt", "gen")}
-    held = memory(setting.footprint, setting.hardware.capacity, **size)
-    if setting.attention is Attention.EAGER:
-        yield Option(name="flash attention", group="attention", change=("attention", "flash"))
-    if setting.layout.devices == 1:
-        for degree in (degree for degree in _DEGREES if degree <= most):
-            yield Option(name=f"tp={degree}", group="layout", change=("layout", f"tp={degree}"))
-    if aim is For.THROUGHPUT:
-        more = {asked["batch"] * factor for factor in _BATCHES} | {held.max_batch or 0}
-        for batch in sorted(number for number in more if number > asked["batch"]):
-            yield Option(name=f"batch {batch}", group="batch", change=("batch", batch))
-    if offloaded := fitting(setting, held, **size, images=0):
-        text = str(offloaded.offload)
-        yield Option(name=f"offload {text}", group="offload", change=("offload", text))
-    taken = {parse_technique(text).name for text in asked["techniques"]}
-    for name, kind in techniques().items():
-        if name not in taken and _usual(name):
-            yield Option.of(kind)
-    draft = _draft(setting.model)
-    if "speculative" not in taken and draft:
-        text = f"speculative:draft={draft},tau={TAU}"
-        yield Option.of(techniques()["speculative"], f"draft {draft}", text)
-
-
-def _usual(name: str) -> bool:
-    """Whether a technique can be asked for by its name alone."""
-    try:
-        return not parse_technique(name).quant
-    except InputError:
-        return False
-
-
-def _without_usual(given: Sequence[Technique]) -> Iterator[tuple[Option, str]]:
-    """Techniques that cannot, with what they need, but for those that others here stand for."""
-    done = {"quantized", "speculative", *(one.name for one in given)}
-    for name, kind in techniques().items():
-        if name not in done:
-            try:
-                parse_technique(name)
-            except InputError as error:
-                yield Option.of(kind), str(error)
-
-
-def _draft(model: Model) -> str:
-    """The smallest shipped model of the same family and vocabulary, if it is small enough to draft; else ""."""
-    family = _FAMILY.match(model.name)
-    names = (name for name in model_names() if family and name.startswith(family[0]))
-    small = (other for other in map(load_model, names) if other.generates and not other.encodes)
-    alike = (other for other in small if vocabulary(other) == vocabulary(model))
-    able = [other for other in alike if other.parameters * _DRAFT <= model.parameters]
-    return min(able, key=lambda other: other.parameters).name if able else ""
-
-
-def _with(asked: dict[str, Any], options: Sequence[Option]) -> dict[str, Any]:
-    """The arguments of analyze() with some options."""
-    changed = dict(asked)
-    cache = ""
-    for option in options:
-        name, value = option.change
-        if name == "techniques":
-            changed[name] = (*changed[name], value)
-        elif name == "cache":
-            cache = value
-        else:
-            changed[name] = value
-    if cache:
-        changed["quant"] = f"{changed['quant']},*={cache}" if changed["quant"] else cache
-    return changed
-
-
 def _combined(
     base: Generated, lines: Sequence[Line], run: Callable[[dict[str, Any]], Generated], asked: dict[str, Any], aim: For
 ) -> Iterator[Line | None]:
@@ -456,7 +351,7 @@ def _combined(
             together = None
             if len(set(one_each)) == len(one_each):
                 with suppress(InputError):  # they make no sense together
-                    together = Line.of(options, base, run(_with(asked, options)), aim)
+                    together = Line.of(options, base, run(with_options(asked, options)), aim)
             yield together
 
 

@@ -501,6 +501,14 @@ def test_a_mask_that_is_a_tensor_is_as_one_that_a_module_says():
     assert kinds == ["MHA", "MHA"]
 
 
+def test_a_trace_within_the_meta_device_is_as_one_outside():
+    """Where the numbers of masks have a device all the same."""
+    with torch.device("meta"):
+        module = transformers.CLIPTextModel(transformers.CLIPTextConfig(**TEXT))
+        within = trace(module, name="clip")
+    assert within.graph == trace(module, name="clip").graph
+
+
 def test_nothing_is_left_changed():
     with torch.device("meta"):
         module = transformers.BertModel(transformers.BertConfig(**TEXT)).train()

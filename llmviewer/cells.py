@@ -226,57 +226,33 @@ def _answers(
     settings: Sequence[Setting], asked: str, known: Known, *, batches: tuple[int, ...], prompt: int, gen: int
 ) -> Iterator[Cell]:
     """Settings that differ in their devices alone, all of which have the links that they need."""
-    one, layout = settings[0], settings[0].layout
-    devices = {place: own.linked for place, own in enumerate(settings)}
-    written = gen if one.model.generates else 0
-    context = middle(one.model, prompt=prompt, gen=gen)
-    footprint = one.footprint
-    lengths = {"prompt": prompt, "gen": written}
+    one = settings[0]
+    context, footprint = middle(one.model, prompt=prompt, gen=gen), one.footprint
+    lengths = {"prompt": prompt, "gen": gen if one.model.generates else 0}
     capacity = np.array([own.hardware.capacity for own in settings])
     fitting = _largest_batches(footprint, np.stack([capacity, _MORE * capacity], axis=1), **lengths)
     batch = np.asarray(batches, dtype=np.float64)
     points = np.hstack([np.tile(batch, (len(settings), 1)), np.maximum(fitting, 1)])  # what is asked, what fits
-    prefills, refused = fleets_of(one, "prefill", devices, known)
-    steps = prefills if one.decode_graph is one.graph else fleets_of(one, "decode", devices, known)[0]
-    waits: dict[str, dict[tuple[str, str], Column]] = {"prefill": {}, "decode": {}}
-    decoding = np.zeros(points.shape)
-    for phase, length, several in (("prefill", prompt, prefills), ("decode", context, steps if context else ())):
-        for fleet in several:
-            found = waits_of(fleet, one, phase, batch=points[fleet.rows], length=length, prompt=prompt)
-            _put(waits[phase], fleet, found, points)
-    for fleet in steps if context else ():
-        decoding[fleet.rows] = decoding_s(fleet, layout, batch=points[fleet.rows], prompt=prompt, gen=gen)
-    ttft = sum(waits["prefill"].values(), start=np.zeros(points.shape))
-    made = points * (written or prompt)
+    times = _Times.of(settings, known, points, prompt=prompt, gen=gen)
+    latency = times.ttft + times.decoding
     with np.errstate(invalid="ignore", divide="ignore"):
-        tpot = decoding / (gen - 1) if context else np.full(points.shape, nan)
-    for place in set(devices) - set(refused) if arranges(one.techniques) else ():
-        try:
-            answered = answer(settings[place], batch=points[place], prompt=prompt, gen=gen)
-        except InputError as error:  # of a network beside the model
-            refused[place] = str(error)
-            continue
-        ttft[place], tpot[place] = answered.ttft_s, answered.tpot_s
-        decoding[place], made[place] = answered.decoding_s, answered.tokens
-    latency = ttft + decoding
-    with np.errstate(invalid="ignore", divide="ignore"):
-        rate = made / latency
+        rate = times.tokens / latency
         growth = np.log(rate[:, -1] / rate[:, -2]) / np.log(_MORE)
     total = np.broadcast_to(footprint.total_bytes(batch=batch, **lengths), batch.shape)
     weights = float(footprint.parts(batch=1.0, **lengths)[0])
     some, unknown = len(batch), np.full(len(batch), nan)
     for place, own in enumerate(settings):
-        fits, able = fitting[place, 0] >= 1, place not in refused
+        fits, able = fitting[place, 0] >= 1, place not in times.refused
         yield Cell(
             setting=own,
             asked=asked,
             batches=batches,
             prompt=prompt,
             gen=gen,
-            refused=refused.get(place, ""),
+            refused=times.refused.get(place, ""),
             obstacle="" if able else DATA_TYPE,
-            ttft_s=ttft[place, :some] if able else unknown,
-            tpot_s=tpot[place, :some] if able else unknown,
+            ttft_s=times.ttft[place, :some] if able else unknown,
+            tpot_s=times.tpot[place, :some] if able else unknown,
             latency_s=latency[place, :some] if able else unknown,
             tokens_per_s=rate[place, :some] if able else unknown,
             weight_bytes=weights,
@@ -286,9 +262,55 @@ def _answers(
                 tokens_per_s=float(rate[place, -2]) if fits and able else nan,
                 capacity=float(growth[place]) if fits and able else nan,
             ),
-            prefill=_pass(waits["prefill"], place, some, prompt) if able else None,
-            decode=_pass(waits["decode"], place, some, context) if able and context else None,
+            prefill=_pass(times.waits["prefill"], place, some, prompt) if able else None,
+            decode=_pass(times.waits["decode"], place, some, context) if able and context else None,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Times:
+    """What all devices take, [device, point]. [s]
+
+    decoding  all after the first token
+    tokens    that are made, or read where the model does not generate
+    waits     by phase
+    refused   why devices cannot run it, by place
+    """
+
+    ttft: Column
+    tpot: Column
+    decoding: Column
+    tokens: Column
+    waits: Mapping[str, Mapping[tuple[str, str], Column]]
+    refused: Mapping[int, str]
+
+    @classmethod
+    def of(cls, settings: Sequence[Setting], known: Known, points: Column, *, prompt: int, gen: int) -> _Times:
+        """At so many sequences, [device, point]."""
+        one, devices = settings[0], {place: own.linked for place, own in enumerate(settings)}
+        context = middle(one.model, prompt=prompt, gen=gen)
+        prefills, refused = fleets_of(one, "prefill", devices, known)
+        steps = prefills if one.decode_graph is one.graph else fleets_of(one, "decode", devices, known)[0]
+        waits: dict[str, dict[tuple[str, str], Column]] = {"prefill": {}, "decode": {}}
+        for phase, length, several in (("prefill", prompt, prefills), ("decode", context, steps if context else ())):
+            for fleet in several:
+                found = waits_of(fleet, one, phase, batch=points[fleet.rows], length=length, prompt=prompt)
+                _put(waits[phase], fleet, found, points)
+        decoding = np.zeros(points.shape)
+        for fleet in steps if context else ():
+            decoding[fleet.rows] = decoding_s(fleet, one.layout, batch=points[fleet.rows], prompt=prompt, gen=gen)
+        ttft = sum(waits["prefill"].values(), start=np.zeros(points.shape))
+        tokens = points * (gen if one.model.generates else prompt)
+        tpot = decoding / (gen - 1) if context else np.full(points.shape, nan)
+        for place in set(devices) - set(refused) if arranges(one.techniques) else ():
+            try:
+                answered = answer(settings[place], batch=points[place], prompt=prompt, gen=gen)
+            except InputError as error:  # of a network beside the model
+                refused[place] = str(error)
+                continue
+            ttft[place], tpot[place] = answered.ttft_s, answered.tpot_s
+            decoding[place], tokens[place] = answered.decoding_s, answered.tokens
+        return cls(ttft=ttft, tpot=tpot, decoding=decoding, tokens=tokens, waits=waits, refused=refused)
 
 
 def _put(into: dict[tuple[str, str], Column], fleet: Fleet, waits: Waits, points: Column) -> None:

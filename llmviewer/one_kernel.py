@@ -36,10 +36,7 @@ from .workload import Workload
 
 _Sizes = Mapping[str, int]
 _MOST: Final = 10_000  # estimates of one call
-_OR_NONE: Final[Mapping[str, float]] = {
-    "window": inf,
-    "gated": 1,
-}  # sizes that may be 0, with the most that they may be
+_OR_NONE: Final[Mapping[str, float]] = {"window": inf, "gated": 1}  # sizes that may be 0, with their most
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from .documents import LARGEST
 from .errors import InputError
 from .expectation.engines import Engine, find_engine
 from .expectation.expected import ExpectedPass, Interval
-from .expectation.kernels import Kernels, check_library
+from .expectation.kernels import Kernels
+from .expectation.library import check_library
 from .expectation.profile import Profile, read_given
 from .forms import Num
 from .graph import Graph

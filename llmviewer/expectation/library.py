@@ -1,0 +1,166 @@
+"""Which kernels of a library do the work of an operator on a device, where they were measured, or else there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from ..errors import InputError, suggest
+from ..hardware import Hardware
+from ..resource import matrix
+from .device import Device, of
+from .families import Stack
+from .formats import SIMILAR, TYPES, WEIGHTS_ONLY
+from .index import index
+from .launches import Kernel
+from .profile import Entry, Profile
+from .transfer import nearest, twins
+
+_FAMILIES: Final = 3  # that a library must have been measured in, to stand for a device when none is asked for
+
+
+class Library:
+    """What was measured of a library on a device, or can stand for it.
+
+    library   "" is the one that was measured in most families on the device, by `profiles` where they have it, or its
+              nearest relatives' where none was; of several the one known best on all devices, so that they are compared
+              by kernels of the same
+    profiles  before those that ship
+    """
+
+    def __init__(self, hardware: Hardware, library: str = "", profiles: Sequence[Profile] = ()) -> None:
+        self.hardware = hardware
+        self.given: dict[tuple[str, str, Stack], Entry] = {}
+        for e in (e for profile in profiles for e in profile.entries):
+            self.given.setdefault(key_of(e), e)
+        self.entries = (*self.given.values(), *(e for e in index().entries if key_of(e) not in self.given))
+        self.asked = library
+        self.own = [e for e in self.entries if e.device == hardware.name]
+        self._stacks: dict[tuple[str, Stack, bool], tuple[Stack, ...]] = {}
+
+    @cached_property
+    def device(self) -> Device | str:
+        """What kernels are laid out on, or why they cannot be."""
+        if self.hardware.kind not in ("gpu", "") and not self.own:
+            return f"no kernel was measured on {self.hardware.name}, nor on a similar device"
+        try:
+            return of(self.hardware)
+        except InputError as error:
+            return str(error)
+
+    @property
+    def library(self) -> str:
+        return self.asked or next(iter(self.usual), "")
+
+    @cached_property
+    def usual(self) -> tuple[str, ...]:
+        """Libraries that can stand for the device where none is asked for, the one that does first."""
+        mine = [e for e in self.given.values() if e.device == self.hardware.name]
+        device = self.device
+        related = [] if self.own or isinstance(device, str) else nearest(self.entries, device)
+        families: dict[str, set[str]] = {}
+        for e in mine or self.own or related:
+            families.setdefault(e.stack.library, set()).add(e.family)
+        errors = {
+            name: np.mean([e.held_out.mape for e in self.entries if e.stack.library == name]) for name in families
+        }
+        able = [name for name, found in families.items() if mine or len(found) >= _FAMILIES]
+        return tuple(sorted(able, key=lambda name: (-len(families[name]), errors[name])))
+
+    @property
+    def carried(self) -> bool:
+        """Whether none was measured on the device itself."""
+        return not self.own
+
+    def run_as(self, kernel: Kernel) -> Kernel:
+        """With weights alone as narrow, where no matrix unit multiplies its type and nobody measured that it does."""
+        dtype = kernel.stack.dtype
+        narrow = WEIGHTS_ONLY.get(dtype)
+        if not narrow or matrix(TYPES[dtype].arithmetic) in self.hardware.rates:
+            return kernel
+        measured = any(e.stack.dtype == dtype for e in self.own)
+        return kernel if measured else replace(kernel, stack=replace(kernel.stack, dtype=narrow))
+
+    def able(self, kernel: Kernel) -> tuple[Stack, ...]:
+        """What does the work of a kernel, by the names that its library has on this device, where measured there.
+
+        Where it was not, its kernels for this data type on the nearest relatives come before those of the library that
+        was measured most here, and these before kernels for similar types. What only moves bytes, and collectives, are
+        alike in all libraries.
+        """
+        plain = float(np.min(kernel.shapes.get("gated", 1.0))) == 0
+        key = (kernel.family, kernel.stack, plain)
+        if key not in self._stacks:
+            stack, several = kernel.stack, kernel.family not in ("elementwise", "collectives")
+            alike = [e for e in self.own if _alike(e, kernel, plain=plain)]
+            mine = [e for e in alike if e.stack.library == stack.library]
+            stacks = self._carried(kernel, stack.dtype, plain=plain, alone=True) if several and not mine else ()
+            stacks = stacks or self._measured(kernel, mine or alike, several=several)
+            for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())) if several else ():
+                for alone in (True, False):
+                    stacks = stacks or self._carried(kernel, dtype, plain=plain, alone=alone)
+            self._stacks[key] = stacks or (stack,)
+        return self._stacks[key]
+
+    def _measured(self, kernel: Kernel, alike: Sequence[Entry], *, several: bool) -> tuple[Stack, ...]:
+        """Of those of the device that do the same work, the library of which most was measured; `several` if kernels
+        of one differ in what they do.
+        """
+        ranked = sorted(alike, key=lambda e: (key_of(e) not in self.given, -e.rows))
+        mine = [e for e in ranked if e.stack.library == ranked[0].stack.library]
+        asked = {"dtype": kernel.stack.dtype, "kv_dtype": kernel.stack.kv_dtype}
+        wanted: tuple[Callable[[Entry], bool], ...] = (
+            lambda e: (e.stack.dtype, e.stack.kv_dtype) == (kernel.stack.dtype, kernel.stack.kv_dtype),
+            lambda e: key_of(e) in self.given,
+            lambda e: e.stack.kernel == kernel.stack.kernel,
+        )
+        for told in wanted:
+            mine = list(filter(told, mine)) or mine
+        return tuple(replace(e.stack, **asked) for e in (mine if several else mine[:1]))
+
+    def _carried(self, kernel: Kernel, dtype: str, *, plain: bool, alone: bool) -> tuple[Stack, ...]:
+        """Those of the nearest relatives for a data type, by the names that they have there, of their library alone or
+        of any; none where that is not known, as nothing says then which of theirs it runs.
+        """
+        device, stack = self.device, kernel.stack
+        if isinstance(device, str) or not stack.library:
+            return ()
+        like = replace(kernel, stack=replace(stack, dtype=dtype))
+        alike = [e for e in self.entries if _alike(e, like, plain=plain)]
+        near = nearest([e for e in alike if not alone or e.stack.library == stack.library], device)
+        own = any(e.stack.library == stack.library for e in near)
+        library = stack.library if own else max(near, key=lambda e: e.rows).stack.library if near else ""
+        names = dict.fromkeys(e.stack.kernel for e in near if e.stack.library == library)
+        return tuple(replace(stack, library=library, kernel=name) for name in names)
+
+
+def check_library(name: str, profiles: Sequence[Profile] = ()) -> str:
+    """`name`, if kernels of such a library were measured.
+
+    Raises InputError, naming those that were.
+    """
+    known = sorted({e.stack.library for e in index().entries} | {profile.library for profile in profiles})
+    if name and name not in known:
+        raise InputError(f"no kernels of a library {name!r} were measured; {suggest(name, known)}")
+    return name
+
+
+def key_of(entry: Entry) -> tuple[str, str, Stack]:
+    return entry.device, entry.family, entry.stack
+
+
+def _alike(entry: Entry, kernel: Kernel, *, plain: bool) -> bool:
+    """Whether an entry is of a kernel's family, types or their twins, and kind, which is the last word of its name."""
+    stack = entry.stack
+    if entry.family != kernel.family or not twins(entry, kernel.stack):
+        return False
+    if entry.family == "moe":
+        return stack.kernel.endswith("nongated") == plain
+    if entry.family.startswith("attention"):
+        return stack.kind == kernel.stack.kind
+    own, other = (name.rpartition(" ")[2] for name in (stack.kernel, kernel.stack.kernel))
+    return own == other

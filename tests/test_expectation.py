@@ -1148,7 +1148,7 @@ def test_fixed_times_are_as_many_clocks_but_over_a_host_and_of_another_maker():
 
     def quotients(entry, device):
         found = _there(entry, find(device))
-        return {n: found[n] / value for n, value in entry.parameters.items() if n not in ("lambda", "eta")}
+        return {n: found[n] / value for n, value in entry.parameters.items() if n not in ("lambda", "eta", "alpha")}
 
     clocks = pytest.approx(1980 / 1410)
     timed = quotients(known, "a100-sxm-80gb")
@@ -1169,6 +1169,21 @@ def test_exponentials_take_as_many_clocks_however_fast_matrices_are_multiplied()
     assert quotient("h20-sxm") == pytest.approx((148 / 78) / (989.4 / 132))
     assert quotient("h200-sxm") == pytest.approx(1)
     assert quotient("a100-sxm-80gb") == 1  # hides less of them
+
+
+def test_slower_matrix_units_that_wait_for_others_reach_more_of_their_peak():
+    known = entry("attention_decode")
+    alpha = known.parameters["alpha"]
+
+    def waiting(device):
+        return (1 / _there(known, find(device))["alpha"] - 1) / (1 / alpha - 1)
+
+    assert waiting("a100-sxm-80gb") == pytest.approx((312 / 108 / 1410) / (989.4 / 132 / 1980))
+    assert waiting("h20-sxm") == pytest.approx((148 / 78) / (989.4 / 132))  # its clock is not known
+    assert waiting("b200") == pytest.approx(1)  # has kernels of its own
+    assert waiting("mi300x") == pytest.approx(1)
+    products = entry("gemm")
+    assert _there(products, find("h20-sxm"))["alpha"] == products.parameters["alpha"]
 
 
 def test_the_cache_of_devices_without_stacked_memory_goes_with_their_cores():

@@ -320,6 +320,8 @@ def _there(entry: Entry, device: Device) -> Mapping[str, float]:
     makers. Exponentials are not sped up with multiplications, by whose time `softmax` counts them (FlashAttention-3,
     arXiv:2407.08608); kernels of earlier generations hide less of them. A power limit slows down less what multiplies
     less for each watt; an earlier generation needs more of them for as much, and kernels for stacked memory are others.
+    Where matrix units wait for others, slower ones wait as many clocks, and reach more of their peak; faster ones have
+    kernels of their own, which hide more.
     """
     if entry.device == device.name:
         return entry.parameters
@@ -338,6 +340,9 @@ def _there(entry: Entry, device: Device) -> Mapping[str, float]:
     if alike and {*map(_generation, (own, device))} <= _HALVES_SINCE:
         halves = (1 + own.stacked) / (1 + device.stacked)
         found |= {name: found[name] * halves for name in ("eta", "eta_x") if name in found}
+    if FAMILIES[entry.family].waits and alike and own.multiplies and device.multiplies:
+        slower = min(device.multiplies / own.multiplies * clocks, 1.0)
+        found["alpha"] = 1 / (1 + (1 / found["alpha"] - 1) * slower)
     if "softmax" in found and alike and own.multiplies and device.multiplies and not _earlier(device, own):
         found["softmax"] *= device.multiplies / own.multiplies * clocks
     if "hot" in found and alike and _density(own) and _density(device) and not _earlier(device, own):

@@ -86,6 +86,7 @@ class Family(ABC):
     halves      it knows by itself that GeForce cards add up at half their rate
     aged        how well kernels use a device depends on its generation and kind of memory
     steady      they are cut up alike from one generation to the next, so that those of several tell more than of one
+    waits       matrix units wait for loads and exponentials, in clocks that do not depend on how much they do in one
     on_cpu      usual parameters of a CPU's kernels, where they are others: fitted to torch 2.13 on an EPYC
     """
 
@@ -100,6 +101,7 @@ class Family(ABC):
     halves: ClassVar[bool] = False
     aged: ClassVar[bool] = True
     steady: ClassVar[bool] = False
+    waits: ClassVar[bool] = False
     on_cpu: ClassVar[Parameters] = {}
 
     @abstractmethod

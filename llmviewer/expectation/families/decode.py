@@ -44,6 +44,7 @@ class Decode(Family):
     columns = ("batch", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
     optional: ClassVar = {"window": 0.0, "loop": 0.0}
     groups = ("q_heads", "kv_heads", "head_dim")
+    waits = True
     on_cpu: ClassVar = {"alpha": 0.008}  # each head alone, without matrix units
     parameters = (
         Parameter(name="alpha", usual=0.3, low=0.0005, high=1, meaning="part of the peak that is reached"),

@@ -696,6 +696,13 @@ def test_generated_kernels_fill_the_device_once_with_parts_of_two_steps():
     assert found[1]["keys"][:, 0].tolist() == [512, 16384, 65536, 512]
 
 
+def test_parts_of_128_keys_or_more_fill_two_places_of_each_core():
+    """Of 264 places, 8 tiles have 33 each, of 1,986 keys; 32 tiles have 8, 512 none to spare."""
+    found = cut("128 filled", batch=[1, 1, 4, 64], kv_len=[1024, 65536, 65536, 4096], q_heads=32, kv_heads=8)[1]
+    assert found["keys"][:, 0].tolist() == [128, 1986, 8192, 4096]
+    assert found["busy"][:, 0] * 132 == pytest.approx([8 * 8, 8 * 33, 32 * 8, 512])
+
+
 def test_a_tile_of_more_and_wider_heads_takes_longer_to_begin_and_end():
     columns = shapes(
         "attention_decode", 3, batch=1, kv_len=64, kv_heads=1, q_heads=[1, 64, 64], head_dim=[64, 128, 256]

@@ -42,6 +42,10 @@ _FA2_PLACES: Final = 2
 _FA2_FULL: Final = 0.8
 _FA2_GOOD: Final = 0.85
 _FA2_PARTS: Final = np.arange(1, 129, dtype=float)[None]
+# FlashInfer (attention/scheduler.cuh, PrefillPlanImpl, whose kernels decode on matrix units): as many parts as fill two
+# places on each core, of so many keys or more.
+_FILLED_KEYS: Final = 128
+_FILLED_PLACES: Final = 2
 # vLLM's Triton kernel (triton_unified_attention.py): segments, where sequences x key heads are no more than so many;
 # none is shorter than the keys of one byte that a loop takes.
 _SEGMENTS: Final = 16
@@ -153,6 +157,13 @@ def _waves(c: Caches) -> Cut:
     return _even(c, parts, parts)
 
 
+def _filled(c: Caches) -> Cut:
+    most = np.maximum(np.floor(_FILLED_PLACES * c.cores / c.tiles), 1)
+    keys = np.minimum(np.maximum(np.ceil(c.keys / most), _FILLED_KEYS), c.keys)
+    parts = np.ceil(c.keys / keys)
+    return Cut(parts=parts, used=parts, keys=keys)
+
+
 def _segments(c: Caches) -> Cut:
     parts = np.where(c.heads <= _SEGMENTS_HEADS, _SEGMENTS, 1)
     used = np.minimum(np.ceil(c.keys / np.maximum(c.whole / parts, _SEGMENTS_KEYS)), parts)
@@ -175,6 +186,7 @@ RULES: Final[Mapping[str, Callable[[Caches], Cut]]] = {
     "masked": _masked,
     "listed": _listed,
     "waves": _waves,
+    "filled": _filled,
     "segments": _segments,
     "gradual": _gradual,
     "dealt": lambda c: _dealt(c, _XQA_TILE),

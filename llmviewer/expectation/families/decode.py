@@ -36,8 +36,9 @@ class Decode(Family):
               take turns at tiles of 256 keys, "dealt64": of 64, as on Hopper for caches of 8 bits, and "worth": it is
               called where it fills the device; "gen": as TensorRT-LLM's kernels for Blackwell cut them; "listed": as
               FlashAttention-3 cuts them, which walks a list of sequences; "waves": as FlashAttention-2 does, where
-              heads that share keys are made rows of one, but not under a window; "triton": a core works at several
-              parts, "segments" of the whole cache as in vLLM, or "gradual" ones as in SGLang
+              heads that share keys are made rows of one, but not under a window; "filled": as FlashInfer does;
+              "triton": a core works at several parts, "segments" of the whole cache as in vLLM, or "gradual" ones as in
+              SGLang
     """
 
     name = "attention_decode"
@@ -94,7 +95,7 @@ class Decode(Family):
                 "128 short always", "128 tall", "128 tall one", "32 shared", "32 shared one",
                 "32 shared rule", "32 shared rule masked", "128 listed", "128 tall waves", "128 triton segments",
                 "128 short triton gradual", "32 shared dealt masked worth", "32 shared dealt64 masked",
-                "32 shared one masked", "128 gen", "32 gen masked")  # fmt: skip
+                "32 shared one masked", "128 gen", "32 gen masked", "128 filled")  # fmt: skip
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
         b, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)

@@ -236,9 +236,10 @@ def analyzed(
     held = {"batch": batch, "prompt": prompt, "gen": longest, "images": images}
     asked = {**held, "gen": written or 1}
     share = int(setting.layout.share(batch))
-    workloads = {"prefill": setting.prefill(Workload.prefill(batch=share, prompt=prompt, images=images))}
+    read = {"prompt": prompt, "images": images}
+    workloads = {"prefill": setting.prefill(Workload.prefill(batch=share, **read))}
     if context:
-        workloads["decode"] = setting.step(Workload.decode(batch=share, kv_len=context, prompt=prompt))
+        workloads["decode"] = setting.step(Workload.decode(batch=share, kv_len=context, **read))
     footprint = memory(setting.footprint, setting.hardware.capacity, **held)
 
     def fits(changed: Setting) -> bool:

@@ -85,9 +85,9 @@ def expected_answer(
     if kernels is None:
         return None, None
     if not arranges(setting.techniques):
-        read = Workload.prefill(batch=setting.layout.share(batch), prompt=prompt, images=images)
-        first = setting.expected_time("prefill", read, batch)
-        rest = steps_expected(setting, batch=batch, prompt=prompt, steps=gen - 1) if gen > 1 else None
+        read = {"prompt": prompt, "images": images}
+        first = setting.expected_time("prefill", Workload.prefill(batch=setting.layout.share(batch), **read), batch)
+        rest = steps_expected(setting, batch=batch, steps=gen - 1, **read) if gen > 1 else None
         return first, rest
     found: list[tuple[Interval | None, Interval | None]] = []
     for one in batch.tolist():
@@ -98,7 +98,7 @@ def expected_answer(
     return first, rest
 
 
-def steps_expected(setting: Setting, *, batch: Num, prompt: int, steps: int) -> Interval | None:
+def steps_expected(setting: Setting, *, batch: Num, prompt: int, steps: int, images: int = 0) -> Interval | None:
     """What the `steps` after a prefill take, at each batch: every step where they are few, else those amid equal parts
     of them.
 
@@ -107,7 +107,7 @@ def steps_expected(setting: Setting, *, batch: Num, prompt: int, steps: int) -> 
     points = min(steps, _STEPS)
     lengths = prompt + 0.5 + (np.arange(points) + 0.5) * steps / points
     each, context = (grid.ravel() for grid in np.meshgrid(np.atleast_1d(batch), lengths, indexing="ij"))
-    workload = Workload.decode(batch=setting.layout.share(each), kv_len=context, prompt=prompt)
+    workload = Workload.decode(batch=setting.layout.share(each), kv_len=context, prompt=prompt, images=images)
     found = setting.expected_time("decode", workload, each)
     return found.map(lambda s: np.mean(np.reshape(s, (-1, points)), axis=1) * steps) if found else None
 

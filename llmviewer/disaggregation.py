@@ -187,7 +187,9 @@ def disaggregate(
         prefill=prefill,
         decode=decode,
         kv_transfer=when,
-        kv_transfer_bytes=float(kv_cache_bytes(whole, batch=batch, context=_cached(loaded, prompt), prompt=prompt)),
+        kv_transfer_bytes=float(
+            kv_cache_bytes(whole, batch=batch, context=_cached(loaded, prompt), prompt=prompt, images=images)
+        ),
         kv_transfer_bytes_per_s=pace(reads, writes),
     )
 

@@ -43,6 +43,11 @@ def images(patches: int, tiles: int = 1) -> Stream:
     return Stream("images", (patches,) if tiles == 1 else (patches, tiles))
 
 
+def seeing(tokens: int) -> Stream:
+    """What sequences with pictures do, which attend to `tokens` of each besides their own."""
+    return Stream("seeing", (tokens,))
+
+
 def sampled(share: float) -> Stream:
     """What the part `share` of the tokens goes on to."""
     return Stream("sampled", (share,))

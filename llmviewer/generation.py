@@ -49,21 +49,22 @@ def generation(
     layout       of the devices that `plan` is for one of
     """
     ttft = prefill_s(plan, layout, batch=batch, prompt=prompt, images=images)
-    decoding = decoding_s(decode_plan or plan, layout, batch=batch, prompt=prompt, gen=gen)
+    decoding = decoding_s(decode_plan or plan, layout, batch=batch, prompt=prompt, gen=gen, images=images)
     latency = ttft + decoding
     with np.errstate(invalid="ignore"):
         tpot = decoding / (np.asarray(gen) - 1)
     return Generation(ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=batch * gen / latency)
 
 
-def decoding_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, gen: Num) -> Num:
+def decoding_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
     """Time of all decode steps, one for each token after the first. [s]"""
     steps = np.asarray(gen) - 1
     last = prompt + np.maximum(steps, 1)
     share, parts = layout.share(batch), layout.parts(batch)
-    decoding = decode_s(plan, batch=share, first=prompt + 1, last=last, prompt=prompt)
+    lengths = {"first": prompt + 1, "last": last, "prompt": prompt, "images": images}
+    decoding = decode_s(plan, batch=share, **lengths)
     if layout.pp > 1:  # every stage has all micro-batches to serve before the next step
-        stages = (decode_s(stage, batch=share, first=prompt + 1, last=last, prompt=prompt) for stage in plan.stages)
+        stages = (decode_s(stage, batch=share, **lengths) for stage in plan.stages)
         decoding = reduce(np.maximum, (parts * busy for busy in stages), decoding)
     return np.where(steps > 0, decoding, 0.0)
 
@@ -74,7 +75,7 @@ def prefill_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, im
     return plan.in_parts(values, layout.parts(batch), turns=False)
 
 
-def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0) -> Num:
+def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0, images: Num = 0) -> Num:
     """Time of one decode step at each kv_len from `first` to `last`, both included. [s]
 
     Exact without a loop over steps: between lengths where a mask changes what it hides, how long a resource is busy is
@@ -82,6 +83,7 @@ def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0) 
     they cross.
 
     prompt  tokens of it that an encoder has read, where the model has one
+    images  pictures that the prompt had
     """
     bends, periods = _bends(plan.features, prompt)
     result: Num = 0.0
@@ -91,7 +93,7 @@ def decode_s(plan: Plan, *, batch: Num, first: Num, last: Num, prompt: Num = 0) 
             end = np.where(np.less_equal(first, bend), np.minimum(end, bend), end)
         for period in periods:
             end = np.minimum(end, np.ceil(first / period) * period)
-        result = result + _segment(plan, first, end, batch=batch, prompt=prompt)
+        result = result + _segment(plan, first, end, batch=batch, prompt=prompt, images=images)
         first = end + 1
     return result
 
@@ -105,12 +107,12 @@ def _bends(features: Iterable[Feature], prompt: Num) -> tuple[list[Num], list[fl
     return bends, sorted(periods)
 
 
-def _segment(plan: Plan, first: Num, last: Num, *, batch: Num, prompt: Num) -> Num:
+def _segment(plan: Plan, first: Num, last: Num, **sequences: Num) -> Num:
     """decode_s where no feature bends; 0 where `last` is before `first`."""
     present = np.less_equal(first, last)
     last = np.maximum(first, last)
-    at_first = plan.values(Workload.decode(batch=batch, kv_len=first, prompt=prompt))
-    at_last = plan.values(Workload.decode(batch=batch, kv_len=last, prompt=prompt))
+    at_first = plan.values(Workload.decode(kv_len=first, **sequences))
+    at_last = plan.values(Workload.decode(kv_len=last, **sequences))
     result: Num = 0.0
     for forms, launches in plan.alike:
         if all(feature.name in STEADY for form in forms for feature in form.features()):

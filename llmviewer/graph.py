@@ -42,7 +42,7 @@ class Block:
     @property
     def main(self) -> bool:
         """Whether it works on the tokens that are written, and not beside them on an encoder's or on pictures."""
-        return self.stream in (WHOLE, TARGET)
+        return self.stream in (WHOLE, TARGET) or self.stream.name == "seeing"
 
     def map(self, f: Callable[[Operator], Operator]) -> Block:
         return replace(self, operators=tuple(map(f, self.operators)))

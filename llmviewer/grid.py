@@ -283,23 +283,24 @@ def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | s
     columns |= {"kv_len": context} if generates else {}
     columns |= {} if asked is None else {"images": asked}
     layout, share = setting.layout, setting.layout.share(batch)
-    values = plan.values(Workload.prefill(batch=share, prompt=prompt, images=images))
+    lengths = {"prompt": prompt, "images": images}
+    values = plan.values(Workload.prefill(batch=share, **lengths))
     ttft = plan.in_parts(values, layout.parts(batch), turns=False)
     columns |= {"ttft_s": ttft, "prefill_ops": plan.ops(values), "prefill_bytes": plan.bytes(values)}
     if generates:
-        values = decode_plan.values(setting.step(Workload.decode(batch=share, kv_len=context, prompt=prompt)))
+        values = decode_plan.values(setting.step(Workload.decode(batch=share, kv_len=context, **lengths)))
         step = decode_plan.in_parts(values, layout.parts(batch), turns=True)
         columns |= {"decode_step_s": step, "decode_ops": decode_plan.ops(values)}
         columns |= {"decode_bytes": decode_plan.bytes(values)}
         columns |= {"decode_tokens_per_s": batch / step}
     if gen is not None:
-        whole = generation(plan, decode_plan, batch=batch, prompt=prompt, gen=gen, images=images, layout=layout)
+        whole = generation(plan, decode_plan, batch=batch, gen=gen, layout=layout, **lengths)
         columns |= {"gen": gen, "tpot_s": whole.tpot_s, "latency_s": whole.latency_s}
         columns |= {"tokens_per_s": whole.tokens_per_s}
     if arranges(setting.techniques):
         columns |= _arranged(setting, at)
     tokens = np.maximum(1 if gen is None else gen, context - prompt) if generates else 0  # the step shown has to fit
-    weights, cache, activations = setting.footprint.parts(batch=batch, prompt=prompt, gen=tokens, images=images)
+    weights, cache, activations = setting.footprint.parts(batch=batch, gen=tokens, **lengths)
     total = weights + cache + activations
     columns |= {"weight_bytes": weights, "kv_cache_bytes": cache, "activation_bytes": activations}
     return columns | {"total_bytes": total, "fits": total <= setting.hardware.capacity}
@@ -340,15 +341,16 @@ def _joined(places: Sequence[Column], parts: Sequence[Num | str]) -> Column:
 
 def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
     """Columns of what real kernels are expected to take for the numbers `at`."""
-    batch, prompt, gen, kv_len, images = (at[name] for name in NUMBERS)
+    batch, prompt, gen, kv_len, asked = (at[name] for name in NUMBERS)
     assert batch is not None
     assert prompt is not None
     context = prompt + 1 if kv_len is None else kv_len
     share = setting.layout.share(batch)
-    read = Workload.prefill(batch=share, prompt=prompt, images=0 if images is None else images)
-    columns = _interval("expected_ttft", setting.expected_time("prefill", setting.prefill(read), batch))
+    lengths = {"prompt": prompt, "images": 0 if asked is None else asked}
+    read = setting.prefill(Workload.prefill(batch=share, **lengths))
+    columns = _interval("expected_ttft", setting.expected_time("prefill", read, batch))
     if setting.model.generates:
-        step = setting.step(Workload.decode(batch=share, kv_len=context, prompt=prompt))
+        step = setting.step(Workload.decode(batch=share, kv_len=context, **lengths))
         time = setting.expected_time("decode", step, batch)
         rate = batch / time.expected if time and not arranges(setting.techniques) else np.nan
         columns |= _interval("expected_decode_step", time) | {"expected_decode_tokens_per_s": rate}

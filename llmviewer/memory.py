@@ -176,9 +176,10 @@ class Footprint:
         Activations are those of the worse of the prefill, with `images` in each prompt, and the last decode step.
         """
         local, share = self.layout.local(batch), self.layout.share(batch)
-        full = self.shapes.kept(Workload.decode(batch=local, kv_len=prompt + gen, prompt=prompt))
+        last = {"kv_len": prompt + gen, "prompt": prompt, "images": images}
+        full = self.shapes.kept(Workload.decode(batch=local, **last))
         prefill = self.shapes.prefill(Workload.prefill(batch=share, prompt=prompt, images=images))
-        step = self.shapes.step(Workload.decode(batch=share, kv_len=prompt + gen, prompt=prompt))
+        step = self.shapes.step(Workload.decode(batch=share, **last))
         fullest: tuple[Num, Num, Num] = (0.0, 0.0, 0.0)
         for stage in self.stages:
             live = np.maximum(_largest_of(stage.live, prefill), _largest_of(stage.decode_live, step))
@@ -194,9 +195,10 @@ class Footprint:
         """All of them together."""
         return sum(self.parts(batch=batch, prompt=prompt, gen=gen, images=images), start=0.0)
 
-    def away(self, place: str, *, batch: Num, prompt: Num, gen: Num) -> Num:
+    def away(self, place: str, *, batch: Num, prompt: Num, gen: Num, images: Num = 0) -> Num:
         """Weights and cache that lie in `place`; in a pipeline, of the stage with the most. [B]"""
-        full = self.shapes.kept(Workload.decode(batch=self.layout.local(batch), kv_len=prompt + gen, prompt=prompt))
+        last = {"kv_len": prompt + gen, "prompt": prompt, "images": images}
+        full = self.shapes.kept(Workload.decode(batch=self.layout.local(batch), **last))
         each = (
             self.offload.away(place, weights=stage.weights_away, kv=evaluate(stage.cache_away, full))
             for stage in self.stages
@@ -223,8 +225,8 @@ def memory(footprint: Footprint, capacity: float, *, batch: int, prompt: int, ge
         capacity_bytes=capacity,
         max_batch=largest_batch(footprint, capacity, prompt=prompt, gen=gen, images=images),
         max_context=longest + gen if longest else longest,
-        host_bytes=float(footprint.away(HOST, batch=batch, prompt=prompt, gen=gen)),
-        storage_bytes=float(footprint.away(STORAGE, batch=batch, prompt=prompt, gen=gen)),
+        host_bytes=float(footprint.away(HOST, batch=batch, prompt=prompt, gen=gen, images=images)),
+        storage_bytes=float(footprint.away(STORAGE, batch=batch, prompt=prompt, gen=gen, images=images)),
     )
 
 

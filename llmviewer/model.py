@@ -14,7 +14,7 @@ from .operators.attention import QK
 from .operators.base import Role, Tensor
 from .operators.embedding import Embedding
 from .operators.linear import LatentExpansion
-from .operators.masks import Mask
+from .operators.masks import Across, Mask
 from .operators.pictures import Patches, Place
 from .precision import Format
 from .transforms.quantize import AS_IT_IS, Quantization, quantize
@@ -124,6 +124,11 @@ class Model:
         """Whether an encoder reads the prompt, and a decoder beside it writes."""
         return any(block.stream == TARGET for block in self.graph.blocks)
 
+    @cached_property
+    def crosses(self) -> bool:
+        """Whether some of its attention is to what an encoder has read, or to pictures, beside the prompt's tokens."""
+        return any(isinstance(mask, Across) for _, mask in self._heads)
+
     @property
     def kv_bytes_per_token(self) -> float:
         """What the cache grows by with every token of one sequence, within any window, as published. [B]"""
@@ -145,9 +150,10 @@ def _kept(graph: Graph) -> Iterable[tuple[Block, Tensor]]:
     return {(id(block), t.name): (block, t) for block, op in graph for t in op.state()}.values()
 
 
-def kv_cache_bytes(graph: Graph, *, batch: Num, context: Num, prompt: Num = 0) -> Num:
+def kv_cache_bytes(graph: Graph, *, batch: Num, context: Num, prompt: Num = 0, images: Num = 0) -> Num:
     """The KV cache of `batch` sequences of `context` tokens. [B]
 
     prompt  tokens of it that an encoder has read, where the model has one
+    images  pictures that each prompt had
     """
-    return evaluate(kv_cache(graph), Workload.decode(batch=batch, kv_len=context, prompt=prompt))
+    return evaluate(kv_cache(graph), Workload.decode(batch=batch, kv_len=context, prompt=prompt, images=images))

@@ -265,7 +265,7 @@ class Setting:
         """
         share, parts = self.layout.share(batch), self.layout.parts(batch)
         first = Workload.prefill(batch=share, prompt=prompt, images=images)
-        steps = Workload.decode(batch=share, kv_len=prompt + np.arange(1.0, gen), prompt=prompt)
+        steps = Workload.decode(batch=share, kv_len=prompt + np.arange(1.0, gen), prompt=prompt, images=images)
         plain = Schedule(
             first=(Run(name="prefill", plan=self.plan, workload=first, parts=parts),),
             rest=(Run(name="decode", plan=self.decode_plan, workload=steps, parts=parts, turns=True),)

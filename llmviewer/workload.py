@@ -22,6 +22,7 @@ class Spans:
     logits  positions of each whose logits are wanted
     source  of kv_len, those that an encoder has read or reads; of use to encoder-decoder models alone
     images  pictures of each sequence that a tower reads in this pass
+    seen    pictures of each that it has read so far; of use to models that keep keys and values of them apart
     """
 
     batch: Num
@@ -30,6 +31,7 @@ class Spans:
     logits: Num = 1
     source: Num = 0
     images: Num = 0
+    seen: Num = 0
 
     @property
     def past(self) -> Num:
@@ -54,6 +56,11 @@ class Spans:
     def of_images(self, patches: float, tiles: float) -> Spans:
         """What a tower reads: tiles of pictures as sequences of `patches`."""
         return Spans(batch=self.batch * self.images * tiles, q_len=patches, kv_len=patches, logits=0)
+
+    def of_seen(self, tokens: float) -> Spans:
+        """What cross-attention to `tokens` of each picture has to do: nothing where no picture was seen."""
+        new, read = self.q_len * np.minimum(self.seen, 1), self.seen * tokens
+        return Spans(batch=self.batch, q_len=new, kv_len=self.kv_len, logits=0, source=read)
 
     def kv_tokens(self, window: float) -> Num:
         return np.minimum(self.kv_len, window + self.q_len - 1)
@@ -159,15 +166,16 @@ class Workload:
     @classmethod
     def prefill(cls, *, batch: Num, prompt: Num, images: Num = 0) -> Workload:
         """All of a prompt at once, with the pictures that it has."""
-        return cls((Sequences(batch=batch, q_len=prompt, kv_len=prompt, source=prompt, images=images),))
+        return cls((Sequences(batch=batch, q_len=prompt, kv_len=prompt, source=prompt, images=images, seen=images),))
 
     @classmethod
-    def decode(cls, *, batch: Num, kv_len: Num, prompt: Num = 0) -> Workload:
+    def decode(cls, *, batch: Num, kv_len: Num, prompt: Num = 0, images: Num = 0) -> Workload:
         """One new token that attends to `kv_len` tokens, itself included.
 
         prompt  those of them that were an encoder's input, where the model has one
+        images  pictures that the prompt had
         """
-        return cls((Sequences(batch=batch, q_len=1, kv_len=kv_len, source=prompt),))
+        return cls((Sequences(batch=batch, q_len=1, kv_len=kv_len, source=prompt, seen=images),))
 
     @classmethod
     def chunk(cls, *, batch: Num, chunk: Num, past: Num) -> Workload:
@@ -195,6 +203,10 @@ class Workload:
     def images(self, patches: float, tiles: float = 1) -> Workload:
         """The part of the pass that a tower sees, which cuts each picture into `tiles`, and those into `patches`."""
         return _Part(tuple(s.of_images(patches, tiles) for s in self.groups))
+
+    def seeing(self, tokens: float) -> Workload:
+        """The part of the pass whose sequences have pictures, with `tokens` of each to attend to besides their own."""
+        return _Target(tuple(s.of_seen(tokens) for s in self.groups))
 
     def replicas(self, ranks: float) -> Workload:
         """What `ranks` devices that each have such a pass have together."""
@@ -362,7 +374,7 @@ class _Thinned(_Sampled):
 
 
 class _Target(_Part):
-    """What a decoder sees, whose spans count from the end of its encoder's input."""
+    """What a decoder sees, whose spans count no token of its encoder's input, or of pictures."""
 
     def cross_pairs(self) -> Num:
         return self._sum(lambda s: s.q_len * s.source)

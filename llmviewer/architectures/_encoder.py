@@ -176,6 +176,10 @@ class CrossAttention:
 
     Keys and values are made of what the encoder leaves, when it has read, and stay. The decoder's own queries see them
     in every step.
+
+    qk_norm  norm of each head of queries and keys
+    encoded  the name of what the encoder leaves
+    read     the part of a pass that it reads
     """
 
     heads: Heads
@@ -183,27 +187,39 @@ class CrossAttention:
     k_bias: bool = False
     v_bias: bool = False
     o_bias: bool = False
+    qk_norm: NormKind | None = None
+    encoded: str = ENCODED
+    read: Stream = SOURCE
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = replace(self.heads, mask=Across())
-        q_proj = parts.project("cross_q_proj", x, heads.q_width, bias=self.q_bias)
+        queries: tuple[Operator, ...] = (parts.project("cross_q_proj", x, heads.q_width, bias=self.q_bias),)
+        if self.qk_norm:
+            norm = parts.norm("cross_q_norm", result(queries), shared=heads.num_heads, kind=self.qk_norm)
+            queries = (*queries, norm)
         widths = {"k": heads.kv_width, "v": heads.num_kv_heads * heads.out_dim}
-        made = tuple(
-            self._kept(parts, name, width, x.width, bias=bias)
-            for (name, width), bias in zip(widths.items(), (self.k_bias, self.v_bias), strict=True)
+        made = (
+            *self._kept(parts, "k", widths["k"], x.width, bias=self.k_bias, norm=self.qk_norm),
+            *self._kept(parts, "v", widths["v"], x.width, bias=self.v_bias),
         )
         k, v = (parts.cache(f"cross_{name}_cache", width, heads.mask) for name, width in widths.items())
-        plain = scored(parts, heads, result((q_proj,)), (k,), v)
+        plain = scored(parts, heads, result(queries), (k,), v)
         attended = tuple(_named(op, f"cross_{op.name}") for op in plain)
-        return (q_proj, *made, *attended, parts.project("cross_o_proj", result(attended), x.width, bias=self.o_bias))
+        return (*queries, *made, *attended, parts.project("cross_o_proj", result(attended), x.width, bias=self.o_bias))
 
-    def _kept(self, parts: Parts, name: str, width: int, encoded: int, *, bias: bool) -> Linear:
-        """The projection of what the encoder leaves, once for each token that it has read."""
-        read = TOKENS.on(SOURCE)
-        x = with_rows(parts.tensor(ENCODED, encoded), read)
-        out = with_rows(parts.cached(f"cross_{name}_cache", width), read)
-        made = parts.linear(f"cross_{name}_proj", x, out, bias=bias)
-        return made.with_weights(lambda w: replace(w, rows=w.shape[0] * ONE.on(SOURCE)))
+    def _kept(
+        self, parts: Parts, name: str, width: int, encoded: int, *, bias: bool, norm: NormKind | None = None
+    ) -> tuple[Operator, ...]:
+        """The projection of what the encoder leaves, once for each token that it has read, and its norm."""
+        read = TOKENS.on(self.read)
+        x = with_rows(parts.tensor(self.encoded, encoded), read)
+        plain, kept = parts.tensor(f"cross_{name}_proj", width), parts.cached(f"cross_{name}_cache", width)
+        out = with_rows(plain if norm else kept, read)
+        made: tuple[Operator, ...] = (parts.linear(plain.name, x, out, bias=bias),)
+        if norm:
+            normed = parts.norm(f"cross_{name}_norm", out, shared=self.heads.num_kv_heads, kind=norm)
+            made = (*made, replace(normed, outputs=(with_rows(kept, read),)))
+        return tuple(op.with_weights(lambda w: replace(w, rows=w.shape[0] * ONE.on(self.read))) for op in made)
 
 
 def _named(op: Operator, name: str) -> Operator:

@@ -133,9 +133,13 @@ class Tower:
 
 @dataclass(frozen=True)
 class Scaled:
-    """What a part of a layer makes, each element times a number that is learned (arXiv:2103.17239)."""
+    """What a part of a layer makes, each element times a number that is learned (arXiv:2103.17239).
+
+    alike  the number is one for all elements
+    """
 
     part: Mixer | FeedForward | None
+    alike: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         made = self.part.operators(parts, x) if self.part else ()
@@ -145,7 +149,7 @@ class Scaled:
             name=name,
             inputs=(of,),
             outputs=(parts.tensor(name, of.width),),
-            weights=(parts.weight(f"{name}.weight", of.width),),
+            weights=(parts.weight(f"{name}.weight", 1 if self.alike else of.width),),
             ops_per_element=1,
         )
         return (*made, scale)

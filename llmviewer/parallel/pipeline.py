@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 from ..errors import InputError
-from ..forms import SOURCE
+from ..forms import SOURCE, WHOLE, Stream
 from ..graph import Block, Graph
 from ..operators.attention import Attention, Heads
 from ..operators.base import Role, Tensor, Weight
@@ -109,8 +109,8 @@ def _send(pieces: Sequence[Block], stage: int, group: Group) -> Block:
     """What leaves a stage for the next one: the hidden state, and what that or later ones are given of this one or
     those before. A launch of the stage that it leaves.
     """
-    stream = next(p.stream for p in pieces if p.layers and p.stage == stage + 1)
-    before = [p for p in pieces if p.layers and p.stage == stage and p.stream == stream]
+    stream = next(_flow(p) for p in pieces if p.layers and p.stage == stage + 1)
+    before = [p for p in pieces if p.layers and p.stage == stage and _flow(p) == stream]
     hidden = [_result(before[-1])] if before else []
     given = list(_given(pieces, stage))
     send = Send(
@@ -143,6 +143,11 @@ def _given(pieces: Sequence[Block], stage: int) -> Iterator[Tensor]:
                 wanted[name] = (replace(left, rows=left.rows.on(source.stream)), read)
     for left, read in wanted.values():
         yield replace(left, width=min(left.width, read))
+
+
+def _flow(block: Block) -> Stream:
+    """The part of a pass whose hidden states it has: where sequences have no pictures, it leaves them as they are."""
+    return WHOLE if block.stream.name == "seeing" else block.stream
 
 
 def _result(block: Block) -> Tensor:

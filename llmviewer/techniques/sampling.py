@@ -45,7 +45,7 @@ class Several(Technique):
         other = next((other for other in others if isinstance(other, Several)), None)
         if other:
             return f"{other.name} writes several answers to a prompt too; give the number of all to one of them"
-        if machine.model.encodes and self.prompt != "copied":
+        if machine.model.crosses and self.prompt != "copied":
             return f"what the encoder of {machine.model.name} has read is held for each answer; give prompt=copied"
         return ""
 

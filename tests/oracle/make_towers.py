@@ -9,7 +9,8 @@ graph with the committed JSON and need neither torch nor transformers.
 A multiply-accumulate is 2 FLOPs. Convolutions (the patches), products with weights and products of attention are kept
 apart. Pictures are of the size that the config says, of SIDES where the model takes any, and of PIXELS where it cuts
 them into tiles. A tower for texts runs on sequences of TEXT tokens. All layers of a tower are run, also those whose
-result is not used (LLaVA).
+result is not used (LLaVA). Of a language model that looks at pictures from layers of its own (Llama 3.2 Vision) a
+prefill and a decode step are counted too, by module, with pictures and without.
 
     python tests/oracle/make_towers.py           rewrite towers.json
     python tests/oracle/make_towers.py --check   exit 1 with one line for each difference from towers.json
@@ -20,14 +21,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import transformers
 import yaml
-from make_flops import differences, of, options
+from make_flops import differences, of, options, own_flops
 from make_parameters import TWINS, twin
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -35,10 +36,12 @@ from transformers import (
     AutoModel,
     AutoModelForImageClassification,
     AutoModelForImageTextToText,
+    DynamicCache,
     PreTrainedModel,
     vision_utils,
 )
 from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
+from transformers.models.mllama import modeling_mllama
 
 HERE = Path(__file__).resolve().parent
 MODEL_FILES = HERE.parent.parent / "models"
@@ -72,6 +75,7 @@ MODELS: Final = (
     "paligemma-3b",
     "llava-1.6-mistral-7b",
     "glm-4.5v",
+    "llama-3.2-11b-vision",
     "vit-base",
     "vit-large",
     "vit-huge",
@@ -146,6 +150,10 @@ def tower_of(model: PreTrainedModel, fields: dict[str, Any]) -> Callable[[int], 
             patches = tower.embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2).contiguous()
             seen = tower.encoder(inputs_embeds=patches)
             return model.model.connector(seen.last_hidden_state)
+        if fields["model_type"] == "mllama":
+            modeling_mllama._prepare_aspect_ratio_attention_mask = lambda **_: None  # a product, of what is masked
+            seen = model.model.vision_model(*pictures_of(vision, (1, pictures), dtype)).last_hidden_state
+            return model.model.multi_modal_projector(seen)
         see = getattr(model, "get_image_features", model)
         seen = see(pixel_values=pixels)
         if fields["model_type"] == "llama4":
@@ -176,6 +184,30 @@ def tower_of(model: PreTrainedModel, fields: dict[str, Any]) -> Callable[[int], 
     return any_size if side else fixed
 
 
+def pictures_of(vision: dict[str, Any], shape: tuple[int, int], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """As many pictures of all tiles as `shape` says of each sequence, which shape their tiles have, and their mask."""
+    tiles, side = vision["max_num_tiles"], vision["image_size"]
+    pixels = torch.empty((*shape, tiles, 3, side, side), device="meta", dtype=dtype)
+    shapes = torch.zeros(shape, device="meta", dtype=torch.long)
+    return pixels, shapes, torch.ones((*shape, tiles), device="meta", dtype=torch.long)
+
+
+def crossing(model: PreTrainedModel, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A prefill and a step after it, of a language model that looks at pictures, without the tower."""
+    vision, text = fields["vision_config"], fields["text_config"]
+    dtype, width = next(model.parameters()).dtype, text["hidden_size"]
+    each = vision["max_num_tiles"] * ((vision["image_size"] // vision["patch_size"]) ** 2 + 1)
+    for batch, pictures in ((2, 0), (2, 1), (1, 3)):
+        tokens = torch.zeros((batch, TEXT + 1), dtype=torch.long, device="meta")
+        features = torch.empty((batch, pictures * each, width), device="meta", dtype=dtype) if pictures else None
+        cache = DynamicCache(config=model.config)
+        for new, states in ((tokens[:, :-1], features), (tokens[:, -1:], None)):
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                model(new, cross_attention_states=states, past_key_values=cache, use_cache=True)
+            case = {"batch": batch, "pictures": pictures, "q_len": new.shape[1], "kv_len": TEXT + (new.shape[1] == 1)}
+            yield {**case, "by_module": own_flops(counter)}
+
+
 def tiles_of(fields: dict[str, Any]) -> int:
     """Tiles that a picture of PIXELS is cut into."""
     if fields["model_type"] == "llava_next":
@@ -203,6 +235,8 @@ def count(name: str) -> dict[str, Any]:
     see = tower_of(model, fields)
     together = fields["model_type"] == "mistral3"  # whose pictures are one sequence under a mask of blocks
     found["cases"] = [{"pictures": n, **counted(lambda n=n: see(n))} for n in ((1,) if together else (1, 2))]
+    if fields["model_type"] == "mllama":
+        found["crossing"] = list(crossing(model, fields))
     if fields["model_type"] in ("clip", "siglip"):
         tokens = torch.zeros((2, TEXT), dtype=torch.long, device="meta")
         found["text"] = {"batch": 2, "tokens": TEXT, **counted(lambda: model.text_model(input_ids=tokens))}

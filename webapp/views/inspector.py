@@ -106,10 +106,11 @@ def asked(answer: Answer, phase: str) -> Workload:
     """The pass that a phase is, as techniques make it."""
     setting, inputs = answer.setting, answer.analysis.inputs
     batch = int(setting.layout.share(inputs.batch))
+    read = {"prompt": inputs.prompt, "images": inputs.images}
     if answer.phase_name(phase) == "decode":
         assert inputs.kv_len is not None
-        return setting.step(Workload.decode(batch=batch, kv_len=inputs.kv_len, prompt=inputs.prompt))
-    return setting.prefill(Workload.prefill(batch=batch, prompt=inputs.prompt, images=inputs.images))
+        return setting.step(Workload.decode(batch=batch, kv_len=inputs.kv_len, **read))
+    return setting.prefill(Workload.prefill(batch=batch, **read))
 
 
 def _planned(setting: Setting, phase: str, op: OperatorResult) -> PlannedOperator | None:

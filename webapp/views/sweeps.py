@@ -51,9 +51,10 @@ class Line:
     def pass_(self, phase: str, x: Num) -> Workload:
         """What one device runs at a time."""
         share = self.setting.layout.share(self._batch(x))
+        read = {"prompt": self._prompt(x), "images": self.state.images}
         if phase == "prefill":
-            return self.setting.prefill(Workload.prefill(batch=share, prompt=self._prompt(x), images=self.state.images))
-        return self.setting.step(Workload.decode(batch=share, kv_len=self._context(x), prompt=self._prompt(x)))
+            return self.setting.prefill(Workload.prefill(batch=share, **read))
+        return self.setting.step(Workload.decode(batch=share, kv_len=self._context(x), **read))
 
     def time_s(self, phase: str, x: Num) -> Array:
         """Time to first token, or of a decode step."""
@@ -328,7 +329,7 @@ def _map(one: Answer, state: State) -> Shown:
     else:
         prompt = np.minimum(state.prompt, length - 1)
         gen = length - prompt
-        pass_ = setting.step(Workload.decode(batch=share, kv_len=length, prompt=prompt))
+        pass_ = setting.step(Workload.decode(batch=share, kv_len=length, prompt=prompt, images=state.images))
     times = waits(setting.plan_of(phase), pass_)
     whole = np.broadcast_to(sum(times.values(), start=0.0), batch.shape)
     shape = (len(lengths), len(_MAPPED))

@@ -7,13 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from ...forms import ONE, TARGET, Form, Num, Stream, evaluate, total
+from ...forms import ONE, Form, Num, Stream, evaluate, total
 from ...operators.base import Operator
 from ...parallel.overlap import Overlapped
 from ...roofline import OperatorEstimate, PlannedOperator
 from ...workload import Spans, Thinned, Workload
 
 _ALWAYS: Final[Num] = 1.0
+_APART: Final = ("target", "seeing")  # parts of a pass that attend to what none of their own tokens stands for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Work:
     def part(self, spans: Spans) -> Workload:
         """Some of the sequences of `groups`, as the part of a pass that it sees has them."""
         alone = Workload((spans,))
-        return replace(alone.target(), groups=(spans,)) if self.stream == TARGET else alone
+        return replace(alone.target(), groups=(spans,)) if self.stream.name in _APART else alone
 
     @property
     def groups(self) -> tuple[Spans, ...]:

@@ -1,0 +1,170 @@
+"""Llama 3.2 Vision: a language model of which some layers, in the place of their tokens, look at pictures
+(arXiv:2407.21783, section 7).
+
+A tower reads all tiles of a picture as one sequence, through layers that are called local and then global ones. Keys
+and values of what it leaves are made once, in the prefill; no token of a picture goes through other layers. The class
+of transformers brings every picture to as many tiles as there may be and the tokens of a tile to a multiple of eight,
+and its mask lets what was added be seen, so that each picture takes the same. Where there is none, a pass leaves out
+the layers that would look at it. Pictures stand at the beginning of a prompt: all of it sees them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ..documents import Section
+from ..forms import ONE, images, seeing, table_rows
+from ..graph import Block, Graph
+from ..operators.base import Operator, Weight
+from ..operators.elementwise import Add, Permute
+from ..operators.pictures import Patches
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer
+from ._encoder import CrossAttention, both_ways, stack
+from ._feed_forward import Mlp
+from ._fields import decoder, gated_mlp
+from ._moe import attention, integers, language_model
+from ._parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
+from ._tower import Picture, Scaled, beside, feature_block, filled, of_pictures, picture, tower_activation, vision
+
+_TEXT: Final = {  # as transformers.MllamaTextConfig has it
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
+}
+_PICTURES: Final = {  # as transformers.MllamaVisionConfig has it
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_global_layers": 8,
+    "attention_heads": 16,
+    "image_size": 448,
+    "patch_size": 14,
+    "max_num_tiles": 4,
+    "intermediate_layers_indices": [3, 7, 15, 23, 30],
+}
+_SHAPES: Final = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]  # of four tiles
+_TOKENS: Final = 8  # that the embedding has beside the vocabulary, one of which stands for a picture
+_MULTIPLE: Final = 8  # tokens of a tile are brought to a multiple of
+_FEATURES: Final = "projector_features"
+
+
+@architecture("mllama")
+def build(config: Section, fmt: Format) -> Graph:
+    section = filled(vision(config), _PICTURES)
+    section.costless("tie_word_embeddings")
+    text = filled(language_model(config), _TEXT, instead={"tie_word_embeddings": False})  # which the class never does
+    text.costless("model_type")
+    tiles, seen = section.integer("max_num_tiles"), picture(section)
+    tokens = tiles * (seen.patches + 1)
+    parts = Parts(format=fmt, norm_kind=NormKind.LAYER)
+    taken = section.integer("hidden_size") * (1 + _intermediate(section))
+    if section.integer("vision_output_dim", taken) != taken:
+        raise section.error("vision_output_dim", f"must be the width of all layers that are taken, {taken}")
+    features = parts.tensor("features", taken)
+    gather = Permute(name=features.name, inputs=(parts.tensor(HIDDEN, taken),), outputs=(features,))
+    project = parts.project("linear_1", features, text.integer("hidden_size"), bias=True)
+    projector = feature_block("projector", (gather, project), tokens)
+    tower = _tower(section, parts, seen, tiles)
+    return Graph((*map(beside, (*tower, projector)), *_language(text, fmt, tokens).blocks))
+
+
+def _language(config: Section, fmt: Format, tokens: int) -> Graph:
+    """The language model, of which some layers see `tokens` of each picture and no other token."""
+    own, mlp = attention(config), gated_mlp(config)
+    across = CrossAttention(heads=own.heads, qk_norm=NormKind.RMS, encoded=_FEATURES, read=images(tokens))
+    layer = Layer(mixer=own, feed_forward=mlp)
+    other = Layer(mixer=Scaled(across, alike=True), feed_forward=Scaled(mlp, alike=True), name="cross")
+    crossing = integers(config, "cross_attention_layers")
+    layers = [other if index in crossing else layer for index in range(config.integer("num_hidden_layers"))]
+
+    def placed(block: Block) -> Block:
+        if block.name == other.name:
+            return replace(block, stream=seeing(tokens), given=(_FEATURES,))
+        return block if block.input else block.map(_with_more_tokens)
+
+    return decoder(config, layers).graph(fmt).map_blocks(placed)
+
+
+def _with_more_tokens(op: Operator) -> Operator:
+    """The embedding, which has rows for tokens that are none of the vocabulary."""
+    rows = op.weights[0].shape[0] + _TOKENS
+    return op.with_weights(lambda w: replace(w, shape=(rows, *w.shape[1:]), rows=table_rows(rows)))
+
+
+def _intermediate(config: Section) -> int:
+    """Local layers whose results are taken besides that of the last global one."""
+    taken, layers = integers(config, "intermediate_layers_indices"), config.integer("num_hidden_layers")
+    for index in taken:
+        if not 0 <= index < layers:
+            raise config.error("intermediate_layers_indices", f"must be of the {layers} layers; got {index}")
+    return len(taken)
+
+
+def _tower(config: Section, parts: Parts, seen: Picture, tiles: int) -> tuple[Block, ...]:
+    hidden = config.integer("hidden_size")
+    tokens = tiles * -(-(seen.patches + 1) // _MULTIPLE) * _MULTIPLE
+    heads = both_ways(heads_of(config, hidden, config.first("attention_heads", "num_attention_heads")))
+    mixer = SelfAttention(heads=heads)
+    mlp = Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, "gelu"), bias=True)
+    local = Layer(mixer=mixer, feed_forward=mlp, name="local")
+    joint = Layer(mixer=Scaled(mixer, alike=True), feed_forward=Scaled(mlp, alike=True), name="global")
+    depths = {local: config.integer("num_hidden_layers"), joint: config.integer("num_global_layers")}
+    layers = stack(parts, [layer for layer, depth in depths.items() for _ in range(depth)], hidden)
+    embedding, between = _embedding(config, parts, seen, tiles, tokens), _between(config, parts, tiles)
+    blocks = (
+        Block(name="embedding", operators=embedding, input="pixels", output=result(embedding).name),
+        layers[0],
+        Block(name="between", operators=between, input=HIDDEN, output=result(between).name),
+        *layers[1:],
+    )
+    return tuple(replace(block, stream=images(tokens)) for block in blocks)
+
+
+def _embedding(config: Section, parts: Parts, seen: Picture, tiles: int, tokens: int) -> tuple[Operator, ...]:
+    """Patches, a token of the class before those of each tile, and three additions: where a patch stands in its tile,
+    which tile that is, and where it stands in the picture.
+    """
+    hidden, each = config.integer("hidden_size"), seen.patches + 1
+    pixels, patches = (
+        with_rows(parts.tensor(name, width), of_pictures(tiles * seen.patches))
+        for name, width in (("pixels", seen.pixels), ("patch_embed", hidden))
+    )
+    plain = parts.linear(patches.name, pixels, patches)
+    embed = Patches(name=plain.name, inputs=(pixels,), outputs=(patches,), weights=plain.weights, tokens=tokens)
+    out = parts.tensor("position_add", hidden)
+    weights = (
+        parts.weight("learned_tokens.weight", 1, hidden),
+        replace(parts.weight("positions.weight", each, hidden), rows=table_rows(each)),
+        *_of_shapes(config, parts, "tile_positions", tiles * each * hidden),
+        *_of_shapes(config, parts, "tiles_before", tiles * hidden),
+    )
+    add = Add(name=out.name, inputs=(patches,), outputs=(out,), weights=weights, ops_per_element=3)
+    return embed, add, parts.norm("pre_norm", out)
+
+
+def _between(config: Section, parts: Parts, tiles: int) -> tuple[Operator, ...]:
+    """What stands between local layers and global ones: a norm, and which tile it is."""
+    hidden = config.integer("hidden_size")
+    norm = parts.norm("post_norm", parts.tensor(HIDDEN, hidden))
+    weights = _of_shapes(config, parts, "tiles_after", tiles * hidden)
+    out = parts.tensor("tile_add", hidden)
+    return norm, Add(name=out.name, inputs=norm.outputs, outputs=(out,), weights=weights, ops_per_element=1)
+
+
+def _of_shapes(config: Section, parts: Parts, name: str, width: int) -> tuple[Weight, ...]:
+    """A table with a row for each shape that pictures are brought to and one for none, of which pictures that are alike
+    take one; and the number by which it is scaled.
+    """
+    shapes = config.get("supported_aspect_ratios") or _SHAPES
+    if not isinstance(shapes, list):
+        raise config.error("supported_aspect_ratios", f"must be a list of columns and rows of tiles; got {shapes!r}")
+    table = replace(parts.weight(f"{name}.weight", len(shapes) + 1, width), rows=ONE)
+    return table, parts.weight(f"{name}_gate.weight", 1)

@@ -1,0 +1,170 @@
+"""Phi-4-multimodal: Phi-4-mini behind a SigLIP tower, which reads a picture in squares of 448 x 448 pixels and once
+more all of it in one (arXiv:2503.01743).
+
+Four patches are averaged to a token; a learned token ends every row, and another stands between the squares and the
+whole. What a picture does not fill of its squares is left out. What hears is held and not run, as there is no sound to
+ask for. The adapters for pictures and sound (LoRA) are files beside the checkpoint; its class does not have them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, floor
+from typing import Final
+
+from ..documents import Section
+from ..graph import Block, Graph
+from ..operators.base import Operator
+from ..operators.elementwise import Elementwise
+from ..precision import Format
+from . import architecture
+from ._encoder import holding
+from ._moe import _GENERATION_FIELDS
+from ._parts import HIDDEN, Parts, with_rows
+from ._tiles import closest_grid, picture_size
+from ._tower import UNUSED, Tower, filled, joined, layers_run, of_pictures, patches_of, pooled, projector
+from .phi import build_phi3
+from .siglip import plain_tower, pooled_head
+
+_TEXT: Final = {  # as transformers.Phi4MultimodalConfig has it
+    "vocab_size": 200064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+_PICTURES: Final = {  # as transformers.Phi4MultimodalVisionConfig has it
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "image_size": 448,
+    "patch_size": 14,
+}
+_SOUND: Final = {  # as transformers.Phi4MultimodalAudioConfig has it
+    "hidden_size": 1024,
+    "intermediate_size": 1536,
+    "num_blocks": 24,
+    "num_attention_heads": 16,
+    "ext_pw_out_channel": 1024,
+    "depthwise_separable_out_channel": 1024,
+    "depthwise_multiplier": 1,
+    "kernel_size": 3,
+    "input_size": 80,
+    "time_reduction": 8,
+    "bias_max_distance": 1000,
+    "bias_symmetric": False,
+    "nemo_conv_channels": 1024,
+    "downsample_rate": 1,
+}
+_TEXT_COSTLESS: Final = "bos_token_id eos_token_id vision_config audio_config"
+_TOWER_COSTLESS: Final = "crop_size image_token_id"
+_SOUND_COSTLESS: Final = """
+    activation audio_token_id chunk_size conv_activation conv_glu_type dropout_rate feature_layer left_chunk
+    nemo_activation nemo_final_size model_type initializer_factor initializer_range
+"""
+_MOST_SQUARES: Final = 36  # of a picture, in the processor
+_POOLED: Final = 2  # patches to each side of what becomes a token
+
+
+@architecture("phi4_multimodal")
+def build(config: Section, fmt: Format) -> Graph:
+    text = filled(config, _TEXT)
+    config.costless(*_TEXT_COSTLESS.split(), *_GENERATION_FIELDS.split())
+    language, width = build_phi3(text, fmt), text.integer("hidden_size")
+    section = filled(_part(config, "vision_config"), _PICTURES)
+    section.costless(*_TOWER_COSTLESS.split(), *_GENERATION_FIELDS.split())
+    runs = layers_run(section, "feature_layer", section.integer("num_hidden_layers"), -2)
+    tower = plain_tower(section, multiple=_POOLED)
+    side = tower.picture.height // _POOLED
+    if tower.picture.height != tower.picture.width or len(runs) > 1:
+        raise section.error("image_size", "must be that of a square, whose features are those of one layer")
+    squares, rows, columns = _cut(config, section, tower)
+    tower, tokens = replace(tower, run=runs[0], tiles=squares + 1), rows * (columns + 1) + 1 + side * (side + 1)
+    project = _projected(tower, tower.parts(fmt), width, tokens, side**2)
+    head = (replace(b, name=f"unused_{b.name}", stream=UNUSED) for b in pooled_head(section, tower, fmt))
+    blocks = (*tower.blocks(fmt, tower.stream), *head)
+    seeing = joined(blocks, project, language, tokens=tokens)
+    return Graph((*_hearing(_part(config, "audio_config"), width, Parts(format=fmt)), *seeing.blocks))
+
+
+def _part(config: Section, key: str) -> Section:
+    """A section of the config, or one with the defaults of its class."""
+    return config.section(key) if config.get(key) is not None else Section({}, config.file, f"{key}.")
+
+
+def _cut(config: Section, section: Section, tower: Tower) -> tuple[int, int, int]:
+    """Squares of a picture, and rows and columns of the tokens that it fills in them."""
+    height, width = picture_size(config)
+    side, patch = section.integer("image_size"), section.integer("patch_size")
+    down, across = ceil(height / side), ceil(width / side)
+    if down * across > _MOST_SQUARES:
+        down, across = closest_grid((height, width), (side, side), least=1, most=_MOST_SQUARES)
+    scale = min(side * down / height, side * across / width)
+    padding = (side * down - int(height * scale), side * across - int(width * scale))
+    patches = (tower.picture.height * down, tower.picture.width * across)
+    rows, columns = (ceil((n - floor(p / patch)) / _POOLED) for n, p in zip(patches, padding, strict=True))
+    return down * across, rows, columns
+
+
+def _projected(tower: Tower, parts: Parts, width: int, tokens: int, each: int) -> tuple[Operator, ...]:
+    """The mean of every four patches, put in rows with what ends them, and two linears."""
+    pool = pooled(parts, patches_of(tower, parts), _POOLED**2)
+    pool = replace(pool, outputs=(with_rows(pool.outputs[0], of_pictures(each, tower.tiles)),))
+    packed = with_rows(parts.tensor("pack", tower.hidden), of_pictures(tokens))
+    learned = (parts.weight("newline.weight", tower.hidden), parts.weight("separator.weight", tower.hidden))
+    pack = Elementwise(name=packed.name, inputs=pool.outputs, outputs=(packed,), weights=learned, ops_per_element=0)
+    return (pool, pack, *projector(parts, packed, (width, width), "gelu", bias=True))
+
+
+def _hearing(section: Section, width: int, parts: Parts) -> tuple[Block, Block]:
+    """What reads sound, of which the weights alone matter here: layers (arXiv:2005.08100), and what is around them."""
+    config = filled(section, _SOUND)
+    config.costless(*_SOUND_COSTLESS.split(), *_GENERATION_FIELDS.split())
+    hidden, inner, heads = (config.integer(k) for k in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    out, apart = config.integer("ext_pw_out_channel"), config.integer("depthwise_separable_out_channel")
+    wide, channels = hidden * config.integer("depthwise_multiplier"), config.integer("nemo_conv_channels")
+    buckets = config.integer("bias_max_distance") * (2 - config.flag("bias_symmetric", default=False))
+    halvings = config.integer("time_reduction").bit_length() - 1
+    left = config.integer("input_size")
+    for _ in range(halvings):
+        left = (left - 1) // 2 + 1
+    norm = (hidden,)
+    layer = {
+        **{
+            f"{name}_norm.{part}": norm for name in ("attn", "conv", "in", "out", "last") for part in ("weight", "bias")
+        },
+        **_linears({f"{name}_gate_up_proj": (2 * inner, hidden) for name in ("in", "out")}),
+        **_linears({f"{name}_down_proj": (hidden, inner) for name in ("in", "out")}),
+        **_linears({f"{name}_proj": (hidden, hidden) for name in "qkvo"}),
+        **_linears({"glu": (2 * out, hidden), "depthwise": (wide, 1, config.integer("kernel_size"))}),
+        **_linears({"pointwise": (apart, wide), "conv_out": (out, hidden)}),
+        "glu_up.bias": (out,),
+        "glu_gate.bias": (out,),
+    }
+    read = hidden * config.integer("downsample_rate")
+    other = {
+        **_linears({"halve_0": (channels, 1, 3, 3), "halved": (hidden, channels * left)}),
+        **_linears({f"halve_{n}": (channels, 1, 3, 3) for n in range(1, halvings)}),
+        **_linears({f"mix_{n}": (channels, channels) for n in range(1, halvings)}),
+        **_linears({f"{name}_1": (width, read) for name in ("speech", "vision_speech")}),
+        **_linears({f"{name}_2": (width, width) for name in ("speech", "vision_speech")}),
+        "distances.weight": (buckets, heads),
+    }
+    return (_held("hearing", parts, other), _held("hearing_layer", parts, layer, config.integer("num_blocks")))
+
+
+def _linears(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Weights of such shapes, and a bias beside each."""
+    weights = {f"{name}.weight": shape for name, shape in shapes.items()}
+    return {**weights, **{f"{name}.bias": shape[:1] for name, shape in shapes.items()}}
+
+
+def _held(name: str, parts: Parts, shapes: dict[str, tuple[int, ...]], layers: int = 0) -> Block:
+    """Weights that no pass reads, of each of some layers or once."""
+    x = parts.tensor(HIDDEN, 1)
+    op = Elementwise(name=name, inputs=(x,), outputs=(replace(x, name=name),), ops_per_element=0)
+    held = holding(op, parts, shapes).with_weights(lambda w: replace(w, active=0))
+    places = tuple(range(layers))
+    return Block(name=name, operators=(held,), input=HIDDEN, output=name, layers=places, stream=UNUSED)

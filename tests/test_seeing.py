@@ -1,0 +1,112 @@
+"""Models that see and do not ship: parameters as transformers 5.23 counts them of small configs, OPs of towers and
+projectors as torch's flop counter has them when the classes run on a picture, and what a picture puts into the prompt.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from llmviewer.architectures import builder
+from llmviewer.documents import Section
+from llmviewer.errors import InputError
+from llmviewer.forms import evaluate
+from llmviewer.operators.attention import QK, SV
+from llmviewer.operators.linear import Linear
+from llmviewer.operators.pictures import Patches, Place
+from llmviewer.precision import FP16
+from llmviewer.workload import Workload
+
+TEXT = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+CONFIGS = {
+    "phi4_multimodal": TEXT | {
+        "picture_size": [600, 1000],
+        "vision_config": {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2,
+                          "image_size": 448, "patch_size": 56, "crop_size": 448},
+        "audio_config": {"hidden_size": 16, "intermediate_size": 12, "num_blocks": 2, "num_attention_heads": 2,
+                         "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8,
+                         "bias_max_distance": 10, "input_size": 10, "time_reduction": 4, "kernel_size": 3},
+    },
+}  # fmt: skip
+COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of products with weights, and of attention
+    "phi4_multimodal": (459360, 125, (202309632, 13837312, 8300544)),
+}
+
+
+def _graph(kind, **changes):
+    config = Section({"model_type": kind} | CONFIGS[kind] | changes, "config.json")
+    return builder(config)(config, FP16).check()
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_parameters_are_those_of_transformers(kind):
+    assert _graph(kind).parameters == COUNTED[kind][0]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_tokens_that_a_picture_puts_into_the_prompt(kind):
+    w = Workload.prefill(batch=2, prompt=1000, images=3)
+    (place,) = (op for _, op in _graph(kind) if isinstance(op, Place))
+    assert evaluate(place.features.rows, w) == 2 * 3 * COUNTED[kind][1]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_ops_of_a_tower_equal_torchs_to_the_digit(kind):
+    """The classes run all of a tower, also what nobody reads."""
+    found = [Fraction(0)] * 3
+    graph, w = _graph(kind), Workload.prefill(batch=1, prompt=1000, images=1)
+    stream = next(block.stream for block in graph.blocks if any(isinstance(op, Patches) for op in block.operators))
+    for block, op in graph:
+        own = stream if "unused" in block.name else block.stream
+        kinds = (isinstance(op, Patches), isinstance(op, Linear), isinstance(op, QK | SV))
+        if any(kinds) and not block.main:
+            found[kinds.index(True)] += block.repeat * Fraction(evaluate(op.work().ops.on(own), w))
+    assert tuple(found) == COUNTED[kind][2]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_decode_steps_read_nothing_of_a_tower(kind):
+    step = Workload.decode(batch=2, kv_len=1000, prompt=999, images=1)
+    beside = [(b, op) for b, op in _graph(kind) if not b.main]
+    assert beside
+    assert all(evaluate(op.work().on(b.stream).nbytes, step) == 0 for b, op in beside)
+
+
+@pytest.mark.parametrize(
+    ("size", "squares", "tokens"),
+    [
+        (448, 1, 4 * 5 + 1 + 20),
+        ([448, 896], 2, 4 * 9 + 1 + 20),
+        ([600, 1000], 6, 8 * 13 + 1 + 20),  # of 16 rows of patches the last is padding
+        ([4000, 4000], 36, 24 * 25 + 1 + 20),  # more than 36 squares
+    ],
+)
+def test_squares_of_a_picture_of_phi_4(size, squares, tokens):
+    graph, w = _graph("phi4_multimodal", picture_size=size), Workload.prefill(batch=1, prompt=1000, images=1)
+    ((block, patches),) = ((b, op) for b, op in graph if isinstance(op, Patches))
+    assert evaluate(patches.outputs[0].rows.on(block.stream), w) == (squares + 1) * 64
+    (place,) = (op for _, op in graph if isinstance(op, Place))
+    assert evaluate(place.features.rows, w) == tokens
+
+
+def test_what_hears_is_held_and_never_run():
+    held = [(b, op) for b, op in _graph("phi4_multimodal") if b.name.startswith("hearing")]
+    assert {b.name: b.repeat for b, _ in held} == {"hearing": 1, "hearing_layer": 2}
+    w = Workload.prefill(batch=1, prompt=1000, images=1)
+    assert all(evaluate(op.work().on(b.stream).nbytes, w) == 0 for b, op in held)
+    assert sum(w.active for _, op in held for w in op.weights) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("phi4_multimodal", {"vision_config": {"image_size": [448, 224]}},
+         "vision_config.image_size: must be that of a square, whose features are those of one layer"),
+    ],
+)  # fmt: skip
+def test_what_they_cannot_be(kind, changes, message):
+    with pytest.raises(InputError) as caught:
+        _graph(kind, **changes)
+    assert str(caught.value) == f"config.json: {message}"

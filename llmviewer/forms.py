@@ -48,6 +48,11 @@ def seeing(tokens: int) -> Stream:
     return Stream("seeing", (tokens,))
 
 
+def texts(tokens: int) -> Stream:
+    """What is done to all but the `tokens` of each picture."""
+    return Stream("texts", (tokens,))
+
+
 def sampled(share: float) -> Stream:
     """What the part `share` of the tokens goes on to."""
     return Stream("sampled", (share,))

@@ -57,6 +57,11 @@ class Spans:
         """What a tower reads: tiles of pictures as sequences of `patches`."""
         return Spans(batch=self.batch * self.images * tiles, q_len=patches, kv_len=patches, logits=0)
 
+    def of_texts(self, tokens: float) -> Spans:
+        """The new tokens that are none of the `tokens` of each picture."""
+        new = np.maximum(self.q_len - self.images * tokens, 0)
+        return Spans(batch=self.batch, q_len=new, kv_len=self.kv_len, logits=self.logits)
+
     def of_seen(self, tokens: float) -> Spans:
         """What cross-attention to `tokens` of each picture has to do: nothing where no picture was seen."""
         new, read = self.q_len * np.minimum(self.seen, 1), self.seen * tokens
@@ -203,6 +208,10 @@ class Workload:
     def images(self, patches: float, tiles: float = 1) -> Workload:
         """The part of the pass that a tower sees, which cuts each picture into `tiles`, and those into `patches`."""
         return _Part(tuple(s.of_images(patches, tiles) for s in self.groups))
+
+    def texts(self, tokens: float) -> Workload:
+        """The part of the pass that is no picture, where each takes `tokens` of the new ones."""
+        return _Part(tuple(s.of_texts(tokens) for s in self.groups))
 
     def seeing(self, tokens: float) -> Workload:
         """The part of the pass whose sequences have pictures, with `tokens` of each to attend to besides their own."""

@@ -4,10 +4,12 @@ projectors as torch's flop counter has them when the classes run on a picture, a
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 
 import pytest
 
+from llmviewer import analyze
 from llmviewer.architectures import builder
 from llmviewer.documents import Section
 from llmviewer.errors import InputError
@@ -29,9 +31,16 @@ CONFIGS = {
                          "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8,
                          "bias_max_distance": 10, "input_size": 10, "time_reduction": 4, "kernel_size": 3},
     },
+    "ernie4_5_vl_moe": {
+        "text_config": TEXT | {"num_hidden_layers": 3, "moe_intermediate_size": [24, 16], "moe_k": 2,
+                               "moe_num_experts": 8, "moe_num_shared_experts": 2},
+        "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
+                          "image_size": [64, 96]},
+    },
 }  # fmt: skip
 COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of products with weights, and of attention
     "phi4_multimodal": (459360, 125, (202309632, 13837312, 8300544)),
+    "ernie4_5_vl_moe": (334352, 24, (884736, 4939776, 2654208)),
 }
 
 
@@ -57,7 +66,7 @@ def test_ops_of_a_tower_equal_torchs_to_the_digit(kind):
     """The classes run all of a tower, also what nobody reads."""
     found = [Fraction(0)] * 3
     graph, w = _graph(kind), Workload.prefill(batch=1, prompt=1000, images=1)
-    stream = next(block.stream for block in graph.blocks if any(isinstance(op, Patches) for op in block.operators))
+    stream = next(block.stream for block, op in graph if isinstance(op, Patches))
     for block, op in graph:
         own = stream if "unused" in block.name else block.stream
         kinds = (isinstance(op, Patches), isinstance(op, Linear), isinstance(op, QK | SV))
@@ -99,9 +108,45 @@ def test_what_hears_is_held_and_never_run():
     assert sum(w.active for _, op in held for w in op.weights) == 0
 
 
+def test_text_and_pictures_have_experts_of_their_own():
+    """Of 40 tokens 24 are a picture and 2 more stand around it; two of three layers have experts, of which a token
+    takes two: products of 64 x 24 and 64 x 16. Both OPs and the router's are those that torch counts.
+    """
+    w = Workload.prefill(batch=1, prompt=40, images=1)
+    graph = _graph("ernie4_5_vl_moe")
+    ops = {op.name: b.repeat * evaluate(op.work().on(b.stream).ops, w) for b, op in graph if b.name == "moe"}
+    products = ("expert_gate_proj", "expert_up_proj", "expert_down_proj")
+    assert sum(ops[name] for name in products) == 2 * 3 * 2 * 14 * 2 * 64 * 24 == 516096
+    assert sum(ops[f"vision_{name}"] for name in products) == 2 * 3 * 2 * 26 * 2 * 64 * 16 == 638976
+    assert (ops["router"], ops["vision_router"]) == (28672, 53248)
+    assert ops["shared_up_proj"] == 2 * 2 * 40 * 64 * 48
+
+
+def test_experts_for_pictures_rest_where_there_are_none():
+    graph, step = _graph("ernie4_5_vl_moe"), Workload.decode(batch=2, kv_len=50, prompt=40, images=1)
+    (block,) = (b for b in graph.blocks if b.name == "moe")
+    moved = {op.name: evaluate(op.work().on(block.stream).nbytes, step) for op in block.operators}
+    seen = {name for name in moved if name.startswith("vision_")}
+    assert len(seen) == 8
+    assert all((moved[name] == 0) == (name in seen) for name in moved)
+    assert graph.active_parameters < graph.parameters - 2 * 8 * 3 * 64 * 16
+
+
+def test_text_and_pictures_are_two_launches_of_experts(tmp_path):
+    config = {"model_type": "ernie4_5_vl_moe", "torch_dtype": "bfloat16", "text_config": {}, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = analyze(str(tmp_path), "h100-sxm", prompt=4000, gen=4, images=2, layout="tp=2")
+    experts = [op for op in found.phases.prefill.operators if "expert" in op.name and "proj" in op.name]
+    assert len(experts) == 6
+    assert all(op.expected_time_s >= op.bound_time_s for op in experts)
+    assert found.memory.weight_bytes < 0.6 * 2 * found.model.parameters
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
+        ("ernie4_5_vl_moe", {"text_config": TEXT | {"moe_intermediate_size": [24], "moe_num_experts": 8}},
+         "text_config.moe_intermediate_size: must be the widths of experts for text and for pictures; got [24]"),
         ("phi4_multimodal", {"vision_config": {"image_size": [448, 224]}},
          "vision_config.image_size: must be that of a square, whose features are those of one layer"),
     ],

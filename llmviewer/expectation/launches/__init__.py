@@ -54,15 +54,15 @@ def _of_block(
     rows: Sequence[OperatorEstimate], places: tuple[int, ...], workload: Workload, library: str, half: str
 ) -> Iterator[Launch]:
     works = {place: Work.of_row(rows[place], workload, library=library, half=half) for place in places}
-    fused = () if library in ALONE else experts(works)
-    joined = {place: members for members in (fused, *products(works)) for place in members}
+    fused = [] if library in ALONE else experts(works)
+    joined = {place: members for members in (*fused, *products(works)) for place in members}
     for place, work in works.items():
         members = joined.get(place, (place,))
         if place != members[0]:
             continue
         launch = (
             moe(members, works)
-            if members is fused
+            if members in fused
             else gemm(members, works)
             if place in joined
             else _launch(place, work)

@@ -17,20 +17,21 @@ from ._products import product
 from ._work import Work
 
 
-def experts(works: Mapping[int, Work]) -> tuple[int, ...]:
-    """What one fused kernel does: copies by expert, their products, what is between, and the sum; not what travels."""
+def experts(works: Mapping[int, Work]) -> list[tuple[int, ...]]:
+    """What fused kernels do: copies by expert, their products, what is between, and the sum; not what travels."""
     inside: set[str] = set()
-    members = []
+    found: list[list[int]] = [[]]
     for place, work in works.items():
         op = work.op
         reads = any(t.name in inside for t in op.inputs)
         if isinstance(op, Collective):
             inside |= {t.name for t in op.outputs} if reads else set()
         elif isinstance(op, Permute | ExpertsLinear) or reads:
-            members.append(place)
+            found[-1].append(place)
             inside |= set() if isinstance(op, Combine) else {t.name for t in op.outputs}
-    products = [works[m].op for m in members if isinstance(works[m].op, ExpertsLinear)]
-    return tuple(members) if len(products) > 1 else ()
+            if isinstance(op, Combine):
+                found.append([])
+    return [tuple(members) for members in found if sum(isinstance(works[m].op, ExpertsLinear) for m in members) > 1]
 
 
 def moe(members: tuple[int, ...], works: Mapping[int, Work]) -> Launch:

@@ -1,0 +1,157 @@
+"""ERNIE 4.5 VL: experts for text and others for pictures in each layer, and a shared one for both; a tower for pictures
+of any size, four patches of which make a token of the prompt (arXiv:2509.09673).
+
+The router of each kind chooses among the experts of its own; the tokens that begin and end a picture go to those for
+pictures. A picture is as large as `image_size` of the vision_config says, as of Qwen2-VL; two frames of a film are
+joined in one token, and a picture stands for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..documents import Section
+from ..forms import ONE, Stream, images, texts
+from ..graph import Graph
+from ..operators.base import Operator, Tensor, Weight
+from ..operators.elementwise import Permute
+from ..precision import Format
+from . import architecture
+from ._decoder import Layer
+from ._encoder import both_ways
+from ._feed_forward import Experts, Mlp
+from ._fields import decoder
+from ._moe import attention, costless, dense, experts, integers, language_model, sparse_layers
+from ._parts import HIDDEN, NormKind, Parts, heads_of, result
+from ._tower import Tower, filled, joined, layer, picture, projector, tower_activation, vision
+
+_TEXT: Final = {  # as transformers.Ernie4_5_VLMoeTextConfig has it
+    "vocab_size": 103424,
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "moe_k": 6,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "moe_intermediate_size": [1536, 512],
+}
+_PICTURES: Final = {  # as transformers.Ernie4_5_VLMoeVisionConfig has it
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "depth": 32,
+    "num_heads": 16,
+    "image_size": 1008,
+    "patch_size": 14,
+}
+_COSTLESS: Final = """
+    image_start_token_id image_end_token_id image_token_id video_start_token_id video_end_token_id video_token_id
+"""
+_MARKS: Final = 2  # tokens that begin and end a picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoKinds:
+    """Experts for text, others for the `seen` tokens of each picture, and a shared MLP for all tokens."""
+
+    text: Experts
+    pictures: Experts
+    shared: Mlp
+    seen: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        written = _of(self.text.operators(parts, x), texts(self.seen))
+        others = _called("vision", self.pictures.operators(parts, x), x.name)
+        seen = _of([op.with_weights(lambda w: replace(w, active=0)) for op in others], images(self.seen))
+        shared = self.shared.operators(parts, x, prefix="shared_", act_name="shared_act")
+        add = parts.add("shared_add", parts.tensor(result(written).name, x.width), result(shared))
+        return (*written, *seen, *shared, add)
+
+
+@architecture("ernie4_5_vl_moe")
+def build(config: Section, fmt: Format) -> Graph:
+    config.costless(*_COSTLESS.split())
+    given = language_model(config)
+    said = [c.flag("tie_word_embeddings", default=True) for c in (config, given) if "tie_word_embeddings" in c]
+    text = filled(given, _TEXT, instead={"tie_word_embeddings": any(said or [True])})
+    text.costless("model_type")
+    section = filled(vision(config), _PICTURES)
+    tower, side = _tower(section), section.integer("spatial_merge_size", 2)
+    tokens = tower.picture.patches // side**2
+    language = decoder(text, _layers(text, tokens + _MARKS)).graph(fmt)
+    project = _projected(tower, tower.parts(fmt), side**2, section.integer("temporal_merge_size", 2), text)
+    return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tokens)
+
+
+def _layers(config: Section, seen: int) -> list[Layer]:
+    costless(config, "moe_norm_min")
+    if config.flag("use_bias", default=False):
+        raise config.error("use_bias", "must be false; biases of ERNIE 4.5 are not modelled")
+    inner, shared = integers(config, "moe_intermediate_size"), config.integer("moe_num_shared_experts")
+    if len(inner) != 2:
+        said = f"must be the widths of experts for text and for pictures; got {list(inner)}"
+        raise config.error("moe_intermediate_size", said)
+    own, others = (
+        replace(experts(config, "moe_num_experts", "moe_k", inner=width), router_bias=True) for width in inner
+    )
+    both = TwoKinds(text=own, pictures=others, shared=Mlp(inner=shared * inner[0], act=own.act, gated=True), seen=seen)
+    mixer = attention(config)
+    kinds = {
+        True: Layer(mixer=mixer, feed_forward=both, name="moe"),
+        False: Layer(mixer=mixer, feed_forward=dense(config), name="dense"),
+    }
+    return [kinds[sparse] for sparse in sparse_layers(config, 1)]
+
+
+def _of(operators: Sequence[Operator], stream: Stream) -> tuple[Operator, ...]:
+    """The same of a part of the pass."""
+
+    def tensor(t: Tensor) -> Tensor:
+        return replace(t, rows=t.rows.on(stream))
+
+    def weight(w: Weight) -> Weight:
+        return replace(w, rows=(w.shape[0] * ONE if w.rows is None else w.rows).on(stream))
+
+    return tuple(op.with_tensors(tensor).with_weights(weight) for op in operators)
+
+
+def _tower(section: Section) -> Tower:
+    hidden = section.integer("hidden_size")
+    heads = both_ways(heads_of(section, hidden, section.first("num_heads", "num_attention_heads")))
+    mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "quick_gelu"), bias=True)
+    return Tower(
+        picture=picture(section, channels="in_channels", multiple=section.integer("spatial_merge_size", 2)),
+        hidden=hidden,
+        layers=[layer(heads, mlp, fused_qkv=True, rotated=True)]
+        * section.integer(section.first("depth", "num_hidden_layers")),
+        post_norm=True,
+    )
+
+
+def _projected(tower: Tower, parts: Parts, merged: int, frames: int, text: Section) -> tuple[Operator, ...]:
+    """Patches side by side through two linears and a norm, frames side by side through as many, a linear and a norm."""
+    wide = parts.tensor(HIDDEN, merged * tower.hidden)
+    widths = (wide.width, wide.width)
+    spatial = _called("spatial", projector(parts, wide, widths, "gelu", bias=True), HIDDEN)
+    spatial = (*spatial, parts.norm("spatial_norm", result(spatial), kind=NormKind.LAYER))
+    both = parts.tensor("frames", frames * wide.width)
+    gather = Permute(name=both.name, inputs=(result(spatial),), outputs=(both,))
+    temporal = _called("temporal", projector(parts, both, widths, "gelu", bias=True), both.name)
+    temporal = (*temporal, parts.norm("temporal_norm", result(temporal), kind=NormKind.LAYER))
+    linear = parts.project("linear", result(temporal), text.integer("hidden_size"), bias=True)
+    return (*spatial, gather, *temporal, linear, parts.norm("after_norm", linear.outputs[0], kind=NormKind.RMS))
+
+
+def _called(prefix: str, operators: Sequence[Operator], kept: str) -> tuple[Operator, ...]:
+    """Operators whose names begin so, as those of what they make and hold; not that of the tensor `kept`."""
+
+    def tensor(t: Tensor) -> Tensor:
+        return t if t.name == kept else replace(t, name=f"{prefix}_{t.name}")
+
+    def weight(w: Weight) -> Weight:
+        return replace(w, name=f"{prefix}_{w.name}")
+
+    return tuple(replace(op, name=f"{prefix}_{op.name}").with_tensors(tensor).with_weights(weight) for op in operators)

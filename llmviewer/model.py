@@ -12,6 +12,7 @@ from .forms import TARGET, Form, Num, evaluate, total
 from .graph import Block, Graph
 from .operators.attention import QK
 from .operators.base import Role, Tensor
+from .operators.convolution import Conv1d
 from .operators.embedding import Embedding
 from .operators.linear import LatentExpansion
 from .operators.masks import Across, Mask
@@ -111,8 +112,13 @@ class Model:
 
     @cached_property
     def sees(self) -> bool:
-        """Whether a tower for pictures stands beside what reads the prompt."""
-        return any(isinstance(op, Patches) and not block.main for block, op in self.graph)
+        """Whether a tower for pictures, or for sound, stands beside what reads the prompt."""
+        return any(block.stream.name == "images" for block in self.graph.blocks)
+
+    @cached_property
+    def hears(self) -> bool:
+        """Whether what it sees is sound."""
+        return any(isinstance(op, Conv1d) and block.stream.name == "images" for block, op in self.graph)
 
     @cached_property
     def picture(self) -> int:

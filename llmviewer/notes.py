@@ -50,7 +50,8 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
         )
     if model.sees and not images:
         takes = f"; each puts {model.image_tokens} tokens into the prompt" if model.image_tokens else ""
-        found.append(f"text alone: --images counts pictures and the tower that reads them{takes}")
+        what = "30 s of sound each and the encoder that hears" if model.hears else "pictures and the tower that reads"
+        found.append(f"text alone: --images counts {what} them{takes}")
     if not model.generates:
         found.append(f"{model.name} does not generate: it reads its prompt in one pass, and there is no decode step")
     context = max(prompt, written) if model.encodes else prompt + written  # encoder and decoder each count their own

@@ -15,6 +15,7 @@ from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.operators.attention import QK, SV
+from llmviewer.operators.convolution import Conv1d
 from llmviewer.operators.linear import Linear
 from llmviewer.operators.pictures import Patches, Place
 from llmviewer.precision import FP16
@@ -37,10 +38,22 @@ CONFIGS = {
         "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
                           "image_size": [64, 96]},
     },
+    "qwen2_audio": {
+        "text_config": TEXT | {"model_type": "qwen2"},
+        "audio_config": {"num_mel_bins": 10, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
+                         "d_model": 12, "max_source_positions": 20},
+    },
+    "voxtral": {
+        "text_config": TEXT | {"head_dim": 16},
+        "audio_config": {"num_mel_bins": 10, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+                         "hidden_size": 12, "max_source_positions": 20},
+    },
 }  # fmt: skip
 COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of products with weights, and of attention
     "phi4_multimodal": (459360, 125, (202309632, 13837312, 8300544)),
     "ernie4_5_vl_moe": (334352, 24, (884736, 4939776, 2654208)),
+    "qwen2_audio": (195672, 10, (46080, 153600, 38400)),
+    "voxtral": (201752, 5, (46080, 209920, 38400)),
 }
 
 
@@ -66,10 +79,10 @@ def test_ops_of_a_tower_equal_torchs_to_the_digit(kind):
     """The classes run all of a tower, also what nobody reads."""
     found = [Fraction(0)] * 3
     graph, w = _graph(kind), Workload.prefill(batch=1, prompt=1000, images=1)
-    stream = next(block.stream for block, op in graph if isinstance(op, Patches))
+    stream = next(block.stream for block, op in graph if isinstance(op, Patches | Conv1d))
     for block, op in graph:
         own = stream if "unused" in block.name else block.stream
-        kinds = (isinstance(op, Patches), isinstance(op, Linear), isinstance(op, QK | SV))
+        kinds = (isinstance(op, Patches | Conv1d), isinstance(op, Linear), isinstance(op, QK | SV))
         if any(kinds) and not block.main:
             found[kinds.index(True)] += block.repeat * Fraction(evaluate(op.work().ops.on(own), w))
     assert tuple(found) == COUNTED[kind][2]
@@ -142,9 +155,23 @@ def test_text_and_pictures_are_two_launches_of_experts(tmp_path):
     assert found.memory.weight_bytes < 0.6 * 2 * found.model.parameters
 
 
+def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
+    config = {"model_type": "qwen2_audio", "torch_dtype": "bfloat16", "audio_config": {}, "text_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    two, none = (analyze(str(tmp_path), "h100-sxm", prompt=2000, gen=4, images=n) for n in (2, 0))
+    assert two.phases.prefill.total.ops > none.phases.prefill.total.ops
+    assert two.phases.decode == none.phases.decode
+    what = "text alone: --images counts 30 s of sound each and the encoder that hears them"
+    assert none.notes == (f"{what}; each puts 750 tokens into the prompt",)
+    with pytest.raises(InputError, match=r"^prompt must be at least 1500, the 750 tokens of each of 2 pictures of "):
+        analyze(str(tmp_path), "h100-sxm", prompt=1400, images=2)
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
+        ("voxtral", {"audio_config": CONFIGS["voxtral"]["audio_config"] | {"intermediate_size": 50}},
+         "audio_config.intermediate_size: must be a width that 20 tokens of 12 can be put into"),
         ("ernie4_5_vl_moe", {"text_config": TEXT | {"moe_intermediate_size": [24], "moe_num_experts": 8}},
          "text_config.moe_intermediate_size: must be the widths of experts for text and for pictures; got [24]"),
         ("phi4_multimodal", {"vision_config": {"image_size": [448, 224]}},

@@ -323,10 +323,11 @@ def joined(
     tokens: int,
     projected: int = 0,
     deep: Sequence[Block] = (),
+    name: str = "vision",
 ) -> Graph:
     """A language model with a tower before it, whose tokens are brought to the prompt by the operators `project`.
 
-    blocks     of the tower
+    blocks     of the tower, which is called `name`
     tokens     that one picture puts into the prompt
     projected  those that are projected, where the last of `project` leaves others
     deep       each makes features that are added after one of the first layers (arXiv:2406.04334)
@@ -337,7 +338,8 @@ def joined(
     for place, block in enumerate(deep):
         added = with_rows(result(block.operators), of_pictures(tokens))
         after = [piece for one in after for piece in _deepened(one, place, added)]
-    return Graph((*map(beside, (*blocks, project_block, *deep)), *after), language.prediction)
+    before = (beside(block, name=name) for block in (*blocks, project_block, *deep))
+    return Graph((*before, *after), language.prediction)
 
 
 def feature_block(name: str, operators: Sequence[Operator], tokens: int, given: str = "") -> Block:
@@ -357,17 +359,17 @@ def feature_block(name: str, operators: Sequence[Operator], tokens: int, given: 
     )
 
 
-def beside(block: Block, *, active: float = 0) -> Block:
-    """`block` of a tower beside what reads text; `active` is the part of its weights that one token uses."""
+def beside(block: Block, *, active: float = 0, name: str = "vision") -> Block:
+    """`block` of the tower `name` beside what reads text; `active` is the part of its weights that one token uses."""
 
     def weight(w: Weight) -> Weight:
-        return replace(w, name=f"vision_{w.name}", active=active)
+        return replace(w, name=f"{name}_{w.name}", active=active)
 
     def operator(op: Operator) -> Operator:
-        named = replace(op, name=f"vision_{op.name}").with_weights(weight)
+        named = replace(op, name=f"{name}_{op.name}").with_weights(weight)
         return replace(named, left_as_published=True) if isinstance(named, Linear) else named
 
-    return replace(block, name=f"vision_{block.name}").map(operator)
+    return replace(block, name=f"{name}_{block.name}").map(operator)
 
 
 def _placed(block: Block, features: Tensor, *, adds: bool) -> Block:

@@ -75,10 +75,10 @@ def build(config: Section, fmt: Format) -> Graph:
         tied=config.flag("tie_word_embeddings", default=True),
         positions=config.integer("max_target_positions", 448),
     )
-    return pair(encoder, decoder, fmt, front=_front(config, fmt, hidden))
+    return pair(encoder, decoder, fmt, front=front(config, fmt, hidden))
 
 
-def _front(config: Section, fmt: Format, hidden: int) -> Block:
+def front(config: Section, fmt: Format, hidden: int) -> Block:
     """Tokens of frames: convolutions with GeLU, and the table of positions."""
     parts = Parts(format=fmt)
     frames = _STRIDE * TOKENS

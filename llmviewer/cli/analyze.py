@@ -46,7 +46,11 @@ _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "ma
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
 @click.option("--kv-len", type=int, help="Tokens that the decode step shown attends to. The first step's if not given.")
 @click.option(
-    "--images", type=int, default=0, show_default=True, help="Pictures in each prompt, their tokens included."
+    "--images",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Pictures in each prompt, or 30 s of sound.",
 )
 @click.option(
     "--format", "form", type=click.Choice(shared.FORMATS), help="Text if not given, or as the file's name says."

@@ -51,15 +51,30 @@ def build_gemma2(config: Section, fmt: Format) -> Graph:
     return _alternating(config, fmt, heads, pattern=2)
 
 
+@architecture("vaultgemma")
+def build_vaultgemma(config: Section, fmt: Format) -> Graph:
+    """Gemma 2 without norms after attention and MLP (arXiv:2510.15001)."""
+    heads = grouped_heads(config, head_dim=_HEAD_DIM)
+    return _alternating(config, fmt, heads, pattern=2, residual=Residual.PRE)
+
+
 @architecture("gemma3_text")
 def build_gemma3(config: Section, fmt: Format) -> Graph:
     heads = grouped_heads(config, head_dim=_HEAD_DIM)
     return _alternating(config, fmt, heads, pattern=6, qk_norm=NormKind.RMS)
 
 
-def _alternating(config: Section, fmt: Format, heads: Heads, *, pattern: int, qk_norm: NormKind | None = None) -> Graph:
+def _alternating(
+    config: Section,
+    fmt: Format,
+    heads: Heads,
+    *,
+    pattern: int,
+    qk_norm: NormKind | None = None,
+    residual: Residual = Residual.SANDWICH,
+) -> Graph:
     mlp = gated_mlp(config, key="hidden_activation", act=_ACT)
-    other = Layer(mixer=_attention(config, heads, qk_norm), feed_forward=mlp, residual=Residual.SANDWICH)
+    other = Layer(mixer=_attention(config, heads, qk_norm), feed_forward=mlp, residual=residual)
     windowed = replace(heads, mask=Causal(sliding_window(config, _WINDOW)))
     local = replace(other, mixer=_attention(config, windowed, qk_norm))
     config.costless(*_COSTLESS)

@@ -1,17 +1,23 @@
-"""GPT-2, GPT-J and CodeGen: LayerNorm, a GeLU MLP of two matrices; learned or rotary positions."""
+"""GPT, GPT-2, GPT-Neo, GPT-J and CodeGen: LayerNorm, a GeLU MLP of two matrices; learned or rotary positions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from ..documents import Section
 from ..graph import Graph
+from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer, Residual
 from ._feed_forward import Mlp
+from ._fields import alternating
 from ._parts import NormKind, activation, heads_of
 
 _CODEGEN_ROTARY_DIM = 64
+_NEO_LAYERS = [[["global", "local"], 12]]
 
 
 @architecture("gpt2")
@@ -27,6 +33,61 @@ def build_gpt2(config: Section, fmt: Format) -> Graph:
         tied=config.flag("tie_word_embeddings", default=True),
         positions=config.integer("n_positions"),
     ).graph(fmt)
+
+
+@architecture("openai-gpt")
+def build_gpt(config: Section, fmt: Format) -> Graph:
+    """GPT-2 with norms after the additions."""
+    hidden = config.integer("n_embd", 768)
+    heads = heads_of(config.with_data({"n_head": 12, **config.data}), hidden, "n_head")
+    attention = SelfAttention(heads=heads, fused_qkv=True, qkv_bias=True, o_bias=True)
+    act = activation(config, "afn", "gelu")
+    mlp = Mlp(inner=4 * hidden, act="gelu_tanh" if act == "gelu" else act, bias=True)  # as its code means "gelu"
+    layer = Layer(mixer=attention, feed_forward=mlp, residual=Residual.POST)
+    return Decoder(
+        vocab=config.integer("vocab_size", 40478),
+        hidden=hidden,
+        layers=[layer] * config.integer("n_layer", 12),
+        norm=NormKind.LAYER,
+        tied=config.flag("tie_word_embeddings", default=True),
+        positions=config.integer("n_positions", 512),
+        final_norm=False,
+    ).graph(fmt)
+
+
+@architecture("gpt_neo")
+def build_gpt_neo(config: Section, fmt: Format) -> Graph:
+    """GPT-2 without biases on q, k and v; every other layer has a window."""
+    hidden, window = config.integer("hidden_size"), config.integer("window_size", 256)
+    heads = heads_of(config, hidden, config.first("num_heads", "num_attention_heads"))
+    inner = config.integer("intermediate_size", 4 * hidden)
+    mlp = Mlp(inner=inner, act=activation(config, "activation_function", "gelu_new"), bias=True)
+    other, local = (
+        Layer(mixer=SelfAttention(heads=own, o_bias=True), feed_forward=mlp)
+        for own in (heads, replace(heads, mask=Causal(window)))
+    )
+    return Decoder(
+        vocab=config.integer("vocab_size"),
+        hidden=hidden,
+        layers=alternating(local, other, _local(config)),
+        norm=NormKind.LAYER,
+        tied=config.flag("tie_word_embeddings", default=True),
+        positions=config.integer("max_position_embeddings", 2048),
+    ).graph(fmt)
+
+
+def _local(config: Section) -> list[bool]:
+    """Whether each layer has a window: attention_types has kinds that are repeated so often."""
+    config.costless("attention_layers")
+    layers = config.integer(config.first("num_layers", "num_hidden_layers"))
+    given: Any = _NEO_LAYERS if config.get("attention_types") is None else config.get("attention_types")
+    try:
+        kinds = [kind for some, times in given for _ in range(times) for kind in some]
+    except (TypeError, ValueError):
+        kinds = []
+    if len(kinds) != layers or not set(kinds) <= {"global", "local"}:
+        raise config.error("attention_types", f"must be lists of global and local, and how often, for {layers} layers")
+    return [kind == "local" for kind in kinds]
 
 
 @architecture("gptj")

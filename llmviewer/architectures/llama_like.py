@@ -18,6 +18,8 @@ _HEAD_DIM = 128
 _BAICHUAN_7B = 4096  # width of the Baichuan models with rotary positions; the others have ALiBi
 _MINISTRAL_WINDOW = 4096
 _GRANITE_WINDOW = 128
+_CWM_WINDOW = 8192
+_CWM_PATTERN = 4
 
 
 @architecture("granite")
@@ -26,6 +28,19 @@ def build_granite(config: Section, fmt: Format) -> Graph:
     bias = config.flag("attention_bias", default=False)
     config.costless("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
     return _build(config, fmt, SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias))
+
+
+@architecture("cwm")
+def build_cwm(config: Section, fmt: Format) -> Graph:
+    """Of every four layers all but the first have a window (arXiv:2510.02387)."""
+    if config.get("layer_types") is None:
+        sliding = [index % _CWM_PATTERN != 0 for index in range(config.integer("num_hidden_layers"))]
+    else:
+        sliding = sliding_layers(config, pattern=_CWM_PATTERN)
+    heads = grouped_heads(config, head_dim=_HEAD_DIM)
+    windowed = replace(heads, mask=Causal(sliding_window(config, _CWM_WINDOW)))
+    local, other = (_layer(config, SelfAttention(heads=own, rotary_dim=own.head_dim)) for own in (windowed, heads))
+    return decoder(config, alternating(local, other, sliding)).graph(fmt)
 
 
 @architecture("minicpm")

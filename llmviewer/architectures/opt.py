@@ -1,6 +1,7 @@
 """OPT: LayerNorm, learned positions, biases, a ReLU MLP of two matrices (arXiv:2205.01068).
 
-OPT-350m differs: norms after the additions, and embeddings narrower than the layers, projected in and out.
+OPT-350m differs: norms after the additions, and embeddings narrower than the layers, projected in and out. XGLM has
+computed positions (arXiv:2112.10668), BioGPT other names (arXiv:2210.10341); both take GeLU.
 """
 
 from __future__ import annotations
@@ -38,4 +39,42 @@ def build(config: Section, fmt: Format) -> Graph:
         positions=config.integer("max_position_embeddings") + _POSITION_OFFSET,
         embed_width=config.integer("word_embed_proj_dim", hidden),
         final_norm=before and not config.flag("_remove_final_layer_norm", default=False),
+    ).graph(fmt)
+
+
+@architecture("xglm")
+def build_xglm(config: Section, fmt: Format) -> Graph:
+    config.costless("scale_embedding", "layerdrop", "init_std", "decoder_start_token_id", "add_cross_attention")
+    names = {"hidden_size": "d_model", "num_attention_heads": "attention_heads", "num_hidden_layers": "num_layers"}
+    named = {new: config.first(old, new) for new, old in names.items()}
+    return _with_gelu(
+        config, fmt, heads=named["num_attention_heads"], hidden=named["hidden_size"],
+        layers=named["num_hidden_layers"], inner="ffn_dim", act="activation_function",
+    )  # fmt: skip
+
+
+@architecture("biogpt")
+def build_biogpt(config: Section, fmt: Format) -> Graph:
+    config.costless("scale_embedding", "layerdrop")
+    positions = config.integer("max_position_embeddings", 1024) + _POSITION_OFFSET
+    return _with_gelu(
+        config, fmt, heads="num_attention_heads", hidden="hidden_size", layers="num_hidden_layers",
+        inner="intermediate_size", act="hidden_act", positions=positions,
+    )  # fmt: skip
+
+
+def _with_gelu(
+    config: Section, fmt: Format, *, heads: str, hidden: str, layers: str, inner: str, act: str, positions: int = 0
+) -> Graph:
+    """What fields of these names describe."""
+    width = config.integer(hidden)
+    attention = SelfAttention(heads=heads_of(config, width, heads), qkv_bias=True, o_bias=True)
+    mlp = Mlp(inner=config.integer(inner), act=activation(config, act, "gelu"), bias=True)
+    return Decoder(
+        vocab=config.integer("vocab_size"),
+        hidden=width,
+        layers=[Layer(mixer=attention, feed_forward=mlp)] * config.integer(layers),
+        norm=NormKind.LAYER,
+        tied=config.flag("tie_word_embeddings", default=True),
+        positions=positions,
     ).graph(fmt)

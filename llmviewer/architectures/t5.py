@@ -1,4 +1,5 @@
-"""T5, its successors and mT5: encoder and decoder, no biases, learned biases of scores by distance (arXiv:1910.10683).
+"""T5, its successors, mT5 and UMT5: encoder and decoder, no biases but learned ones of scores by distance
+(arXiv:1910.10683).
 
 Version 1.1, Flan and mT5 have a gated MLP and a head of their own. Switch Transformers put experts into every few
 layers (arXiv:2101.03961): each token goes to one, and none is dropped here, however many choose the same.
@@ -40,14 +41,15 @@ _COSTLESS: Final = """
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeAttention:
-    """Self-attention whose scores get a learned number by distance; the table of them is held by the stack."""
+    """Self-attention whose scores get a learned number by distance; the stack holds a table of them, or it is `own`."""
 
     attention: SelfAttention
     buckets: int
+    own: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.attention.heads.num_heads
-        table = parts.weight(_TABLE, self.buckets, heads, tied=True)
+        table = parts.weight(_TABLE, self.buckets, heads, tied=not self.own)
         made = self.attention.operators(parts, x)
         return tuple(replace(op, weights=(table,)) if isinstance(op, Softmax) else op for op in made)
 
@@ -65,6 +67,14 @@ def build_mt5(config: Section, fmt: Format) -> Graph:
     mlp = _mlp(config, "gated-gelu")
     layers = [mlp] * config.integer("num_layers"), [mlp] * _decoders(config)
     return _built(config, fmt, *layers, tied=False)
+
+
+@architecture("umt5")
+def build_umt5(config: Section, fmt: Format) -> Graph:
+    """MT5 with a table of distances in each layer (arXiv:2304.09151)."""
+    mlp = _mlp(config, "gated-gelu")
+    layers = [mlp] * config.integer("num_layers"), [mlp] * _decoders(config)
+    return _built(config, fmt, *layers, tied=False, tables=True)
 
 
 @architecture("switch_transformers")
@@ -100,8 +110,11 @@ def _built(
     writing: Sequence[FeedForward],
     *,
     tied: bool = True,
+    tables: bool = False,
 ) -> Graph:
-    """Layers with these networks; `tied` is what the class has where the config does not say."""
+    """Layers with these networks; `tied` is what the class has where the config does not say. Every layer has a table
+    of distances where there are `tables`, else they share that of their stack.
+    """
     if config.flag("is_decoder", default=False):
         raise config.error("is_decoder", "must be false: a decoder by itself is not known here; got true")
     config.costless(*_COSTLESS.split())
@@ -112,9 +125,9 @@ def _built(
         head_dim=config.integer("d_kv", 64),
     )
     buckets = config.integer("relative_attention_num_buckets", 32)
-    held: dict[str, tuple[int, ...]] = {_TABLE: (buckets, heads.num_heads)}
+    held: dict[str, tuple[int, ...]] = {} if tables else {_TABLE: (buckets, heads.num_heads)}
     ahead, behind = (
-        RelativeAttention(attention=SelfAttention(heads=own, alibi=True), buckets=buckets)
+        RelativeAttention(attention=SelfAttention(heads=own, alibi=True), buckets=buckets, own=tables)
         for own in (both_ways(heads), heads)
     )
     encoder = Encoder(

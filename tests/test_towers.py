@@ -17,7 +17,7 @@ import yaml
 from llmviewer import analyze, sweep
 from llmviewer._layout import data_dir
 from llmviewer.architectures import builder
-from llmviewer.architectures._tiles import closest_grid
+from llmviewer.architectures._tiles import best_fit, closest_grid
 from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate, images
@@ -164,9 +164,9 @@ def test_a_tower_stands_before_the_language_model_that_ships_and_is_not_active(n
         ("qwen3-vl-8b", 64 * 64 // 4),
         ("qwen3.5-9b-vision", 64 * 64 // 4),
         ("gemma-3-4b-vision", 16 * 16),
-        ("llama-4-scout-vision", 24 * 24 // 4),
+        ("llama-4-scout-vision", (4 * 4 + 1) * 24 * 24 // 4),
         ("mistral-small-3.1-24b", 110 * 110 // 4),
-        ("smolvlm-2.2b", 27 * 27 // 9),
+        ("smolvlm-2.2b", (4 * 4 + 1) * 27 * 27 // 9),
         ("paligemma-3b", 16 * 16),
         ("glm-4.5v", 72 * 72 // 4),
         ("internvl3-1b", (3 * 3 + 1) * 256),
@@ -199,6 +199,13 @@ def test_tokens_that_a_picture_puts_into_the_prompt(name, tokens):
         ("internvl3-1b", [400, 4000], 11, 11 * 256),
         ("internvl3-1b", 640, 5, 5 * 256),  # its area is more than half that of 2 x 2 tiles, not of 3 x 3
         ("glm-4.5v", [340, 680], 1, 12 * 24),
+        ("smolvlm-2.2b", [300, 900], 9, 9 * 81),  # 512 x 1536 pixels: two rows of four, and one of all of it
+        ("smolvlm-2.2b", [900, 300], 9, 9 * 81),
+        ("smolvlm-2.2b", [20, 2000], 5, 5 * 81),
+        ("llama-4-scout-vision", 336, 1, 144),
+        ("llama-4-scout-vision", [337, 500], 5, 5 * 144),
+        ("llama-4-scout-vision", [600, 1300], 9, 9 * 144),
+        ("llama-4-scout-vision", [5000, 5000], 17, 17 * 144),  # which 16 tiles cannot hold
     ],
 )
 def test_a_picture_of_another_size_is_other_tiles_and_tokens(name, size, tiles, tokens):
@@ -228,6 +235,15 @@ def test_a_grid_of_tiles_is_as_near_as_can_be_to_the_shape_of_a_picture():
     assert closest_grid((2000, 2000), tile, least=1, most=12) == (3, 3)
     assert closest_grid((100, 100), tile, least=1, most=12) == (1, 1)
     assert closest_grid((100, 100), tile, least=3, most=12) == (2, 2)
+
+
+def test_pictures_are_put_into_tiles_with_the_least_room_to_spare():
+    tile = (336, 336)
+    assert best_fit((336, 336), tile, most=16) == (1, 1)
+    assert best_fit((337, 336), tile, most=16) == (2, 1)
+    assert best_fit((100, 600), tile, most=16) == (1, 2)
+    assert best_fit((337, 337), tile, most=3) == (1, 1)  # 2 x 2 would be four
+    assert best_fit((10000, 2500), tile, most=16) == (8, 2)
 
 
 def test_the_prompt_of_paligemma_sees_itself_both_ways():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil
 from typing import Final
 
 from ..documents import Section
@@ -41,3 +43,29 @@ def closest_grid(size: tuple[int, int], tile: tuple[int, int], *, least: int, mo
         if off < nearest or (off == nearest and area > tile[0] * tile[1] * rows * columns / 2):
             best, nearest = (rows, columns), off
     return best
+
+
+def best_fit(size: tuple[int, int], tile: tuple[int, int], *, most: int) -> tuple[int, int]:
+    """Rows and columns of the tiles, `most` at most, into which a picture fits with the least room to spare, or, where
+    it fits none, is shrunk least; of such the fewest, as get_best_fit of transformers has it for Llama 4.
+    """
+
+    def scale(grid: tuple[int, int]) -> Fraction:
+        return min(Fraction(n * side, own) for n, side, own in zip(grid, tile, size, strict=True))
+
+    every = [(rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)]
+    scales = {grid: scale(grid) for grid in every}
+    fitting = [s for s in scales.values() if s >= 1]
+    wanted = min(fitting) if fitting else max(scales.values())
+    return min((grid for grid in every if scales[grid] == wanted), key=lambda grid: grid[0] * grid[1])
+
+
+def longest_side(size: tuple[int, int], tile: tuple[int, int], tiles: int) -> tuple[int, int]:
+    """Rows and columns of the tiles of a picture whose longer side is brought to `tiles` of them, as the processor of
+    Idefics3 has it: the shorter side is brought to an even number of pixels, and then to whole tiles.
+    """
+    if size[0] > size[1]:
+        columns, rows = longest_side(size[::-1], tile[::-1], tiles)
+        return rows, columns
+    short = tiles * tile[1] * size[0] // size[1]
+    return max(ceil((short + short % 2) / tile[0]), 1), tiles

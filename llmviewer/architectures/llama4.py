@@ -1,8 +1,8 @@
 """Llama 4: a shared expert beside each routed one, experts in every layer or every second one.
 
 Three layers of four rotate queries and keys and attend within chunks of attention_chunk_size tokens; the fourth knows
-no positions and attends to all. Four patches of the tower for pictures make a token of the prompt. A picture here is
-one tile of 336 x 336; the processor makes several of a large picture, and one more of all of it.
+no positions and attends to all. Four patches of the tower for pictures make a token of the prompt. A picture is put
+into as many tiles of 336 x 336 as it takes, 16 at most, and read once more in one where that is not one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from ._feed_forward import Experts, Mlp
 from ._fields import decoder, grouped_heads
 from ._moe import costless, dense, experts, for_each_layer, integers, language_model
 from ._parts import NormKind, Parts, heads_of, result
-from ._tower import Tower, joined, layer, patches_of, picture, projector, vision
+from ._tiles import best_fit, picture_size
+from ._tower import Tower, joined, layer, patches_of, picture, projector, sides, vision
 
+_MOST_TILES = 16  # of a picture, in the processor
 _CHUNK = 8192  # where config.json says nothing, as transformers.Llama4TextConfig has it; null is no chunks
 
 
@@ -36,11 +38,13 @@ def build(config: Section, fmt: Format) -> Graph:
         return graph
     section = vision(config)
     tower = _tower(section)
+    rows, columns = best_fit(picture_size(config), sides(section, "image_size", 448), most=_MOST_TILES)
+    tower = replace(tower, tiles=rows * columns + (rows * columns > 1))
     parts, merged = tower.parts(fmt), round(1 / section.number("pixel_shuffle_ratio", 0.5)) ** 2
     if tower.picture.patches % merged:
         must = f"must be a share that divides the {tower.picture.patches} patches"
         raise section.error("pixel_shuffle_ratio", f"{must}; got {section.number('pixel_shuffle_ratio', 0.5):g}")
-    tokens, wide = tower.picture.patches // merged, merged * tower.hidden
+    tokens, wide = tower.tiles * tower.picture.patches // merged, merged * tower.hidden
     inputs = (patches_of(tower, parts),)
     shuffle = Permute(name="pixel_shuffle", inputs=inputs, outputs=(parts.tensor("pixel_shuffle", wide),))
     inner = section.integer("projector_output_dim", 4096)

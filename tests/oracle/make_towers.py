@@ -96,7 +96,11 @@ SIDES: Final = {
     "glm4v_moe": 72,
 }  # patches to a side
 PIXELS: Final = (1024, 1024)  # of a picture that is cut into tiles
-TILES: Final = {"internvl": 3 * 3 + 1}  # which get_optimal_tiled_canvas makes of it, and one of all of it
+TILES: Final = {  # which the processors make of it, and one of all of it
+    "internvl": 3 * 3 + 1,
+    "idefics3": 4 * 4 + 1,
+    "llama4": 4 * 4 + 1,
+}
 TEXT: Final = 32
 ATTENTION: Final = "eager"
 KINDS: Final = {  # of aten operators

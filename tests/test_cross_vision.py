@@ -18,7 +18,7 @@ from llmviewer.disaggregation import disaggregate
 from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
-from llmviewer.generation import decode_s, step_s
+from llmviewer.generation import decode_s
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV
@@ -129,10 +129,10 @@ def test_a_decode_step_reads_the_pictures_that_the_prompt_had():
 
 
 def test_all_steps_together_are_the_steps_one_by_one():
-    plan = Setting.of(NAME, "h200-sxm").decode_plan
+    setting = Setting.of(NAME, "h200-sxm")
     asked = {"batch": 2, "prompt": 50, "images": np.array([0, 1, 4])}
-    each = sum(step_s(plan, kv_len=n, **asked) for n in range(51, 91))
-    assert decode_s(plan, first=51, last=90, **asked) == pytest.approx(each, rel=1e-12)
+    each = sum(setting.time_s("decode", Workload.decode(kv_len=n, **asked), 2) for n in range(51, 91))
+    assert decode_s(setting.decode_plan, first=51, last=90, **asked) == pytest.approx(each, rel=1e-12)
 
 
 def test_a_sweep_and_techniques_have_the_pictures_too():

@@ -355,8 +355,8 @@ def _there(entry: Entry, device: Device) -> Mapping[str, float]:
 def _cooler(found: Mapping[str, float], needed: float, most: float) -> dict[str, float]:
     """What changes where OPs need `needed` of the power, as a part of what there is, that they needed before.
 
-    A power limit is on the clock. What goes with it is faster by what that gains, and reaches `most` of the peak: matrix
-    units, the L2 cache that feeds them, starts of tiles. What is gained beyond is of what the limit adds to long work.
+    A power limit is on the clock. What goes with it is faster by what that gains, and reaches `most` of the peak at
+    most: matrix units, the L2 cache that feeds them, starts of tiles. Beyond that, less is added to long work.
     """
     faster = min(1 / needed, max(1.0, most / found["alpha"]))
     return {

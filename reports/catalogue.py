@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import wrap
 from typing import Final
 
 from llmviewer.hardware import Hardware
@@ -14,9 +13,9 @@ from llmviewer.transforms.quantize import AS_IT_IS
 from llmviewer.units import si
 
 from .columns import columns
+from .listing import WIDTH, filled
 
 _NARROW: Final = ("fp8", "int8", "fp4")
-_WIDTH: Final = 80
 _KEY: Final = 22  # characters of the longest key of a model, and a gap
 _KINDS: Final = 2  # of attention that there is room for: where there are more, the first is that of a tower
 _LEGEND: Final = (
@@ -26,14 +25,14 @@ _LEGEND: Final = (
 )
 
 
-def model_list(models: Sequence[Model]) -> str:
+def model_list(models: Sequence[Model], width: int = WIDTH) -> str:
     head = ("model", "total", "active", "weights", "in", "attention", "KV", "context")
     lines = [
         (m.name, _short(m.parameters), _active(m), _bytes(weight_bytes(m.published)), _precision(m),
          "+".join(m.attention_kinds[-_KINDS:]), _bytes(m.kv_bytes_per_token), _context(m))
         for m in models
     ]  # fmt: skip
-    return columns([head, *lines], left=(0, 4, 5), gap=" ") + "\n".join(_wrapped(_LEGEND, indent="")) + "\n"
+    return columns([head, *lines], left=(0, 4, 5), gap=" ") + filled(_LEGEND, width) + "\n"
 
 
 def _active(model: Model) -> str:
@@ -62,7 +61,7 @@ def _precision(model: Model) -> str:
     return (model.quantization.scheme.weight or model.format).name.partition("_")[0]
 
 
-def model_card(model: Model) -> str:
+def model_card(model: Model, width: int = WIDTH) -> str:
     quantized = model.quantization != AS_IT_IS
     rows = f", {model.looked_up_parameters:,} of them looked up alone" if model.looked_up_parameters else ""
     facts = [
@@ -82,31 +81,28 @@ def model_card(model: Model) -> str:
         ("operators of a layer", ", ".join(dict.fromkeys(op.name for _, op in model.graph))),
         *(("note", note) for note in (model.unknown, *model.notes) if note),
     ]
-    return f"{model.title}\n" + "\n".join(line for key, text in facts for line in _fact(key, text)) + "\n"
+    lines = (filled(text, width, first=f"{key:<{_KEY}}", others=" " * _KEY) for key, text in facts)
+    return "\n".join((model.title, *lines, ""))
 
 
-def _fact(key: str, text: str) -> list[str]:
-    """A line for a key; what is too long for it goes on under its beginning."""
-    return _wrapped(text, indent=" " * _KEY, first=f"{key:<{_KEY}}")
-
-
-def hardware_list(devices: Sequence[Hardware]) -> str:
+def hardware_list(devices: Sequence[Hardware], width: int = WIDTH) -> str:
     head = ("device", "memory", "bandwidth", "16-bit", *_NARROW, "fp32")
     lines = [(h.name, f"{si(h.capacity)}B", f"{si(h.bandwidth())}B/s", *_rates(h)) for h in devices]
     announced = ", ".join(h.name for h in devices if h.status == "announced")
-    notes = "Dense OP/s of matrix units, fp32 of vector units; a multiply-add is two OPs.\n"
-    return columns([head, *lines], left=(0,)) + notes + (f"Announced: {announced}.\n" if announced else "")
+    notes = ["Dense OP/s of matrix units, fp32 of vector units; a multiply-add is two OPs."]
+    notes += [f"Announced: {announced}."] if announced else []
+    return columns([head, *lines], left=(0,)) + "".join(f"{filled(note, width)}\n" for note in notes)
 
 
-def hardware_card(device: Hardware) -> str:
+def hardware_card(device: Hardware, width: int = WIDTH) -> str:
     """Every number under its block, as the file has it; sources by their key; what is too long for a line wraps."""
     about = f"{device.title} ({device.architecture}, {device.released}, {device.status})"
-    parts = [*_wrapped(about), columns(_facts(device), left=(0, 1, 2)), "Sources"]
+    parts = [_wrapped(about, width), columns(_facts(device), left=(0, 1, 2)), "Sources"]
     for key, source in device.sources.items():
-        parts += _wrapped(f"{key}: {source}") + ([f"    {source.url}"] if source.url else [])
+        parts += [_wrapped(f"{key}: {source}", width), *([f"    {source.url}"] if source.url else [])]
     remarks = [f"{f.key}: {f.note}" for f in device.facts if f.note and f.source] + list(device.notes)
     if remarks:
-        parts += ["Notes", *(line for remark in remarks for line in _wrapped(remark))]
+        parts += ["Notes", *(_wrapped(remark, width) for remark in remarks)]
     return "\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
@@ -114,10 +110,8 @@ def _facts(device: Hardware) -> list[tuple[str, str, str]]:
     return [("key", "value", "source"), *((f.key, f.text, f.source or "what-if") for f in device.facts)]
 
 
-def _wrapped(text: str, indent: str = "    ", first: str = "") -> list[str]:
-    return wrap(
-        text, _WIDTH, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+def _wrapped(text: str, width: int) -> str:
+    return filled(text, width, others="    ")
 
 
 def _rates(device: Hardware) -> tuple[str, ...]:

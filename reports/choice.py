@@ -23,14 +23,14 @@ from .comparison import (
     pictured,
     pictures,
 )
-from .listing import Item, Reasons, Table, csv_of, json_of, markdowns, number_item, texts, time_item
+from .listing import WIDTH, Item, Reasons, Table, csv_of, json_of, markdowns, number_item, texts, time_item
 from .page import Card, Picture, listing_page, picture
 
 _FIRST: Final = 6  # of the ranking, to see first
 
 
-def render_text(choice: Choice) -> str:
-    return texts(headline(choice), tables(choice), remarks(choice))
+def render_text(choice: Choice, width: int = WIDTH) -> str:
+    return texts(headline(choice), tables(choice), remarks(choice), width)
 
 
 def render_markdown(choice: Choice) -> str:

@@ -17,7 +17,7 @@ from llmviewer.transforms.quantize import unless_published
 from llmviewer.units import seconds
 from llmviewer.waits import ALL, BOUNDS, GROUPS, RESOURCES
 
-from .listing import NOTHING, Item, Table, csv_of, digits, json_of, markdowns, number_item, texts, time_item
+from .listing import NOTHING, WIDTH, Item, Table, csv_of, digits, json_of, markdowns, number_item, texts, time_item
 from .page import Card, Picture, listing_page, picture
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ BOUNDS_SAID: Final = (
 )
 
 
-def render_text(comparison: Comparison) -> str:
-    return texts(headline(comparison), tables(comparison), remarks(comparison))
+def render_text(comparison: Comparison, width: int = WIDTH) -> str:
+    return texts(headline(comparison), tables(comparison), remarks(comparison), width)
 
 
 def render_markdown(comparison: Comparison) -> str:

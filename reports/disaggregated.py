@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from llmviewer.answering import GenerationResult
 from llmviewer.disaggregation import Disaggregated, KvTransfer
 from llmviewer.units import seconds, si
 
 from . import data, html, markdown, text
 from .listing import json_of
 from .page import Card
-from .table import rate, shows_calls
+from .table import shows_calls
 from .text import Lines
 
 
@@ -60,23 +59,15 @@ def summary(found: Disaggregated) -> Lines:
     whole, read = found.generation, seconds(found.prefill.generation.ttft_s)
     when = "while it runs" if found.kv_transfer is KvTransfer.OVERLAPPED else "after it"
     first = f"{seconds(whole.ttft_s)}: prefill {read}, KV transfer {seconds(found.kv_transfer_s)} {when}"
-    pace = f"{seconds(whole.latency_s)}, {rate(whole.tokens_per_s)} tokens/s"
-    if whole.expected_latency_s and whole.expected_tokens_per_s:
-        pace += f"; expect {seconds(whole.expected_latency_s)}, {rate(whole.expected_tokens_per_s)} tokens/s"
     return (
-        ("time to first token", first + _expect(whole, "ttft")),
-        ("time per output token", seconds(whole.tpot_s) + _expect(whole, "tpot")),
-        ("generation", pace),
+        ("time to first token", first + text.also_expected(whole, "ttft")),
+        ("time per output token", seconds(whole.tpot_s) + text.also_expected(whole, "tpot")),
+        ("generation", text.pace(whole)),
         ("KV transfer", _transfer(found)),
         ("balance", _balance(found)),
         *((_memory_of(name), text.memory_line(side)) for name, side in found.sides),
         text.summary(found.joint)[-1],
     )
-
-
-def _expect(whole: GenerationResult, what: str) -> str:
-    found = text.expectation(whole, what)
-    return f"; expect {found}" if found else ""
 
 
 def _memory_of(side: str) -> str:

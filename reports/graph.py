@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from textwrap import wrap
 from typing import Any, Final
 
 from llmviewer.forms import Form
@@ -11,14 +10,14 @@ from llmviewer.graph import Block, Graph
 from llmviewer.model import Model
 from llmviewer.operators.base import Operator, Tensor, Weight
 
-from .listing import WIDTH, json_of
+from .listing import WIDTH, filled, json_of
 
 _TIE: Final = "\u00a0"
 
 
-def render(model: Model, form: str) -> str:
-    """The graph as "text", "json", "dot" (Graphviz) or "mermaid"."""
-    return {"text": _text, "json": _json, "dot": _dot, "mermaid": _mermaid}[form](model)
+def render(model: Model, form: str, width: int = WIDTH) -> str:
+    """The graph as "text", `width` columns wide, "json", "dot" (Graphviz) or "mermaid"."""
+    return _text(model, width) if form == "text" else {"json": _json, "dot": _dot, "mermaid": _mermaid}[form](model)
 
 
 def edges(graph: Graph) -> Iterator[tuple[tuple[Block, Operator], tuple[Block, Operator], Tensor]]:
@@ -62,17 +61,16 @@ def title(block: Block) -> str:
     return f"{block.name} x {block.repeat} ({places})"
 
 
-def _text(model: Model) -> str:
+def _text(model: Model, width: int) -> str:
     """Two lines for an operator, wrapped: what it is with its weights, and what it reads and writes."""
     lines = [f"{model.title}: {model.parameters:,} parameters in {model.format}"]
     for block in model.graph.blocks:
-        lines += ["", *wrap(title(block), WIDTH)]
+        lines += ["", filled(title(block), width)]
         for op in block.operators:
             reads, writes = (", ".join(_whole(f"{t.name} {shape(t)}") for t in ts) for ts in (op.inputs, op.outputs))
             about = (f"  {op.name} ({op.kind})", *(_whole(weight_shape(w)) for w in op.weights))
-            lines += wrap("  ".join(about), WIDTH, subsequent_indent=" " * 6)
-            moved = f"{reads or 'token ids'} -> {writes}"
-            lines += wrap(moved, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 6)
+            lines.append(filled("  ".join(about), width, others=" " * 6))
+            lines.append(filled(f"{reads or 'token ids'} -> {writes}", width, first=" " * 4, others=" " * 6))
     return "\n".join(lines).replace(_TIE, " ") + "\n"
 
 

@@ -15,7 +15,8 @@ from llmviewer.units import seconds, si
 
 from .columns import columns
 
-WIDTH: Final = 80  # of a text [columns]
+WIDTH: Final = 80  # of a text where there is no terminal that has fewer [columns]
+_LEAST: Final = 24  # of words beside columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +74,12 @@ class Table:
             body=tuple(tuple(row[i] for i in kept) for row in self.body),
         )
 
-    def text(self) -> str:
+    def text(self, width: int = WIDTH) -> str:
+        """Aligned, with words that wrap at `width`; the columns themselves take the room that they need."""
         left = [i for i, head in enumerate(self.head) if head in self.words]
         lines = [self.head, *(tuple(item.text for item in row) for row in self.body)]
-        about = _filled(self.about) + "\n" if self.about else ""
-        return f"{_filled(self.title)}\n{columns(lines, left=left, gap=' ')}{about}"
+        about = filled(self.about, width) + "\n" if self.about else ""
+        return f"{filled(self.title, width)}\n{columns(lines, left=left, gap=' ')}{about}"
 
     def markdown(self) -> str:
         marks = ["---" if head in self.words else "---:" for head in self.head]
@@ -91,25 +93,27 @@ class Table:
 class Reasons(Table):
     """Of words alone, the last of which are long and go on in the next line of a text."""
 
-    def text(self) -> str:
+    def text(self, width: int = WIDTH) -> str:
         lines = [self.head, *(tuple(item.text for item in row) for row in self.body)]
         before = columns([line[:-1] for line in lines], left=range(len(self.head)), gap=" ").splitlines()
         indent = max(map(len, before)) + 1
-        found = [_filled(self.title)]
+        found = [filled(self.title, width)]
         for start, line in zip(before, lines, strict=True):
-            found.append(_filled(line[-1], first=start.ljust(indent), others=" " * indent))
-        return "\n".join((*found, _filled(self.about), ""))
+            found.append(filled(line[-1], max(width, indent + _LEAST), first=start.ljust(indent), others=" " * indent))
+        return "\n".join((*found, filled(self.about, width), ""))
 
 
-def _filled(text: str, first: str = "", others: str = "") -> str:
-    """Indented, with options whole, to be copied."""
-    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
+def filled(text: str, width: int = WIDTH, *, first: str = "", others: str = "") -> str:
+    """Lines of `text`, of which the first and the others are indented; options and paths are whole, to be copied."""
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
+    )
 
 
-def texts(head: str, tables: Sequence[Table], remarks: Sequence[str]) -> str:
-    """A report as text, 80 columns wide where names allow it."""
-    parts = [_filled(head) + "\n", *(table.text() for table in tables)]
-    parts += ["\n".join(_filled(remark) for remark in remarks) + "\n"] if remarks else []
+def texts(head: str, tables: Sequence[Table], remarks: Sequence[str], width: int = WIDTH) -> str:
+    """A report as text, `width` columns wide where names allow it."""
+    parts = [filled(head, width) + "\n", *(table.text(width) for table in tables)]
+    parts += ["\n".join(filled(remark, width) for remark in remarks) + "\n"] if remarks else []
     return "\n".join(parts)
 
 

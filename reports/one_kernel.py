@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from llmviewer.one_kernel import KernelEstimate, kinds
 from llmviewer.units import fold, seconds, si
 
 from .columns import columns
-from .listing import WIDTH, csv_of, json_of
+from .listing import WIDTH, csv_of, filled, json_of
 from .table import number
 
 
-def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None) -> str:
+def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None, width: int = WIDTH) -> str:
     """A line for each combination of sizes; what all have alike is said above."""
     first, *_ = found
     alike = {name: size for name, size in first.sizes.items() if all(each.sizes[name] == size for each in found)}
@@ -32,8 +31,8 @@ def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None
             seconds(each.bound_s), *_expected(each),
         ])  # fmt: skip
     left = {lines[0].index("bound"), *({0} if len(devices) > 1 else ())}
-    text = f"{_filled(head)}\n\n{columns(lines, left=left, gap=' ')}\n{_filled(_legend(found))}\n"
-    return text if measured_s is None else f"{text}{_filled(_measured(first, measured_s))}\n"
+    text = f"{filled(head, width)}\n\n{columns(lines, left=left, gap=' ')}\n{filled(_legend(found), width)}\n"
+    return text if measured_s is None else f"{text}{filled(_measured(first, measured_s), width)}\n"
 
 
 def _expected(each: KernelEstimate) -> list[str]:
@@ -70,10 +69,6 @@ def _measured(each: KernelEstimate, measured_s: float) -> str:
     return f"{text}; {number(measured_s / each.expected_s)}x the time expected, {place}."
 
 
-def _filled(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
-
-
 def render_json(found: Sequence[KernelEstimate]) -> str:
     return json_of([each.to_dict() for each in found])
 
@@ -84,14 +79,12 @@ def render_csv(found: Sequence[KernelEstimate]) -> str:
     return csv_of({"kernel": row["kernel"], "hardware": row["hardware"], **row.pop("sizes"), **row} for row in rows)
 
 
-def render_kinds() -> str:
+def render_kinds(width: int = WIDTH) -> str:
     """What can be asked for."""
-    text = ""
+    margin = " " * 11
+    lines = []
     for name, kind in kinds().items():
         sizes = " ".join((*(f"{size}=" for size in kind.needed), *(f"[{s}={of}]" for s, of in kind.usual.items())))
-        text += f"{name:<11}{_indented(sizes)}\n{' ' * 11}{_indented(kind.what)}\n"
-    return text
-
-
-def _indented(text: str) -> str:
-    return textwrap.fill(text, WIDTH - 11, subsequent_indent=" " * 11)
+        lines.append(filled(sizes, width, first=f"{name:<11}", others=margin))
+        lines.append(filled(kind.what, width, first=margin, others=margin))
+    return "\n".join(lines) + "\n"

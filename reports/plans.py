@@ -12,16 +12,15 @@ from llmviewer.serving.planning import ServicePlan
 from llmviewer.units import counted, seconds
 
 from .choice import unsold
-from .listing import WIDTH, Item, Reasons, Table, csv_of, json_of, markdowns, number_item, texts, time_item
+from .listing import WIDTH, Item, Reasons, Table, csv_of, filled, json_of, markdowns, number_item, texts, time_item
 from .page import Card, Picture, listing_page, picture
 from .recommendations import Folded
 from .serving import beyond
 
 _MOST: Final = 20  # rows of a table in words
-_NEAREST: Final = 10  # devices that do not keep to it, in a text
+_NEAREST: Final = 10  # devices that do not keep to it, or have no price, in words
 _TENS: Final = 10
 _TOLD: Final = 0.05  # of a time, that is worth a word
-_ROOM: Final = WIDTH - len(" \\")
 _PERCENTILES: Final = "Percentiles of one copy of the best, with its part of the requests:"
 _OPTIONS: Final = {"profiles": "profile"}  # of the command, where they have other names than in Python
 _TIMED: Final = ("rate", "batch", "time to first token", "time per token")  # what rests on how long steps take
@@ -32,12 +31,12 @@ _MEANS: Final = "Times are means at random arrivals."
 class Nearest(Reasons):
     """Of which a text has the first few."""
 
-    def text(self) -> str:
+    def text(self, width: int = WIDTH) -> str:
         more = len(self.body) - _NEAREST
         if more <= 0:
-            return super().text()
+            return super().text(width)
         rest = f"{self.about} {counted(more, 'device')} more: -o FILE.html, .md, .csv or .json has all."
-        return Reasons(**{**vars(self), "body": self.body[:_NEAREST], "about": rest}).text()
+        return Reasons(**{**vars(self), "body": self.body[:_NEAREST], "about": rest}).text(width)
 
 
 def said(found: ServicePlan) -> str:
@@ -48,11 +47,9 @@ def said(found: ServicePlan) -> str:
     return f"Steps take as long as is expected of {whose}; at the bound, as long as no kernel can beat. {_MEANS}"
 
 
-def render_text(found: ServicePlan) -> str:
-    head, words = f"{headline(found)}\n", simulation(found)
-    if not words:
-        return texts(head, tables(found), [*remarks(found), *_percentiles(found)])
-    return f"{texts(head, tables(found), remarks(found))}\n{_PERCENTILES}\n{_wrapped(words)}"
+def render_text(found: ServicePlan, width: int = WIDTH) -> str:
+    text, words = texts(headline(found), tables(found), remarks(found), width), simulation(found)
+    return f"{text}\n{filled(_PERCENTILES, width)}\n{_wrapped(words, width)}" if words else text
 
 
 def render_markdown(found: ServicePlan) -> str:
@@ -100,11 +97,11 @@ def _text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _wrapped(words: list[str]) -> str:
+def _wrapped(words: list[str], width: int) -> str:
     """A command in lines that a shell takes as one."""
     lines = [f"  {words[0]}"]
     for word in words[1:]:
-        if len(lines[-1]) + len(word) < _ROOM:
+        if len(lines[-1]) + len(word) < width - len(" \\"):
             lines[-1] += f" {word}"
         else:
             lines.append(f"     {word}")
@@ -198,7 +195,8 @@ def remarks(found: ServicePlan) -> list[str]:
     told = [f"{found.tried:,} settings of devices, layouts, precisions, copies and batches were tried."]
     told += unsold(found.left_out)
     if found.best and found.unpriced:
-        names = ", ".join(found.unpriced)
+        more = len(found.unpriced) - _NEAREST
+        names = ", ".join(found.unpriced[:_NEAREST]) + f" and {more} more" * (more > 0)
         lacking, change = ("TDP", "power.tdp=700 W") if found.by == "energy" else ("price", "price.cloud=3 USD/h")
         told.append(
             f"Not ranked, as their files have no {lacking}: {names}; --hardware-set '{change}' gives one to all "

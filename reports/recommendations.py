@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,12 +14,13 @@ from llmviewer.techniques import Touches
 from llmviewer.units import seconds, si
 
 from .columns import columns
-from .listing import WIDTH, Item, Table, csv_of, json_of, markdowns, texts, time_item
+from .listing import WIDTH, Item, Table, csv_of, filled, json_of, markdowns, texts, time_item
 from .page import Card, listing_page
 from .serving import beyond, kernels, unknown
 from .table import rate
 
 _MOST: Final = 12  # combinations in words
+_LEAST: Final = 16  # columns of names beside numbers
 _USUAL: Final = "Techniques have their usual parameters; how much they change the answers is not weighed."
 _LEFT: Final = " Left: what bounds a decode step then."
 _TOUCHES: Final = (
@@ -34,8 +34,8 @@ _NAMES: Final = {
 }  # fmt: skip
 
 
-def render_text(found: Advice) -> str:
-    return texts(headline(found), tables(found), remarks(found))
+def render_text(found: Advice, width: int = WIDTH) -> str:
+    return texts(headline(found), tables(found), remarks(found), width)
 
 
 def render_markdown(found: Advice) -> str:
@@ -148,20 +148,17 @@ def _why(found: Advice, own: str, reason: str) -> str:
 class Folded(Table):
     """Whose long names, on the left, go on in the next line of a text."""
 
-    def text(self) -> str:
+    def text(self, width: int = WIDTH) -> str:
         names, *others = zip(self.head, *([item.text for item in row] for row in self.body), strict=True)
         left = [i for i, head in enumerate(self.head[1:]) if head in self.words]
         rest = columns(list(zip(*others, strict=True)), left=left, gap=" ").splitlines()
-        room = WIDTH - 1 - max(map(len, rest))
-        parts = [
-            textwrap.wrap(name, room, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-            for name in names
-        ]
+        room = max(width - 1 - max(map(len, rest)), _LEAST)
+        parts = [filled(name, room, others="  ").split("\n") for name in names]
         wide = max(len(part) for each in parts for part in each)
-        lines = [textwrap.fill(self.title, WIDTH)]
+        lines = [filled(self.title, width)]
         for (first, *more), numbers in zip(parts, rest, strict=True):
             lines += [f"{first:<{wide}} {numbers}", *more]
-        about = [textwrap.fill(self.about, WIDTH)] if self.about else []
+        about = [filled(self.about, width)] if self.about else []
         return "\n".join((*lines, *about, ""))
 
 

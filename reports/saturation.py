@@ -10,15 +10,15 @@ from llmviewer.serving.outcome import summary
 from llmviewer.serving.saturation import CHUNKS, Saturation, Sustained
 from llmviewer.units import counted, seconds
 
-from .listing import NOTHING, Item, Table, csv_of, json_of, markdowns, number_item, texts, time_item
+from .listing import NOTHING, WIDTH, Item, Table, csv_of, json_of, markdowns, number_item, texts, time_item
 from .page import Card, listing_page
 from .serving import beyond, laid, lengths, said
 
 _TIMES = {"mean": "time per token, mean", "p50": "time per token, p50", "p99": "time per token, p99"}
 
 
-def render_text(found: Saturation) -> str:
-    return texts(headline(found), tables(found), remarks(found))
+def render_text(found: Saturation, width: int = WIDTH) -> str:
+    return texts(headline(found), tables(found), remarks(found), width)
 
 
 def render_markdown(found: Saturation) -> str:

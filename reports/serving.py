@@ -13,7 +13,7 @@ from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds
 
-from .listing import NOTHING, Item, Table, csv_of, json_of, markdowns, number_item, texts, time_item
+from .listing import NOTHING, WIDTH, Item, Table, csv_of, json_of, markdowns, number_item, texts, time_item
 from .page import Card, Picture, listing_page, picture
 
 _NAMES: Final = {
@@ -54,8 +54,8 @@ def beyond(model: Model, tokens: int) -> list[str]:
     return [f"{tokens:,} tokens are more than the {most:,} positions of {model.name}."] if 0 < most < tokens else []
 
 
-def render_text(found: Simulation) -> str:
-    return texts(headline(found), tables(found), remarks(found))
+def render_text(found: Simulation, width: int = WIDTH) -> str:
+    return texts(headline(found), tables(found), remarks(found), width)
 
 
 def render_markdown(found: Simulation) -> str:

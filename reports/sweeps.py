@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
@@ -15,7 +14,7 @@ from llmviewer.shard_summary import Row, Summary
 from llmviewer.units import seconds, si
 
 from .columns import columns
-from .listing import WIDTH, csv_of
+from .listing import WIDTH, csv_of, filled
 
 _SHOWN: Final = 20  # rows of a front in a text; the other formats have all
 _HEADS: Final = {
@@ -24,8 +23,8 @@ _HEADS: Final = {
 }  # fmt: skip
 
 
-def render(summary: Summary, form: str) -> str:
-    return {"json": _json, "csv": _csv, "text": _text}[form](summary)
+def render(summary: Summary, form: str, width: int = WIDTH) -> str:
+    return _text(summary, width) if form == "text" else {"json": _json, "csv": _csv}[form](summary)
 
 
 def _json(summary: Summary) -> str:
@@ -40,7 +39,7 @@ def _csv(summary: Summary) -> str:
     return csv_of(rows) if rows else "best\n"
 
 
-def _text(summary: Summary) -> str:
+def _text(summary: Summary, width: int) -> str:
     design, of = summary.design, summary.measures
     lines = [f"{summary.folder}: {summary.points:,} points, {summary.fitting:,} of which fit on their device."]
     if summary.finished < design.shards:
@@ -59,14 +58,17 @@ def _text(summary: Summary) -> str:
         lines.append(f"All below: {', '.join(f'{name} {text}' for name, text in alike.items())}.")
     varied = [name for name in axes if name not in alike]
     among = " and ".join(dict.fromkeys((*summary.by, "hardware")))
-    found = ["\n".join(textwrap.fill(line, WIDTH) for line in lines) + "\n"]
+    found = ["\n".join(filled(line, width) for line in lines) + "\n"]
     for name, words in dict.fromkeys(((of.first, "Least"), (of.latency, "Least"), (of.rate, "Most"))):
         own = [row for row in summary.best if row["best"] == name]
-        found.append(_table(f"{words} {_HEADS[_bare(name)]} of each {among}", own, varied, dict.fromkeys((name, *of))))
+        title = f"{words} {_HEADS[_bare(name)]} of each {among}"
+        found.append(_table(title, own, varied, dict.fromkeys((name, *of)), width=width))
     each = f" of each {' and '.join(summary.by)}" if summary.by else ""
     heads = f"{_HEADS[_bare(of.time)]} for any {_HEADS[_bare(of.rate)]}"
-    found.append(_table(f"Least {heads}{each}", summary.front, varied, (of.time, of.rate, *of), _SHOWN))
-    found.append(_refusals(summary))
+    found.append(
+        _table(f"Least {heads}{each}", summary.front, varied, (of.time, of.rate, *of), width=width, most=_SHOWN)
+    )
+    found.append(_refusals(summary, width))
     return "\n".join(filter(None, found))
 
 
@@ -76,22 +78,23 @@ def _told(name: str, summary: Summary) -> bool:
     return name in asked and any(row[name] not in ("", None) for row in (*summary.best, *summary.front))
 
 
-def _refusals(summary: Summary) -> str:
+def _refusals(summary: Summary, width: int) -> str:
     reasons = sorted(summary.refused, key=itemgetter("reason"))
     lines = [f"Refused: {len(reasons)} setting{'s' * (len(reasons) > 1)}"] if reasons else []
     for reason, found in groupby(reasons, key=itemgetter("reason")):
         settings = [" ".join(filter(None, (setting[axis] for axis in summary.design.settings))) for setting in found]
         more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
         said = f"{settings[0]}{more}: {reason}"
-        lines.append(textwrap.fill(said, WIDTH, initial_indent="  ", subsequent_indent="    "))
+        lines.append(filled(said, width, first="  ", others="    "))
     return "\n".join((*lines, "")) if lines else ""
 
 
-def _table(title: str, rows: Sequence[Row], axes: Sequence[str], of: Iterable[str], most: int | None = None) -> str:
+def _table(
+    title: str, rows: Sequence[Row], axes: Sequence[str], of: Iterable[str], *, width: int, most: int | None = None
+) -> str:
     """The first rows: the axes and the first of the measures `of`, and of the other measures and the memory what there
     is room for.
     """
-    title = textwrap.fill(title, WIDTH)
     if not rows:
         return ""
     first, *others = (
@@ -101,14 +104,14 @@ def _table(title: str, rows: Sequence[Row], axes: Sequence[str], of: Iterable[st
     names = [*axes, first]
     for name in others:
         wider = _columns(rows[:most], [*names, name])
-        if _width(wider) <= WIDTH:
+        if _width(wider) <= width:
             text, names = wider, [*names, name]
-    if _width(text) > WIDTH and "model" in axes:  # then models are not a column
+    if _width(text) > width and "model" in axes:  # then models are not a column
         apart = groupby(sorted(rows[:most], key=itemgetter("model")), key=itemgetter("model"))
         left = [name for name in names if name != "model"]
         text = "".join(f"{model}\n{_columns(list(own), left)}" for model, own in apart)
     more = f"and {len(rows) - most:,} more; --format csv has all\n" if most and len(rows) > most else ""
-    return f"{title}\n{text}{more}"
+    return f"{filled(title, width)}\n{text}{more}"
 
 
 def _columns(rows: Sequence[Row], names: Sequence[str]) -> str:

@@ -171,16 +171,13 @@ def sentence(text: str) -> str:
 def summary(analysis: Analysis) -> Lines:
     """The headline numbers."""
     whole = analysis.generation
-    pace = f"{seconds(whole.latency_s)}, {rate(whole.tokens_per_s)} tokens/s"
-    if whole.expected_latency_s and whole.expected_tokens_per_s:
-        pace += f"; expect {seconds(whole.expected_latency_s)}, {rate(whole.expected_tokens_per_s)} tokens/s"
-    times: tuple[tuple[str, str], ...] = (
-        ("time to first token", seconds(whole.ttft_s) + _expect(whole, "ttft")),
-        ("time per output token", seconds(whole.tpot_s) + _expect(whole, "tpot")),
-        ("generation", pace),
+    times: Lines = (
+        ("time to first token", seconds(whole.ttft_s) + also_expected(whole, "ttft")),
+        ("time per output token", seconds(whole.tpot_s) + also_expected(whole, "tpot")),
+        ("generation", pace(whole)),
     )
     return (
-        *(times if analysis.model.generates else (("one pass", pace),)),
+        *(times if analysis.model.generates else (("one pass", pace(whole)),)),
         *(effect_lines(analysis.effect) if analysis.effect else ()),
         ("memory", memory_line(analysis)),
         ("largest that fits", largest_line(analysis)),
@@ -199,7 +196,16 @@ def expectation(whole: GenerationResult, what: str) -> str:
     return between(*(getattr(whole, f"expected_{what}{end}_s") for end in ("", "_low", "_high")))
 
 
-def _expect(whole: GenerationResult, what: str) -> str:
+def pace(whole: GenerationResult) -> str:
+    """How long all of it takes, and tokens a second."""
+    said = f"{seconds(whole.latency_s)}, {rate(whole.tokens_per_s)} tokens/s"
+    if whole.expected_latency_s and whole.expected_tokens_per_s:
+        said += f"; expect {seconds(whole.expected_latency_s)}, {rate(whole.expected_tokens_per_s)} tokens/s"
+    return said
+
+
+def also_expected(whole: GenerationResult, what: str) -> str:
+    """That, behind a bound."""
     found = expectation(whole, what)
     return f"; expect {found}" if found else ""
 
@@ -217,14 +223,14 @@ def effect_lines(effect: Effect) -> Lines:
     found, bare = effect.result, effect.without
     counted = (f"{run.name} {_times(run.passes)} ({seconds(run.time_s)})" for run in effect.runs)
     several = effect.tokens_per_step is not None and effect.tokens_per_step > 1
-    pace = f"{effect.tokens_per_step:.3g} tokens a pass; " if several else ""
+    each = f"{effect.tokens_per_step:.3g} tokens a pass; " if several else ""
     hoped = f" (expect {fold(effect.expected_speed_up)})" if effect.expected_speed_up else ""
     ratios = [f"generation {fold(effect.speed_up)} as fast{hoped}", f"first token {fold(bare.ttft_s / found.ttft_s)}"]
     if found.tpot_s and bare.tpot_s:
         ratios.append(f"further ones {fold(bare.tpot_s / found.tpot_s)}")
     amounts = (("OPs", "ops"), ("bytes", "bytes"), ("memory", "memory_bytes"))
     others = (f"{fold(getattr(found, key) / getattr(bare, key))} the {name}" for name, key in amounts)
-    lines = [("passes", f"{pace}{', '.join(counted)}"), ("techniques gain", f"{', '.join((*ratios, *others))}")]
+    lines = [("passes", f"{each}{', '.join(counted)}"), ("techniques gain", f"{', '.join((*ratios, *others))}")]
     return (*lines, *((("" if i else "to know"), text) for i, text in enumerate(effect.said)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from llmviewer.expectation.validate import Group, Point, Validation
 from llmviewer.units import counted, seconds
 
-from .listing import NOTHING, WIDTH, Item, Table, texts
+from .listing import NOTHING, WIDTH, Item, Table, filled, texts
 from .page import Card, Picture, listing_page, picture
 
 if TYPE_CHECKING:
@@ -36,15 +35,16 @@ _FARTHEST: Final = "Farthest off; row 1 is the first below the names of the colu
 _SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "x")
 
 
-def render_text(scores: Validation, inputs: Mapping[str, Sequence[str]]) -> str:
+def render_text(scores: Validation, inputs: Mapping[str, Sequence[str]], width: int = WIDTH) -> str:
     """A table for each family, with what there is room for."""
     families = dict.fromkeys(group.family for group in scores.groups)
     tables = [_of_family(family, scores.groups) for family in families]
     told = [_LEGEND] if tables else []
-    text = texts(f"{_headline(scores, inputs)}.", tables, [*told, *_under(scores.groups)])
+    text = texts(f"{_headline(scores, inputs)}.", tables, [*told, *_under(scores.groups)], width)
     kept = ({k: v for k, v in row.items() if k != "file" or len(inputs["files"]) > 1} for row in scores.worst)
     parts = ((_FARTHEST, map(_far, kept)), ("Not scored:", _skipped(scores)))
-    lists = ("\n".join((head, *found)) for head, lines in parts if (found := list(lines)))
+    listed = ((head, [filled(line, width, first="  ", others="    ") for line in lines]) for head, lines in parts)
+    lists = ("\n".join((filled(head, width), *lines)) for head, lines in listed if lines)
     return "\n".join((text, *(f"{lines}\n" for lines in lists)))
 
 
@@ -84,18 +84,11 @@ def _far(row: Mapping[str, Any]) -> str:
     told = {key: value for key, value in row.items() if not key.endswith("_us") and str(value) != "nan"}  # not known
     facts = ", ".join(value if isinstance(value, str) else f"{key} {value:g}" for key, value in told.items())
     time, expected, bound = (seconds(row[f"{key}_us"] / 1e6) for key in ("time", "expected", "bound"))
-    return _indented(f"{facts}: {time} measured, {expected} expected, {bound} at the bound")
+    return f"{facts}: {time} measured, {expected} expected, {bound} at the bound"
 
 
 def _skipped(scores: Validation) -> Iterator[str]:
-    return (_indented(f"{counted(count, 'row')}: {reason}") for reason, count in scores.skipped.items())
-
-
-def _indented(line: str) -> str:
-    """Paths are whole, to be copied."""
-    return textwrap.fill(
-        line, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
-    )
+    return (f"{counted(count, 'row')}: {reason}" for reason, count in scores.skipped.items())
 
 
 def render_html(scores: Validation, inputs: Mapping[str, Sequence[str]]) -> str:
@@ -107,7 +100,7 @@ def render_html(scores: Validation, inputs: Mapping[str, Sequence[str]]) -> str:
         cards=_cards(scores),
         pictures=_pictures(scores),
         tables=[table for table in (_by_group(scores.groups), _by_device(scores.groups), _worst(scores)) if table.body],
-        remarks=[f"Not scored: {counted(count, 'row')}: {reason}." for reason, count in scores.skipped.items()],
+        remarks=[f"Not scored: {line}." for line in _skipped(scores)],
         inputs=dict(inputs),
     )
 

@@ -199,6 +199,20 @@ def test_words_are_as_wide_as_the_terminal_and_tables_are_whole(capsys, monkeypa
     assert most - 12 < max(len(line) for line in text.splitlines() if line not in rows) <= most
 
 
+@pytest.mark.parametrize(
+    "asked",
+    ["compare gpt2 t4 l4", "kernel gemm t4 M=1 N=64 K=64", "models gpt2", "hardware t4", "kernel"],
+)
+def test_other_reports_wrap_their_words_on_a_narrow_terminal_and_leave_tables_whole(capsys, monkeypatch, asked):
+    lines = {}
+    for columns in ("50", "80", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(asked.split()) == 0
+        lines[columns] = capsys.readouterr().out.splitlines()
+    assert lines["50"] != lines["80"] == lines["200"]
+    assert {line for line in lines["50"] if len(line) > 50} <= set(lines["80"])  # words would break elsewhere
+
+
 def test_what_is_large_can_be_read():
     assert (fold(1398.6, 2), fold(812.3, 2), fold(20.96), fold(0.5)) == ("1400x", "810x", "21x", "0.5x")
     assert (seconds(99999), seconds(1e6), seconds(1.66e10)) == ("99999 s", "11.6 days", "526 years")

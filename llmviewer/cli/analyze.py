@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -131,13 +129,8 @@ def _rendered(found: Analysis | Disaggregated, form: str, *, per_call: bool | No
     if form != "text":
         return str(render())
     colored = sys.stdout.isatty() and not to_file
-    text = str(render(width=0 if to_file else _width(), per_call=per_call))
+    text = str(render(width=0 if to_file else shared.terminal(), per_call=per_call))
     return text if colored else click.unstyle(text)
-
-
-def _width() -> int:
-    """Columns of the terminal, or of what the environment says is in its place; 0 where there is neither."""
-    return shutil.get_terminal_size()[0] if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
 
 
 COMMANDS: Final = (analyze,)

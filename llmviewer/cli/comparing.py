@@ -11,6 +11,7 @@ import click
 
 from . import options as shared
 from . import questions
+from .progress import on_a_bar
 
 FIGURES: Final = ("roofline", "dtypes", "memory", "decode-time", "prefill-time")
 _COMPARED: Final = 1000  # batches, each of which is an analysis of its own
@@ -112,7 +113,7 @@ def choose(
     from ..reports import choice as report
 
     question |= {"hardware": named(hardware), "quants": quants or QUANTS}
-    found = shared.on_a_bar("layouts and precisions", functools.partial(run, **question))
+    found = on_a_bar("layouts and precisions", functools.partial(run, **question))
     shared.emit_report(report, found, form, output)
 
 

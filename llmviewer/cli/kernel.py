@@ -46,7 +46,7 @@ def kernel(
     from ..reports import one_kernel as report
 
     if name is None:
-        click.echo(report.render_kinds(), nl=False)
+        click.echo(report.render_kinds(shared.width()), nl=False)
         return
     if hardware is None or "=" in hardware:
         raise InputError(f"kernel {name}: needs HARDWARE, and then sizes; `llmviewer kernel` lists them")
@@ -64,7 +64,7 @@ def kernel(
     if time_s is not None and form != "text":
         raise InputError(f"--measured: is told in words; leave out --format {form}")
     if form == "text":
-        click.echo(report.render_text(found, time_s), nl=False)
+        click.echo(report.render_text(found, time_s, shared.width()), nl=False)
     else:
         click.echo(report.render_json(found) if form == "json" else report.render_csv(found), nl=False)
 

@@ -40,7 +40,7 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
             raise InputError("a graph is that of one model: give its name, such as `llmviewer models gpt2 --graph`")
         from ..reports.graph import render
 
-        shared.emit(render(load_model(name), form), output)
+        shared.emit(render(load_model(name), form, shared.width(output)), output)
         return
     if form == "json":
         facts = describe_model(load_model(name)) if name else [describe_model(load_model(n)) for n in model_names()]
@@ -48,7 +48,9 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
         return
     from ..reports.catalogue import model_card, model_list
 
-    shared.emit(model_card(load_model(name)) if name else model_list([load_model(n) for n in model_names()]), output)
+    width = shared.width(output)
+    every = [load_model(n) for n in ((name,) if name else model_names())]
+    shared.emit(model_card(every[0], width) if name else model_list(every, width), output)
 
 
 @click.command()
@@ -86,7 +88,8 @@ def hardware(name: str | None, form: str, output: Path | None, *, check: bool, l
         return
     from ..reports.catalogue import hardware_card, hardware_list
 
-    shared.emit(hardware_card(known[0]) if name else hardware_list(known), output)
+    width = shared.width(output)
+    shared.emit(hardware_card(known[0], width) if name else hardware_list(known, width), output)
 
 
 def _check(devices: Sequence[Hardware]) -> None:
@@ -102,7 +105,7 @@ def _check(devices: Sequence[Hardware]) -> None:
         click.echo("\n".join(f"{device.name}: {line}" for line in found) or f"{device.name}: ok: {counts}")
     if wrong:
         raise InputError(f"--check: {counted(wrong, 'violation')}")
-    click.echo(click.wrap_text(f"Checked: {'; '.join((*CHECKS, 'names'))}.", 80))
+    click.echo(click.wrap_text(f"Checked: {'; '.join((*CHECKS, 'names'))}.", shared.width()))
 
 
 COMMANDS: Final = (models, hardware)

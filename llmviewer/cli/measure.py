@@ -14,12 +14,12 @@ import click
 
 from ..errors import InputError
 from ..units import counted
+from .progress import Ticker
 
 if TYPE_CHECKING:
     from ..measuring.session import Session
 
 _BACKENDS: Final = ("auto", "triton", "torch", "cpu")
-_QUIET_S: Final = 10  # between two lines on progress where there is no terminal
 _DISTURBED: Final = 0.05
 _STACK: Final = ("family", "framework", "dtype", "kv_dtype", "attn", "kernel", "op")
 _WIDTH: Final = 79
@@ -193,25 +193,21 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 class _Progress:
-    """Says on stderr how far a run is: over and over on a terminal, else every ten seconds."""
+    """Says how far a run is."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._told = time.monotonic()
-        self._live = sys.stderr.isatty()
+        self._ticker = Ticker()
 
     def __call__(self, what: str) -> None:
-        now = time.monotonic()
-        if not self._live and now - self._told < _QUIET_S:
+        if not self._ticker.due():
             return
-        self._told = now
         part = min(self._session.elapsed / self._session.seconds, 1)
-        bar = f"[{'#' * round(_BAR * part):<{_BAR}}] " if self._live else ""
-        line = f"{bar}{part:.0%}, {counted(len(self._session.journal.rows), 'row')}; {what}"[:_WIDTH]
-        click.echo(f"\r{line}\x1b[K" if self._live else line, err=True, nl=not self._live)
+        bar = f"[{'#' * round(_BAR * part):<{_BAR}}] " if self._ticker.live else ""
+        self._ticker.say(f"{bar}{part:.0%}, {counted(len(self._session.journal.rows), 'row')}; {what}"[:_WIDTH])
 
     def end(self) -> None:
-        if self._live:
+        if self._ticker.live:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 

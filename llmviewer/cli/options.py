@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,9 @@ MAX: Final = "max"  # in place of a number: the most there is
 FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
 
+_WIDTH, _NARROW = 80, 40  # of a text, and of one on a narrow terminal [columns]
 _UNIT: Final = re.compile(r"(?<=[\d.])(?=[a-z\u00b5\u03bc]*s$)")  # where "31.5us" has no space
 
-_T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., object])
 _V = TypeVar("_V", str | None, tuple[str, ...])
 
@@ -133,19 +134,6 @@ def time_s(text: str) -> float:
     return parse(_UNIT.sub(" ", text, count=1) if " " not in text else text, "s")
 
 
-def on_a_bar(label: str, run: Callable[..., _T]) -> _T:
-    """What `run` finds; on a terminal a bar says how far it is."""
-    if not sys.stderr.isatty():
-        return run()
-    with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
-
-        def progress(done: int, settings: int) -> None:
-            bar.length = settings
-            bar.update(done - bar.pos)
-
-        return run(progress=progress)
-
-
 def all_of(command: _F, *options: Callable[[_F], _F]) -> _F:
     """`command` with options, in the order in which its help has them."""
     for option in reversed(options):
@@ -244,7 +232,9 @@ def emit_report(report: Any, found: object, form: str | None, output: Path | Non
             write_text(output / f"{name}{suffix}", getattr(report, f"render_{SUFFIXES[suffix]}")(found))
         click.echo(f"{output}: {name}.html, {name}.md, {name}.csv", err=True)
         return
-    emit(getattr(report, f"render_{form_of(form, output)}")(found), output)
+    chosen = form_of(form, output)
+    more = {"width": width(output)} if chosen == "text" else {}
+    emit(getattr(report, f"render_{chosen}")(found, **more), output)
 
 
 def _make(folder: Path) -> None:
@@ -252,6 +242,16 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+
+
+def terminal() -> int:
+    """Columns of the terminal, or of what the environment says is in its place; 0 where there is neither."""
+    return shutil.get_terminal_size()[0] if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
+
+
+def width(output: Path | None = None) -> int:
+    """Columns for the words of a text: 80, or on a terminal that has fewer as many as it has, 40 at least."""
+    return max(min(terminal() or _WIDTH, _WIDTH), _NARROW) if output is None else _WIDTH
 
 
 def emit(text: str, output: Path | None) -> None:

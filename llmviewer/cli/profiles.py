@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ..errors import InputError, suggest
+from . import options as shared
 
 if TYPE_CHECKING:
     from ..expectation.profile import Entry, Profile
 
 _HEAD: Final = ("device", "library", "family", "dtype", "rows", "off", "<20us")
-_WIDTH: Final = 80
 _LEFT: Final = (0, 1, 2, 3)
 
 
@@ -32,6 +31,7 @@ def profiles(name: str | None, form: str) -> None:
     """
     from ..expectation.profile import profiles as every
     from ..hardware_files import hardware_names, load_hardware
+    from ..reports.listing import filled
 
     found = list(every())
     if name:
@@ -50,7 +50,7 @@ def profiles(name: str | None, form: str) -> None:
         return
     click.echo(_table(listed), nl=False)
     sources = dict.fromkeys(source for profile in found for source in profile.sources)
-    lines = (textwrap.fill(source, _WIDTH, initial_indent="  ", subsequent_indent="    ") for source in sources)
+    lines = (filled(source, shared.width(), first="  ", others="    ") for source in sources)
     click.echo("\n".join(("", "Measured by:", *lines)))
 
 

@@ -13,6 +13,7 @@ import click
 from ..errors import InputError
 from . import options as shared
 from .comparing import hardware_option, named
+from .progress import on_a_bar
 
 _FILE: Final = click.Path(path_type=Path)
 _QUEUES: Final = {  # what is said of requests that wait, or are read elsewhere, where none of it is
@@ -220,7 +221,7 @@ def plan(
     from ..serving.planning import plan as run
 
     question |= {"hardware": named(hardware), "quants": quants or QUANTS, "layouts": layouts or None}
-    found = shared.on_a_bar("layouts and precisions", functools.partial(run, **question))
+    found = on_a_bar("layouts and precisions", functools.partial(run, **question))
     shared.emit_report(report, found, form, output)
 
 
@@ -274,7 +275,7 @@ def advise(*, form: str | None, output: Path | None, **question: Any) -> None:
     from ..reports import recommendations as report
     from ..serving.advising import recommend as run
 
-    found = shared.on_a_bar("techniques", functools.partial(run, **question))
+    found = on_a_bar("techniques", functools.partial(run, **question))
     shared.emit_report(report, found, form, output)
 
 

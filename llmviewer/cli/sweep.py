@@ -17,8 +17,8 @@ from ..errors import InputError
 from ..units import counted
 from . import options as shared
 from . import questions
+from .progress import Ticker
 
-_QUIET_S: Final = 10  # between two lines on progress where there is no terminal
 _SUMMARIES: Final = {".txt": "text", ".csv": "csv", ".json": "json"}
 _LONG: Final = 200_000  # points of a sweep that take long enough for a progress bar
 
@@ -197,26 +197,24 @@ def _part(text: str) -> tuple[int, int]:
 
 
 class _Progress:
-    """Says on stderr how far a sweep is: over and over on a terminal, else every ten seconds."""
+    """Says how far a sweep is, and how long it will take."""
 
     def __init__(self) -> None:
         self.points = self.first = 0
-        self.start = self.told = time.monotonic()
-        self.live = sys.stderr.isatty()
+        self.start = 0.0
+        self.ticker = Ticker()
 
     def __call__(self, done: int, points: int) -> None:
-        now = time.monotonic()
         if not self.points:
-            self.points, self.first, self.start = points, done, now
+            self.points, self.first, self.start = points, done, time.monotonic()
             return
-        if not self.live and now - self.told < _QUIET_S:
+        if not self.ticker.due():
             return
-        self.told = now
-        rate = (done - self.first) / max(now - self.start, 1e-9)
+        rate = (done - self.first) / max(self.ticker.told - self.start, 1e-9)
         left = (points - done) / rate if rate else 0
         hours, rest = divmod(round(left), 3600)
         line = f"{done:,} of {points:,} points, {rate:,.0f}/s, {hours}:{rest // 60:02}:{rest % 60:02} left"
-        click.echo(f"\r{line}\x1b[K" if self.live else line, err=True, nl=not self.live or done == points)
+        self.ticker.say(line, last=done == points)
 
 
 def _summarize(
@@ -229,7 +227,7 @@ def _summarize(
         raise InputError(f"--summary is of what a folder holds; leave out {model}")
     axes = [axis.strip() for axis in by.split(",") if axis.strip()]
     form = shared.form_of(form, output, _SUMMARIES)
-    shared.emit(render(summarize(folder, axes, expected=expected), form), output)
+    shared.emit(render(summarize(folder, axes, expected=expected), form, shared.width(output)), output)
 
 
 COMMANDS: Final = (sweep,)

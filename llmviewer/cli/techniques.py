@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +32,7 @@ def techniques(name: str | None, form: str | None, output: Path | None) -> None:
     if name is not None and name not in known:
         raise InputError(f"no technique {name!r}: {suggest(name, known)}")
     shown = {name: known[name]} if name else dict(known)
-    width = shutil.get_terminal_size()[0] if sys.stdout.isatty() and not output else 80
+    width = shared.width(output)
     if form == "json":
         text = json.dumps([report.describe(kind) for kind in shown.values()], indent=2) + "\n"
     elif form == "markdown":

@@ -168,7 +168,8 @@ def validate(
         _write(predictions_out, predictions)
         click.echo(f"{predictions_out}: {sum(len(one.table.frame) for one in predictions)} rows", err=True)
     scores = run(predictions)
-    shared.emit(_report(scores, chosen, {"files": list(map(str, files)), "profiles": list(map(str, paths))}), output)
+    inputs = {"files": list(map(str, files)), "profiles": list(map(str, paths))}
+    shared.emit(_report(scores, chosen, inputs, shared.width(output)), output)
 
 
 def _check_folder() -> None:
@@ -178,7 +179,7 @@ def _check_folder() -> None:
     hardware_names()
 
 
-def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]]) -> str:
+def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]], width: int) -> str:
     if form == "json":
         from ..facts import finite
 
@@ -186,7 +187,7 @@ def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]]) 
         return json.dumps(finite({"inputs": dict(inputs), **found}), indent=2) + "\n"
     from ..reports import validation
 
-    return (validation.render_html if form == "html" else validation.render_text)(scores, inputs)
+    return validation.render_html(scores, inputs) if form == "html" else validation.render_text(scores, inputs, width)
 
 
 def _write(path: Path, predictions: Sequence[Predictions]) -> None:

@@ -1,0 +1,47 @@
+"""How far something is, said on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import click
+
+_QUIET_S: Final = 10  # between two lines where there is no terminal
+
+_T = TypeVar("_T")
+
+
+class Ticker:
+    """A line over and over on a terminal, else one every ten seconds, the last of them when it was `told`. [s]"""
+
+    def __init__(self) -> None:
+        self.live = sys.stderr.isatty()
+        self.told = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether another is to be said now."""
+        now = time.monotonic()
+        if not self.live and now - self.told < _QUIET_S:
+            return False
+        self.told = now
+        return True
+
+    def say(self, line: str, *, last: bool = False) -> None:
+        """`line` in place of that before, where there is a terminal."""
+        click.echo(f"\r{line}\x1b[K" if self.live else line, err=True, nl=last or not self.live)
+
+
+def on_a_bar(label: str, run: Callable[..., _T]) -> _T:
+    """What `run` finds; on a terminal a bar says how far it is."""
+    if not sys.stderr.isatty():
+        return run()
+    with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
+
+        def progress(done: int, settings: int) -> None:
+            bar.length = settings
+            bar.update(done - bar.pos)
+
+        return run(progress=progress)

@@ -79,7 +79,7 @@ def curves(
         title, about, height=_HEIGHT, traces=traces,
         xaxis={"title": {"text": axis}, "type": "log", "tickvals": shown, "ticktext": [place(power) for power in shown],
                "tickangle": 0, "range": [log10(0.96 * first), log10(1.04 * last)]},
-        yaxis={"title": {"text": unit}, "type": "log", "tickvals": marks,
+        yaxis={"title": {"text": unit, "standoff": 8}, "type": "log", "tickvals": marks,
                "ticktext": [plain(text(value)) for value in marks],
                "range": [log10(low / 1.2), log10(1.2 * high)]},
         **({} if at is None else _present(at)),

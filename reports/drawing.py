@@ -19,6 +19,7 @@ VERMILLION: Final = "#D55E00"
 PURPLE: Final = "#CC79A7"
 BOUND_COLOR: Final = {"memory": VERMILLION, "compute": GREEN, "link": BLUE}
 PART_COLOR: Final = {"weights": BLUE, "KV cache": ORANGE, "activations": PURPLE}
+PART_INK: Final = {"weights": "white", "KV cache": "black", "activations": "black"}  # on those, on a dark page too
 # Written as browsers write them, so that a style sheet can find them and put colours of a dark page in their place.
 INK: Final = "rgb(42, 46, 51)"
 GRID: Final = "rgb(222, 226, 230)"
@@ -30,6 +31,7 @@ INSIDE: Final = {"textposition": "inside", "insidetextanchor": "middle", "textan
 _LINES: Final = (
     {"color": BLUE, "dash": "solid"}, {"color": VERMILLION, "dash": "dash"}, {"color": GREEN, "dash": "dashdot"},
     {"color": PURPLE, "dash": "dot"}, {"color": ORANGE, "dash": "6px,3px"}, {"color": SKY, "dash": "9px,3px,2px,3px"},
+    {"color": INK, "dash": "14px,4px"}, {"color": "#7d8790", "dash": "3px,2px"},
 )  # fmt: skip
 _TOP, _BOTTOM = 76, 92  # margins [px]
 _AXIS: Final[dict[str, Any]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from math import isclose
 from typing import Final, NamedTuple, Self
 
@@ -16,9 +17,11 @@ from llmviewer.units import seconds, si
 
 from .table import number
 
+_TOLD: Final = 20  # of others, by name
 OTHER: Final = 0.01  # share of time below which operators of a phase are put together
 _ALIKE: Final = 0.02  # points that differ by less fall together [of their value]
-_WIDTH: Final = 24  # of the names of a point [characters]
+_WIDTH, _LINES = 24, 3  # of the names of a point [characters], and how many
+_PIECE: Final = 11  # of a line of a name in a piece of a bar [characters]
 _SPACE: Final = "\N{NO-BREAK SPACE}"
 
 
@@ -95,9 +98,10 @@ class Point:
 
     @property
     def label(self) -> str:
-        """On as many lines as it takes to stay narrow."""
-        words = f"{joined(op.name for op in self.operators)} {self.share:.0%}".replace(" ", _SPACE)
-        return "<br>".join(textwrap.wrap(words.replace("/", "/ "), _WIDTH)).replace("/ ", "/")
+        """On a few narrow lines, on which not all names of many may have room."""
+        names = joined(op.name for op in self.operators).replace(" ", _SPACE).replace("/", "/ ")
+        lines = textwrap.wrap(names, _WIDTH, max_lines=_LINES, placeholder="\N{HORIZONTAL ELLIPSIS}")
+        return f"{'<br>'.join(lines).replace('/ ', '/')}{_SPACE}{self.share:.0%}"
 
     @property
     def lines(self) -> int:
@@ -187,9 +191,9 @@ def joined(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A part of a phase's bar, `share` long from `start`.
+    """A part of a phase's bar, `share` long from `start`: operators of one name, or others.
 
-    operator  BLOCK.NAME; nothing where it is several
+    operator  BLOCK.NAME of that which takes longest; nothing where they are others
     """
 
     row: str
@@ -203,23 +207,35 @@ class Piece:
 
 def pieces(phase: Phase, row: str) -> list[Piece]:
     """The operators of a phase as parts of its bar, those of the bound that takes most time first."""
+    alike: dict[tuple[str, str], list[OperatorResult]] = {}
+    for op in sorted(phase.operators, key=lambda op: -op.share):
+        alike.setdefault((op.bound, op.name), []).append(op)
+    shares = {key: sum(op.share for op in ops) for key, ops in alike.items()}
     by_bound = phase.total.time_by_bound_s
-    ranked = sorted(phase.operators, key=lambda op: (-by_bound[op.bound], op.share < OTHER, -op.share))
-    groups: dict[tuple[str, str], list[OperatorResult]] = {}
-    for op in ranked:
-        groups.setdefault((op.bound, "other" if op.share < OTHER else f"{op.name} {op.block}"), []).append(op)
+    ranked = sorted(alike, key=lambda key: (-by_bound[key[0]], key[0], shares[key] < OTHER, -shares[key]))
     found: list[Piece] = []
     start = 0.0
-    for (bound, key), ops in groups.items():
-        name = "other" if key == "other" else ops[0].name
-        share, time_s = sum(op.share for op in ops), sum(op.bound_time_s for op in ops)
-        hover = f"<b>{name}</b>: {seconds(time_s)}, {share:.1%}, {bound}-bound"
-        if name == "other":
-            hover += "".join(f"<br>{op.name} {seconds(op.bound_time_s)}" for op in ops)
-        text, operator = f"{name}<br>{share:.0%}", "" if name == "other" else identity(ops[0])
+    for (bound, name), keys in groupby(ranked, key=lambda key: (key[0], key[1] if shares[key] >= OTHER else "")):
+        together = list(keys)
+        share = sum(shares[key] for key in together)
+        times = [(key[1], sum(op.bound_time_s for op in alike[key])) for key in together]
+        hover = f"<b>{name or 'other'}</b>: {seconds(sum(s for _, s in times))}, {share:.1%}, {bound}-bound"
+        hover += "".join(f"<br>{each} {seconds(time_s)}" for each, time_s in times[:_TOLD] if not name)
+        hover += f"<br>and {len(times) - _TOLD} more" if len(times) > _TOLD else ""
+        text = f"{_narrow(name or 'other')}<br>{share:.0%}"
+        operator = identity(alike[together[0]][0]) if name else ""
         found.append(Piece(row=row, operator=operator, bound=bound, start=start, share=share, text=text, hover=hover))
         start += share
     return found
+
+
+def _narrow(name: str) -> str:
+    """A name that goes on in the next line behind an underscore, where it is long.
+
+    >>> _narrow("down_proj"), _narrow("expert_down_proj")
+    ('down_proj', 'expert_<br>down_proj')
+    """
+    return "<br>".join(textwrap.wrap(name.replace("_", "_ "), _PIECE)).replace("_ ", "_")
 
 
 def spare(memory: Memory) -> tuple[float, str]:

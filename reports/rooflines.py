@@ -31,6 +31,7 @@ _BELOW, _LEGEND_ROW = 64, 20  # heights of what is between a plot and its legend
 _FAR: Final = 1e7  # times a turning point: beyond what is shown
 _HOLLOW: Final = "expected"
 _LINE: Final = 18  # height of a name that hangs from a line [px]
+_BESIDE: Final = 60  # times the intensity of a point: as far as its name reaches
 _LABELLED: Final = 0.01  # share of time from which on a point is worth a name
 
 
@@ -332,11 +333,8 @@ def _labels(figure: go.Figure, found: Sequence[Point], rates: Sequence[float], *
 
 
 def _near(one: Point, other: Point) -> bool:
-    """Whether the names of two points would meet if they were as high: those that memory bounds have theirs to the
-    right, the others to the left.
-    """
-    apart = 60 if one.bound != other.bound else 6
-    return 1 / apart < one.intensity / other.intensity < apart
+    """Whether the names of two points, which reach to one side of them, would meet if they were as high."""
+    return 1 / _BESIDE < one.intensity / other.intensity < _BESIDE
 
 
 def _plot(figure: go.Figure) -> float:

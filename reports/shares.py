@@ -11,7 +11,7 @@ from llmviewer.analysis import Analysis
 from llmviewer.phases import Total
 from llmviewer.units import seconds, si
 
-from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, frame
+from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK, frame
 from .marks import OTHER, Piece, pieces, spare
 from .text import between, called
 
@@ -104,7 +104,7 @@ def memories(analyses: Mapping[str, Analysis]) -> go.Figure:
         texts = [f"{name} {si(size)}B" for size in sizes]
         figure.add_bar(
             orientation="h", y=rows, x=[size / 1e9 for size in sizes], name=name, marker={"color": color}, width=0.6,
-            text=texts, textfont={"color": "white", "weight": 600}, **INSIDE,
+            text=texts, textfont={"color": PART_INK[name], "weight": 600}, **{**INSIDE, "insidetextanchor": "start"},
             hovertext=texts, hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
     figure.add_scatter(
@@ -165,7 +165,7 @@ def _part(figure: go.Figure, name: str, color: str, *, within: float, beyond: fl
             figure.add_bar(
                 orientation="h", y=[""], x=[length], name=text, legendgroup=name, showlegend=longer,
                 marker={"color": color, "pattern": {"shape": pattern, **_HATCHING}},
-                text=[text if longer else ""], textfont={"color": INK if color == GRID else "white", "weight": 600},
+                text=[text if longer else ""], textfont={"color": PART_INK.get(name, INK), "weight": 600},
                 **INSIDE, hovertemplate=f"{text}<extra></extra>",
             )  # fmt: skip
 

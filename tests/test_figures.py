@@ -8,7 +8,7 @@ import pytest
 from llmviewer.analysis import analyze
 from llmviewer.errors import InputError
 from llmviewer.hardware_files import load_hardware
-from llmviewer.reports import drawing, figures
+from llmviewer.reports import drawing, figures, marks
 from llmviewer.reports.plot import draw, write
 from llmviewer.resource import matrix
 from llmviewer.units import seconds, si
@@ -471,3 +471,25 @@ def test_rooflines_have_a_tick_a_decade(name):
 def test_figures_leave_no_hover_to_the_default(name):
     for trace in DRAWN[name]().data:
         assert trace.hovertemplate or trace.hoverinfo == "skip" or trace.x == (None,), trace.name
+
+
+def test_operators_of_one_name_are_one_piece_of_a_bar_whatever_block_they_are_of():
+    phase = analyze("deepseek-v2-lite", "h200-sxm").phases.decode
+    found = marks.pieces(phase, "decode")
+    (piece,) = [one for one in found if one.text.startswith("q_proj")]
+    assert len({op.block for op in phase.operators if op.name == "q_proj"}) == 2
+    assert piece.share == pytest.approx(sum(op.share for op in phase.operators if op.name == "q_proj"))
+    assert sum(piece.share for piece in found) == pytest.approx(1)
+    assert [piece.start for piece in found] == pytest.approx(
+        [sum(p.share for p in found[:i]) for i in range(len(found))]
+    )
+    assert max(len(line) for piece in found for line in piece.text.split("<br>")) <= 11
+
+
+def test_the_name_of_a_point_of_many_operators_is_short():
+    operators = analyze("gpt2", "t4").phases.decode.operators
+    many = marks.Point(
+        operators=tuple(replace(op, name=f"{op.name}_of_a_long_name_{i}") for i, op in enumerate(operators))
+    )
+    assert many.lines == 3
+    assert many.label.endswith("\N{HORIZONTAL ELLIPSIS}\N{NO-BREAK SPACE}100%")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from llmviewer import __version__
 from llmviewer.analysis import Analysis
 from llmviewer.phases import Phase
 from llmviewer.units import fold, seconds, si
 
 from .marks import spare
-from .page import Card, Picture, below, picture, plotly_js, template
+from .page import Card, Picture, below, picture, rendered
 from .table import COLUMNS, LEGEND, computed_in, expected_s, flat_rows, rate, shows_calls
 from .text import called, effect_lines, expectation, headline, phase_line, sentence, unbeaten
 
@@ -75,17 +73,20 @@ def page(
     title: str,
     setting: str,
     cards: Sequence[Card],
-    inputs: object,
+    inputs: Mapping[str, object],
 ) -> str:
     """The page of `analysis`, whose phases run where `sides` says."""
-    from . import drawing, figures
+    from . import figures
 
     distinct = list({id(side): side for side in sides.values()}.values())
-    return template("analysis.html.j2").render(
+    return rendered(
+        "analysis.html.j2",
         name=f"{analysis.model.name} on {' and '.join(dict.fromkeys(side.hardware.name for side in distinct))}",
         title=title,
         setting=setting,
         cards=cards,
+        remarks=[sentence(note) for note in analysis.remarks],
+        inputs=inputs,
         sections=[_section(sides[name], name, phase) for name, phase in analysis.phases],
         columns=[(*_HEADS.get(name, (name, "")), name not in _WORDS) for name in COLUMNS],
         legend=sentence(LEGEND),
@@ -94,46 +95,45 @@ def page(
             (picture(figures.memory_bar(side), f"memory-bar{index or ''}"), _memory_rows(side))
             for index, side in enumerate(distinct)
         ],
-        notes=[sentence(note) for note in analysis.remarks],
         expected=any(phase.total.expected_time_s is not None for _, phase in analysis.phases),
         unbeaten=unbeaten(analysis),
         devices=list({side.hardware.name: side.hardware for side in distinct}.values()),
-        inputs=json.dumps(inputs, indent=2),
-        version=__version__,
-        plotly_js=plotly_js(),
-        ink=drawing.INK,
-        grid=drawing.GRID,
-        paper=drawing.PAPER,
     )
 
 
 def time_cards(analysis: Analysis) -> list[Card]:
     asked, whole = analysis.inputs, analysis.generation
+    waits = {name: phase.total.bound for name, phase in analysis.phases}
     pace = rate(whole.expected_tokens_per_s) if whole.expected_tokens_per_s else ""
     throughput, latency = (rate(whole.tokens_per_s), pace), (whole.latency_s, expectation(whole, "latency"))
     if not asked.gen:
         return [
-            _time("one pass", *latency, about=f"over {asked.batch} × {asked.prompt} tokens"),
+            _time("one pass", *latency, about=f"over {asked.batch} × {asked.prompt} tokens", bound=waits["prefill"]),
             _pace(*throughput, about="read, of all sequences"),
         ]
     steps = f"mean of {asked.gen - 1} decode steps" if asked.gen > 1 else "no decode step is taken"
     first, each = (expectation(whole, what) for what in ("ttft", "tpot"))
     return [
-        _time("time to first token", whole.ttft_s, first, about=f"prefill of {asked.batch} × {asked.prompt}"),
-        _time("time per output token", whole.tpot_s, each, about=steps),
+        _time(
+            "time to first token", whole.ttft_s, first, about=f"prefill of {asked.batch} × {asked.prompt}",
+            bound=waits["prefill"],
+        ),
+        _time("time per output token", whole.tpot_s, each, about=steps, bound=waits.get("decode", "")),
         _pace(*throughput, about="generated, of all sequences"),
         _time("latency", *latency, about=f"until token {asked.gen}"),
-    ]
+    ]  # fmt: skip
 
 
-def _time(label: str, time_s: float | None, expected: str, *, about: str) -> Card:
-    bound = "" if time_s is None else "\N{GREATER-THAN OR EQUAL TO}"
-    return Card(label=label, value=seconds(time_s), about=about, bound=bound, expected=expected)
+def _time(label: str, time_s: float | None, expected: str, *, about: str, bound: str = "") -> Card:
+    if time_s is None:
+        return Card(label=label, value=seconds(time_s), about=about)
+    sign = "\N{GREATER-THAN OR EQUAL TO}"
+    return Card(label=label, value=seconds(time_s), about=about, sign=sign, bound=bound, expected=expected)
 
 
 def _pace(value: str, expected: str, *, about: str) -> Card:
     return Card(
-        label="tokens per second", value=value, about=about, bound="\N{LESS-THAN OR EQUAL TO}", expected=expected
+        label="tokens per second", value=value, about=about, sign="\N{LESS-THAN OR EQUAL TO}", expected=expected
     )
 
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,30 +15,20 @@ from markupsafe import Markup
 from llmviewer import __version__
 
 from .listing import Table
+from .shown import CONFIG, shown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _TEMPLATES: Final = Path(__file__).with_name("templates")
-_CLEAR: Final = "rgba(0,0,0,0)"
-_CONFIG: Final = {
-    "displaylogo": False,
-    "displayModeBar": "hover",
-    "doubleClick": "reset",  # which a tap can count as: it must not change what is shown
-    "responsive": True,
-    "showSendToCloud": False,
-    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "toImage"],
-}
-_MODE_BAR, _NOTE = 30, 18  # heights of what stands above a plot: the mode bar, and words there [px]
-_BELOW: Final = 72  # height of an axis with its title, and of what is between that and a legend [px]
-_ROW, _COLUMNS = 20, 2  # of a legend where the page is narrow: height [px], entries beside each other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """A number to see first.
 
-    bound     the sign of at least or at most, where the value is a bound
+    sign      of at least or at most, where the value is a bound
+    bound     what the pass that takes this time waits for most, where it is the time of one
     expected  what to expect of real kernels beside it, with its interval; nothing where that is not known
     alarm     whether it is a verdict against the setting
     """
@@ -47,6 +36,7 @@ class Card:
     label: str
     value: str
     about: str
+    sign: str = ""
     bound: str = ""
     expected: str = ""
     alarm: bool = False
@@ -54,22 +44,17 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure whose words are the page's: they wrap where the page is narrow."""
+    """A figure whose words are the page's: they wrap where the page is narrow. Heights as of Shown."""
 
     title: str
     subtitle: str
     drawing: Markup
-
-
-def plotly_js() -> Markup:
-    """The library that draws, for a page to hold: some five megabytes."""
-    from plotly.offline import get_plotlyjs
-
-    return Markup(get_plotlyjs())  # noqa: S704 - a library's own text
+    wide: int
+    narrow: int
 
 
 @cache
-def template(name: str) -> jinja2.Template:
+def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -78,6 +63,42 @@ def template(name: str) -> jinja2.Template:
         lstrip_blocks=True,
     )
     return environment.get_template(name)
+
+
+def rendered(
+    template: str,
+    *,
+    title: str,
+    setting: str,
+    cards: Sequence[Card] = (),
+    remarks: Sequence[str] = (),
+    inputs: Mapping[str, Any] | None = None,
+    name: str = "",
+    drawn: bool = True,
+    **parts: object,
+) -> str:
+    """A page of a template, with its `parts`. Where something is drawn, it holds plotly.js: some five megabytes.
+
+    name  what a window is called, where it is not the title
+    """
+    from plotly.offline import get_plotlyjs
+
+    from . import drawing
+
+    return _template(template).render(
+        name=name or title,
+        title=title,
+        setting=setting,
+        cards=cards,
+        remarks=remarks,
+        inputs=json.dumps(inputs, indent=2) if inputs else "",
+        version=__version__,
+        plotly_js=Markup(get_plotlyjs()) if drawn else "",  # noqa: S704 - a library's own text
+        ink=drawing.INK,
+        grid=drawing.GRID,
+        paper=drawing.PAPER,
+        **parts,
+    )
 
 
 def below(title: str, headline: str) -> str:
@@ -96,46 +117,29 @@ def listing_page(
     remarks: Sequence[str],
     inputs: Mapping[str, Any],
 ) -> str:
-    """A page of cards, pictures and tables that sort. With pictures it holds plotly.js: some five megabytes.
+    """A page of cards, pictures and tables that sort.
 
     said      what the times are
     pictures  those of a list stand side by side
     """
-    from . import drawing
+    return rendered(
+        "listing.html.j2", title=title, setting=below(title, setting), cards=cards, remarks=remarks, inputs=inputs,
+        drawn=bool(pictures), said=said, pictures=pictures, tables=tables,
+    )  # fmt: skip
 
-    return template("comparison.html.j2").render(
-        title=title,
-        setting=below(title, setting),
-        bounds_said=said,
-        remarks=remarks,
-        cards=cards,
-        pictures=pictures,
-        tables=tables,
-        version=__version__,
-        inputs=json.dumps(inputs, indent=2),
-        plotly_js=plotly_js() if pictures else "",
-        ink=drawing.INK,
-        grid=drawing.GRID,
-        paper=drawing.PAPER,
-    )
+
+def figure_page(figure: go.Figure) -> str:
+    """A page of one figure, whose words are those of the page."""
+    one = picture(figure, "figure")
+    return rendered("figure.html.j2", title=one.title, setting=one.subtitle, picture=one)
 
 
 def picture(figure: go.Figure, name: str) -> Picture:
-    """`figure` without its title and its paper, and so that a finger that drags across it scrolls the page."""
-    from .drawing import BLUE
-
-    title, top = figure.layout.title, figure.layout.margin.t
-    words = title.text, title.subtitle.text
-    kept = _MODE_BAR + (_NOTE if any(note.yref == "paper" for note in figure.layout.annotations) else 0)
-    named = sum(trace.name is not None and trace.showlegend is not False for trace in figure.data)
-    below = max(figure.layout.margin.b, _BELOW + _ROW * ceil(named / _COLUMNS))
-    figure.update_layout(
-        title=None, margin={"t": kept, "b": below}, dragmode=False,
-        height=figure.layout.height - top + kept + below - figure.layout.margin.b,
-        paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR,
-        modebar={"bgcolor": _CLEAR, "color": "gray", "activecolor": BLUE},
+    """`figure` for a page, in which no other has its name."""
+    one = shown(figure)
+    html = one.figure.to_html(
+        include_plotlyjs=False, include_mathjax=False, full_html=False, div_id=name, default_height="100%",
+        config={**CONFIG, "displayModeBar": "hover", "responsive": True},
     )  # fmt: skip
-    html = figure.to_html(
-        include_plotlyjs=False, include_mathjax=False, full_html=False, div_id=name, config=_CONFIG
-    )  # fmt: skip
-    return Picture(title=words[0], subtitle=words[1], drawing=Markup(html))  # noqa: S704 - plotly escapes what it is given
+    drawing = Markup(html)  # noqa: S704 - plotly escapes what it is given
+    return Picture(title=one.title, subtitle=one.subtitle, drawing=drawing, wide=one.wide, narrow=one.narrow)

@@ -12,12 +12,12 @@ from llmviewer.errors import InputError
 from llmviewer.setting import Setting
 
 from . import figures
+from .page import figure_page
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _IMAGES: Final = (".png", ".svg", ".pdf")
-_CONFIG: Final = {"displaylogo": False, "showSendToCloud": False}
 _SIZE: Final = {"width": 1000, "height": 640, "scale": 2}
 
 
@@ -79,7 +79,7 @@ def write(figure: go.Figure, path: Path) -> None:
     Raises InputError for other endings, and where an image cannot be made, saying what is missing.
     """
     if path.suffix == ".html":
-        export.write_text(path, figure.to_html(include_plotlyjs=True, full_html=True, config=_CONFIG))
+        export.write_text(path, figure_page(figure))
         return
     if path.suffix not in _IMAGES:
         raise InputError(f"{path}: must end in .html, {', '.join(_IMAGES)}")

@@ -94,8 +94,8 @@ def test_the_page_says_what_was_asked_and_what_came_out(analysis, page):
     whole = analysis.generation
     ttft, tpot, latency = (expectation(whole, what) for what in ("ttft", "tpot", "latency"))
     assert cards == {
-        "time to first token": ("≥ 194 ms", f"expect {ttft}", "prefill of 1 × 2048"),
-        "time per output token": ("≥ 18.7 ms", f"expect {tpot}", "mean of 127 decode steps"),
+        "time to first token": ("≥ 194 ms", "compute-bound", f"expect {ttft}", "prefill of 1 × 2048"),
+        "time per output token": ("≥ 18.7 ms", "memory-bound", f"expect {tpot}", "mean of 127 decode steps"),
         "tokens per second": (
             "≤ 49.91",
             f"expect {whole.expected_tokens_per_s:.4g}",

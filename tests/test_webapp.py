@@ -456,8 +456,10 @@ def test_what_would_change_it_is_said_of_every_device():
     (largest,) = (step for step in steps if step.offer.name.startswith("batch"))
     assert list(largest.bought) == ["mi300x"]  # on which alone more fit
     assert [step.most for step in steps] == sorted((step.most for step in steps), reverse=True)
-    assert overview.asked(found).startswith("Llama 3 70B on NVIDIA H100 SXM5 80 GB and 2 more: batch 64,")
-    assert overview.asked(found[:1]).startswith("Llama 3 70B on NVIDIA H100 SXM5 80 GB: batch 64,")
+    what, how = overview.asked(found)
+    assert what == "Llama 3 70B on NVIDIA H100 SXM5 80 GB and 2 more"
+    assert how.startswith("batch 64,")
+    assert overview.asked(found[:1])[0] == "Llama 3 70B on NVIDIA H100 SXM5 80 GB"
 
 
 def test_steps_that_one_device_alone_cannot_take_are_refused_with_its_name():
@@ -883,4 +885,4 @@ def test_sentence_and_card_and_inspector_advise_the_same_batch(layout):
     now_s, then_s = (
         next(op.bound_time_s for op in phase.operators if identity(op) == named) for phase in (before, after)
     )
-    assert gain == f"{after.batch / before.batch * now_s / then_s:.2g}x the tokens per second"
+    assert gain == f"{after.batch / before.batch * now_s / then_s:.2g}x tokens/s"

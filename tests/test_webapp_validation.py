@@ -23,7 +23,7 @@ from llmviewer.webapp.answers import answers
 from llmviewer.webapp.app import create
 from llmviewer.webapp.state import State
 from llmviewer.webapp.tabs import validation as tab
-from llmviewer.webapp.views import validation
+from llmviewer.webapp.views import uploads, validation
 
 GEMM = pd.DataFrame({
     "gpu": ["H100-SXM-80GB"] * 3 + ["l40s", "nothing"], "framework": ["vllm"] * 5, "dtype": ["bf16"] * 5,
@@ -89,7 +89,7 @@ def test_an_upload_is_scored_as_validate_does(name, write, tmp_path):
     path = tmp_path / "mine.csv"
     GEMM.to_csv(path, index=False)
     expected = validate([predict(read(path), index().entries)])
-    found = validation.measured(name, write(GEMM))
+    found = uploads.measured(name, write(GEMM))
     assert repr(found.scores.groups) == repr(expected.groups)  # nan is not equal to itself
     assert sum(_unscored(found)) == sum(expected.skipped.values()) == 2
     assert [row["row"] for row in found.scores.worst] == [row["row"] for row in expected.worst]
@@ -104,12 +104,12 @@ def test_an_upload_is_scored_as_validate_does(name, write, tmp_path):
 
 
 def test_versions_of_an_upload_are_no_numbers():
-    found = validation.measured("a.csv", _csv(GEMM.assign(version="0.10")))
+    found = uploads.measured("a.csv", _csv(GEMM.assign(version="0.10")))
     assert set(found.predictions.table.frame["version"]) == {"0.10"}
 
 
 def test_rows_without_times_are_predicted_and_not_drawn():
-    found = validation.measured("a.csv", _csv(GEMM.drop(columns="time_us")))
+    found = uploads.measured("a.csv", _csv(GEMM.drop(columns="time_us")))
     assert validation.scatter(found, "a") is None
     assert "expected_us" in validation.predicted(found)[0]
 
@@ -146,7 +146,7 @@ def _nested():
 )
 def test_an_upload_that_cannot_be_used_says_why(name, data, message):
     with pytest.raises(InputError) as error:
-        validation.measured(name, data)
+        uploads.measured(name, data)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
     assert "/tmp" not in str(error.value)
@@ -159,21 +159,21 @@ def test_strange_numbers_are_not_scored_and_break_nothing(family):
         "gpu": "h100-sxm", "framework": "vllm", "dtype": "bf16", "family": family.name, "op": "all_reduce",
         **dict.fromkeys((*family.columns, *family.optional), strange), "time_us": strange,
     })  # fmt: skip
-    found = validation.measured("a.csv", _csv(table))
+    found = uploads.measured("a.csv", _csv(table))
     assert sum(found.scores.skipped.values()) >= 6
     assert _page(tab._result(found, "a.csv"))
 
 
 def test_names_of_devices_are_found_as_measurements_find_them_and_no_file_is():
     for called in ("H100-SXM-80GB", "NVIDIA H100_SXM", "h100-sxm", "Nvidia L40S", "A100-SXM4-80GB-foo", "MI300X"):
-        assert validation._device(called) == find(called).name
-    for called in ("", "nothing", "nvidia", "/work/h100-sxm.yaml", "hardware/h100-sxm.yaml", "nvidia-x.yml", "../h100"):
-        assert validation._device(called) == ""
+        assert uploads._device(called) == find(called).name
+    for called in ("", "nothing", "nvidia", "/data/h100-sxm.yaml", "hardware/h100-sxm.yaml", "nvidia-x.yml", "../h100"):
+        assert uploads._device(called) == ""
 
 
 def test_rows_on_unknown_devices_cost_nothing_and_are_counted():
     table = pd.concat([GEMM.assign(gpu=f"a-b-c-d-e-f-g-h-i-j-k-{i}") for i in range(90)] + [GEMM])
-    found = validation.measured("a.csv", _csv(table))
+    found = uploads.measured("a.csv", _csv(table))
     assert sum(one.expected.rows for one in found.scores.groups) == 3
     assert sum(found.unknown.values()) == 90 * 5 + 1
     assert {int(line[0]) for line in validation.worst(found)[1:]} == {451, 452, 453}
@@ -187,7 +187,7 @@ def test_experts_on_more_devices_than_there_are_have_no_shape():
         **{name: columns.get(name, 1) for name in (*FAMILIES["moe"].columns, *FAMILIES["moe"].optional)},
         "time_us": [100.0, 100.0], "ep": [8, 57], "experts": 8,
     })  # fmt: skip
-    found = validation.measured("a.csv", _csv(table))
+    found = uploads.measured("a.csv", _csv(table))
     assert _unscored(found) == [1]
 
 
@@ -195,16 +195,16 @@ def test_a_fault_is_one_line(monkeypatch):
     def broken(*_args):
         raise ZeroDivisionError("a\nb")
 
-    monkeypatch.setattr(validation, "predict", broken)
+    monkeypatch.setattr(uploads, "predict", broken)
     with pytest.raises(
         InputError, match=r"^a\.csv: llmviewer has a fault and cannot score this; the log of the server has"
     ):
-        validation.measured("a.csv", _csv(GEMM))
+        uploads.measured("a.csv", _csv(GEMM))
 
 
 def test_columns_that_stand_twice_are_read_once():
     text = b"gpu,framework,dtype,M,N,K,M,time_us\nh100-sxm,vllm,bf16,1,4096,4096,2,10\n"
-    assert len(validation.measured("a.csv", text).scores.groups) == 1
+    assert len(uploads.measured("a.csv", text).scores.groups) == 1
 
 
 def test_the_page_says_what_is_wrong_and_saves_what_is_right():

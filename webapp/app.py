@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from dash import ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 from flask import Flask, Response
@@ -107,6 +107,7 @@ def _layout() -> Component:
                 controls.pinned(),
                 dcc.Loading(
                     html.Div(id="content"), delay_show=200, type="dot",
+                    target_components={"content": "children"},  # not what tabs fill in by themselves
                     overlay_style={"visibility": "visible", "opacity": 0.5},
                 ),
             ], id="results"),
@@ -188,10 +189,9 @@ def _register(app: Dash) -> None:
         shown = next((one for one in TABS if one.name == tab), TABS[0])
         return shown.show(answers(now), now)
 
-    ranked = ClientsideFunction("llmviewer", "ranked")
     for name in ("model", "on"):
         listed = Output(name, "options", allow_duplicate=True)
-        in_browser(app, ranked, listed, Input(name, "search_value"), State(name, "options"))
+        in_browser(app, "ranked", listed, Input(name, "search_value"), State(name, "options"))
 
     @app.callback(
         Output("download", "data"),
@@ -349,16 +349,17 @@ def _page(
 
 
 def _answer(found: tuple[Answer, ...], now: state.State) -> list[Component]:
-    """What bounds the phase, in a sentence, and the totals."""
+    """The totals, and in a sentence what bounds the phase and what would help."""
     first = found[0]
-    bound, advice = overview.words(first, now.phase)
+    what, how = overview.asked(found)
     several = [html.P(f"On {first.name}, the first of {len(found)} devices:", className="soft")] * (len(found) > 1)
     cards = html.Dl(
         [
             html.Div([
                 html.Dt(card.label),
-                html.Dd([*([f"{card.bound}\N{NO-BREAK SPACE}"] if card.bound else []), html.Span(card.value)],
+                html.Dd([*([f"{card.sign}\N{NO-BREAK SPACE}"] if card.sign else []), html.Span(card.value)],
                         className="alarm" if card.alarm else ""),
+                *([html.Dd(badge(card.bound))] if card.bound else []),
                 *([html.Dd(f"expect {card.expected}", className="expected")] if card.expected else []),
                 html.Dd(card.about),
             ], className="card")
@@ -370,10 +371,10 @@ def _answer(found: tuple[Answer, ...], now: state.State) -> list[Component]:
     notes = html.Details([html.Summary(counted(len(said), "note")), html.Ul(said)])
     effects = [html.Li([html.Strong(f"{label} "), text]) for label, text in overview.effects(first)]
     return [
-        html.H2(overview.asked(found)),
-        panel(*several, html.P([badge(bound), " ", advice], id="advice"), *([html.Ul(effects, className="said")]
-              if effects else []), className="bounds"),
+        html.H2([what, " ", html.Span(how, className="soft")]),
         cards if len(found) == 1 else panel(_totals(found, now.phase), className="totals"),
+        panel(*several, html.P(overview.advice(first, now.phase), id="advice"),
+              *([html.Ul(effects, className="said")] if effects else []), className="bounds"),
         html.P(overview.sources(found), className="soft"),
         *([notes] if said else []),
     ]  # fmt: skip

@@ -52,9 +52,17 @@ const near = (label, wanted) => {
   }
   return [far, title.length];
 };
+const chosen = (operator) => { // on a narrow page what is shown of it stands below
+  if (!operator) return window.dash_clientside.no_update;
+  if (window.innerWidth < 1180) document.querySelector(".inspector").scrollIntoView({ behavior: "smooth" });
+  return operator;
+};
 const came = new Map(); // where options stood, by their values
 window.dash_clientside = Object.assign({}, window.dash_clientside, {
   llmviewer: {
+    point: (clicked) => chosen(clicked && clicked.points[0].customdata),
+    row: (clicked) => chosen(clicked && clicked.rowId && clicked.rowId.slice(clicked.rowId.indexOf(" ") + 1)),
+    node: (tapped) => chosen(tapped && tapped.parent && tapped.id),
     ranked: (searched, options) => {
       options.forEach((option, place) => came.has(option.value) || came.set(option.value, place));
       const wanted = (searched || "").toLowerCase().split(/[\s-]+/).filter((word) => word);

@@ -13,18 +13,12 @@ from dash import State as Held
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
+from llmviewer.reports.shown import CONFIG, Shown
+
 from ..answers import Answer, answers
 from ..asked import asked
 from ..state import State
-from ..views.shown import Shown
 
-_CONFIG: Final[Any] = {
-    "displaylogo": False,
-    "doubleClick": "reset",
-    "showSendToCloud": False,
-    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
-    "toImageButtonOptions": {"format": "png", "scale": 2, "filename": "llmviewer"},
-}
 LEAVING: Final[Any] = {  # Tab leaves a grid, in which arrows go from cell to cell
     name: {"function": "false"} for name in ("tabToNextCell", "tabToNextHeader")
 }
@@ -35,7 +29,7 @@ class Tab:
     """A tab. `show` makes what is in it of answers, one for each device; `register` adds its callbacks to an app.
 
     A callback of a tab has what the page asks as Input("asked", "data"), the link of State.question, and what the
-    browser holds as State("files", "data"); `app.asked(link, files)` makes a State of them.
+    browser holds as State("files", "data"); `asked(link, files)` makes a State of them.
     """
 
     name: str
@@ -52,7 +46,7 @@ def picture(name: str, one: Shown) -> Component:
                 html.H3(one.title), html.Span(one.subtitle, className="soft"),
                 html.Button("SVG", type="button", title="Save the figure as SVG", className="quiet svg"),
             ]),
-            html.Div(dcc.Graph(id=name, figure=one.figure, config=_CONFIG, responsive=True), className="drawing",
+            html.Div(dcc.Graph(id=name, figure=one.figure, config=CONFIG, responsive=True), className="drawing",
                      style={"--wide": f"{one.wide}px", "--narrow": f"{one.narrow}px"}),
         ],
         className="picture",
@@ -104,13 +98,16 @@ def saves(
 
 def in_browser(
     app: Any,
-    script: str | ClientsideFunction,
+    script: str,
     output: Output | list[Output],
     *given: Input | Held,
     at_once: bool = False,
 ) -> None:
-    """A callback that the browser answers by itself; `at_once` also when its inputs come."""
-    app.clientside_callback(script, output, *given, prevent_initial_call=not at_once)
+    """A callback that the browser answers by itself, by a function or one of page.js by its name; `at_once` also when
+    its inputs come.
+    """
+    function = ClientsideFunction("llmviewer", script) if script.isidentifier() else script
+    app.clientside_callback(function, output, *given, prevent_initial_call=not at_once)
 
 
 def badge(bound: str) -> Component:

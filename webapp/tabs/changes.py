@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from dash import Dash, Input, Output, dcc, html
 from dash import State as Held
@@ -20,6 +20,7 @@ from ..views.changes import Change, Offer, Step
 from ._parts import panel
 
 _PLACE, _MORE = "changes", "more-changes"
+_FEW: Final = 3  # devices of which each is told at once
 
 
 def place(state: State) -> Component:
@@ -56,17 +57,24 @@ def _line(step: Step, state: State) -> Component:
             dcc.Link(offer.name, href=_link(offer.state), title=f"Set it: {offer.about}"),
             html.Span(offer.about, className="soft"),
         ], className="step"),
-        _bought(offer, step.bought, state) if len(state.on) > 1 else _alone(offer, step.bought[state.on[0]], state),
+        _several(step, state) if len(state.on) > 1 else _alone(offer, step.bought[state.on[0]], state),
     ])  # fmt: skip
+
+
+def _several(step: Step, state: State) -> Component:
+    """What it buys on each of several devices, folded where they are many."""
+    table = _bought(step.offer, step.bought, state)
+    return table if len(step.bought) <= _FEW else html.Details([html.Summary(step.said), table])
 
 
 def _alone(offer: Offer, one: Change, state: State) -> Component:
     """What a step buys on the only device."""
     expected = f", expect {fold(one.expected)}" if one.expected else ""
     return html.Div([
-        _gain(one), f"{expected}: at least {one.time}; ",
-        html.Span(one.memory, className="" if one.fits else "alarm"), " \N{MIDDLE DOT} ",
-        _beside(offer, state.on[0], state),
+        _gain(one), f"{expected} ", html.Span([
+            f"at least {one.time}; ", html.Span(one.memory, className="" if one.fits else "alarm"),
+            " \N{MIDDLE DOT} ", _beside(offer, state.on[0], state),
+        ], className="soft"),
     ], className="bought")  # fmt: skip
 
 

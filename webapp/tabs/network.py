@@ -47,6 +47,7 @@ _COLOURS: Final[dict[str, list[dict[str, Any]]]] = {
     by: [*_SHAPES, {"selector": ".operator", "style": {"background-color": colour}}]
     for by, colour in (("bound", "data(colour)"), ("share", "mapData(heat, 0, 1, #66707a, #b34700)"))
 }
+_TALLEST: Final = 8000  # of a drawing, which can be enlarged four times: browsers draw nothing that is larger [px]
 _SAID: Final[Any] = {"aria-label": "The operator graph. The list Operator chooses what the inspector shows."}
 _COLOURED: Final = """(by, styles) => JSON.parse(JSON.stringify(styles[by] || styles.bound).replaceAll(
   "#fefefe", getComputedStyle(document.documentElement).getPropertyValue("--panel").trim()))"""
@@ -56,6 +57,7 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
     looks = {"memory": "", "compute": ", cut corners", "link": ", rounded sides"}
     legend = [html.Span(f"{bound}{look}", className=f"badge {bound}") for bound, look in looks.items()]
     one = network.drawing(found[0], state.phase)
+    width = one.width * min(1, _TALLEST / one.height)
     return html.Div([
         panel(
             html.Div([
@@ -78,7 +80,7 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
                         userZoomingEnabled=False, userPanningEnabled=False, boxSelectionEnabled=False,
                     ),
                     className="network", role="img", **_SAID,
-                    style={"aspectRatio": f"{one.width:.0f} / {one.height:.0f}", "--width": f"{one.width:.0f}px"},
+                    style={"aspectRatio": f"{one.width:.0f} / {one.height:.0f}", "--width": f"{width:.0f}px"},
                 ),
                 className="scroll", tabIndex=0,
             ),
@@ -88,8 +90,7 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
 
 
 def register(app: Dash) -> None:
-    tapped = "d => d && d.parent ? d.id : dash_clientside.no_update"
-    in_browser(app, tapped, Output("op", "value", allow_duplicate=True), Input("network", "tapNodeData"))
+    in_browser(app, "node", Output("op", "value", allow_duplicate=True), Input("network", "tapNodeData"))
     styled = Output("network", "stylesheet")
     in_browser(app, _COLOURED, styled, Input("network-colour", "value"), Input("network-styles", "data"), at_once=True)
 

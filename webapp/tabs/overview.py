@@ -21,7 +21,8 @@ _SI: Final = {"function": "amount(params.value)"}
 _SECONDS: Final = {"function": "duration(params.value)"}
 _PERCENT: Final = {"function": "percent(params.value)"}
 _COLUMNS: Final[list[dict[str, Any]]] = [
-    {"field": "operator", "width": 108, "flex": None, "pinned": "left", "tooltipField": "op"},
+    {"field": "operator", "flex": None, "pinned": "left", "tooltipField": "op",
+     "valueFormatter": {"function": "params.data.called"}},
     {"field": "device", "minWidth": 80, "tooltipField": "device"},
     {"field": "bound", "minWidth": 74, "cellClassRules": {
         bound: f"params.value == '{bound}'" for bound in ("memory", "compute", "link")
@@ -42,6 +43,7 @@ _COLUMNS: Final[list[dict[str, Any]]] = [
     {"field": "dtype", "headerName": "computed in", "minWidth": 86},
     {"field": "block", "minWidth": 86}, {"field": "kind", "minWidth": 86},
 ]  # fmt: skip
+_NAME: Final = (108, 150)  # of the column of operators [px]
 _WORDS: Final = frozenset(("device", "operator", "block", "kind", "bound", "dtype"))
 _DETAILS: Final = ("repeat", "ops", "weights", "activations", "kv", "attainable", "dtype", "block", "kind")
 _EVERY: Final = f"""(clicks, columns) => {{
@@ -57,11 +59,14 @@ _EVERY: Final = f"""(clicks, columns) => {{
 def show(found: tuple[Answer, ...], state: State) -> Component:
     rows = overview.operators(found, state.phase)
     unknown = all(row["expected"] is None for row in rows)
+    longest = max(len(row["called"]) for row in rows)
+    width = min(max(_NAME), max(min(_NAME), 16 + 7 * longest))
     hidden = {
         "device": len(found) == 1, "expected": unknown, "expected_share": unknown, **dict.fromkeys(_DETAILS, True),
     }  # fmt: skip
     columns = [
         {"headerName": column["field"], **column, "hide": hidden.get(column["field"], False),
+         **({"width": width} if column["field"] == "operator" else {}),
          "filter": "agTextColumnFilter" if column["field"] in _WORDS else "agNumberColumnFilter",
          "type": None if column["field"] in _WORDS else "rightAligned", "useValueFormatterForExport": False}
         for column in _COLUMNS
@@ -100,10 +105,9 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
 def register(app: Dash) -> None:
     inspector.register(app)
     changes.register(app)
-    clicked = "c => c && c.points[0].customdata || dash_clientside.no_update"
     chosen = Output("op", "value", allow_duplicate=True)
     for figure in ("roofline", "times"):
-        in_browser(app, clicked, chosen, Input(figure, "clickData"))
+        in_browser(app, "point", chosen, Input(figure, "clickData"))
 
     @app.callback(
         Output("roofline", "figure"), Input("op", "value"), Given("asked", "data"), Given("files", "data"),
@@ -114,8 +118,7 @@ def register(app: Dash) -> None:
         figure["data"][0]["x"], figure["data"][0]["y"] = overview.marked(answers(state), state.phase, op or "")
         return figure
 
-    row = "c => c && c.rowId ? c.rowId.slice(c.rowId.indexOf(' ') + 1) : dash_clientside.no_update"
-    in_browser(app, row, chosen, Input("operators", "cellClicked"))
+    in_browser(app, "row", chosen, Input("operators", "cellClicked"))
     in_browser(app, "n => !!n", Output("operators", "exportDataAsCsv"), Input("operators-csv", "n_clicks"))
     every = [
         Output("operators", "columnDefs"),

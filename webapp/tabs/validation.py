@@ -17,13 +17,13 @@ from llmviewer.errors import InputError
 from ..answers import Answer
 from ..controls import drop
 from ..state import State
-from ..views import validation
-from ..views.validation import Measured
+from ..views import uploads, validation
+from ..views.uploads import Measured
 from ._parts import LEAVING, Tab, in_browser, panel, picture, saved, table
 
 _PERCENT: Final = {"function": "percent(params.value)"}
 _COLUMNS: Final[list[dict[str, Any]]] = [
-    {"field": "device", "width": 105, "pinned": "left"}, {"field": "family", "width": 120},
+    {"field": "device", "width": 105}, {"field": "family", "width": 120},
     {"field": "library", "width": 90}, {"field": "dtype", "headerName": "data type", "width": 80},
     {"field": "held_out", "headerName": "mean error", "width": 84, "valueFormatter": _PERCENT, "sort": "desc"},
     {"field": "median", "headerName": "median row", "width": 74, "valueFormatter": _PERCENT},
@@ -67,8 +67,9 @@ def _grid(rows: list[dict[str, Any]]) -> Component:
     numbers = {"filter": "agNumberColumnFilter", "type": "rightAligned"}
     columns = [
         {"headerName": column["field"], **column, **(words if column["field"] in _WORDS else numbers)}
-        for column in _COLUMNS
+        for column in _COLUMNS[len({row["device"] for row in rows}) == 1 :]  # of one device its name says nothing
     ]
+    columns[0]["pinned"] = "left"
     return panel(
         html.Div([
             html.H3("Profiles of these devices"),
@@ -93,7 +94,7 @@ def _upload() -> Component:
             "of a gemm) and time_us, as docs/measurements.md says. It is read in memory and not kept.",
             className="soft",
         ),
-        drop("measured", "drop measurements here, or choose a file", most=validation.LARGEST),
+        drop("measured", "drop measurements here, or choose a file", most=uploads.LARGEST),
         html.Div(id="measured-error", className="error", role="alert"),
         dcc.Loading(html.Div(id="measured-result"), delay_show=200, type="dot"),
     )  # fmt: skip
@@ -120,7 +121,7 @@ def _read(contents: str, name: str | None) -> Measured:
         data = base64.b64decode(contents.partition(",")[2], validate=True)
     except binascii.Error:
         raise InputError(f"{name}: did not arrive whole; drop it in again") from None
-    return validation.measured(name or "file", data)
+    return uploads.measured(name or "file", data)
 
 
 def register(app: Dash) -> None:

@@ -69,9 +69,9 @@ class Change:
 
     @property
     def words(self) -> str:
-        """Such as "3.7x faster"."""
+        """Such as "3.7x faster" and "5.6x tokens/s"."""
         if self.gain >= _SAME:
-            return f"{fold(self.gain)} {'the tokens per second' if self.larger else 'faster'}"
+            return f"{fold(self.gain)} {'tokens/s' if self.larger else 'faster'}"
         return "no faster" if self.gain > 1 / _SAME else f"{fold(1 / self.gain)} slower"
 
 
@@ -87,9 +87,25 @@ class Step(NamedTuple):
         return any(one.helps for one in self.bought.values())
 
     @property
+    def said(self) -> str:
+        """What it buys on all of them, such as "1.9x to 3.1x as fast, expect 1.2x to 1.8x, fits 7 of 8"."""
+        each = list(self.bought.values())
+        gains, expected = [one.gain for one in each], [one.expected for one in each if one.expected]
+        return ", ".join((
+            f"{_span(gains)} {'tokens/s' if each[0].larger else 'as fast'}",
+            *([f"expect {_span(expected)}"] if expected else []),
+            f"fits {sum(one.fits for one in each)} of {len(each)}",
+        ))  # fmt: skip
+
+    @property
     def most(self) -> float:
         """The gain where it is largest, as expected if that is known."""
         return max(one.expected or one.gain for one in self.bought.values())
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = fold(min(values)), fold(max(values))
+    return low if low == high else f"{low} to {high}"
 
 
 def steps(found: Sequence[Answer], state: State, *, every: bool) -> tuple[list[Step], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from llmviewer.analysis import Analysis
@@ -10,12 +11,12 @@ from llmviewer.errors import InputError
 from llmviewer.phases import Phase
 from llmviewer.reports import figures
 from llmviewer.reports.marks import identity, roofs
+from llmviewer.reports.shown import Shown, shown
 from llmviewer.reports.text import headline
 from llmviewer.units import fold, seconds, si
 
 from ..answers import Answer, answers
 from ..state import State
-from .shown import Shown, shown
 
 LETTERS: Final = "ABCDEF"
 _SAME: Final = 0.005  # ratios nearer to 1 are not told
@@ -70,6 +71,11 @@ def _largest(value: float) -> str:
     return _count(value) if value else "none"
 
 
+def _bound_and_expected(label: str, key: str, text: Callable[[float], str]) -> Iterator[_Number]:
+    for said, name in ((label, key), (f"expected {label}", f"expected_{key}")):
+        yield _Number(said, name, attrgetter(f"analysis.generation.{name}"), text)
+
+
 def _tokens_a_pass(found: Analysis) -> float | None:
     """Of each sequence, in a decode pass; None where techniques leave it at one."""
     return found.effect.tokens_per_step if found.effect else None
@@ -104,24 +110,11 @@ _APART: Final[tuple[Callable[[Analysis], str], ...]] = (
 )
 
 _NUMBERS: Final = (
-    _Number("time to first token", "ttft_s", lambda a: a.analysis.generation.ttft_s, seconds),
-    _Number(
-        "expected time to first token", "expected_ttft_s", lambda a: a.analysis.generation.expected_ttft_s, seconds
-    ),
-    _Number("time per output token", "tpot_s", lambda a: a.analysis.generation.tpot_s, seconds),
-    _Number(
-        "expected time per output token", "expected_tpot_s", lambda a: a.analysis.generation.expected_tpot_s, seconds
-    ),
-    _Number("latency", "latency_s", lambda a: a.analysis.generation.latency_s, seconds),
-    _Number("expected latency", "expected_latency_s", lambda a: a.analysis.generation.expected_latency_s, seconds),
+    *_bound_and_expected("time to first token", "ttft_s", seconds),
+    *_bound_and_expected("time per output token", "tpot_s", seconds),
+    *_bound_and_expected("latency", "latency_s", seconds),
     _Number("tokens a pass, of each sequence", "tokens_per_step", lambda a: _tokens_a_pass(a.analysis), _count),
-    _Number("tokens per second", "tokens_per_s", lambda a: a.analysis.generation.tokens_per_s, _count),
-    _Number(
-        "expected tokens per second",
-        "expected_tokens_per_s",
-        lambda a: a.analysis.generation.expected_tokens_per_s,
-        _count,
-    ),
+    *_bound_and_expected("tokens per second", "tokens_per_s", _count),
     _Number("memory", "total_bytes", lambda a: a.analysis.memory.total_bytes, _bytes),
     _Number("weights", "weight_bytes", lambda a: a.analysis.memory.weight_bytes, _bytes),
     _Number("KV cache", "kv_cache_bytes", lambda a: a.analysis.memory.kv_cache_bytes, _bytes),

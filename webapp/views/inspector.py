@@ -126,7 +126,7 @@ def _times(result: OperatorResult, phase: Phase) -> tuple[tuple[str, str], ...]:
     return (
         *((one,) if every else ()),
         (f"{every}at least", f"{seconds(result.bound_time_s)}, {result.share:.1%} of the phase"),
-        *(((f"{every}expected", said), ("which is", result.expectation_source)) if expected else ()),
+        *(((f"{every}expected", said), ("rests on", result.expectation_source)) if expected else ()),
         ("the phase, at least", seconds(phase.total.bound_time_s)),
     )
 
@@ -193,7 +193,7 @@ def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -
         many = Workload((replace(sequences, batch=more * sequences.batch),))
         then = row.block.repeat * max(float(evaluate(form, many)) for form in row.busy_s.values())
         if (gain := more * op.bound_time_s / then) >= _WORTH:
-            found.append((gain, f"batch {batch}", seconds(then), f"{fold(gain, 2)} the tokens per second"))
+            found.append((gain, f"batch {batch}", seconds(then), f"{fold(gain, 2)} tokens/s"))
     yield from (one[1:] for one in sorted(found, key=lambda one: -one[0]))
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from llmviewer.reports import figures
 from llmviewer.reports.marks import spare
+from llmviewer.reports.shown import Shown, shown
 from llmviewer.units import si
 
 from ..answers import Answer
-from .shown import Shown, shown
 
 
 def bars(found: Sequence[Answer]) -> Shown:

@@ -83,13 +83,9 @@ def _said(name: str, result: OperatorResult | None, most: float) -> dict[str, An
 def _places(graph: Graph) -> dict[str, Place]:
     """The middle of each operator, by BLOCK.NAME. [px]"""
     reads: dict[str, dict[str, None]] = {}  # inside of a block
-    enters: dict[str, str] = {}  # from a block before
     for (a, writer), (b, reader), _ in edges(graph):
-        ends = f"{a.name}.{writer.name}", f"{b.name}.{reader.name}"
         if a is b:
-            reads.setdefault(ends[1], {})[ends[0]] = None
-        else:
-            enters[ends[1]] = ends[0]
+            reads.setdefault(f"{b.name}.{reader.name}", {})[f"{a.name}.{writer.name}"] = None
     places: dict[str, Place] = {}
     top = 0.0
     for block in graph.blocks:
@@ -97,7 +93,7 @@ def _places(graph: Graph) -> dict[str, Place]:
         for depth in range(max(depths.values()) + 1):
             row = {}
             for key in (key for key, own in depths.items() if own == depth):
-                above = [places[one][0] for one in reads.get(key, (enters[key],) if key in enters else ())]
+                above = [places[one][0] for one in reads.get(key, ())]
                 row[key] = sum(above) / len(above) if above else 0.0
             places |= {key: (x, top + depth * _DOWN) for key, x in _spread(row).items()}
         top += (max(depths.values()) + 1) * _DOWN + _APART

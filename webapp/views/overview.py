@@ -9,25 +9,24 @@ from llmviewer.reports import figures
 from llmviewer.reports.drawing import SKY
 from llmviewer.reports.html import memory_cards, time_cards
 from llmviewer.reports.marks import identity
-from llmviewer.reports.page import Card
+from llmviewer.reports.page import Card, below
+from llmviewer.reports.shown import Shown, shown
 from llmviewer.reports.table import computed_in
 from llmviewer.reports.text import devices, effect_lines, headline, sentence
 
 from ..answers import Answer
-from .shown import Shown, shown
 
 
-def asked(found: Sequence[Answer]) -> str:
-    """What was asked, of the first device and how many more."""
+def asked(found: Sequence[Answer]) -> tuple[str, str]:
+    """What was asked, of the first device and how many more: of what, and how."""
     first = found[0].analysis
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return headline(first).replace(devices(first), f"{devices(first)}{more}", 1)
+    subject, more = f"{first.model.title} on {devices(first)}", f" and {len(found) - 1} more" * (len(found) > 1)
+    return f"{subject}{more}", below(subject, headline(first))
 
 
-def words(answer: Answer, phase: str) -> tuple[str, str]:
-    """What bounds it ("memory", ...), and the sentence on what does and what would help."""
-    one = answer.phase(phase)
-    return one.total.bound, sentence(one.advice.replace("--with ", "technique ").replace("--", ""))
+def advice(answer: Answer, phase: str) -> str:
+    """The sentence on what bounds it, and what would help."""
+    return sentence(answer.phase(phase).advice.replace("--with ", "technique ").replace("--", ""))
 
 
 def sources(found: Sequence[Answer]) -> str:
@@ -70,7 +69,7 @@ def totals(found: Sequence[Answer], phase: str) -> list[tuple[Total, ...]]:
     each = [cards(one) for one in found]
     heads = (
         Total("device"), Total("bound"),
-        *(Total(f"{card.label} {card.bound}" if card.bound else card.label) for card in each[0]),
+        *(Total(f"{card.label} {card.sign}" if card.sign else card.label) for card in each[0]),
     )  # fmt: skip
     lines = [
         (
@@ -119,10 +118,12 @@ def times(found: Sequence[Answer], phase: str) -> Shown:
 
 
 def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
-    """A row for each device and operator, in OPs, bytes and seconds."""
+    """A row for each device and operator, in OPs, bytes and seconds; `called` so that no other of the device is."""
+    blocks = Counter(op.name for op in found[0].phase(phase).operators)
     return [
         {
             "id": f"{one.name} {identity(op)}", "op": identity(op), "device": one.name, "operator": op.name,
+            "called": f"{op.name} ({op.block})" if blocks[op.name] > 1 else op.name,
             "block": op.block, "kind": op.kind, "repeat": op.repeat, "ops": op.ops, "weights": op.weight_bytes,
             "activations": op.activation_bytes, "kv": op.kv_bytes, "intensity": op.intensity,
             "attainable": op.attainable_ops_per_s, "bound": op.bound, "dtype": computed_in(op),

@@ -16,6 +16,7 @@ from llmviewer.forms import Num
 from llmviewer.reports import figures
 from llmviewer.reports.contrasts import share_map, tokens
 from llmviewer.reports.curves import Curve, crossings, curves
+from llmviewer.reports.shown import Shown, shown
 from llmviewer.roofline import Plan
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
@@ -23,7 +24,6 @@ from llmviewer.workload import Workload
 
 from ..answers import Answer
 from ..state import State
-from .shown import Shown, shown
 
 PRECISIONS: Final = ("W16A16", "W8A16", "W4A16", "W2A16", "W1A16")  # those of the paper's figures 7 and 8
 _BATCHES: Final = (1, 1024)

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import plotly.graph_objects as go
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+CONFIG: Final[Any] = {  # of plotly, in a page
+    "displaylogo": False,
+    "doubleClick": "reset",  # which a tap can count as: it must not change what is shown
+    "showSendToCloud": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "toImageButtonOptions": {"format": "png", "scale": 2, "filename": "llmviewer"},
+}
 
 _CLEAR: Final = "rgba(0,0,0,0)"
 _ABOVE, _NOTE = 34, 18  # heights of what stands above a plot: the mode bar, and words there [px]
@@ -26,6 +35,8 @@ class Shown(NamedTuple):
 
 def shown(figure: go.Figure) -> Shown:
     """`figure` with its words apart; a finger that drags across it scrolls the page."""
+    from .drawing import BLUE
+
     title, margin = figure.layout.title, figure.layout.margin
     words = title.text, title.subtitle.text
     plot = figure.layout.height - margin.t - margin.b
@@ -35,6 +46,7 @@ def shown(figure: go.Figure) -> Shown:
     wide, narrow = (above + plot + _BELOW + _ROW * ceil(named / each) for each in (_WIDE, _NARROW))
     figure.update_layout(
         title=None, margin={"t": above, "b": _BELOW}, dragmode=False, height=None, autosize=True,
-        paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR, modebar={"bgcolor": _CLEAR, "color": "gray"},
+        paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR,
+        modebar={"bgcolor": _CLEAR, "color": "gray", "activecolor": BLUE},
     )  # fmt: skip
     return Shown(words[0], words[1], figure, wide, narrow)

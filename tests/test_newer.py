@@ -31,7 +31,7 @@ CONFIGS = {
     "minicpm3": LATENT,
     "granite_swa": {"layer_types": WINDOWS, "sliding_window": 6, "layer_rope_theta": [0, 1e4, 1e4, 0]},
     "olmo_hybrid": {"layer_types": KINDS} | DELTA,
-    "cohere2_vision": {"vision_config": TOWER, "alignment_intermediate_size": 48},
+    "cohere2_vision": {"vision_config": TOWER, "alignment_intermediate_size": 48, "picture_size": 32},
 }
 COUNTED = {  # by transformers
     "apertus": 227016,

@@ -23,6 +23,8 @@ from llmviewer.workload import Workload
 
 TEXT = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+TOWER = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32,
+         "patch_size": 8}  # fmt: skip
 CONFIGS = {
     "phi4_multimodal": TEXT | {
         "picture_size": [600, 1000],
@@ -38,6 +40,14 @@ CONFIGS = {
         "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
                           "image_size": [64, 96]},
     },
+    "vipllava": {
+        "text_config": TEXT | {"model_type": "llama"}, "vision_feature_layer": [-2, -3, 1],
+        "vision_config": TOWER | {"model_type": "clip_vision_model"},
+    },
+    "aya_vision": {
+        "text_config": TEXT | {"head_dim": 16, "sliding_window": 6}, "alignment_intermediate_size": 48,
+        "vision_config": TOWER | {"model_type": "siglip_vision_model"}, "picture_size": [70, 90],
+    },
     "qwen2_audio": {
         "text_config": TEXT | {"model_type": "qwen2"},
         "audio_config": {"num_mel_bins": 10, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
@@ -52,6 +62,8 @@ CONFIGS = {
 COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of products with weights, and of attention
     "phi4_multimodal": (459360, 125, (202309632, 13837312, 8300544)),
     "ernie4_5_vl_moe": (334352, 24, (884736, 4939776, 2654208)),
+    "vipllava": (217312, 16, (147456, 709376, 83232)),
+    "aya_vision": (150584, 13 * 4, (13 * 147456, 13 * 454656, 13 * 73728)),  # in 3 x 4 tiles, and one of all of it
     "qwen2_audio": (195672, 10, (46080, 153600, 38400)),
     "voxtral": (201752, 5, (46080, 209920, 38400)),
 }
@@ -94,6 +106,16 @@ def test_decode_steps_read_nothing_of_a_tower(kind):
     beside = [(b, op) for b, op in _graph(kind) if not b.main]
     assert beside
     assert all(evaluate(op.work().on(b.stream).nbytes, step) == 0 for b, op in beside)
+
+
+@pytest.mark.parametrize(("size", "tiles"), [(32, 1), (33, 5), ([32, 64], 3), (1024, 10)])
+def test_command_a_vision_cuts_pictures_into_tiles_too(size, tiles):
+    text = {"model_type": "cohere2", "head_dim": 16, "sliding_window": 6} | TEXT
+    given = {"model_type": "cohere2_vision", "text_config": text, "vision_config": TOWER, "picture_size": size}
+    config = Section(given, "config.json")
+    graph, w = builder(config)(config, FP16).check(), Workload.prefill(batch=1, prompt=100, images=1)
+    (place,) = (op for _, op in graph if isinstance(op, Place))
+    assert evaluate(place.features.rows, w) == tiles * 4
 
 
 @pytest.mark.parametrize(
@@ -170,6 +192,11 @@ def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
+        ("aya_vision", {"vision_feature_layer": [-1, -2]}, "vision_feature_layer: must be one layer; got 2"),
+        ("aya_vision", {"vision_feature_select_strategy": "default"},
+         "vision_feature_select_strategy: must be one of full; got 'default'"),
+        ("aya_vision", {"alignment_intermediate_size": 5},
+         "alignment_intermediate_size: must be even, for its halves; got 5"),
         ("voxtral", {"audio_config": CONFIGS["voxtral"]["audio_config"] | {"intermediate_size": 50}},
          "audio_config.intermediate_size: must be a width that 20 tokens of 12 can be put into"),
         ("ernie4_5_vl_moe", {"text_config": TEXT | {"moe_intermediate_size": [24], "moe_num_experts": 8}},

@@ -16,6 +16,7 @@ _SIZES: Final = {  # None is one key-value head for each head
     "gemma": (256000, 3072, 24576, 28, 16, 16),
     "gemma2": (256000, 2304, 9216, 26, 8, 4),
     "gemma3_text": (262208, 2304, 9216, 26, 8, 4),
+    "cohere2": (256000, 8192, 22528, 40, 64, None),
     "granite": (32000, 4096, 11008, 32, 32, None),
     "phi3": (32064, 3072, 8192, 32, 32, None),
 }

@@ -1,24 +1,41 @@
-"""Command A Vision: a SigLIP tower, four of whose patches a gated MLP brings to a token of Command A
-(arXiv:2504.00698). The tower's own head is held and not run.
+"""Command A Vision and Aya Vision: a SigLIP tower, four of whose patches a gated MLP brings to a token of the language
+model (arXiv:2504.00698, arXiv:2505.08751).
+
+A picture is cut into 12 tiles at most, and read once more in one where there are several. The tower's own head is held
+and not run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
-from ..operators.base import Operator
+from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
 from ._moe import language_model
-from ._parts import HIDDEN, Parts
-from ._tower import UNUSED, Tower, filled, joined, vision
+from ._parts import HIDDEN, NormKind, Parts
+from ._tiles import best_fit, closest_grid, picture_size
+from ._tower import UNUSED, Tower, filled, joined, layers_run, sides, vision
+from ._tower import language as language_of
 from .cohere import build_cohere2
 from .siglip import plain_tower, pooled_head
 
 _SIDE = 2  # patches to each side of what becomes a token
 _INNER = 36864
+_TILE = 224  # pixels to each side, as transformers.SiglipVisionConfig has it
+_MOST_TILES = 12  # of a picture, in the processors
+_AYA_PICTURES = {  # as transformers.AyaVisionConfig has it
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 14,
+    "image_size": 384,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
 
 
 @architecture("cohere2_vision")
@@ -31,18 +48,52 @@ def build(config: Section, fmt: Format) -> Graph:
     section = vision(config)
     merged = config.integer("downsample_factor", _SIDE)
     tower = plain_tower(section, multiple=merged)
+    rows, columns = best_fit(picture_size(config), sides(section, "image_size", _TILE), most=_MOST_TILES)
+    tower = replace(tower, tiles=rows * columns + (rows * columns > 1))
     inner, hidden = config.integer("alignment_intermediate_size", _INNER), text.integer("hidden_size")
+    parts = tower.parts(fmt)
+    project = _projected(parts.tensor(HIDDEN, merged**2 * tower.hidden), parts, _even(config, inner), hidden)
+    return _seen(section, tower, fmt, project, language=language, merged=merged**2)
+
+
+@architecture("aya_vision")
+def build_aya(config: Section, fmt: Format) -> Graph:
+    language, hidden = language_of(config, fmt, "cohere2")
+    config.costless("adapter_layer_norm_eps")
+    if config.get("vision_config") is None:
+        return language
+    config.choice("vision_feature_select_strategy", ("full",), "full")
+    section = filled(vision(config), _AYA_PICTURES)
+    merged = config.integer("downsample_factor", _SIDE)
+    tower = plain_tower(section, multiple=merged)
+    runs = layers_run(config, "vision_feature_layer", len(tower.layers), -1)
+    if len(runs) > 1:
+        raise config.error("vision_feature_layer", f"must be one layer; got {len(runs)}")
+    rows, columns = closest_grid(picture_size(config), sides(section, "image_size"), least=1, most=_MOST_TILES)
+    tower = replace(tower, run=runs[0], tiles=rows * columns + (rows * columns > 1))
+    inner, parts = config.integer("alignment_intermediate_size", hidden), tower.parts(fmt)
+    norm = parts.norm("merge_norm", parts.tensor(HIDDEN, merged**2 * tower.hidden), kind=NormKind.LAYER)
+    project = _projected(norm.outputs[0], parts, _even(config, inner), hidden)
+    return _seen(section, tower, fmt, (norm, *project), language=language, merged=merged**2)
+
+
+def _seen(
+    section: Section, tower: Tower, fmt: Format, project: Sequence[Operator], *, language: Graph, merged: int
+) -> Graph:
+    """The language model behind a tower, `merged` of whose patches are a token."""
+    head = [replace(block, name="unused_head", stream=UNUSED) for block in pooled_head(section, tower, fmt)]
+    tokens = tower.tiles * tower.picture.patches // merged
+    return joined((*tower.blocks(fmt, tower.stream), *head), project, language, tokens=tokens)
+
+
+def _even(config: Section, inner: int) -> int:
     if inner % 2:
         raise config.error("alignment_intermediate_size", f"must be even, for its halves; got {inner}")
-    project = _projected(tower, tower.parts(fmt), merged**2, inner, hidden)
-    head = [replace(block, name="unused_head", stream=UNUSED) for block in pooled_head(section, tower, fmt)]
-    blocks, tokens = (*tower.blocks(fmt, tower.stream), *head), tower.picture.patches // merged**2
-    return joined(blocks, project, language, tokens=tokens)
+    return inner
 
 
-def _projected(tower: Tower, parts: Parts, merged: int, inner: int, hidden: int) -> tuple[Operator, ...]:
-    """linear(silu(gate) * up), where one product of `merged` patches side by side makes gate and up."""
-    x = parts.tensor(HIDDEN, merged * tower.hidden)
+def _projected(x: Tensor, parts: Parts, inner: int, hidden: int) -> tuple[Operator, ...]:
+    """linear(silu(gate) * up), where one product of patches side by side makes gate and up."""
     up, gate = (parts.tensor(name, inner // 2) for name in ("projector_up", "projector_gate"))
     act = parts.activate("projector_act", "silu", gate, up)
     return (

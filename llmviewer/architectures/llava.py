@@ -1,6 +1,7 @@
 """LLaVA 1.5: a CLIP tower, an MLP of two layers and a language model (arXiv:2310.03744).
 
-The features are those of the layer before the last, so the last one and its norm are held but not run.
+The features are those of the layer before the last, so the last one and its norm are held but not run. ViP-LLaVA takes
+those of five layers, which a norm precedes the MLP of (arXiv:2312.00784).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from ..operators.base import Operator
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
-from ._parts import HIDDEN, Parts, activation, result
-from ._tower import Tower, joined, language, layers_run, projector, vision
+from ._parts import HIDDEN, NormKind, Parts, activation, result
+from ._tower import Tower, filled, joined, language, layers_run, projector, vision
 from .clip import clip_tower
 from .mistral3 import pixtral_tower
 from .siglip import siglip_tower
 
 _TOWERS: Final = {"clip_vision_model": clip_tower, "siglip_vision_model": siglip_tower, "pixtral": pixtral_tower}
+_VIP_LAYERS: Final = [-2, -5, -8, -11, 6]  # as transformers.VipLlavaConfig has it
 WITHOUT_LEARNED: Final = "default"
 
 
@@ -34,6 +36,22 @@ def build(config: Section, fmt: Format) -> Graph:
     tokens = tower.picture.patches if selected(config) == WITHOUT_LEARNED else tower.tokens
     project = projected(config, tower, tower.parts(fmt), width, taken)
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
+
+
+@architecture("vipllava")
+def build_vip(config: Section, fmt: Format) -> Graph:
+    text, width = language(config, fmt, "llama")
+    config.costless("image_seq_length", "projector_layernorm_eps")
+    if config.get("vision_config") is None:
+        return text
+    config = filled(config, {"vision_feature_layer": _VIP_LAYERS})
+    tower, taken = seen_tower(config)
+    parts = tower.parts(fmt)
+    gathered, *linears = projected(config, tower, parts, width, taken)
+    norm = parts.norm("merge_norm", gathered.outputs[0], kind=NormKind.LAYER)
+    first = replace(linears[0], inputs=norm.outputs)
+    project = (gathered, norm, first, *linears[1:])
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches)
 
 
 def selected(config: Section, default: str = WITHOUT_LEARNED) -> str:

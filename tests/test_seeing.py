@@ -48,6 +48,12 @@ CONFIGS = {
         "text_config": TEXT | {"head_dim": 16, "sliding_window": 6}, "alignment_intermediate_size": 48,
         "vision_config": TOWER | {"model_type": "siglip_vision_model"}, "picture_size": [70, 90],
     },
+    "paddleocr_vl": {"text_config": TEXT | {"head_dim": 16}, "vision_config": TOWER, "picture_size": [50, 70]},
+    "lighton_ocr": {"text_config": TEXT | {"head_dim": 16}, "vision_config": TOWER | {"head_dim": 12}},
+    "llava_next_video": {
+        "text_config": TEXT | {"head_dim": 16}, "vision_config": TOWER | {"model_type": "clip_vision_model"},
+        "image_grid_pinpoints": [[32, 64], [64, 64]], "picture_size": [50, 64],
+    },
     "qwen2_audio": {
         "text_config": TEXT | {"model_type": "qwen2"},
         "audio_config": {"num_mel_bins": 10, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
@@ -64,6 +70,9 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
     "ernie4_5_vl_moe": (334352, 24, (884736, 4939776, 2654208)),
     "vipllava": (217312, 16, (147456, 709376, 83232)),
     "aya_vision": (150584, 13 * 4, (13 * 147456, 13 * 454656, 13 * 73728)),  # in 3 x 4 tiles, and one of all of it
+    "paddleocr_vl": (159832, 12, (442368, 1585152, 663552)),
+    "lighton_ocr": (154112, 4, (147456, 561152, 73728)),
+    "llava_next_video": (214160, 70, (737280, 3055360, 416160)),
     "qwen2_audio": (195672, 10, (46080, 153600, 38400)),
     "voxtral": (201752, 5, (46080, 209920, 38400)),
 }
@@ -106,6 +115,15 @@ def test_decode_steps_read_nothing_of_a_tower(kind):
     beside = [(b, op) for b, op in _graph(kind) if not b.main]
     assert beside
     assert all(evaluate(op.work().on(b.stream).nbytes, step) == 0 for b, op in beside)
+
+
+def test_fields_of_a_language_model_may_stand_beside_those_of_the_tower():
+    nested = CONFIGS["paddleocr_vl"]
+    flat = (
+        {"model_type": "paddleocr_vl"} | nested["text_config"] | {k: v for k, v in nested.items() if k != "text_config"}
+    )
+    config = Section(flat, "config.json")
+    assert builder(config)(config, FP16).check() == _graph("paddleocr_vl")
 
 
 @pytest.mark.parametrize(("size", "tiles"), [(32, 1), (33, 5), ([32, 64], 3), (1024, 10)])
@@ -192,6 +210,9 @@ def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
+        ("paddleocr_vl", {"picture_size": 10}, "picture_size: must be at least a token, 16 x 16; got 10 x 10"),
+        ("llava_next_video", {"spatial_pool_mode": "conv"},
+         "spatial_pool_mode: must be one of average, max; got 'conv'"),
         ("aya_vision", {"vision_feature_layer": [-1, -2]}, "vision_feature_layer: must be one layer; got 2"),
         ("aya_vision", {"vision_feature_select_strategy": "default"},
          "vision_feature_select_strategy: must be one of full; got 'default'"),

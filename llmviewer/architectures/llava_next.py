@@ -26,11 +26,16 @@ _TILE: Final = 384  # of OneVision, whose grids are of up to
 _TILES: Final = 6  # tiles to each side
 _SHRUNK: Final = 1.1  # times as many patches to a side as there may be, from which they are interpolated
 _BILINEAR: Final = 7  # OPs to weigh and add four neighbours
-_COSTLESS: Final = "image_seq_length pad_token_id use_image_newline_parameter video_token_index vocab_size"
+_COSTLESS: Final = """
+    image_seq_length pad_token_id spatial_pool_stride use_image_newline_parameter video_seq_length video_token_index
+    vocab_size
+"""
 
 
-@architecture("llava_next")
+@architecture("llava_next", "llava_next_video")
 def build(config: Section, fmt: Format) -> Graph:
+    """Frames of a film are pooled, by a mean or what else learns nothing; pictures are not."""
+    config.choice("spatial_pool_mode", ("average", "max"), "average")
     return _build(config, fmt, "llama", _GRIDS, layer=-2, select=WITHOUT_LEARNED)
 
 

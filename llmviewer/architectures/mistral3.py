@@ -1,5 +1,5 @@
-"""Mistral Small 3.1 and its kin: Pixtral's tower, whose patches are merged by a learned product, and an MLP
-(arXiv:2410.07073).
+"""Mistral Small 3.1 and its kin, and LightOnOCR: Pixtral's tower, whose patches are merged by a learned product, and an
+MLP (arXiv:2410.07073).
 
 A picture is the largest that `image_size` of the vision_config allows; one that is smaller has fewer patches.
 """
@@ -39,9 +39,35 @@ _PICTURES: Final = {  # as transformers.PixtralVisionConfig has it
 }
 
 
+_LIGHTON: Final[dict[str, dict[str, int]]] = {  # as transformers.LightOnOcrConfig has it
+    "text_config": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+    },
+    "vision_config": {"image_size": 1540, "patch_size": 14, "head_dim": 64},
+}
+
+
 @architecture("mistral3")
 def build(config: Section, fmt: Format) -> Graph:
-    text, width = language(config, fmt, "mistral")
+    return _build(config, fmt, "mistral")
+
+
+@architecture("lighton_ocr")
+def build_lighton(config: Section, fmt: Format) -> Graph:
+    """The language model is Qwen3, whose head is tied unless the config says otherwise."""
+    given = {key: config.get(key) for key in _LIGHTON if isinstance(config.get(key), dict)}
+    said = {key: {**_LIGHTON[key], **fields} for key, fields in given.items()}
+    return _build(filled(config, {"tie_word_embeddings": True}, instead=said), fmt, "qwen3")
+
+
+def _build(config: Section, fmt: Format, kind: str) -> Graph:
+    text, width = language(config, fmt, kind)
     if config.get("vision_config") is None:
         return text
     if config.get("vision_feature_layer") not in (None, -1):

@@ -1,0 +1,84 @@
+"""PaddleOCR-VL: a SigLIP tower for pictures of any size before ERNIE 4.5, four patches a token (arXiv:2510.14528).
+
+A picture is as large as picture_size says, which no published config has, down to whole tokens. Positions are
+interpolated from a learned grid, and patches are rotated by their place besides. The first configs have the fields of
+the language model beside vision_config.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._encoder import both_ways
+from ._feed_forward import Mlp
+from ._moe import language_model
+from ._parts import NormKind, heads_of
+from ._tiles import picture_size
+from ._tower import Tower, filled, joined, layer, merger, picture, sides, tower_activation, vision
+from .llama_like import build_ernie
+
+_TEXT: Final = {  # as transformers.PaddleOCRTextConfig has it
+    "vocab_size": 103424,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+}
+_PICTURES: Final = {  # as transformers.PaddleOCRVisionConfig has it
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "image_size": 384,
+    "patch_size": 14,
+}
+_COSTLESS: Final = """
+    image_token_id video_token_id vision_start_token_id vision_end_token_id compression_ratio ignored_index model_type
+    max_sequence_length rope_is_neox_style use_3d_rope use_flash_attention weight_share_add_bias sliding_window
+"""
+_INTERPOLATION: Final = 8  # OPs to weigh and add four positions, and to add the result
+_TIED: Final = "tie_word_embeddings"
+
+
+@architecture("paddleocr_vl")
+def build(config: Section, fmt: Format) -> Graph:
+    given = language_model(config) if config.get("text_config") is not None else config
+    for section in (config, given):
+        section.costless(*_COSTLESS.split())
+    said = [section.flag(_TIED, default=True) for section in (config, given) if _TIED in section]
+    text = filled(given, _TEXT, instead={_TIED: any(said) if said else True})
+    language = build_ernie(text, fmt)
+    if config.get("vision_config") is None:
+        return language
+    section = filled(vision(config), _PICTURES)
+    section.costless("model_type", "temporal_patch_size", "tokens_per_second")
+    side = section.integer("spatial_merge_size", 2)
+    tower = _tower(config, section, side)
+    merge = merger(tower.parts(fmt), tower, side**2, text.integer("hidden_size"), norm=NormKind.LAYER)
+    return joined(tower.blocks(fmt, tower.stream), merge, language, tokens=tower.picture.patches // side**2)
+
+
+def _tower(config: Section, section: Section, side: int) -> Tower:
+    hidden, grid = section.integer("hidden_size"), picture(section)
+    (height, width), (tall, wide) = picture_size(config), (patch * side for patch in sides(section, "patch_size"))
+    if height < tall or width < wide:
+        raise config.error("picture_size", f"must be at least a token, {tall} x {wide}; got {height} x {width}")
+    size = [height // tall * tall, width // wide * wide]
+    heads = both_ways(heads_of(section, hidden, "num_attention_heads"))
+    act = tower_activation(section, "gelu_pytorch_tanh")
+    mlp = Mlp(inner=section.integer("intermediate_size"), act=act, bias=True)
+    return Tower(
+        picture=picture(filled(section, instead={"image_size": size}), multiple=side),
+        hidden=hidden,
+        layers=[layer(heads, mlp, rotated=True)] * section.integer("num_hidden_layers"),
+        patch_bias=True,
+        positions=grid.patches,
+        position_ops=_INTERPOLATION,
+        post_norm=True,
+    )

@@ -189,5 +189,13 @@ def test_answers_that_share_a_prompt_hold_its_pictures_each():
     assert four.memory.kv_cache_bytes == 4 * one.memory.kv_cache_bytes
 
 
+@pytest.mark.parametrize("technique", ["early-exit", "mixture-of-depths"])
+@pytest.mark.parametrize("name", [NAME, "t5-base"])
+def test_layers_that_see_a_part_of_a_pass_are_not_given_some_tokens_alone(name, technique):
+    with pytest.raises(InputError) as caught:
+        analyze(name, "h200-sxm", prompt=100, gen=4, techniques=[technique])
+    assert str(caught.value) == f"{technique}: layers of {name} see a part of a pass as it is"
+
+
 def test_a_report_of_text_says_that_pictures_can_be_asked_for():
     assert analyze(NAME, "h200-sxm").notes == ("text alone: --images counts pictures and the tower that reads them",)

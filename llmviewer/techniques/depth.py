@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
-from ..forms import ONE, replicas, sampled, thinned, together
+from ..forms import ONE, WHOLE, replicas, sampled, thinned, together
 from ..graph import Block, Graph
 from ..hardware import Hardware
 from ..operators.base import KEPT, Operator, Tensor, Weight
 from ..operators.linear import LMHead
+from ..operators.pictures import Place
 from . import technique
 from ._linears import tied
 from ._parameters import parameter
@@ -66,7 +67,7 @@ class EarlyExit(Technique):
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
         if machine.model.graph.layers < 2 or floor(self.exit * machine.model.graph.layers) < 1:
             return f"exit={self.exit:g} of the {machine.model.graph.layers} layers leaves none before it"
-        return ""
+        return _in_parts(machine)
 
 
 @technique("mixture-of-depths")
@@ -102,9 +103,18 @@ class MixtureOfDepths(Technique):
         other = next((other for other in others if isinstance(other, EarlyExit)), None)
         if other:
             return f"{other.name} says which tokens skip layers too"
-        if machine.model.encodes:
-            return f"the decoder of {machine.model.name} sees a part of the tokens as it is"
-        return ""
+        return _in_parts(machine)
+
+
+def _in_parts(machine: Machine) -> str:
+    """What stands against giving layers some tokens alone: layers that do not have all of a pass as it is."""
+    for block in machine.model.graph.blocks:
+        own = (op for op in block.operators if not isinstance(op, Place))  # pictures are placed in a prefill alone
+        rows = [t.rows for op in own for t in (*op.inputs, *op.outputs)]
+        parts = {block.stream, *(feature.stream for form in rows for feature, _ in form.terms)}
+        if block.main and block.layers and parts != {WHOLE}:
+            return f"layers of {machine.model.name} see a part of a pass as it is"
+    return ""
 
 
 def cut(block: Block, chosen: Callable[[int], bool], change: Callable[[Block], Block]) -> Iterator[Block]:

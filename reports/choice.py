@@ -12,17 +12,8 @@ from llmviewer.choice import By, Choice, Ranked, Rejected
 from llmviewer.expectation.expected import Interval
 from llmviewer.units import counted, seconds
 
-from .comparison import (
-    BOUNDS_SAID,
-    LETTERS,
-    boxes,
-    expectations,
-    followers,
-    memory_item,
-    of_models,
-    pictured,
-    pictures,
-)
+from .comparison import BOUNDS_SAID, boxes, followers, of_models, pictured, pictures
+from .comparison_tables import LETTERS, expectations, memory_item
 from .listing import WIDTH, Item, Reasons, Table, csv_of, json_of, markdowns, number_item, texts, time_item
 from .page import Card, Picture, listing_page, picture
 

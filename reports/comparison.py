@@ -10,25 +10,21 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmviewer.analysis import Analysis, analyze
-from llmviewer.cells import Cell, ExpectedTimes
-from llmviewer.comparison import Comparison, Crossing
+from llmviewer.cells import Cell
+from llmviewer.comparison import Comparison
 from llmviewer.operators.collectives import OUT, UP
 from llmviewer.transforms.quantize import unless_published
 from llmviewer.units import seconds
-from llmviewer.waits import ALL, BOUNDS, GROUPS, RESOURCES
+from llmviewer.waits import ALL
 
-from .listing import NOTHING, WIDTH, Item, Table, csv_of, digits, json_of, markdowns, number_item, texts, time_item
+from .comparison_tables import first_batch, groups_of, tables
+from .listing import WIDTH, csv_of, digits, json_of, markdowns, texts
 from .page import Card, Picture, listing_page, picture
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 PICTURED: Final = 6  # settings in a picture: as many as lines that are told apart
-WHERE: Final = ("model", "precision", "device", "layout")  # columns that say which setting a row is of
-_STARRED: Final = 4  # devices of which it is told on which others their kernels were measured
-_TRANSFERRED: Final = "transferred from "
-_LETTER: Final = {bound: bound[0].upper() for bound in BOUNDS}
-LETTERS: Final = "M: memory-bound, C: compute-bound, L: link-bound"
 BOUNDS_SAID: Final = (
     "Times are lower bounds where nothing else is said: no kernel of an operator is faster. Throughputs, and tokens "
     "per joule at the device's TDP and per dollar of its price, rest on them and are no promise."
@@ -121,18 +117,13 @@ def headline(comparison: Comparison) -> str:
     """What was asked, in one line."""
     quants = dict.fromkeys(cell.quant for cell in comparison.cells)
     batches = comparison.batches
-    batch = f"batches {batches[0]} to {batches[-1]}" if len(batches) > 1 else _at(comparison)
+    batch = f"batches {batches[0]} to {batches[-1]}" if len(batches) > 1 else first_batch(comparison)
     written = any(cell.model.generates for cell in comparison.cells)
     lengths = f"prompt {comparison.prompt}, {comparison.gen} generated" if written else f"{comparison.prompt} tokens"
     laid = f", laid out as {', '.join(map(str, comparison.layouts))}" if comparison.layouts else ""
     under = f", with {' and '.join(comparison.techniques)}" if comparison.techniques else ""
     under += f", what if {', '.join(comparison.hardware_set)}" if comparison.hardware_set else ""
     return f"{title(comparison)}{laid}: {batch}, {lengths}, {', '.join(quants)}, flash attention{under}"
-
-
-def _at(comparison: Comparison) -> str:
-    """The first batch."""
-    return f"batch {comparison.batches[0]}" if comparison.batches else "the largest batch that fits"
 
 
 def _distinct(comparison: Comparison) -> tuple[list[str], list[str]]:
@@ -196,268 +187,6 @@ def between(cells: Iterable[Cell]) -> list[str]:
     return [f"{_few(list(names), 'layouts')}: {why} in one does, or their bound, and take longer."] if names else []
 
 
-def tables(comparison: Comparison) -> list[Table]:
-    """All of the report's; rows are settings in the order that they were asked for."""
-    cells = comparison.answered
-    phases = [phase for phase in ("prefill", "decode") if any(phase in cell.passes for cell in cells)]
-    fitting = [cell for cell in cells if cell.fits.any()]
-    found = [_times(comparison), _too_large(comparison), expectations(comparison, fitting), _largest(comparison)]
-    found += [_where(cells, phase, _at(comparison)) for phase in phases]
-    found.append(_sensitivities(cells))
-    for phase, axis in (("prefill", "prompt"), ("prefill", "batch"), ("decode", "batch"), ("decode", "context")):
-        crossings = [c for c in comparison.crossings if (c.phase, c.axis) == (phase, axis)]
-        if crossings:
-            found.append(_crossings(crossings, phase, axis, comparison))
-    said = [{item.text for item in column} for column in zip(*map(where, comparison.cells), strict=True)]
-    alike = [name for name, texts in zip(WHERE, said, strict=True) if len(texts) == 1]
-    dropped = alike if len(cells) > 1 else [name for name in alike if name != "device"]  # a row has a name
-    return [table.without_constants(*dropped) for table in found if table.body]
-
-
-def _without_batch(table: Table, comparison: Comparison) -> Table:
-    """Where all rows have the same, which the headline says."""
-    return table.without_constants("batch") if len(comparison.cells) > 1 == len(comparison.batches) else table
-
-
-def where(cell: Cell) -> tuple[Item, ...]:
-    """The first items of a row, under WHERE."""
-    layout = Item(text=str(cell.layout), key=cell.layout.devices)
-    return Item(text=cell.model.name), Item(text=cell.quant), Item(text=cell.hardware.name), layout
-
-
-def memory_item(cell: Cell, place: int = 0) -> Item:
-    """Such as "27.1<85.5": what is needed, and what there is. [GB]"""
-    needed, there = float(cell.total_bytes[place]), cell.hardware.capacity
-    if isnan(needed):
-        return NOTHING
-    sign = "<" if cell.fits[place] else ">"
-    return Item(text=f"{digits(needed / 1e9)}{sign}{digits(there / 1e9)}", key=needed / there)
-
-
-def _times(comparison: Comparison) -> Table:
-    """Of what fits, and of what was refused nothing."""
-    body = tuple(
-        (
-            *where(cell), Item(text=str(batch), key=batch), time_item(float(cell.ttft_s[i])),
-            time_item(float(cell.tpot_s[i])), time_item(float(cell.latency_s[i])),
-            number_item(float(cell.tokens_per_s[i])), memory_item(cell, i),
-        )
-        for cell in comparison.cells
-        for i, batch in enumerate(cell.batches)
-        if cell.fits[i] or cell.refused
-    )  # fmt: skip
-    table = Table(
-        title="Time and memory",
-        about="TTFT: time to first token. TPOT: time per output token, the mean of the steps. Memory: what is needed"
-        f"{' of each device' * bool(comparison.layouts)}, and what there is.",
-        head=(*WHERE, "batch", "TTFT", "TPOT", "latency", "tokens/s", "memory [GB]"),
-        words=WHERE,
-        body=body,
-    )
-    return _without_batch(table, comparison)
-
-
-def _too_large(comparison: Comparison) -> Table:
-    """What does not fit, and how much of it would."""
-    body = tuple(
-        (
-            *where(cell), Item(text=str(batch), key=batch), _gigabytes(needed := float(cell.total_bytes[i])),
-            _gigabytes(there := cell.hardware.capacity), Item(text=f"{digits(needed / there)}x", key=needed / there),
-            Item(text=str(largest) if (largest := cell.largest.batch) else "not even 1", key=largest),
-        )
-        for cell in comparison.answered
-        for i, batch in enumerate(cell.batches)
-        if not cell.fits[i]
-    )  # fmt: skip
-    each = " of each device" * bool(comparison.layouts)
-    table = Table(
-        title="Does not fit",
-        about=f"The memory{each} that is needed, what there is, and the largest batch that fits. It cannot be run so: "
-        "what it would take, if it fitted, is in JSON and CSV, and tables below of where time goes are as if it did.",
-        head=(*WHERE, "batch", "needs", "has", "times", "largest batch"),
-        words=WHERE,
-        body=body,
-    )
-    return _without_batch(table, comparison)
-
-
-def _gigabytes(value: float) -> Item:
-    return Item(text=f"{digits(value / 1e9)} GB", key=value)
-
-
-def _whose(cell: Cell) -> str:
-    """The kernels that are expected of it, with a star where they were measured on others alone."""
-    carried = "*" if cell.setting.kernels and cell.setting.kernels.carried else ""
-    return f"{cell.library}{carried}" if cell.library else "median*"
-
-
-def expectations(comparison: Comparison, cells: Iterable[Cell]) -> Table:
-    """Bounds and what to expect, side by side, of those of which more than the bound is known."""
-    whose = (
-        f"of {comparison.library}" if comparison.library else "of the library of which most was measured on the device"
-    )
-    shown = list(cells)
-    body = tuple(
-        (
-            *where(cell), Item(text=str(batch), key=batch),
-            *(item for times in _bounds_and_expected(cell, found) for item in map(time_item, times[i])),
-            Item(text=_whose(cell)),
-        )
-        for cell in shown
-        if (found := comparison.expected(cell))
-        for i, batch in enumerate(cell.batches)
-        if cell.fits[i]
-    )  # fmt: skip
-    table = Table(
-        title="What to expect of measured kernels",
-        about=f"Beside each bound, what kernels {whose} are expected to take; with a star, as measured on "
-        f"devices like it (median: of all their libraries){_relatives(comparison, shown)}. JSON and CSV have the "
-        "intervals and where they come from.",
-        head=(*WHERE, "batch", "TTFT", "expect", "TPOT", "expect", "kernels"),
-        words=(*WHERE, "kernels"),
-        body=body,
-    )
-    return _without_batch(table, comparison)
-
-
-def _relatives(comparison: Comparison, cells: Iterable[Cell]) -> str:
-    """On which others it was measured what is expected of devices with a star, where those are few."""
-    on: dict[str, dict[str, None]] = {}
-    for cell in cells:
-        found = comparison.expected(cell)
-        if found and found.source.startswith(_TRANSFERRED) and _whose(cell).endswith("*"):
-            names = found.source.removeprefix(_TRANSFERRED).split(", ")
-            on.setdefault(cell.hardware.name, {}).update(dict.fromkeys(names))
-    if not 0 < len(on) <= _STARRED:
-        return ""
-    return ": " + "; ".join(f"{name} mostly as {', '.join(others)}" for name, others in on.items())
-
-
-def _bounds_and_expected(cell: Cell, found: ExpectedTimes) -> Iterable[Sequence[tuple[float, float]]]:
-    """Of time to first token and time per token, at every batch. [s]"""
-    for bound, interval in ((cell.ttft_s, found.ttft), (cell.tpot_s, found.tpot)):
-        expected = np.broadcast_to(interval.expected if interval else nan, bound.shape)
-        yield list(zip(bound.tolist(), expected.tolist(), strict=True))
-
-
-def _largest(comparison: Comparison) -> Table:
-    years = comparison.years
-    body = tuple(
-        (
-            *where(cell), Item(text=str(cell.largest.batch), key=cell.largest.batch),
-            number_item(rate := cell.largest.tokens_per_s), number_item(float(cell.per_joule(rate))),
-            number_item(float(cell.per_dollar(rate, years))), _hundredths(cell.largest.capacity),
-        )
-        for cell in comparison.answered
-        if cell.largest.batch
-    )  # fmt: skip
-    spread = f", a purchase spread over {years:g} years of use without a pause" if years else ""
-    bought = not years and any(
-        "price.purchase" in cell.hardware.numbers and "price.cloud" not in cell.hardware.numbers
-        for cell in comparison.answered
-    )
-    more = " A price of purchase counts with --depreciation YEARS." if bought else ""
-    joined = " Of all devices of a layout together." if comparison.layouts else ""
-    return Table(
-        title="At the largest batch that fits",
-        about="Tokens per joule at the device's TDP, per dollar of its price where its file has one"
-        f"{spread}.{more}{joined} Capacity: per cent more tokens/s for a per cent more memory.",
-        head=(*WHERE, "batch", "tokens/s", "tokens/J", "tokens/USD", "capacity"),
-        words=WHERE,
-        body=body,
-    )
-
-
-def _where(cells: Sequence[Cell], phase: str, at: str) -> Table:
-    """The bound of a pass and of each group of operators, with its share of the time."""
-    groups = [g for g in _groups(cells) if any(phase in c.passes and g in c.passes[phase].groups for c in cells)]
-    length = next(cell.passes[phase].length for cell in cells if phase in cell.passes)
-    what = f"a prompt of {length}" if phase == "prefill" else f"a context of {length}, the middle of the answer"
-    return Table(
-        title=f"Where the time of {phase} goes, at {at} and {what}",
-        about=f"Shares of the time, and what bounds them. {LETTERS}. All: what most of the time is bound by, and how "
-        "much of it.",
-        head=(*WHERE, ALL, *groups),
-        words=WHERE,
-        body=tuple(
-            (*where(cell), *(_bound_item(cell, phase, group) for group in (ALL, *groups)))
-            for cell in cells
-            if phase in cell.passes
-        ),
-    )
-
-
-def _groups(cells: Sequence[Cell]) -> list[str]:
-    return [g for g in GROUPS if any(g in own.groups for cell in cells for own in cell.passes.values())]
-
-
-def _bound_item(cell: Cell, phase: str, group: str = ALL) -> Item:
-    own = cell.passes[phase]
-    if group != ALL and group not in own.groups:
-        return NOTHING
-    bound = own.bound(0, group)
-    share = own.share(0, bound=bound) if group == ALL else own.share(0, group=group)
-    return Item(text=f"{_LETTER[bound]} {share:.0%}", key=share, bound=bound)
-
-
-def _sensitivities(cells: Sequence[Cell]) -> Table:
-    """What a per cent more of each resource takes off each pass."""
-    kept = [
-        (phase, resource)
-        for phase in ("prefill", "decode")
-        for resource in RESOURCES
-        if any(phase in c.passes and c.passes[phase].share(0, resource=resource) >= 0.005 for c in cells)
-    ]
-    linked = any(resource == "link" for _, resource in kept)
-    links = "; link: bandwidth of links and messages a second" if linked else ""
-    return Table(
-        title="What one per cent more of a rate takes off the time, in per cent",
-        about="-d log time / d log rate: the share of the time that waits for it. P: prefill, D: decode; memory: its "
-        f"bandwidth; matrix and vector: the peaks of those units{links}.",
-        head=(*WHERE, *(f"{phase[0].upper()} {resource}" for phase, resource in kept)),
-        words=WHERE,
-        body=tuple((*where(cell), *(_elasticity(cell, *place) for place in kept)) for cell in cells),
-    )
-
-
-def _elasticity(cell: Cell, phase: str, resource: str) -> Item:
-    if phase not in cell.passes:
-        return NOTHING
-    return _hundredths(cell.passes[phase].share(0, resource=resource))
-
-
-def _hundredths(value: float) -> Item:
-    return NOTHING if isnan(value) else Item(text=f"{value:.2f}", key=value)
-
-
-def _crossings(crossings: Sequence[Crossing], phase: str, axis: str, comparison: Comparison) -> Table:
-    found = {(id(c.cell), c.group): c for c in crossings}
-    columns = [g for g in (ALL, *_groups(comparison.answered)) if any(c.group == g for c in crossings)]
-    cells = [cell for cell in comparison.answered if phase in cell.passes]
-    length = cells[0].passes[phase].length
-    at = _at(comparison)
-    if axis == "batch":
-        at = f"{'a prompt' if phase == 'prefill' else 'a context'} of {length}"
-    marks = "(n): does not fit. " if axis == "batch" else ""
-    return Table(
-        title=f"The {axis} from which {phase} is bound by something else, at {at}",
-        about=f"From M to C where nothing else is said. {marks}-: no change. {LETTERS}.",
-        head=(*WHERE, *columns),
-        words=WHERE,
-        body=tuple((*where(cell), *(_change(found.get((id(cell), g)), axis) for g in columns)) for cell in cells),
-    )
-
-
-def _change(crossing: Crossing | None, axis: str) -> Item:
-    if crossing is None:
-        return Item(text="-", key=1e12)
-    letters = _LETTER[crossing.before], _LETTER[crossing.after]
-    text = str(crossing.at) + ("" if letters == ("M", "C") else f" {letters[0]}>{letters[1]}")
-    if axis == "batch" and crossing.at > crossing.cell.largest.batch:
-        text = f"({text})"
-    return Item(text=text, key=crossing.at)
-
-
 def _differences(comparison: Comparison) -> Iterable[str]:
     """A sentence for each group of operators that is bound by different things on different devices."""
     cells = comparison.answered
@@ -467,7 +196,7 @@ def _differences(comparison: Comparison) -> Iterable[str]:
     for setting, own in kinds.items():
         several = f" of {' '.join(setting)}" if len(kinds) > 1 else ""
         for phase in ("prefill", "decode"):
-            for group in (ALL, *_groups(own)):
+            for group in (ALL, *groups_of(own)):
                 by: dict[str, list[str]] = {}
                 for cell in own:
                     if phase in cell.passes and (group == ALL or group in cell.passes[phase].groups):

@@ -22,6 +22,7 @@ from llmviewer.generation import generation
 from llmviewer.hardware import Fact, Hardware
 from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.reports import comparison as report
+from llmviewer.reports.comparison_tables import expectations
 from llmviewer.resource import MEMORY, matrix, vector
 from llmviewer.roofline import plan
 from llmviewer.setting import Setting
@@ -92,7 +93,7 @@ def test_expectations_stand_beside_bounds_and_can_be_left_out():
     assert max(map(len, report.render_text(both).splitlines())) <= 80
     read = compare("bert-base-uncased", ["h100-sxm"], prompt=100).cells[0]
     assert read.expected.tpot is None
-    table = report.expectations(compare("bert-base-uncased", ["h100-sxm"], prompt=100), [read])
+    table = expectations(compare("bert-base-uncased", ["h100-sxm"], prompt=100), [read])
     assert [item.text for item in table.body[0][7:9]] == ["-", "-"]
 
 

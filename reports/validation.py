@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -139,7 +140,7 @@ def _pictures(scores: Validation) -> list[list[Picture]]:
 
 def scatter(points: Sequence[Point], what: str) -> go.Figure:
     """Predicted against measured times; on the line they are the same."""
-    from .drawing import GRID, INK, frame, lines
+    from .drawing import GRID, INK, frame
 
     predicted = {p: p.expected_us if what == "expected" else p.bound_us for p in points}
     shown = [p for p in points if predicted[p] > 0]
@@ -155,17 +156,10 @@ def scatter(points: Sequence[Point], what: str) -> go.Figure:
     figure.add_scatter(
         x=ends, y=ends, mode="lines", line={"color": INK, "width": 1}, hoverinfo="skip", showlegend=False
     )
-    families = list(dict.fromkeys(p.family for p in shown))
-    for family, style, symbol in zip(families, lines(len(families)), _SYMBOLS, strict=False):
-        own = [p for p in shown if p.family == family]
-        figure.add_scattergl(
-            x=[p.measured_us for p in own], y=[predicted[p] for p in own], mode="markers", name=family,
-            marker={"color": style["color"], "symbol": symbol, "size": 5, "opacity": 0.55},
-            hovertext=[
-                f"<b>{p.name}</b><br>measured {p.measured_us:.4g} us, {what} {predicted[p]:.4g} us" for p in own
-            ],
-            hovertemplate="%{hovertext}<extra></extra>",
-        )  # fmt: skip
+    _clouds(figure, [
+        _Dot(p, p.measured_us, predicted[p], f"measured {p.measured_us:.4g} us, {what} {predicted[p]:.4g} us")
+        for p in shown
+    ])  # fmt: skip
     figure.update_xaxes(title_text="measured [us]", type="log", range=list(np.log10(ends)), dtick=1)
     figure.update_yaxes(title_text=f"{what} [us]", type="log", range=[np.log10(least), np.log10(ends[1])], dtick=1)
     return figure
@@ -173,7 +167,7 @@ def scatter(points: Sequence[Point], what: str) -> go.Figure:
 
 def roofline(points: Sequence[Point]) -> go.Figure:
     """Measured kernels under the roof of their device and data type, both axes by its ridge, so that all fit in one."""
-    from .drawing import INK, frame, lines
+    from .drawing import INK, frame
 
     figure = frame(
         "Measured kernels on the roofline",
@@ -186,20 +180,38 @@ def roofline(points: Sequence[Point]) -> go.Figure:
     figure.add_scatter(
         x=[low, 1, high], y=[low, 1, 1], mode="lines", line={"color": INK, "width": 2}, name="roof", hoverinfo="skip"
     )
-    families = list(dict.fromkeys(p.family for p in points))
-    for family, style, symbol in zip(families, lines(len(families)), _SYMBOLS, strict=False):
-        own = [p for p in points if p.family == family]
-        figure.add_scattergl(
-            x=[p.balance for p in own], y=[p.attained for p in own], mode="markers", name=family,
-            marker={"color": style["color"], "symbol": symbol, "size": 5, "opacity": 0.55},
-            hovertext=[f"<b>{p.name}</b><br>{p.measured_us:.4g} us, {p.attained:.1%} of the peak" for p in own],
-            hovertemplate="%{hovertext}<extra></extra>",
-        )  # fmt: skip
+    _clouds(figure, [
+        _Dot(p, p.balance, p.attained, f"{p.measured_us:.4g} us, {p.attained:.1%} of the peak") for p in points
+    ])  # fmt: skip
     figure.update_xaxes(title_text="arithmetic intensity / that of the ridge", type="log", dtick=1,
                         range=[np.log10(low), np.log10(high)])  # fmt: skip
     figure.update_yaxes(title_text="OP/s / peak", type="log", dtick=1, tickformat="~g",
                         range=[np.log10(max(y.min() / 2, 1e-6)), 0.3])  # fmt: skip
     return figure
+
+
+class _Dot(NamedTuple):
+    """A measured kernel, where it is drawn, and what is said of it beside its name."""
+
+    point: Point
+    x: float
+    y: float
+    said: str
+
+
+def _clouds(figure: go.Figure, dots: Sequence[_Dot]) -> None:
+    """A colour and a shape for each family."""
+    from .drawing import lines
+
+    families = list(dict.fromkeys(dot.point.family for dot in dots))
+    for family, style, symbol in zip(families, lines(len(families)), cycle(_SYMBOLS), strict=False):
+        own = [dot for dot in dots if dot.point.family == family]
+        figure.add_scattergl(
+            x=[dot.x for dot in own], y=[dot.y for dot in own], mode="markers", name=family,
+            marker={"color": style["color"], "symbol": symbol, "size": 5, "opacity": 0.55},
+            hovertext=[f"<b>{dot.point.name}</b><br>{dot.said}" for dot in own],
+            hovertemplate="%{hovertext}<extra></extra>",
+        )  # fmt: skip
 
 
 def errors(groups: Sequence[Group]) -> go.Figure:

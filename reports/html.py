@@ -13,7 +13,7 @@ from llmviewer.units import fold, seconds, si
 from .marks import spare
 from .page import Card, Picture, below, picture, rendered
 from .table import COLUMNS, LEGEND, computed_in, expected_s, flat_rows, rate, shows_calls
-from .text import called, effect_lines, expectation, headline, phase_line, sentence, unbeaten
+from .text import called, effect_lines, expectation, headline, phase_line, sentence, subject, unbeaten
 
 _WORDS: Final = frozenset({"operator", "bound", "in"})  # columns of words; the others are of numbers
 _HEADS: Final = {  # names and meanings of columns where there is room for them
@@ -55,12 +55,11 @@ class Section:
 
 def render_html(analysis: Analysis) -> str:
     """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    title = f"{analysis.model.title} on {analysis.hardware.title}"
     return page(
         analysis,
         {name: analysis for name, _ in analysis.phases},
-        title=title,
-        setting=below(title, headline(analysis)),
+        title=subject(analysis),
+        setting=below(subject(analysis), headline(analysis)),
         cards=time_cards(analysis) + effect_cards(analysis) + memory_cards(analysis),
         inputs=inputs(analysis),
     )

@@ -23,7 +23,7 @@ def time_bars(analysis: Analysis) -> go.Figure:
     figure = frame(
         f"Where the time goes: {analysis.model.name} on {analysis.hardware.name}",
         f"operators below {OTHER:.0%} are taken together as other",
-        height=300,
+        height=340,
     )
     rows = {name: f"{called(analysis, name)}<br>{seconds(phase.total.bound_time_s)}" for name, phase in analysis.phases}
     found = [piece for name, phase in analysis.phases for piece in pieces(phase, rows[name])]

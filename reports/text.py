@@ -66,9 +66,14 @@ def headline(analysis: Analysis) -> str:
     away = f", offloaded {asked.offload}" if asked.offload else ""
     with_them = f", with {' and '.join(asked.techniques)}" if asked.techniques else ""
     return (
-        f"{analysis.model.title} on {devices(analysis)}: {sequences(analysis)}, prompt {asked.prompt}, "
+        f"{subject(analysis)}: {sequences(analysis)}, prompt {asked.prompt}, "
         f"{written}{precision(analysis)}, {asked.attention} attention{away}{with_them}{launched(analysis)}"
     )
+
+
+def subject(analysis: Analysis) -> str:
+    """Of what it was asked: a model on devices."""
+    return f"{analysis.model.title} on {devices(analysis)}"
 
 
 def sequences(analysis: Analysis) -> str:

@@ -205,6 +205,16 @@ def test_a_figure_has_no_button_that_sends_it_to_a_server(tmp_path):
     assert '"showSendToCloud": false' in (tmp_path / "dtypes.html").read_text()
 
 
+def test_a_figure_alone_on_a_page_has_its_words_where_they_wrap(tmp_path):
+    figure = draw("roofline", quant=None, **ASKED)
+    title, about = figure.layout.title.text, figure.layout.title.subtitle.text
+    write(figure, tmp_path / "roofline.html")
+    page = (tmp_path / "roofline.html").read_text()
+    assert f"<h1>{title}</h1>" in page
+    assert f'<p class="soft">{about}</p>' in page
+    assert page.count(title) == 2  # that of the window, too
+
+
 def test_plot_hands_attention_on():
     for name in ("roofline", "memory", "decode-time", "prefill-time"):
         assert draw(name, quant=None, **{**ASKED, "attention": "eager"}) != draw(name, quant=None, **ASKED), name

@@ -382,9 +382,9 @@ def _numbers() -> Component:
     """Every number of the devices, to be changed in place."""
     columns = [
         {"field": "key", "headerName": "number", "width": 136, "filter": True, "tooltipField": "key"},
-        {"field": "value", "editable": True, "width": 98, "cellClass": "editable"},
-        {"field": "source", "width": 260, "tooltipField": "source"},
-        {"field": "device", "width": 110},
+        {"field": "value", "headerName": "value", "editable": True, "width": 98, "cellClass": "editable"},
+        {"field": "source", "headerName": "source", "width": 260, "tooltipField": "source"},
+        {"field": "device", "headerName": "device", "width": 110},
     ]  # fmt: skip
     return html.Details([
         html.Summary("Numbers of the devices, what if"),

@@ -59,8 +59,8 @@ class Change:
 
     @property
     def helps(self) -> bool:
-        """Whether it is worth a line: it makes something faster, or fit."""
-        return max(self.gain, self.expected or 0.0) >= _WORTH or self.mends
+        """Whether it is worth a line: it makes something faster, as expected where that is known, or fit."""
+        return (self.expected or self.gain) >= _WORTH or self.mends
 
     @property
     def verdict(self) -> str:

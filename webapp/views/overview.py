@@ -13,7 +13,7 @@ from llmviewer.reports.marks import identity
 from llmviewer.reports.page import Card, below
 from llmviewer.reports.shown import Shown, shown
 from llmviewer.reports.table import computed_in
-from llmviewer.reports.text import devices, effect_lines, headline, sentence
+from llmviewer.reports.text import effect_lines, headline, sentence, subject
 
 from ..answers import Answer
 
@@ -21,8 +21,8 @@ from ..answers import Answer
 def asked(found: Sequence[Answer]) -> tuple[str, str]:
     """What was asked, of the first device and how many more: of what, and how."""
     first = found[0].analysis
-    subject, more = f"{first.model.title} on {devices(first)}", f" and {len(found) - 1} more" * (len(found) > 1)
-    return f"{subject}{more}", below(subject, headline(first))
+    more = f" and {len(found) - 1} more" * (len(found) > 1)
+    return f"{subject(first)}{more}", below(subject(first), headline(first))
 
 
 def advice(answer: Answer, phase: str) -> str:

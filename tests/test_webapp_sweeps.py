@@ -17,7 +17,7 @@ from llmviewer.webapp.answers import answers
 from llmviewer.webapp.app import create
 from llmviewer.webapp.state import SWEEPS, State
 from llmviewer.webapp.tabs import sweeps as tab
-from llmviewer.webapp.views import sweeps
+from llmviewer.webapp.views import lines, sweeps
 
 ASKED = [
     State(model="llama-3.1-70b", on=("h100-sxm", "mi300x"), batch=16),
@@ -36,7 +36,7 @@ def _page(part):
 
 
 def _lines(asked):
-    own, problems = sweeps.lines(answers(asked), asked)
+    own, problems = lines.lines(answers(asked), asked)
     assert problems == ()
     return own
 
@@ -111,7 +111,7 @@ def test_curves_cross_where_they_are_said_to():
 
 def test_precisions_that_cannot_be_had_are_said_and_others_shown():
     asked = State(curves="precisions", quants=("W17", "W4A16", "nonsense"))
-    own, problems = sweeps.lines(answers(asked), asked)
+    own, problems = lines.lines(answers(asked), asked)
     assert [line.name for line in own] == ["W4A16"]
     assert [problem.partition(":")[0] for problem in problems] == ["W17", "nonsense"]
     page = _page(tab.show(answers(asked), asked))

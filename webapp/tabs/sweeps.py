@@ -11,7 +11,7 @@ from llmviewer.errors import InputError
 
 from ..answers import Answer
 from ..state import State
-from ..views import sweeps
+from ..views import lines, sweeps
 from ._parts import Tab, panel, picture, saves, table
 
 _PAPER: Final = {  # settings of "LLM Inference Unveiled" (arXiv:2402.16363), whose figures these are
@@ -27,7 +27,7 @@ _LEFT_OUT: Final = "Parallelism, offloading and techniques are not in it: it com
 def show(found: tuple[Answer, ...], state: State) -> Component:
     if state.sweep in _PAPER:
         return html.Div([_preset(found, state)], className="sweeps")
-    own, problems = sweeps.lines(found, state)
+    own, problems = lines.lines(found, state)
     pictures = sweeps.pictures(own, state)
     changes = sweeps.crossing_table(own, state)
     told = f"precisions on {found[0].name}; " if state.curves == "precisions" else ""
@@ -75,7 +75,7 @@ def _preset(found: tuple[Answer, ...], state: State) -> Component:
 
 
 def register(app: Dash) -> None:
-    saves(app, "sweeps", "sweep.csv", lambda found, state: sweeps.points(sweeps.lines(found, state)[0]))
+    saves(app, "sweeps", "sweep.csv", lambda found, state: sweeps.points(lines.lines(found, state)[0]))
 
 
 TAB: Final = Tab(name="sweeps", label="Sweeps", show=show, register=register)

@@ -1,153 +1,26 @@
-"""Curves along the batch or the length, for devices or precisions, where they cross, and maps of what bounds a pass."""
+"""Curves along the batch or the length with where they cross, figures of the paper, and maps of what bounds a pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import combinations
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from llmviewer.errors import InputError
-from llmviewer.forms import Num
 from llmviewer.reports import figures
 from llmviewer.reports.contrasts import share_map, tokens
-from llmviewer.reports.curves import Curve, crossings, curves
+from llmviewer.reports.curves import Curve, curves
 from llmviewer.reports.shown import Shown, shown
-from llmviewer.roofline import Plan
 from llmviewer.setting import Setting
 from llmviewer.units import seconds, si
 from llmviewer.workload import Workload
 
 from ..answers import Answer
 from ..state import State
+from .lines import LONGEST, Line, meets, turns, waits
 
-PRECISIONS: Final = ("W16A16", "W8A16", "W4A16", "W2A16", "W1A16")  # those of the paper's figures 7 and 8
-_BATCHES: Final = (1, 1024)
-_SHORTEST, _LONGEST = 16, 1 << 17  # [tokens]
-_POINTS, _FEW = 97, 17  # of bounds, and of what is expected, which takes longer
-_FAN: Final = 64  # points looked at together in a search
 _MAPPED: Final = tuple(2**i for i in range(11))  # batches of a map
 _MAPS: Final = 4  # devices that have one
-
-Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Line:
-    """One setting, along x = batches or tokens of the prompt. Times are lower bounds. [s], [B]
-
-    Decode steps are the first after the prompt, or at the context asked for where the batch runs.
-    """
-
-    name: str
-    setting: Setting
-    state: State
-    x: Array
-
-    def pass_(self, phase: str, x: Num) -> Workload:
-        """What one device runs at a time."""
-        share = self.setting.layout.share(self._batch(x))
-        read = {"prompt": self._prompt(x), "images": self.state.images}
-        if phase == "prefill":
-            return self.setting.prefill(Workload.prefill(batch=share, **read))
-        return self.setting.step(Workload.decode(batch=share, kv_len=self._context(x), **read))
-
-    def time_s(self, phase: str, x: Num) -> Array:
-        """Time to first token, or of a decode step."""
-        found = self.setting.time_s(phase, self.pass_(phase, x), self._batch(x))
-        return np.broadcast_to(found, np.shape(x))
-
-    def expected_s(self, phase: str, x: Array) -> Array | None:
-        """What to expect of real kernels; None where only bounds are known."""
-        found = self.setting.expected_pass(phase, self.pass_(phase, x))
-        if not found:
-            return None
-        whole = self.setting.expected(phase, found, self._batch(x))
-        return np.asarray(np.broadcast_to(whole.expected, np.shape(x)))
-
-    def bounds(self, phase: str, x: Array) -> list[str]:
-        """What most of the time of a pass is bound by."""
-        times = waits(self.setting.plan_of(phase), self.pass_(phase, x))
-        names = list(times)
-        stacked = np.stack([np.broadcast_to(time, np.shape(x)) for time in times.values()])
-        return [names[place] for place in np.argmax(stacked, axis=0)]
-
-    def memory(self, x: Num) -> Array:
-        """Weights, cache and live activations, at the end of the answer."""
-        needed = self.setting.footprint.total_bytes(
-            batch=self._batch(x), prompt=self._prompt(x), gen=self._written(x), images=self.state.images
-        )
-        return np.broadcast_to(needed, np.shape(x))
-
-    @cached_property
-    def few(self) -> Array:
-        """The places where what is expected is worked out."""
-        chosen: Array = self.x[np.unique(np.linspace(0, len(self.x) - 1, _FEW).round().astype(int))]
-        return chosen
-
-    def _batch(self, x: Num) -> Num:
-        return x if self.state.sweep == "batch" else self.state.batch
-
-    def _prompt(self, x: Num) -> Num:
-        return self.state.prompt if self.state.sweep == "batch" else x
-
-    def _context(self, x: Num) -> Num:
-        asked = self.state.context if self.state.sweep == "batch" else 0
-        return asked or self._prompt(x) + 1
-
-    def _written(self, x: Num) -> Num:
-        longest = np.maximum(self.state.gen, self._context(x) - self._prompt(x))
-        return longest if self.setting.model.generates else 0
-
-
-def waits(plan: Plan, pass_: Workload) -> dict[str, Num]:
-    """Time of a pass by what bounds it. [s]"""
-    found: dict[str, Num] = {"memory": 0.0, "compute": 0.0, "link": 0.0}
-    values = plan.values(pass_)
-    for row in plan.operators:
-        busy = {resource: form(values) for resource, form in row.busy_s.items()}
-        longest = np.max(np.stack(np.broadcast_arrays(*busy.values())), axis=0)
-        taken: Num = np.zeros(np.shape(longest), dtype=bool)
-        for resource, time_s in busy.items():  # the first of those that are equal, as an estimate has it
-            own = np.equal(time_s, longest) & np.logical_not(taken)
-            taken = np.logical_or(taken, own)
-            found[resource.bound] = found[resource.bound] + row.block.repeat * np.where(own, longest, 0.0)
-    return found
-
-
-def lines(found: Sequence[Answer], state: State) -> tuple[list[Line], tuple[str, ...]]:
-    """A line for each device, or for each precision on the first of them; and which of those cannot be had, and why."""
-    first = found[0]
-    problems: list[str] = []
-    named: dict[str, Setting] = {one.name: one.setting for one in found}
-    if state.curves == "precisions":
-        named = {}
-        for quant in state.quants or PRECISIONS:
-            try:
-                setting = first.setting.having(quant=quant)
-                setting.plan_of("decode")
-                setting.plan_of("prefill")
-            except InputError as error:
-                problems.append(f"{quant}: {error}")
-            else:
-                named[quant] = setting
-    x = _places(first.setting, state)
-    return [Line(name=name, setting=one, state=state, x=x) for name, one in named.items()], tuple(problems)
-
-
-def _places(setting: Setting, state: State) -> Array:
-    """Where curves are worked out, the present setting's place among them."""
-    if state.sweep == "batch":
-        low, high, now = *_BATCHES, state.batch
-    else:
-        low = max(_SHORTEST, state.images * setting.model.image_tokens)
-        high, now = max(setting.model.max_context or _LONGEST, low + 1), state.prompt
-    powers = [2.0**i for i in range(18) if low <= 2**i <= high]
-    return np.unique(np.concatenate([np.geomspace(low, high, _POINTS).round(), powers, [float(now)]]))
 
 
 def pictures(own: Sequence[Line], state: State) -> dict[str, Shown]:
@@ -162,7 +35,7 @@ def pictures(own: Sequence[Line], state: State) -> dict[str, Shown]:
         steps = {line.name: _curve(line, "decode") for line in own}
         found["sweep-decode"] = shown(curves(
             "Time of a decode step", f"at least; {where}", steps, unit="time", text=seconds, **named,
-            meets=_meets(own, "decode"),
+            meets=meets(own, "decode"),
         ))  # fmt: skip
         if not state.techniques:  # with which a pass may yield more tokens, or fewer
             rates = {line.name: _rate(line, steps[line.name]) for line in own}
@@ -172,7 +45,7 @@ def pictures(own: Sequence[Line], state: State) -> dict[str, Shown]:
             ))  # fmt: skip
     found["sweep-prefill"] = shown(curves(
         "Time to first token", f"at least; {where}", {line.name: _curve(line, "prefill") for line in own},
-        unit="time", text=seconds, **named, meets=_meets(own, "prefill"),
+        unit="time", text=seconds, **named, meets=meets(own, "prefill"),
     ))  # fmt: skip
     found["sweep-memory"] = shown(curves(
         "Memory", f"with KV cache and activations; {where}", _sizes(own), unit="memory", text=lambda y: f"{si(y)}B",
@@ -210,8 +83,8 @@ def crossing_table(own: Sequence[Line], state: State) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [(axis, "pass", "what changes")]
     for phase in _phases(own):
         name = "decode step" if phase == "decode" else "prefill"
-        marks = [(x, said) for line in own for x, _, said in _turns(line, phase)]
-        marks += [(x, said) for x, _, said in _meets(own, phase)]
+        marks = [(x, said) for line in own for x, _, said in turns(line, phase)]
+        marks += [(x, said) for x, _, said in meets(own, phase)]
         rows += [(f"{x:,.0f}", name, said) for x, said in sorted(marks)]
     return rows
 
@@ -251,14 +124,14 @@ def _along(state: State) -> tuple[str, int]:
 
 def _where(line: Line, state: State) -> str:
     if state.sweep == "batch":
-        return f"prompt {state.prompt}, context {line._context(0)}" if state.context else f"prompt {state.prompt}"  # noqa: SLF001
+        return f"prompt {state.prompt}, context {line.context(0)}" if state.context else f"prompt {state.prompt}"
     return f"batch {state.batch}"
 
 
 def _curve(line: Line, phase: str) -> Curve:
     expected = line.expected_s(phase, line.few)
     return Curve(
-        x=line.x, y=line.time_s(phase, line.x), turns=_turns(line, phase),
+        x=line.x, y=line.time_s(phase, line.x), turns=turns(line, phase),
         expected=None if expected is None else (line.few, expected),
     )  # fmt: skip
 
@@ -271,51 +144,6 @@ def _rate(line: Line, step: Curve) -> Curve:
         x, time_s = step.expected
         few = (x, (x if line.state.sweep == "batch" else line.state.batch) / time_s)
     return Curve(x=line.x, y=batch / step.y, expected=few)
-
-
-@lru_cache(maxsize=64)
-def _turns(line: Line, phase: str) -> list[tuple[float, float, str]]:
-    """Where a pass starts to be bound by something else, to the sequence or token."""
-    seen = line.bounds(phase, line.x)
-    found = []
-    for i in range(len(seen) - 1):
-        if seen[i] != seen[i + 1]:
-            before, after = seen[i], seen[i + 1]
-
-            def changed(xs: Array, before: str = before) -> Sequence[bool]:
-                return [one != before for one in line.bounds(phase, xs)]
-
-            x = _between(line.x[i], line.x[i + 1], changed)
-            y = float(line.time_s(phase, np.array([x]))[0])
-            found.append((x, y, f"{line.name}: from {before}- to {after}-bound"))
-    return found
-
-
-def _meets(own: Sequence[Line], phase: str) -> list[tuple[float, float, str]]:
-    """Where one line gets faster than another."""
-    found = []
-    for a, b in combinations(own, 2):
-        times = a.time_s(phase, a.x), b.time_s(phase, b.x)
-        for i in crossings(*times):
-            slow = times[0][i] > times[1][i]  # a, before they cross
-
-            def changed(xs: Array, a: Line = a, b: Line = b, slow: bool = slow) -> Sequence[bool]:
-                left, right = a.time_s(phase, xs), b.time_s(phase, xs)
-                return list(left < right) if slow else list(left > right)
-
-            x = _between(a.x[i], a.x[i + 1], changed)
-            faster, other = (a, b) if slow else (b, a)
-            found.append((x, float(a.time_s(phase, np.array([x]))[0]), f"{faster.name} gets faster than {other.name}"))
-    return found
-
-
-def _between(low: float, high: float, changed: Callable[[Array], Sequence[bool]]) -> float:
-    """The first whole number after `low`, at most `high`, where something has changed, as it has at `high`."""
-    while high - low > 1:
-        tried = np.unique(np.round(np.linspace(low, high, _FAN)))
-        place = next((i for i, now in enumerate(changed(tried)) if now and i), len(tried) - 1)
-        low, high = tried[place - 1], tried[place]
-    return float(high)
 
 
 def _map(one: Answer, state: State) -> Shown:
@@ -345,7 +173,7 @@ def _map(one: Answer, state: State) -> Shown:
 
 def _lengths(setting: Setting, state: State) -> Iterator[int]:
     """Powers of two that the model can have; more than a prompt whose pictures or encoder need so many."""
-    most = setting.model.max_context or _LONGEST
+    most = setting.model.max_context or LONGEST
     least = max(state.images * setting.model.image_tokens, state.prompt if setting.model.encodes else 0)
     found = [n for n in (2**i for i in range(7, 18)) if least < n <= most]
     yield from found or [max(most, least + 1)]

@@ -40,6 +40,7 @@ _POLICY: Final = (  # nothing from another host; Dash and plotly need the rest
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; frame-ancestors 'none'; form-action 'self'"
 )
+_WAITED_FOR: Final[Any] = {"content": "children"}  # not what tabs fill in by themselves
 _FIELDS: Final = (*CONTROLS, "set")
 _SHOWN: Final = tuple(controls.values(state.State()))  # ids of what shows a part of the state
 
@@ -107,7 +108,7 @@ def _layout() -> Component:
                 controls.pinned(),
                 dcc.Loading(
                     html.Div(id="content"), delay_show=200, type="dot",
-                    target_components={"content": "children"},  # not what tabs fill in by themselves
+                    target_components=_WAITED_FOR,
                     overlay_style={"visibility": "visible", "opacity": 0.5},
                 ),
             ], id="results"),

@@ -43,7 +43,7 @@ _COLUMNS: Final[list[dict[str, Any]]] = [
     {"field": "dtype", "headerName": "computed in", "minWidth": 86},
     {"field": "block", "minWidth": 86}, {"field": "kind", "minWidth": 86},
 ]  # fmt: skip
-_NAME: Final = (108, 150)  # of the column of operators [px]
+_LEAST, _MOST, _LETTER = 108, 150, 7  # widths of the column of operators, and of a letter in it [px]
 _WORDS: Final = frozenset(("device", "operator", "block", "kind", "bound", "dtype"))
 _DETAILS: Final = ("repeat", "ops", "weights", "activations", "kv", "attainable", "dtype", "block", "kind")
 _EVERY: Final = f"""(clicks, columns) => {{
@@ -59,8 +59,8 @@ _EVERY: Final = f"""(clicks, columns) => {{
 def show(found: tuple[Answer, ...], state: State) -> Component:
     rows = overview.operators(found, state.phase)
     unknown = all(row["expected"] is None for row in rows)
-    longest = max(len(row["called"]) for row in rows)
-    width = min(max(_NAME), max(min(_NAME), 16 + 7 * longest))
+    named = 16 + _LETTER * max(len(row["called"]) for row in rows)
+    width = min(max(named, _LEAST), _MOST)
     hidden = {
         "device": len(found) == 1, "expected": unknown, "expected_share": unknown, **dict.fromkeys(_DETAILS, True),
     }  # fmt: skip

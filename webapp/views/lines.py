@@ -46,9 +46,10 @@ class Line:
     def pass_(self, phase: str, x: Num) -> Workload:
         """What one device runs at a time."""
         share = self.setting.layout.share(self._batch(x))
+        read = {"prompt": self._prompt(x), "images": self.state.images}
         if phase == "prefill":
-            return self.setting.prefill(Workload.prefill(batch=share, prompt=self._prompt(x), images=self.state.images))
-        return self.setting.step(Workload.decode(batch=share, kv_len=self.context(x), prompt=self._prompt(x)))
+            return self.setting.prefill(Workload.prefill(batch=share, **read))
+        return self.setting.step(Workload.decode(batch=share, kv_len=self.context(x), **read))
 
     def time_s(self, phase: str, x: Num) -> Array:
         """Time to first token, or of a decode step."""

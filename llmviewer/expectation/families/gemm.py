@@ -66,7 +66,6 @@ _L2_BYTES: Final = (64, 8e6 / 1.3e3)  # a core, and all
 _LARGE: Final = 128 * 192
 _INT8: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # how many times a type's the rate in int8 is, on whole cores
 _LASTING: Final = 1e-3  # of a kernel, at which the clock has fallen half as far as a power limit makes it fall [s]
-_CHOICE: Final = 4  # power of the smooth maximum by which a tile is chosen
 # Rows up to which TensorRT-LLM multiplies on vector units (SMALL_M_FAST_PATH of its plugins), up to which it does so
 # with narrow weights where that is faster (checkTactic of its weight-only ones), and columns of a block of threads.
 _FEW_ROWS: Final = 4
@@ -182,7 +181,7 @@ class Gemm(Family):
         l2 = (f["l2"] + (p["omega"] * f["written"]).astype(np.float32)[:, None]) / (p["lambda"] * wide)
         extra = f["split"] * np.float32(p["split_us"] * MICROSECOND)
         squares = compute * compute, memory * memory, l2 * l2
-        rough = np.sqrt(np.sqrt(sum(s * s for s in squares))) + extra
+        rough = np.sqrt(np.sqrt(sum(s * s for s in squares))) + extra  # smooth_max(4, ...), in single precision
         place = best(rough)
         terms = [np.maximum(take(term, place).astype(float), 1e-12) for term in (compute, memory, l2)]
         time = smooth_max(p["sharp"], *terms) + take(extra, place)

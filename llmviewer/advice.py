@@ -181,7 +181,9 @@ def _cured(cures: Sequence[Cure], workload: Workload, phase: str, time_s: float)
         then_s = cure.prefill * time_s
         if phase == "decode":
             then_s = float(cure.setting.plan_of(phase).time_s(workload))
-        told.append(f"with {cure.option}, when this takes {seconds(then_s)} ({fold(then_s / time_s)} as long)")
+        gain = time_s / then_s
+        change = f"{fold(gain)} faster" if gain > 1 else f"{fold(1 / gain)} as long"
+        told.append(f"with {cure.option}, when this takes {seconds(then_s)} ({change})")
     if not told:
         return f"; it does not fit, and none of these makes it: {TRIED}"
     return f"; it does not fit, but does {', or '.join(told)}"

@@ -285,6 +285,29 @@ def test_a_scenario_says_what_the_command_line_does_not(tmp_path, capsys):
     assert inputs["techniques"] == ["sparsity", "speculative:alpha=0.7,draft=llama-68m"]
 
 
+def test_a_scenario_has_options_by_the_names_that_help_says(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: gpt2\nhardware: t4\nformat: json\nprofile: []\nprompt: 1e3\nkv_len: 2000\nmtp: false")
+    assert main(["analyze", "--scenario", str(path)]) == 0
+    inputs = json.loads(capsys.readouterr().out)["inputs"]
+    assert (inputs["prompt"], inputs["kv_len"]) == (1000, 2000)
+
+
+def test_tokens_to_generate_are_refused_in_a_scenario_as_on_the_command_line(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: bert-base-uncased\nhardware: t4\ngen: 5\n")
+    assert main(["analyze", "--scenario", str(path)]) == 2
+    assert "gen is of decode steps, and bert-base-uncased does not generate" in capsys.readouterr().err
+
+
+def test_an_axis_and_an_option_of_one_scenario_exclude_each_other(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: gpt2\nhardware: t4\nbatch: 4\nover: [batch=1..3]\n")
+    assert main(["sweep", "--scenario", str(path)]) == 2
+    assert "--batch: the axis batch of --over says it too" in capsys.readouterr().err
+    assert main(["sweep", "--scenario", str(path), "--over", "batch=1,2"]) == 0
+
+
 def test_a_scenario_names_files_as_they_are(tmp_path, capsys):
     (tmp_path / "one, two.txt").write_text("100\n", encoding="utf-8")
     path = tmp_path / "mine.yaml"
@@ -299,6 +322,14 @@ def test_a_scenario_names_files_as_they_are(tmp_path, capsys):
     [
         ("batch: 8", "bach: 8", "bach: unknown key; did you mean batch?"),
         ("batch: 8", "batch: [8]", "batch: must be one value; got [8]"),
+        ("batch: 8", "batch: 8.5", "must be a whole number, or max for the largest that fits; got '8.5'"),
+        ("batch: 8", "tp: 2.9", "mine.yaml: tp: '2.9' is not a valid integer."),
+        ("kv-len: 2000", "prompt: true", "mine.yaml: prompt: 'True' is not a valid integer."),
+        ("kv-len: 2000", "expert-skew: true", "mine.yaml: expert-skew: 'True' is not a valid float."),
+        ("batch: 8", "mtp: 3", "mine.yaml: mtp: '3' is not a valid boolean."),
+        ("batch: 8", "form: json", "mine.yaml: form: unknown key; did you mean format?"),
+        ("batch: 8", "format: jsn", "mine.yaml: format: 'jsn' is not one of 'text', 'json',"),
+        ("batch: 8", "profile: x.yaml", 'mine.yaml: profile: must be a list; got "x.yaml"'),
         ("- sparsity", "- sparsty", "no technique 'sparsty': did you mean sparsity?"),
         ("gamma: 4", "gama: 4", "speculative: no parameter 'gama'; did you mean gamma?"),
     ],

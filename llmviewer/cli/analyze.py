@@ -97,8 +97,8 @@ def analyze(
         shared.emit(_rendered(found, chosen, per_call=per_call, to_file=output is not None), output)
         return
     analysis = run(hardware_set=hardware_set, **question)
-    asked = click.get_current_context().get_parameter_source("gen") is ParameterSource.COMMANDLINE
-    if asked and not analysis.model.generates:
+    left = click.get_current_context().get_parameter_source("gen") is ParameterSource.DEFAULT
+    if not left and not analysis.model.generates:
         raise InputError(f"gen is of decode steps, and {analysis.model.name} does not generate; leave it out")
     shared.emit(_rendered(analysis, chosen, per_call=per_call, to_file=output is not None), output)
 

@@ -223,20 +223,28 @@ def _scenario(context: click.Context, _: click.Parameter, value: str | None) -> 
     from ..techniques import parse_technique
 
     file = read_yaml(Path(value))
-    names = {p.name or "": p for p in context.command.params if p.name not in _UNSET}
-    spelt = {(_WITH if name == "techniques" else name).replace("_", "-"): name for name in names}
+    known = {option.lstrip("-"): p for p in context.command.params if p.name not in _UNSET for option in p.opts}
     defaults: dict[str, Any] = {}
     for key in file:
-        name = spelt.get(str(key).replace("_", "-"))
-        if name is None:
-            raise file.error(str(key), f"unknown key; {suggest(str(key), spelt)}")
-        given = file.get(key)
+        parameter = known.get(str(key).replace("_", "-"))
+        if parameter is None:
+            raise file.error(str(key), f"unknown key; {suggest(str(key), known)}")
+        given, name = file.get(key), parameter.name or ""
+        several = getattr(parameter, "multiple", False)
         if name == "techniques":
-            several = given if isinstance(given, list) else [given]
-            defaults[name] = [parse_technique(one) for one in several]
-        elif isinstance(given, Mapping) or isinstance(given, list) != getattr(names[name], "multiple", False):
-            must = "a list" if getattr(names[name], "multiple", False) else "one value"
+            defaults[name] = [parse_technique(one) for one in (given if isinstance(given, list) else [given])]
+        elif isinstance(given, Mapping) or isinstance(given, list) != several:
+            must = "a list" if several else "one value"
             raise file.error(str(key), f"must be {must}; got {json.dumps(given, default=str)}")
         elif given is not None:
-            defaults[name] = given
+            try:
+                defaults[name] = [_typed(one, parameter) for one in given] if several else _typed(given, parameter)
+            except click.BadParameter as error:
+                raise file.error(str(key), error.message) from None
     context.default_map = {**(context.default_map or {}), **defaults}
+
+
+def _typed(value: object, parameter: click.Parameter) -> object:
+    """What a file gives, read as text that is typed: of the number 2.9, click would make a 2."""
+    text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+    return parameter.type(text, parameter)

@@ -173,16 +173,18 @@ def _fill(
 def _once(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> dict[str, Sequence[Any]]:
     """The axes of --over.
 
-    Raises InputError where one is there twice, or an option says what one of them does.
+    Raises InputError where one is there twice, or an option says what one of them does, unless it is one of a scenario
+    and --over comes before that.
     """
     from ..axes import laid_out
 
     axes, context = dict(parsed), click.get_current_context()
+    of_axes = context.get_parameter_source("over")
     if len(axes) < len(over):
         raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
     for axis in axes:
         for name in questions.DEGREES if axis in ("layout", *questions.DEGREES) else (axis,):
-            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, of_axes):
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{option}: the axis {axis} of --over says it too; give one of them")
     return laid_out(axes)

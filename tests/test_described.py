@@ -75,6 +75,11 @@ def test_layers_of_several_kinds_are_described(described):
     [
         ("kind: mlp", "kind: mpl", "layers[0].feed_forward.kind: must be one of mlp, experts, channel_mix; got 'mpl'"),
         ("rotary_dim", "rotary_dmi", "layers[0].mixer.rotary_dmi: unknown key; did you mean rotary_dim?"),
+        (
+            "rotary_dim: 128",
+            "rotary_dim: 130",
+            "layers[0].mixer.rotary_dim: must be at most the 128 of a head; got 130",
+        ),
         ("inner: 11008", "inner: -1", "layers[0].feed_forward.inner: must be a whole number of at least 0; got -1"),
         ("inner: 11008, ", "", "layers[0].feed_forward.inner: is missing"),
         ("repeat: 32", "repeet: 32", "layers[0].repeet: unknown key; did you mean repeat?"),

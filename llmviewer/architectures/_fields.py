@@ -53,6 +53,14 @@ def rotary_dim(config: Section, head_dim: int, *, key: str = "partial_rotary_fac
     return int(head_dim * share)
 
 
+def rotated(config: Section, head_dim: int, usual: int | None = None) -> int:
+    """Elements of each head that are rotated, by their number; `usual`, all if not given, where there is none."""
+    found = config.integer("rotary_dim", head_dim if usual is None else usual)
+    if found > head_dim:
+        raise config.error("rotary_dim", f"must be at most the {head_dim} of a head; got {found}")
+    return found
+
+
 def of_each_layer(config: Section, key: str) -> list[int]:
     """Field `key` of each layer: as per_layer_config says it of some, or as all have it."""
     usual, layers = config.integer(key), config.integer("num_hidden_layers")

@@ -19,7 +19,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Mixer, Prediction
 from ._feed_forward import Experts
-from ._fields import decoder, grouped_heads, rotary_dim
+from ._fields import decoder, grouped_heads, rotary_dim, rotated
 from ._moe import costless, dense, experts, first_dense
 from ._parts import NormKind, Parts, result
 from ._recurrent import SIGMOID, fused, linear_scan
@@ -66,17 +66,12 @@ def attention(config: Section) -> SelfAttention:
     heads = grouped_heads(config)
     return SelfAttention(
         heads=heads,
-        rotary_dim=rotated(config, heads.head_dim),
+        rotary_dim=rotated(config, heads.head_dim, rotary_dim(config, heads.head_dim)),
         fused_qkv=True,
         qkv_bias=config.flag("use_qkv_bias", default=False),
         o_bias=config.flag("use_bias", default=False),
         qk_norm=NormKind.RMS if config.flag("use_qk_norm", default=False) else None,
     )
-
-
-def rotated(config: Section, head_dim: int) -> int:
-    """Elements of a head that are rotated: a number, or the share that they are."""
-    return config.integer("rotary_dim", rotary_dim(config, head_dim))
 
 
 def shared_experts(config: Section) -> Experts:
@@ -120,7 +115,7 @@ class LinearAttention:
             raise config.error("group_norm_size", f"must divide the {count} heads; got {groups}")
         return cls(
             heads=heads,
-            rotary_dim=rotated(config, heads.head_dim),
+            rotary_dim=rotated(config, heads.head_dim, rotary_dim(config, heads.head_dim)),
             groups=groups,
             bias=config.flag("use_qkv_bias", default=False) or config.flag("use_bias", default=False),
             o_bias=config.flag("use_bias", default=False),

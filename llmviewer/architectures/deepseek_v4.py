@@ -19,7 +19,7 @@ from ._attention import Index
 from ._compressed_attention import CompressedAttention
 from ._decoder import FeedForward, Layer, Prediction
 from ._feed_forward import Experts
-from ._fields import decoder
+from ._fields import decoder, rotary_dim
 from ._hyper_connections import HyperConnections
 from ._moe import costless, experts, integers, kinds
 from ._parts import Parts
@@ -114,7 +114,7 @@ def _rope_dim(config: Section, head_dim: int) -> int:
     if config.get("partial_rotary_factor") is None:
         return config.integer("qk_rope_head_dim", head_dim // 8)
     config.costless("qk_rope_head_dim")
-    return int(head_dim * config.number("partial_rotary_factor"))
+    return rotary_dim(config, head_dim)
 
 
 def _ratio(config: Section, kind: str) -> int:

@@ -86,6 +86,9 @@ def _part(section: Section, key: str, kinds: Mapping[str, type[Any]]) -> Any:
         return None
     described = section.section(key)
     made = _made(kinds[described.choice("kind", kinds)], described, besides=("kind",))
+    if isinstance(made, SelfAttention) and made.rotary_dim > made.heads.head_dim:
+        must = f"must be at most the {made.heads.head_dim} of a head; got {made.rotary_dim}"
+        raise described.error("rotary_dim", must)
     if isinstance(made, Experts):
         at_most(described, "chosen", "experts", described.integer("chosen"))
     return made

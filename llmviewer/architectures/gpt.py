@@ -13,7 +13,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer, Residual
 from ._feed_forward import Mlp
-from ._fields import alternating
+from ._fields import alternating, rotated
 from ._parts import NormKind, activation, heads_of
 
 _CODEGEN_ROTARY_DIM = 64
@@ -102,14 +102,12 @@ def build_codegen(config: Section, fmt: Format) -> Graph:
     return _side_by_side(config, fmt, rotary_dim=_CODEGEN_ROTARY_DIM, fused_qkv=True)
 
 
-def _side_by_side(config: Section, fmt: Format, *, rotary_dim: int = 0, fused_qkv: bool = False) -> Graph:
-    """`rotary_dim` is what the class has where the config does not say; 0 is all of a head."""
+def _side_by_side(config: Section, fmt: Format, *, rotary_dim: int | None = None, fused_qkv: bool = False) -> Graph:
+    """`rotary_dim` is what the class has where the config does not say; None is all of a head."""
     hidden = config.integer("n_embd")
     heads = heads_of(config, hidden, "n_head")
-    rotary_dim = config.integer("rotary_dim", rotary_dim or heads.head_dim)
-    if rotary_dim > heads.head_dim:
-        raise config.error("rotary_dim", f"must be at most the {heads.head_dim} of a head; got {rotary_dim}")
-    attention = SelfAttention(heads=heads, rotary_dim=rotary_dim, fused_qkv=fused_qkv)
+    turned = rotated(config, heads.head_dim, rotary_dim)
+    attention = SelfAttention(heads=heads, rotary_dim=turned, fused_qkv=fused_qkv)
     layer = Layer(mixer=attention, feed_forward=_mlp(config), residual=Residual.PARALLEL)
     return Decoder(
         vocab=config.integer("vocab_size"),

@@ -15,7 +15,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer, Mixer, Residual
-from ._fields import decoder, grouped_heads, sliding_window
+from ._fields import decoder, grouped_heads, rotated, sliding_window
 from ._moe import costless, experts, for_each_layer, integers
 from ._parts import activation
 from ._recurrent import LightningAttention
@@ -72,7 +72,4 @@ def _lightning(config: Section) -> LightningAttention:
 
 def _attention(config: Section) -> SelfAttention:
     heads = grouped_heads(config, kv_heads=8, window=sliding_window(config))
-    rotary = config.integer("rotary_dim", heads.head_dim)
-    if rotary > heads.head_dim:
-        raise config.error("rotary_dim", f"must be at most the {heads.head_dim} of a head; got {rotary}")
-    return SelfAttention(heads=heads, rotary_dim=rotary)
+    return SelfAttention(heads=heads, rotary_dim=rotated(config, heads.head_dim))

@@ -21,7 +21,7 @@ from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Mixer
 from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
-from ._fields import decoder, grouped_heads, rotary_dim
+from ._fields import decoder, grouped_heads, rotary_dim, rotated
 from ._moe import at_most, costless, for_each_layer, integers, kinds, language_model
 from ._parts import NormKind, Parts, heads_of, result, with_rows
 from ._tower import Tower, joined, of_pictures, patches_of, picture, projector, tower_activation, vision
@@ -57,8 +57,8 @@ def build_text(config: Section, fmt: Format) -> Graph:
         "partial_rotary_factor",
     )  # fmt: skip
     heads = grouped_heads(config, kv_heads=4, head_dim=128)
-    rotated = config.integer("rotary_dim", rotary_dim(config, heads.head_dim, default=0.5))
-    plain = SelfAttention(heads=heads, rotary_dim=rotated, qk_norm=NormKind.RMS)
+    turned = rotated(config, heads.head_dim, rotary_dim(config, heads.head_dim, default=0.5))
+    plain = SelfAttention(heads=heads, rotary_dim=turned, qk_norm=NormKind.RMS)
     mixers: dict[bool, Mixer] = {False: plain, True: _indexed(config, plain)}
     networks: dict[bool, FeedForward] = {
         False: _mlp(config.integer("dense_intermediate_size", 12288)),

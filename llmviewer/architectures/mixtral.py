@@ -14,7 +14,7 @@ from ..precision import Format
 from . import architecture
 from ._decoder import Layer
 from ._feed_forward import Experts
-from ._fields import decoder, grouped_heads, sliding_window
+from ._fields import decoder, grouped_heads, rotated, sliding_window
 from ._moe import Kinds, attention, costless, experts
 from ._parts import NormKind
 
@@ -56,10 +56,8 @@ def build_minimax_m2(config: Section, fmt: Format) -> Graph:
     config.choice("qk_norm_type", ("per_layer",), "per_layer")
     norm = NormKind.RMS if config.flag("use_qk_norm", default=True) else None
     head_dim = grouped_heads(config).head_dim
-    rotated = config.integer("rotary_dim", head_dim)
-    if rotated > head_dim:
-        raise config.error("rotary_dim", f"must be at most the {head_dim} of a head; got {rotated}")
-    mixer = attention(config, rotary_part=rotated / head_dim, qk_norm=norm, qk_norm_whole=True)
+    part = rotated(config, head_dim) / head_dim
+    mixer = attention(config, rotary_part=part, qk_norm=norm, qk_norm_whole=True)
     kinds = Kinds(mixer=mixer, moe=_experts(config, "num_local_experts"))
     return decoder(config, _all_sparse(config, kinds)).graph(fmt)
 

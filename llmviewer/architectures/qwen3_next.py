@@ -14,6 +14,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer, Mixer, Prediction
 from ._feed_forward import Experts, Mlp
+from ._fields import rotary_dim
 from ._moe import at_most
 from ._parts import NormKind, activation, heads_of
 from ._state_space import GatedDeltaNet
@@ -93,11 +94,10 @@ def _attention(config: Section) -> SelfAttention:
     kv_heads = config.integer("num_key_value_heads", config.integer("num_attention_heads"))
     hidden = config.integer("hidden_size")
     heads = heads_of(config, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=_HEAD_DIM)
-    part = config.number("partial_rotary_factor", 0.25)
     bias = config.flag("attention_bias", default=False)
     return SelfAttention(
         heads=heads,
-        rotary_dim=int(part * heads.head_dim),
+        rotary_dim=rotary_dim(config, heads.head_dim, default=0.25),
         qkv_bias=bias,
         o_bias=bias,
         qk_norm=NormKind.RMS,

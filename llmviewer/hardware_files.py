@@ -16,10 +16,11 @@ from .errors import InputError, suggest
 from .hardware import Fact, Hardware, Source
 from .hardware_keys import COUNT, KINDS, ON_CHIP, PLAIN, SECTIONS, STATUSES, TEXT, TOPOLOGIES, TOPOLOGY
 from .resource import MEMORY, Resource, Unit
-from .units import parse
+from .units import parse, si
 from .what_ifs import altered
 
 _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
+_ROUNDING: Final = 1e-9  # of what follows from a factor
 _OPTIONAL: Final = ("compute_capability", "aliases", "notes")  # of the device as a whole
 
 
@@ -127,6 +128,10 @@ def _read(path: Path, changes: tuple[str, ...]) -> Hardware:
     facts = {fact.key: fact for name in SECTIONS if name in file for fact in _facts(file.section(name), name, sources)}
     facts, follows = altered(facts, changes, path.stem)
     value = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
+    if value.get("memory.usable", 0) > value["memory.capacity"] * (1 + _ROUNDING):
+        where = next((change for change in changes if change.startswith("memory.usable")), f"{path}: memory.usable")
+        most, got = (f"{si(value[key])}B" for key in ("memory.capacity", "memory.usable"))
+        raise InputError(f"{where}: must be at most memory.capacity, {most}; got {got}")
     rates = {Resource(unit, key.split(".")[1]): rate for key, rate in value.items()
              for unit in (Unit.MATRIX, Unit.VECTOR) if key.startswith(f"{unit}.")}  # fmt: skip
     on_chip = [value[key] for level in ON_CHIP if (key := f"{level}.capacity") in value]

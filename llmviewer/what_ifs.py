@@ -19,6 +19,8 @@ _FOLLOWERS: Final = {  # blocks of keys whose numbers grow with a product
     "matrix": ("matrix", "sparse"), "vector": ("vector",), "memory": ("memory.bandwidth",),
 }  # fmt: skip
 _CORES: Final = "cores.count"
+_CAPACITY: Final = "memory.capacity"
+_USABLE: Final = "memory.usable"
 _COUNTED: Final[Mapping[str, str]] = {  # what is counted in place of a number that no bound and no expectation reads
     **dict.fromkeys(("clock.base", "clock.boost", "clock.matrix"), "matrix.bf16 or vector.fp32"),
     "cores.matrix_fp16_per_clock": "matrix.fp16 or matrix.bf16",
@@ -38,10 +40,12 @@ def altered(facts: Mapping[str, Fact], changes: Sequence[str], name: str) -> tup
     found, given = dict(facts), dict[str, str]()
     for change in changes:
         fact = _changed(change, found, name)
+        if fact.key in given:
+            raise InputError(f"--hardware-set: {fact.key} is given twice; give each once")
         found[fact.key] = fact
         given[fact.key] = change
-    if "memory.capacity" in given and "memory.usable" not in given:
-        found.pop("memory.usable", None)
+    if _CAPACITY in given and _USABLE not in given and not _FACTOR.fullmatch(found[_CAPACITY].text):
+        found.pop(_USABLE, None)
     ratios, factors = _ratios(_numbers(facts), _numbers(found))
     for key in given:
         if key in _COUNTED and key not in factors:
@@ -61,10 +65,11 @@ def altered(facts: Mapping[str, Fact], changes: Sequence[str], name: str) -> tup
 
 def _ratios(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[dict[str, float], set[str]]:
     """How many times as large numbers of blocks become, and the keys that they follow from: all rates from the cores
-    that there are, and else where a file's own numbers are such products.
+    that there are, usable memory from all of it, and else where a file's own numbers are such products.
     """
-    cores = after.get(_CORES, 1.0) / before.get(_CORES, 1.0) if _CORES in before else 1.0
+    cores, capacity = (after[key] / before[key] if key in before else 1.0 for key in (_CORES, _CAPACITY))
     ratios = {follower: cores for block in ("matrix", "vector") for follower in _FOLLOWERS[block]}
+    ratios[_USABLE] = capacity
     then = {product.key.partition(".")[0]: product for product in products(after)}
     factors: set[str] = set()
     for product in products(before):

@@ -220,7 +220,7 @@ WRONG = [
     ("type: HBM3\n  capacity: 64 GiB\n  usable: 63 GiB\n  bandwidth: 1 TB/s", "capacity: 64 GiB\n  bandwidth: 20 TB/s",
      ("memory.bandwidth: must be at most 13,744 GB/s, at which memory that is not said to be SRAM, of 64 GiB is read "
       "200 times a second; got 20,000 GB/s")),
-    ("type: HBM3\n  capacity: 64 GiB", "type: LPDDR5X-8533 on a board\n  capacity: 16 GiB",
+    ("type: HBM3\n  capacity: 64 GiB\n  usable: 63 GiB", "type: LPDDR5X-8533 on a board\n  capacity: 16 GiB",
      ("memory.bandwidth: must be at most 687 GB/s, at which LPDDR5X-8533 on a board of 16 GiB is read 40 times a "
       "second; got 1,000 GB/s")),
     ("data_rate: 8 Gbit/s", "data_rate: 80 Gbit/s",
@@ -231,7 +231,7 @@ WRONG = [
      "matrix.fp8: must be at most 8,388,608 OPs a core and clock of kind accelerator; got 10,000,000"),
     ("PCIe 5.0 x16", "PCIe 4.0 x16", "host.bandwidth: must be 31.51 GB/s, that of PCIe 4.0 x16 one way"),
     ("PCIe 5.0 x16", "PCIe 6.0 x16", "host.bandwidth: must be 121 GB/s, that of PCIe 6.0 x16 one way"),
-    ("usable: 63 GiB", "usable: 65 GiB", "memory.usable: must be between half of memory.capacity and all of it"),
+    ("usable: 63 GiB", "usable: 31 GiB", "memory.usable: must be between half of memory.capacity and all of it"),
     ("capacity: 20 MiB", "capacity: 70 GiB", "l2.capacity: must be below memory.capacity"),
     ("bandwidth: 10 TB/s", "bandwidth: 200 TB/s",
      "l2.bandwidth: must not be above registers.bandwidth, which is nearer to the units"),
@@ -482,6 +482,28 @@ def test_memory_that_is_usable_is_kept_beside_another_capacity(chip):
     changes = ["memory.usable=20 GiB", "memory.capacity=24 GiB"]
     assert load_hardware(chip(), changes).capacity == 20 * 2**30
     assert load_hardware(chip(), changes[1:]).capacity == 24 * 2**30
+
+
+def test_memory_that_is_usable_grows_with_the_capacity(chip):
+    assert load_hardware(chip(), ["memory.capacity=1x"]).capacity == 63 * 2**30
+    assert load_hardware(chip(), ["memory.capacity=2x"]).capacity == 126 * 2**30
+    full = chip("usable: 63 GiB", "usable: 64 GiB")
+    assert load_hardware(full, ["memory.capacity=0.3x"]).capacity == pytest.approx(0.3 * 64 * 2**30)
+
+
+def test_no_more_memory_is_usable_than_there_is(chip):
+    with pytest.raises(InputError) as error:
+        load_hardware(chip(), ["memory.usable=2x"])
+    assert str(error.value) == "memory.usable=2x: must be at most memory.capacity, 68.7 GB; got 135 GB"
+    path = chip("usable: 63 GiB", "usable: 65 GiB")
+    with pytest.raises(InputError) as error:
+        load_hardware(path)
+    assert str(error.value) == f"{path}: memory.usable: must be at most memory.capacity, 68.7 GB; got 69.8 GB"
+
+
+def test_a_what_if_is_given_once(chip):
+    with pytest.raises(InputError, match=r"^--hardware-set: memory\.bandwidth is given twice; give each once$"):
+        load_hardware(chip(), ["memory.bandwidth=2x", "memory.bandwidth = 3x"])
 
 
 def test_the_documentation_has_every_key_and_word():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -538,6 +539,31 @@ def test_a_file_that_ships_is_written_to_begin_with(capsys, tmp_path):
     assert not clashes(mine, hardware_aliases())
     _, out, _ = run(capsys, "hardware", "h100", "--format", "yaml")
     assert out == hardware_file("h100-sxm").read_text()
+
+
+def test_the_format_of_a_device_follows_the_name_of_the_file(capsys, tmp_path):
+    path = tmp_path / "mine.yaml"
+    assert run(capsys, "hardware", "h100", "-o", str(path))[0] == 0
+    assert load_hardware(str(path)).rates == load_hardware("h100").rates
+    assert run(capsys, "hardware", "h100", "-o", str(tmp_path / "x.json"))[0] == 0
+    assert json.loads((tmp_path / "x.json").read_text())["name"] == "h100-sxm"
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ("h100 -o x.csv", "x.csv: must end in one of .txt, .json, .yaml, .yml; or give --format"),
+        ("--check -o f.txt", "--check is for the screen; leave out --local, --format and -o"),
+        ("--check --format json", "--check is for the screen; leave out --local, --format and -o"),
+        ("--check --local", "--check is for the screen; leave out --local, --format and -o"),
+        ("t4 --local", "--local drafts a YAML file of this machine; leave out NAME and json"),
+        ("--local --format json", "--local drafts a YAML file of this machine; leave out NAME and json"),
+    ],
+)
+def test_no_option_of_hardware_is_dropped(capsys, tmp_path, monkeypatch, given, error):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "hardware", *given.split()) == (2, "", f"llmviewer: {error}\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_file_that_ships_can_be_begun_with(tmp_path):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..hardware import Hardware
 
 _DRAWN: Final = {".txt": "text", ".json": "json", ".dot": "dot", ".mmd": "mermaid", ".mermaid": "mermaid"}
+_CARDS: Final = {".txt": "text", ".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
 
 @click.command()
@@ -59,24 +60,30 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
 @click.option("--local", is_flag=True, help="Draft the YAML of the CPU and the GPUs of this machine.")
 @shared.hardware_path
 @click.option(
-    "--format", "form", type=click.Choice(("text", "json", "yaml")), default="text", show_default=True,
-    help="yaml: the file of NAME, to begin one of your own with (docs/hardware.md); its name is that of --output.",
+    "--format", "form", type=click.Choice(("text", "json", "yaml")),
+    help="yaml: the file of NAME, to begin one of your own with (docs/hardware.md); its name is that of --output. "
+    "Text if not given, or as the file's name says.",
 )  # fmt: skip
 @shared.output(what="the list")
-def hardware(name: str | None, form: str, output: Path | None, *, check: bool, local: bool) -> None:
+def hardware(name: str | None, form: str | None, output: Path | None, *, check: bool, local: bool) -> None:
     """The devices that ship, or every number of one with its source (a NAME, or the path of a YAML file)."""
     from ..facts import hardware_facts
     from ..hardware_files import hardware_names, hardware_yaml, load_hardware
 
-    if form == "yaml":
-        if name is None or check or local:
-            raise InputError("--format yaml is of one device; give its NAME, and neither --check nor --local")
-        shared.emit(hardware_yaml(name, output.stem if output else ""), output)
-        return
+    form = shared.form_of(form, output, _CARDS)
+    if check and (local or output or form != "text"):
+        raise InputError("--check is for the screen; leave out --local, --format and -o")
     if local:
+        if name or form == "json":
+            raise InputError("--local drafts a YAML file of this machine; leave out NAME and json")
         from ..local import draft
 
         shared.emit(draft(), output)
+        return
+    if form == "yaml":
+        if name is None:
+            raise InputError("--format yaml is of one device; give its NAME")
+        shared.emit(hardware_yaml(name, output.stem if output else ""), output)
         return
     known = [load_hardware(n) for n in ((name,) if name else hardware_names())]
     if check:

@@ -200,6 +200,9 @@ def _estimates(
 ) -> Iterator[KernelEstimate]:
     rows = setting.plan.estimate(workload).operators
     whole = rows[0] if len(rows) == 1 else setting.planned(_together(setting.graph)).estimate(workload).operators[0]
+    if (most := np.max(whole.ops)) > LARGEST:
+        must = f"OPs must be at most {LARGEST}, the largest number that is counted exactly"
+        raise InputError(f"{setting.model.name}: {must}; got {most:.3g}")
     found = setting.kernels.expect(rows, workload) if setting.kernels else None
     count = len(sizes)
 

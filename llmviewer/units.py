@@ -18,6 +18,8 @@ _EXAMPLE: Final = {
 _QUANTITY: Final = re.compile(
     rf"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?) (?:({'|'.join(_PREFIX)})({'|'.join(_EXAMPLE)})|({'|'.join(_SMALL)})(s))"
 )
+_LEAST: Final = {"OP/s": 1e6, "B/s": 1e3, "s": 1e-12}  # below which, and above which, squares of times overflow
+_MOST: Final = 1e24
 _TIMES: Final = ((365.25 * 86400, 365.25 * 86400, "years"), (1e5, 86400.0, "days"))  # from how many seconds on
 _STEPS: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -35,6 +37,9 @@ def parse(text: object, unit: str) -> float:
     if not match or unit not in (match[3], match[5]) or not 0 < value < math.inf:
         must = f"must be a positive number, a space and a unit in {unit}, such as '{_EXAMPLE[unit]}'"
         raise ValueError(f"{must}; got {text!r}")
+    least = _LEAST.get(unit, 0.0)
+    if not least <= value <= _MOST:
+        raise ValueError(f"must be from {least:g} to {_MOST:g} {unit}; got {text!r}")
     return value
 
 

@@ -329,6 +329,14 @@ def test_a_quantization_that_does_not_parse(quant, error):
         ("memory.bandwidth=", f"{QUANTITY} ''; a factor such as 2x works too"),
         ("memory.bandwidth=-1x", f"{QUANTITY} '-1x'; a factor such as 2x works too"),
         ("memory.bandwidth=nan GB/s", f"{QUANTITY} 'nan GB/s'; a factor such as 2x works too"),
+        (
+            "memory.bandwidth=1e30 TB/s",
+            "must be from 1000 to 1e+24 B/s; got '1e30 TB/s'; a factor such as 2x works too",
+        ),
+        (
+            "vector.fp32=1e-30 OP/s",
+            ("must be from 1e+06 to 1e+24 OP/s; got '1e-30 OP/s'; a factor such as 2x works too"),
+        ),
         ("memory.bandwidth=0x", "a factor must be between 1e-09 and 1e+09; got 0"),
         ("memory.bandwidth=0.0x", "a factor must be between 1e-09 and 1e+09; got 0"),
         ("matrix.fp8=2x", "t4 has no matrix.fp8 to multiply; give a quantity with its unit"),

@@ -94,6 +94,8 @@ def test_where_nothing_was_measured_there_is_the_bound_alone():
         ("gemm", {"M": "16", "N": 2, "K": 3}, "gemm: M must be a whole number of at least 1; got '16'"),
         ("gemm", {"M": 10**20, "N": 2, "K": 3},
          "gemm: M must be at most 9007199254740992, the largest that is counted exactly"),
+        ("gemm", {"M": 2**27, "N": 2**27, "K": [1, 2]},
+         "gemm: OPs must be at most 9007199254740992, the largest number that is counted exactly; got 3.6e+16"),
         ("gemm", None, "gemm: sizes must be a mapping of names to numbers; got None"),
         ("moe", {"tokens": 1, "hidden": 8, "inter": 8, "experts": 2, "topk": 3},
          "moe: topk must be at most experts; got 3 and 2"),

@@ -225,7 +225,7 @@ def analyzed(
     setting: Setting, *, batch: int | str, prompt: int, gen: int, kv_len: int | None, images: int, mtp: bool
 ) -> Analysis:
     """What analyze() finds of a setting."""
-    given = None if batch == MAX else whole("batch", batch)
+    given = None if isinstance(batch, str) and batch == MAX else whole("batch", batch)
     prompt, gen = whole("prompt", prompt), whole("gen", gen)
     check_images(setting.model, prompt=prompt, images=whole("images", images, least=0))
     context = _context(setting.model, prompt=prompt, kv_len=kv_len)

@@ -236,7 +236,8 @@ def compare(
     precision, no links for one layout, or not the number that a what-if multiplies, or one model cannot be laid out so
     or has no use for a technique, that cell says so instead.
     """
-    batches = (1,) if batch == MAX else tuple(whole("batch", b) for b in given.counts(batch))
+    fullest = isinstance(batch, str) and batch == MAX
+    batches = (1,) if fullest else tuple(whole("batch", b) for b in given.counts(batch))
     prompt, gen = whole("prompt", prompt), whole("gen", gen)
     given.positive(years=years)
     given.one(library=library)
@@ -265,12 +266,12 @@ def compare(
                 laid, why = _under(ours, laid, quant) if ours else (laid, "")
                 refused = dict.fromkeys(range(len(devices)), (TECHNIQUE, why)) if why else lacking
                 found = cells_of(laid, quant, devices, known, refused, batches=batches, prompt=prompt, gen=gen)
-                cells += (_fullest(cell, known) if batch == MAX else cell for cell in found)
+                cells += (_fullest(cell, known) if fullest else cell for cell in found)
                 progress(len(cells) // len(devices), settings)
     if all(cell.obstacle in (LINK, LAYOUT, TECHNIQUE, WHAT_IF) for cell in cells):
         raise InputError(cells[0].refused)
     return Comparison(
-        batches=() if batch == MAX else batches, prompt=prompt, gen=gen, years=years, bound=bound,
+        batches=() if fullest else batches, prompt=prompt, gen=gen, years=years, bound=bound,
         techniques=tuple(map(str, ours)),
         hardware_set=tuple(hardware_set), library=library,
         profiles=tuple(dict.fromkeys(profile.name for profile in measured)), cells=tuple(cells),

@@ -78,6 +78,11 @@ def test_what_is_expected_of_a_cell_is_what_an_analysis_of_it_alone_says():
         assert cell.expected.source == one.phases.prefill.total.expectation_source
 
 
+def test_batches_can_be_an_array():
+    plain, array = (compare("gpt2", ["t4"], batch=batch, bound=True) for batch in ([1, 2], np.array([1, 2])))
+    assert plain.batches == array.batches == (1, 2)
+
+
 def test_expectations_stand_beside_bounds_and_can_be_left_out():
     asked = {"batch": [1, 8], "prompt": 100, "gen": 9}
     both, bound = (compare("llama-3-8b", ["h100-sxm", "tpu-v5e"], bound=bound, **asked) for bound in (False, True))

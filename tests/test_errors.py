@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+import numpy as np
 import pytest
 
 from llmviewer.analysis import analyze
@@ -387,6 +388,8 @@ def test_a_what_if_needs_a_device_by_name():
             "hardware_set must be a list of text; got 'memory.bandwidth=2x'",
         ),
         (disaggregate, {"model": 5}, "model must be text or a Model; got 5"),
+        (disaggregate, {"batch": np.array([1, 2])}, f"batch {WHOLE} array([1, 2])"),
+        (analyze, {"batch": np.array([1, 2])}, f"batch {WHOLE} array([1, 2])"),
         (recommend, {"without": "speed"}, "without must be one of nothing, answers, model; got 'speed'"),
         (recommend, {"without": 1}, "without must be text, or a list of such; got 1"),
         (
@@ -399,6 +402,7 @@ def test_a_what_if_needs_a_device_by_name():
 )
 def test_what_is_not_of_its_kind(call, changed, error):
     usual = {
+        analyze: {"model": "gpt2", "hardware": "l4"},
         simulate: {"model": "gpt2", "hardware": "l4", "rate": 1},
         saturate: {"model": "gpt2", "hardware": "l4"},
         plan: {"model": "gpt2", "hardware": "l4", "rate": 1},
@@ -505,7 +509,7 @@ TODO = "give package.module:callable to trace its module, or describe it in a YA
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"model_type": "lama"}, "'lama'; it is spelt like llama or llama4 or llava; "),
+        ({"model_type": "lama"}, "'lama'; it is spelt like llama or mllama or llama4; "),
         ({"model_type": "quux", "architectures": ["LlamaForCausalLM"]}, "'quux'; by its class it is a llama; "),
         ({"model_type": "quux", "kv_lora_rank": 512, "qk_rope_head_dim": 64, "n_routed_experts": 8,
           "first_k_dense_replace": 1, "moe_layer_freq": 1},

@@ -13,7 +13,7 @@ from llmviewer.units import fold, seconds, si
 from .marks import spare
 from .page import Card, Picture, below, picture, rendered
 from .table import COLUMNS, LEGEND, computed_in, expected_s, flat_rows, rate, shows_calls
-from .text import called, effect_lines, expectation, headline, phase_line, sentence, subject, unbeaten
+from .text import called, effect_lines, expectation, headline, made_for, phase_line, sentence, subject, unbeaten
 
 _WORDS: Final = frozenset({"operator", "bound", "in"})  # columns of words; the others are of numbers
 _HEADS: Final = {  # names and meanings of columns where there is room for them
@@ -151,9 +151,6 @@ def effect_cards(analysis: Analysis) -> list[Card]:
 def memory_cards(analysis: Analysis) -> list[Card]:
     asked, memory = analysis.inputs, analysis.memory
     rest, word = spare(memory)
-    positions = analysis.model.max_context
-    beyond = positions and (memory.max_context is None or memory.max_context > positions)
-    made_for = f"; the model is made for {positions:,}" if beyond else ""
     return [
         Card(
             label="memory",
@@ -170,7 +167,7 @@ def memory_cards(analysis: Analysis) -> list[Card]:
         Card(
             label="longest context",
             value=_largest(memory.max_context),
-            about=f"tokens, at batch {asked.batch}{made_for}",
+            about=f"tokens, at batch {asked.batch}{made_for(analysis)}",
             alarm=memory.max_context == 0,
         ),
     ]

@@ -126,7 +126,13 @@ def largest_line(analysis: Analysis) -> str:
     sequences = "any batch" if memory.max_batch is None else f"batch {memory.max_batch}"
     tokens = {None: "any context", 0: "no context"}.get(memory.max_context, f"{memory.max_context} tokens")
     batch = f"not one sequence of {length}" if memory.max_batch == 0 else f"{sequences} at {length}"
-    return f"{batch}; {tokens} at batch {asked.batch}"
+    return f"{batch}; {tokens} at batch {asked.batch}{made_for(analysis)}"
+
+
+def made_for(analysis: Analysis) -> str:
+    """The positions that the model has, where memory has room for more."""
+    room, positions = analysis.memory.max_context, analysis.model.max_context
+    return f"; the model is made for {positions:,}" if positions and (room is None or room > positions) else ""
 
 
 def phase_line(name: str, phase: Phase, *, per_call: bool) -> str:

@@ -207,6 +207,16 @@ def test_a_largest_batch_that_there_is_not_is_told_in_a_line():
         analyze("gpt2", "l4", batch="most")
 
 
+@pytest.mark.parametrize("form", ["text", "markdown"])
+def test_positions_are_told_where_memory_has_room_for_more(capsys, form):
+    assert main(["analyze", "gpt2", "l4", "--format", form]) == 0
+    most = analyze("gpt2", "l4").memory.max_context
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"{most} tokens at batch 1; the model is made for 1,024" in words
+    assert main(["analyze", "llama-3.1-70b", "l4", "--format", form]) == 0
+    assert "made for" not in capsys.readouterr().out
+
+
 def test_the_largest_batch_on_the_command_line(capsys, tmp_path):
     assert main(["analyze", "gpt2", "l4", "--batch", "max"]) == 0
     batch = analyze("gpt2", "l4").memory.max_batch

@@ -286,22 +286,21 @@ def test_an_override_of_layers_cuts_the_model_there():
     [
         (
             "W4,q_porj=W8",
-            (
-                "quantization 'q_porj=W8' matches no matrix product; the model has layers 0 to 31 and "
-                "did you mean q_proj or v_proj or o_proj?"
-            ),
+            ("quantization 'q_porj=W8' matches no matrix product; did you mean q_proj or v_proj or o_proj?"),
+        ),
+        ("W4,layers.32=W8", "quantization 'layers.32=W8': the model has layers 0 to 31"),
+        (
+            "W4,layers.5-3=W8",
+            "quantization 'layers.5-3=W8': layers must go from the first to the last, as in layers.0-3",
         ),
         (
-            "W4,layers.32=W8",
-            (
-                "quantization 'layers.32=W8' matches no matrix product; the model has layers 0 to 31 and "
-                "there is down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
-            ),
+            "W4,layers.5.q_porj=W8",
+            ("quantization 'layers.5.q_porj=W8' matches no matrix product; did you mean q_proj or v_proj or o_proj?"),
         ),
         (
             "W4,softmax=W8",
             (
-                "quantization 'softmax=W8' matches no matrix product; the model has layers 0 to 31 and "
+                "quantization 'softmax=W8' matches no matrix product; "
                 "there is down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
             ),
         ),

@@ -152,6 +152,8 @@ def _override(text: str) -> Override:
     if layers:
         first = int(layers[1])
         last = int(layers[2]) if layers[2] else first
+        if last < first:
+            raise InputError(f"quantization {text!r}: layers must go from the first to the last, as in layers.0-3")
         run = range(first, last + 1)
         override = Override(text=text, pattern=layers[3] or "*", scheme=scheme, layers=run)
     else:
@@ -201,14 +203,12 @@ def _stored(block: Block, held: Mapping[Place, Format], usual: Format) -> Block:
 
 def _must_match(override: Override, graph: Graph) -> None:
     named = [(block, op) for block, op in graph if isinstance(op, Linear) or (override.scheme.activation and _left(op))]
-    if not any(override.covers(block) and fnmatchcase(op.name, override.pattern) for block, op in named):
-        names = {op.name for _, op in named}
-        raise InputError(
-            f"quantization {override.text!r} matches no matrix product; the model has layers 0 to {graph.layers - 1} "
-            f"and {suggest(override.pattern, names)}"
-        )
     if isinstance(override.layers, range) and override.layers.stop > graph.layers:
         raise InputError(f"quantization {override.text!r}: the model has layers 0 to {graph.layers - 1}")
+    names = {op.name for block, op in named if override.covers(block)}
+    if not any(fnmatchcase(name, override.pattern) for name in names):
+        known = suggest(override.pattern, names)
+        raise InputError(f"quantization {override.text!r} matches no matrix product; {known}")
 
 
 def _cut(block: Block, overrides: Sequence[Override], held: Mapping[Place, Format]) -> Iterator[Block]:

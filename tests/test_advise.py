@@ -283,7 +283,7 @@ def test_the_report(capsys, found):
         (["--with", "magic"], "no technique 'magic'"),
         (["--tp", "2", "--layout", "tp=2"], "--layout and --tp say the same; give one of them"),
         (["--pp", "40"], "pp=40 is more than the 32 layers; try pp=32 or fewer"),
-        (["--max-devices", "0"], "max_devices must be a whole number of at least 1; got 0"),
+        (["--max-devices", "0"], "--max-devices must be a whole number of at least 1; got 0"),
         (["--quant", "W99"], "bits must be"),
         (["--library", "vlm"], "no kernels of a library 'vlm' were measured"),
         (["--engine", "vlm"], "no engine 'vlm'"),

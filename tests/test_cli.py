@@ -225,7 +225,7 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
     [
         ("analyze gpt2 t4 --quant=", "--quant must not be empty; leave it out"),
         ("analyze gpt2 t4 --quant fp8 --batch 2 --quant W8A8", "--quant must be given once; got it 2 times"),
-        ("simulate gpt2 t4 --rate 1 --prompt-lengths foo --gen 9", f"prompt_lengths: {LENGTHS}; got 'foo'"),
+        ("simulate gpt2 t4 --rate 1 --prompt-lengths foo --gen 9", f"--prompt-lengths: {LENGTHS}; got 'foo'"),
         ("simulate gpt2 t4 --rate 1 --prompt foo --gen-lengths 9", f"--prompt: {LENGTHS}; got 'foo'"),
         ("simulate gpt2 t4 --rate 1 --gen=foo", f"--gen: {LENGTHS}; got 'foo'"),
         ("simulate gpt2 t4", ("rate (--rate) or arrivals (--arrivals) must be given, and not both: requests a "
@@ -237,6 +237,8 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
          "(`llmviewer hardware` lists all)")),
         ("analyze gpt2,llama-2-7b t4", ("no model 'gpt2,llama-2-7b': give one; `llmviewer compare` takes several, and "
          "sweeps to a folder do")),
+        ("analyze gpt2 t4 --kv-len 0", "--kv-len must be a whole number of at least 1; got 0"),
+        ("plot rofline gpt2 t4", "no figure 'rofline': did you mean roofline?"),
         ("analyze gpt2 t4 --with foo",
          "no technique 'foo': of 42 names the nearest is fusion (`llmviewer techniques` lists all)"),
         ("analyze gpt2 t4 --with KV4", "no technique 'KV4': it is a precision; give it as --quant KV4"),

@@ -368,7 +368,7 @@ def test_the_command_says_how_many(capsys):
     assert document["inputs"]["max_devices"] == 8
     assert {row["devices"] for row in document["devices"] if row["rank"]} == {1, 2, 4, 8}
     assert main(["choose", "--model", "gpt2", "--max-devices", "0"]) == 2
-    assert capsys.readouterr().err == "llmviewer: max_devices must be a whole number of at least 1; got 0\n"
+    assert capsys.readouterr().err == "llmviewer: --max-devices must be a whole number of at least 1; got 0\n"
 
 
 def test_the_page_of_a_choice_shows_how_many(seventy):

@@ -184,7 +184,7 @@ def test_what_cannot_be(capsys):
     with pytest.raises(InputError, match="does not generate: there are no decode steps to take on other devices"):
         disaggregate("bert-base", "h100-sxm", "l4")
     code, text = _printed(capsys, "--kv-transfer", "late")
-    assert (code, text) == (2, "llmviewer: kv_transfer must be one of after, overlapped; got 'late'\n")
+    assert (code, text) == (2, "llmviewer: --kv-transfer must be one of after, overlapped; got 'late'\n")
     assert load_model("bert-base").generates is False
 
 

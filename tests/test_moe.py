@@ -239,7 +239,7 @@ def test_skew_on_the_command_line(capsys):
     even, skewed = (document["generation"]["tpot_s"] for document in documents)
     assert skewed < even
     assert main([*base, "--expert-skew", "-1"]) == 2
-    assert capsys.readouterr().err == "llmviewer: expert_skew must be a finite number of at least 0; got -1\n"
+    assert capsys.readouterr().err == "llmviewer: --expert-skew must be a finite number of at least 0; got -1\n"
 
 
 # Published figures, and what they leave out of our count, which has both the embedding and the head.

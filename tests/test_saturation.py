@@ -165,7 +165,7 @@ QUEUES = "--rate max has all requests there from the start, of copies that both 
     (["--tpot", "1"], f"{QUEUES}tpot"),
     (["--arrivals", "x.csv"], f"{QUEUES}arrivals"),
     (["--prefill-hardware", "l4"], f"{QUEUES}prefill-hardware"),
-    (["--max-batch", "0"], "max_batch must be a whole number of at least 1; got 0"),
+    (["--max-batch", "0"], "--max-batch must be a whole number of at least 1; got 0"),
     (["--requests", "20"], "requests must be more than 20"),
     (["--requests", "2000000"], "requests must be at most 1000000"),
     (["--quant", "W32A16", "--prompt-lengths", "1000000"], "with a request of 1000128 tokens does not fit"),

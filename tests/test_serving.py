@@ -500,6 +500,14 @@ def test_lengths_of_a_file(tmp_path):
     assert drawn.mean() == pytest.approx(50 / 3, rel=0.05)
 
 
+def test_a_line_of_a_file_that_is_no_length_is_named(tmp_path):
+    path = tmp_path / "lengths.txt"
+    path.write_text("10\n\nabc\n")
+    with pytest.raises(InputError) as error:
+        parse_lengths(str(path), "prompt_lengths")
+    assert str(error.value) == f"{path}:3: must be a length from 1 to 16777216; got 'abc'"
+
+
 def test_poisson_arrivals():
     lengths = parse_lengths("1", "")
     found = poisson(rate=4, prompts=lengths, gens=lengths, requests=20_000, generator=np.random.default_rng(0))
@@ -680,20 +688,20 @@ BAD = [
     (["--rate", "1", "--policy", "fcfs:3"], "policy fcfs has no tokens to give"),
     (["--rate", "1", "--policy", f"chunked:{'9' * 5000}"], "policy chunked:TOKENS must give a whole number"),
     (["--rate", "1", "--policy", "chunked:0"], "policy chunked:TOKENS must give a whole number from 1 to 16777216"),
-    (["--rate", "1", "--prompt-lengths", "many"], "prompt_lengths: must be a number of tokens"),
-    (["--rate", "1", "--prompt-lengths", "0"], "prompt_lengths: must be a number of tokens"),
-    (["--rate", "1", "--prompt-lengths", "9" * 5000], "prompt_lengths: must be a number of tokens"),
-    (["--rate", "1", "--prompt-lengths", "x" * 5000], "prompt_lengths: must be a number of tokens"),
-    (["--rate", "1", "--gen-lengths", "uniform:9-3"], "gen_lengths: must be a number of tokens"),
+    (["--rate", "1", "--prompt-lengths", "many"], "--prompt-lengths: must be a number of tokens"),
+    (["--rate", "1", "--prompt-lengths", "0"], "--prompt-lengths: must be a number of tokens"),
+    (["--rate", "1", "--prompt-lengths", "9" * 5000], "--prompt-lengths: must be a number of tokens"),
+    (["--rate", "1", "--prompt-lengths", "x" * 5000], "--prompt-lengths: must be a number of tokens"),
+    (["--rate", "1", "--gen-lengths", "uniform:9-3"], "--gen-lengths: must be a number of tokens"),
     (["--rate", "1", "--gen-lengths", "lognormal:mean=512,p95=2048"], "p95 must be above the mean, and 1980 at most"),
     (["--rate", "1", "--gen-lengths", "lognormal:p50=9,p90=3"], "a higher percentile must be a greater length"),
     (["--rate", "1", "--gen-lengths", "lognormal:mean=512,p50=600"], "p50 must be below the mean"),
-    (["--rate", "1", "--max-batch", "0"], "max_batch must be a whole number of at least 1; got 0"),
+    (["--rate", "1", "--max-batch", "0"], "--max-batch must be a whole number of at least 1; got 0"),
     (["--rate", "1", "--requests", "2000000"], "requests must be at most 1000000; got 2000000"),
-    (["--rate", "1", "--prefill-hardware", "l4"], "prefill_hardware must be left out without readers"),
-    (["--rate", "1", "--kv-transfer", "after"], "kv_transfer must be left out without readers"),
+    (["--rate", "1", "--prefill-hardware", "l4"], "--prefill-hardware must be left out without readers"),
+    (["--rate", "1", "--kv-transfer", "after"], "--kv-transfer must be left out without readers"),
     (["--rate", "1", "--readers", "1", "--policy", "fcfs"], "policy must be left out beside readers"),
-    (["--arrivals", "x.csv", "--gen-lengths", "9"], "gen_lengths must be left out beside arrivals"),
+    (["--arrivals", "x.csv", "--gen-lengths", "9"], "--gen-lengths must be left out beside arrivals"),
     (["--rate", "1", "--ttft", "0"], "ttft must be a positive number; got 0"),
     (["--rate", "1", "--depreciation", "-1"], "--depreciation must be a positive number; got -1"),
     (["--rate", "1", "--tp", "3"], "tp"),

@@ -388,6 +388,15 @@ def test_what_leaves_no_rows_for_a_fit_is_said(tmp_path, capsys):
     assert capsys.readouterr().err == f"llmviewer: {path}: {why}\n"
 
 
+def test_rows_of_which_none_can_be_scored_are_an_error(tmp_path, capsys):
+    path = tmp_path / "none.csv"
+    path.write_text("gpu,framework,kernel,dtype,M,N,K,time_us\nh100-sxm,vllm,gemm,bf16,16,4096,4096,nan\n")
+    assert main(["validate", str(path)]) == 2
+    error = capsys.readouterr()
+    assert error.out == ""
+    assert error.err.startswith(f"llmviewer: {path}: no row can be scored; 1 row: ")
+
+
 def test_commands_fail_with_one_line(tmp_path, measured, capsys):
     missing = tmp_path / "none.csv"
     assert main(["validate", str(missing)]) == 2

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from ..errors import InputError, suggest
 from . import options as shared
 from . import questions
 from .progress import on_a_bar
@@ -118,7 +119,7 @@ def choose(
 
 
 @click.command()
-@click.argument("figure", type=click.Choice(FIGURES))
+@click.argument("figure", metavar=f"{{{'|'.join(FIGURES)}}}")
 @questions.setting
 @click.option("--batch", type=int, default=1, show_default=True)
 @click.option("--prompt", type=int, default=1024, show_default=True)
@@ -131,6 +132,8 @@ def plot(figure: str, output: Path | None, **question: Any) -> None:
     data types (5); memory: weights, cache and activations by precision (6); decode-time against batch (7);
     prefill-time against prompt length (8). The last three compare the precisions of --quant, separated by semicolons.
     """
+    if figure not in FIGURES:
+        raise InputError(f"no figure {figure!r}: {suggest(figure, FIGURES)}")
     from ..reports.plot import draw, write
 
     path = output or Path(f"{figure}.html")

@@ -212,12 +212,12 @@ def precision(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 def in_options(message: str, command: click.Command, arguments: Sequence[str]) -> str:
-    """`message`, with the option as typed in place of the name that it has in Python, where that is another word."""
+    """`message`, with the option as typed in place of the name that it has in Python, where that is another."""
     there = [argument.partition("=")[0] for argument in arguments]
     for parameter in command.params:
         option = next((name for name in there if name in parameter.opts), max(parameter.opts, key=len))
-        if isinstance(parameter, click.Option) and option != f"--{parameter.name}".replace("_", "-"):
-            message = re.sub(rf"^{parameter.name}(?=:| must )", option, message)
+        if isinstance(parameter, click.Option) and option != f"--{parameter.name}":
+            message = re.sub(rf"^{parameter.name}(?=:| must | is of )", option, message)
     return message
 
 

@@ -168,6 +168,9 @@ def validate(
         _write(predictions_out, predictions)
         click.echo(f"{predictions_out}: {sum(len(one.table.frame) for one in predictions)} rows", err=True)
     scores = run(predictions)
+    if not scores.groups and not predictions_out:
+        why, count = max(scores.skipped.items(), key=lambda one: one[1], default=("no measurement", 0))
+        raise InputError(f"{files[0]}: no row can be scored; {counted(count, 'row')}: {why}")
     inputs = {"files": list(map(str, files)), "profiles": list(map(str, paths))}
     shared.emit(_report(scores, chosen, inputs, shared.width(output)), output)
 

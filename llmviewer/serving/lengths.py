@@ -196,11 +196,15 @@ def _by_mean(mean: float, numbers: Mapping[str, float], text: str, name: str) ->
 
 
 def _file(path: Path, name: str) -> Empirical:
-    lines = [line.strip() for line in read_text(path).splitlines()]
-    seen = tuple(_whole(line, line, f"{path}: {name}") for line in lines if line)
+    seen = []
+    for number, line in enumerate(map(str.strip, read_text(path).splitlines()), 1):
+        if line and (found := counted(line)) is None:
+            raise InputError(f"{path}:{number}: must be a length from 1 to {LONGEST}; got {line!r}")
+        if line:
+            seen.append(found)
     if not seen:
         raise InputError(f"{path}: {name}: holds no length; give one a line")
-    return Empirical(seen=seen)
+    return Empirical(seen=tuple(seen))
 
 
 def counted(digits: str, least: int = 1) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from llmviewer import export
 from llmviewer.analysis import analyze
 from llmviewer.errors import InputError
+from llmviewer.given import each_once
 from llmviewer.setting import Setting
 
 from . import figures
@@ -65,11 +66,12 @@ def draw(
 def _listed(quants: str) -> list[str]:
     """The precisions of a list.
 
-    Raises InputError where one is empty.
+    Raises InputError where one is empty, or there twice.
     """
     found = [part.strip() for part in quants.split(";")]
     if not all(found):
         raise InputError(f"--quant must be precisions with a semicolon between any two, W16A16;W4A16; got {quants!r}")
+    each_once("--quant", found)
     return found
 
 

@@ -193,6 +193,8 @@ def test_what_does_not_parse_is_told_in_one_line(text, error):
          "faithful")),
         (("low-rank:targets=nothing",), {}, ("low-rank: no linear is called 'nothing'; there is down_proj, gate_proj, "
          "k_proj, o_proj, q_proj, up_proj, v_proj")),
+        (("low-rank:rank=99999999",), {}, "low-rank: no matrix has a rank above 4096; got 99999999"),
+        (("speculative:draft=llama-68m,,alpha=0.5",), {}, "got '' in 'speculative:draft=llama-68m,,alpha=0.5'"),
         (("lora:targets=q_proj+W_pack",), {}, ("lora: no linear is called 'W_pack'; there is down_proj, gate_proj, "
          "k_proj, o_proj, q_proj, up_proj, v_proj")),
         (("lora:merged=true,adapters=2",), {}, "lora: one adapter can be merged; got adapters=2"),

@@ -112,6 +112,7 @@ def test_rows_that_cannot_be_predicted_stay_empty_and_are_counted(tmp_path, prof
     assert main(command) == 0
     assert pd.read_csv(out)["expected_us"].notna().tolist() == [False, False, False, True]
     found = json.loads(capsys.readouterr().out)
+    assert found["schema_version"] == 1
     assert found["inputs"] == {"files": [str(path)], "profiles": [str(profile)]}
     skipped = found["skipped"]
     assert sorted(skipped.values()) == [1, 1, 1]

@@ -26,8 +26,17 @@ hardware_option = click.option(
 
 def named(hardware: Sequence[str]) -> list[str] | None:
     """Devices by name, as the option has them; None for all."""
-    names = [name.strip() for each in hardware for name in each.split(",") if name.strip()]
-    return None if "all" in names else names
+    return _or_all([name.strip() for each in hardware for name in each.split(",") if name.strip()])
+
+
+def _or_all(names: list[str]) -> list[str] | None:
+    """None for all.
+
+    Raises InputError where others stand beside that.
+    """
+    if "all" in names and len(names) > 1:
+        raise InputError("all is every device; leave out the others")
+    return None if names == ["all"] else names
 
 
 def _split(text: str) -> list[str]:
@@ -71,7 +80,8 @@ def compare(
     from ..reports import comparison as report
     from ..transforms.quantize import PUBLISHED
 
-    devices = hardware_names() if hardware == ("all",) else [name for text in hardware for name in _split(text)]
+    asked = _or_all([name for text in hardware for name in _split(text)])
+    devices = hardware_names() if asked is None else asked
     numbers = () if batch == shared.MAX else parse_axis(f"batch={batch}", option="--", most=_COMPARED)[1]
     models = [name for text in (model, *also) for name in _split(text)]
     found = run(models, devices, quants=quants or (PUBLISHED,), batch=list(map(int, numbers)) or shared.MAX, **question)

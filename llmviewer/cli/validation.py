@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from .. import __version__
 from ..errors import InputError
 from ..units import counted
 from . import options as shared
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..expectation.rows import Rows
     from ..expectation.validate import Predictions, Validation
 
+_SCHEMA_VERSION: Final = 1  # of the scores as JSON
 _FILE = click.Path(path_type=Path)
 _SUFFIXES: Final = {".txt": "text", ".json": "json", ".html": "html"}
 
@@ -187,7 +189,13 @@ def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]], 
         from ..facts import finite
 
         found = {k: v for k, v in asdict(scores).items() if k != "points"}
-        return json.dumps(finite({"inputs": dict(inputs), **found}), indent=2) + "\n"
+        document = {
+            "schema_version": _SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "inputs": dict(inputs),
+            **found,
+        }
+        return json.dumps(finite(document), indent=2) + "\n"
     from ..reports import validation
 
     return validation.render_html(scores, inputs) if form == "html" else validation.render_text(scores, inputs, width)

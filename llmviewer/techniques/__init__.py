@@ -80,10 +80,10 @@ def _parts(text: str | Mapping[str, object]) -> tuple[str, Mapping[str, object]]
         raise InputError(f"{_MUST}; got {text!r}")
     name, _, rest = text.partition(":")
     given: dict[str, object] = {}
-    for part in filter(None, (part.strip() for part in rest.split(","))):
+    for part in rest.split(",") if rest.strip() else ():
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not key or not value:
-            raise InputError(f"{_MUST}; got {part!r} in {text!r}")
+            raise InputError(f"{_MUST}; got {part.strip()!r} in {text!r}")
         if key in given:
             raise InputError(f"{name.strip()}: {key} is given twice; got {text!r}")
         given[key] = value

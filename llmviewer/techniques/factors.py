@@ -101,14 +101,22 @@ class LowRank(_OnLinears):
         wanted = self.ratio * n * k / (n + k)
         return self.rank or int(wanted // _MULTIPLE * _MULTIPLE) or max(round(wanted), 1)
 
+    def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
+        if why := super().refuses(machine, others):
+            return why
+        most = max(map(min, self._shapes(machine)))
+        return f"no matrix has a rank above {most}; got {self.rank}" if self.rank > most else ""
+
+    def _shapes(self, machine: Machine) -> set[tuple[int, ...]]:
+        return {op.weight.shape for b, op in machine.model.graph if isinstance(op, Linear) and self.chosen(b, op)}
+
     def findings(self, machine: Machine, step: Workload) -> tuple[Finding, ...]:  # noqa: ARG002
-        shapes = {op.weight.shape for b, op in machine.model.graph if isinstance(op, Linear) and self.chosen(b, op)}
-        even = min(prod(shape) / sum(shape) for shape in shapes)
+        even = min(prod(shape) / sum(shape) for shape in self._shapes(machine))
         text = f"a factorisation is smaller than the matrix below rank {even:.0f} of the smallest matrix"
         return (Finding(key="break_even_rank", value=even, text=text),)
 
     def notes(self, machine: Machine) -> tuple[str, ...]:
-        shapes = {op.weight.shape for b, op in machine.model.graph if isinstance(op, Linear) and self.chosen(b, op)}
+        shapes = self._shapes(machine)
         grown = sum(1 for n, k in shapes if self._rank(n, k) * (n + k) >= n * k)
         return (f"low-rank: {grown} of {len(shapes)} shapes of matrices do not get smaller",) if grown else ()
 

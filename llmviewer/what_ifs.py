@@ -41,7 +41,7 @@ def altered(facts: Mapping[str, Fact], changes: Sequence[str], name: str) -> tup
     for change in changes:
         fact = _changed(change, found, name)
         if fact.key in given:
-            raise InputError(f"--hardware-set: {fact.key} is given twice; give each once")
+            raise InputError(f"{change}: {fact.key} is given twice; give each once")
         found[fact.key] = fact
         given[fact.key] = change
     if _CAPACITY in given and _USABLE not in given and not _FACTOR.fullmatch(found[_CAPACITY].text):

@@ -503,8 +503,8 @@ def test_no_more_memory_is_usable_than_there_is(chip):
 
 
 def test_a_what_if_is_given_once(chip):
-    with pytest.raises(InputError, match=r"^--hardware-set: memory\.bandwidth is given twice; give each once$"):
-        load_hardware(chip(), ["memory.bandwidth=2x", "memory.bandwidth = 3x"])
+    with pytest.raises(InputError, match=r"^memory\.bandwidth=3x: memory\.bandwidth is given twice; give each once$"):
+        load_hardware(chip(), ["memory.bandwidth=2x", "memory.bandwidth=3x"])
 
 
 def test_the_documentation_has_every_key_and_word():

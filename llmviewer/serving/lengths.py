@@ -196,12 +196,14 @@ def _by_mean(mean: float, numbers: Mapping[str, float], text: str, name: str) ->
 
 
 def _file(path: Path, name: str) -> Empirical:
-    seen = []
+    seen: list[int] = []
     for number, line in enumerate(map(str.strip, read_text(path).splitlines()), 1):
-        if line and (found := counted(line)) is None:
+        if not line:
+            continue
+        found = counted(line)
+        if found is None:
             raise InputError(f"{path}:{number}: must be a length from 1 to {LONGEST}; got {line!r}")
-        if line:
-            seen.append(found)
+        seen.append(found)
     if not seen:
         raise InputError(f"{path}: {name}: holds no length; give one a line")
     return Empirical(seen=tuple(seen))

@@ -60,10 +60,17 @@ def this_machine(kind: str, hardware: str | None = None) -> Machine:
     """The CPU, or the first GPU.
 
     hardware  the name or the file of the device, where the machine does not say or is not to decide
+
+    Raises InputError where that is another kind of device, or none is known.
     """
     import torch
 
     given = load_hardware(hardware) if hardware else None
+    if given and given.kind != kind:
+        raise InputError(
+            f"--hardware must be of kind {kind}, which is what is measured; {given.name} is of kind {given.kind}; "
+            "leave it out, or give this machine's file"
+        )
     drafts = [one for one in documents() if one["kind"] == kind]
     document = drafts[0] if drafts else None
     if kind == "gpu":

@@ -52,10 +52,22 @@ def si(value: float, digits: int = 3) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g} "
     for step, prefix in (*_STEPS, (1.0, "")):
-        shown = _significant(value / step, digits)
+        shown = significant(value / step, digits)
         if abs(float(shown)) >= 1:
             return f"{shown} {prefix}"
-    return f"{_significant(value, digits)} "
+    return f"{significant(value, digits)} "
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Fixed-point text of `value` with `digits` significant digits, none of its integer digits dropped.
+
+    >>> significant(4213.7), significant(29.53), significant(0.0042)
+    ('4214', '29.5', '0.00420')
+    """
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
+    return f"{value:.{max(digits - 1 - magnitude, 0)}f}"
 
 
 def counted(number: int, noun: str, several: str = "") -> str:
@@ -89,16 +101,8 @@ def seconds(value: float | None, digits: int = 3) -> str:
         return "-"
     for least, step, unit in _TIMES:
         if value >= least:
-            return f"{_significant(value / step, digits)} {unit}"
+            return f"{significant(value / step, digits)} {unit}"
     for step, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if value >= step * (1 - 0.5 * 10.0**-digits):
-            return f"{_significant(value / step, digits)} {unit}"
-    return f"{_significant(value / 1e-9, digits)} ns" if value else "0 s"
-
-
-def _significant(value: float, digits: int) -> str:
-    """Fixed-point text of `value` with `digits` significant digits, none of its integer digits dropped."""
-    if value == 0:
-        return "0"
-    magnitude = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
-    return f"{value:.{max(digits - 1 - magnitude, 0)}f}"
+            return f"{significant(value / step, digits)} {unit}"
+    return f"{significant(value / 1e-9, digits)} ns" if value else "0 s"

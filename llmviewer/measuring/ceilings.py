@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,44 +24,78 @@ _LINK_BYTES: Final = 2**28
 class Ceiling:
     """One of them.
 
-    what  such as "copy", "matrix bf16", "launch in a graph", "host to device"
-    size  bytes gone over, or rows of a square matrix; 0 where there is none
-    unit  of value: "B/s", "OP/s" or "s"
+    what       such as "copy", "matrix bf16", "launch in a graph", "host to device"
+    size       bytes gone over, or rows of a square matrix; 0 where there is none
+    unit       of value: "B/s", "OP/s" or "s"
+    disturbed  other programs took the cores each time, so that the machine may reach more
     """
 
     what: str
     size: int
     value: float
     unit: str
+    disturbed: bool = False
+
+    @property
+    def name(self) -> tuple[str, int]:
+        return self.what, self.size
 
 
-def ceilings(device: str, clock: Clock, *, cache: float, dtypes: Sequence[str], limit_s: float) -> Iterator[Ceiling]:
+def disturbed(found: Collection[Ceiling]) -> dict[tuple[str, int], None]:
+    """Those that were never measured alone, by name, in their order."""
+    alone = {one.name for one in found if not one.disturbed}
+    return {one.name: None for one in found if one.name not in alone}
+
+
+def ceilings(
+    device: str,
+    clock: Clock,
+    *,
+    cache: float,
+    dtypes: Sequence[str],
+    limit_s: float,
+    known: Collection[tuple[str, int]] = (),
+) -> Iterator[Ceiling]:
     """Those of "cpu" or "cuda", as they are found.
 
     cache    bytes of the last one
     dtypes   of matrices
     limit_s  for each
+    known    those to leave out, by name
     """
-    yield from _launches(device, clock, limit_s)
-    yield from _streams(device, clock, cache, limit_s)
+    timed = _Timed(clock=clock, limit_s=limit_s, known=known)
+    yield from _launches(device, timed)
+    yield from _streams(device, timed, cache)
     for dtype in dtypes:
         for n in _SIDES[device]:
             with suppress(RuntimeError):  # what torch raises where the device has no such product
-                call = _product(device, dtype, n)
-                rate = 2 * n**3 / _fastest(clock, call, limit_s) if call else 0.0
-                if rate:
-                    yield Ceiling(what=f"matrix {dtype}", size=n, value=rate, unit="OP/s")
+                if call := _product(device, dtype, n):
+                    yield from timed(f"matrix {dtype}", n, call, work=2 * n**3, unit="OP/s")
     if device == "cuda":
-        yield from _links(clock, limit_s)
+        yield from _links(timed)
 
 
-def _fastest(clock: Clock, call: Call, limit_s: float) -> float:
-    """A ceiling is what is reached undisturbed. [s]"""
-    call()
-    return fastest(clock.sampler((call,)), limit_s)
+@dataclass(frozen=True, kw_only=True)
+class _Timed:
+    """What a call reaches undisturbed, unless that is known."""
+
+    clock: Clock
+    limit_s: float
+    known: Collection[tuple[str, int]]
+
+    def __call__(self, what: str, size: int, call: Call, *, work: float, unit: str) -> Iterator[Ceiling]:
+        if (what, size) not in self.known:
+            call()
+            least = fastest(self.clock.sampler((call,)), self.limit_s)
+            yield Ceiling(what=what, size=size, value=work / least.seconds, unit=unit, disturbed=least.disturbed)
+
+    def seconds(self, what: str, sample: Callable[[], Sample]) -> Iterator[Ceiling]:
+        if (what, 0) not in self.known:
+            least = fastest(sample, self.limit_s)
+            yield Ceiling(what=what, size=0, value=least.seconds, unit="s", disturbed=least.disturbed)
 
 
-def _streams(device: str, clock: Clock, cache: float, limit_s: float) -> Iterator[Ceiling]:
+def _streams(device: str, timed: _Timed, cache: float) -> Iterator[Ceiling]:
     import torch
 
     some = torch.randn(_SMALLEST // 4, device=device)
@@ -70,8 +104,7 @@ def _streams(device: str, clock: Clock, cache: float, limit_s: float) -> Iterato
         for what, tensors in _MOVED.items():
             a, *others = numbers[: numbers.numel() // tensors * tensors].chunk(tensors)
             moved = 4 * tensors * a.numel()
-            call = _stream(what, a, *others)
-            yield Ceiling(what=what, size=moved, value=moved / _fastest(clock, call, limit_s), unit="B/s")
+            yield from timed(what, moved, _stream(what, a, *others), work=moved, unit="B/s")
 
 
 def sizes(device: str, cache: float) -> list[int]:
@@ -128,7 +161,7 @@ def _in_tf32(call: Call) -> Any:
         matmul.allow_tf32 = before
 
 
-def _launches(device: str, clock: Clock, limit_s: float) -> Iterator[Ceiling]:
+def _launches(device: str, timed: _Timed) -> Iterator[Ceiling]:
     """Of the addition of one number."""
     import torch
 
@@ -137,8 +170,9 @@ def _launches(device: str, clock: Clock, limit_s: float) -> Iterator[Ceiling]:
     def call() -> Any:
         return x.add_(1.0)
 
+    call()
     if device == "cpu":
-        yield Ceiling(what="launch", size=0, value=_fastest(clock, call, limit_s), unit="s")
+        yield from timed.seconds("launch", timed.clock.sampler((call,)))
         return
 
     def in_a_row() -> Sample:
@@ -155,21 +189,20 @@ def _launches(device: str, clock: Clock, limit_s: float) -> Iterator[Ceiling]:
         torch.cuda.synchronize()
         return Sample(perf_counter() - start)
 
-    call()
-    yield Ceiling(what="launch", size=0, value=fastest(in_a_row, limit_s), unit="s")
-    yield Ceiling(what="launch and wait", size=0, value=fastest(awaited, limit_s), unit="s")
-    yield Ceiling(what="launch in a graph", size=0, value=_fastest(clock, call, limit_s), unit="s")
+    yield from timed.seconds("launch", in_a_row)
+    yield from timed.seconds("launch and wait", awaited)
+    yield from timed.seconds("launch in a graph", timed.clock.sampler((call,)))
 
 
-def _links(clock: Clock, limit_s: float) -> Iterator[Ceiling]:
+def _links(timed: _Timed) -> Iterator[Ceiling]:
     import torch
 
     host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
     own = torch.empty(_LINK_BYTES, dtype=torch.uint8, device="cuda")
     ways = {"host to device": (own, host), "device to host": (host, own)}
     for what, (to, source) in ways.items():
-        seconds = _fastest(clock, partial(to.copy_, source, non_blocking=True), limit_s)
-        yield Ceiling(what=what, size=_LINK_BYTES, value=_LINK_BYTES / seconds, unit="B/s")
+        call = partial(to.copy_, source, non_blocking=True)
+        yield from timed(what, _LINK_BYTES, call, work=_LINK_BYTES, unit="B/s")
 
 
 def rates(found: Sequence[Ceiling], *, kind: str, cache: float) -> dict[str, float]:

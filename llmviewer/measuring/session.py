@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..expectation.device import Device, of
 from ..export import write_text
 from ..hardware_files import hardware_file, load_hardware
-from .ceilings import ceilings, rates
+from .ceilings import ceilings, disturbed, rates
 from .journal import SCHEMA, Journal
 from .machine import Machine, Watch, with_rates
 from .order import spread
@@ -140,11 +140,15 @@ class _Kind:
                 return self.waiting.pop(case)
         return None
 
-    def learn(self, row: Mapping[str, Any]) -> None:
-        """How long a launch took, that need not be asked for again; others' do not matter."""
+    def learn(self, row: dict[str, Any]) -> None:
+        """How long a launch took, that need not be asked for again; others' do not matter.
+
+        Its ceiling is that of now: it may have been measured again since.
+        """
         bound = self.bounds.get(row["case"])
         if bound is None:
             return
+        row["ceiling_us"] = bound * 1e6
         self.waiting.pop(row["case"], None)
         if bound >= self._largest:
             self._largest, self._ratio = bound, row["time_us"] * 1e-6 / bound
@@ -182,10 +186,11 @@ class Session:
         return monotonic() - self.start
 
     def measure_ceilings(self, progress: Callable[[str], None]) -> None:
-        """Those that the journal does not hold."""
-        if self.journal.complete:
+        """Those that the journal does not hold, or that other programs spoilt."""
+        if not self.journal.complete:
+            self.journal.ceilings.clear()
+        elif not disturbed(self.journal.ceilings):
             return
-        self.journal.ceilings.clear()
         try:
             self._measure_ceilings(progress)
         except Exception as error:
@@ -197,11 +202,12 @@ class Session:
     def _measure_ceilings(self, progress: Callable[[str], None]) -> None:
         machine = self.machine
         dtypes, limit_s = _MATRICES[machine.kind], self.seconds * _CEILING_PART
-        clock = self.backends[-1].clock
+        clock, held = self.backends[-1].clock, self.journal.ceilings
+        known = {one.name for one in held} - disturbed(held).keys()  # by runs before
         for number in range(_PASSES):
             if number and self.elapsed > _CEILINGS_PART * self.seconds:
                 break
-            for one in ceilings(machine.torch, clock, cache=machine.cache, dtypes=dtypes, limit_s=limit_s):
+            for one in ceilings(machine.torch, clock, cache=machine.cache, dtypes=dtypes, limit_s=limit_s, known=known):
                 self.journal.ceiling(one)
                 progress(one.what)
         self.journal.ceilings_complete()

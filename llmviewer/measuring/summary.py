@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..units import counted, seconds, si
-from .ceilings import Ceiling
+from ..units import counted, seconds, si, significant
+from .ceilings import Ceiling, disturbed
 
 _Row = Mapping[str, Any]
 _VENDOR: Final = ("pytorch", "pytorch-cpu")
@@ -30,12 +30,13 @@ def ceilings_text(found: Sequence[Ceiling], datasheet: Mapping[str, float], rate
     streams: dict[int, dict[str, float]] = defaultdict(dict)
     for one in found:
         if one.what in _STREAMS:
-            at = streams[1 << round(float(np.log2(one.size)))]
+            at = streams[_about(one.size)]
             at[one.what] = max(one.value, at.get(one.what, 0.0))
-    lines = [f"{'bandwidth [GB/s]':<18}" + "".join(f"{what:>9}" for what in _STREAMS)]
+    spoilt = {(what, _about(size)) for what, size in disturbed(found)}
+    lines = [f"{'bandwidth [GB/s]':<18}" + "".join(f"{what:>9} " for what in _STREAMS).rstrip()]
     for size, values in sorted(streams.items()):
-        cells = "".join(f"{values[what] / 1e9:9.1f}" if what in values else f"{'-':>9}" for what in _STREAMS)
-        lines.append(f"  over {_binary(size):<11}{cells}")
+        shown = ((significant(values[w] / 1e9) if w in values else "-", _mark((w, size) in spoilt)) for w in _STREAMS)
+        lines.append(f"  over {_binary(size):<11}" + "".join(f"{text:>9}{mark}" for text, mark in shown).rstrip())
     others = [one for one in found if one.what not in _STREAMS]
     best: dict[str, Ceiling] = {}
     for one in others:
@@ -43,10 +44,16 @@ def ceilings_text(found: Sequence[Ceiling], datasheet: Mapping[str, float], rate
             best[one.what] = one
     for one in best.values():
         value = seconds(one.value) if one.unit == "s" else f"{si(one.value)}{one.unit}"
-        lines.append(f"{one.what:<18}{value:>18}")
+        mark = _mark(any(what == one.what for what, _ in spoilt))  # what was spoilt may have been the best
+        lines.append(f"{one.what:<18}{value:>18}{mark}".rstrip())
     for key, rate in rates.items():
         if key in datasheet:
             lines.append(f"{key}: {rate / datasheet[key]:.0%} of the datasheet's {si(datasheet[key])}{_unit(key)}")
+    if spoilt:
+        lines += [
+            "? other programs took the cores each time: the machine reaches more, and what is",
+            "  said relative to it is too high; the same command measures these again",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -179,6 +186,15 @@ def _same(row: _Row) -> tuple[Any, ...]:
 
 def _unit(key: str) -> str:
     return "B/s" if key.endswith("bandwidth") else "OP/s"
+
+
+def _about(size: int) -> int:
+    """The nearest power of two: what tensors share in three is no whole one."""
+    return 1 << round(float(np.log2(size))) if size else 0
+
+
+def _mark(spoilt: bool) -> str:
+    return "?" if spoilt else " "
 
 
 def _binary(size: int) -> str:

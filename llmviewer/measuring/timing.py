@@ -82,13 +82,19 @@ def settled(sample: Callable[[], Sample], limit_s: float) -> Times:
     return Times(median=median, p20=p20, p80=p80, repeats=len(clean), disturbed=1 - len(clean) / len(every))
 
 
-def fastest(sample: Callable[[], Sample], limit_s: float) -> float:
-    """The least of all repetitions in a time, which nothing can make too small. [s]"""
-    end = monotonic() + limit_s
-    found = [sample().seconds for _ in range(_LEAST_LONG)]
-    while monotonic() < end and len(found) < _MOST:
-        found.append(sample().seconds)
-    return min(found)
+def fastest(sample: Callable[[], Sample], limit_s: float) -> Sample:
+    """The least of all repetitions in a time, which nothing can make too small.
+
+    Where too few were left alone it takes some more time; it is disturbed where there still are.
+    """
+    start, found, clean = monotonic(), [], 0
+    while clean < _MOST:
+        found.append(sample())
+        clean += not found[-1].disturbed
+        limit = limit_s if clean >= _LEAST_LONG else _PATIENCE * limit_s
+        if len(found) >= _LEAST_LONG and monotonic() - start > limit:
+            break
+    return Sample(min(one.seconds for one in found), disturbed=clean < _LEAST_LONG)
 
 
 def _known(samples: Sequence[float]) -> bool:

@@ -38,11 +38,8 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
     ours = (note for one in setting.techniques for note in one.notes(setting))
     unknown = [f"{model.unknown}: weights are counted as asked"] if model.unknown else []
     found = [*unknown, *model.notes, *ours, *_conversions(setting), *_substitutions(setting), *_links(setting)]
-    found += [
-        *_full(setting),
-        *_whose(setting),
-        *_stand_ins(setting, Workload.prefill(batch=1, prompt=prompt, images=images)),
-    ]
+    read = Workload.prefill(batch=1, prompt=prompt, images=images)
+    found += [*_full(setting), *_whose(setting), *_borrowed(setting, read, prompt), *_stand_ins(setting, read)]
     found += [*_copied(setting), *_torn(setting), *_groups(setting)]
     if model.picture and prompt != model.picture:
         found.append(
@@ -153,6 +150,28 @@ def _whose(setting: Setting) -> list[str]:
         return []
     whose = f"kernels of {usual}" if usual else "kernels of no one library"
     return [f"engine {engine.name} brings kernels of {engine.library}; without it {whose} are expected"]
+
+
+def _borrowed(setting: Setting, read: Workload, prompt: int) -> list[str]:
+    """What the library that was asked for has no kernels for, and whose are expected."""
+    kernels = setting.kernels
+    if not setting.library or kernels is None or isinstance(kernels.device, str):
+        return []
+    passes = [(setting.plan, setting.prefill(read))]
+    if setting.model.generates:
+        passes.append((setting.decode_plan, setting.step(Workload.decode(batch=1, kv_len=prompt + 1, prompt=prompt))))
+    found: dict[tuple[str, ...], dict[str, None]] = {}
+    for plan, seen in passes:
+        rows = plan.estimate(seen).operators
+        for launch in kernels.laid(rows, seen):
+            others = tuple(dict.fromkeys(name for kernel in launch.kernels for name in kernels.others(kernel)))
+            if others:
+                found.setdefault(others, {}).update((rows[member].operator.name, None) for member in launch.members)
+    return [
+        f"no kernels of {setting.library} were measured for {_few(list(names))}: those of {' and '.join(others)} are "
+        "expected"
+        for others, names in found.items()
+    ]
 
 
 def _copied(setting: Setting) -> list[str]:

@@ -287,7 +287,7 @@ def test_a_stack_speaks_for_itself_before_its_relatives():
     own, other = entry("gemm"), entry("gemm", device="h200-sxm")
     assert choose("gemm", H100, STACKS["gemm"], [other, own]).source == "calibrated on h100-sxm vllm 1.0"
     far = choose("gemm", H100, STACKS["gemm"], [entry("gemm", device="a100-sxm-80gb"), other])
-    assert far.source == "transferred from h200-sxm"
+    assert far.source == "transferred from h200-sxm vllm"
     with pytest.raises(InputError) as error:
         choose("gemm", H100, STACKS["gemm"], [])
     assert str(error.value) == "no profile of gemm in fp8 on any GPU"
@@ -303,12 +303,24 @@ def test_a_twin_of_a_type_on_the_own_device_comes_before_other_devices():
     assert choose("gemm", H100, asked, [twin, replace(twin, stack=asked)]).source == "calibrated on h100-sxm vllm 1.0"
     block = replace(twin, stack=Stack(library="vllm", dtype="fp8_block"))  # scaled by other kernels: no twin of fp8
     fp8 = replace(far, stack=Stack(library="vllm", dtype="fp8"))
-    assert choose("gemm", H100, fp8.stack, [block, fp8]).source == "transferred from h200-sxm"
+    assert choose("gemm", H100, fp8.stack, [block, fp8]).source == "transferred from h200-sxm vllm"
     adds = replace(entry("elementwise"), stack=Stack(library="mine", dtype="bf16", kernel="add"))
     other = replace(entry("elementwise", device="h200-sxm"), stack=Stack(library="mine", dtype="fp16", kernel="add"))
     moved = choose("elementwise", H100, other.stack, [other, adds])
     assert moved.source == "calibrated on h100-sxm mine 1.0 add in bf16"
     assert moved.error is adds.held_out
+
+
+def test_other_libraries_that_stand_in_are_named_and_nothing_is_transferred_from_the_device_itself():
+    def of_library(name, device="h100-sxm"):
+        return replace(entry("gemm", device=device), stack=Stack(library=name, dtype="fp8"))
+
+    asked = Stack(library="trtllm", dtype="fp8")
+    both = [of_library("vllm"), of_library("sglang"), of_library("trtllm", "l40s")]
+    found = choose("gemm", H100, asked, both)
+    assert found.source == "calibrated on h100-sxm vllm 1.0 and sglang 1.0"
+    assert found.error == transferred()["gemm", "all", True]
+    assert choose("gemm", find("h200-sxm"), asked, both).source == "transferred from h100-sxm vllm/sglang"
 
 
 def test_a_twin_of_the_library_comes_before_its_type_on_another_kind_of_memory():
@@ -333,7 +345,7 @@ def test_what_only_moves_bytes_is_as_in_another_type_or_as_an_addition():
     add, ln = (replace(entry("elementwise"), stack=Stack(library="x", dtype=dtype, kernel=name))
                for dtype, name in (("bf16", "add"), ("fp32", "ln")))  # fmt: skip
     norm = choose("elementwise", H100, Stack(library="y", dtype="bf16", kernel="ln"), [add, ln])
-    assert (norm.entries, norm.source) == ((ln,), "transferred from h100-sxm")
+    assert (norm.entries, norm.source) == ((ln,), "calibrated on h100-sxm x 1.0 ln in fp32")
     other = choose("elementwise", H100, Stack(library="x", dtype="bf16", kernel="clamp"), [add, ln])
     assert (other.entries, other.source) == ((add,), "calibrated on h100-sxm x 1.0 add, as add")
     assert (other.error.short, other.error.long) == ((0.5, 2), (0.5, 2))
@@ -345,7 +357,7 @@ def test_counts_that_a_file_lacks_are_those_of_a_relative_and_said_to_be():
     device = of(load_hardware("b100"))
     assert (device.cores, device.assumed) == (find("b200").cores, ("cores.count of b200", "l2.capacity of b200"))
     found = expect("gemm", shapes("gemm"), device, STACKS["gemm"], [entry("gemm")])
-    assert found.source == "transferred from h100-sxm; assumed cores.count of b200, l2.capacity of b200"
+    assert found.source == "transferred from h100-sxm vllm; assumed cores.count of b200, l2.capacity of b200"
     with pytest.raises(InputError, match="no hardware 'k80'"):
         find("K80")
 
@@ -1245,7 +1257,7 @@ def test_products_are_expected_from_all_generations_the_further_ones_less():
 
     found = choose("gemm", b200, asked, [other, ampere, *hopper])
     assert found.entries == (*hopper, ampere)
-    assert found.source == "transferred from h100-sxm, h200-sxm, a100-sxm-80gb"
+    assert found.source == "transferred from h100-sxm vllm, h200-sxm vllm, a100-sxm-80gb vllm"
     near, far = expected(*hopper), expected(ampere)
     # Ada was between them: Ampere is three generations away, Hopper one
     assert expected(other, ampere, *hopper) == pytest.approx((near + far / 4) / (1 + 1 / 4))

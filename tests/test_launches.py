@@ -717,7 +717,7 @@ def test_over_a_host_that_was_not_measured_little_is_sure():
     """
     for name, degree, reported in (("rtx-5090", 8, 28e9), ("a100-pcie-80gb", 4, 20e9)):
         bound, low, expected, high, source = all_reduce(name, f"tp={degree}")
-        assert source == "transferred from l40s, on another host"
+        assert source == "transferred from l40s nccl, on another host"
         measured = 2 * (degree - 1) / degree * 1024 * 4096 * 2 / reported
         assert bound < low < measured < expected < high
     _, low, _, high, _ = all_reduce("rtx-4090", "tp=8")
@@ -731,15 +731,15 @@ def test_over_a_host_that_was_not_measured_little_is_sure():
 def test_cards_in_bridges_talk_over_the_host_beyond_them():
     """A ring of all leaves each bridge once, so half as many are in each other's way as where there are none."""
     bound, low, expected, high, source = all_reduce("rtx-3090", "tp=8")
-    assert source == "transferred from l40s, on another host"
+    assert source == "transferred from l40s nccl, on another host"
     assert bound < low < expected < high
     without = all_reduce("rtx-4090", "tp=8")
     assert expected == pytest.approx(without[2] / 2**0.25, rel=0.05)
     pair = all_reduce("rtx-3090", "tp=2")
-    assert pair[-1] == "transferred from l40s"
+    assert pair[-1] == "transferred from l40s nccl"
     assert pair[2] < all_reduce("rtx-4090", "tp=2")[2]  # over the bridge, not over the host
-    assert all_reduce("h100-pcie", "tp=4")[-1] == "transferred from l40s, on another host"
-    assert all_reduce("v100-pcie-16gb", "tp=4")[-1] == "transferred from l40s, on another host"
+    assert all_reduce("h100-pcie", "tp=4")[-1] == "transferred from l40s nccl, on another host"
+    assert all_reduce("v100-pcie-16gb", "tp=4")[-1] == "transferred from l40s nccl, on another host"
 
 
 @pytest.mark.parametrize("hardware", ["mi300x", "v100-sxm2-32gb"])

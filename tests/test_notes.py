@@ -49,6 +49,24 @@ def test_what_stands_in_is_told_of_experts_and_of_parts():
     assert "(down_proj): expected as int8_wo" in note
 
 
+def test_what_the_library_that_was_asked_for_has_not_is_told_with_whose_kernels_are_expected():
+    asked = "llama-3.1-8b", "h100-sxm"
+    begin = "no kernels of "
+    assert notes(begin, *asked, quant="W4A16g128", library="vllm") == [
+        f"no kernels of vllm were measured for {_MOST}: those of trtllm are expected"
+    ]
+    assert not notes(begin, *asked, library="vllm")
+    assert not notes(begin, *asked, quant="W4A16g128", library="trtllm")
+    assert not notes(begin, *asked, quant="W4A16g128")  # none was asked for
+    assert notes(begin, "llama-3.1-8b", "a100-sxm-80gb", library="trtllm") == [
+        "no kernels of trtllm were measured for attention: those of sglang and vllm are expected"
+    ]
+    totals = analyze("llama-3.1-8b", "a100-sxm-80gb", library="trtllm").phases.decode.operators
+    (attention,) = (row for row in totals if row.name == "attention")
+    source = "calibrated on a100-sxm-80gb sglang 0.5.10 flash_attention and vllm 0.14.0 vllm_flash_attn"
+    assert attention.expectation_source == source
+
+
 def test_nothing_stands_in_where_nothing_is_expected():
     assert not notes(_STANDS_IN, "llama-3.1-8b", "tpu-v5e", quant="W3A16")
     assert not notes(_STANDS_IN, "llama-2-7b", "h100-sxm", quant="W3A3", accounting="survey")

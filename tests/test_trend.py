@@ -137,7 +137,7 @@ def test_it_goes_to_siblings():
     change = np.exp(entry.trend.change(GEMM, columns))
     for name, same in (("h200-sxm", True), ("b200", False)):
         bent, plain = (expect("gemm", columns, find(name), STACK, [e]) for e in (entry, replace(entry, trend=None)))
-        assert bent.source == "transferred from h100-sxm"
+        assert bent.source == "transferred from h100-sxm mine"
         free = (bent.expected > bent.bound) & (plain.expected > plain.bound)
         assert np.count_nonzero(free) > 1000
         assert bent.expected[free] == pytest.approx(plain.expected[free] * (change[free] if same else 1.0))

@@ -155,7 +155,7 @@ class ExpectedPass:
         times: dict[str, float] = {}
         for row, each in zip(self.operators, self.launches, strict=True):
             first = each.source.partition("; ")[0]
-            name = " ".join(first.split()[:4]) if first.startswith("calibrated") else first
+            name = _without_versions(first) if first.startswith("calibrated") else first
             times[name] = times.get(name, 0.0) + float(np.sum(row.repeat * each.expected))
         whole, main = sum(times.values()), max(times, key=times.__getitem__)
         others = {
@@ -194,6 +194,12 @@ class ExpectedPass:
                 )
         below, above = (np.sqrt(sum((side[i] ** 2 for side in apart.values()), start=0.0)) for i in (0, 1))
         return Interval(expected=expected, low=expected - below, high=expected + above)
+
+
+def _without_versions(source: str) -> str:
+    """Such as "calibrated on a100-sxm-80gb sglang and vllm"."""
+    first, *others = source.split(" and ")
+    return " and ".join((" ".join(first.split()[:4]), *(other.split()[0] for other in others)))
 
 
 def together(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array], Array]) -> ExpectedLaunch:

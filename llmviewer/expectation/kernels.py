@@ -25,7 +25,7 @@ from .expected import BOUND_ONLY, ExpectedLaunch, ExpectedPass, together
 from .families import FAMILIES, Stack
 from .families._family import Array
 from .launches import Kernel, Launch, launches
-from .library import Library, key_of
+from .library import ALIKE, Library, key_of
 from .profile import Profile
 from .transfer import Choice, Expectation, bound_only, choose, reached
 
@@ -175,6 +175,13 @@ class Kernels(Library):
             self._choices[kernel.family, stack, kernel.hosted] = str(error)
             return None
         return _Alternative(found=found, beyond=choice.entries[0].beyond(columns))
+
+    def others(self, kernel: Kernel) -> tuple[str, ...]:
+        """Libraries whose kernels stand in, where its own has none for such work and they differ."""
+        kernel = self.run_as(kernel)
+        choices = [] if kernel.family in ALIKE else [self._choice(kernel, stack) for stack in self.able(kernel)]
+        libraries = {e.stack.library: None for c in choices if isinstance(c, Choice) for e in c.entries}
+        return () if self.library in libraries else tuple(libraries)
 
     def _why(self, kernel: Kernel) -> str:
         choice = self._choice(kernel, self.able(kernel)[0])

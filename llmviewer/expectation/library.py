@@ -22,6 +22,8 @@ from .transfer import nearest, twins
 
 _FAMILIES: Final = 3  # that a library must have been measured in, to stand for a device when none is asked for
 
+ALIKE: Final = ("elementwise", "collectives")  # what only moves bytes, or sends: one library does it as another does
+
 
 class Library:
     """What was measured of a library on a device, or can stand for it.
@@ -95,7 +97,7 @@ class Library:
         plain = float(np.min(kernel.shapes.get("gated", 1.0))) == 0
         key = (kernel.family, kernel.stack, plain)
         if key not in self._stacks:
-            stack, several = kernel.stack, kernel.family not in ("elementwise", "collectives")
+            stack, several = kernel.stack, kernel.family not in ALIKE
             alike = [e for e in self.own if _alike(e, kernel, plain=plain)]
             mine = [e for e in alike if e.stack.library == stack.library]
             stacks = self._carried(kernel, stack.dtype, plain=plain, alone=True) if several and not mine else ()

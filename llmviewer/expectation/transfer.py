@@ -112,9 +112,22 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
 
 def _carried_over(found: Sequence[Entry], device: Device, stack: Stack) -> Choice:
     near = _nearest(found, device, stack)
-    devices = ", ".join(dict.fromkeys(e.device for e in near))
     error = _measured_error(near[0].family, stack, near=sibling(near[0], device))
-    return Choice(entries=tuple(near), error=error, source=f"transferred from {devices}")
+    return Choice(entries=tuple(near), error=error, source=_told(near, device, stack))
+
+
+def _told(near: Sequence[Entry], device: Device, stack: Stack) -> str:
+    """Whose parameters stand in, those of one device together: other libraries' or types', of the device itself or of
+    its relatives.
+    """
+    if near[0].device != device.name:
+        libraries: dict[str, dict[str, None]] = {}
+        for e in near:
+            libraries.setdefault(e.device, {})[e.stack.library] = None
+        return "transferred from " + ", ".join(f"{name} {'/'.join(own)}" for name, own in libraries.items())
+    names = " and ".join(_named(e).removeprefix(f"{device.name} ") for e in near)
+    dtype = near[0].stack.dtype
+    return f"calibrated on {device.name} {names}" + (f" in {dtype}" if dtype != stack.dtype else "")
 
 
 def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:

@@ -12,7 +12,7 @@ from .cures import TRIED, Cure
 from .errors import InputError
 from .expectation.expected import ExpectedPass
 from .operators.linear import Linear
-from .precision import BF16, FP16, NAMED, Format, Scheme, notation, parse_scheme
+from .precision import BF16, FP16, HALF, NAMED, Format, Scheme, notation, parse_scheme
 from .resource import Resource, Unit, matrix
 from .roofline import Estimate
 from .setting import Accounting, Attention, Setting
@@ -234,7 +234,8 @@ def _fewer_bytes(setting: Setting) -> Iterator[tuple[str, Setting]]:
     if setting.attention is Attention.EAGER:
         yield "flash attention", replace(setting, attention=Attention.FLASH)
     scheme = setting.quantization.scheme
-    activation = scheme.activation and NAMED.get(scheme.activation.name, scheme.activation)
+    own = HALF if _narrow(setting) else None  # said where that changes nothing, as the field does
+    activation = NAMED.get(scheme.activation.name, scheme.activation) if scheme.activation else own
     if _wide(setting):
         yield from _half(setting)
     if scheme.weight is None or scheme.weight.bits > 4:
@@ -292,6 +293,11 @@ def _weights(setting: Setting) -> tuple[Format, ...]:
 def _wide(setting: Setting) -> bool:
     """Whether operands of matrix products are in more than 16 bits."""
     return any(max(op.weight.format.bits, op.inputs[0].format.bits) > BF16.bits for op in _linears(setting))
+
+
+def _narrow(setting: Setting) -> bool:
+    """Whether nothing that operators hand on is in more than 16 bits."""
+    return all(t.format.bits <= HALF.bits for _, op in setting.graph for t in (*op.inputs, *op.outputs))
 
 
 def _linears(setting: Setting) -> Iterator[Linear]:

@@ -53,7 +53,7 @@ _PROMPTS = {"batch": 8, "prompt": 8192, "gen": 8}
 @pytest.mark.parametrize(
     ("name", "device", "asked", "phase", "offers"),
     [
-        ("llama-3.1-8b", "h100-sxm", {}, "decode", ["W4g128"]),
+        ("llama-3.1-8b", "h100-sxm", {}, "decode", ["W4A16g128"]),
         ("llama-3.1-8b", "h100-sxm", {"quant": "fp8", "prompt": 60_000}, "decode", ["W4Afp8g128", "Wfp8Afp8KV8"]),
         ("llama-3.1-8b", "h100-sxm", {"quant": "W8A8KV8", "prompt": 4096}, "decode", ["W4A8g128KV8"]),
         # weights that are as narrow stay, so that a model which fits still does

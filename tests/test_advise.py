@@ -64,9 +64,9 @@ def test_gains_are_those_of_two_analyses(found):
     for one in lines:
         own = analyze(MODEL, DEVICE, **asked(one)).generation
         assert one.gain == pytest.approx(base.latency_s / own.latency_s, rel=1e-3)
-        assert one.expected == pytest.approx(base.expected_latency_s / own.expected_latency_s, rel=0.02)
+        assert one.expected == pytest.approx(base.expected_latency_s / own.expected_latency_s, rel=1e-12)
         assert one.result.times.ttft_s == pytest.approx(own.ttft_s, rel=1e-3)
-        assert one.result.expected.tpot_s == pytest.approx(own.expected_tpot_s, rel=0.02)
+        assert one.result.expected.tpot_s == pytest.approx(own.expected_tpot_s, rel=1e-12)
 
 
 def test_gains_in_a_pipeline_are_those_of_two_analyses_too(capsys):

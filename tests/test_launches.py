@@ -485,7 +485,7 @@ def test_advice_tells_apart_what_kernels_do_not_keep():
     assert gain < 1
     told = plain.advice.partition("what would help at the bound alone: ")
     assert "4-bit" not in told[0]
-    assert told[2].startswith("4-bit weights (--quant W4g128)")
+    assert told[2].startswith("4-bit weights (--quant W4A16g128)")
     assert f"expect {gain:.2g}x)" in told[2]
 
 

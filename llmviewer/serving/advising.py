@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -12,10 +12,11 @@ from math import comb
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from .. import __version__
-from ..arranged import runs_expected
+from ..arranged import expected_answer
 from ..errors import InputError
-from ..expectation.kernels import Kernels
 from ..expectation.launches import counted
 from ..expectation.profile import Profile, read_given
 from ..given import listed, several
@@ -78,6 +79,7 @@ class AnswerTimes:
 class Generated:
     """A whole answer of every sequence on one setting, at the bound.
 
+    size                  batch, prompt and gen, as analyze() takes them
     expected              the same as expected of kernels; None where no more than the bound is known
     ops, bytes, launches  of a device, of one of each stage in a pipeline, for each token of the answers
     passes                of the model that answers, for each token of a sequence after the first
@@ -86,6 +88,7 @@ class Generated:
     """
 
     setting: Setting = field(repr=False)
+    size: Mapping[str, int] = field(repr=False)
     schedule: Schedule = field(repr=False)
     times: AnswerTimes
     expected: AnswerTimes | None
@@ -105,6 +108,7 @@ class Generated:
         middle = Workload.decode(batch=setting.layout.share(batch), kv_len=prompt + gen // 2, prompt=prompt)
         return cls(
             setting=setting,
+            size={"batch": batch, "prompt": prompt, "gen": gen},
             schedule=schedule,
             times=AnswerTimes.of(schedule, first, whole - first),
             expected=None,
@@ -128,9 +132,10 @@ class Generated:
     def fits(self) -> bool:
         return self.memory_bytes <= self.setting.hardware.capacity
 
-    def with_expected(self, kernels: Kernels | None) -> Generated:
-        """With what `kernels` are expected to take."""
-        first, rest = (runs_expected(kernels, runs) for runs in (self.schedule.first, self.schedule.rest))
+    def with_expected(self) -> Generated:
+        """With what kernels are expected to take, as analyze() has it."""
+        batch, prompt, gen = (self.size[name] for name in ("batch", "prompt", "gen"))
+        first, rest = expected_answer(self.setting, batch=np.array([batch]), prompt=prompt, gen=gen)
         if first is None or rest is None:
             return self
         return replace(self, expected=AnswerTimes.of(self.schedule, first.numbers()[0], rest.numbers()[0]))
@@ -292,8 +297,7 @@ def recommend(
     if gen < 2:
         raise InputError("gen must be at least 2, as techniques are weighed by a whole answer; got 1")
     base = run(asked)
-    kernels = base.setting.kernels  # the same for all, which they remember
-    base = base.with_expected(kernels)
+    base = base.with_expected()
     every = options_of(base.setting, asked, most=whole("max_devices", max_devices), larger=aim is For.THROUGHPUT)
     options = [option for option in every if option.touches not in left]
     lines: list[Line] = []
@@ -302,7 +306,7 @@ def recommend(
     for done, option in enumerate(options, 1):
         try:
             found = run(with_options(asked, (option,)))
-            lines.append(Line.of((option,), base, found.with_expected(kernels), aim))
+            lines.append(Line.of((option,), base, found.with_expected(), aim))
         except InputError as error:
             refused.append((option, str(error)))
         progress(done, every_step)
@@ -315,7 +319,7 @@ def recommend(
         joined += [line] if line and line.result.fits else []
         progress(done, every_step)
     joined.sort(key=lambda line: -line.gain)
-    expected = [Line.of(line.options, base, line.result.with_expected(kernels), aim) for line in joined[:_LOOKED_AT]]
+    expected = [Line.of(line.options, base, line.result.with_expected(), aim) for line in joined[:_LOOKED_AT]]
     best = {line.options[0].name: line.likely * line.result.fits for line in lines}
     together = [line for line in expected if line.likely > max(best[option.name] for option in line.options)]
     together.sort(key=lambda line: -line.likely)

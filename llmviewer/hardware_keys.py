@@ -37,7 +37,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "scale_out": {"type": TEXT, "bandwidth": "B/s", "latency": "s", "topology": TOPOLOGY},
     "host": {"type": TEXT, "bandwidth": "B/s", "latency": "s"},
     "storage": {"type": TEXT, "bandwidth": "B/s"},  # behind the host link: a device's share of it
-    "power": {"tdp": "W", "idle": "W"},
+    "power": {"tdp": "W", "idle": "W", "shared": TEXT},  # shared: who else draws it, such as a CPU beside the GPU
     "price": {"purchase": "USD", "cloud": "USD/h", "date": TEXT},
 }  # fmt: skip
 ON_CHIP: Final = ("registers", "shared_memory", "l2", "l3")  # levels of memory, from the inside to the outside

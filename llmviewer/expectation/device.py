@@ -47,7 +47,7 @@ class Kin:
     cores         streaming multiprocessors or compute units
     clock         of its cores, at most; 0 if unknown [Hz]
     multiplies    OPs of 16 bits that the matrix units of a core do [OP/s]
-    power         that it may draw; 0 if unknown [W]
+    power         that it alone may draw; 0 if unknown [W]
     """
 
     name: str
@@ -108,6 +108,7 @@ def of(hardware: Hardware) -> Device:
         own = "l3.capacity" if key == "l2.capacity" and "l3.capacity" in known.numbers else key
         numbers[key] = known.fact(own)
         assumed.append(f"{own} of {relative}")
+    said = {fact.key: fact.value for fact in hardware.facts}
     return Device(
         name=hardware.name,
         kind=hardware.kind or "gpu",
@@ -119,11 +120,11 @@ def of(hardware: Hardware) -> Device:
         cores=numbers["cores.count"],
         clock=numbers.get("clock.boost", 0.0),
         multiplies=max(hardware.rates.get(matrix(dtype), 0.0) for dtype in ("bf16", "fp16")) / numbers["cores.count"],
-        power=numbers.get("power.tdp", 0.0),
+        power=0.0 if "power.shared" in said else numbers.get("power.tdp", 0.0),
         l2=numbers[last_cache],
         link=numbers.get("scale_up.bandwidth", numbers.get("host.bandwidth", 0.0)),
         hosted="scale_up.bandwidth" not in numbers,
-        stacked=any(fact.key == "memory.type" and str(fact.value).startswith("HBM") for fact in hardware.facts),
+        stacked=str(said.get("memory.type", "")).startswith("HBM"),
         assumed=tuple(assumed),
     )
 

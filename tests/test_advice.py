@@ -8,6 +8,7 @@ import pytest
 
 from llmviewer import analyze
 from llmviewer.advice import larger_batch
+from llmviewer.setting import Setting
 from llmviewer.units import seconds
 
 _OFFER = re.compile(r"batch (\d+) \(([\d.]+)x the tokens per second(?:, expect ([\d.]+)x)?\)")
@@ -181,3 +182,13 @@ def _typed(option, asked):
         others = [part for part in asked.get("layout", "").split() if not part.startswith("tp=")]
         found["layout"] = " ".join((f"tp={given['--tp']}", *others))
     return found | ({"offload": given["--offload"]} if "--offload" in given else {})
+
+
+@pytest.mark.parametrize(("name", "said"), [("llama-3.1-8b", "W4A16g128"), ("mamba2-2.7b", "W4g128"), ("glm-5.2", "")])
+def test_activations_of_4_bit_weights_are_named_where_that_changes_nothing(name, said):
+    """Models that hand on more than 16 bits would have them rounded."""
+    setting = Setting.of(name, "h100-sxm")
+    plain, named = (setting.having(quant=quant) for quant in ("W4g128", "W4A16g128"))
+    assert (plain.graph == named.graph) == (said == "W4A16g128")
+    if said:
+        assert f"--quant {said})" in analyze(name, "h100-sxm", batch=16).phases.decode.advice

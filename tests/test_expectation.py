@@ -345,7 +345,7 @@ def test_what_only_moves_bytes_is_as_in_another_type_or_as_an_addition():
     add, ln = (replace(entry("elementwise"), stack=Stack(library="x", dtype=dtype, kernel=name))
                for dtype, name in (("bf16", "add"), ("fp32", "ln")))  # fmt: skip
     norm = choose("elementwise", H100, Stack(library="y", dtype="bf16", kernel="ln"), [add, ln])
-    assert (norm.entries, norm.source) == ((ln,), "calibrated on h100-sxm x 1.0 ln in fp32")
+    assert (norm.entries, norm.source) == ((ln,), "calibrated on h100-sxm x 1.0 ln, kernels for fp32")
     other = choose("elementwise", H100, Stack(library="x", dtype="bf16", kernel="clamp"), [add, ln])
     assert (other.entries, other.source) == ((add,), "calibrated on h100-sxm x 1.0 add, as add")
     assert (other.error.short, other.error.long) == ((0.5, 2), (0.5, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmviewer import analyze
+from llmviewer import analyze, estimate_kernel
 from llmviewer.expectation.kernels import Kernels
 from llmviewer.hardware_files import load_hardware
 
@@ -65,6 +65,9 @@ def test_what_the_library_that_was_asked_for_has_not_is_told_with_whose_kernels_
     (attention,) = (row for row in totals if row.name == "attention")
     source = "calibrated on a100-sxm-80gb sglang 0.5.10 flash_attention and vllm 0.14.0 vllm_flash_attn"
     assert attention.expectation_source == source
+    sizes = {"kv_len": 1024, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
+    (kernel,) = estimate_kernel("attention", "a100-sxm-80gb", sizes)
+    assert kernel.source == "calibrated on a100-sxm-80gb sglang and vllm"
 
 
 def test_nothing_stands_in_where_nothing_is_expected():

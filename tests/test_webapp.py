@@ -510,7 +510,7 @@ def test_what_is_expected_stands_beside_the_bound_with_its_interval_and_source()
     )
     assert overview.sources(with_others) == (
         "Expected: h100-sxm: calibrated on h100-sxm trtllm; l40s: calibrated on l40s trtllm (transferred: 11% of "
-        "prefill, 1% of decode); mi300x: transferred from mi355x"
+        "prefill, 1% of decode); mi300x: transferred from mi355x aiter"
     )
     assert "survey accounting" in overview.sources(answers.answers(State(accounting="survey")))
 

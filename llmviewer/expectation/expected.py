@@ -17,7 +17,7 @@ from ..forms import Num
 from ..roofline import OperatorEstimate
 from .engines import IDLE, Host
 from .families._family import Array
-from .transfer import Expectation
+from .transfer import FOR_OTHERS, Expectation
 
 _MOSTLY: Final = 0.5  # of what is expected, when fixed costs are what decides
 _TOLD: Final = 0.01
@@ -197,9 +197,10 @@ class ExpectedPass:
 
 
 def _without_versions(source: str) -> str:
-    """Such as "calibrated on a100-sxm-80gb sglang and vllm"."""
-    first, *others = source.split(" and ")
-    return " and ".join((" ".join(first.split()[:4]), *(other.split()[0] for other in others)))
+    """Such as "calibrated on a100-sxm-80gb sglang and vllm, kernels for int4_wo"."""
+    whose, *dtype = source.split(FOR_OTHERS)
+    first, *others = whose.split(" and ")
+    return FOR_OTHERS.join((" and ".join((" ".join(first.split()[:4]), *(one.split()[0] for one in others))), *dtype))
 
 
 def together(parts: Sequence[ExpectedLaunch], f: Callable[[Array, Array], Array]) -> ExpectedLaunch:

@@ -26,6 +26,7 @@ _SAME_KERNELS: Final = {"blackwell ultra": "blackwell"}
 # memory accesses from SMs in the GPCs directly connected to the partition"); their other devices have it in one.
 _HALVES_SINCE: Final = {*_GENERATIONS[_GENERATIONS.index("ampere") :]}
 _KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
+FOR_OTHERS: Final = ", kernels for "  # a type that is alike, and not the one that is asked for
 _RELATIVES: Final = 5  # stacks that are asked at most
 _ALIKE: Final = 4  # of the numbers that say how far away a stack is, those before its architecture's
 _FADES: Final = 0.5  # what a stack counts beside one of an architecture that is one nearer
@@ -127,7 +128,7 @@ def _told(near: Sequence[Entry], device: Device, stack: Stack) -> str:
         return "transferred from " + ", ".join(f"{name} {'/'.join(own)}" for name, own in libraries.items())
     names = " and ".join(_named(e).removeprefix(f"{device.name} ") for e in near)
     dtype = near[0].stack.dtype
-    return f"calibrated on {device.name} {names}" + (f" in {dtype}" if dtype != stack.dtype else "")
+    return f"calibrated on {device.name} {names}" + (f"{FOR_OTHERS}{dtype}" if dtype != stack.dtype else "")
 
 
 def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:

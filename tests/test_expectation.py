@@ -820,7 +820,7 @@ def test_coarse_tiles_have_64_rows_at_least_and_cut_k_into_up_to_16_parts():
 
 def test_clocks_fall_where_a_kernel_lasts_by_hand():
     gemm, stack = FAMILIES["gemm"], Stack(library="vllm", dtype="bf16")
-    p = {**usual("gemm", stack, "persistent"), "hot": 0.2, "start_us": 0.3}
+    p = {**usual("gemm", stack, "persistent"), "alpha": 0.75, "hot": 0.2, "start_us": 0.3}
     features = gemm.features(shapes("gemm", 2, M=[1024.0, 65536.0], N=16384, K=16384), H100, stack, "persistent")
     longer = gemm.seconds(p, features) / gemm.seconds({**p, "hot": 0}, features) - 1
     lasting = 2 * np.array([1024, 65536]) * 16384**2 / 989.4e12 / p["alpha"]
@@ -1202,7 +1202,7 @@ def test_slower_matrix_units_that_wait_for_others_reach_more_of_their_peak():
     assert waiting("b200") == pytest.approx(1)  # has kernels of its own
     assert waiting("mi300x") == pytest.approx(1)
     products = entry("gemm")
-    assert _there(products, find("h20-sxm"))["alpha"] == products.parameters["alpha"]
+    assert _there(products, find("a100-sxm-80gb"))["alpha"] == products.parameters["alpha"]
 
 
 def test_the_cache_of_devices_without_stacked_memory_goes_with_their_cores():

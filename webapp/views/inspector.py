@@ -41,7 +41,7 @@ _DOES: Final = {
     "conv": "A convolution over neighbouring tokens.",
 }
 _HELPS: Final = (
-    ("4-bit weights (W4 g128)", "W4g128"), ("8-bit weights and activations (W8A8)", "W8A8"), ("fp8", "fp8"),
+    ("4-bit weights (W4g128)", "W4g128"), ("8-bit weights and activations (W8A8)", "W8A8"), ("fp8", "fp8"),
     ("nvfp4", "nvfp4"), ("an 8-bit KV cache (KV8)", "KV8"),
 )  # fmt: skip
 

@@ -431,7 +431,7 @@ def _line(capsys, *arguments):
     [
         (
             ("analyze", "bert-base-uncased", "h100-sxm", "--kv-len", "9"),
-            "kv_len is of a decode step, and bert-base-uncased does not generate; leave it out",
+            "--kv-len is of a decode step, and bert-base-uncased does not generate; leave it out",
         ),
         (
             ("sweep", "bert-base-uncased", "h100-sxm", "--over", "gen=1,2"),
@@ -439,15 +439,15 @@ def _line(capsys, *arguments):
         ),
         (
             ("sweep", "bert-base-uncased", "h100-sxm", "--over", "batch=1,2", "--kv-len", "7"),
-            "kv_len is of decode steps, and bert-base-uncased does not generate; leave it out",
+            "--kv-len is of decode steps, and bert-base-uncased does not generate; leave it out",
         ),
         (
             ("analyze", "t5-base", "h100-sxm", "--prompt", "100", "--kv-len", "100"),
-            "kv_len must be more than the 100 tokens of the prompt, which the encoder of t5-base reads; got 100",
+            "--kv-len must be more than the 100 tokens of the prompt, which the encoder of t5-base reads; got 100",
         ),
         (
             ("sweep", "t5-base", "h100-sxm", "--over", "kv_len=90,200", "--prompt", "100"),
-            "kv_len must be more than the 100 tokens of the prompt, which the encoder reads; got 90",
+            "--kv-len must be more than the 100 tokens of the prompt, which the encoder reads; got 90",
         ),
         (
             ("plot", "decode-time", "bert-base-uncased", "h100-sxm"),

@@ -174,7 +174,8 @@ def test_ways_to_work_together_that_are_of_no_use_are_refused(given, options, me
         Layout(**given)
     assert str(caught.value) == message
     assert main(["analyze", "llama-2-7b", "h100-sxm", *options]) == 2
-    assert capsys.readouterr() == ("", f"llmviewer: {message}\n")
+    typed = message.replace("micro_batches must", "--micro-batches must")
+    assert capsys.readouterr() == ("", f"llmviewer: {typed}\n")
 
 
 def test_of_several_layouts_each_has_the_ways_that_are_of_use_to_it():

@@ -1013,7 +1013,7 @@ def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):
             break
     assert "bandwidth [GB/s]" in out
     assert "## Ceilings" in (folder / "report.md").read_text()
-    assert "reach" not in (folder / "report.md").read_text()  # which is of kernels on a GPU
+    assert "to reach" not in (folder / "report.md").read_text()  # which is of kernels on a GPU
     assert "matrix bf16" in out
     frame = pd.read_parquet(folder / "gemm.parquet")
     assert frame["case"].is_unique

@@ -54,7 +54,7 @@ const near = (label, wanted) => {
 };
 const chosen = (operator) => { // on a narrow page what is shown of it stands below
   if (!operator) return window.dash_clientside.no_update;
-  if (window.innerWidth < 1180) document.querySelector(".inspector").scrollIntoView({ behavior: "smooth" });
+  if (window.innerWidth < 1180) document.querySelector(".inspector").scrollIntoView();
   return operator;
 };
 const came = new Map(); // where options stood, by their values

@@ -13,6 +13,7 @@ from llmviewer.operators.base import Operator, Tensor, Weight
 from .listing import WIDTH, filled, json_of
 
 _TIE: Final = "\u00a0"
+_READ, _CACHED = "kv_streams", "kv_tokens"
 
 
 def render(model: Model, form: str, width: int = WIDTH) -> str:
@@ -43,7 +44,9 @@ def shape(tensor: Tensor) -> str:
 
 
 def _rows(form: Form) -> str:
-    return " + ".join(str(f) if c == 1 else f"{c:g} {f}" for f, c in form.terms)
+    """Of a cache that is read more than once those that it has."""
+    named = ((_CACHED if f.name == _READ else str(f), c) for f, c in form.terms)
+    return " + ".join(text if c == 1 else f"{c:g} {text}" for text, c in named)
 
 
 def weight_shape(weight: Weight) -> str:

@@ -27,7 +27,7 @@ _SHAPES: Final = [
     }},
     {"selector": ".operator", "style": {
         "label": "data(label)", "shape": "data(outline)", "width": network.WIDTH, "height": network.HEIGHT,
-        "font-size": 12, "text-wrap": "wrap", "text-max-width": network.WIDTH - 4, "text-overflow-wrap": "anywhere",
+        "font-size": 12, "text-wrap": "wrap", "text-max-width": network.WIDTH - 4, "text-overflow-wrap": "whitespace",
         "text-valign": "center", "text-halign": "center", "color": "white", "font-weight": "bold",
     }},
     {"selector": ".tensor", "style": {

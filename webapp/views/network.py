@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot
@@ -22,6 +23,7 @@ _IDLE: Final = "#66707a"  # what is not run in this phase
 _ACROSS, _DOWN = 160, 76  # from one operator to the next beside and below it
 _APART: Final = 62  # between blocks, beside that
 _LETTER: Final = 7  # of a title
+_FURTHER: Final = 42  # along its line, what is told beside another line of the same operator
 _MARGIN: Final = 22  # around an operator, that lines keep free of
 
 Place = tuple[float, float]
@@ -70,6 +72,8 @@ def drawing(answer: Answer, phase: str) -> Drawing:
 
 def _said(name: str, result: OperatorResult | None, most: float) -> dict[str, Any]:
     """What a node says, its colour and outline by bound, and its part of the largest share of time."""
+    if _LETTER * len(name) > WIDTH:
+        name = name.replace("_", "_\N{ZERO WIDTH SPACE}")  # where it may be broken
     if result is None:
         return {"label": f"{name}\nnot run", "colour": _IDLE, "outline": "rectangle", "heat": 0.0}
     return {
@@ -127,12 +131,14 @@ def _lines(graph: Graph, places: dict[str, Place]) -> list[dict[str, Any]]:
         carried.setdefault(ends, {})[tensor.name] = shape(tensor)
     found = []
     told: set[tuple[str, str]] = set()
+    below: Counter[str] = Counter()  # tensors told beside lines of an operator so far
     for (source, target), tensors in sorted(carried.items(), key=lambda one: _length(places, *one[0])):
         new = [text for name, text in tensors.items() if (source, name) not in told]
         told |= {(source, name) for name in tensors}
         bends = _around(places, source, target)
         data: dict[str, Any] = {"source": source, "target": target, "label": "\n".join(dict.fromkeys(new))}
-        data |= {"offset": 13 + 9 * data["label"].count("\n")}
+        data |= {"offset": 13 + 9 * data["label"].count("\n") + _FURTHER * below[source]}
+        below[source] += len(dict.fromkeys(new))
         if bends:
             data |= {"lane": bends[0][0], **_bent(places[source], places[target], bends)}
         found.append({"data": data, "classes": "tensor around" if bends else "tensor"})

@@ -13,7 +13,7 @@ from llmviewer.documents import Section
 from llmviewer.graph import Graph
 from llmviewer.hardware import Hardware
 from llmviewer.hardware_files import hardware_names, load_hardware
-from llmviewer.precision import FP16
+from llmviewer.precision import FP16, Format
 from llmviewer.resource import Unit
 from llmviewer.workload import Sequences, Workload
 
@@ -31,9 +31,10 @@ def graphs(*, windows: bool = True) -> st.SearchStrategy[Graph]:
     return st.sampled_from((_llama, _gpt2, _gptj, _bloom, _falcon, _opt)).flatmap(lambda family: family(windows))
 
 
-def _built(**config: object) -> Graph:
+def built(fmt: Format = FP16, **config: object) -> Graph:
+    """What a config.json with such fields is read as."""
     section = Section(config, "config.json")
-    return builder(section)(section, FP16).check()
+    return builder(section)(section, fmt).check()
 
 
 @st.composite
@@ -45,7 +46,7 @@ def _llama(draw: st.DrawFn, windows: bool) -> Graph:
         config = {"sliding_window": draw(st.integers(1, 40))}
     if model_type == "qwen2" and windows:
         config = {"use_sliding_window": True, "sliding_window": draw(st.integers(1, 40)), "max_window_layers": 1}
-    return _built(
+    return built(
         model_type=model_type,
         hidden_size=8 * draw(st.integers(1, 8)),
         intermediate_size=draw(st.integers(1, 100)),
@@ -62,7 +63,7 @@ def _llama(draw: st.DrawFn, windows: bool) -> Graph:
 @st.composite
 def _gpt2(draw: st.DrawFn, windows: bool) -> Graph:
     heads = draw(st.integers(1, 4))
-    return _built(
+    return built(
         model_type="gpt2",
         n_embd=heads * draw(st.integers(1, 16)),
         n_layer=draw(st.integers(1, 4)),
@@ -75,7 +76,7 @@ def _gpt2(draw: st.DrawFn, windows: bool) -> Graph:
 @st.composite
 def _gptj(draw: st.DrawFn, windows: bool) -> Graph:
     heads, head_dim = draw(st.integers(1, 4)), 2 * draw(st.integers(1, 8))
-    return _built(
+    return built(
         model_type="gptj",
         n_embd=heads * head_dim,
         n_layer=draw(st.integers(1, 4)),
@@ -88,7 +89,7 @@ def _gptj(draw: st.DrawFn, windows: bool) -> Graph:
 @st.composite
 def _bloom(draw: st.DrawFn, windows: bool) -> Graph:
     heads = draw(st.integers(1, 4))
-    return _built(
+    return built(
         model_type="bloom",
         hidden_size=heads * draw(st.integers(1, 16)),
         n_layer=draw(st.integers(1, 4)),
@@ -101,7 +102,7 @@ def _bloom(draw: st.DrawFn, windows: bool) -> Graph:
 def _falcon(draw: st.DrawFn, windows: bool) -> Graph:
     kv_heads = draw(st.integers(1, 2))
     heads = kv_heads * draw(st.integers(1, 4))
-    return _built(
+    return built(
         model_type="falcon",
         hidden_size=heads * 2 * draw(st.integers(1, 8)),
         num_hidden_layers=draw(st.integers(1, 4)),
@@ -120,7 +121,7 @@ def _falcon(draw: st.DrawFn, windows: bool) -> Graph:
 def _opt(draw: st.DrawFn, windows: bool) -> Graph:
     heads = draw(st.integers(1, 4))
     hidden = heads * draw(st.integers(1, 16))
-    return _built(
+    return built(
         model_type="opt",
         hidden_size=hidden,
         word_embed_proj_dim=draw(st.sampled_from((hidden, 5))),

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 from llmviewer import analyze, sweep
-from llmviewer.architectures import builder
 from llmviewer.disaggregation import disaggregate
-from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.generation import decode_s
@@ -26,6 +24,8 @@ from llmviewer.operators.linear import Linear
 from llmviewer.precision import BF16
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
+
+from .strategies import built
 
 NAME = "llama-3.2-11b-vision"
 SEEN = 4 * 1601  # tokens of a picture
@@ -43,8 +43,7 @@ SMALL = {
 
 
 def _graph(**changes):
-    config = Section({**SMALL, **changes}, "config.json")
-    return builder(config)(config, BF16).check()
+    return built(BF16, **{**SMALL, **changes})
 
 
 def _counted(w):

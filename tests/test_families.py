@@ -10,16 +10,15 @@ from fractions import Fraction
 
 import pytest
 
-from llmviewer.architectures import builder
-from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import TARGET, evaluate
 from llmviewer.model import kv_cache_bytes
 from llmviewer.operators.attention import QK, SV
 from llmviewer.operators.linear import Linear
 from llmviewer.operators.masks import CAUSAL
-from llmviewer.precision import FP16
 from llmviewer.workload import Workload
+
+from .strategies import built
 
 SIZES = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 CONFIGS = {
@@ -45,8 +44,7 @@ COUNTED = {  # parameters, and OPs of products with weights and of attention for
 
 
 def _graph(kind, **changes):
-    config = Section({"model_type": kind} | CONFIGS[kind] | changes, "config.json")
-    return builder(config)(config, FP16).check()
+    return built(**{"model_type": kind} | CONFIGS[kind] | changes)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

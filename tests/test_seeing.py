@@ -10,16 +10,15 @@ from fractions import Fraction
 import pytest
 
 from llmviewer import analyze
-from llmviewer.architectures import builder
-from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.operators.attention import QK, SV
 from llmviewer.operators.convolution import Conv1d
 from llmviewer.operators.linear import Linear
 from llmviewer.operators.pictures import Patches, Place
-from llmviewer.precision import FP16
 from llmviewer.workload import Workload
+
+from .strategies import built
 
 TEXT = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -79,8 +78,7 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
 
 
 def _graph(kind, **changes):
-    config = Section({"model_type": kind} | CONFIGS[kind] | changes, "config.json")
-    return builder(config)(config, FP16).check()
+    return built(**{"model_type": kind} | CONFIGS[kind] | changes)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -122,16 +120,14 @@ def test_fields_of_a_language_model_may_stand_beside_those_of_the_tower():
     flat = (
         {"model_type": "paddleocr_vl"} | nested["text_config"] | {k: v for k, v in nested.items() if k != "text_config"}
     )
-    config = Section(flat, "config.json")
-    assert builder(config)(config, FP16).check() == _graph("paddleocr_vl")
+    assert built(**flat) == _graph("paddleocr_vl")
 
 
 @pytest.mark.parametrize(("size", "tiles"), [(32, 1), (33, 5), ([32, 64], 3), (1024, 10)])
 def test_command_a_vision_cuts_pictures_into_tiles_too(size, tiles):
     text = {"model_type": "cohere2", "head_dim": 16, "sliding_window": 6} | TEXT
     given = {"model_type": "cohere2_vision", "text_config": text, "vision_config": TOWER, "picture_size": size}
-    config = Section(given, "config.json")
-    graph, w = builder(config)(config, FP16).check(), Workload.prefill(batch=1, prompt=100, images=1)
+    graph, w = built(**given), Workload.prefill(batch=1, prompt=100, images=1)
     (place,) = (op for _, op in graph if isinstance(op, Place))
     assert evaluate(place.features.rows, w) == tiles * 4
 

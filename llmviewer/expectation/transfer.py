@@ -36,7 +36,8 @@ _TELLING: Final = 6  # rows for each parameter that a stack of another library o
 # OPs in a clock of a core below which its matrix units are slowed down, as those of GeForce cards are to 512 where they
 # add up in fp32, half of what others of their chips do (NVIDIA Ampere GA102 whitepaper, table 9).
 _HALVED: Final = 768
-# Part of their peak that products reach on A100, which multiplies least for each watt of those that were measured.
+# Part of their peak that products reach where power hardly limits them, as bf16 ones of engines do on A100: their fits
+# have an alpha of 0.96 to 1, and a `hot` of 0.06 at most (profiles/a100-sxm-80gb.*.yaml).
 _UNLIMITED: Final = 0.95
 # What 80 % of measured times lie between where no error of a transfer was measured: no better than a guess.
 _UNKNOWN: Final = Error(

@@ -29,7 +29,9 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "shared_memory": _CACHE,
     "l2": _CACHE,
     "l3": _CACHE,
-    "cores": dict.fromkeys(("count", "matrix_fp16_per_clock", "vector_fp32_per_clock"), COUNT),  # OPs of one core
+    "cores": dict.fromkeys(
+        ("count", "matrix_fp16_per_clock", "vector_fp32_per_clock", "exponentials_per_clock"), COUNT  # of one core
+    ),
     "scale_up": {
         "type": TEXT, "bandwidth": "B/s", "latency": "s", "devices": COUNT, "topology": TOPOLOGY,
         "in_network": TEXT,  # what adds up what passes, where switches do

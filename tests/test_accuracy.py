@@ -33,7 +33,7 @@ def halves(rows):
     features = family.features(rows.shapes, rows.device, rows.stack, family.variants[0])
     for which in (0, 1):
         own, other = np.flatnonzero(half == which), np.flatnonzero(half != which)
-        found = fit(family, pick(features, other), rows.measured[other], usual=family.usual(rows.stack))
+        found = fit(family, pick(features, other), rows.measured[other], usual=family.usual(rows.stack, rows.device))
         expected[own] = family.seconds(found.parameters, pick(features, own))
     return expected
 

@@ -14,6 +14,7 @@ from llmviewer import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation import calibrate as calibrating
 from llmviewer.expectation.calibrate import entry_of
+from llmviewer.expectation.carried import parameters_on
 from llmviewer.expectation.device import find, of
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.families._family import Parameter, cold
@@ -23,7 +24,7 @@ from llmviewer.expectation.profile import Entry, Error, Profile, error_of, read,
 from llmviewer.expectation.residual import Residual, points_of
 from llmviewer.expectation.rows import Rows
 from llmviewer.expectation.rows import read as read_rows
-from llmviewer.expectation.transfer import _there, choose, expect
+from llmviewer.expectation.transfer import choose, expect
 from llmviewer.hardware_files import hardware_file
 
 H100 = find("H100-SXM-80GB")
@@ -68,11 +69,14 @@ def shapes(name, count=1, **changes):
 def seconds(name, columns, device=H100, variant=""):
     family = FAMILIES[name]
     stack = STACKS[name]
-    return family.seconds(family.usual(stack), family.features(columns, device, stack, variant or family.variants[0]))
+    return family.seconds(
+        family.usual(stack, H100), family.features(columns, device, stack, variant or family.variants[0])
+    )
 
 
 def usual(name, stack, variant):
-    return {q.name: FAMILIES[name].usual(stack)[q.name] for q in FAMILIES[name].of(variant)}
+    found = FAMILIES[name].usual(stack, H100)
+    return {q.name: float(f"{found[q.name]:.4g}") for q in FAMILIES[name].of(variant)}  # as profiles have them
 
 
 def entry(name, device="h100-sxm", **changes):
@@ -229,9 +233,9 @@ def test_parameters_are_found_again_in_noisy_rows(name):
         grown["kv_len"] = np.maximum(grown["kv_len"], SHAPES[name]["q_len"])
     columns = shapes(name, 400, **grown)
     features = family.features(columns, H100, stack, family.variants[0])
-    true = family.usual(stack) | {"beta": 0.55, "start_us": 1.6 * family.usual(stack)["start_us"]}
+    true = family.usual(stack, H100) | {"beta": 0.55, "start_us": 1.6 * family.usual(stack, H100)["start_us"]}
     exact = family.seconds(true, features)
-    found = fit(family, features, exact * np.exp(random.normal(0, 0.03, 400)), usual=family.usual(stack))
+    found = fit(family, features, exact * np.exp(random.normal(0, 0.03, 400)), usual=family.usual(stack, H100))
     assert found.loss < 0.035
     again = family.seconds(found.parameters, features)
     assert np.mean(np.abs(again / exact - 1)) < 0.015
@@ -446,7 +450,7 @@ def test_few_shape_families_are_held_out_one_by_one_to_choose_a_variant(monkeypa
         kv_heads=8,
     )
     columns["kv_len"] = columns["q_len"].copy()  # fmt: skip
-    exact = family.seconds(family.usual(stack), family.features(columns, H100, stack, "16 packed only"))
+    exact = family.seconds(family.usual(stack, H100), family.features(columns, H100, stack, "16 packed only"))
     rows = Rows(family=family, device=H100, stack=stack, version="", places=np.arange(240), shapes=columns,
                 measured=exact * np.exp(random.normal(0, 0.02, 240)))  # fmt: skip
     assert entry_of(rows).variant == "16 packed only"
@@ -467,7 +471,7 @@ def test_profiles_that_ship_are_within_their_limits_and_name_known_devices():
 def test_few_rows_are_drawn_to_what_relatives_say():
     pytest.importorskip("scipy")
     family, stack, random = FAMILIES["gemm"], STACKS["gemm"], np.random.default_rng(2)
-    true = family.usual(stack) | {"alpha": 0.4, "quantize_us": 12, "start_us": 6}
+    true = family.usual(stack, H100) | {"alpha": 0.4, "quantize_us": 12, "start_us": 6}
     relative = replace(entry("gemm", device="h200-sxm"), parameters=true)
 
     def rows(count, least, most):
@@ -978,7 +982,9 @@ def test_rows_that_the_cache_holds_are_passed_over_sooner():
     few, many = (shapes("moe", tokens=tokens, hidden=1024, inter=256) for tokens in (64, 65536))
     for columns, sooner in ((few, True), (many, False)):
         features = family.features(columns, H100, STACKS["moe"], "")
-        none, all_of_it = (family.seconds(family.usual(STACKS["moe"]) | {"held": held}, features) for held in (0, 1))
+        none, all_of_it = (
+            family.seconds(family.usual(STACKS["moe"], H100) | {"held": held}, features) for held in (0, 1)
+        )
         assert (all_of_it < none) == sooner
 
 
@@ -1038,7 +1044,7 @@ def test_devices_that_share_a_host_slow_each_other_down():
         moved = 2 * (count - 1) / count * 1e9
         return moved / family.seconds(p, family.features(columns, device, stack, "ring"))
 
-    p = family.usual(stack) | {"own": 0}
+    p = family.usual(stack, H100) | {"own": 0}
 
     assert each(l40s, 8) < 0.4 * each(l40s, 2)
     assert each(H100, 8) == pytest.approx(each(H100, 2), rel=0.05)
@@ -1051,7 +1057,7 @@ def test_a_device_reads_and_writes_its_own_share_of_what_links_carry():
     def longer(device, stack=stack):
         """How many times as long it takes with a share of its own as without, half of what it sends and receives."""
         features = family.features(columns, device, stack, "ring")
-        with_own, without = (family.seconds(family.usual(stack) | {"own": own}, features) for own in (0.5, 0))
+        with_own, without = (family.seconds(family.usual(stack, H100) | {"own": own}, features) for own in (0.5, 0))
         return (with_own / without).item()
 
     assert longer(H100) == pytest.approx(1.25, rel=0.01)
@@ -1062,7 +1068,7 @@ def test_a_device_reads_and_writes_its_own_share_of_what_links_carry():
 def test_a_protocol_between_the_short_and_the_long_one_helps_messages_between():
     family, stack = FAMILIES["collectives"], STACKS["collectives"]
     columns = shapes("collectives", 3, bytes=np.array([1e3, 2e6, 1e9]))
-    p = family.usual(stack) | {"sharp": 1, "own": 0}
+    p = family.usual(stack, H100) | {"sharp": 1, "own": 0}
     two, three = (
         family.seconds({q.name: p[q.name] for q in family.of(v)}, family.features(columns, H100, stack, v))
         for v in ("ring", "ring between")
@@ -1078,10 +1084,10 @@ def test_switches_that_add_take_long_messages_of_types_that_they_add_by_hand():
     columns = shapes("collectives", 2, bytes=np.array([1e6, 1e9]))
 
     def found(device, stack=stack, variant="ring switched"):
-        p = {q.name: family.usual(stack)[q.name] for q in family.of(variant)} | {"sharp": 1}
+        p = {q.name: family.usual(stack, H100)[q.name] for q in family.of(variant)} | {"sharp": 1}
         return family.seconds(p, family.features(columns, device, stack, variant))
 
-    p, ring = family.usual(stack), found(H100, variant="ring")
+    p, ring = family.usual(stack, H100), found(H100, variant="ring")
     added = p["switched_us"] * 1e-6 + (1 + 1 / 8) * 1e9 / 450e9 / p["switched"]
     assert found(H100).tolist() == [ring[0], pytest.approx(added)]
     assert added < ring[1]
@@ -1105,13 +1111,15 @@ def test_kernels_that_move_bytes_are_expected_from_all_generations_of_a_maker():
 )
 def test_an_l2_cache_goes_with_the_cores_of_its_architecture_or_before_another_kind_of_memory(device, factor):
     known = entry("gemm")
-    assert _there(known, find(device))["lambda"] == pytest.approx(known.parameters["lambda"] * factor)
+    assert parameters_on(find(device), known)["lambda"] == pytest.approx(known.parameters["lambda"] * factor)
 
 
 def test_an_l2_cache_is_as_fast_as_both_files_say():
     known = entry("gemm", device="mi355x")
     own, device = (8000 / (8 * 16 * 128 * 2.4)), (5324.8 / (8 * 2048 * 2.1))
-    assert _there(known, find("mi300x"))["lambda"] == pytest.approx(known.parameters["lambda"] * own / device, rel=2e-3)
+    assert parameters_on(find("mi300x"), known)["lambda"] == pytest.approx(
+        known.parameters["lambda"] * own / device, rel=2e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -1127,7 +1135,7 @@ def test_an_l2_cache_is_as_fast_as_both_files_say():
 def test_a_power_limit_slows_less_what_multiplies_less_for_a_watt(device, hot):
     known = entry("gemm")
     known.parameters["hot"] = 0.2
-    assert _there(known, find(device))["hot"] == pytest.approx(hot)
+    assert parameters_on(find(device), known)["hot"] == pytest.approx(hot)
 
 
 def test_where_power_does_not_tell_the_clock_is_higher_for_what_feeds_products_too():
@@ -1137,13 +1145,17 @@ def test_where_power_does_not_tell_the_clock_is_higher_for_what_feeds_products_t
     server = find("rtx-pro-6000-server")
     needed = (467.8 / 600) / (362.05 / 350) * (2.43 / 2.52) ** 2
     faster = 0.95 / 0.8
-    found = _there(known, server)
+    found = parameters_on(server, known)
     l2 = (864 / 142) / (1597 / 188)
     assert found["alpha"] == pytest.approx(0.95)
     assert found["lambda"] == pytest.approx(known.parameters["lambda"] * l2 * faster, rel=1e-3)
     assert found["tau_us"] == pytest.approx(2.52 / 2.43 / faster)
     assert found["hot"] == pytest.approx(max(1.3 * needed * faster - 1, 0), abs=1e-3)
-    assert _there(known, find("l4"))["alpha"] == 0.8  # of which each watt does more
+    assert parameters_on(find("l4"), known)["alpha"] == 0.8  # of which each watt does more
+    for name, reached in (("attention_prefill", 0.95), ("moe", 0.95), ("attention_decode", 0.8)):
+        known = entry(name, device="l40s")
+        known.parameters.update({"alpha": 0.8})
+        assert parameters_on(server, known)["alpha"] == pytest.approx(reached, rel=0.02)  # which waits for memory
 
 
 @pytest.mark.parametrize(
@@ -1158,7 +1170,7 @@ def test_where_power_does_not_tell_the_clock_is_higher_for_what_feeds_products_t
 )
 def test_of_a_cache_in_halves_half_is_of_use(own, device, factor):
     known = entry("gemm", device=own)
-    found = _there(known, find(device))
+    found = parameters_on(find(device), known)
     assert {n: found[n] / known.parameters[n] for n in ("eta", "eta_x")} == {"eta": factor, "eta_x": factor}
 
 
@@ -1166,7 +1178,7 @@ def test_fixed_times_are_as_many_clocks_but_over_a_host_and_of_another_maker():
     known, far = entry("attention_decode"), entry("collectives")
 
     def quotients(entry, device):
-        found = _there(entry, find(device))
+        found = parameters_on(find(device), entry)
         return {n: found[n] / value for n, value in entry.parameters.items() if n not in ("lambda", "eta", "alpha")}
 
     clocks = pytest.approx(1980 / 1410)
@@ -1182,12 +1194,23 @@ def test_exponentials_take_as_many_clocks_however_fast_matrices_are_multiplied()
     known = entry("attention_prefill")
 
     def quotient(device):
-        return _there(known, find(device))["softmax"] / known.parameters["softmax"]
+        return parameters_on(find(device), known)["softmax"] / known.parameters["softmax"]
 
     assert quotient("b200") == pytest.approx((2250 / 148 / 1965) / (989.4 / 132 / 1980))
     assert quotient("h20-sxm") == pytest.approx((148 / 78) / (989.4 / 132))
     assert quotient("h200-sxm") == pytest.approx(1)
     assert quotient("a100-sxm-80gb") == 1  # hides less of them
+    known = entry("attention_prefill", device="b200")  # which does half as many in a clock
+    assert quotient("b300") == pytest.approx((1965 / 2032) / 2)
+
+
+def test_matrix_units_of_a_what_if_do_not_speed_up_exponentials():
+    known = entry("attention_prefill")
+    faster = of(load_hardware("h100-sxm", ["matrix.bf16=2x", "matrix.fp16=2x"]))
+    more = of(load_hardware("h100-sxm", ["cores.exponentials_per_clock=32"]))
+    assert parameters_on(H100, known) == known.parameters
+    assert parameters_on(faster, known)["softmax"] == pytest.approx(2 * known.parameters["softmax"])
+    assert parameters_on(more, known)["softmax"] == pytest.approx(known.parameters["softmax"] / 2)
 
 
 def test_slower_matrix_units_that_wait_for_others_reach_more_of_their_peak():
@@ -1195,22 +1218,22 @@ def test_slower_matrix_units_that_wait_for_others_reach_more_of_their_peak():
     alpha = known.parameters["alpha"]
 
     def waiting(device):
-        return (1 / _there(known, find(device))["alpha"] - 1) / (1 / alpha - 1)
+        return (1 / parameters_on(find(device), known)["alpha"] - 1) / (1 / alpha - 1)
 
     assert waiting("a100-sxm-80gb") == pytest.approx((312 / 108 / 1410) / (989.4 / 132 / 1980))
     assert waiting("h20-sxm") == pytest.approx((148 / 78) / (989.4 / 132))  # its clock is not known
     assert waiting("b200") == pytest.approx(1)  # has kernels of its own
     assert waiting("mi300x") == pytest.approx(1)
     products = entry("gemm")
-    assert _there(products, find("a100-sxm-80gb"))["alpha"] == products.parameters["alpha"]
+    assert parameters_on(find("a100-sxm-80gb"), products)["alpha"] == products.parameters["alpha"]
 
 
 def test_the_cache_of_devices_without_stacked_memory_goes_with_their_cores():
     ampere, ada = find("rtx-3090"), find("l40s")
     known = entry("gemm", device="rtx-3090")
     wider = (ampere.bandwidth / ampere.cores) / (ada.bandwidth / ada.cores)
-    assert _there(known, ada)["lambda"] == pytest.approx(known.parameters["lambda"] * wider)
-    assert _there(known, find("arc-pro-b60"))["lambda"] == known.parameters["lambda"]
+    assert parameters_on(ada, known)["lambda"] == pytest.approx(known.parameters["lambda"] * wider)
+    assert parameters_on(find("arc-pro-b60"), known)["lambda"] == known.parameters["lambda"]
 
 
 def test_cards_whose_matrix_units_are_slowed_down_are_relatives():
@@ -1270,7 +1293,7 @@ def test_a_launch_by_a_host_does_not_go_with_the_clock_of_the_device():
     own = entry("elementwise", device="t4")
     for start, elsewhere in ((2, 2 * 1590 / 1063), (25, 5 * 1590 / 1063 + 20)):
         known = replace(own, parameters={**own.parameters, "start_us": start})
-        assert _there(known, find("p4"))["start_us"] == pytest.approx(elsewhere, rel=1e-3)
+        assert parameters_on(find("p4"), known)["start_us"] == pytest.approx(elsewhere, rel=1e-3)
 
 
 def test_few_rows_of_another_library_or_architecture_are_asked_last():

@@ -537,7 +537,7 @@ def test_fixed_costs_are_less_than_what_is_expected(name):
 
     family, stack = FAMILIES[name], STACKS[name]
     features = family.features(columns(name), H100, stack, family.variants[0])
-    p = family.usual(stack)
+    p = family.usual(stack, H100)
     assert 0 < np.max(family.fixed(p, features)) < family.seconds(p, features)[0]
 
 

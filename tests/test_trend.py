@@ -38,7 +38,7 @@ def rows(columns, measured):
 
 def exact(columns):
     features = GEMM.features(columns, H100, STACK, GEMM.variants[0])
-    return GEMM.seconds(GEMM.usual(STACK), features)
+    return GEMM.seconds(GEMM.usual(STACK, H100), features)
 
 
 def off(trend, columns):

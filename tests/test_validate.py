@@ -20,7 +20,7 @@ from llmviewer.reports.validation import render_text
 GEMM = FAMILIES["gemm"]
 STACK = Stack(library="mine", dtype="bf16")
 ERROR = Error(mape=0.1, median=0.08, mape_short=0.1, mape_long=0.1, covered=0.8, short=(0.9, 1.1), long=(0.9, 1.1))
-USUAL = {parameter.name: GEMM.usual(STACK)[parameter.name] for parameter in GEMM.of("persistent")}
+USUAL = {parameter.name: GEMM.usual(STACK, find("h100-sxm"))[parameter.name] for parameter in GEMM.of("persistent")}
 ENTRY = Entry(
     device="h100-sxm", family="gemm", stack=STACK, variant="persistent", parameters=USUAL, rows=100,
     version="1", fit_mape=0.05, held_out=ERROR,

@@ -238,7 +238,7 @@ def _before(rows: Rows, priors: Sequence[Entry]) -> tuple[Entry, ...]:
 
 def _usual(rows: Rows, before: Sequence[Entry]) -> dict[str, float]:
     """Where the search begins: the family's usual parameters, or the mean of those before."""
-    usual = rows.family.usual(rows.stack)
+    usual = rows.family.usual(rows.stack, rows.device)
     for q in rows.family.parameters:
         if known := [q.sought(e.parameters[q.name]) for e in before if q.name in e.parameters]:
             usual[q.name] = q.found(float(np.mean(known)))

@@ -29,6 +29,9 @@ _USUAL: Final = {
 _OTHERS: Final = frozenset(
     {"laptop", "mobile", "mig", "vgpu", "ti", "super", "d", "xt", "xtx", "lite", "mini", "ultra", "max", "pro"}
 )
+# Base-2 exponentials of fp32 in a clock, of a streaming multiprocessor of every compute capability since 7.0 but those
+# whose files say otherwise (NVIDIA, CUDA Programming Guide, throughput of native arithmetic instructions).
+_EXPONENTIALS: Final = 16.0
 # Where a file does not count the cores or the last cache: the relative whose counts are carried over. Apple publishes
 # no size of the system level cache; M3 Max is the last of which one is known.
 _RELATIVES: Final[Mapping[str, str]] = {
@@ -46,6 +49,7 @@ class Kin:
     l2_bandwidth  of its L2 cache, which cores read; 0 if unknown [B/s]
     cores         streaming multiprocessors or compute units
     clock         of its cores, at most; 0 if unknown [Hz]
+    exponentials  that the special units of a core do in a clock
     multiplies    OPs of 16 bits that the matrix units of a core do [OP/s]
     power         that it alone may draw; 0 if unknown [W]
     """
@@ -59,6 +63,7 @@ class Kin:
     l2_bandwidth: float
     cores: float
     clock: float
+    exponentials: float
     multiplies: float
     power: float
 
@@ -119,6 +124,7 @@ def of(hardware: Hardware) -> Device:
         l2_bandwidth=numbers.get("l2.bandwidth", 0.0),
         cores=numbers["cores.count"],
         clock=numbers.get("clock.boost", 0.0),
+        exponentials=numbers.get("cores.exponentials_per_clock", _EXPONENTIALS),
         multiplies=max(hardware.rates.get(matrix(dtype), 0.0) for dtype in ("bf16", "fp16")) / numbers["cores.count"],
         power=0.0 if "power.shared" in said else numbers.get("power.tdp", 0.0),
         l2=numbers[last_cache],

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from ..errors import InputError
-from .device import Device, Kin
+from .carried import over_host, parameters_on
+from .device import Device
 from .families import FAMILIES, Family, Stack
 from .families._family import Array, Shapes
 from .formats import SIMILAR, TWINS
 from .index import index, kin
+from .kinship import apart, generation, relation, slowed
 from .profile import Entry, Error
 from .residual import NEIGHBOURS, Residual
 
-_GENERATIONS: Final = ("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin")
-_LINES: Final = (_GENERATIONS, ("cdna", "cdna2", "cdna3", "cdna4", "cdna5"))
-# Compute capability 10.3 runs what is compiled for the family of 10.0 (NVIDIA, CUDA Programming Guide, section 5.1.2).
-_SAME_KERNELS: Final = {"blackwell ultra": "blackwell"}
-# Since Ampere NVIDIA's devices for data centres have an L2 cache in two halves, each of which keeps what its own cores
-# read, so that what all read is in both (A100 whitepaper, L2 cache: "each L2 partition localizes and caches data for
-# memory accesses from SMs in the GPCs directly connected to the partition"); their other devices have it in one.
-_HALVES_SINCE: Final = {*_GENERATIONS[_GENERATIONS.index("ampere") :]}
 _KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
 FOR_OTHERS: Final = ", kernels for "  # a type that is alike, and not the one that is asked for
 _RELATIVES: Final = 5  # stacks that are asked at most
 _ALIKE: Final = 4  # of the numbers that say how far away a stack is, those before its architecture's
 _FADES: Final = 0.5  # what a stack counts beside one of an architecture that is one nearer
-_LAUNCH_US: Final = 5.0  # of what only moves bytes: what more it takes to start is a host's [us]
 _PLAIN: Final = "add"
 _TELLING: Final = 6  # rows for each parameter that a stack of another library or architecture must have to be asked
-# OPs in a clock of a core below which its matrix units are slowed down, as those of GeForce cards are to 512 where they
-# add up in fp32, half of what others of their chips do (NVIDIA Ampere GA102 whitepaper, table 9).
-_HALVED: Final = 768
-# Part of their peak that products reach where power hardly limits them, as bf16 ones of engines do on A100: their fits
-# have an alpha of 0.96 to 1, and a `hot` of 0.06 at most (profiles/a100-sxm-80gb.*.yaml).
-_UNLIMITED: Final = 0.95
 # What 80 % of measured times lie between where no error of a transfer was measured: no better than a guess.
 _UNKNOWN: Final = Error(
     mape=0.5, median=0.4, mape_short=0.5, mape_long=0.5, covered=float("nan"), short=(0.5, 2.0), long=(0.5, 2.0)
@@ -135,8 +122,8 @@ def _told(near: Sequence[Entry], device: Device, stack: Stack) -> str:
 def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:
     """Those of the nearest relatives of a device, which may be itself."""
     of_kind = [e for e in entries if kin(e.device).kind == device.kind]
-    least = min((_relation(kin(e.device), device) for e in of_kind), default=())
-    return [e for e in of_kind if _relation(kin(e.device), device) == least]
+    least = min((relation(kin(e.device), device) for e in of_kind), default=())
+    return [e for e in of_kind if relation(kin(e.device), device) == least]
 
 
 def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
@@ -159,7 +146,7 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
     found: dict[str, list[Entry]] = {}
     for entry in chosen:
         if _distance(entry, device, stack)[:_ALIKE] == least[:_ALIKE]:
-            part = found.setdefault(_generation(kin(entry.device)), [])
+            part = found.setdefault(generation(kin(entry.device)), [])
             if not part or _distance(entry, device, stack) == _distance(part[0], device, stack):
                 part.append(entry)
     return [entry for part in found.values() for entry in part[:_RELATIVES]]
@@ -168,7 +155,7 @@ def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Ent
 def _of_line(entry: Entry, device: Device, stack: Stack) -> bool:
     """Whether few rows of it tell more than many of others: what only sends is told by links, which go with memory."""
     other = kin(entry.device)
-    own, asked = (_generation(d) if FAMILIES[entry.family].computes else d.stacked for d in (other, device))
+    own, asked = (generation(d) if FAMILIES[entry.family].computes else d.stacked for d in (other, device))
     return entry.stack.library == stack.library and own == asked
 
 
@@ -180,26 +167,17 @@ def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
     other, family = kin(entry.device), FAMILIES[entry.family]
     kernel = 0 if entry.stack.kernel == stack.kernel else 1 + (entry.variant in family.alone)
     library = 0 if entry.stack.library == stack.library else 1
-    maker, *relation = _relation(other, device)
+    maker, *near = relation(other, device)
     if not family.aged:
         return (maker,)
-    slowed = family.computes and not family.halves and _slowed(other) != _slowed(device)
+    weak = family.computes and not family.halves and slowed(other) != slowed(device)
     paced = _paced(entry.stack) != _paced(stack)
-    return (maker, int(slowed), int(paced), *relation, library + kernel)
+    return (maker, int(weak), int(paced), *near, library + kernel)
 
 
 def _paced(stack: Stack) -> bool:
     """Whether a host launches it time and again, which takes it longer than replaying a graph does a short message."""
     return "_eager " in stack.kernel
-
-
-def _slowed(device: Kin) -> bool:
-    """Whether its matrix units are: what feeds them then suffices, and kernels reach more of their peak."""
-    return 0 < device.multiplies < _HALVED * device.clock
-
-
-def _relation(other: Kin, device: Kin) -> tuple[int, ...]:
-    return int(other.vendor != device.vendor), int(other.stacked != device.stacked), _apart(other, device)
 
 
 def _close(entry: Entry, device: Device, stack: Stack) -> bool:
@@ -208,23 +186,6 @@ def _close(entry: Entry, device: Device, stack: Stack) -> bool:
 
 def _twin_of_library(entry: Entry, stack: Stack) -> bool:
     return entry.stack.library == stack.library and twins(entry, stack) and _alike(entry, stack)
-
-
-def _apart(a: Kin, b: Kin) -> int:
-    if a.name == b.name:
-        return -1
-    own, other = map(_generation, (a, b))
-    if own == other:
-        return 0
-    for line in _LINES:
-        if own in line and other in line:
-            return abs(line.index(own) - line.index(other))
-    return len(_GENERATIONS)
-
-
-def _generation(device: Kin) -> str:
-    """Its architecture, by the name of the one whose kernels it runs."""
-    return _SAME_KERNELS.get(device.architecture, device.architecture)
 
 
 def _of_type(entry: Entry, stack: Stack, dtype: str) -> bool:
@@ -251,16 +212,11 @@ def sibling(entry: Entry, device: Device) -> bool:
     """Whether its device runs the same kernels and cuts work up alike: is of the same architecture and kind of memory,
     since chips of one architecture with and without stacked memory differ. Messages over a host depend on the host.
     """
-    return not _over_host(entry, device) and _same(entry, device)
+    return not over_host(entry, device) and _same(entry, device)
 
 
 def _same(entry: Entry, device: Device) -> bool:
-    return max(_relation(kin(entry.device), device)) <= 0
-
-
-def _over_host(entry: Entry, device: Device) -> bool:
-    """Whether it is of messages that pass a host on their way between devices."""
-    return entry.family == "collectives" and device.hosted
+    return max(relation(kin(entry.device), device)) <= 0
 
 
 def _measured_error(name: str, stack: Stack, *, near: bool) -> Error:
@@ -304,7 +260,7 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
     features = {e.variant: family.features(shapes, device, stack, e.variant) for e in choice.entries}
     fitted = choice.entries[0].device == device.name
     seconds = family.seconds if fitted else family.elsewhere
-    parameters = [_there(e, device) for e in choice.entries]
+    parameters = [parameters_on(device, e) for e in choice.entries]
     trends = [e.trend if sibling(e, device) else None for e in choice.entries]
     logs = [
         np.log(seconds(p, features[e.variant])) + (trend.change(family, shapes) if trend else 0.0)
@@ -326,74 +282,6 @@ def reached(choice: Choice, family: Family, shapes: Shapes, device: Device, stac
     return _corrected(found, first, own, shapes) if own else found
 
 
-def _there(entry: Entry, device: Device) -> Mapping[str, float]:
-    """Parameters on a device.
-
-    Fixed times are as many clocks, but of messages over a host and of launches by one, which are not its cores'. The L2
-    bandwidth is that of the files where both of one maker tell it; else, of an architecture, it goes with its cores,
-    not with the memory behind it; from one to the next it has gone with stacked memory only, and with that of other
-    makers. Exponentials are not sped up with multiplications, by whose time `softmax` counts them (FlashAttention-3,
-    arXiv:2407.08608); kernels of earlier generations hide less of them. A power limit slows down less what multiplies
-    less for each watt; an earlier generation needs more of them for as much, and kernels for stacked memory are others.
-    Where matrix units wait for others, slower ones wait as many clocks, and reach more of their peak; faster ones have
-    kernels of their own, which hide more.
-    """
-    if entry.device == device.name:
-        return entry.parameters
-    own, found = kin(entry.device), dict(entry.parameters)
-    alike = own.vendor == device.vendor
-    clocks = own.clock / device.clock if alike and own.clock and device.clock else 1.0
-    if not _over_host(entry, device):
-        found |= {name: value * clocks for name, value in found.items() if name.endswith(("_us", "_ns"))}
-    if not FAMILIES[entry.family].aged:
-        found["start_us"] += max(entry.parameters["start_us"] - _LAUNCH_US, 0.0) * (1 - clocks)
-    with_memory = _generation(own) != _generation(device) and own.stacked == device.stacked
-    if "lambda" in found and alike and own.l2_bandwidth and device.l2_bandwidth:
-        found["lambda"] *= (own.bandwidth / own.l2_bandwidth) / (device.bandwidth / device.l2_bandwidth)
-    elif "lambda" in found and not (with_memory and (device.stacked or not alike)):
-        found["lambda"] *= (own.bandwidth / own.cores) / (device.bandwidth / device.cores)
-    if alike and {*map(_generation, (own, device))} <= _HALVES_SINCE:
-        halves = (1 + own.stacked) / (1 + device.stacked)
-        found |= {name: found[name] * halves for name in ("eta", "eta_x") if name in found}
-    if FAMILIES[entry.family].waits and alike and own.multiplies and device.multiplies:
-        slower = min(device.multiplies / own.multiplies * clocks, 1.0)
-        found["alpha"] = 1 / (1 + (1 / found["alpha"] - 1) * slower)
-    if "softmax" in found and alike and own.multiplies and device.multiplies and not _earlier(device, own):
-        found["softmax"] *= device.multiplies / own.multiplies * clocks
-    if "hot" in found and alike and _density(own) and _density(device) and not _earlier(device, own):
-        needed = _density(device) / _density(own) / clocks**2
-        if needed < 1:
-            found |= _cooler(found, needed, _UNLIMITED if own.stacked == device.stacked else found["alpha"])
-    return found
-
-
-def _cooler(found: Mapping[str, float], needed: float, most: float) -> dict[str, float]:
-    """What changes where OPs need `needed` of the power, as a part of what there is, that they needed before.
-
-    A power limit is on the clock. What goes with it is faster by what that gains, and reaches `most` of the peak at
-    most: matrix units, the L2 cache that feeds them, starts of tiles. Beyond that, less is added to long work.
-    """
-    faster = min(1 / needed, max(1.0, most / found["alpha"]))
-    return {
-        "alpha": found["alpha"] * faster,
-        "lambda": found["lambda"] * faster,
-        "tau_us": found["tau_us"] / faster,
-        "hot": min(max((1 + found["hot"]) * needed * faster - 1, 0.0), found["hot"]),
-    }
-
-
-def _density(device: Kin) -> float:
-    """OPs that matrix units do for each joule that the device may draw. What they draw goes with the square of the
-    voltage, too, which goes with the clock.
-    """
-    return device.multiplies * device.cores / device.power if device.power else 0.0
-
-
-def _earlier(one: Kin, other: Kin) -> bool:
-    own, later = map(_generation, (one, other))
-    return any(line.index(own) < line.index(later) for line in _LINES if own in line and later in line)
-
-
 def _between(choice: Choice, device: Device, values: Sequence[Array]) -> Array:
     """What the entries of a choice say, one by one, together: the median of those of one architecture; and of several,
     where each has the kernels of the next, the mean of their medians, in which what is further away counts less.
@@ -402,9 +290,9 @@ def _between(choice: Choice, device: Device, values: Sequence[Array]) -> Array:
         return _middle(values)
     parts: dict[str, list[int]] = {}
     for i, entry in enumerate(choice.entries):
-        parts.setdefault(_generation(kin(entry.device)), []).append(i)
+        parts.setdefault(generation(kin(entry.device)), []).append(i)
     middles = [_middle([values[i] for i in part]) for part in parts.values()]
-    counts = [_FADES ** _apart(kin(choice.entries[part[0]].device), device) for part in parts.values()]
+    counts = [_FADES ** apart(kin(choice.entries[part[0]].device), device) for part in parts.values()]
     return np.asarray(sum(count * middle for count, middle in zip(counts, middles, strict=True)) / sum(counts))
 
 

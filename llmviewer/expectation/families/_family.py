@@ -87,6 +87,7 @@ class Family(ABC):
     aged        how well kernels use a device depends on its generation and kind of memory
     steady      they are cut up alike from one generation to the next, so that those of several tell more than of one
     waits       matrix units wait for loads and exponentials, in clocks that do not depend on how much they do in one
+    heats       matrix units are at work for long enough that the power which the device may draw limits their clock
     on_cpu      usual parameters of a CPU's kernels, where they are others: fitted to torch 2.13 on an EPYC
     """
 
@@ -102,6 +103,7 @@ class Family(ABC):
     aged: ClassVar[bool] = True
     steady: ClassVar[bool] = False
     waits: ClassVar[bool] = False
+    heats: ClassVar[bool] = False
     on_cpu: ClassVar[Parameters] = {}
 
     @abstractmethod
@@ -154,7 +156,7 @@ class Family(ABC):
         """The parameters that a variant has."""
         return tuple(q for q in self.parameters if not q.way or q.way in variant.split())
 
-    def usual(self, stack: Stack) -> dict[str, float]:
+    def usual(self, stack: Stack, device: Device) -> dict[str, float]:  # noqa: ARG002 - some go with its rates
         """What parameters are where measurements do not tell."""
         usual = {parameter.name: parameter.usual for parameter in self.parameters}
         return {**usual, **(self.on_cpu if stack.library.endswith(_CPU) else {})}

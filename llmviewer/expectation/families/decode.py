@@ -209,8 +209,8 @@ class Decode(Family):
         arithmetic = max(device.peak("bf16"), device.peak("fp8") if stack.kv_dtype == "fp8" else 0)
         return np.maximum(ops / arithmetic, moved / device.bandwidth)
 
-    def usual(self, stack: Stack) -> dict[str, float]:
-        return super().usual(stack) | ({"alpha": 0.9} if _latent(stack) else {})
+    def usual(self, stack: Stack, device: Device) -> dict[str, float]:
+        return super().usual(stack, device) | ({"alpha": 0.9} if _latent(stack) else {})
 
     def kept(self, shapes: Shapes) -> Array:
         return np.asarray((shapes["kv_len"] >= 64) & (shapes["batch"] <= 512))

@@ -88,6 +88,7 @@ class Gemm(Family):
     groups = ("N", "K")
     halves = True
     steady = True
+    heats = True
     variants = (
         "persistent", "waves", "persistent gemv", "waves gemv", "waves fixed", "persistent narrow", "waves sm89",
         "waves rowwise", "waves sm100", "waves fewest", "persistent coarse", "waves coarse",

@@ -27,6 +27,8 @@ _SMALL: Final = 64  # rows of the tile that kernels turn to for short prompts
 # small pages are read with packed heads only (get_pack_gqa in hopper/flash_api.cpp).
 _WIDER: Final = 64
 _WIDER_ROWS: Final = 128
+# Of an exponential's time, what kernels of Hopper and Blackwell for heads of several widths show: the median of fits.
+_SHOWN: Final = 0.75
 # vLLM's reshape_and_cache_flash (csrc/cache_kernels.cu): a block for each token, with a thread for each element of its
 # keys up to so many; a core holds so many threads.
 _STORING: Final = "vllm"
@@ -47,6 +49,7 @@ class Prefill(Family):
     columns = ("batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
     optional: ClassVar = {"window": 0.0, "causal": 1.0, "loop": 0.0}
     groups = ("q_heads", "kv_heads", "head_dim")
+    heats = True
     on_cpu: ClassVar = {"alpha": 0.2}
     variants = ("64", "128", "128 packed", "192 packed", "256", "128 blind", "192 packed width", "128 only", "256 only",
                 "32 only", "16 packed only")  # fmt: skip
@@ -71,6 +74,15 @@ class Prefill(Family):
         Parameter(name="eta", usual=0.6, low=0.15, high=2, meaning="part of the L2 cache that is of use"),
         Parameter(name="sharp", usual=6, low=1.2, high=20, meaning="power of the smooth maximum"),
     )  # fmt: skip
+
+    def usual(self, stack: Stack, device: Device) -> dict[str, float]:
+        """Of exponentials, where multiplications are that fast, most of the time that special units take shows."""
+        usual = super().usual(stack, device)
+        if device.vendor == "nvidia" and device.kind == "gpu" and device.clock:
+            columns = device.peak(kernel_type(stack.dtype).arithmetic) / 2 / device.cores
+            shown = _SHOWN * columns / (device.exponentials * device.clock)
+            usual["softmax"] = max(shown, usual["softmax"])
+        return usual
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
         b, q, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)

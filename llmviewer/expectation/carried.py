@@ -1,0 +1,162 @@
+"""Parameters on another device than the one that they were fitted to: what goes with what, a rule each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from .device import Device, Kin
+from .families import FAMILIES, Family
+from .index import kin
+from .kinship import GENERATIONS, earlier, generation
+from .profile import Entry
+
+# Since Ampere NVIDIA's devices for data centres have an L2 cache in two halves, each of which keeps what its own cores
+# read, so that what all read is in both (A100 whitepaper, L2 cache: "each L2 partition localizes and caches data for
+# memory accesses from SMs in the GPCs directly connected to the partition"); their other devices have it in one.
+_HALVES_SINCE: Final = {*GENERATIONS[GENERATIONS.index("ampere") :]}
+_LAUNCH_US: Final = 5.0  # of what only moves bytes: what more it takes to start is a host's [us]
+# Part of their peak that products reach where power hardly limits them, as bf16 ones of engines do on A100: their fits
+# have an alpha of 0.96 to 1, and a `hot` of 0.06 at most (profiles/a100-sxm-80gb.*.yaml).
+_UNLIMITED: Final = 0.95
+
+Parameters = Mapping[str, float]
+
+
+def parameters_on(device: Device, entry: Entry) -> Parameters:
+    """Those of an entry on a device by all rules in turn; on its own, by those of what does not get faster with matrix
+    units, which a what-if may have changed.
+    """
+    move = _Move(entry=entry, own=kin(entry.device), device=device)
+    found = dict(entry.parameters)
+    for rule in _OWN if entry.device == device.name else _RULES:
+        found |= rule(found, move)
+    return found
+
+
+def over_host(entry: Entry, device: Device) -> bool:
+    """Whether it is of messages that pass a host on their way between devices."""
+    return entry.family == "collectives" and device.hosted
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Move:
+    """From the device of an entry, `own`, to another."""
+
+    entry: Entry
+    own: Kin
+    device: Device
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.entry.family]
+
+    @property
+    def alike(self) -> bool:
+        return self.own.vendor == self.device.vendor
+
+    @property
+    def clocks(self) -> float:
+        """The time of a clock, as a part of what it was; 1 where nobody says."""
+        known = self.alike and self.own.clock and self.device.clock
+        return self.own.clock / self.device.clock if known else 1.0
+
+    @property
+    def multiplies(self) -> float:
+        """What the matrix units of a core do in a clock, as a part of what they did; 0 where nobody says."""
+        known = self.alike and self.own.multiplies and self.device.multiplies
+        return self.device.multiplies / self.own.multiplies * self.clocks if known else 0.0
+
+    @property
+    def back(self) -> bool:
+        """Whether it is to an earlier generation, whose kernels are others."""
+        return earlier(self.device, self.own)
+
+
+def _fixed_times(found: Parameters, move: _Move) -> Parameters:
+    """They are as many clocks, but of messages over a host and of launches by one, which are not its cores'."""
+    if over_host(move.entry, move.device):
+        return {}
+    times = {name: value * move.clocks for name, value in found.items() if name.endswith(("_us", "_ns"))}
+    if not move.family.aged:
+        times["start_us"] += max(move.entry.parameters["start_us"] - _LAUNCH_US, 0.0) * (1 - move.clocks)
+    return times
+
+
+def _cache_bandwidth(found: Parameters, move: _Move) -> Parameters:
+    """That of the L2 cache is what the files say where both of one maker do; else, of an architecture, it goes with its
+    cores, not with the memory behind it; from one to the next it has gone with stacked memory only, and with that of
+    other makers.
+    """
+    if "lambda" not in found:
+        return {}
+    own, device = move.own, move.device
+    if move.alike and own.l2_bandwidth and device.l2_bandwidth:
+        was, now = own.bandwidth / own.l2_bandwidth, device.bandwidth / device.l2_bandwidth
+        return {"lambda": found["lambda"] * was / now}
+    with_memory = generation(own) != generation(device) and own.stacked == device.stacked
+    if with_memory and (device.stacked or not move.alike):
+        return {}
+    return {"lambda": found["lambda"] * (own.bandwidth / own.cores) / (device.bandwidth / device.cores)}
+
+
+def _cache_halves(found: Parameters, move: _Move) -> Parameters:
+    if not move.alike or not {generation(move.own), generation(move.device)} <= _HALVES_SINCE:
+        return {}
+    halves = (1 + move.own.stacked) / (1 + move.device.stacked)
+    return {name: found[name] * halves for name in ("eta", "eta_x") if name in found}
+
+
+def _waits(found: Parameters, move: _Move) -> Parameters:
+    """Where matrix units wait for others, slower ones wait as many clocks, and reach more of their peak; faster ones
+    have kernels of their own, which hide more.
+    """
+    if not move.family.waits or not 0 < move.multiplies < 1:
+        return {}
+    return {"alpha": 1 / (1 + (1 / found["alpha"] - 1) * move.multiplies)}
+
+
+def _exponentials(found: Parameters, move: _Move) -> Parameters:
+    """Units of their own do them, so that they are not sped up with multiplications, by whose time `softmax` counts
+    them (FlashAttention-3, arXiv:2407.08608); kernels of earlier generations hide less of them.
+    """
+    if "softmax" not in found or not move.multiplies or move.back:
+        return {}
+    return {"softmax": found["softmax"] * move.multiplies * move.own.exponentials / move.device.exponentials}
+
+
+def _power(found: Parameters, move: _Move) -> Parameters:
+    """A limit is on the clock, so that what multiplies less for each watt is slowed down less. What goes with the clock
+    is faster by what that gains, and reaches a part of the peak at most: matrix units, the L2 cache that feeds them,
+    starts of tiles. Beyond that, less is added to long work. An earlier generation needs more power for as much, and
+    kernels for stacked memory are others.
+    """
+    was, now = _density(move.own), _density(move.device)
+    if not (move.family.heats and move.alike and was and now) or move.back:
+        return {}
+    needed = now / was / move.clocks**2
+    if needed >= 1:
+        return {}
+    most = _UNLIMITED if move.own.stacked == move.device.stacked else found["alpha"]
+    faster = min(1 / needed, max(1.0, most / found["alpha"]))
+    changes = {
+        "alpha": found["alpha"] * faster,
+        "lambda": found["lambda"] * faster,
+        "tau_us": found["tau_us"] / faster,
+    }
+    if "hot" in found:
+        changes["hot"] = min(max((1 + found["hot"]) * needed * faster - 1, 0.0), found["hot"])
+    return changes
+
+
+def _density(device: Kin) -> float:
+    """OPs that matrix units do for each joule that the device may draw. What they draw goes with the square of the
+    voltage, too, which goes with the clock.
+    """
+    return device.multiplies * device.cores / device.power if device.power else 0.0
+
+
+_Rule = Callable[[Parameters, _Move], Parameters]
+_OWN: Final[tuple[_Rule, ...]] = (_waits, _exponentials)
+_RULES: Final[tuple[_Rule, ...]] = (_fixed_times, _cache_bandwidth, _cache_halves, *_OWN, _power)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +14,7 @@ from . import __version__, given
 from ._layout import data_dir
 from .cells import DATA_TYPE, LAYOUT, LINK, WHAT_IF, Cell
 from .comparison import Comparison, compare
-from .costs import hourly
+from .costs import By
 from .errors import InputError
 from .expectation.profile import Profile
 from .expectation.statistics import rank_correlation
@@ -27,7 +26,7 @@ from .model_files import load_model
 from .operators.collectives import OUT, UP
 from .parallel import parallel
 from .resource import Unit
-from .setting import member, whole
+from .setting import whole
 from .transforms.quantize import PUBLISHED
 from .units import seconds, si
 from .waits import Breakdown
@@ -41,15 +40,7 @@ _MOST: Final = 1024  # devices that one tensor is cut for: more than any model h
 _LEAST: Final = 3  # devices from which on a correlation says something
 
 
-class By(StrEnum):
-    """What devices are ranked by, most first."""
-
-    SPEED = "speed"
-    COST = "cost"
-    ENERGY = "energy"
-
-
-_MERIT: Final = {By.SPEED: "tokens/s", By.COST: "tokens/USD", By.ENERGY: "tokens/J at TDP"}
+_MERIT: Final = {By.SPEED: "tokens/s", By.COST: "tokens/USD", By.ENERGY: "tokens/J at TDP"}  # most first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +108,7 @@ class Choice:
     def priced(self) -> int:
         """Devices whose files have what is needed to rank by cost, or by energy; all, by speed."""
         found = {cell.hardware.name: cell.hardware for cell in self.comparison.cells}.values()
-        if self.by is By.ENERGY:
-            return sum("power.tdp" in device.numbers for device in found)
-        return sum(self.by is By.SPEED or not isnan(hourly(device, self.comparison.years)) for device in found)
+        return sum(self.by.known(device, self.comparison.years) for device in found)
 
     def follows(self) -> dict[str, float]:
         """Spearman's rank correlation of the ranking with bandwidth, matrix peak and capacity of all devices together.
@@ -215,7 +204,7 @@ def choose(
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
-    wanted = member(By, "by", by)
+    wanted = given.among("by", by, _MERIT)
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
     given.one(model=model)
     left = unsold(map(load_hardware, hardware_names())) if hardware is None else ()
@@ -298,11 +287,7 @@ def _closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:
 
 
 def _merit(cell: Cell, of: Comparison, by: By) -> float:
-    return _worth(cell, of, by, float(cell.tokens_per_s[0]))
-
-
-def _worth(cell: Cell, of: Comparison, by: By, rate: float) -> float:
-    """What so many tokens per second are worth; nan where the file of the device does not say."""
+    rate = float(cell.tokens_per_s[0])
     if by is By.COST:
         return float(cell.per_dollar(rate, of.years))
     return float(cell.per_joule(rate)) if by is By.ENERGY else rate
@@ -350,7 +335,7 @@ def _faults(cell: Cell, alone: Cell, of: Comparison, limits: Limits, by: By) -> 
     foreign = _foreign(alone) if limits.native else ()
     if foreign:
         found.append(fault(DATA_TYPE, inf, f"no {' or '.join(foreign)} matrix units"))
-    if isnan(_worth(cell, of, by, 1.0)):
+    if not by.known(cell.hardware, of.years):
         bought = by is By.COST and "price.purchase" in numbers
         reason = "no cloud price, and no years to spread the purchase over" if bought else "not known for it"
         found.append(fault("price" if by is By.COST else "power", inf, reason))

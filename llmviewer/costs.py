@@ -1,9 +1,10 @@
-"""What devices draw and cost by the hour, and how many tokens that buys."""
+"""What devices draw and cost by the hour, how many tokens that buys, and what devices are ranked by."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import nan
+from enum import StrEnum
+from math import isnan, nan
 from typing import Final, TypeAlias
 
 from .forms import Num
@@ -39,3 +40,18 @@ def per_joule(tokens_per_s: Num, devices: Devices) -> Num:
 def per_dollar(tokens_per_s: Num, devices: Devices, years: float | None) -> Num:
     """Tokens per dollar of what all devices cost all the time. [1/USD]"""
     return 3600 * tokens_per_s / usd_per_h(devices, years)
+
+
+class By(StrEnum):
+    """What devices are ranked by: how fast they write, or what they take for it."""
+
+    SPEED = "speed"
+    COST = "cost"
+    ENERGY = "energy"
+    DEVICES = "devices"
+
+    def known(self, device: Hardware, years: float | None) -> bool:
+        """Whether the file of a device says enough to rank it by that; prices as of hourly()."""
+        if self is By.COST:
+            return not isnan(hourly(device, years))
+        return self is not By.ENERGY or "power.tdp" in device.numbers

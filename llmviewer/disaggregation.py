@@ -19,7 +19,7 @@ from .layout import ALONE, Layout
 from .model import Model, kv_cache_bytes
 from .model_files import load_model
 from .phases import Phases
-from .setting import Setting, member
+from .setting import Setting
 from .transforms.offload import ON_DEVICE, Offload
 
 
@@ -176,7 +176,7 @@ def disaggregate(
         "mtp": mtp, "offload": offload, "hardware_set": hardware_set, "library": library,
         "engine": engine, "profiles": profiles,
     }  # fmt: skip
-    when = member(KvTransfer, "kv_transfer", kv_transfer)
+    when = given.among("kv_transfer", kv_transfer, KvTransfer)
     reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **asked)
     writes = replace(Setting.of(loaded, decode_hardware, layout=decode_layout, **asked), decodes_only=True)
     request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images, "mtp": mtp}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,8 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # of an argument, or of each 
 }  # fmt: skip
 _NONE: Final = ("quant", "attention")  # that may be left to us
 _WORDS: Final[Mapping[object, str]] = {str: "text", Mapping: "a mapping", Path: "a path"}
+
+_E = TypeVar("_E", bound=StrEnum)
 
 
 def one(**given: object) -> None:
@@ -56,6 +59,18 @@ def listed(**given: object) -> None:
         for value in values:
             if not isinstance(value, _KINDS[name]):
                 raise InputError(f"{must}; got {value!r} among them")
+
+
+def among(name: str, value: object, members: Iterable[_E]) -> _E:
+    """That of the members which a user calls `value`; all of an enumeration, or those of it that there is a use for.
+
+    Raises InputError where none is called so.
+    """
+    known = tuple(members)
+    for one in known:
+        if one == value:
+            return one
+    raise InputError(f"{name} must be one of {', '.join(known)}; got {value!r}")
 
 
 def counts(values: Any) -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from llmviewer.cells import Cell
-from llmviewer.choice import By, Choice, Ranked, Rejected
+from llmviewer.choice import Choice, Ranked, Rejected
+from llmviewer.costs import By
 from llmviewer.expectation.expected import Interval
 from llmviewer.units import counted, seconds
 

@@ -21,7 +21,7 @@ _BESIDE = 4  # times beside each other that a phone has room for
 def front(found: ServicePlan, key: str, name: str) -> go.Figure:
     """Every candidate with a price, those that no other beats, and the best."""
     figure = frame(
-        f"{found.by.unit} against {name}", "each point keeps to the goals; the line joins what is best in both"
+        f"{found.unit} against {name}", "each point keeps to the goals; the line joins what is best in both"
     )
     priced = [one for one in found.able if not isnan(one.price(found.by))][:_MOST]
     kept = {id(one) for one in found.front}
@@ -52,7 +52,7 @@ def front(found: ServicePlan, key: str, name: str) -> go.Figure:
     times = [getattr(one, key) for one in priced] + [goal] * (goal < inf)
     prices = [one.price(found.by) for one in priced]
     figure.update_xaxes(title_text=name, type="log", **_marks(times, seconds, _BESIDE))
-    figure.update_yaxes(title_text=found.by.unit, type="log", **_marks(prices, "{:g}".format))
+    figure.update_yaxes(title_text=found.unit, type="log", **_marks(prices, "{:g}".format))
     return figure
 
 
@@ -75,9 +75,9 @@ def _stairs(ones: list[Candidate], found: ServicePlan, key: str) -> list[tuple[f
 def _words(one: Candidate, found: ServicePlan) -> str:
     lines = (
         f"<b>{one.copies} x {one.layout.devices} x {one.hardware.name}</b>, {one.layout}",
-        f"{one.quant}, {one.price(found.by):.3g} {found.by.unit}",
+        f"{one.quant}, {one.price(found.by):.3g} {found.unit}",
         f"first token {seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token",
         f"{one.batch:.3g} at a time on each copy, up to {one.rate_within:.3g} requests/s",
-        *((f"at the bound {one.least.price(found.by):.3g} {found.by.unit}",) if one.least else ()),
+        *((f"at the bound {one.least.price(found.by):.3g} {found.unit}",) if one.least else ()),
     )
     return "<br>".join(lines)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from math import inf, isnan
 from typing import Final
 
-from llmviewer.serving.candidates import By, Candidate
+from llmviewer.costs import By
+from llmviewer.serving.candidates import Candidate
 from llmviewer.serving.planning import ServicePlan
 from llmviewer.units import counted, seconds
 
@@ -138,7 +139,7 @@ def ranked(found: ServicePlan) -> str:
     have = "has" if found.priced == 1 else "have"
     known = f"{found.priced} of the {counted(found.considered, 'device')} considered {have}"
     if found.by is not By.COST:
-        return f" Ranked by {found.by.unit}, as none of what keeps to that has a price; {known} one."
+        return f" Ranked by {found.unit}, as none of what keeps to that has a price; {known} one."
     ways = "; --by energy or --by devices ranks others too"
     return f" {known} a price{f', and only what has one is ranked{ways}' if found.best else ''}."
 
@@ -153,7 +154,7 @@ def best(found: ServicePlan) -> str:
         return f"None of what keeps to that has {_priced(found)}."
     most = f"it keeps to that up to {number_item(one.rate_within).text} requests/s"
     return (
-        f"Lowest in {found.by.unit}: {_priced_one(one, found)}. First token after {seconds(one.ttft_s)}, "
+        f"Lowest in {found.unit}: {_priced_one(one, found)}. First token after {seconds(one.ttft_s)}, "
         f"{seconds(one.tpot_s)} a token, on average; {one.batch:.3g} sequences decode at a time on each copy, which "
         f"needs room for {one.limit}; {most}.{_at_the_bound(found)}"
     )
@@ -163,7 +164,7 @@ def _priced_one(one: Candidate, found: ServicePlan) -> str:
     named, price = f"{devices(one)}, {one.quant}", one.price(found.by)
     if isnan(price):
         return named
-    asked = counted(one.devices, "device") if found.by is By.DEVICES else f"{number_item(price).text} {found.by.unit}"
+    asked = counted(one.devices, "device") if found.by is By.DEVICES else f"{number_item(price).text} {found.unit}"
     return f"{named}: {asked}"
 
 
@@ -197,7 +198,7 @@ def remarks(found: ServicePlan) -> list[str]:
     if found.best and found.unpriced:
         more = len(found.unpriced) - _NEAREST
         names = ", ".join(found.unpriced[:_NEAREST]) + f" and {more} more" * (more > 0)
-        lacking, change = ("TDP", "power.tdp=700 W") if found.by == "energy" else ("price", "price.cloud=3 USD/h")
+        lacking, change = ("TDP", "power.tdp=700 W") if found.by is By.ENERGY else ("price", "price.cloud=3 USD/h")
         told.append(
             f"Not ranked, as their files have no {lacking}: {names}; --hardware-set '{change}' gives one to all "
             "devices, and a file of yours (`llmviewer hardware NAME --format yaml`) to one."
@@ -210,8 +211,8 @@ def remarks(found: ServicePlan) -> list[str]:
 def tables(found: ServicePlan) -> list[Table]:
     """The cheapest of every device, the front, and the rest with the reasons."""
     known = found.best and found.kernels is not None
-    bound = f"Bound: {found.by.unit} if no kernel were slower than it must. " if known else ""
-    lowest = f"Lowest in {found.by.unit}" if found.best else "The fewest, as there is nothing to rank by,"
+    bound = f"Bound: {found.unit} if no kernel were slower than it must. " if known else ""
+    lowest = f"Lowest in {found.unit}" if found.best else "The fewest, as there is nothing to rank by,"
     each = _table(
         found, f"{lowest} of every device that keeps to it", found.each[:_MOST],
         f"{bound}TTFT, TPOT: time to first token and per output token. Batch: sequences at a time on each copy, on "
@@ -250,7 +251,7 @@ def _why(one: Candidate, found: ServicePlan) -> str:
 
 
 def _table(found: ServicePlan, name: str, rows: tuple[Candidate, ...], about: str) -> Table:
-    heads = (found.by.unit, "bound", "TTFT", "TPOT", "batch", "req/s")
+    heads = (found.unit, "bound", "TTFT", "TPOT", "batch", "req/s")
     whole: Table = Folded(
         title=name,
         about=about,
@@ -267,7 +268,7 @@ def _table(found: ServicePlan, name: str, rows: tuple[Candidate, ...], about: st
         ),
     )  # fmt: skip
     priced = any(not isnan(one.price(found.by)) for one in rows)
-    told = {found.by.unit: priced, "bound": priced and found.kernels is not None}
+    told = {found.unit: priced, "bound": priced and found.kernels is not None}
     for head, there in told.items():
         whole = whole if there else _without(whole, head)
     return whole
@@ -288,7 +289,7 @@ def _cards(found: ServicePlan) -> list[Card]:
         return []
     return [
         Card(label="devices", value=devices(one), about=one.quant),
-        Card(label=f"lowest {found.by.unit}", value=number_item(one.price(found.by)).text,
+        Card(label=f"lowest {found.unit}", value=number_item(one.price(found.by)).text,
              about=counted(one.devices, "device")),
         Card(label="time to first token", value=seconds(one.ttft_s), about="on average"),
         Card(label="time per token", value=seconds(one.tpot_s), about="on average"),

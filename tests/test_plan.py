@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llmviewer.cli import main
-from llmviewer.costs import hourly
+from llmviewer.costs import By, hourly
 from llmviewer.errors import InputError
 from llmviewer.generation import prefill_s
 from llmviewer.hardware_files import hardware_names, load_hardware
@@ -21,7 +21,7 @@ from llmviewer.model_files import load_model
 from llmviewer.reports import plans as report
 from llmviewer.reports.fronts import front
 from llmviewer.serving import passes, planning
-from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, By, plan, usual_layouts
+from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, plan, usual_layouts
 from llmviewer.serving.service import simulate
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload

@@ -19,14 +19,14 @@ from ..arranged import expected_answer
 from ..errors import InputError
 from ..expectation.launches import counted
 from ..expectation.profile import Profile, read_given
-from ..given import listed, several
+from ..given import among, listed, several
 from ..hardware import Hardware
 from ..hardware_files import loaded
 from ..layout import ALONE, Layout
 from ..model import Model
 from ..model_files import load_model
 from ..roofline import Plan
-from ..setting import Setting, member, whole
+from ..setting import Setting, whole
 from ..techniques import Schedule, Touches
 from ..workload import Workload
 from .options import Option, options_of, with_options, without_usual
@@ -283,10 +283,10 @@ def recommend(
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
-    aim = member(For, "wanted", wanted)
+    aim = among("wanted", wanted, For)
     used = several("given", given)
     listed(hardware_set=hardware_set, profiles=profiles)
-    left = tuple(member(Touches, "without", one) for one in several("without", without))
+    left = tuple(among("without", one, Touches) for one in several("without", without))
     size = {name: whole(name, value) for name, value in (("batch", batch), ("prompt", prompt), ("gen", gen))}
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "layout": layout, "techniques": used, "library": library,

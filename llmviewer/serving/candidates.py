@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import reduce
 from math import inf, nan
 from typing import Final, NamedTuple
@@ -12,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..costs import usd_per_h, watts
+from ..costs import By, usd_per_h, watts
 from ..hardware import Hardware
 from ..layout import Layout
 from ..units import counted, fold, seconds, si
@@ -27,21 +26,8 @@ _LEAST: Final = 0.05  # of how steeply it falls: no batch is twenty times as wid
 _HALVINGS: Final = 7  # of the distance to where a rate and the steps that it makes agree
 _RATES, _ROUNDS = 16, 3  # that are tried at a time, and how often: to a three thousandth of what is looked through
 
-
 POLICY: Final = "prefill-first"  # whose closed form this is
-
-
-class By(StrEnum):
-    """What a plan is to be low in."""
-
-    COST = "cost"
-    ENERGY = "energy"
-    DEVICES = "devices"
-
-    @property
-    def unit(self) -> str:
-        """Of what is to be low."""
-        return {"cost": "USD/h", "energy": "W at TDP", "devices": "devices"}[self]
+PRICES: Final = {By.COST: "USD/h", By.ENERGY: "W at TDP", By.DEVICES: "devices"}  # the first that is known is usual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +77,7 @@ class Candidate:
         return self.copies * self.layout.devices
 
     def price(self, by: By) -> float:
-        """What is to be low; nan where unknown."""
+        """What is to be low, in PRICES; nan where unknown."""
         return {By.COST: self.usd_per_h, By.ENERGY: self.watts, By.DEVICES: float(self.devices)}[by]
 
 

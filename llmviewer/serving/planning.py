@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import __version__, given
 from ..choice import unsold
-from ..costs import hourly
+from ..costs import By
 from ..errors import InputError
 from ..expectation.engines import find_engine
 from ..expectation.kernels import Kernels
@@ -26,9 +26,9 @@ from ..hardware_files import hardware_names, loaded
 from ..layout import Layout, parse_layout
 from ..model import Model
 from ..operators.linear import ExpertsLinear
-from ..setting import Setting, member, whole
+from ..setting import Setting, whole
 from ..transforms.quantize import PUBLISHED, parse_quantization
-from .candidates import POLICY, By, Candidate, Load, StepTimes, judged
+from .candidates import POLICY, PRICES, Candidate, Load, StepTimes, judged
 from .outcome import Goals
 from .passes import LaidOut, Left, laid_out
 from .service import check_bound
@@ -85,6 +85,11 @@ class ServicePlan:
     rejected: tuple[Candidate, ...] = field(repr=False)
     tried: int
     common: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def unit(self) -> str:
+        """Of what is to be low."""
+        return PRICES[self.by]
 
     @property
     def best(self) -> Candidate | None:
@@ -216,7 +221,7 @@ def plan(
     given.positive(years=years)
     given.one(library=library, engine=engine)
     quants, layouts = given.several("quants", quants), layouts if layouts is None else given.several("layouts", layouts)
-    wanted, goals = None if by is None else member(By, "by", by), Goals(ttft_s=ttft, tpot_s=tpot)
+    wanted, goals = None if by is None else given.among("by", by, PRICES), Goals(ttft_s=ttft, tpot_s=tpot)
     prompt, gen, max_devices = whole("prompt", prompt), whole("gen", gen), whole("max_devices", max_devices)
     if not 0 < rate < inf:
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
@@ -257,7 +262,7 @@ def plan(
     for layout in laid if layouts else ():
         _check_divides([one for one in found if one.layout == layout])
     keeping = [one for one in found if not one.factor]
-    chosen = wanted or next((b for b in By if any(not isnan(one.price(b)) for one in keeping)), By.COST)
+    chosen = wanted or next((b for b in PRICES if any(not isnan(one.price(b)) for one in keeping)), By.COST)
 
     order = partial(_order, chosen)
     keeping.sort(key=order)
@@ -275,7 +280,7 @@ def plan(
     }  # fmt: skip
     return ServicePlan(
         common=common, model=base.model, rate=rate, prompt=prompt, gen=gen, goals=goals, by=chosen, asked_by=wanted,
-        years=years, considered=len(devices), priced=sum(not isnan(hourly(device, years)) for device in devices),
+        years=years, considered=len(devices), priced=sum(By.COST.known(device, years) for device in devices),
         left_out=left, max_devices=max_devices, quants=tuple(quants), able=able,
         kernels=None if bound else made.title if made else library,
         unmeasured=_each([one for one in keeping if not (one.least or bound)]), least=least,

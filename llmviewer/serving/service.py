@@ -19,7 +19,7 @@ from ..expectation.profile import Profile
 from ..hardware import Hardware
 from ..layout import ALONE, Layout
 from ..model import Model
-from ..setting import Setting, member, whole
+from ..setting import Setting, whole
 from ..techniques import Technique
 from .lengths import Lengths, parse_lengths
 from .outcome import Goals, Simulation
@@ -113,7 +113,7 @@ def simulate(
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
     goals = Goals(ttft_s=ttft, tpot_s=tpot)
     given.positive(years=years)
-    when = member(KvTransfer, "kv_transfer", kv_transfer or KvTransfer.AFTER)
+    when = given.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "mla": mla, "expert_skew": expert_skew, "layout": layout,
         "hardware_set": hardware_set, "techniques": techniques, "library": library, "engine": engine,

@@ -15,41 +15,11 @@ from llmviewer.units import counted, seconds
 
 from .comparison import BOUNDS_SAID, boxes, followers, of_models, pictured, pictures
 from .comparison_tables import LETTERS, expectations, memory_item
-from .listing import WIDTH, Item, Reasons, Table, csv_of, json_of, markdowns, number_item, texts, time_item
-from .page import Card, Picture, listing_page, picture
+from .listing import Item, Reasons, Table, number_item, time_item
+from .page import Card, Picture, picture
+from .report import Report
 
 _FIRST: Final = 6  # of the ranking, to see first
-
-
-def render_text(choice: Choice, width: int = WIDTH) -> str:
-    return texts(headline(choice), tables(choice), remarks(choice), width)
-
-
-def render_markdown(choice: Choice) -> str:
-    return markdowns(headline(choice), tables(choice), remarks(choice))
-
-
-def render_csv(choice: Choice) -> str:
-    """One row for each device."""
-    return csv_of(choice.rows())
-
-
-def render_json(choice: Choice) -> str:
-    return json_of(choice.to_dict())
-
-
-def render_html(choice: Choice) -> str:
-    """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    return listing_page(
-        title=title(choice),
-        setting=headline(choice),
-        said=BOUNDS_SAID,
-        remarks=remarks(choice)[:-1],
-        cards=_cards(choice),
-        pictures=_pictures(choice),
-        tables=tables(choice),
-        inputs=choice.inputs,
-    )
 
 
 def _cards(choice: Choice) -> list[Card]:
@@ -112,7 +82,7 @@ def unsold(left_out: Sequence[str]) -> list[str]:
 
 
 def remarks(choice: Choice) -> list[str]:
-    """What the ranking follows, and what the numbers are."""
+    """What the ranking follows, and what is to be known of devices and models."""
     follows = choice.follows()
     found = []
     if follows:
@@ -134,7 +104,6 @@ def remarks(choice: Choice) -> list[str]:
         *followers(one.cell for one in choice.ranked),
         *of_models(choice.comparison),
         *boxes([one.cell for one in choice.ranked]),
-        BOUNDS_SAID,
     ]
 
 
@@ -245,3 +214,15 @@ def _rankings(choice: Choice) -> Iterator[Picture]:
 
     for by in ("memory bandwidth", "peak OP/s"):
         yield picture(ranking(choice, by), f"ranking-{by.split()[0]}")
+
+
+REPORT: Final = Report[Choice](
+    name="choice",
+    title=title,
+    headline=headline,
+    tables=tables,
+    remarks=remarks,
+    said=lambda choice: BOUNDS_SAID,
+    cards=_cards,
+    pictures=_pictures,
+)

@@ -18,8 +18,9 @@ from llmviewer.units import seconds
 from llmviewer.waits import ALL
 
 from .comparison_tables import first_batch, groups_of, tables
-from .listing import WIDTH, csv_of, digits, json_of, markdowns, texts
-from .page import Card, Picture, listing_page, picture
+from .listing import digits
+from .page import Card, Picture, picture
+from .report import Report
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -29,38 +30,6 @@ BOUNDS_SAID: Final = (
     "Times are lower bounds where nothing else is said: no kernel of an operator is faster. Throughputs, and tokens "
     "per joule at the device's TDP and per dollar of its price, rest on them and are no promise."
 )
-
-
-def render_text(comparison: Comparison, width: int = WIDTH) -> str:
-    return texts(headline(comparison), tables(comparison), remarks(comparison), width)
-
-
-def render_markdown(comparison: Comparison) -> str:
-    return markdowns(headline(comparison), tables(comparison), remarks(comparison))
-
-
-def render_csv(comparison: Comparison) -> str:
-    """One row for each setting and batch."""
-    return csv_of(comparison.rows())
-
-
-def render_json(comparison: Comparison) -> str:
-    return json_of(comparison.to_dict())
-
-
-def render_html(comparison: Comparison) -> str:
-    """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    shown = pictured(comparison.answered)
-    return listing_page(
-        title=title(comparison),
-        setting=headline(comparison),
-        said=BOUNDS_SAID,
-        remarks=[*_left_out(shown, comparison), *remarks(comparison)],
-        pictures=pictures(shown, comparison),
-        cards=_cards(comparison),
-        tables=tables(comparison),
-        inputs=comparison.inputs,
-    )
 
 
 def _cards(comparison: Comparison) -> list[Card]:
@@ -136,7 +105,7 @@ def _few(names: Sequence[str], what: str) -> str:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """What changes from device to device, what was refused, and what the numbers are."""
+    """What changes from device to device, and what was refused."""
     found = list(_differences(comparison))
     found += [
         f"{cell.hardware.name} cannot run {' '.join(_setting(cell, comparison))}: {cell.refused}."
@@ -145,7 +114,7 @@ def remarks(comparison: Comparison) -> list[str]:
     ]
     fitting = [cell for cell in comparison.answered if cell.fits.any()]
     found += [*followers(comparison.answered), *of_models(comparison), *boxes(fitting)]
-    return [*found, *([] if comparison.bound else between(fitting)), BOUNDS_SAID]
+    return [*found, *([] if comparison.bound else between(fitting))]
 
 
 def followers(cells: Iterable[Cell]) -> Iterator[str]:
@@ -219,9 +188,9 @@ def pictured(cells: Sequence[Cell]) -> Sequence[Cell]:
     return (fitting or list(cells))[:PICTURED]
 
 
-def _left_out(shown: Sequence[Cell], comparison: Comparison) -> list[str]:
+def _left_out(comparison: Comparison) -> list[str]:
     """Why there are settings that pictures do not show."""
-    kept = {id(cell) for cell in shown}
+    kept = {id(cell) for cell in pictured(comparison.answered)}
     others = [cell for cell in comparison.answered if id(cell) not in kept]
     large = sum(not cell.fits[0] for cell in others)
     reasons = (
@@ -254,3 +223,16 @@ def _analysis(cell: Cell, of: Comparison) -> Analysis:
         cell.model, cell.hardware, quant=unless_published(cell.asked), batch=cell.batches[0], prompt=of.prompt,
         gen=of.gen, layout=cell.layout, techniques=cell.setting.techniques,
     )  # fmt: skip
+
+
+REPORT: Final = Report[Comparison](
+    name="comparison",
+    title=title,
+    headline=headline,
+    tables=tables,
+    remarks=remarks,
+    said=lambda comparison: BOUNDS_SAID,
+    cards=_cards,
+    pictures=lambda comparison: pictures(pictured(comparison.answered), comparison),
+    undrawn=_left_out,
+)

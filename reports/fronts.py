@@ -20,9 +20,7 @@ _BESIDE = 4  # times beside each other that a phone has room for
 
 def front(found: ServicePlan, key: str, name: str) -> go.Figure:
     """Every candidate with a price, those that no other beats, and the best."""
-    figure = frame(
-        f"{found.unit} against {name}", "each point keeps to the goals; the line joins what is best in both"
-    )
+    figure = frame(f"{found.unit} against {name}", "each point keeps to the goals; the line joins what is best in both")
     priced = [one for one in found.able if not isnan(one.price(found.by))][:_MOST]
     kept = {id(one) for one in found.front}
     groups = {

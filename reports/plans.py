@@ -13,9 +13,10 @@ from llmviewer.serving.planning import ServicePlan
 from llmviewer.units import counted, seconds
 
 from .choice import unsold
-from .listing import WIDTH, Item, Reasons, Table, csv_of, filled, json_of, markdowns, number_item, texts, time_item
-from .page import Card, Picture, listing_page, picture
+from .listing import WIDTH, Item, Reasons, Table, number_item, time_item
+from .page import Card, Picture, picture
 from .recommendations import Folded
+from .report import Command, Report
 from .serving import beyond
 
 _MOST: Final = 20  # rows of a table in words
@@ -48,40 +49,8 @@ def said(found: ServicePlan) -> str:
     return f"Steps take as long as is expected of {whose}; at the bound, as long as no kernel can beat. {_MEANS}"
 
 
-def render_text(found: ServicePlan, width: int = WIDTH) -> str:
-    text, words = texts(headline(found), tables(found), remarks(found), width), simulation(found)
-    return f"{text}\n{filled(_PERCENTILES, width)}\n{_wrapped(words, width)}" if words else text
-
-
-def render_markdown(found: ServicePlan) -> str:
-    return markdowns(headline(found), tables(found), [*remarks(found), *_percentiles(found, "`")])
-
-
-def render_csv(found: ServicePlan) -> str:
-    """One row for each candidate that keeps to the goals, cheapest first, then for each device that does not."""
-    return csv_of(found.rows())
-
-
-def render_json(found: ServicePlan) -> str:
-    return json_of(found.to_dict())
-
-
-def render_html(found: ServicePlan) -> str:
-    """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    return listing_page(
-        title=title(found),
-        setting=headline(found),
-        said=said(found),
-        remarks=[*remarks(found)[:-1], *_percentiles(found)],
-        cards=_cards(found),
-        pictures=_pictures(found),
-        tables=tables(found),
-        inputs=found.to_dict()["inputs"],
-    )
-
-
-def simulation(found: ServicePlan) -> list[str]:
-    """The command, in parts, that simulates one copy of the best; none where nothing keeps to the goals."""
+def _simulation(found: ServicePlan) -> list[Command]:
+    """What simulates one copy of the best; none where nothing keeps to the goals."""
     asked = found.simulation(found.best) if found.best else {}
     if not asked or not isinstance(asked["model"], str):
         return []
@@ -91,28 +60,11 @@ def simulation(found: ServicePlan) -> list[str]:
         option = f"--{_OPTIONS.get(name, name.replace('_', '-'))}"
         each = value if isinstance(value, tuple) else (value,)
         words += [option] if value is True else [f"{option} {shlex.quote(_text(one))}" for one in each]
-    return words
+    return [Command(_PERCENTILES, words)]
 
 
 def _text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _wrapped(words: list[str], width: int) -> str:
-    """A command in lines that a shell takes as one."""
-    lines = [f"  {words[0]}"]
-    for word in words[1:]:
-        if len(lines[-1]) + len(word) < width - len(" \\"):
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f"     {word}")
-    return " \\\n".join(lines) + "\n"
-
-
-def _percentiles(found: ServicePlan, mark: str = "") -> list[str]:
-    """How to get them for the best."""
-    words = simulation(found)
-    return [f"{_PERCENTILES} {mark}{' '.join(words)}{mark}"] if words else []
 
 
 def title(found: ServicePlan) -> str:
@@ -205,7 +157,7 @@ def remarks(found: ServicePlan) -> list[str]:
         )
     if found.best and found.best.unmodelled > _TOLD:
         told.append(f"{found.best.unmodelled:.0%} of the steps of the best are a bound, as no kernel was measured.")
-    return [*told, *beyond(found.model, found.prompt + found.gen), said(found)]
+    return [*told, *beyond(found.model, found.prompt + found.gen)]
 
 
 def tables(found: ServicePlan) -> list[Table]:
@@ -306,3 +258,16 @@ def _pictures(found: ServicePlan) -> list[list[Picture]]:
     names = {"tpot_s": "time per output token", "ttft_s": "time to first token"}
     pairs = [(key, name) for key, name in names.items() if all(getattr(one, key) > 0 for one in priced)]
     return [[picture(front(found, key, name), f"front-{key[:4]}") for key, name in pairs]]
+
+
+REPORT: Final = Report[ServicePlan](
+    name="plans",
+    title=title,
+    headline=headline,
+    tables=tables,
+    remarks=remarks,
+    said=said,
+    cards=_cards,
+    pictures=_pictures,
+    more=_simulation,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from llmviewer.serving.advising import Advice, For, Line
 from llmviewer.serving.options import TAU
@@ -14,8 +14,9 @@ from llmviewer.techniques import Touches
 from llmviewer.units import seconds, si
 
 from .columns import columns
-from .listing import WIDTH, Item, Table, csv_of, filled, json_of, markdowns, texts, time_item
-from .page import Card, listing_page
+from .listing import WIDTH, Item, Table, filled, time_item
+from .page import Card
+from .report import Report
 from .serving import beyond, kernels, unknown
 from .table import rate
 
@@ -32,41 +33,6 @@ _NAMES: Final = {
     For.LATENCY: "the whole answer", For.TTFT: "the time to first token", For.TPOT: "the time per token",
     For.THROUGHPUT: "tokens per second",
 }  # fmt: skip
-
-
-def render_text(found: Advice, width: int = WIDTH) -> str:
-    return texts(headline(found), tables(found), remarks(found), width)
-
-
-def render_markdown(found: Advice) -> str:
-    return markdowns(headline(found), tables(found), remarks(found))
-
-
-def render_csv(found: Advice) -> str:
-    """One row for each line."""
-    return csv_of(_rows(found))
-
-
-def render_json(found: Advice) -> str:
-    return json_of(found.to_dict())
-
-
-def render_html(found: Advice) -> str:
-    """The whole page: tables alone."""
-    best = [line for lines in (found.alone, found.together) for line in lines[:1]]
-    return listing_page(
-        title=title(found),
-        setting=headline(found),
-        said=said(found),
-        remarks=remarks(found)[:-1],
-        cards=[
-            Card(label="best" if line in found.alone else "best together", value=f"{line.likely:.2f}x", about=line.name)
-            for line in best
-        ],
-        pictures=[],
-        tables=tables(found),
-        inputs=found.to_dict()["inputs"],
-    )
 
 
 def said(found: Advice) -> str:
@@ -115,7 +81,7 @@ def remarks(found: Advice) -> list[str]:
             f"Of a draft it is assumed that {TAU} tokens come of each pass of the model, in the middle of what was "
             "measured (arXiv:2404.14294, table 5). Better drafts gain more: --with speculative:draft=NAME,alpha=RATE."
         )
-    return [*told, *_refused(found), *beyond(found.base.setting.model, found.prompt + found.gen), said(found)]
+    return [*told, *_refused(found), *beyond(found.base.setting.model, found.prompt + found.gen)]
 
 
 def _refused(found: Advice) -> Iterator[str]:
@@ -200,8 +166,14 @@ def _gain(times: float | None) -> Item:
     return Item(text="-", key=0.0) if times is None else Item(text=f"{times:.2f}x", key=times)
 
 
-def _rows(found: Advice) -> Iterator[dict[str, Any]]:
-    document = found.to_dict()
-    for kind in ("alone", "together", "no_help", "too_large"):
-        for line in document[kind]:
-            yield {"kind": kind, **line, "techniques": " + ".join(line["techniques"])}
+def _cards(found: Advice) -> list[Card]:
+    best = [line for lines in (found.alone, found.together) for line in lines[:1]]
+    return [
+        Card(label="best" if line in found.alone else "best together", value=f"{line.likely:.2f}x", about=line.name)
+        for line in best
+    ]
+
+
+REPORT: Final = Report[Advice](
+    name="recommendations", title=title, headline=headline, tables=tables, remarks=remarks, said=said, cards=_cards
+)

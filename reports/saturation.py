@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
@@ -10,42 +11,12 @@ from llmviewer.serving.outcome import summary
 from llmviewer.serving.saturation import CHUNKS, Saturation, Sustained
 from llmviewer.units import counted, seconds
 
-from .listing import NOTHING, WIDTH, Item, Table, csv_of, json_of, markdowns, number_item, texts, time_item
-from .page import Card, listing_page
+from .listing import NOTHING, Item, Table, number_item, time_item
+from .page import Card
+from .report import Report
 from .serving import beyond, laid, lengths, said
 
 _TIMES = {"mean": "time per token, mean", "p50": "time per token, p50", "p99": "time per token, p99"}
-
-
-def render_text(found: Saturation, width: int = WIDTH) -> str:
-    return texts(headline(found), tables(found), remarks(found), width)
-
-
-def render_markdown(found: Saturation) -> str:
-    return markdowns(headline(found), tables(found), remarks(found))
-
-
-def render_csv(found: Saturation) -> str:
-    """One row at the bound, and one as expected."""
-    return csv_of(_rows(found))
-
-
-def render_json(found: Saturation) -> str:
-    return json_of(found.to_dict())
-
-
-def render_html(found: Saturation) -> str:
-    """The whole page: cards and a table."""
-    return listing_page(
-        title=title(found),
-        setting=headline(found),
-        said=said(found.setting, expected=found.expected is not None, why=found.unknown),
-        remarks=remarks(found)[:-1],
-        cards=_cards(found),
-        pictures=[],
-        tables=tables(found),
-        inputs=found.to_dict()["inputs"],
-    )
 
 
 def title(found: Saturation) -> str:
@@ -86,11 +57,7 @@ def remarks(found: Saturation) -> list[str]:
         f"{first} at first, until nobody waits any more. What they wait only says how many they are, and is not shown."
     )
     longest = int(np.max(found.traffic.prompt + found.traffic.gen))
-    return [
-        *lines,
-        *beyond(found.setting.model, longest),
-        said(found.setting, expected=found.expected is not None, why=found.unknown),
-    ]
+    return [*lines, *beyond(found.setting.model, longest)]
 
 
 def tables(found: Saturation) -> list[Table]:
@@ -147,12 +114,12 @@ def _cards(found: Saturation) -> list[Card]:
     ]
 
 
-def _rows(found: Saturation) -> Iterator[dict[str, object]]:
-    for name, run in (("bound", found.bound), ("expected", found.expected)):
-        if run:
-            tpot = {f"tpot_{key}_s": value for key, value in summary(run.span.tpot_s).items()}
-            yield {
-                "times": name, "devices": found.devices, "tokens_per_s": run.tokens_per_s,
-                "requests_per_s": run.requests_per_s, "mean_running": run.running, "mean_decoding": run.decoding,
-                **tpot, "preemptions": run.span.preemptions, "limit": run.limit,
-            }  # fmt: skip
+REPORT: Final = Report[Saturation](
+    name="saturation",
+    title=title,
+    headline=headline,
+    tables=tables,
+    remarks=remarks,
+    said=lambda found: said(found.setting, expected=found.expected is not None, why=found.unknown),
+    cards=_cards,
+)

@@ -13,8 +13,9 @@ from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds
 
-from .listing import NOTHING, WIDTH, Item, Table, csv_of, json_of, markdowns, number_item, texts, time_item
-from .page import Card, Picture, listing_page, picture
+from .listing import NOTHING, Item, Table, number_item, time_item
+from .page import Card, Picture, picture
+from .report import Report
 
 _NAMES: Final = {
     "wait_s": "wait to be read", "ttft_s": "time to first token", "tpot_s": "time per token",
@@ -52,37 +53,6 @@ def beyond(model: Model, tokens: int) -> list[str]:
     """That a request is longer than the model was made for, where it is."""
     most = model.max_context
     return [f"{tokens:,} tokens are more than the {most:,} positions of {model.name}."] if 0 < most < tokens else []
-
-
-def render_text(found: Simulation, width: int = WIDTH) -> str:
-    return texts(headline(found), tables(found), remarks(found), width)
-
-
-def render_markdown(found: Simulation) -> str:
-    return markdowns(headline(found), tables(found), remarks(found))
-
-
-def render_csv(found: Simulation) -> str:
-    """One row for each request."""
-    return csv_of(found.rows())
-
-
-def render_json(found: Simulation) -> str:
-    return json_of(found.to_dict())
-
-
-def render_html(found: Simulation) -> str:
-    """The whole page. It holds plotly.js, so it is some five megabytes long."""
-    return listing_page(
-        title=title(found),
-        setting=headline(found),
-        said=_said(found),
-        remarks=remarks(found)[:-1],
-        cards=_cards(found),
-        pictures=_pictures(found),
-        tables=tables(found),
-        inputs=found.to_dict()["inputs"],
-    )
 
 
 def title(found: Simulation) -> str:
@@ -144,11 +114,7 @@ def remarks(found: Simulation) -> list[str]:
     if found.traffic.empty:
         lines.append(f"Of the file, {counted(found.traffic.empty, 'request')} with an answer of 0 tokens left out.")
     longest = int(np.max(found.traffic.prompt + found.traffic.gen))
-    return [*lines, *beyond(found.setting.model, longest), _said(found)]
-
-
-def _said(found: Simulation) -> str:
-    return said(found.setting, expected=found.expected is not None, why=found.unknown)
+    return [*lines, *beyond(found.setting.model, longest)]
 
 
 def tables(found: Simulation) -> list[Table]:
@@ -291,3 +257,15 @@ def _pictures(found: Simulation) -> list[list[Picture]]:
     from .queues import queue, spread
 
     return [[picture(queue(found.likely), "queue"), picture(spread(found), "spread")]]
+
+
+REPORT: Final = Report[Simulation](
+    name="serving",
+    title=title,
+    headline=headline,
+    tables=tables,
+    remarks=remarks,
+    said=lambda found: said(found.setting, expected=found.expected is not None, why=found.unknown),
+    cards=_cards,
+    pictures=_pictures,
+)

@@ -12,7 +12,7 @@ from typing import Final
 from llmviewer.choice import choose
 from llmviewer.export import write_text
 
-from .choice import render_csv, render_markdown
+from .choice import REPORT
 
 FOLDER: Final = Path(__file__).with_name("examples")
 MODEL: Final = "llama-2-13b"
@@ -23,8 +23,8 @@ def make(folder: Path = FOLDER) -> None:
     """Markdown and CSV of each. Their HTML is `llmviewer choose ... -o DIR`: five megabytes of library are not kept."""
     for name, (users, prompt, gen) in STORIES.items():
         choice = choose(MODEL, users=users, prompt=prompt, gen=gen)
-        write_text(folder / f"{name}.md", render_markdown(choice))
-        write_text(folder / f"{name}.csv", render_csv(choice))
+        write_text(folder / f"{name}.md", REPORT.markdown(choice))
+        write_text(folder / f"{name}.csv", REPORT.csv(choice))
 
 
 if __name__ == "__main__":

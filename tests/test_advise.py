@@ -11,15 +11,7 @@ from llmviewer import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.listing import Item
-from llmviewer.reports.recommendations import (
-    Folded,
-    headline,
-    remarks,
-    render_csv,
-    render_html,
-    render_json,
-    render_text,
-)
+from llmviewer.reports.recommendations import REPORT, Folded
 from llmviewer.serving.advising import recommend
 from llmviewer.techniques import Touches, techniques
 
@@ -38,8 +30,10 @@ def found():
 
 def test_the_headline_says_how_the_model_lies_already():
     laid = recommend("llama-3.1-70b", "h100-sxm", layout="tp=4", batch=64, without=FEWER)
-    assert headline(laid).startswith("What would help Llama 3.1 70B on 4 x NVIDIA H100 SXM5 80 GB (tp=4): batch 64, ")
-    assert "e+" not in headline(laid)
+    assert REPORT.headline(laid).startswith(
+        "What would help Llama 3.1 70B on 4 x NVIDIA H100 SXM5 80 GB (tp=4): batch 64, "
+    )
+    assert "e+" not in REPORT.headline(laid)
 
 
 def line(lines, *names):
@@ -106,7 +100,7 @@ def test_where_nothing_is_expected_gains_are_those_of_bounds():
     assert one.base.expected is None
     assert all(each.expected is None for each in one.alone)
     assert [each.gain for each in one.alone] == sorted((each.gain for each in one.alone), reverse=True)
-    words = " ".join(render_text(one).split())
+    words = " ".join(REPORT.text(one).split())
     assert "A gain is that of lower bounds" in words
     assert "no kernel was measured on tpu-v6e" in words
 
@@ -128,11 +122,11 @@ def test_names_are_not_broken():
 def test_a_small_model_of_the_family_drafts(found):
     one = line((*found.alone, *found.idle), "draft llama-3.2-1b")
     assert asked(one)["techniques"] == ["speculative:draft=llama-3.2-1b,tau=1.9"]
-    assert "it is assumed that 1.9 tokens come of each pass of the model" in " ".join(render_text(found).split())
+    assert "it is assumed that 1.9 tokens come of each pass of the model" in " ".join(REPORT.text(found).split())
     none = recommend("llama-3.2-1b", DEVICE, prompt=64, gen=8, without=FEWER)
     names = {option.name for each in (*none.alone, *none.idle, *none.large) for option in each.options}
     assert not [name for name in names if name.startswith("draft")]
-    assert "Of a draft" not in render_text(none)
+    assert "Of a draft" not in REPORT.text(none)
 
 
 def test_every_technique_is_ranked_or_told_why_not(found):
@@ -155,10 +149,10 @@ def test_what_was_not_tried_is_told_in_two_sentences_for_people(capsys):
 
 def test_what_can_be_chosen_is_what_lacks_a_parameter(found):
     """And all that is refused is told."""
-    (wanting,) = (line for line in remarks(found) if line.startswith("Not tried"))
+    (wanting,) = (line for line in REPORT.remarks(found) if line.startswith("Not tried"))
     told = {part.split(" (")[0] for part in wanting.partition("): ")[2].split("; ")}
     assert told == {"window", "lengths", "structured-pruning"}
-    others = " ".join(line for line in remarks(found) if line.startswith("Not possible"))
+    others = " ".join(line for line in REPORT.remarks(found) if line.startswith("Not possible"))
     assert all(option.name in told or option.name in others for option, _ in found.refused)
 
 
@@ -268,11 +262,11 @@ def test_the_report(capsys, found):
         "Together, each better",
     ):
         assert said in text
-    document = json.loads(render_json(found))
+    document = json.loads(REPORT.json(found))
     assert document["alone"][0]["expected_gain"] >= document["alone"][1]["expected_gain"]
-    rows = list(csv.DictReader(io.StringIO(render_csv(found))))
+    rows = list(csv.DictReader(io.StringIO(REPORT.csv(found))))
     assert {row["kind"] for row in rows} >= {"alone", "together", "no_help"}
-    assert "best together" in render_html(found)
+    assert "best together" in REPORT.html(found)
 
 
 @pytest.mark.parametrize(

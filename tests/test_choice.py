@@ -15,8 +15,8 @@ from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.expectation.statistics import rank_correlation
 from llmviewer.hardware_files import hardware_names, hardware_yaml, load_hardware
-from llmviewer.reports import choice as report
 from llmviewer.reports import stories
+from llmviewer.reports.choice import REPORT
 
 NOVEL = {"users": 1, "prompt": 512, "gen": 4096}
 
@@ -42,7 +42,7 @@ def test_what_nobody_can_buy_is_left_out_unless_it_is_meant(novel, tmp_path, mon
     announced = [name for name in hardware_names() if load_hardware(name).status == "announced"]
     assert list(novel.left_out) == announced
     assert "b100" in announced
-    words = " ".join(report.render_text(novel).split())
+    words = " ".join(REPORT.text(novel).split())
     assert f"Left out, as they are announced and nobody can buy them: {', '.join(announced)}. --hardware NAME" in words
     assert main(["choose", "--model", "gpt2", "--hardware", "b100, l4", "--bound", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -59,13 +59,13 @@ def test_of_how_many_the_price_is_known_is_told_first():
         {"by": "cost"}, {"by": "cost", "years": 2}, {}
     ))  # fmt: skip
     assert (by_cost.priced, by_speed.priced) == (1, 3)
-    assert report.headline(by_cost).endswith(
+    assert REPORT.headline(by_cost).endswith(
         "1 of 3 devices qualify, ranked by tokens/USD. Of these 3 devices 1 has a known price, without which none is "
         "ranked; with --depreciation YEARS that of a purchase counts too"
     )
     assert of_years.priced == len(of_years.ranked) > 1
-    assert "--depreciation" not in report.headline(of_years)
-    assert report.headline(by_speed).endswith("ranked by tokens/s")
+    assert "--depreciation" not in REPORT.headline(of_years)
+    assert REPORT.headline(by_speed).endswith("ranked by tokens/s")
 
 
 def test_the_merit_is_the_best_of_the_precisions_allowed_that_fit(novel):
@@ -138,12 +138,12 @@ def test_who_is_in_time_at_the_bound_alone_is_told_apart():
     assert {one.cell.hardware.name for one in found.ranked} == set(names)
     late = [name for name, times in expected(found).items() if times > 0.05]
     assert late == ["l4"]
-    text = " ".join(report.render_text(found).split())
+    text = " ".join(REPORT.text(found).split())
     assert "3 of 3 devices qualify by their bounds, 1 as expected of measured kernels, ranked by" in text
     assert "1 of the 2 of which something is known keep to the times allowed: h100-sxm. `llmviewer plan` looks" in text
-    assert "times allowed" not in report.render_text(choose("llama-2-7b", **asked))
+    assert "times allowed" not in REPORT.text(choose("llama-2-7b", **asked))
     first = choose("llama-2-7b", gen=1, ttft=1, tpot=1e-9, **asked)  # no token follows the first
-    assert "2 of the 2 of which something is known keep" in " ".join(report.render_text(first).split())
+    assert "2 of the 2 of which something is known keep" in " ".join(REPORT.text(first).split())
 
 
 def expected(choice):
@@ -282,15 +282,15 @@ def test_json_and_csv_have_every_device(capsys, novel):
     assert len(document["devices"]) + len(document["left_out"]) == len(hardware_names())
     assert document["devices"][0]["rank"] == 1
     assert document["inputs"]["merit"] == "tokens/s"
-    rows = list(csv.DictReader(io.StringIO(report.render_csv(novel))))
+    rows = list(csv.DictReader(io.StringIO(REPORT.csv(novel))))
     assert [row["hardware"] for row in rows] == [row["hardware"] for row in document["devices"]]
 
 
 def test_the_page_shows_what_the_ranking_follows_and_the_best_devices(novel):
-    page = report.render_html(novel)
+    page = REPORT.html(novel)
     assert page.count('"showSendToCloud": false') == 2 + 4 + 6
     assert "tokens/s against memory bandwidth" in page
-    assert report.render_html(novel) == page
+    assert REPORT.html(novel) == page
 
 
 def test_what_to_expect_stands_beside_the_bounds_and_ranks_nobody(novel):
@@ -302,17 +302,17 @@ def test_what_to_expect_stands_beside_the_bounds_and_ranks_nobody(novel):
     bound = choose("llama-2-13b", bound=True, **NOVEL)
     names = [[one.cell.hardware.name for one in found.ranked] for found in (novel, bound)]
     assert names[0] == names[1]
-    text = report.render_text(novel)
+    text = REPORT.text(novel)
     assert "What to expect of measured kernels" in text
     assert max(map(len, text.splitlines())) <= 80
-    assert "expect" not in report.render_text(bound)
+    assert "expect" not in REPORT.text(bound)
     assert all(row["expected_tpot_s"] is None for row in bound.rows())
 
 
 def test_where_nobody_qualifies_the_page_says_why():
     found = choose("llama-2-70b", hardware=["rtx-4090"])
     assert not found.ranked
-    page = report.render_html(found)
+    page = REPORT.html(found)
     assert f">{found.rejected[0].reason}<" in page
     assert found.rejected[0].reason.startswith("memory: 3")
     assert page.count('"showSendToCloud": false') == 0

@@ -16,8 +16,8 @@ from llmviewer.comparison import compare
 from llmviewer.errors import InputError
 from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.layout import Layout
-from llmviewer.reports import choice as choice_report
-from llmviewer.reports import comparison as report
+from llmviewer.reports.choice import REPORT as CHOICE
+from llmviewer.reports.comparison import REPORT
 from llmviewer.transforms.quantize import PUBLISHED
 from llmviewer.waits import RESOURCES
 
@@ -138,7 +138,7 @@ def test_a_device_without_links_says_so_in_its_cell_and_the_others_answer():
     assert "l4-alone has no " in refused.refused
     assert len(found.answered) == 3
     assert np.isnan(refused.total_bytes).all()
-    assert "l4-alone cannot run llama-3.1-8b published with tp=2: l4-alone has no" in report.render_markdown(found)
+    assert "l4-alone cannot run llama-3.1-8b published with tp=2: l4-alone has no" in REPORT.markdown(found)
     row = next(row for row in found.rows() if row["refused"])
     assert row["ttft_s"] is row["total_bytes"] is row["fits"] is None
     json.dumps(found.to_dict(), allow_nan=False)
@@ -187,7 +187,7 @@ def test_where_nobody_can_be_laid_out_so_there_is_a_line():
 
 def test_what_does_not_fit_is_apart_from_times():
     found = compare("llama-3.1-70b", ["l40s", "h100-sxm"], layout=["tp=2"], batch=[1, 64])
-    for text in (report.render_text(found), report.render_markdown(found)):
+    for text in (REPORT.text(found), REPORT.markdown(found)):
         times, _, others = text.partition("Does not fit")
         assert "h100-sxm" in times
         assert "51.5" not in times  # nothing of the smaller one
@@ -201,8 +201,8 @@ def test_what_does_not_fit_is_apart_from_times():
         assert apart[2][7:] == [str(found.cells[1].largest.batch)]
     assert [row["fits"] for row in found.rows()] == [False, False, True, False]
     assert all(row["ttft_s"] > 0 for row in found.rows())
-    assert "Does not fit" in report.render_html(found)
-    fitting = report.render_text(compare("gpt2", ["l4", "h100-sxm"]))
+    assert "Does not fit" in REPORT.html(found)
+    fitting = REPORT.text(compare("gpt2", ["l4", "h100-sxm"]))
     assert "tokens/s memory [GB]" in fitting
     assert "Does not fit" not in fitting
 
@@ -214,14 +214,14 @@ def test_what_does_not_fit_is_apart_from_times():
 def test_of_which_devices_it_is_not_known_how_many_share_a_box(device, tp, told):
     found = compare("opt-350m", device, layout=[Layout(tp=tp)], bound=True)
     said = f"How many share a box is not known of {device}: all of a layout are taken to."
-    assert (said in report.remarks(found)) == told
+    assert (said in REPORT.remarks(found)) == told
     (one,) = choose("opt-350m", hardware=[device], max_devices=tp, bound=True).ranked
     assert one.cell.layout.devices == 1
-    assert said not in choice_report.remarks(choose("opt-350m", hardware=[device], max_devices=tp, bound=True))
+    assert said not in CHOICE.remarks(choose("opt-350m", hardware=[device], max_devices=tp, bound=True))
 
 
 def test_where_nothing_fits_there_are_no_times():
-    text = report.render_text(compare("llama-3.1-405b", ["l40s", "h100-sxm"]))
+    text = REPORT.text(compare("llama-3.1-405b", ["l40s", "h100-sxm"]))
     assert "Time and memory" not in text
     assert "At the largest batch" not in text
     assert "not even 1" in text
@@ -231,8 +231,8 @@ def test_where_nothing_fits_there_are_no_times():
 def test_a_purchase_that_does_not_count_is_told():
     (bought,) = (name for name in ("rtx-4090",) if "price.purchase" in load_hardware(name).numbers)
     told = "A price of purchase counts with --depreciation YEARS."
-    assert told in " ".join(report.render_text(compare("gpt2", bought)).split())
-    assert told not in " ".join(report.render_text(compare("gpt2", bought, years=3)).split())
+    assert told in " ".join(REPORT.text(compare("gpt2", bought)).split())
+    assert told not in " ".join(REPORT.text(compare("gpt2", bought, years=3)).split())
 
 
 def test_the_command_sets_layouts_side_by_side_80_wide(capsys):
@@ -268,7 +268,7 @@ def test_mistakes_on_the_command_line_exit_with_2(capsys, options, message):
 
 def test_the_page_shows_layouts():
     found = compare("llama-3.1-8b", ["h100-sxm"], layout=["tp=2", "tp=4"], prompt=100, gen=9)
-    page = report.render_html(found)
+    page = REPORT.html(found)
     assert "what bounds decode" in page
     assert "compute or links" in page
     assert "tp=4" in page
@@ -372,5 +372,5 @@ def test_the_command_says_how_many(capsys):
 
 
 def test_the_page_of_a_choice_shows_how_many(seventy):
-    page = choice_report.render_html(seventy)
+    page = CHOICE.html(seventy)
     assert "in one box; costs and powers are of all of them" in page

@@ -13,7 +13,7 @@ from llmviewer.cli import main
 from llmviewer.comparison import compare
 from llmviewer.errors import InputError
 from llmviewer.grid import sweep
-from llmviewer.reports import comparison as report
+from llmviewer.reports.comparison import REPORT
 from llmviewer.setting import Setting, arranges
 from llmviewer.techniques import parse_technique, techniques
 
@@ -108,7 +108,7 @@ def test_where_a_technique_makes_no_sense_its_cell_says_why():
     assert not able.refused
     assert other.obstacle == TECHNIQUE
     assert other.refused.startswith("speculative: ")
-    text = report.render_text(found)
+    text = REPORT.text(found)
     assert f"with {parse_technique(SPECULATIVE)}" in " ".join(text.split())
     assert "h100-sxm cannot run bert-base-uncased published: speculative: " in " ".join(text.split())
     with pytest.raises(InputError, match=r"^speculative: "):
@@ -121,7 +121,7 @@ def test_where_a_technique_makes_no_sense_its_cell_says_why():
 
 
 def test_the_page_shows_a_technique():
-    page = report.render_html(compare("llama-2-7b", "h100-sxm", techniques=[SPECULATIVE, written("lengths")]))
+    page = REPORT.html(compare("llama-2-7b", "h100-sxm", techniques=[SPECULATIVE, written("lengths")]))
     assert "speculative:" in page
 
 

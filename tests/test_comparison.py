@@ -21,7 +21,7 @@ from llmviewer.fleet import fleets
 from llmviewer.generation import generation
 from llmviewer.hardware import Fact, Hardware
 from llmviewer.hardware_files import hardware_names, load_hardware
-from llmviewer.reports import comparison as report
+from llmviewer.reports.comparison import REPORT
 from llmviewer.reports.comparison_tables import expectations
 from llmviewer.resource import MEMORY, matrix, vector
 from llmviewer.roofline import plan
@@ -93,9 +93,9 @@ def test_expectations_stand_beside_bounds_and_can_be_left_out():
     assert of_tpu["expected_ttft_s"] is of_tpu["expectation_source"] is None
     assert {row["expected_tpot_s"] for row in bound.rows()} == {None}
     title = "What to expect of measured kernels"
-    assert title in report.render_text(both)
-    assert title not in report.render_text(bound)
-    assert max(map(len, report.render_text(both).splitlines())) <= 80
+    assert title in REPORT.text(both)
+    assert title not in REPORT.text(bound)
+    assert max(map(len, REPORT.text(both).splitlines())) <= 80
     read = compare("bert-base-uncased", ["h100-sxm"], prompt=100).cells[0]
     assert read.expected.tpot is None
     table = expectations(compare("bert-base-uncased", ["h100-sxm"], prompt=100), [read])
@@ -104,7 +104,7 @@ def test_expectations_stand_beside_bounds_and_can_be_left_out():
 
 def test_on_which_devices_it_was_measured_what_is_expected_of_others_is_told_where_they_are_few():
     def told(*names):
-        return " ".join(report.render_text(compare("llama-3.1-8b", names)).split())
+        return " ".join(REPORT.text(compare("llama-3.1-8b", names)).split())
 
     found = compare("llama-3.1-8b", ["mi300x"])
     source = found.expected(found.cells[0]).source.removeprefix("transferred from ")
@@ -264,7 +264,7 @@ def test_a_device_without_a_unit_for_a_type_says_so_and_the_others_answer():
     assert answered.refused == ""
     assert found.answered == (answered,)
     assert next(found.rows())["refused"] == refused.refused
-    assert "int8-only cannot run llama-2-7b" in report.render_markdown(found)
+    assert "int8-only cannot run llama-2-7b" in REPORT.markdown(found)
 
 
 def test_what_ifs_are_those_of_analyze_and_who_lacks_the_number_says_so():
@@ -275,8 +275,8 @@ def test_what_ifs_are_those_of_analyze_and_who_lacks_the_number_says_so():
     assert (changed.ttft_s[0], changed.expected.tpot.expected[0]) == pytest.approx((one.ttft_s, one.expected_tpot_s))
     assert lacking.refused.startswith("matrix.fp8=2x: a100-sxm-80gb has no matrix.fp8 to multiply; ")
     assert found.to_dict()["inputs"]["hardware_set"] == changes
-    assert "flash attention, what if matrix.fp8=2x, memory.bandwidth=2x\n" in report.render_markdown(found)
-    follows = report.render_text(compare("gpt2", "h100-sxm", hardware_set=["cores.count=2x"]))
+    assert "flash attention, what if matrix.fp8=2x, memory.bandwidth=2x\n" in REPORT.markdown(found)
+    follows = REPORT.text(compare("gpt2", "h100-sxm", hardware_set=["cores.count=2x"]))
     assert "With the what-ifs go, on h100-sxm: matrix rates 2x" in follows
 
 
@@ -433,14 +433,14 @@ def test_mistakes_on_the_command_line_exit_with_2(capsys, tmp_path):
 
 @pytest.fixture(scope="module")
 def page(two):
-    return report.render_html(two)
+    return REPORT.html(two)
 
 
 def test_the_page_asks_for_nothing_and_is_the_same_each_time(two, page):
     assert not re.findall(r"<(?:img|iframe|object|embed|base|link rel=.stylesheet)", page)
     assert re.findall(r"<link [^>]*href=.([^\"']*)", page) == ["data:,"]
     assert page.count('"showSendToCloud": false') == 4 + 3  # two phases, rooflines and bars; three cells that fit
-    assert report.render_html(two) == page
+    assert REPORT.html(two) == page
 
 
 def test_who_is_expected_to_be_fastest_is_first_and_not_who_has_the_lowest_bound():
@@ -452,14 +452,14 @@ def test_who_is_expected_to_be_fastest_is_first_and_not_who_has_the_lowest_bound
     assert (bounds[0] < bounds[1], expected[0] < expected[1]) == (True, False)
     times = f"{seconds(expected[1])} expected, {seconds(bounds[1])} at the bound; W16A16 with tp=2, batch 2"
     card = "<dt>shortest time per token, expected</dt><dd>rtx-pro-6000</dd><dd>"
-    assert f"{card}{times}</dd>" in report.render_html(found)
-    bare = report.render_html(replace(found, bound=True))
+    assert f"{card}{times}</dd>" in REPORT.html(found)
+    bare = REPORT.html(replace(found, bound=True))
     lowest = f"a100-pcie-80gb</dd><dd>{seconds(bounds[0])} at the bound; W16A16"
     assert f"<dt>shortest time per token</dt><dd>{lowest}" in bare
 
 
 def test_the_page_has_every_table_of_the_text(two, page):
-    for table in report.tables(two):
+    for table in REPORT.tables(two):
         assert f"<h2>{table.title}</h2>" in page
         for row in table.body:
             assert all(f">{item.text.replace('<', '&lt;').replace('>', '&gt;')}<" in page for item in row)
@@ -510,4 +510,4 @@ def test_each_at_the_largest_batch_that_fits(capsys):
     assert "the largest batch that fits, prompt 4096" in " ".join(said.split())
     line = next(line for line in said.splitlines() if line.startswith("h100-sxm"))
     assert line.split()[1] == str(rows[0]["batch"])
-    assert f"batch {rows[3]['batch']}" in report.render_html(found)
+    assert f"batch {rows[3]['batch']}" in REPORT.html(found)

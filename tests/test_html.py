@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from llmviewer.analysis import analyze
 from llmviewer.comparison import compare
-from llmviewer.reports.comparison import render_html
+from llmviewer.reports.comparison import REPORT as COMPARISON
 from llmviewer.reports.html import render_html as render
 from llmviewer.reports.text import expectation
 from llmviewer.units import seconds
@@ -315,7 +315,7 @@ def test_models_of_several_kinds_of_layer_name_the_kind_with_the_operator(name):
 
 def test_a_comparison_says_what_its_figures_leave_out():
     found = compare("llama-3.1-70b", ["h100-sxm", "mi300x", "l40s"])
-    words = " ".join(Tags(render_html(found)).words)
+    words = " ".join(Tags(COMPARISON.html(found)).words)
     assert "Figures leave out 2 settings: 2 do not fit." in " ".join(words.split())
     one = compare("llama-3.1-8b", ["h100-sxm", "l4"])
-    assert "Figures leave out" not in render_html(one)
+    assert "Figures leave out" not in COMPARISON.html(one)

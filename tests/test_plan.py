@@ -18,8 +18,8 @@ from llmviewer.generation import prefill_s
 from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.layout import Layout, Network, parse_layout
 from llmviewer.model_files import load_model
-from llmviewer.reports import plans as report
 from llmviewer.reports.fronts import front
+from llmviewer.reports.plans import REPORT
 from llmviewer.serving import passes, planning
 from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, plan, usual_layouts
 from llmviewer.serving.service import simulate
@@ -343,7 +343,7 @@ def test_names_of_many_devices_stay_within_a_terminal():
         quants=["published", "W4A16g128"],
     )  # fmt: skip
     assert max(one.copies for one in found.able) > 1
-    assert max(map(len, report.render_text(found).splitlines())) <= 80
+    assert max(map(len, REPORT.text(found).splitlines())) <= 80
 
 
 def test_a_plan_is_shown_in_a_line_or_two(found):
@@ -370,7 +370,7 @@ def test_the_most_that_a_device_serves_is_what_its_memory_allows():
 def test_a_goal_that_no_kernel_reaches_is_told_from_one_that_measured_ones_miss(factor, even):
     asked = {"hardware": ["h100-sxm"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
     bound = plan("llama-3.1-8b", bound=True, **asked).best.tpot_s
-    text = " ".join(report.render_text(plan("llama-3.1-8b", tpot=factor * bound, **asked)).split())
+    text = " ".join(REPORT.text(plan("llama-3.1-8b", tpot=factor * bound, **asked)).split())
     assert "No plan keeps to that." in text
     assert "h100-sxm published one device time per token: " in text
     assert ("allowed, even at the bound" in text) == even
@@ -380,7 +380,7 @@ def test_a_goal_that_no_kernel_reaches_is_told_from_one_that_measured_ones_miss(
 def test_what_has_no_price_is_not_said_to_be_the_cheapest():
     asked = {"hardware": ["l40s"], "quants": ["published"], "layouts": [""], "rate": 0.1, "max_devices": 1}
     bound = plan("llama-3.1-8b", bound=True, **asked).best.tpot_s
-    text = " ".join(report.render_text(plan("llama-3.1-8b", tpot=1.1 * bound, **asked)).split())
+    text = " ".join(REPORT.text(plan("llama-3.1-8b", tpot=1.1 * bound, **asked)).split())
     assert "No plan keeps to that. At the bound 1 x l40s, published would keep to it." in text
 
 
@@ -392,7 +392,7 @@ def test_what_nobody_can_buy_is_left_out_unless_it_is_named():
     assert not looked_at & set(every.left_out)
     assert looked_at | set(every.left_out) == set(hardware_names())
     assert every.considered == len(looked_at)
-    words = " ".join(report.render_text(every).split())
+    words = " ".join(REPORT.text(every).split())
     assert f"nobody can buy them: {', '.join(every.left_out)}. --hardware NAME has one." in words
     assert (named.left_out, named.best.hardware.name) == ((), "l4")
     assert {one.hardware.name for one in named.able} == {"b100", "l4"}
@@ -402,7 +402,7 @@ def test_a_text_has_the_nearest_of_those_that_do_not_keep_to_it_and_files_have_a
     found = plan("llama-3.1-70b", rate=1, ttft=0.2, tpot=0.02, quants=["fp8"], layouts=["", "tp=2"], bound=True)
     names = [one.hardware.name for one in found.rejected]
     assert len(names) > 30
-    text, page, table = report.render_text(found), report.render_markdown(found), report.render_csv(found)
+    text, page, table = REPORT.text(found), REPORT.markdown(found), REPORT.csv(found)
     own = text.partition("Devices that do not keep to it")[2]
     assert [name for name in names if f"\n{name} " in own] == names[:10]
     assert f"nearest first. {len(names) - 10} devices more: -o FILE.html, .md, .csv or .json has all." in " ".join(
@@ -417,24 +417,24 @@ def test_of_how_many_the_price_is_known_is_told_first():
     asked = {"rate": 1, "quants": ["fp8"], "layouts": [""]}
     some = plan("llama-3.1-8b", hardware=["h100-sxm", "l40s"], **asked)
     assert (some.priced, some.considered) == (1, 2)
-    assert report.headline(some).endswith(
+    assert REPORT.headline(some).endswith(
         "1 of the 2 devices considered has a price, and only what has one is ranked; --by energy or --by devices ranks "
         "others too."
     )
     none = plan("llama-3.1-8b", hardware=["l40s", "l4"], by="cost", **asked)
     assert "try --depreciation, --by energy or --by devices. 0 of the 2 devices considered have a price." in (
-        report.headline(none)
+        REPORT.headline(none)
     )
     assert (
-        report.tables(none)[0].title == "The fewest, as there is nothing to rank by, of every device that keeps to it"
+        REPORT.tables(none)[0].title == "The fewest, as there is nothing to rank by, of every device that keeps to it"
     )
-    assert not {"USD/h", "bound"} & set(report.tables(none)[0].head)
+    assert not {"USD/h", "bound"} & set(REPORT.tables(none)[0].head)
     watts = plan("llama-3.1-8b", hardware=["l40s", "l4"], **asked)
-    assert report.headline(watts).endswith(
+    assert REPORT.headline(watts).endswith(
         "Ranked by W at TDP, as none of what keeps to that has a price; 0 of the 2 devices considered have one."
     )
     all_known = plan("llama-3.1-8b", hardware=["h100-sxm"], **asked)
-    assert "considered" not in report.headline(all_known)
+    assert "considered" not in REPORT.headline(all_known)
 
 
 def test_what_is_low_is_chosen_by_what_is_known():
@@ -515,12 +515,12 @@ def test_a_graph_with_other_links_is_that_of_the_device_that_has_them(model, lay
 
 def test_one_of_something_is_not_called_several():
     found = plan("llama-3.1-8b", rate=1, gen=1, hardware=["h100-sxm", "t4"], max_devices=1, by="devices")
-    page = report.render_html(found)  # without a figure of times per token, of which there are none
+    page = REPORT.html(found)  # without a figure of times per token, of which there are none
     assert "front-ttft" in page
     assert "front-tpot" not in page
     for said in (
-        report.render_text(found),
-        report.render_markdown(found),
+        REPORT.text(found),
+        REPORT.markdown(found),
         re.sub(r"(?s)<script.*?</script>", "", page),
     ):
         assert re.search(r"answers of 1 token\b", said)
@@ -537,7 +537,7 @@ def test_the_report(capsys, small):
     assert main(ASKED) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert captured.out == report.render_text(small)
+    assert captured.out == REPORT.text(small)
     assert max(map(len, captured.out.splitlines())) <= 80
     words = " ".join(captured.out.split())
     for said in (
@@ -552,15 +552,15 @@ def test_the_report(capsys, small):
 
 
 def test_the_formats(small):
-    document = json.loads(report.render_json(small))
+    document = json.loads(REPORT.json(small))
     assert document["best"]["hardware"] == "h100-sxm"
     assert document["inputs"]["ttft_s"] == 0.2
     assert all(row["factor"] is None for row in document["candidates"])
-    rows = list(csv.DictReader(io.StringIO(report.render_csv(small))))
+    rows = list(csv.DictReader(io.StringIO(REPORT.csv(small))))
     assert len(rows) == len(document["candidates"]) + len(document["rejected"])
     assert rows[0]["rank"] == "1"
     assert any(row["pareto"] == "True" for row in rows)
-    page = report.render_html(small)
+    page = REPORT.html(small)
     assert 'id="front-tpot"' in page
     assert 'id="front-ttft"' in page
     assert "Lowest in USD/h" in page

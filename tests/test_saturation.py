@@ -11,7 +11,7 @@ import llmviewer
 from llmviewer import saturate
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.reports import saturation as report
+from llmviewer.reports.saturation import REPORT
 from llmviewer.serving.policy import POLICIES
 from llmviewer.serving.simulation import serve
 from llmviewer.serving.steps import Steps
@@ -140,7 +140,7 @@ def test_the_report_has_nothing_that_grows_with_the_requests(capsys, tmp_path):
     assert "whole answer" not in words
     found = saturate(MODEL, DEVICE)
     assert f"tokens/s written {found.bound.tokens_per_s:,.0f}" in words
-    told = json.loads(report.render_json(found))
+    told = json.loads(REPORT.json(found))
     assert told["inputs"]["rate"] == "max"
     assert told["tokens_per_s"] == pytest.approx(found.bound.tokens_per_s)
     assert told["expected"]["requests_per_s"] == pytest.approx(found.expected.requests_per_s)

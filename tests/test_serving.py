@@ -14,7 +14,7 @@ from llmviewer.documents import read_json
 from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
-from llmviewer.reports import serving as report
+from llmviewer.reports.serving import REPORT
 from llmviewer.serving.lengths import PUBLISHED, parse_lengths
 from llmviewer.serving.outcome import summary
 from llmviewer.serving.policy import POLICIES, parse_policy
@@ -322,7 +322,7 @@ def test_the_closed_form_with_the_lengths_that_ship(steps, lengths, policy, exac
         requests=3000, seed=3, bound=True,
     )  # fmt: skip
     assert float(np.mean(found.ttft_s)) == pytest.approx(found.closed.ttft_s, rel=exact / (1 - exact))
-    rough = "up to a fifth too low" in " ".join(report.render_text(found).split())
+    rough = "up to a fifth too low" in " ".join(REPORT.text(found).split())
     assert rough == (exact > 0.1)
 
 
@@ -348,13 +348,13 @@ def test_rates_over_a_short_run_are_told_from_an_overload():
     assert short.drained == pytest.approx(last / short.span_s)
     assert short.drained > 0.2 > 0.1 > long.drained
     assert math.isnan(beyond.drained)
-    words = [" ".join(report.render_text(one).split()) for one in (short, long, beyond)]
+    words = [" ".join(REPORT.text(one).split()) for one in (short, long, beyond)]
     assert f"In the last {short.drained:.0%} of the {seconds(short.span_s)} nobody comes any more, so" in words[0]
     assert (
         f"{short.requests_per_s:.3g} requests/s are answered, and {short.traffic.rate:.3g} come. That is no" in words[0]
     )
     assert not any("nobody comes any more" in text for text in words[1:])
-    assert f"{short.drained:.0%} of the time after the last request" in report.render_html(short)
+    assert f"{short.drained:.0%} of the time after the last request" in REPORT.html(short)
     together = Traffic(arrival_s=np.zeros(2), prompt=np.array([9, 9]), gen=np.array([9, 9]))
     assert math.isnan(replace(short, traffic=together).drained)
 
@@ -364,10 +364,10 @@ def test_requests_without_an_answer_are_counted(tmp_path):
     path.write_text("timestamp,prompt,gen\n0,100,10\n1,100,0\n2,100,20\n3,5,0\n")
     found = simulate("llama-3.1-8b", "h100-sxm", arrivals=path, bound=True)
     assert (len(found.traffic), found.traffic.empty) == (2, 2)
-    assert "Of the file, 2 requests with an answer of 0 tokens left out." in report.render_text(found)
+    assert "Of the file, 2 requests with an answer of 0 tokens left out." in REPORT.text(found)
     assert found.to_dict()["inputs"]["empty_requests"] == 2
     path.write_text("timestamp,prompt,gen\n0,100,10\n")
-    assert "left out" not in report.render_text(simulate("llama-3.1-8b", "h100-sxm", arrivals=path, bound=True))
+    assert "left out" not in REPORT.text(simulate("llama-3.1-8b", "h100-sxm", arrivals=path, bound=True))
 
 
 @pytest.mark.parametrize("policy", ALL)
@@ -628,16 +628,16 @@ def test_a_summary_of_nothing():
 
 def test_cards_say_what_their_numbers_are():
     found = simulate("llama-3.1-8b", "h100-sxm", rate=20, requests=300, ttft=0.5)
-    run, page = found.likely, report.render_html(found)
+    run, page = found.likely, REPORT.html(found)
     assert f"for half of the requests; at most {seconds(np.percentile(run.ttft_s, 99))} for 99%" in page
     assert (
         f"of the time; {run.traffic.rate:.3g} requests/s come, {run.closed.max_rate * run.copies:.3g} can be served"
         in page
     )
     one = simulate("llama-3.1-8b", "h100-sxm", rate=1, requests=1, gen_lengths="1")
-    assert "Llama 3.1 8B: 1 request on h100-sxm" in report.render_html(one)
+    assert "Llama 3.1 8B: 1 request on h100-sxm" in REPORT.html(one)
     apart = simulate("llama-3.1-8b", "h100-sxm", rate=5, requests=50, readers=1)
-    assert "of the time, those that decode<" in report.render_html(apart)
+    assert "of the time, those that decode<" in REPORT.html(apart)
 
 
 def test_the_report(capsys):
@@ -953,7 +953,7 @@ def test_where_nothing_is_expected_of_kernels_it_says_why(capsys):
 
 def test_requests_beyond_the_positions_of_a_model_are_told():
     found = simulate("gpt2", "l4", rate=1, requests=3, bound=True)
-    assert "1,152 tokens are more than the 1,024 positions of gpt2." in report.remarks(found)
+    assert "1,152 tokens are more than the 1,024 positions of gpt2." in REPORT.remarks(found)
 
 
 def test_bounds_alone():

@@ -77,7 +77,7 @@ def compare(
     from ..axes import parse_axis
     from ..comparison import compare as run
     from ..hardware_files import hardware_names
-    from ..reports import comparison as report
+    from ..reports.comparison import REPORT
     from ..transforms.quantize import PUBLISHED
 
     asked = _or_all([name for text in hardware for name in _split(text)])
@@ -85,7 +85,7 @@ def compare(
     numbers = () if batch == shared.MAX else parse_axis(f"batch={batch}", option="--", most=_COMPARED)[1]
     models = [name for text in (model, *also) for name in _split(text)]
     found = run(models, devices, quants=quants or (PUBLISHED,), batch=list(map(int, numbers)) or shared.MAX, **question)
-    shared.emit_report(report, found, form, output)
+    shared.emit_report(REPORT, found, form, output)
 
 
 @click.command()
@@ -121,11 +121,11 @@ def choose(
     shared.check_output(form, output)
     from ..choice import QUANTS
     from ..choice import choose as run
-    from ..reports import choice as report
+    from ..reports.choice import REPORT
 
     question |= {"hardware": named(hardware), "quants": quants or QUANTS}
     found = on_a_bar("layouts and precisions", functools.partial(run, **question))
-    shared.emit_report(report, found, form, output)
+    shared.emit_report(REPORT, found, form, output)
 
 
 @click.command()

@@ -8,12 +8,15 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from .._layout import PATH_VARIABLE
 from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..reports.report import Answer, Report
 
 MAX: Final = "max"  # in place of a number: the most there is
 FORMATS: Final = ("text", "json", "csv", "markdown", "html")
@@ -23,6 +26,7 @@ _WIDTH, _NARROW = 80, 40  # of a text, and of one on a narrow terminal [columns]
 _UNIT: Final = re.compile(r"(?<=[\d.])(?=[a-z\u00b5\u03bc]*s$)")  # where "31.5us" has no space
 
 _F = TypeVar("_F", bound=Callable[..., object])
+_A = TypeVar("_A", bound="Answer")
 _V = TypeVar("_V", str | None, tuple[str, ...])
 
 
@@ -221,20 +225,19 @@ def in_options(message: str, command: click.Command, arguments: Sequence[str]) -
     return message
 
 
-def emit_report(report: Any, found: object, form: str | None, output: Path | None) -> None:
-    """`found` as `report` renders it: to the screen, a file, or a folder of files named after the report."""
+def emit_report(report: Report[_A], found: _A, form: str | None, output: Path | None) -> None:
+    """The report on `found`: to the screen, a file, or a folder of files named after the report."""
     from ..export import write_text
 
     if output and not form and (output.is_dir() or not output.suffix):
         _make(output)
-        name = report.__name__.rpartition(".")[2]
         for suffix in (".html", ".md", ".csv"):
-            write_text(output / f"{name}{suffix}", getattr(report, f"render_{SUFFIXES[suffix]}")(found))
-        click.echo(f"{output}: {name}.html, {name}.md, {name}.csv", err=True)
+            write_text(output / f"{report.name}{suffix}", getattr(report, SUFFIXES[suffix])(found))
+        click.echo(f"{output}: {report.name}.html, {report.name}.md, {report.name}.csv", err=True)
         return
     chosen = form_of(form, output)
     more = {"width": width(output)} if chosen == "text" else {}
-    emit(getattr(report, f"render_{chosen}")(found, **more), output)
+    emit(getattr(report, chosen)(found, **more), output)
 
 
 def _make(folder: Path) -> None:

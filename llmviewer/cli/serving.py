@@ -156,15 +156,15 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
     if question["rate"] == shared.MAX:
         _saturate(form, output, **question)
         return
-    from ..reports import serving as report
+    from ..reports.serving import REPORT
     from ..serving.service import simulate as run
 
-    shared.emit_report(report, run(**question), form, output)
+    shared.emit_report(REPORT, run(**question), form, output)
 
 
 def _saturate(form: str | None, output: Path | None, *, rate: str, **question: Any) -> None:
     """What is served at most."""
-    from ..reports import saturation as report
+    from ..reports.saturation import REPORT
     from ..serving.saturation import saturate as run
 
     for name, unset in _QUEUES.items():
@@ -173,7 +173,7 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
                 f"--rate {rate} has all requests there from the start, of copies that both read and decode; leave out "
                 f"--{name.replace('_', '-')}"
             )
-    shared.emit_report(report, run(**question), form, output)
+    shared.emit_report(REPORT, run(**question), form, output)
 
 
 @click.command()
@@ -216,13 +216,13 @@ def plan(
     What else keeps to them, what no other beats (Pareto), and what rules each of the others out.
     """
     shared.check_output(form, output)
-    from ..reports import plans as report
+    from ..reports.plans import REPORT
     from ..serving.planning import QUANTS
     from ..serving.planning import plan as run
 
     question |= {"hardware": named(hardware), "quants": quants or QUANTS, "layouts": layouts or None}
     found = on_a_bar("layouts and precisions", functools.partial(run, **question))
-    shared.emit_report(report, found, form, output)
+    shared.emit_report(REPORT, found, form, output)
 
 
 @click.command()
@@ -272,11 +272,11 @@ def advise(*, form: str | None, output: Path | None, **question: Any) -> None:
     Techniques have their usual parameters (`llmviewer techniques`); how much they change the answers is not weighed.
     """
     shared.check_output(form, output)
-    from ..reports import recommendations as report
+    from ..reports.recommendations import REPORT
     from ..serving.advising import recommend as run
 
     found = on_a_bar("techniques", functools.partial(run, **question))
-    shared.emit_report(report, found, form, output)
+    shared.emit_report(REPORT, found, form, output)
 
 
 COMMANDS: Final = (simulate, plan, advise)

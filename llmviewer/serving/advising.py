@@ -229,21 +229,33 @@ class Advice:
     large: tuple[Line, ...] = field(repr=False)
     refused: tuple[tuple[Option, str], ...] = field(repr=False)
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as the JSON document has it."""
+        setting = self.base.setting
+        return {
+            "for": str(self.wanted), "batch": self.batch, "prompt": self.prompt, "gen": self.gen,
+            "quant": str(setting.quantization), "attention": str(setting.attention),
+            "layout": str(setting.layout), "techniques": list(self.given), "without": list(map(str, self.without)),
+            "library": setting.kernels.library if setting.kernels and self.base.expected else None,
+            "engine": setting.engine.name if setting.engine else None,
+        }  # fmt: skip
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each line, with what kind of lines it is among."""
+        document = self.to_dict()
+        for kind in ("alone", "together", "no_help", "too_large"):
+            for line in document[kind]:
+                yield {"kind": kind, **line, "techniques": " + ".join(line["techniques"])}
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
-        setting = self.base.setting
         return {
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
-            "model": setting.model.name,
-            "hardware": setting.hardware.name,
-            "inputs": {
-                "for": str(self.wanted), "batch": self.batch, "prompt": self.prompt, "gen": self.gen,
-                "quant": str(setting.quantization), "attention": str(setting.attention),
-                "layout": str(setting.layout), "techniques": list(self.given), "without": list(map(str, self.without)),
-                "library": setting.kernels.library if setting.kernels and self.base.expected else None,
-                "engine": setting.engine.name if setting.engine else None,
-            },
+            "model": self.base.setting.model.name,
+            "hardware": self.base.setting.hardware.name,
+            "inputs": self.inputs,
             "without": _numbers(self.base),
             "alone": [_line(line) for line in self.alone],
             "together": [_line(line) for line in self.together],

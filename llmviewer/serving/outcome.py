@@ -221,27 +221,32 @@ class Simulation:
             yield f"Prompts: {mixed:.0%} of the busy time are steps that read one beside those that decode."
         yield f"The steps themselves: nobody waits for long, and the device works {self.utilization:.0%} of the time."
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as the JSON document has it."""
+        kernels = self.setting.kernels
+        return finite({
+            "quant": str(self.setting.quantization), "layout": str(self.setting.layout),
+            "techniques": list(map(str, self.setting.techniques)), "policy": str(self.policy),
+            "library": kernels.library if kernels and self.expected else None,
+            "engine": self.setting.engine.name if self.setting.engine else None,
+            "copies": self.copies, "readers": self.readers,
+            "prefill_hardware": self.reads.hardware.name if self.reads else None,
+            "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
+            "empty_requests": self.traffic.empty,
+            "rate": self.traffic.rate, "mean_prompt": float(np.mean(self.traffic.prompt)),
+            "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": self.goals.ttft_s,
+            "tpot_s": self.goals.tpot_s, "years": self.years,
+        })  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
-        kernels = self.setting.kernels
         return finite({
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
             "model": self.setting.model.name,
             "hardware": self.setting.hardware.name,
-            "inputs": {
-                "quant": str(self.setting.quantization), "layout": str(self.setting.layout),
-                "techniques": list(map(str, self.setting.techniques)), "policy": str(self.policy),
-                "library": kernels.library if kernels and self.expected else None,
-                "engine": self.setting.engine.name if self.setting.engine else None,
-                "copies": self.copies, "readers": self.readers,
-                "prefill_hardware": self.reads.hardware.name if self.reads else None,
-                "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
-                "empty_requests": self.traffic.empty,
-                "rate": self.traffic.rate, "mean_prompt": float(np.mean(self.traffic.prompt)),
-                "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": self.goals.ttft_s,
-                "tpot_s": self.goals.tpot_s, "years": self.years,
-            },
+            "inputs": self.inputs,
             "devices": self.devices,
             **self.numbers(),
             "expected": self.expected.numbers() if self.expected else None,

@@ -150,6 +150,15 @@ class ServicePlan:
                 "factor": one.factor or None, "reason": one.reason or None,
             })  # fmt: skip
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as the JSON document has it."""
+        return finite({
+            "rate": self.rate, "prompt": self.prompt, "gen": self.gen, "by": str(self.by), "years": self.years,
+            "max_devices": self.max_devices, "quants": list(self.quants), "kernels": self.kernels,
+            **asdict(self.goals),
+        })  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
         rows = list(self.rows())
@@ -159,11 +168,7 @@ class ServicePlan:
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
             "model": self.model.name,
-            "inputs": {
-                "rate": self.rate, "prompt": self.prompt, "gen": self.gen, "by": str(self.by), "years": self.years,
-                "max_devices": self.max_devices, "quants": list(self.quants), "kernels": self.kernels,
-                **asdict(self.goals),
-            },
+            "inputs": self.inputs,
             "tried": self.tried, "considered": self.considered, "priced": self.priced, "left_out": list(self.left_out),
             "best": best,
             "least": None if self.least is None else {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import sqrt
 from pathlib import Path
@@ -152,23 +152,39 @@ class Saturation:
         """Of a cloud's prices, or of purchases spread over the years; nan where the file has none. [1/USD]"""
         return float(per_dollar(run.tokens_per_s, [(self.setting.hardware, self.devices)], self.years))
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as the JSON document has it."""
+        setting = self.setting
+        return finite({
+            "rate": "max", "quant": str(setting.quantization), "layout": str(setting.layout),
+            "techniques": list(map(str, setting.techniques)), "policy": str(self.policy),
+            "library": setting.kernels.library if setting.kernels and self.expected else None,
+            "engine": setting.engine.name if setting.engine else None, "copies": self.copies,
+            "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
+            "mean_prompt": float(np.mean(self.traffic.prompt)), "mean_gen": float(np.mean(self.traffic.gen)),
+            "years": self.years,
+        })  # fmt: skip
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One at the bound, and one as expected."""
+        for name, run in (("bound", self.bound), ("expected", self.expected)):
+            if run:
+                tpot = {f"tpot_{key}_s": value for key, value in summary(run.span.tpot_s).items()}
+                yield {
+                    "times": name, "devices": self.devices, "tokens_per_s": run.tokens_per_s,
+                    "requests_per_s": run.requests_per_s, "mean_running": run.running, "mean_decoding": run.decoding,
+                    **tpot, "preemptions": run.span.preemptions, "limit": run.limit,
+                }  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
-        setting = self.setting
         return finite({
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
-            "model": setting.model.name,
-            "hardware": setting.hardware.name,
-            "inputs": {
-                "rate": "max", "quant": str(setting.quantization), "layout": str(setting.layout),
-                "techniques": list(map(str, setting.techniques)), "policy": str(self.policy),
-                "library": setting.kernels.library if setting.kernels and self.expected else None,
-                "engine": setting.engine.name if setting.engine else None, "copies": self.copies,
-                "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
-                "mean_prompt": float(np.mean(self.traffic.prompt)), "mean_gen": float(np.mean(self.traffic.gen)),
-                "years": self.years,
-            },
+            "model": self.setting.model.name,
+            "hardware": self.setting.hardware.name,
+            "inputs": self.inputs,
             "devices": self.devices,
             **self._numbers(self.bound),
             "expected": self._numbers(self.expected) if self.expected else None,

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from .one_kernel import KernelEstimate, estimate_kernel
     from .serving.advising import Advice, recommend
     from .serving.outcome import Simulation
-    from .serving.planning import ServicePlan, plan
+    from .serving.planning import plan
     from .serving.saturation import Saturation, saturate
     from .serving.service import simulate
+    from .serving.service_plan import ServicePlan
 
 if _IN_CHECKOUT:  # reports/ lies beside this folder, not inside it
     __path__.append(str(_ROOT))
@@ -59,7 +60,7 @@ _HOME = {
     "sweep": "grid",
     "Advice": "serving.advising",
     "recommend": "serving.advising",
-    "ServicePlan": "serving.planning",
+    "ServicePlan": "serving.service_plan",
     "plan": "serving.planning",
     "Saturation": "serving.saturation",
     "saturate": "serving.saturation",

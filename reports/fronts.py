@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from llmviewer.serving.candidates import Candidate
-from llmviewer.serving.planning import ServicePlan
+from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import seconds
 
 from .drawing import BLUE, GREEN, INK, VERMILLION, frame, plain, ticks

@@ -9,7 +9,7 @@ from typing import Final
 
 from llmviewer.costs import By
 from llmviewer.serving.candidates import Candidate
-from llmviewer.serving.planning import ServicePlan
+from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import counted, seconds
 
 from .choice import unsold

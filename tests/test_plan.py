@@ -20,7 +20,7 @@ from llmviewer.layout import Layout, Network, parse_layout
 from llmviewer.model_files import load_model
 from llmviewer.reports.fronts import front
 from llmviewer.reports.plans import REPORT
-from llmviewer.serving import passes, planning
+from llmviewer.serving import passes, search
 from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, plan, usual_layouts
 from llmviewer.serving.service import simulate
 from llmviewer.setting import Setting
@@ -487,13 +487,13 @@ ASKED = [
 def test_what_has_no_room_is_worked_out_no_further_than_matters(monkeypatch):
     asked = {"hardware": ["t4", "l4", "rtx-4090", "h100-sxm", "trainium1"], "max_devices": 8, **GOALS}
     found = plan("llama-3.1-70b", **asked)
-    whole, tried = planning.laid_out, []
+    whole, tried = search.laid_out, []
 
     def every(one, devices, load, known, *, large):
         tried.append(large)
         return whole(one, devices, load, known, large=True)
 
-    monkeypatch.setattr(planning, "laid_out", every)
+    monkeypatch.setattr(search, "laid_out", every)
     assert plan("llama-3.1-70b", **asked).to_dict() == found.to_dict()
     assert {one.hardware.name for one in found.rejected} >= {"t4"}
     assert not any(tried)  # nothing is left to look at a second time

@@ -26,7 +26,7 @@ from ..roofline import OperatorEstimate
 from ..setting import Attention, Setting
 from ..transforms.flash_attention import flash_attention
 from ..workload import Spans, Workload
-from .candidates import Grid, Load, StepTimes
+from .load import Grid, Load, StepTimes
 from .stages import among_experts, waiting_ranks
 
 _AMOUNTS: Final = tuple(f.name for f in fields(OperatorEstimate) if f.type == "Num")

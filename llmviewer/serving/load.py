@@ -1,0 +1,93 @@
+"""A load that copies of a model are to serve, and how long the steps take that serve it, on many devices at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import nan
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .outcome import Goals
+from .policy import POLICIES
+from .steady import Reading, held_up_s, reading
+
+Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
+
+POLICY: Final = "prefill-first"  # whose closed form this is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What is asked of every setting."""
+
+    rate: float
+    prompt: int
+    gen: int
+    goals: Goals
+    limits: Grid
+    max_devices: int
+    years: float | None
+
+    @property
+    def together(self) -> int:
+        """Prompts that one step of a rank reads at most."""
+        return max(POLICIES[POLICY].budget // self.prompt, 1)
+
+    @property
+    def middle(self) -> float:
+        """What a sequence that decodes attends to on average. [tokens]"""
+        return self.prompt + self.gen / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """A step that reads one prompt in one lane, and for each of as many prompts as one reads at most, [device]; a
+    decode step, [device, batch]. [s]
+
+    unmodelled  as of Candidate
+    ranks       of a copy that wait for each other in every step, each with sequences of its own
+    turns       of each rank in a pipeline, likewise; all of them are lanes
+    apart       of a copy, sets of such ranks
+    together    prompts that one step of all these lanes reads at most
+    """
+
+    alone: Grid
+    every: Grid
+    step: Grid
+    unmodelled: Grid
+    ranks: int
+    turns: int
+    apart: int
+    together: int
+
+    @classmethod
+    def unknown(cls, devices: int, batches: int, *, ranks: int, turns: int, apart: int, together: int) -> StepTimes:
+        """To be filled in.
+
+        together  of one lane
+        """
+        alone, every, unmodelled = np.full((3, devices), nan)
+        return cls(
+            alone=alone, every=every, step=np.full((devices, batches), nan), unmodelled=unmodelled, ranks=ranks,
+            turns=turns, apart=apart, together=ranks * turns * together,
+        )  # fmt: skip
+
+    @property
+    def lanes(self) -> int:
+        return self.ranks * self.turns
+
+    def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> StepTimes:
+        grids = {name: getattr(self, name)[list(rows)] for name in ("alone", "every", "step", "unmodelled")}
+        return replace(self, **grids)
+
+    def held_up(self, step: Grid) -> Grid:
+        """A step that reads one prompt where those that decode alone take `step`, [device, ...]. [s]"""
+        return held_up_s(self.alone.reshape(-1, *[1] * (np.ndim(step) - 1)), step, self.turns)
+
+    def reading(self, rate: Grid, step: Grid) -> Reading:
+        """Steps that read, where requests come at such rates and steps that decode alone take `step`, [device, ...]."""
+        every = self.every.reshape(-1, *[1] * (np.ndim(rate) - 1))
+        return reading(rate, self.held_up(step), every, step, self.together)

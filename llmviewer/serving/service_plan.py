@@ -1,0 +1,174 @@
+"""A service plan: which settings serve a load, and which of them takes least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import inf, isnan
+from typing import Any, Final
+
+import numpy as np
+
+from .. import __version__
+from ..costs import By
+from ..facts import finite
+from ..model import Model
+from ..transforms.quantize import PUBLISHED
+from .candidates import PRICES, Candidate
+from .load import POLICY
+from .outcome import Goals
+
+SCHEMA_VERSION: Final = 1  # of to_dict()
+_NUMBERS: Final = (
+    "copies", "limit", "batch", "utilization", "ttft_s", "tpot_s", "rate_within", "max_rate", "memory", "usd_per_h",
+    "watts", "unmodelled", "excess",
+)  # fmt: skip
+_BOUND: Final = ("copies", "ttft_s", "tpot_s", "rate_within", "max_rate", "usd_per_h", "watts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServicePlan:
+    """The answer. Every candidate has the fewest copies that keep to the goals, or that come closest.
+
+    kernels     whose times are expected, "" where that is of which most was measured on each; None where all is of
+                lower bounds
+    able        those that keep to them, cheapest first, of equal prices the precision published, then the one with the
+                most bits; those without a price last
+    unmeasured  those that do at the bound, where nothing is expected of their kernels
+    least       the cheapest where steps take as long as their lower bounds: no kernels need less
+    rejected    for each device that is in none of them, the candidate that comes closest; nearest first
+    considered  how many devices were; `priced` of them have a price, and `left_out` are those that nobody named and
+                nobody can buy
+    asked_by    what was asked to be low; None where that was left to what is known
+    tried       how many settings of devices, layouts, precisions, copies and batches there were
+    common      arguments of plan() that simulate() has too
+    """
+
+    model: Model = field(repr=False)
+    rate: float
+    prompt: int
+    gen: int
+    goals: Goals
+    by: By
+    asked_by: By | None
+    years: float | None
+    max_devices: int
+    considered: int
+    priced: int
+    left_out: tuple[str, ...]
+    quants: tuple[str, ...]
+    kernels: str | None
+    able: tuple[Candidate, ...] = field(repr=False)
+    unmeasured: tuple[Candidate, ...] = field(repr=False)
+    least: Candidate | None = field(repr=False)
+    rejected: tuple[Candidate, ...] = field(repr=False)
+    tried: int
+    common: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def unit(self) -> str:
+        """Of what is to be low."""
+        return PRICES[self.by]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The cheapest; None where none keeps to the goals, or none of them has a price."""
+        return next((one for one in self.able if not isnan(one.price(self.by))), None)
+
+    @property
+    def each(self) -> tuple[Candidate, ...]:
+        """The cheapest of every device that keeps to the goals."""
+        return first_of_each(self.able)
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Devices that keep to the goals and have no price."""
+        return tuple(one.hardware.name for one in self.each if isnan(one.price(self.by)))
+
+    @property
+    def front(self) -> tuple[Candidate, ...]:
+        """Those that no other beats in all of cost, power, devices, both times and the most that it serves so well."""
+        if not self.able:
+            return ()
+        least = np.array([
+            [*(unknown_last(one.price(by)) for by in PRICES), one.ttft_s, one.tpot_s, -one.rate_within]
+            for one in self.able
+        ])  # fmt: skip
+        kept = []
+        for place, own in enumerate(least):
+            beaten = np.all(least <= own, axis=1) & np.any(least < own, axis=1)
+            same = np.all(least[:place] == own, axis=1)
+            if not np.any(beaten) and not np.any(same):
+                kept.append(self.able[place])
+        return tuple(kept)
+
+    def simulation(self, one: Candidate) -> dict[str, Any]:
+        """The arguments of simulate() for one copy of a candidate, with its part of the requests."""
+        asked: dict[str, Any] = {
+            "rate": self.rate / one.copies, "prompt_lengths": str(self.prompt), "gen_lengths": str(self.gen),
+            "policy": POLICY, "max_batch": int(one.layout.local(one.limit)),
+            "quant": None if one.quant == PUBLISHED else one.quant,
+            "layout": str(one.layout) if one.layout.devices > 1 else None, "ttft": self.goals.ttft_s,
+            "tpot": self.goals.tpot_s, **self.common,
+        }  # fmt: skip
+        given = {name: value for name, value in asked.items() if value not in (None, "", (), inf)}
+        return {"hardware": one.hardware.name, **given}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each candidate that keeps to the goals, cheapest first, then those that do at the bound alone, and
+        those that do not.
+        """
+        front = {id(one) for one in self.front}
+        for rank, one in enumerate((*self.able, *self.unmeasured, *self.rejected), 1):
+            least = one.least or one
+            yield finite({
+                "rank": rank if rank <= len(self.able) else None, "pareto": id(one) in front,
+                "expected": one.least is not None, "hardware": one.hardware.name,
+                "quant": one.quant, "layout": str(one.layout), "devices": one.devices or None,
+                **{name: getattr(one, name) for name in _NUMBERS},
+                **{f"bound_{name}": getattr(least, name) for name in _BOUND},
+                "factor": one.factor or None, "reason": one.reason or None,
+            })  # fmt: skip
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as the JSON document has it."""
+        return finite({
+            "rate": self.rate, "prompt": self.prompt, "gen": self.gen, "by": str(self.by), "years": self.years,
+            "max_devices": self.max_devices, "quants": list(self.quants), "kernels": self.kernels,
+            **asdict(self.goals),
+        })  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/serving.md has its keys."""
+        rows = list(self.rows())
+        able, known = len(self.able), len(self.able) + len(self.unmeasured)
+        best = next((row for row, one in zip(rows, self.able, strict=False) if one is self.best), None)
+        return finite({
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "model": self.model.name,
+            "inputs": self.inputs,
+            "tried": self.tried, "considered": self.considered, "priced": self.priced, "left_out": list(self.left_out),
+            "best": best,
+            "least": None if self.least is None else {
+                "hardware": self.least.hardware.name, "quant": self.least.quant, "layout": str(self.least.layout),
+                "devices": self.least.devices, **{name: getattr(self.least, name) for name in _BOUND},
+            },
+            "candidates": rows[:able],
+            "unmeasured": rows[able:known],
+            "rejected": rows[known:],
+        })  # fmt: skip
+
+
+def first_of_each(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The first of every device."""
+    found: dict[str, Candidate] = {}
+    for one in candidates:
+        found.setdefault(one.hardware.name, one)
+    return tuple(found.values())
+
+
+def unknown_last(price: float) -> float:
+    """For an order in which what has no price comes last."""
+    return inf if isnan(price) else price

@@ -1,0 +1,198 @@
+"""The steady state of a copy under a load in closed form, on many devices and at many rates at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from math import inf
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .load import Grid, Load, StepTimes
+from .steady import saturated_s
+
+_TAIL: Final = 3.09  # deviations above the mean that 999 of 1000 moments stay below, where sequences vary normally
+_LEAST: Final = 0.05  # of how steeply it falls: no batch is twenty times as wide
+_HALVINGS: Final = 7  # of the distance to where a rate and the steps that it makes agree
+_RATES, _ROUNDS = 16, 3  # that are tried at a time, and how often: to a three thousandth of what is looked through
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steady:
+    """The steady state of a copy, [device, rate].
+
+    stable  whether departures keep up with arrivals
+    busy    part of the time in which prompts are read
+    place   among the limits, of that which there is room for
+    most    requests that memory lets it serve, [device, 1] [1/s]
+    over    what is needed over what is allowed or there, by name
+    """
+
+    stable: npt.NDArray[np.bool_]
+    batch: Grid
+    busy: Grid
+    ttft_s: Grid
+    tpot_s: Grid
+    place: npt.NDArray[np.intp]
+    most: Grid
+    over: Mapping[str, Grid]
+
+    @property
+    def fine(self) -> npt.NDArray[np.bool_]:
+        """Whether it keeps to all of it."""
+        kept: npt.NDArray[np.bool_] = self.stable & (reduce(np.maximum, self.over.values()) <= 1)
+        return kept
+
+    @classmethod
+    def of(cls, rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Load) -> Steady:
+        """At requests a second that come to one copy, [device, rate].
+
+        able    as of able_rates()
+        memory  needed over there is, [device, batch]
+        """
+        wanted, limits, own = load.gen - 1, load.limits, rate / times.apart
+        step = times.step[:, None, :]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            tpot = _Turns.of(own[..., None], step, times).tpot_s  # by sequences that decode together
+            # A sequence has one less than them beside it; no number of them is enough where there is no time to decode.
+            missing = np.where(np.isinf(tpot), inf, rate[..., None] * wanted * tpot - (limits - 1))
+            at, stable = _crossing(missing)
+            batch = _at(limits - 1, at)
+            step_s, tpot_s = _at(np.broadcast_to(step, missing.shape), at), _at(tpot, at)
+            turns = _Turns.of(own, step_s, times)
+            ttft_s = np.where(stable, turns.ttft_s(1 - np.exp(-batch)), inf)
+            tpot_s = np.where(stable, tpot_s, inf) if wanted else np.zeros(stable.shape)
+            # Little's law gives the mean, where `missing` is 0. The steeper it falls there the less they vary around
+            # it: with Poisson's variance, the mean, where decode steps are as long for any batch.
+            steepness = np.where(stable & (at > 0), np.maximum(_slope(missing, limits, at), _LEAST), 1.0)
+            room = np.where(stable, 1 + batch + _TAIL * np.sqrt(batch / steepness), 1.0)
+        most = np.max(able, axis=1, keepdims=True)
+        wide = np.minimum(np.searchsorted(limits, room), len(limits) - 1)
+        place = np.where(stable, wide, np.argmax(able, axis=1, keepdims=True))
+        over = {
+            "memory": np.take_along_axis(memory, place, axis=1),
+            "rate": np.divide(rate, most, out=np.ones(stable.shape), where=~stable & (most > 0)),
+            "batch": room / limits[-1],
+            "time to first token": np.where(stable, ttft_s, 0.0) / load.goals.ttft_s,
+            "time per token": np.where(stable, tpot_s, 0.0) / load.goals.tpot_s,
+        }
+        return cls(
+            stable=stable, batch=batch, busy=turns.busy, ttft_s=ttft_s, tpot_s=tpot_s, place=place, most=most, over=over
+        )  # fmt: skip
+
+
+class _Turns(NamedTuple):
+    """Steps of two kinds: those that read prompts, and those that decode alone.
+
+    busy             part of the time that prompts are read in
+    tpot_s           between two tokens of a sequence; inf where there is no time to decode
+    read_s, alone_s  until a prompt is read, others before it and in its step included, and what it waits for one that
+                     others decode in
+    """
+
+    busy: Grid
+    tpot_s: Grid
+    read_s: Grid
+    alone_s: Grid
+
+    @classmethod
+    def of(cls, rate: Grid, step: Grid, times: StepTimes) -> _Turns:
+        """At requests a second that come to ranks which wait for each other, or to one that does not. [s]"""
+        found = times.reading(rate, step)
+        read, round_s = found.read_s, found.round_s
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if times.lanes == 1:
+                busy = rate * read / found.prompts
+                tpot_s = np.where(busy < 1, step / (1 - busy), inf)
+                idle = 1 - busy * found.full
+                return cls(busy, tpot_s, read + busy * read / 2 / idle, (1 - busy) * step / 2 / idle)
+            own = np.minimum(rate * round_s / times.lanes, found.often)  # of its steps, those that a lane reads in
+            return cls(
+                busy=found.often * read / round_s,
+                tpot_s=np.where(own < 1, round_s / (1 - own), inf),
+                read_s=read + found.often * read * read / round_s / 2 + own * round_s / (1 - own) / 2,
+                alone_s=(1 - found.often) * step * step / round_s / 2,
+            )
+
+    def ttft_s(self, somebody: Grid) -> Grid:
+        """Until a prompt is read that comes at random. [s]
+
+        somebody  how likely it is that anybody decodes
+        """
+        return self.read_s + somebody * self.alone_s
+
+
+def able_rates(times: StepTimes, memory: Grid, load: Load) -> Grid:
+    """Requests that a copy serves at most, [device, batch]; 0 by batches that there is no room for. [1/s]
+
+    memory  as of Steady.of()
+    """
+    wanted, step = load.gen - 1, times.step
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = times.apart * wanted / (load.limits - (wanted > 0))  # tokens for each that decodes beside others
+        if times.lanes > 1:
+            taken = saturated_s(
+                1 / each / times.lanes, times.held_up(step), times.every[:, None], step, most=times.together,
+                lanes=times.lanes,
+            )  # fmt: skip
+            rate = np.where(np.isinf(each), 0.0, times.lanes / taken)
+        else:
+            rate = 1 / (times.every[:, None] + each * step)
+    for _ in range(_HALVINGS if times.lanes == 1 and times.together > 1 else 0):
+        found = times.reading(rate, step)
+        taken = found.read_s / found.prompts + each * step
+        rate = np.sqrt(rate / taken)  # halfway, as it falls where steps are longer
+    return np.where(memory <= 1, times.apart * rate, 0.0)
+
+
+def most_within(rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Load) -> Grid:
+    """Up to how many requests a second copies keep to everything that they keep to at `rate`, [device]. [1/s]
+
+    What each is held to grows with the rate, so the edge is between two of several rates, and of several between those.
+
+    able, memory  as of Steady.of()
+    """
+    low, high = rate, np.maximum(np.max(able, axis=1), rate)
+    for _ in range(_ROUNDS):
+        tried = np.linspace(low, high, _RATES, axis=1)
+        fine = Steady.of(tried, times, able, memory, load).fine
+        last = np.where(np.all(fine, axis=1), _RATES - 1, np.maximum(np.argmin(fine, axis=1) - 1, 0))
+        low, high = (
+            np.take_along_axis(tried, place[:, None], axis=1)[:, 0]
+            for place in (last, np.minimum(last + 1, _RATES - 1))
+        )  # fmt: skip
+    return low
+
+
+def _crossing(missing: Grid) -> tuple[Grid, npt.NDArray[np.bool_]]:
+    """Where a row of the last axis falls to 0, as a place with its fraction, and whether it does."""
+    place = np.argmax(missing <= 0, axis=-1)
+    stable = np.take_along_axis(missing, place[..., None], axis=-1)[..., 0] <= 0
+    before = np.maximum(place - 1, 0)
+    left, right = (np.take_along_axis(missing, p[..., None], axis=-1)[..., 0] for p in (before, place))
+    between = np.where(np.isinf(left), 1.0, left / np.where(left == right, 1.0, left - right))
+    fraction = np.where(place > 0, between, 0.0)
+    return np.where(stable, before + fraction, 0.0), stable
+
+
+def _at(values: Grid, at: Grid) -> Grid:
+    """Entries of the last axis at places with fractions."""
+    low = np.floor(at).astype(int)
+    high = np.minimum(low + 1, values.shape[-1] - 1)
+    if values.ndim == 1:
+        left, right = values[low], values[high]
+    else:
+        left, right = (np.take_along_axis(values, p[..., None], axis=-1)[..., 0] for p in (low, high))
+    mixed: Grid = left + (at - low) * (right - left)
+    return mixed
+
+
+def _slope(values: Grid, over: Grid, at: Grid) -> Grid:
+    """How steeply entries of the last axis fall at places with fractions."""
+    high = np.maximum(np.ceil(at).astype(int), 1)
+    left, right = (np.take_along_axis(values, p[..., None], axis=-1)[..., 0] for p in (high - 1, high))
+    fall: Grid = (left - right) / (over[high] - over[high - 1])
+    return fall

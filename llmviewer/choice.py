@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from math import inf, isnan, nan
+from math import inf, isnan
 from pathlib import Path
 from typing import Any, Final
 
 from . import __version__, given
 from ._layout import data_dir
-from .cells import DATA_TYPE, LAYOUT, LINK, WHAT_IF, Cell
+from .cells import LAYOUT, Cell
 from .comparison import Comparison, compare
 from .costs import By
 from .errors import InputError
@@ -21,15 +21,13 @@ from .expectation.statistics import rank_correlation
 from .hardware import Hardware
 from .hardware_files import hardware_file, hardware_names, load_hardware, loaded
 from .layout import Layout, Network
+from .limits import Limits, Rejected, closest, faults
 from .model import Model
 from .model_files import load_model
 from .operators.collectives import OUT, UP
 from .parallel import parallel
-from .resource import Unit
 from .setting import whole
 from .transforms.quantize import PUBLISHED
-from .units import seconds, si
-from .waits import Breakdown
 
 # What is allowed where nothing is said: the model as it is; weights and activations in the two 8-bit types that
 # devices multiply; and 4-bit weights alone, the smallest that is in common use (arXiv:2210.17323, arXiv:2306.00978).
@@ -49,36 +47,6 @@ class Ranked:
 
     cell: Cell
     merit: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rejected:
-    """A device that does not qualify, in the precision and the number that come closest.
-
-    factor  "data type", "what-if", "memory", "price", "budget", "power", "time to first token", "time per token", or
-            "link" where that is what keeps several from it
-    excess  what it takes over what is there or allowed; inf where that is no matter of degree
-    reason  both, in words
-    """
-
-    cell: Cell
-    factor: str
-    excess: float
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a device, or all of a layout together, have to keep to; None where anything goes. [USD], [W], [s]"""
-
-    budget: float | None = None
-    power: float | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    native: bool = False
-
-    def __post_init__(self) -> None:
-        given.positive(budget=self.budget, power=self.power, ttft=self.ttft_s, tpot=self.tpot_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,39 +175,20 @@ def choose(
     wanted = given.among("by", by, _MERIT)
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
     given.one(model=model)
-    left = unsold(map(load_hardware, hardware_names())) if hardware is None else ()
-    every = hardware_names() if hardware is None else given.several("hardware", hardware)
-    named = tuple(one for one in every if one not in left)
-    if not named:
-        raise InputError("hardware: nothing to choose from")
+    named, left = _devices(hardware)
     allowed, asked = given.several("quants", quants), whole("users", users)
     most, own = whole("max_devices", max_devices), load_model(model) if isinstance(model, str) else model
     if most > _MOST:
         raise InputError(f"max_devices must be at most {_MOST}; got {most}")
-    devices = [loaded(one) for one in named]
-    given.each_once("hardware", devices)
-    given.told_apart(zip(named, (device.name for device in devices), strict=True))
     comparison = compare(
         own, named, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
-        profiles=profiles, hardware_set=hardware_set, layout=[Layout(tp=n) for n in _cuts(own, devices[0], most)],
+        profiles=profiles, hardware_set=hardware_set, layout=[Layout(tp=n) for n in _cuts(own, loaded(named[0]), most)],
         progress=progress,
     )  # fmt: skip
     found = comparison.cells[0].model
     if not found.generates:
         raise InputError(f"{found.name} does not generate, so there is no answer to be fast at; use llmviewer compare")
-    by_device: dict[str, list[Cell]] = {}
-    for cell in comparison.cells:
-        if cell.obstacle != LAYOUT and not _spread(cell):
-            by_device.setdefault(cell.hardware.name, []).append(cell)
-    ranked, rejected = [], []
-    for cells in by_device.values():
-        alone = {cell.asked: cell for cell in cells if cell.layout.devices == 1}
-        faults = [(cell, _faults(cell, alone[cell.asked], comparison, limits, wanted)) for cell in cells]
-        able = [Ranked(cell=cell, merit=_merit(cell, comparison, wanted)) for cell, own in faults if not own]
-        if able:
-            ranked.append(min(able, key=lambda one: (one.cell.layout.devices, -one.merit)))
-        else:
-            rejected.append(_closest([own for _, own in faults]))
+    ranked, rejected = _qualified(comparison, limits, wanted)
     return Choice(
         model=found,
         users=comparison.batches[0],
@@ -248,9 +197,46 @@ def choose(
         by=wanted,
         limits=limits,
         comparison=comparison,
-        ranked=tuple(sorted(ranked, key=lambda one: -one.merit)),
-        rejected=tuple(sorted(rejected, key=lambda one: (one.factor, one.excess))),
+        ranked=ranked,
+        rejected=rejected,
         left_out=left,
+    )
+
+
+def _devices(hardware: Sequence[str | Hardware] | None) -> tuple[tuple[str | Hardware, ...], tuple[str, ...]]:
+    """Those to choose from, and the names of those that are left out as nobody named them and nobody can buy them.
+
+    Raises InputError where there are none, or one is there twice.
+    """
+    left = unsold(map(load_hardware, hardware_names())) if hardware is None else ()
+    every = hardware_names() if hardware is None else given.several("hardware", hardware)
+    named = tuple(one for one in every if one not in left)
+    if not named:
+        raise InputError("hardware: nothing to choose from")
+    devices = [loaded(one) for one in named]
+    given.each_once("hardware", devices)
+    given.told_apart(zip(named, (device.name for device in devices), strict=True))
+    return named, left
+
+
+def _qualified(comparison: Comparison, limits: Limits, by: By) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
+    """Of each device the fewest that qualify, in their best precision, best first; the others, nearest first."""
+    by_device: dict[str, list[Cell]] = {}
+    for cell in comparison.cells:
+        if cell.obstacle != LAYOUT and not _spread(cell):
+            by_device.setdefault(cell.hardware.name, []).append(cell)
+    ranked, rejected = [], []
+    for cells in by_device.values():
+        alone = {cell.asked: cell for cell in cells if cell.layout.devices == 1}
+        found = [(cell, faults(cell, alone[cell.asked], limits, by=by, years=comparison.years)) for cell in cells]
+        able = [Ranked(cell=cell, merit=_merit(cell, comparison, by)) for cell, own in found if not own]
+        if able:
+            ranked.append(min(able, key=lambda one: (one.cell.layout.devices, -one.merit)))
+        else:
+            rejected.append(closest([own for _, own in found]))
+    return (
+        tuple(sorted(ranked, key=lambda one: -one.merit)),
+        tuple(sorted(rejected, key=lambda one: (one.factor, one.excess))),
     )
 
 
@@ -280,75 +266,8 @@ def _spread(cell: Cell) -> bool:
     return OUT in cell.tiers and len(cell.tiers) > 1
 
 
-def _closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:
-    """Of what disqualifies each precision and number, the worst where there is least; links, where more would do."""
-    worst = [(len(own), max(own, key=lambda fault: fault.excess)) for own in faults]
-    return min(worst, key=lambda one: (one[0], one[1].factor != LINK, one[1].excess))[1]
-
-
 def _merit(cell: Cell, of: Comparison, by: By) -> float:
     rate = float(cell.tokens_per_s[0])
     if by is By.COST:
         return float(cell.per_dollar(rate, of.years))
     return float(cell.per_joule(rate)) if by is By.ENERGY else rate
-
-
-def _faults(cell: Cell, alone: Cell, of: Comparison, limits: Limits, by: By) -> list[Rejected]:
-    """All that disqualifies a device in a precision and number; `alone` is one of it in that precision."""
-    several, numbers = cell.layout.devices, cell.hardware.numbers
-    together = f", with {several} devices" if several > 1 else ""
-
-    def fault(factor: str, excess: float, reason: str) -> Rejected:
-        return Rejected(cell=cell, factor=factor, excess=excess, reason=f"{factor}: {reason}")
-
-    def over(factor: str, value: float, limit: float | None, shown: Any, unlinked: float = inf) -> list[Rejected]:
-        if limit is None or value <= limit:
-            return []
-        if isnan(value):
-            return [fault(factor, inf, "not known for it")]
-        most = "there is" if factor == "memory" else "allowed"
-        excess = value / limit
-        times = f"{excess:.3g}" if excess < 1000 else f"{excess:,.0f}"
-        said = f"{shown(value)}, {times}x the {shown(limit)} {most}{together}"
-        if unlinked <= limit:
-            return [fault(LINK, excess, f"{factor} {said}; {shown(unlinked)} if links took no time")]
-        return [fault(factor, excess, said)]
-
-    if cell.obstacle in (DATA_TYPE, WHAT_IF):
-        return [fault(cell.obstacle, inf, cell.refused)]
-    needed = float(alone.total_bytes[0]) / several if cell.refused else float(cell.total_bytes[0])
-    price, tdp = (several * numbers.get(key, nan) for key in ("price.purchase", "power.tdp"))
-    found = [
-        *over("memory", needed, cell.hardware.capacity, lambda v: f"{si(v)}B"),
-        *over("budget", price, limits.budget, lambda v: f"{v:,.0f} USD"),
-        *over("power", tdp, limits.power, lambda v: f"{v:.0f} W"),
-    ]
-    if cell.refused:
-        found.append(fault(LINK, inf, f"none is known that joins {several} of them"))
-    timed, share = (alone, several) if cell.refused else (cell, 1)  # with links of any kind it takes no less
-    if timed.prefill:
-        ttft = float(timed.ttft_s[0]) / share
-        found += over("time to first token", ttft, limits.ttft_s, seconds, _unlinked(ttft, timed.prefill, several))
-    if timed.decode:
-        tpot = float(timed.tpot_s[0]) / share
-        found += over("time per token", tpot, limits.tpot_s, seconds, _unlinked(tpot, timed.decode, several))
-    foreign = _foreign(alone) if limits.native else ()
-    if foreign:
-        found.append(fault(DATA_TYPE, inf, f"no {' or '.join(foreign)} matrix units"))
-    if not by.known(cell.hardware, of.years):
-        bought = by is By.COST and "price.purchase" in numbers
-        reason = "no cloud price, and no years to spread the purchase over" if bought else "not known for it"
-        found.append(fault("price" if by is By.COST else "power", inf, reason))
-    return found
-
-
-def _unlinked(time_s: float, own: Breakdown, devices: int) -> float:
-    """What of a time is not spent waiting for links; inf where there are none. [s]"""
-    return time_s * (1 - own.share(resource="link")) if devices > 1 else inf
-
-
-def _foreign(cell: Cell) -> tuple[str, ...]:
-    """Types of matrix products that the device has no matrix units for."""
-    rates = cell.hardware.rates
-    wanted = (row.work.wanted for row in cell.setting.plan.operators)
-    return tuple(dict.fromkeys(w.dtype for w in wanted if w.unit is Unit.MATRIX and w not in rates))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,10 +14,11 @@ import numpy as np
 from . import __version__, given
 from .analysis import MAX
 from .cells import LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, ExpectedTimes, cells_of
+from .crossings import Crossing, crossings_of
 from .errors import InputError
 from .expectation.profile import Profile, read_given
 from .facts import plain
-from .fleet import Fleet, Known
+from .fleet import Known
 from .hardware import Hardware
 from .hardware_files import load_hardware, loaded
 from .layout import ALONE, Layout, parse_layout
@@ -25,31 +27,12 @@ from .model_files import load_model
 from .setting import Setting, whole
 from .techniques import Technique, parse_techniques
 from .transforms.quantize import PUBLISHED, unless_published
-from .waits import ALL, RESOURCES, Breakdown, Column, waits_of
+from .waits import RESOURCES
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
-_MOST_SEQUENCES, _LONGEST = 1 << 16, 1 << 17  # where a search for a crossing ends
-_FAN: Final = 32  # points looked at together in it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Crossing:
-    """Where a group of operators, or a whole pass, starts to be bound by something else.
-
-    axis  "batch", "prompt" or "context"
-    at    the first number along it that is bound by `after`; everything from 1 on is bound by `before`
-    """
-
-    cell: Cell
-    phase: str
-    group: str
-    axis: str
-    at: int
-    before: str
-    after: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +72,7 @@ class Comparison:
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:
         """Where bounds change: over batches at these lengths, and over lengths at the first batch."""
-        return tuple(crossing for cell in self.answered for crossing in _crossings(cell))
+        return tuple(crossing for cell in self.answered for crossing in crossings_of(cell))
 
     def expected(self, cell: Cell) -> ExpectedTimes | None:
         """What to expect of measured kernels; None where only bounds are asked for, or known."""
@@ -243,31 +226,26 @@ def compare(
     given.one(library=library)
     given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
     devices, lacking = _changed(given.several("hardware", hardware), hardware_set)
-    listed: dict[str, Sequence[Any]] = {
-        "models": [load_model(m) if isinstance(m, str) else m for m in given.several("models", models)],
-        "hardware": devices,
-        "quants": given.several("quants", quants),
-        "batch": batches,
-        "layout": [parse_layout(way) if isinstance(way, str) else way for way in given.several("layout", layout)],
-    }
+    named = [load_model(m) if isinstance(m, str) else m for m in given.several("models", models)]
+    allowed = given.several("quants", quants)
+    ways = [parse_layout(way) if isinstance(way, str) else way for way in given.several("layout", layout)]
+    listed: dict[str, Sequence[object]] = {
+        "models": named, "hardware": devices, "quants": allowed, "batch": batches, "layout": ways,
+    }  # fmt: skip
     for name, values in listed.items():
         if not values:
             raise InputError(f"{name}: nothing to compare")
         given.each_once(name, values)
-    cells: list[Cell] = []
     known, measured, ours = Known(), read_given(profiles), parse_techniques(techniques)
-    settings = len(listed["models"]) * len(listed["quants"]) * len(listed["layout"])
-    for model in listed["models"]:
-        base = Setting.of(model, devices[0], library=library, profiles=measured)
-        for quant in listed["quants"]:
-            one = base if quant == PUBLISHED else base.having(quant=quant)
-            for way in listed["layout"]:
-                laid = one if way == ALONE else replace(one, layout=way)
-                laid, why = _under(ours, laid, quant) if ours else (laid, "")
-                refused = dict.fromkeys(range(len(devices)), (TECHNIQUE, why)) if why else lacking
-                found = cells_of(laid, quant, devices, known, refused, batches=batches, prompt=prompt, gen=gen)
-                cells += (_fullest(cell, known) if fullest else cell for cell in found)
-                progress(len(cells) // len(devices), settings)
+    bases = [Setting.of(model, devices[0], library=library, profiles=measured) for model in named]
+    settings = list(product(bases, allowed, ways))
+    cells: list[Cell] = []
+    for done, (base, quant, way) in enumerate(settings, 1):
+        one, why = _setting(base, quant, way, ours)
+        refused = dict.fromkeys(range(len(devices)), (TECHNIQUE, why)) if why else lacking
+        found = cells_of(one, quant, devices, known, refused, batches=batches, prompt=prompt, gen=gen)
+        cells += (_fullest(cell, known) if fullest else cell for cell in found)
+        progress(done, len(settings))
     if all(cell.obstacle in (LINK, LAYOUT, TECHNIQUE, WHAT_IF) for cell in cells):
         raise InputError(cells[0].refused)
     return Comparison(
@@ -297,8 +275,12 @@ def _changed(
     return devices, lacking
 
 
-def _under(techniques: Sequence[Technique], bare: Setting, quant: str) -> tuple[Setting, str]:
-    """`bare` with techniques; where they make no sense there, as it is, with the reason."""
+def _setting(base: Setting, quant: str, layout: Layout, techniques: Sequence[Technique]) -> tuple[Setting, str]:
+    """`base` so; where techniques make no sense there, without them, with the reason."""
+    one = base if quant == PUBLISHED else base.having(quant=quant)
+    bare = one if layout == ALONE else replace(one, layout=layout)
+    if not techniques:
+        return bare, ""
     try:
         found = Setting.of(
             bare.model, bare.hardware, quant=unless_published(quant), layout=bare.layout,
@@ -317,53 +299,3 @@ def _fullest(cell: Cell, known: Known) -> Cell:
     return next(
         cells_of(cell.setting, cell.asked, [cell.hardware], known, {}, batches=(cell.largest.batch,), **lengths)
     )
-
-
-def _crossings(cell: Cell) -> Iterator[Crossing]:
-    """Of one cell: over batches at its lengths, and over lengths at the first batch.
-
-    Looks at powers of two, and between the two that differ, where it takes the bound to change once.
-    """
-    for phase, own in cell.passes.items():
-        fleet = cell.fleet(phase)
-        for axis, most in _axes(cell, phase):
-
-            def at(
-                numbers: Column, fleet: Fleet = fleet, phase: str = phase, axis: str = axis, own: Breakdown = own
-            ) -> Breakdown:
-                batch, length = (numbers, own.length) if axis == "batch" else (cell.batches[0], numbers)
-                waits = waits_of(fleet, cell.setting, phase, batch=batch, length=length, prompt=cell.prompt)
-                times = {key: np.broadcast_to(time_s, (1, len(numbers)))[0] for key, time_s in waits.items()}
-                return Breakdown(length=own.length, waits=times)
-
-            grid = np.array([n for n in 2.0 ** np.arange(most.bit_length()) if n < most] + [float(most)])
-            seen = at(grid)
-            for group in (ALL, *own.groups):
-                before, *others = seen.bounds(group)
-                place = next((i for i, bound in enumerate(others) if bound != before), None)
-                if place is not None:
-                    change, after = _between(at, grid[place], grid[place + 1], group, before)
-                    yield Crossing(
-                        cell=cell, phase=phase, group=group, axis=axis, at=change, before=before, after=after
-                    )  # fmt: skip
-
-
-def _axes(cell: Cell, phase: str) -> Iterator[tuple[str, int]]:
-    """What a pass can be longer or wider in, and how far is looked."""
-    yield "batch", _MOST_SEQUENCES
-    longest = cell.model.max_context or _LONGEST
-    if phase == "prefill":
-        yield "prompt", longest
-    elif not cell.model.encodes:  # what a decoder beside an encoder attends to begins where the prompt ends
-        yield "context", longest
-
-
-def _between(at: Callable[[Column], Breakdown], low: float, high: float, group: str, before: str) -> tuple[int, str]:
-    """The first number after `low`, at most `high`, that is not bound by `before`, and what it is bound by."""
-    while True:
-        tried = np.unique(np.round(np.linspace(low, high, _FAN)))
-        bounds = at(tried).bounds(group)
-        place = next(i for i, bound in enumerate(bounds) if bound != before)
-        low, high = tried[place - 1], tried[place]
-        if high - low <= 1:
-            return int(high), bounds[place]

@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 
 from llmviewer.cells import Cell
-from llmviewer.choice import Choice, Ranked, Rejected
+from llmviewer.choice import Choice, Ranked
 from llmviewer.costs import By
 from llmviewer.expectation.expected import Interval
+from llmviewer.limits import Rejected
 from llmviewer.units import counted, seconds
 
 from .comparison import BOUNDS_SAID, boxes, followers, of_models, pictured, pictures

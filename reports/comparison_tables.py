@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 
 from llmviewer.cells import Cell, ExpectedTimes
-from llmviewer.comparison import Comparison, Crossing
+from llmviewer.comparison import Comparison
+from llmviewer.crossings import Crossing
 from llmviewer.waits import ALL, BOUNDS, GROUPS, RESOURCES
 
 from .listing import NOTHING, Item, Table, digits, number_item, time_item

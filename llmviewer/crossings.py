@@ -1,0 +1,93 @@
+"""Where passes start to be bound by something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from .cells import Cell
+from .fleet import Fleet
+from .waits import ALL, Breakdown, Column, waits_of
+
+_MOST_SEQUENCES, _LONGEST = 1 << 16, 1 << 17  # where a search for a crossing ends
+_FAN: Final = 32  # points looked at together in it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """Where a group of operators, or a whole pass, starts to be bound by something else.
+
+    axis  "batch", "prompt" or "context"
+    at    the first number along it that is bound by `after`; everything from 1 on is bound by `before`
+    """
+
+    cell: Cell
+    phase: str
+    group: str
+    axis: str
+    at: int
+    before: str
+    after: str
+
+
+def crossings_of(cell: Cell) -> Iterator[Crossing]:
+    """Of one cell: over batches at its lengths, and over lengths at the first batch.
+
+    Looks at powers of two, and between the two that differ, where it takes the bound to change once.
+    """
+    for phase, own in cell.passes.items():
+        fleet = cell.fleet(phase)
+        for axis, most in _axes(cell, phase):
+            line = _Line(cell=cell, fleet=fleet, phase=phase, axis=axis)
+            grid = np.array([n for n in 2.0 ** np.arange(most.bit_length()) if n < most] + [float(most)])
+            seen = line.at(grid)
+            for group in (ALL, *own.groups):
+                before, *others = seen.bounds(group)
+                place = next((i for i, bound in enumerate(others) if bound != before), None)
+                if place is not None:
+                    change, after = line.change(grid[place], grid[place + 1], group, before)
+                    yield Crossing(
+                        cell=cell, phase=phase, group=group, axis=axis, at=change, before=before, after=after
+                    )  # fmt: skip
+
+
+def _axes(cell: Cell, phase: str) -> Iterator[tuple[str, int]]:
+    """What a pass can be longer or wider in, and how far is looked."""
+    yield "batch", _MOST_SEQUENCES
+    longest = cell.model.max_context or _LONGEST
+    if phase == "prefill":
+        yield "prompt", longest
+    elif not cell.model.encodes:  # what a decoder beside an encoder attends to begins where the prompt ends
+        yield "context", longest
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """A pass of a cell along one axis, with all else as it is."""
+
+    cell: Cell
+    fleet: Fleet
+    phase: str
+    axis: str
+
+    def at(self, numbers: Column) -> Breakdown:
+        own = self.cell.passes[self.phase].length
+        batch, length = (numbers, own) if self.axis == "batch" else (self.cell.batches[0], numbers)
+        waits = waits_of(
+            self.fleet, self.cell.setting, self.phase, batch=batch, length=length, prompt=self.cell.prompt
+        )  # fmt: skip
+        times = {key: np.broadcast_to(time_s, (1, len(numbers)))[0] for key, time_s in waits.items()}
+        return Breakdown(length=own, waits=times)
+
+    def change(self, low: float, high: float, group: str, before: str) -> tuple[int, str]:
+        """The first number after `low`, at most `high`, not bound by `before`, and what it is bound by."""
+        while True:
+            tried = np.unique(np.round(np.linspace(low, high, _FAN)))
+            bounds = self.at(tried).bounds(group)
+            place = next(i for i, bound in enumerate(bounds) if bound != before)
+            low, high = tried[place - 1], tried[place]
+            if high - low <= 1:
+                return int(high), bounds[place]

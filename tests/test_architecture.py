@@ -48,6 +48,7 @@ DRAWING = {
     ROOT / "reports" / f"{name}.py"
     for name in ("contrasts", "curves", "drawing", "fronts", "precisions", "queues", "rooflines", "shares", "trust")
 }
+WITHOUT_DASH = {"answers", "asked", "edits", "fields", "state", "words"}
 HEAVY = {"torch", "triton", "dash", "distributed", "plotly", "pandas", "pyarrow", "kaleido", "huggingface_hub"}
 FILES = [path for top in ("llmviewer", "reports", "kernels", "webapp") for path in sorted((ROOT / top).rglob("*.py"))]
 
@@ -99,7 +100,7 @@ def test_heavy_packages_are_imported_where_they_are_used(path):
     if place(path) == "kernels":
         assert at_once & HEAVY <= {"torch", "triton"}  # the package imports none of its modules by itself
     elif place(path) == "webapp":  # which no other part imports before it is asked for
-        inner = path.parent.name == "views" or path.name in ("answers.py", "asked.py", "state.py", "words.py")
+        inner = path.parent.name == "views" or path.stem in WITHOUT_DASH
         assert at_once & HEAVY <= ({"plotly"} if inner else {"plotly", "dash"})
     else:
         assert at_once & HEAVY == ({"plotly"} if path in DRAWING else set())

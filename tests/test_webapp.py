@@ -1,6 +1,7 @@
 """The dashboard without a browser: states and their links, views, and callbacks as a browser calls them."""
 
 import base64
+import dataclasses
 import inspect
 import io
 import json
@@ -12,7 +13,7 @@ import sys
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -34,7 +35,7 @@ from llmviewer.workload import Workload
 
 pytest.importorskip("dash")
 
-from llmviewer.webapp import answers, controls, state
+from llmviewer.webapp import answers, fields, options, state
 from llmviewer.webapp.app import create
 from llmviewer.webapp.state import KINDS, FieldError, File, Number, State
 from llmviewer.webapp.tabs import TABS
@@ -154,7 +155,10 @@ def test_a_technique_names_only_models_that_ship():
     with pytest.raises(InputError, match="must be a model that ships, and no file"):
         answers.answers(State(techniques=("lengths: file = /etc/passwd",)))
     texts = {
-        f.name for kind in techniques().values() for f in fields(kind) if "str" in str(f.type) and not about(f).choices
+        f.name
+        for kind in techniques().values()
+        for f in dataclasses.fields(kind)
+        if "str" in str(f.type) and not about(f).choices
     }
     assert texts >= set(answers.WORDS_OF_TECHNIQUES)
     assert texts <= {
@@ -478,13 +482,13 @@ def test_steps_that_one_device_alone_cannot_take_are_refused_with_its_name():
 
 def test_every_technique_can_be_chosen():
     refused = {}
-    for name in (option["value"] for option in controls.technique_options()):
-        text = controls.chosen([name], [])
-        assert controls.named([text]) == [name]
+    for name in (option["value"] for option in options.technique_options()):
+        text = fields.chosen([name], [])
+        assert fields.named([text]) == [name]
         refused[name] = answers.why_not(State(model="llama-3.1-8b", techniques=(text,)))
     assert {name for name, why in refused.items() if why} == {"mtp", "expert-capacity"}  # which this model has not
     assert techniques().keys() - refused.keys() == {"lengths"}
-    assert controls.chosen(["sparsity", "window"], ["window:size=99", "medusa"]) == "sparsity; window:size=99"
+    assert fields.chosen(["sparsity", "window"], ["window:size=99", "medusa"]) == "sparsity; window:size=99"
 
 
 def test_the_inspector_looks_at_the_pass_that_techniques_make():
@@ -547,24 +551,24 @@ def test_every_field_has_a_control_with_a_line_about_it(app):
     "text", ["", "W4A16g128", "fp8", "W8A8KV8", "nvfp4", "W1.58A8", "W4A16,down_proj=W8A16", "Q4_K_M"]
 )
 def test_parts_of_a_precision(text):
-    parts = controls.precision_parts(text)
-    again = controls.precision_of(parts)
+    parts = fields.precision_parts(text)
+    again = fields.precision_of(parts)
     if "," not in text:
-        assert controls.precision_parts(again) == parts
-    assert controls.precision_parts("W4A16g128") == {"W": "4g128", "A": "16", "KV": "usual"}
+        assert fields.precision_parts(again) == parts
+    assert fields.precision_parts("W4A16g128") == {"W": "4g128", "A": "16", "KV": "usual"}
 
 
 def test_a_file_type_of_llama_cpp_is_a_part_beside_others():
-    parts = controls.precision_parts("q4_k_m,A8KV8")
+    parts = fields.precision_parts("q4_k_m,A8KV8")
     assert parts == {"W": "Q4_K_M", "A": "8", "KV": "8"}
-    assert controls.precision_of(parts) == "Q4_K_M,A8KV8"
-    assert controls.precision_of({**parts, "W": "4g128"}) == "W4A8g128KV8"
+    assert fields.precision_of(parts) == "Q4_K_M,A8KV8"
+    assert fields.precision_of({**parts, "W": "4g128"}) == "W4A8g128KV8"
 
 
 def test_every_part_of_a_precision_can_be_asked_for():
-    for letter, (_, shorts) in controls.PARTS.items():
+    for letter, (_, shorts) in fields.PARTS.items():
         for short in shorts:
-            answers.answers(State(quant=controls.precision_of({letter: short})))
+            answers.answers(State(quant=fields.precision_of({letter: short})))
 
 
 def test_the_style_knows_the_colours_that_figures_are_drawn_in():

@@ -21,7 +21,7 @@ if not shutil.which("chromium"):
     pytest.skip("no chromium on this machine", allow_module_level=True)
 pytest.importorskip("playwright")
 
-from llmviewer.webapp import controls
+from llmviewer.webapp import options
 from llmviewer.webapp.screenshots import browsing, open_page, serving, settled
 from llmviewer.webapp.state import TABS
 
@@ -398,17 +398,17 @@ def test_the_model_that_is_meant_comes_first(page, server):
 
 def test_a_list_that_is_not_searched_any_more_is_as_it_was(page, server):
     open_page(page, f"{server}{PLAIN}")
-    options = controls.model_options(())
+    listed = options.model_options(())
     found = page.evaluate(
         "options => {"
         "  const ranked = window.dash_clientside.llmviewer.ranked;"
         "  const found = ranked('llama 3 70b', options);"
         "  return [found, ranked(null, found)];"
         "}",
-        options,
+        listed,
     )
     assert [option["value"] for option in found[0][:2]] == ["llama-3-70b", "llama-3.1-70b"]
-    assert found[1] == options
+    assert found[1] == listed
 
 
 def test_techniques_are_found_by_what_they_do(page, server):

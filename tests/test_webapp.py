@@ -444,6 +444,27 @@ def test_steps_start_from_what_is_asked():
     assert len(list(changes.further(full))) > 30
 
 
+@pytest.mark.parametrize(
+    ("quant", "then"),
+    [
+        ("W16A16,down_proj=W8A16", "fp8,down_proj=W8A16"),
+        ("W8A16,layers.0-3=W16A16", "W8A16KV8,layers.0-3=W16A16"),
+        ("Q4_K_M,down_proj=W8A16", "Q4_K_M,KV8,down_proj=W8A16"),
+    ],
+)
+def test_a_step_in_precision_keeps_what_is_asked_of_parts_of_the_model(quant, then):
+    asked = State(model="llama-3-8b", quant=quant)
+    (answer,) = answers.answers(asked)
+    (offer,) = [one for one in changes.offers(answer, asked) if one.name == then]
+    (change,), refused = changes.changes(answer, asked, [offer])
+    assert not refused
+    assert offer.state.quant == then
+    after = analyze("llama-3-8b", "h100-sxm", quant=then).generation
+    assert change.gain == pytest.approx(answer.analysis.generation.tpot_s / after.tpot_s)
+    bare = analyze("llama-3-8b", "h100-sxm", quant=then.rpartition(",")[0]).generation
+    assert after.tpot_s != bare.tpot_s
+
+
 def test_what_would_change_it_is_said_of_every_device():
     asked = State(model="llama-3-70b", on=("h100-sxm", "v100-sxm2-16gb", "mi300x"), batch=64)
     found = answers.answers(asked)
@@ -563,6 +584,22 @@ def test_a_file_type_of_llama_cpp_is_a_part_beside_others():
     assert parts == {"W": "Q4_K_M", "A": "8", "KV": "8"}
     assert fields.precision_of(parts) == "Q4_K_M,A8KV8"
     assert fields.precision_of({**parts, "W": "4g128"}) == "W4A8g128KV8"
+
+
+@pytest.mark.parametrize(
+    ("quant", "parts", "then"),
+    [
+        ("W4A16,down_proj=W8A16", {"KV": "8"}, "W4A16KV8,down_proj=W8A16"),
+        ("W4A16g32", {"KV": "8"}, "W4A16g32KV8"),  # of which there is no short name
+        ("published,layers.0-3=W8A8", {"W": "4g128"}, "W4g128,layers.0-3=W8A8"),
+        ("Q4_K_M,A8KV8,down_proj=W8A16", {"A": "fp8"}, "Q4_K_M,Afp8KV8,down_proj=W8A16"),
+        ("Q4_K_M,A8", {"W": "8"}, "W8A8"),
+        ("W8A16,down_proj=W4A16", {"W": "usual", "A": "usual"}, "down_proj=W4A16"),
+        ("nonsense", {"W": "8"}, "W8"),
+    ],
+)
+def test_a_part_of_a_precision_leaves_the_others_as_they_are(quant, parts, then):
+    assert fields.precision_of(parts, quant) == then
 
 
 def test_every_part_of_a_precision_can_be_asked_for():

@@ -44,9 +44,9 @@ def combined(trigger: set[str], values: dict[str, Any], edited: Any, before: Sta
     for name in fields.SLIDERS:
         if f"{name}-slider" in trigger and values[f"{name}-slider"] is not None:
             values[name] = round(2 ** values[f"{name}-slider"])
-    parts = {letter: values[f"quant-{letter}"] for letter in fields.PARTS}
-    if any(f"quant-{letter}" in trigger for letter in parts):
-        values["quant"] = fields.precision_of(parts)
+    parts = {letter: values[f"quant-{letter}"] for letter in fields.PARTS if f"quant-{letter}" in trigger}
+    if parts:
+        values["quant"] = fields.precision_of(parts, values["quant"] or "")
     if "techniques-chosen" in trigger:
         texts = fields.read("techniques", values["techniques"], before)
         values["techniques"] = fields.chosen(values["techniques-chosen"] or (), texts)

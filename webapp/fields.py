@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from math import log2
 from typing import Any, Final
 
 from llmviewer.errors import InputError
-from llmviewer.precision import Format, Scheme, parse_scheme
+from llmviewer.precision import Format, parse_scheme
 from llmviewer.transforms.mixtures import MIXTURES
-from llmviewer.transforms.quantize import as_typed, parse_quantization
+from llmviewer.transforms.quantize import AS_IT_IS, as_typed, parse_quantization
 
 from .state import KINDS, Fraction, Number, State
 from .words import CONTROLS
@@ -23,6 +24,7 @@ PARTS: Final = {  # of a precision: the letter of each, and what it can be in sh
     "A": ("activations", ("16", "fp8", "8", "nvfp4", "4")),
     "KV": ("KV cache", ("16", "fp8", "8", "4")),
 }
+_STORED: Final = {"W": "weight", "A": "activation", "KV": "kv_cache"}  # what a scheme calls each part
 _BETWEEN: Final = {"techniques": ";", "quants": ";", "pins": "|"}  # what stands between several, in one text
 _EXAMPLES: Final = {  # of techniques that need to be told something
     "speculative": "draft=llama-3.2-1b,gamma=4,alpha=0.7", "window": "size=4096", "quantized": "scheme=awq",
@@ -77,9 +79,10 @@ def precision_parts(quant: str) -> dict[str, str]:
     except InputError:
         return dict.fromkeys(PARTS, USUAL)
     scheme, mixture = asked.scheme, asked.mixture
-    stored = zip(PARTS, (scheme.weight, scheme.activation, scheme.kv_cache), strict=True)
+    stored = {letter: getattr(scheme, name) for letter, name in _STORED.items()}
     parts = {
-        letter: next((short for short, fmt in _formats(letter).items() if fmt == own), USUAL) for letter, own in stored
+        letter: next((short for short, fmt in _formats(letter).items() if fmt == own), USUAL)
+        for letter, own in stored.items()
     }
     return parts | {"W": mixture.name} if mixture and mixture.name in FILE_TYPES else parts
 
@@ -91,10 +94,16 @@ def _formats(letter: str) -> dict[str, Format | None]:
     return {short: one.weight or one.activation or one.kv_cache for short, one in schemes.items()}
 
 
-def precision_of(parts: dict[str, str]) -> str:
-    """The notation for parts by their letters."""
-    weight, activation, cache = (_formats(letter).get(parts.get(letter, USUAL)) for letter in PARTS)
-    return as_typed(Scheme(weight=weight, activation=activation, kv_cache=cache), MIXTURES.get(parts.get("W", USUAL)))
+def precision_of(parts: Mapping[str, str], quant: str = "") -> str:
+    """The notation for parts by their letters, and for what else `quant` says, as far as that can be read."""
+    try:
+        stored = parse_quantization(quant) if quant else AS_IT_IS
+    except InputError:
+        stored = AS_IT_IS
+    asked: dict[str, Any] = {_STORED[letter]: _formats(letter).get(short) for letter, short in parts.items()}
+    mixture = MIXTURES.get(parts["W"]) if "W" in parts else stored.mixture
+    whole = as_typed(replace(stored.scheme, **asked), mixture)
+    return ",".join(filter(None, (whole, *(one.text for one in stored.overrides))))
 
 
 def named(texts: Iterable[str]) -> list[str]:

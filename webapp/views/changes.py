@@ -176,11 +176,13 @@ def _formats(scheme: Scheme) -> tuple[Format | None, ...]:
 
 
 def _joined(quant: str, text: str) -> str:
-    """`text` with what `quant` says of the cache, or what it says of all else where `text` is of the cache."""
+    """`text` with what `quant` says of parts of the model and of the cache, or of all else where `text` is of that."""
     stored, asked = parse_quantization(quant) if quant else AS_IT_IS, parse_scheme(text)
     if asked.kv_cache:
-        return as_typed(replace(stored.scheme, kv_cache=asked.kv_cache), stored.mixture)
-    return as_typed(replace(asked, kv_cache=stored.scheme.kv_cache))
+        joined = as_typed(replace(stored.scheme, kv_cache=asked.kv_cache), stored.mixture)
+    else:
+        joined = as_typed(replace(asked, kv_cache=stored.scheme.kv_cache))
+    return ",".join((joined, *(one.text for one in stored.overrides)))
 
 
 def _change(offer: Offer, now: Analysis, then: Analysis, phase: str) -> Change:

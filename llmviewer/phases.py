@@ -11,12 +11,13 @@ import numpy as np
 from .advice import advise
 from .answering import ends
 from .cures import Cure
-from .expectation.expected import BOUND_ONLY, LATENCY, ExpectedLaunch, ExpectedPass, Interval
+from .expectation.expected import LATENCY, ExpectedLaunch, ExpectedPass, Interval
+from .expectation.sources import unknown, why_unknown
 from .roofline import Estimate, OperatorEstimate
 from .setting import Setting
 from .workload import Workload
 
-_NO_KERNELS: Final = f"{BOUND_ONLY}: survey accounting counts what no kernel does"
+_NO_KERNELS: Final = unknown("survey accounting counts what no kernel does")
 _TOLD: Final = 0.01  # of the time expected, when operators of which only the bound is known are named
 _NAMED: Final = 4
 _SUMS: Final = ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes")
@@ -244,7 +245,7 @@ def unmodelled(phases: Phases) -> Iterator[str]:
     for name, phase in phases:
         total = phase.total
         if total.expected_time_s is None:
-            yield f"no time is expected above the bound: {total.expectation_source.removeprefix(f'{BOUND_ONLY}: ')}"
+            yield f"no time is expected above the bound: {why_unknown(total.expectation_source)}"
             return
         if total.unmodelled_share and total.unmodelled_share > _TOLD:
             alone = dict.fromkeys(op.name for op in phase.operators if op.expected_high_s is None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmviewer.expectation.sources import why_unknown
 from llmviewer.one_kernel import KernelEstimate, kinds
 from llmviewer.units import fold, seconds, si
 
@@ -47,7 +48,7 @@ def _legend(found: Sequence[KernelEstimate]) -> str:
     known = [each for each in found if each.expected_s is not None]
     text = "time: what no kernel beats; bound: what sets it."
     if not known:
-        why = found[0].source.removeprefix("bound only: ")
+        why = why_unknown(found[0].source)
         return f"{text} Of real kernels nothing is known there: {why or 'none was measured'}."
     sources = ", ".join(dict.fromkeys(each.source for each in known))
     text += " expect: what to expect of real kernels, 80 % of them between from and to; of it: the part that is the "

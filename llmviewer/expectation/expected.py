@@ -17,11 +17,11 @@ from ..forms import Num
 from ..roofline import OperatorEstimate
 from .engines import IDLE, Host
 from .families._family import Array
+from .sources import BOUND_ONLY
 from .transfer import FOR_OTHERS, Expectation
 
 _MOSTLY: Final = 0.5  # of what is expected, when fixed costs are what decides
 _TOLD: Final = 0.01
-BOUND_ONLY: Final = "bound only"
 LATENCY: Final = "latency"  # a regime beside those that resources bound
 
 

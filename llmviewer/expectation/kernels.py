@@ -21,12 +21,13 @@ from ..transforms.offload import HOST
 from ..workload import Workload
 from .device import Device
 from .engines import IDLE, Engine
-from .expected import BOUND_ONLY, ExpectedLaunch, ExpectedPass, together
+from .expected import ExpectedLaunch, ExpectedPass, together
 from .families import FAMILIES, Stack
 from .families._family import Array
 from .launches import Kernel, Launch, launches
 from .library import ALIKE, Library, key_of
 from .profile import Profile
+from .sources import unknown
 from .transfer import Choice, Expectation, bound_only, choose, reached
 
 _FAMILIES: Final = 3  # that a library must have been measured in, to stand for a device when none is asked for
@@ -116,7 +117,7 @@ class Kernels(Library):
             often=launch.often,
         )
         if launch.partial:
-            source = f"{BOUND_ONLY}: {launch.remark}, at least {found.source}"
+            source = unknown(f"{launch.remark}, at least {found.source}")
             return replace(found, high=np.full_like(found.high, np.inf), source=source, stacks=())
         return replace(found, source=f"{found.source}; {launch.remark}") if launch.remark else found
 

@@ -18,6 +18,7 @@ from .index import index, kin
 from .kinship import apart, generation, relation, slowed
 from .profile import Entry, Error
 from .residual import NEIGHBOURS, Residual
+from .sources import unknown
 
 _KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
 FOR_OTHERS: Final = ", kernels for "  # a type that is alike, and not the one that is asked for
@@ -234,7 +235,7 @@ def bound_only(bound: Array, why: str) -> Expectation:
     """Where nothing is known above the bound."""
     open_end = np.full_like(bound, np.inf)
     none = np.zeros_like(bound)
-    return Expectation(bound=bound, expected=bound, low=bound, high=open_end, fixed=none, source=f"bound only: {why}")
+    return Expectation(bound=bound, expected=bound, low=bound, high=open_end, fixed=none, source=unknown(why))
 
 
 def expect(name: str, shapes: Shapes, device: Device, stack: Stack, entries: Sequence[Entry]) -> Expectation:

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from ..expectation.expected import BOUND_ONLY
 from ..expectation.kernels import Kernels
+from ..expectation.sources import why_unknown
 from ..forms import Num
 from ..generation import decode_s
 from ..memory import Footprint
@@ -138,7 +138,7 @@ class Steps:
             return kernels.device
         workload = Workload.decode(batch=1.0, kv_len=1.0)
         found = kernels.run(plan, workload)
-        return "" if found.modelled else found.source.removeprefix(f"{BOUND_ONLY}: ")
+        return "" if found.modelled else why_unknown(found.source)
 
     @cached_property
     def _kernels(self) -> Kernels:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from llmviewer.architectures import builder
-from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model
-from llmviewer.precision import FP16
 from llmviewer.workload import Workload
+
+from .strategies import built
 
 H, V = 64, 100
 LING = {
@@ -50,8 +49,7 @@ AROUND = 2 * V * H + H + 5 * 2 * H + DENSE + 4 * EXPERTS
 
 
 def _graph(**changes):
-    config = Section({**LING, **changes}, "config.json")
-    return builder(config)(config, FP16).check()
+    return built(**LING | changes)
 
 
 def test_ling_2_by_hand():

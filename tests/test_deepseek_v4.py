@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmviewer.architectures import builder
-from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.generation import decode_s
@@ -20,13 +18,14 @@ from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV
 from llmviewer.operators.linear import ExpertsLinear, Linear
 from llmviewer.operators.masks import Causal, Compressed, Joint
-from llmviewer.precision import FP16
 from llmviewer.resource import Unit, matrix
 from llmviewer.roofline import plan
 from llmviewer.setting import Setting
 from llmviewer.stored.module_names import ModuleNames
 from llmviewer.transforms.quantize import parse_quantization, quantize
 from llmviewer.workload import Workload
+
+from .strategies import built
 
 ORACLE = Path(__file__).parent / "oracle"
 TORCH = json.loads((ORACLE / "deepseek_v4.json").read_text(encoding="utf-8"))
@@ -52,8 +51,7 @@ FUSED = ("DeepseekV4DecoderLayer", "DeepseekV4IndexerScorer")  # products that t
 
 
 def _graph(**changes):
-    config = Section({**TINY, **changes}, "config.json")
-    return builder(config)(config, FP16).check()
+    return built(**TINY | changes)
 
 
 def _products(graph, workload):
@@ -223,8 +221,7 @@ def test_the_mixing_product_is_in_tf32_whatever_the_precision():
 )
 def test_the_kinds_of_layers_are_where_the_config_says(said, layers):
     fields = {k: v for k, v in TINY.items() if k not in ("layer_types", "compress_rates")}
-    config = Section({**fields, **said}, "config.json")
-    graph = builder(config)(config, FP16)
+    graph = built(**fields | said)
     kinds = {place: block.name[0] for block in graph.blocks for place in block.layers}
     assert "".join(kinds[i] for i in range(5)) == layers
 

@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from llmviewer.architectures import builder
-from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.graph import Graph
@@ -17,8 +15,9 @@ from llmviewer.operators.attention import QK, Softmax
 from llmviewer.operators.base import Operator, Role
 from llmviewer.operators.elementwise import Add, Norm, Rope
 from llmviewer.operators.masks import CAUSAL, Causal
-from llmviewer.precision import FP16
 from llmviewer.workload import Workload
+
+from .strategies import built
 
 SMALL = {
     "hidden_size": 64,
@@ -30,9 +29,8 @@ SMALL = {
 }
 
 
-def built(**config: object) -> Graph:
-    section = Section(SMALL | config, "config.json")
-    return builder(section)(section, FP16).check()
+def small(**config: object) -> Graph:
+    return built(**SMALL | config)
 
 
 def layer(graph: Graph, name: str = "layer") -> dict[str, Operator]:
@@ -313,16 +311,16 @@ def test_parameters_of_mimo_are_those_of_its_checkpoint_less_the_layer_that_pred
 
 
 def test_windows_of_qwen3_begin_after_the_full_layers() -> None:
-    graph = built(model_type="qwen3", use_sliding_window=True, sliding_window=16, max_window_layers=5)
+    graph = small(model_type="qwen3", use_sliding_window=True, sliding_window=16, max_window_layers=5)
     assert layers(graph) == {"global": 5, "local": 3}
     assert kv_cache_bytes(graph, batch=1, context=100) == (5 * 100 + 3 * 16) * 2 * 128 * 2 * 2
-    assert layers(built(model_type="qwen3", use_sliding_window=False, sliding_window=16)) == {"layer": 8}
+    assert layers(small(model_type="qwen3", use_sliding_window=False, sliding_window=16)) == {"layer": 8}
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "cohere2", "olmo3"])
 def test_layer_types_say_which_layers_have_a_window(model_type: str) -> None:
     kinds = ["full_attention", "sliding_attention"] * 3 + ["full_attention"] * 2
-    graph = built(model_type=model_type, layer_types=kinds, sliding_window=16)
+    graph = small(model_type=model_type, layer_types=kinds, sliding_window=16)
     assert layers(graph) == {"global": 5, "local": 3}
     assert {block.name: block.layers for block in graph.blocks}["local"] == (1, 3, 5)
 
@@ -332,24 +330,24 @@ def test_layer_types_say_which_layers_have_a_window(model_type: str) -> None:
     [("LLLG", {"local": 6, "global": 2}), ("LG", {"local": 4, "global": 4}), (2, {"local": 4, "global": 4})],
 )
 def test_exaone_4_spells_its_pattern(pattern: str | int, expected: dict[str, int]) -> None:
-    assert layers(built(model_type="exaone4", sliding_window=16, sliding_window_pattern=pattern)) == expected
+    assert layers(small(model_type="exaone4", sliding_window=16, sliding_window_pattern=pattern)) == expected
 
 
 def test_exaone_4_without_a_window_rotates_everywhere() -> None:
-    graph = built(model_type="exaone4", sliding_window=None)
+    graph = small(model_type="exaone4", sliding_window=None)
     assert layers(graph) == {"layer": 8}
     assert "rope" in layer(graph)
 
 
 def test_a_share_of_rotated_elements_may_stand_in_rope_parameters() -> None:
-    nested = built(model_type="glm", head_dim=16, rope_parameters={"rope_theta": 1.0, "partial_rotary_factor": 0.25})
+    nested = small(model_type="glm", head_dim=16, rope_parameters={"rope_theta": 1.0, "partial_rotary_factor": 0.25})
     assert layer(nested)["rope"].rotary_dim == 4
-    assert layer(built(model_type="glm", head_dim=16))["rope"].rotary_dim == 8
+    assert layer(small(model_type="glm", head_dim=16))["rope"].rotary_dim == 8
 
 
 def test_kv_heads_of_mpt() -> None:
     def heads(**attn: object) -> int:
-        graph = built(model_type="mpt", d_model=64, n_heads=4, n_layers=2, attn_config=attn)
+        graph = small(model_type="mpt", d_model=64, n_heads=4, n_layers=2, attn_config=attn)
         return layer(graph)["qk_matmul"].heads.num_kv_heads
 
     assert heads() == 4
@@ -359,10 +357,10 @@ def test_kv_heads_of_mpt() -> None:
 
 def test_mpt_without_alibi_has_a_table_of_positions_or_rotates() -> None:
     sizes = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 50}
-    without = built(**sizes, attn_config={"alibi": False})
-    assert without.parameters == built(**sizes).parameters + 50 * 64
-    rotated = built(**sizes, attn_config={"rope": True})
-    assert rotated.parameters == built(**sizes).parameters
+    without = small(**sizes, attn_config={"alibi": False})
+    assert without.parameters == small(**sizes).parameters + 50 * 64
+    rotated = small(**sizes, attn_config={"rope": True})
+    assert rotated.parameters == small(**sizes).parameters
     assert layer(rotated)["rope"].rotary_dim == 16
 
 
@@ -460,7 +458,7 @@ def test_fields_of_published_files_that_cost_nothing_are_not_reported(tmp_path, 
 )
 def test_what_cannot_be_is_said_in_one_line(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as raised:
-        built(**fields)
+        small(**fields)
     assert str(raised.value) == message
 
 

@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 
 import llmviewer
-from llmviewer.architectures import builder
 from llmviewer.cli import main
-from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import SOURCE, TARGET, evaluate
 from llmviewer.generation import decode_s
@@ -29,13 +27,14 @@ from llmviewer.operators.attention import QK, SV, FlashAttention, Heads
 from llmviewer.operators.base import Role
 from llmviewer.operators.linear import Linear
 from llmviewer.operators.masks import Everything
-from llmviewer.precision import FP16
 from llmviewer.reports.data import render_csv
 from llmviewer.reports.html import render_html
 from llmviewer.reports.markdown import render_markdown
 from llmviewer.roofline import plan
 from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.workload import Workload
+
+from .strategies import built
 
 ORACLE = Path(__file__).parent / "oracle"
 MODELS = json.loads((ORACLE / "encoders.json").read_text(encoding="utf-8"))["models"]
@@ -78,11 +77,6 @@ BART = {
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "vocab_size": 999,
 }  # fmt: skip
-
-
-def built(**config):
-    section = Section(config, "config.json")
-    return builder(section)(section, FP16).check()
 
 
 def block(graph, name):

@@ -28,6 +28,8 @@ from llmviewer.precision import FP16
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .strategies import built
+
 ORACLE = json.loads((Path(__file__).parent / "oracle" / "flops.json").read_text(encoding="utf-8"))["hybrids"]
 CASES = [
     pytest.param(name, case, id=f"{name}-{case['phase']}-{case['batch']}x{case['kv_len']}")
@@ -340,8 +342,7 @@ def test_a_result_is_gated_with_a_norm_or_without():
 
 def _built(name, **changes):
     fields = _config(name) | changes
-    config = Section({key: value for key, value in fields.items() if value != "absent"}, "config.json")
-    return builder(config)(config, FP16).check()
+    return built(**{key: value for key, value in fields.items() if value != "absent"})
 
 
 def test_layers_are_where_the_config_says():

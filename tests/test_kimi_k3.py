@@ -16,6 +16,8 @@ from llmviewer.precision import BF16
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .strategies import built
+
 HIDDEN = 7168
 TINY = {
     "model_type": "kimi_linear",
@@ -55,8 +57,7 @@ TINY = {
 
 
 def _graph(**changes):
-    config = Section({**TINY, **changes}, "config.json")
-    return builder(config)(config, BF16).check()
+    return built(BF16, **TINY | changes)
 
 
 def _operators(graph, name):

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from llmviewer._layout import data_dir
-from llmviewer.architectures import builder
-from llmviewer.documents import Section, read_yaml
+from llmviewer.documents import read_yaml
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV, Indexer
 from llmviewer.operators.linear import ExpertsLinear
-from llmviewer.precision import FP16
 from llmviewer.resource import Unit, matrix, vector
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
+
+from .strategies import built
 
 ORACLE = Path(__file__).parent / "oracle"
 
@@ -65,8 +65,7 @@ M3 = {
 
 
 def _graph(config, **changes):
-    section = Section({**config, **changes}, "config.json")
-    return builder(section)(section, FP16).check()
+    return built(**config | changes)
 
 
 def _layer(graph, block, workload):

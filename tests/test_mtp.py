@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from llmviewer import analyze, sweep
-from llmviewer.architectures import builder
-from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model, model_names
-from llmviewer.precision import FP16
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
+
+from .strategies import built
 
 TINY = {
     "model_type": "glm4_moe",
@@ -39,8 +38,7 @@ WITH_SOME = [name for name in model_names() if load_model(name).predicting]
 
 
 def _graph(**changes):
-    config = Section({**TINY, **changes}, "config.json")
-    return builder(config)(config, FP16)
+    return built(**TINY | changes)
 
 
 def _of(graph, name, workload):

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from llmviewer.architectures import builder
-from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.model import kv_cache_bytes
 from llmviewer.operators.attention import QK
-from llmviewer.precision import FP16
 from llmviewer.workload import Workload
+
+from .strategies import built
 
 SIZES = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
          "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -52,8 +51,7 @@ def _config(kind, **changes):
 
 
 def _graph(kind, **changes):
-    section = Section(_config(kind, **changes), "config.json")
-    return builder(section)(section, FP16).check()
+    return built(**_config(kind, **changes))
 
 
 def _layer(graph, block, workload):

@@ -24,6 +24,8 @@ from llmviewer.precision import BF16
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 
+from .strategies import built
+
 ORACLE = Path(__file__).parent / "oracle"
 COUNTED = json.loads((ORACLE / "recurrent.json").read_text(encoding="utf-8"))
 BATCH, PROMPT = COUNTED["meta"]["batch"], COUNTED["meta"]["prompt"]
@@ -65,11 +67,6 @@ def graph(name):
         return load_model(name).graph
     config = Section(MODELS[name]["config"], name)
     return builder(config)(config, BF16).check()
-
-
-def built(**config):
-    section = Section(config, "config.json")
-    return builder(section)(section, BF16).check()
 
 
 def operators(name, block=1):
@@ -299,7 +296,7 @@ def test_norms_of_minimax_stand_after_additions():
     blocks = load_model("minimax-m1").graph.blocks
     assert [op.name for op in blocks[0].operators] == ["embed_tokens", "embed_norm"]
     assert [op.name for op in blocks[-1].operators] == ["lm_head"]
-    before = built(**{**MODELS["tiny-minimax"]["config"], "model_type": "minimax_m1"})
+    before = built(BF16, **{**MODELS["tiny-minimax"]["config"], "model_type": "minimax_m1"})
     assert before.parameters == MODELS["tiny-minimax"]["parameters"]
     assert [op.name for op in before.blocks[-1].operators] == ["final_norm", "lm_head"]
 
@@ -331,13 +328,13 @@ def test_dialects_of_kimi_linear_say_the_same():
     del checkpoint["num_experts_per_tok"]
     linear = {"num_heads": 3, "head_dim": 12, "short_conv_kernel_size": 3, "full_attn_layers": [5]}
     checkpoint["linear_attn_config"] = {**linear, "kda_layers": [1, 2, 3, 4, 6]}
-    assert built(**checkpoint) == built(**KIMI)
+    assert built(BF16, **checkpoint) == built(BF16, **KIMI)
 
 
 def test_dialects_of_rwkv_6_say_the_same():
     fields = {"model_type": "rwkv6", "vocab_size": 300, "hidden_size": 4096, "num_hidden_layers": 2}
     ranks = {"num_heads": 64, "proj_low_rank_dim": 64, "gate_low_rank_dim": 128, "hidden_ratio": 3.5}
-    assert built(**fields, **ranks) == built(**fields, head_size=64)
+    assert built(BF16, **fields, **ranks) == built(BF16, **fields, head_size=64)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +368,7 @@ def test_dialects_of_rwkv_6_say_the_same():
 )
 def test_what_is_not_known_is_refused_in_one_line(config, said):
     with pytest.raises(InputError) as error:
-        built(**config)
+        built(BF16, **config)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 

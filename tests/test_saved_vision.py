@@ -9,9 +9,9 @@ import warnings
 
 import pytest
 
-from llmviewer.architectures import builder
-from llmviewer.documents import Section
 from llmviewer.precision import BF16
+
+from .strategies import built
 
 SIZES = {
     "hidden_size": 64,
@@ -84,5 +84,4 @@ def test_parameters_equal_those_of_transformers_however_a_config_is_saved(name):
         model.tie_weights()
     theirs = sum(parameter.numel() for parameter in model.parameters())
     for saved in (fields, config.to_diff_dict(), config.to_dict()):
-        section = Section(json.loads(json.dumps(saved, default=str)), "config.json")
-        assert builder(section)(section, BF16).check().parameters == theirs
+        assert built(BF16, **json.loads(json.dumps(saved, default=str))).parameters == theirs

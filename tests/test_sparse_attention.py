@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from llmviewer.architectures import builder
-from llmviewer.documents import Section
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model
-from llmviewer.precision import FP16
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
+
+from .strategies import built
 
 TINY = {
     "model_type": "glm_moe_dsa",
@@ -37,8 +36,7 @@ TINY = {
 
 
 def _graph(**changes):
-    config = Section({**TINY, **changes}, "config.json")
-    return builder(config)(config, FP16).check()
+    return built(**TINY | changes)
 
 
 def _by_name(graph, workload):

@@ -31,6 +31,8 @@ from llmviewer.setting import Setting
 from llmviewer.transforms.quantize import parse_quantization, quantize
 from llmviewer.workload import Workload
 
+from .strategies import built
+
 ORACLE = Path(__file__).parent / "oracle"
 MODELS = json.loads((ORACLE / "towers.json").read_text(encoding="utf-8"))["models"]
 CASES = [
@@ -375,8 +377,7 @@ def test_tokens_of_a_picture_see_each_other_both_ways_in_gemma_3():
 
 
 def test_windows_of_qwen_2_5_are_cut_at_the_edges_of_the_picture():
-    config = Section(_config("qwen2.5-vl-7b", image_size=[8 * 28, 5 * 28]), "config.json")  # 16 x 10 patches
-    graph = builder(config)(config, BF16)
+    graph = built(BF16, **_config("qwen2.5-vl-7b", image_size=[8 * 28, 5 * 28]))  # 16 x 10 patches
     masks = {b.name: op.heads.mask for b, op in graph if not b.main and isinstance(op, QK)}
     inside = sum(h**2 * w**2 for h in (8, 8) for w in (8, 2))
     w = Workload.prefill(batch=1, prompt=40, images=1)
@@ -448,8 +449,7 @@ def test_a_config_without_a_tower_is_the_language_model():
         "llava-1.6-mistral-7b", "paligemma-3b",
     ):  # fmt: skip
         fields = {key: value for key, value in _config(name).items() if key != "vision_config"}
-        config = Section(fields, "config.json")
-        graph = builder(config)(config, BF16).check()
+        graph = built(BF16, **fields)
         assert all(block.main for block in graph.blocks)
         assert graph.parameters == load_model(name).active_parameters
 

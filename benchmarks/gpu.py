@@ -60,12 +60,15 @@ _TIMED = (  # one of each goal of docs/measuring.md first
 
 
 def check(name: str) -> Iterator[str]:
-    """What is wrong with a kernel, case by case. What it is at goes to stderr, for where it does not come back."""
+    """What is wrong with a kernel, case by case, the likeliest to hang last. What it is at goes to stderr, for where it
+    does not come back.
+    """
     import torch
 
     kernel, target = load_kernel(name), Target.of(torch.device("cuda"))
     cases = [*kernel.cases, *(replace(case, dtype="bf16") for case in kernel.cases if case.dtype == "fp16")]
-    for case in (case for case in cases if kernel.least_sm(case) <= target.sm):
+    able = [case for case in cases if kernel.least_sm(case) <= target.sm]
+    for case in sorted(able, key=lambda case: case.get("specialized")):
         print(case, file=sys.stderr, flush=True)
         try:
             _compare(kernel, case)

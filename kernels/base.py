@@ -258,6 +258,11 @@ def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Ten
     return torch.full(shape, bad, dtype=dtype, device=device)
 
 
+def scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:  # noqa: ARG001 - Triton calls it so
+    """Memory on the GPU for descriptors that a kernel makes."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
 def tensors(values: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Those among the inputs of a kernel."""
     return (value for value in values.values() if isinstance(value, torch.Tensor))

@@ -114,7 +114,8 @@ KERNELS = (
         make=_make,
         plan=plan,
         reference=reference,
-        tolerance=lambda case: (EPSILON[case.dtype], max(EPSILON[case.dtype], 8 * EPSILON["fp32"])),
+        # In fp32 a GPU's exponential and quotient are off by two of their last bits each (PTX ISA, ex2, div.full).
+        tolerance=lambda case: (EPSILON[case.dtype], max(EPSILON[case.dtype], 16 * EPSILON["fp32"])),
         operators=_operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=1),
     ),

@@ -22,7 +22,7 @@ from ..operators.base import Operator, Tensor, Weight
 from ..operators.linear import Linear
 from ..precision import NAMED, Format
 from ..workload import Workload
-from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
+from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2, scratch
 
 GROUP_M = 8  # rows of tiles that share columns of w in L2
 _MOST_PARTS = 16
@@ -151,11 +151,6 @@ def _specialized(
         y_desc.store([row * BLOCK_M, column * BLOCK_N], sums.to(y_desc.dtype))
 
 
-def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:  # noqa: ARG001 - Triton calls it so
-    """Memory on the GPU for descriptors that a kernel makes."""
-    return torch.empty(size, dtype=torch.int8, device="cuda")
-
-
 def partial(y: torch.Tensor, tiles: int, parts: int) -> dict[str, torch.Tensor | None]:
     """What `put` is given: y, room for the parts that it is the sum of, and for how many of them there are."""
     if parts == 1:
@@ -277,7 +272,7 @@ def plan(
     }  # fmt: skip
     tiles = tiles_of(tile, m, n)
     if tile.specialized:
-        triton.set_allocator(_scratch)
+        triton.set_allocator(scratch)
         programs = min(tiles, target.multiprocessors)
         launch = Launch(
             function=_specialized,

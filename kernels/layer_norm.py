@@ -119,11 +119,12 @@ KERNELS = (
         make=_make,
         plan=plan,
         reference=reference,
-        # Results go up to some 15. A mean, the reference's and the kernel's, is off by its last bits in fp32, as then
-        # are all differences from it, which meet weights of up to some 4.
+        # Results go up to some 15. A mean, the reference's and the kernel's, is off by its last bits in fp32, a GPU's
+        # quotient by two of them (PTX ISA, div.full), as then are all differences from it, which meet weights of up to
+        # some 4.
         tolerance=lambda case: (
             4 * EPSILON[case.dtype],
-            EPSILON[case.dtype] + 2 * 4 * (1 + case.get("mean")) * EPSILON["fp32"],
+            EPSILON[case.dtype] + 4 * 4 * (1 + case.get("mean")) * EPSILON["fp32"],
         ),
         operators=_operators,
         workload=lambda case: Workload.prefill(batch=1, prompt=case["M"]),

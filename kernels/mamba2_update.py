@@ -161,8 +161,9 @@ KERNELS = (
         make=_make,
         plan=plan,
         reference=reference,
-        # y is a sum over the state, of the order of its root; in fp32 it is off by some tens of its last bits.
-        tolerance=lambda case: (2 * EPSILON[case.dtype], max(EPSILON[case.dtype], 64 * EPSILON["fp32"])),
+        # y is a sum over the state, of the order of its root; in fp32 it is off by some tens of its last bits, and on a
+        # GPU by some more, as its exponentials and quotients are off by two each (PTX ISA, ex2, div.full).
+        tolerance=lambda case: (2 * EPSILON[case.dtype], max(EPSILON[case.dtype], 256 * EPSILON["fp32"])),
         operators=_operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=1),
     ),

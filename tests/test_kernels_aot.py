@@ -48,7 +48,8 @@ WANTED += [("decode_attention", sm, 4) for sm in (80, 90, 100)] + [
 WANTED += [("fused_moe", 89, 1), ("gemm", 89, 3), ("gemm_w4a16", 89, 0), ("gemm", 120, 0)]
 
 # Ways to cut work up that tuning tries beside the rule: (kernel, sm, place of the case, of the tiling).
-TUNED = [("gemm", 90, 0, 0), ("gemm", 90, 0, 4), ("gemm_w4a16", 90, 0, 0), ("flash_attention", 90, 0, 0)]
+TUNED = [("gemm", 90, 0, 0), ("gemm", 90, 0, 4), ("gemm_w4a16", 90, 0, 0)]
+TUNED += [("flash_attention", 90, 0, 0), ("flash_attention", 90, 0, 4)]
 
 
 # What products and loops are made of: (kernel, sm, instruction); (kernel, bytes around its loop, how far above memory).
@@ -92,10 +93,11 @@ def test_products_use_the_matrix_units_of_their_generation(compiled, name, sm, i
     assert first["async_copies"] > 0
 
 
-def test_warps_of_large_products_on_hopper_are_specialized_where_tuning_asks_for_it(compiled):
-    products = [one for one in compiled if (one["kernel"], one["sm"], one["place"]) == ("gemm", 90, 0)]
-    assert {"specialized=True" in one["tile"]: one["warps"] for one in products} == {False: 8, True: 12}
-    assert all("HGMMA" in dict(one["matrix"]) for one in products)
+@pytest.mark.parametrize("name", ["gemm", "flash_attention"])
+def test_warps_on_hopper_are_specialized_where_tuning_asks_for_it(compiled, name):
+    launches = [one for one in compiled if (one["kernel"], one["sm"], one["place"]) == (name, 90, 0)]
+    assert {"specialized=True" in one["tile"]: one["warps"] for one in launches} == {False: 8, True: 12}
+    assert all("HGMMA" in dict(one["matrix"]) for one in launches)
 
 
 # A H200 has 4.8 TB/s for 132 multiprocessors at 1.83 GHz (hardware/h200-sxm.yaml): 19.9 bytes a cycle of one.

@@ -113,8 +113,9 @@ def session(folder, library, seconds=60.0):
 
 
 def run(folder, library, families=("gemm",), models=("qwen3-0.6b",), seconds=60.0):
+    asked = ask([library], models, families, ("bf16",))  # before its time begins
     found = session(folder, library, seconds)
-    found.measure_kernels(ask([library], models, families, ("bf16",)), lambda _: None)
+    found.measure_kernels(asked, lambda _: None)
     return found
 
 
@@ -533,6 +534,34 @@ def test_a_run_ends_where_a_launch_does_not(tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "1 launch left out: mine fast: a launch did not end within 60 s" in out
     assert re.search(r"gave nothing more after mine fast gemm bf16 M=1 .*:\nthe same command goes on without it", out)
+
+
+def stopped(folder, monkeypatch):
+    """A run that is interrupted at its third launch."""
+
+    def measure_ceilings(session, progress):
+        session.journal.ceilings.extend(CEILINGS)
+        session.journal.complete = True
+
+    monkeypatch.setattr(session_module, "backends", lambda name: ("gpu", (Library(breaks_at=2),)))
+    monkeypatch.setattr(machine_module, "this_machine", lambda kind, hardware: MACHINE)
+    monkeypatch.setattr(Session, "measure_ceilings", measure_ceilings)
+    return main(["measure", "--family", "gemm", "--model", "qwen3-0.6b", "--dtype", "bf16", "-o", str(folder)])
+
+
+def test_rows_too_few_to_fit_are_told_with_the_command_that_they_are_enough_for(tmp_path, capsys, monkeypatch):
+    assert stopped(tmp_path, monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert "calibrate needs 20 rows of one kernel and data type, of which the most is 2:\nthe same command adds" in out
+    assert out.endswith(f"Next:\n  llmviewer validate {tmp_path}/*.parquet\n")
+
+
+def test_what_was_found_is_printed_before_tables_that_cannot_be_written(tmp_path, capsys, monkeypatch):
+    (tmp_path / "gemm.parquet").mkdir()
+    assert stopped(tmp_path, monkeypatch) == 2
+    out, error = capsys.readouterr()
+    assert "bandwidth [GB/s]" in out
+    assert "gemm.parquet: is a folder" in error
 
 
 def test_a_run_ends_where_a_ceiling_does_not(tmp_path, capsys, monkeypatch):

@@ -117,7 +117,6 @@ def _report(session: Session, form: str, before: int) -> None:
     from ..measuring.summary import ceilings_text, goals, goals_text, kernels_text, report
 
     journal, machine, folder = session.journal, session.machine, session.journal.folder
-    paths = journal.tables(f".{form}")
     parts = {}
     if journal.complete:
         datasheet = {} if machine.document else load_hardware(machine.hardware).numbers
@@ -128,6 +127,7 @@ def _report(session: Session, form: str, before: int) -> None:
         parts["What the kernels are to reach"] = goals_text(goals(journal.rows, journal.ceilings, machine.cache))
     for text in parts.values():
         click.echo(text)
+    paths = journal.tables(f".{form}")  # a full disk takes no more than these
     versions = header(machine, session.backends)["versions"] | ({"driver": machine.driver} if machine.driver else {})
     if parts:
         last = max((row["date"][:10] for row in journal.rows), default="")
@@ -151,17 +151,19 @@ def _report(session: Session, form: str, before: int) -> None:
     click.echo(f"{folder}: {counted(len(journal.rows), 'row')}, {len(journal.rows) - before} of them new")
     kinds = Counter(tuple(str(row.get(name)) for name in _STACK) for row in journal.rows)
     fullest = max(kinds.values(), default=0)
-    if fullest < LEAST:
-        click.echo(f"calibrate needs {LEAST} rows of one kernel and data type; the most is {fullest}: measure longer")
     if paths:
-        files = f"{folder}/*.{form}"
+        files, profile = f"{folder}/*.{form}", f"{folder}/profile.yaml"
+        commands = [f"calibrate {files} -o {profile}", f"validate {files} --profile {profile}"]
+        commands += [f"analyze MODEL {machine.name} --profile {profile}"]
+        if fullest < LEAST:
+            click.echo(
+                f"calibrate needs {LEAST} rows of one kernel and data type, of which the most is {fullest}:\n"
+                "the same command adds more"
+            )
+            commands = [f"validate {files}"]
         own = folder / "hardware" if machine.document else machine.folder
         path = f"LLMVIEWER_HARDWARE_PATH={own} " if own else ""
-        click.echo(
-            f"Next:\n  {path}llmviewer calibrate {files} -o {folder}/profile.yaml\n"
-            f"  {path}llmviewer validate {files} --profile {folder}/profile.yaml\n"
-            f"  {path}llmviewer analyze MODEL {machine.name} --profile {folder}/profile.yaml"
-        )
+        click.echo("\n".join(["Next:", *(f"  {path}llmviewer {command}" for command in commands)]))
 
 
 def _families(text: str | None) -> tuple[str, ...]:

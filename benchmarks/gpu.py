@@ -218,6 +218,10 @@ def main(arguments: list[str]) -> int:
             parts = arguments or _PARTS
     if not {*parts} <= {*_PARTS}:
         sys.exit(f"arguments must be some of {', '.join(_PARTS)}; got {' '.join(parts)}")
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("there is no GPU that torch can use")
     failed = False
     if "check" in parts:
         with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -43,6 +43,13 @@ def test_what_a_part_found_is_printed_however_it_ends(gpu, body, code, out, tmp_
     assert capfd.readouterr().out == out
 
 
+def test_a_machine_without_a_gpu_is_told_so_at_once(gpu, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(gpu, "_process", lambda *part: pytest.fail("was begun"))
+    with pytest.raises(SystemExit, match="there is no GPU that torch can use"):
+        gpu.main(["step"])
+
+
 IN_TURN = "the fastest of each, in turn, the median of 3:"
 
 

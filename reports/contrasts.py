@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from math import ceil, log10
 from typing import Any, Final
 
 import numpy as np
@@ -16,12 +15,13 @@ from llmviewer.choice import Choice
 from llmviewer.setting import arranges
 from llmviewer.units import seconds, si
 
-from .drawing import BOUND_COLOR, INSIDE, PAPER, frame, lines
+from .drawing import BOUND_COLOR, INSIDE, PAPER, frame, lines, log_axis, time_unit
 
 _BATCHES: Final = tuple(2**i for i in range(11))
 _LENGTHS: Final = tuple(2**i for i in range(7, 18))
 _CROSS: Final = "black"  # on a dark page too: what is below keeps its colour
 _SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross", "star")
+_BESIDE: Final = 4  # ticks of an x axis that a phone has room for
 _ROW, _AROUND = 46, 168  # heights of a bar and of what is around bars [px]
 
 
@@ -33,12 +33,12 @@ def time_by_bound(cells: Mapping[str, Cell], phase: str) -> go.Figure:
     about = read if phase == "prefill" else "a step in the middle of the answer"
     figure = frame(f"Time of {phase} by bound", about, height=_AROUND + _ROW * len(shown))
     wholes = [float(own.time_s[0]) for own in shown.values()]
-    longest = max(wholes)
+    scale, unit = time_unit(max(wholes))
     for bound, color in BOUND_COLOR.items():
         times = [float(np.ravel(own.spent(bound=bound))[0]) for own in shown.values()]
         if any(times):
             figure.add_bar(
-                orientation="h", y=list(shown), x=times, name=f"{bound}-bound", width=0.62,
+                orientation="h", y=list(shown), x=[scale * t for t in times], name=f"{bound}-bound", width=0.62,
                 marker={"color": color, "line": {"color": PAPER, "width": 1.5}},
                 text=[f"{t / whole:.0%}" for t, whole in zip(times, wholes, strict=True)],
                 textfont={"color": "white", "weight": 600}, **INSIDE,
@@ -47,10 +47,10 @@ def time_by_bound(cells: Mapping[str, Cell], phase: str) -> go.Figure:
             )  # fmt: skip
     for name, whole in zip(shown, wholes, strict=True):
         figure.add_annotation(
-            x=whole, y=name, text=seconds(whole), showarrow=False, xanchor="left", xshift=4, font={"size": 12}
+            x=scale * whole, y=name, text=seconds(whole), showarrow=False, xanchor="left", xshift=4, font={"size": 12}
         )  # fmt: skip
     figure.update_layout(barmode="stack", uniformtext={"minsize": 10, "mode": "hide"})
-    figure.update_xaxes(title_text="time [s]", range=[0, 1.4 * longest], showgrid=False, nticks=5)
+    figure.update_xaxes(title_text=f"time [{unit}]", range=[0, 1.4 * scale * max(wholes)], showgrid=False, nticks=5)
     figure.update_yaxes(categoryorder="array", categoryarray=list(shown)[::-1], showline=False, ticks="")
     return figure
 
@@ -149,13 +149,8 @@ def ranking(choice: Choice, by: str) -> go.Figure:
             ],
             hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
-    low, high = log10(min(x) / 1.5), log10(1.5 * max(x))
-    decades = [10.0**e for e in range(ceil(low), ceil(high))]
-    figure.update_xaxes(
-        title_text=f"{by.removesuffix(' OP/s')} [{unit}]", type="log", range=[low, high], tickvals=decades,
-        ticktext=[si(d, 1).strip() for d in decades],
-    )  # fmt: skip
-    figure.update_yaxes(title_text=choice.merit, type="log", dtick=1)
+    figure.update_xaxes(title_text=f"{by.removesuffix(' OP/s')} [{unit}]", **log_axis(x, si, most=_BESIDE))
+    figure.update_yaxes(title_text=choice.merit, **log_axis(y, si))
     return figure
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from math import ceil, floor, log10
 from typing import Any, Final
@@ -34,6 +34,7 @@ _LINES: Final = (
     {"color": INK, "dash": "14px,4px"}, {"color": "#7d8790", "dash": "3px,2px"},
 )  # fmt: skip
 _TOP, _BOTTOM = 76, 92  # margins [px]
+_ROOM: Final = 1.1  # around the values of a logarithmic axis
 _AXIS: Final[dict[str, Any]] = {
     "gridcolor": GRID, "linecolor": INK, "tickcolor": INK, "ticks": "outside", "showline": True, "zeroline": False,
     "automargin": True, "exponentformat": "SI", "title": {"font": {"size": 13}},
@@ -95,10 +96,10 @@ def lines(count: int) -> list[dict[str, str]]:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two, for a logarithmic axis: as many as can be read.
+    """Round numbers between two, for a logarithmic axis: as many as can be read; even steps where the two are near.
 
-    >>> ticks(1.5, 400), ticks(0.02, 0.2)
-    ([3.0, 10.0, 30.0, 100.0, 300.0], [0.02, 0.05, 0.1, 0.2])
+    >>> ticks(1.5, 400), ticks(0.02, 0.2), ticks(32, 44)
+    ([3.0, 10.0, 30.0, 100.0, 300.0], [0.02, 0.05, 0.1, 0.2], [32.0, 34.0, 36.0, 38.0, 40.0, 42.0, 44.0])
     """
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
     found: list[float] = []
@@ -106,7 +107,31 @@ def ticks(low: float, high: float) -> list[float]:
         found = [value for e in decades for d in digits if low <= (value := float(f"{d}e{e}")) <= high]
         if len(found) >= 4:
             break
-    return found[:: 1 + len(found) // 8]
+    return found[:: 1 + len(found) // 8] if len(found) > 2 or low == high else _steps(low, high)
+
+
+def _steps(low: float, high: float) -> list[float]:
+    """Round numbers between two, at the least even steps of which there are at most eight."""
+    exponent = floor(log10((high - low) / 4))
+    digit = next(d for d in (1, 2, 5, 10) if (high - low) / float(f"{d}e{exponent}") <= 8)
+    step = float(f"{digit}e{exponent}")
+    return [float(f"{digit * i}e{exponent}") for i in range(ceil(low / step), floor(high / step) + 1)]
+
+
+def log_axis(values: Sequence[float], text: Callable[[float], str], *, most: int = 8) -> dict[str, Any]:
+    """A logarithmic axis on which `values` have room, with `most` ticks."""
+    low, high = min(values) / _ROOM, max(values) * _ROOM
+    marks = ticks(low, high)
+    marks = marks[:: ceil(len(marks) / most)]
+    return {
+        "type": "log", "range": [log10(low), log10(high)], "tickvals": marks,
+        "ticktext": [plain(text(mark)) for mark in marks], "tickangle": 0,
+    }  # fmt: skip
+
+
+def time_unit(longest: float) -> tuple[float, str]:
+    """What seconds are multiplied by for an axis that ends at `longest`, and its unit."""
+    return next((s, u) for s, u in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")) if s * longest >= 1)
 
 
 def plain(text: str) -> str:

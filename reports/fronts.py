@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import ceil, inf, isnan
-from typing import Any
+from math import inf, isnan
 
 import plotly.graph_objects as go
 
@@ -12,7 +10,7 @@ from llmviewer.serving.candidates import Candidate
 from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import seconds
 
-from .drawing import BLUE, GREEN, INK, VERMILLION, frame, plain, ticks
+from .drawing import BLUE, GREEN, INK, VERMILLION, frame, log_axis, plain
 
 _MOST = 2000  # points
 _BESIDE = 4  # times beside each other that a phone has room for
@@ -49,16 +47,9 @@ def front(found: ServicePlan, key: str, name: str) -> go.Figure:
         )  # fmt: skip
     times = [getattr(one, key) for one in priced] + [goal] * (goal < inf)
     prices = [one.price(found.by) for one in priced]
-    figure.update_xaxes(title_text=name, type="log", **_marks(times, seconds, _BESIDE))
-    figure.update_yaxes(title_text=found.unit, type="log", **_marks(prices, "{:g}".format))
+    figure.update_xaxes(title_text=name, **log_axis(times, seconds, most=_BESIDE))
+    figure.update_yaxes(title_text=found.unit, **log_axis(prices, "{:g}".format))
     return figure
-
-
-def _marks(values: list[float], text: Callable[[float], str], most: int = 8) -> dict[str, Any]:
-    """Ticks of a logarithmic axis, `most` of them: round numbers, or the least value where there is none near."""
-    marks = ticks(min(values) / 1.2, 1.2 * max(values)) or [min(values)]
-    marks = marks[:: ceil(len(marks) / most)]
-    return {"tickvals": marks, "ticktext": [plain(text(mark)) for mark in marks], "tickangle": 0}
 
 
 def _stairs(ones: list[Candidate], found: ServicePlan, key: str) -> list[tuple[float, float]]:

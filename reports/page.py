@@ -103,7 +103,7 @@ def rendered(
 
 def below(title: str, headline: str) -> str:
     """What a headline says that the title above it does not."""
-    return headline.removeprefix(title).lstrip(",: ")
+    return headline.removeprefix(title).lstrip(",:; ")
 
 
 def listing_page(

@@ -11,7 +11,7 @@ from llmviewer.analysis import Analysis
 from llmviewer.phases import Total
 from llmviewer.units import seconds, si
 
-from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK, frame
+from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK, frame, time_unit
 from .marks import OTHER, Piece, pieces, spare
 from .text import between, called
 
@@ -52,7 +52,7 @@ def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
         height=190 + 74 * len(shown),
     )  # fmt: skip
     longest = max(one.total.bound_time_s for one in shown.values())
-    scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")) if s * longest >= 1)
+    scale, unit = time_unit(longest)
     for bound in BOUND_COLOR:
         own = [
             (piece, scale * one.total.bound_time_s)

@@ -288,6 +288,7 @@ def test_json_and_csv_have_every_device(capsys, novel):
 
 def test_the_page_shows_what_the_ranking_follows_and_the_best_devices(novel):
     page = REPORT.html(novel)
+    assert ">; precisions" not in page
     assert page.count('"showSendToCloud": false') == 2 + 4 + 6
     assert "tokens/s against memory bandwidth" in page
     assert REPORT.html(novel) == page

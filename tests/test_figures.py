@@ -345,6 +345,8 @@ def test_ticks_are_round_and_few():
         assert all(low <= value <= high for value in found)
     assert drawing.ticks(1.5, 400) == [3, 10, 30, 100, 300]
     assert drawing.ticks(0.02, 0.2) == [0.02, 0.05, 0.1, 0.2]
+    assert drawing.ticks(32, 44) == [32, 34, 36, 38, 40, 42, 44]
+    assert drawing.ticks(90, 110) == [90, 95, 100, 105, 110]
     assert [drawing.plain(text) for text in ("30.0 ms", "1.50 s", "100 GB", "1.00 k")] == [
         "30 ms",
         "1.50 s",

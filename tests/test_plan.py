@@ -214,9 +214,9 @@ def test_nobody_beats_those_of_the_front(found):
 
 def test_a_phone_has_room_for_the_times_of_the_figure(found):
     for key in ("ttft_s", "tpot_s"):
-        assert 1 <= len(front(found, key, key).layout.xaxis.tickvals) <= 4
+        assert 2 <= len(front(found, key, key).layout.xaxis.tickvals) <= 4
     alone = plan("llama-3.1-8b", hardware=["h100-sxm"], quants=["fp8"], layouts=[""], rate=0.1, bound=True)
-    assert len(front(alone, "tpot_s", "").layout.xaxis.tickvals) == 1
+    assert 2 <= len(front(alone, "tpot_s", "").layout.xaxis.tickvals) <= 4
 
 
 def test_simulated_it_keeps_to_the_goals(found):

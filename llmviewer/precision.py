@@ -138,9 +138,11 @@ AS_PUBLISHED = Scheme()
 _NUMBER = r"\d+(?:\.\d+)?"
 _NAME = "|".join(sorted((*NAMED, *_SYNONYMS), key=len, reverse=True))
 _PART: Final = re.compile(rf"(kv|w|a)({_NUMBER}|{_NAME})(?:[-_]?g(\d+))?[-_/,]?", re.IGNORECASE)
+_WHOLE: Final = re.compile(rf"({_NAME})(?:$|[-_/,]?(?=kv))")  # a format of the model, and perhaps a cache behind it
 _NOTATION: Final = (
     "bits or formats of W (weights), A (activations) and KV (cache), each at most once, such as W4A16g128, W8A8, "
     f"W4KV4, KV8, W1.58A8 or Wnf4A16, or one format of {', '.join(sorted((*_ALONE, 'fp8')))} "
+    "alone or before that of the cache, as in fp8KV8 "
     "(AWQ and GPTQ: W4A16g128; fp4: nvfp4 or mxfp4), or a file type of llama.cpp such as Q4_K_M or Q8_0"
 )
 
@@ -151,12 +153,11 @@ def parse_scheme(text: str) -> Scheme:
     Raises InputError with the notation where the text does not parse.
     """
     whole = text.strip().lower()
-    name = _SYNONYMS.get(whole, whole)
-    if name in _ALONE:
-        uses = _ALONE[name]
-        return Scheme(text=text, weight=NAMED[name], activation=NAMED[name] if "A" in uses else None)
     found: dict[str, Format] = {}
     position = 0
+    if (match := _WHOLE.match(whole)) and (name := _SYNONYMS.get(match[1], match[1])) in _ALONE:
+        found = {use.lower(): NAMED[name] for use in _ALONE[name]}
+        position = match.end()
     while position < len(whole):
         match = _PART.match(whole, position)
         if not match or match[1] in found:

@@ -70,6 +70,9 @@ INT4_G128 = Format("int4", 4, "int4", group=128, scale_bits=16, zero_bits=4)
         ("nf4", NAMED["nf4"], None, None),
         ("mxfp4", NAMED["mxfp4"], None, None),
         ("nvfp4", NAMED["nvfp4"], NAMED["nvfp4"], None),
+        ("fp8KV8", FP8, FP8, INT8),
+        ("FP8-KVfp8", FP8, FP8, FP8),
+        ("int4KV8g64", NAMED["int4"], None, Format("int8", 8, "int8", group=64, scale_bits=16, zero_bits=8)),
     ],
 )
 def test_notation_of_the_field(text, weight, activation, kv_cache):
@@ -437,7 +440,7 @@ def test_dequantization_of_weights_is_counted_once_a_launch(quant, conversion_op
         assert evaluate(op.work().conversion_ops, w) == conversion_ops
 
 
-@pytest.mark.parametrize("text", ["Q4_K_XL", "AWQ", "gptq", "fp9"])
+@pytest.mark.parametrize("text", ["Q4_K_XL", "AWQ", "gptq", "fp9", "fp8W4", "fp8KV8KV4"])
 def test_a_name_of_elsewhere_is_pointed_to_the_notation(text):
     with pytest.raises(InputError) as error:
         parse_scheme(text)

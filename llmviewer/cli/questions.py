@@ -40,8 +40,8 @@ def setting(command: _F, *, required: bool = True) -> _F:
             callback=shared.precision,
             help="Bits or formats of weights, activations and KV cache: W4A16g128, W8A8KV8, fp8, Wnf4A16; for parts of "
             "the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. Alone, fp8, int8, mxfp8 and nvfp4 are weights and "
-            "activations, int4, nf4, mxfp6 and mxfp4 weights. Or a file type of llama.cpp: Q4_K_M, Q8_0,A8g32. "
-            "`published`, as the model is, if not given; parts may follow it.",
+            "activations, int4, nf4, mxfp6 and mxfp4 weights; fp8KV8 has a cache besides. Or a file type of llama.cpp: "
+            "Q4_K_M, Q8_0,A8g32. `published`, as the model is, if not given; parts may follow it.",
         ),
         click.option(
             "--attention",

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from llmviewer.serving.advising import Advice, For, Line
+from llmviewer.serving.advising import Advice, Line
+from llmviewer.serving.generated import For
 from llmviewer.serving.options import TAU
 from llmviewer.serving.steps import Steps
 from llmviewer.techniques import Touches

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import combinations
 from math import comb
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from .. import __version__
-from ..arranged import expected_answer
 from ..errors import InputError
-from ..expectation.launches import counted
 from ..expectation.profile import Profile, read_given
 from ..given import among, listed, several
 from ..hardware import Hardware
@@ -25,10 +20,9 @@ from ..hardware_files import loaded
 from ..layout import ALONE, Layout
 from ..model import Model
 from ..model_files import load_model
-from ..roofline import Plan
 from ..setting import Setting, whole
-from ..techniques import Schedule, Touches
-from ..workload import Workload
+from ..techniques import Touches
+from .generated import For, Generated
 from .options import Option, options_of, with_options, without_usual
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
@@ -42,111 +36,6 @@ _WORTH: Final = 0.02  # of what is used, to be worth a word
 _LEAST: Final = 1.005  # times better, to be worth a line
 
 
-class For(StrEnum):
-    """What is to be better."""
-
-    LATENCY = "latency"
-    TTFT = "ttft"
-    TPOT = "tpot"
-    THROUGHPUT = "throughput"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerTimes:
-    """Of a whole answer of every sequence. [s], [1/s]"""
-
-    ttft_s: float
-    tpot_s: float
-    latency_s: float
-    tokens_per_s: float
-
-    @classmethod
-    def of(cls, schedule: Schedule, first_s: float, rest_s: float) -> AnswerTimes:
-        """From the time until the first token, and from then on."""
-        whole = first_s + rest_s
-        each = rest_s / float(schedule.steps)
-        return cls(ttft_s=first_s, tpot_s=each, latency_s=whole, tokens_per_s=float(schedule.answer) / whole)
-
-    def merit(self, wanted: For) -> float:
-        """What is to be large. [1/s]"""
-        return {
-            For.LATENCY: 1 / self.latency_s, For.TTFT: 1 / self.ttft_s, For.TPOT: 1 / self.tpot_s,
-            For.THROUGHPUT: self.tokens_per_s,
-        }[wanted]  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generated:
-    """A whole answer of every sequence on one setting, at the bound.
-
-    size                  batch, prompt and gen, as analyze() takes them
-    expected              the same as expected of kernels; None where no more than the bound is known
-    ops, bytes, launches  of a device, of one of each stage in a pipeline, for each token of the answers
-    passes                of the model that answers, for each token of a sequence after the first
-    reading               what the prefill is bound by
-    bound                 what a decode step in the middle of the answer is bound by
-    """
-
-    setting: Setting = field(repr=False)
-    size: Mapping[str, int] = field(repr=False)
-    schedule: Schedule = field(repr=False)
-    times: AnswerTimes
-    expected: AnswerTimes | None
-    memory_bytes: float
-    ops: float
-    bytes: float
-    launches: float
-    passes: float
-    reading: str
-    bound: str
-
-    @classmethod
-    def of(cls, setting: Setting, *, batch: int, prompt: int, gen: int) -> Generated:
-        schedule = setting.schedule(batch=batch, prompt=prompt, gen=gen)
-        tokens, runs = float(schedule.answer), (*schedule.first, *schedule.rest)
-        first, whole = float(schedule.ttft_s), float(schedule.latency_s)
-        middle = Workload.decode(batch=setting.layout.share(batch), kv_len=prompt + gen // 2, prompt=prompt)
-        return cls(
-            setting=setting,
-            size={"batch": batch, "prompt": prompt, "gen": gen},
-            schedule=schedule,
-            times=AnswerTimes.of(schedule, first, whole - first),
-            expected=None,
-            memory_bytes=float(setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen)),
-            ops=float(sum(run.amount("ops") for run in runs)) / tokens,
-            bytes=float(sum(run.amount("bytes") for run in runs)) / tokens,
-            launches=float(sum(run.total(counted(run.plan)) for run in runs)) / tokens,
-            passes=1 / float(schedule.tokens_per_step),
-            reading=_bound(
-                setting.plan, setting.prefill(Workload.prefill(batch=middle.groups[0].batch, prompt=prompt))
-            ),
-            bound=_bound(setting.decode_plan, setting.step(middle)),
-        )
-
-    @property
-    def likely(self) -> AnswerTimes:
-        """What is expected, where something is."""
-        return self.expected or self.times
-
-    @property
-    def fits(self) -> bool:
-        return self.memory_bytes <= self.setting.hardware.capacity
-
-    def with_expected(self) -> Generated:
-        """With what kernels are expected to take, as analyze() has it."""
-        batch, prompt, gen = (self.size[name] for name in ("batch", "prompt", "gen"))
-        first, rest = expected_answer(self.setting, batch=np.array([batch]), prompt=prompt, gen=gen)
-        if first is None or rest is None:
-            return self
-        return replace(self, expected=AnswerTimes.of(self.schedule, first.numbers()[0], rest.numbers()[0]))
-
-
-def _bound(plan: Plan, workload: Workload) -> str:
-    """What most of the time of a pass waits for."""
-    waits = plan.estimate(workload).waits_s
-    return max(waits, key=waits.__getitem__)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Line:
     """Options together, and what they make of a generation.
@@ -157,7 +46,9 @@ class Line:
     """
 
     options: tuple[Option, ...]
+    base: Generated = field(repr=False)
     result: Generated = field(repr=False)
+    wanted: For
     gain: float
     expected: float | None
     ops: float
@@ -175,7 +66,14 @@ class Line:
         before = base.reading if sooner > saved / 2 > 0 or wanted is For.TTFT else base.bound
         known = base.expected and result.expected
         expected = known.merit(wanted) / base.likely.merit(wanted) if known else None
-        return cls(options=options, result=result, gain=gain, expected=expected, before=before, **ratios)
+        return cls(
+            options=options, base=base, result=result, wanted=wanted, gain=gain, expected=expected, before=before,
+            **ratios,
+        )  # fmt: skip
+
+    def with_expected(self) -> Line:
+        """With what kernels are expected to take."""
+        return Line.of(self.options, self.base, self.result.with_expected(), self.wanted)
 
     @property
     def likely(self) -> float:
@@ -308,38 +206,22 @@ def recommend(
     run = partial(_run, load_model(model) if isinstance(model, str) else model, device)
     if gen < 2:
         raise InputError("gen must be at least 2, as techniques are weighed by a whole answer; got 1")
-    base = run(asked)
-    base = base.with_expected()
+    base = run(asked).with_expected()
     every = options_of(base.setting, asked, most=whole("max_devices", max_devices), larger=aim is For.THROUGHPUT)
     options = [option for option in every if option.touches not in left]
-    lines: list[Line] = []
-    refused = [pair for pair in without_usual(base.setting.techniques) if pair[0].touches not in left]
-    every_step = len(options) + _COMBINATIONS
-    for done, option in enumerate(options, 1):
-        try:
-            found = run(with_options(asked, (option,)))
-            lines.append(Line.of((option,), base, found.with_expected(), aim))
-        except InputError as error:
-            refused.append((option, str(error)))
-        progress(done, every_step)
-    lines.sort(key=lambda line: -line.likely)
+    steps = len(options) + _COMBINATIONS
+    trial = _Trial(run=run, asked=asked, aim=aim, base=base, tell=lambda done: progress(done, steps))
+    lines, refused = trial.alone(options)
     fitting = [line for line in lines if line.result.fits]
-    alone = [line for line in fitting if line.likely > _LEAST or not base.fits]
-    helping = [line for line in lines if line.likely > _LEAST and (line.result.fits or not base.fits)]
-    joined = []
-    for done, line in enumerate(_combined(base, helping, run, asked, aim), len(options) + 1):
-        joined += [line] if line and line.result.fits else []
-        progress(done, every_step)
-    joined.sort(key=lambda line: -line.gain)
-    expected = [Line.of(line.options, base, line.result.with_expected(), aim) for line in joined[:_LOOKED_AT]]
-    best = {line.options[0].name: line.likely * line.result.fits for line in lines}
-    together = [line for line in expected if line.likely > max(best[option.name] for option in line.options)]
-    together.sort(key=lambda line: -line.likely)
-    progress(every_step, every_step)
+    together = trial.together(lines, len(options))
+    progress(steps, steps)
     return Advice(
-        wanted=aim, given=used, without=left, base=base, alone=tuple(alone), together=tuple(together),
+        wanted=aim, given=used, without=left, base=base, together=together,
+        alone=tuple(line for line in fitting if line.likely > _LEAST or not base.fits),
         idle=tuple(line for line in fitting if line.likely <= _LEAST and base.fits),
-        large=tuple(line for line in lines if not line.result.fits), refused=tuple(refused), **size,
+        large=tuple(line for line in lines if not line.result.fits),
+        refused=(*(pair for pair in without_usual(base.setting.techniques) if pair[0].touches not in left), *refused),
+        **size,
     )  # fmt: skip
 
 
@@ -352,23 +234,69 @@ def _run(model: Model, hardware: Hardware, asked: dict[str, Any]) -> Generated:
     return Generated.of(setting, **size)
 
 
-def _combined(
-    base: Generated, lines: Sequence[Line], run: Callable[[dict[str, Any]], Generated], asked: dict[str, Any], aim: For
-) -> Iterator[Line | None]:
-    """Two and three of the best of `lines` together, at the bound; None where they cannot be had so."""
-    best: list[Option] = []
-    for line in lines:
-        option = line.options[0]
-        if sum(other.group == option.group for other in best) < _ALIKE:
-            best.append(option)
-    for count in range(2, TOGETHER + 1):
-        for options in combinations(best[:_COMBINED], count):
-            one_each = [option.group for option in options if option.change[0] != "techniques"]
-            together = None
-            if len(set(one_each)) == len(one_each):
-                with suppress(InputError):  # they make no sense together
-                    together = Line.of(options, base, run(with_options(asked, options)), aim)
-            yield together
+@dataclass(frozen=True, kw_only=True)
+class _Trial:
+    """A request, and what options make of it.
+
+    run   makes a generation of the arguments of analyze()
+    base  that of what is `asked`
+    tell  is told of options and combinations done
+    """
+
+    run: Callable[[dict[str, Any]], Generated]
+    asked: dict[str, Any]
+    aim: For
+    base: Generated
+    tell: Callable[[int], object]
+
+    def alone(self, options: Sequence[Option]) -> tuple[list[Line], list[tuple[Option, str]]]:
+        """What each makes of it, the best first; and those that make no sense here, with the reason."""
+        lines: list[Line] = []
+        refused: list[tuple[Option, str]] = []
+        for done, option in enumerate(options, 1):
+            try:
+                lines.append(self._with(option).with_expected())
+            except InputError as error:
+                refused.append((option, str(error)))
+            self.tell(done)
+        return sorted(lines, key=lambda line: -line.likely), refused
+
+    def together(self, lines: Sequence[Line], done: int) -> tuple[Line, ...]:
+        """Of those that help alone, combinations that fit and are better than each of their parts, the best first.
+
+        lines  what every option makes of it alone, the best first
+        done   options that `tell` was told of
+        """
+        helping = [line for line in lines if line.likely > _LEAST and (line.result.fits or not self.base.fits)]
+        joined: list[Line] = []
+        for place, line in enumerate(self._combined(helping), done + 1):
+            joined += [line] if line and line.result.fits else []
+            self.tell(place)
+        joined.sort(key=lambda line: -line.gain)
+        expected = [line.with_expected() for line in joined[:_LOOKED_AT]]
+        best = {line.options[0].name: line.likely * line.result.fits for line in lines}
+        better = [line for line in expected if line.likely > max(best[option.name] for option in line.options)]
+        return tuple(sorted(better, key=lambda line: -line.likely))
+
+    def _combined(self, lines: Sequence[Line]) -> Iterator[Line | None]:
+        """Two and three of the best of `lines` together, at the bound; None where they cannot be had so."""
+        best: list[Option] = []
+        for line in lines:
+            option = line.options[0]
+            if sum(other.group == option.group for other in best) < _ALIKE:
+                best.append(option)
+        for count in range(2, TOGETHER + 1):
+            for options in combinations(best[:_COMBINED], count):
+                one_each = [option.group for option in options if option.change[0] != "techniques"]
+                together = None
+                if len(set(one_each)) == len(one_each):
+                    with suppress(InputError):  # they make no sense together
+                        together = self._with(*options)
+                yield together
+
+    def _with(self, *options: Option) -> Line:
+        """At the bound."""
+        return Line.of(options, self.base, self.run(with_options(self.asked, options)), self.aim)
 
 
 def _numbers(one: Generated) -> dict[str, Any]:

@@ -93,26 +93,19 @@ def simulate(
 
     Raises InputError where something given cannot be used, or where a request does not fit.
     """
-    if rate is not None:
-        given.number(rate=rate)
     given.number(ttft=ttft, tpot=tpot)
-    requests = check_requests(_REQUESTS if requests is None else requests)
-    lengths = {"prompt_lengths": prompt_lengths, "gen_lengths": gen_lengths}
-    apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer}
-    _check_use(arrivals=arrivals, lengths=lengths, readers=readers, apart=apart, policy=policy)
-    check_bound(bound, library, engine, profiles)
-    chosen, block = scheduler(engine, policy, block)
-    max_batch = whole("max_batch", _MAX_BATCH if max_batch is None else max_batch)
-    copies = whole("copies", copies)
-    readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
-    if (rate is None) == (arrivals is None):
-        raise InputError(
-            "rate (--rate) or arrivals (--arrivals) must be given, and not both: requests a second, or a file"
-        )
-    if rate is not None and not (0 < rate < inf):
-        raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
-    goals = Goals(ttft_s=ttft, tpot_s=tpot)
     given.positive(years=years)
+    apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer}
+    _check_readers(readers, apart, policy)
+    check_bound(bound, library, engine, profiles)
+    readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
+    traffic = _traffic(rate, arrivals, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed)
+    chosen, block = scheduler(engine, policy, block)
+    common: dict[str, Any] = {
+        "traffic": traffic, "copies": whole("copies", copies),
+        "max_batch": whole("max_batch", _MAX_BATCH if max_batch is None else max_batch), "block": block,
+        "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if rate is None else seed,
+    }  # fmt: skip
     when = given.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "mla": mla, "expert_skew": expert_skew, "layout": layout,
@@ -120,16 +113,6 @@ def simulate(
         "profiles": profiles,
     }  # fmt: skip
     setting = Setting.of(model, hardware, **asked)
-    if rate is None:
-        traffic = read_traffic(Path(str(arrivals)), requests)
-    else:
-        prompts, gens = drawn_from(prompt_lengths, gen_lengths)
-        generator = np.random.default_rng(seed)
-        traffic = poisson(rate=rate, prompts=prompts, gens=gens, requests=requests, generator=generator)
-    common: dict[str, Any] = {
-        "traffic": traffic, "copies": copies, "max_batch": max_batch, "block": block, "goals": goals, "years": years,
-        "seed": None if rate is None else seed,
-    }  # fmt: skip
     if readers:
         reads = Setting.of(model, prefill_hardware or hardware, **asked)
         run = partial(_apart, reads, replace(setting, decodes_only=True), readers, when, common)
@@ -138,6 +121,38 @@ def simulate(
     unknown = "" if bound else Steps(setting).unknown or (Steps(reads).unknown if readers else "")
     found = run(expected=False)
     return replace(found, unknown=unknown, expected=None if bound or unknown else run(expected=True))
+
+
+def _traffic(
+    rate: float | None,
+    arrivals: str | Path | None,
+    *,
+    prompts: int | str | None,
+    gens: int | str | None,
+    requests: int | None,
+    seed: int,
+) -> Traffic:
+    """Requests that arrive at random, or those of a file.
+
+    Raises InputError where both are asked for, or neither, and where something is given that would change nothing.
+    """
+    count = check_requests(_REQUESTS if requests is None else requests)
+    if (rate is None) == (arrivals is None):
+        raise InputError(
+            "rate (--rate) or arrivals (--arrivals) must be given, and not both: requests a second, or a file"
+        )
+    if rate is None:
+        for name, value in {"prompt_lengths": prompts, "gen_lengths": gens}.items():
+            if value is not None:
+                raise InputError(f"{name} must be left out beside arrivals, a file that has the length of each request")
+        return read_traffic(Path(str(arrivals)), count)
+    given.number(rate=rate)
+    if not 0 < rate < inf:
+        raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
+    lengths = drawn_from(prompts, gens)
+    return poisson(
+        rate=rate, prompts=lengths[0], gens=lengths[1], requests=count, generator=np.random.default_rng(seed)
+    )  # fmt: skip
 
 
 def scheduler(engine: str, policy: str | None, block: int | None) -> tuple[Policy, int]:
@@ -168,13 +183,8 @@ def check_bound(bound: bool, *kernels: object) -> None:
         raise InputError("bound is of steps that no kernel beats; leave out library, engine and profiles")
 
 
-def _check_use(
-    *, arrivals: object, lengths: Mapping[str, object], readers: int, apart: Mapping[str, object], policy: object
-) -> None:
+def _check_readers(readers: int, apart: Mapping[str, object], policy: object) -> None:
     """Raises InputError where something is given that would change nothing."""
-    for name, value in lengths.items():
-        if arrivals is not None and value is not None:
-            raise InputError(f"{name} must be left out beside arrivals, a file that has the length of each request")
     for name, value in apart.items():
         if not readers and value is not None:
             raise InputError(

@@ -1,6 +1,7 @@
 """Imports point one way, and heavy ones stay where they are used."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -108,6 +109,18 @@ def test_heavy_packages_are_imported_where_they_are_used(path):
 
 def test_every_module_has_a_layer():
     assert {place(path) for path in FILES} - {"__init__"} == RANK.keys()
+
+
+def test_the_table_in_contributing_is_of_all_modules_and_imports_come_from_above():
+    cells = [line.split("|")[1] for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line[:3] == "| `"]
+    lines = [re.findall(r"`(?:llmviewer/)?(\w+)(\.py|/)`", cell) for cell in cells]
+    folders = {place(path) for path in FILES if place(path) != path.stem}
+    rows = {name: row for row, names in enumerate(lines) for name, end in names if end == ".py" or name in folders}
+    assert rows.keys() == RANK.keys() - {"_layout", "__main__"}
+    for path in FILES:
+        for name, line, _ in imported(path) if place(path) in rows else ():
+            below = rows.get(name.partition(".")[2].partition(".")[0], 0) if name.startswith("llmviewer.") else 0
+            assert below <= rows[place(path)], f"{path.relative_to(ROOT)}:{line} imports {name}"
 
 
 def test_nothing_prints_but_the_command_line():

@@ -19,7 +19,8 @@ from .documents import read_json
 from .errors import InputError
 from .expectation.profile import read_given
 from .given import told_apart
-from .grid import check_changes, check_expected, check_techniques, sweep
+from .grid import sweep
+from .grid_checks import check_changes, check_expected, check_techniques
 from .hardware import Hardware
 from .hardware_files import load_hardware
 from .model import Model

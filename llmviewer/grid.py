@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -14,17 +14,18 @@ import numpy.typing as npt
 
 from . import given
 from .arranged import answer, expected_answer
-from .axes import DEVICE, NUMBERS, check_axis, laid_out
+from .axes import DEVICE, NUMBERS
 from .errors import InputError
 from .expectation.expected import Interval
 from .expectation.profile import Profile
 from .forms import Num
 from .generation import generation
+from .grid_checks import check_changes, check_expected, check_numbers, check_techniques, checked_axes
 from .hardware import Hardware
 from .hardware_files import load_hardware
 from .layout import ALONE, Layout, parse_layout
 from .model import Model
-from .setting import Setting, arranges, check_images, whole
+from .setting import Setting, arranges
 from .techniques import Technique, parse_techniques
 from .transforms.offload import ON_DEVICE, Offload
 from .transforms.quantize import PUBLISHED, unless_published
@@ -112,7 +113,7 @@ def sweep(
 
     Raises InputError where an axis is unknown, empty or holds a number below 1.
     """
-    over = _checked(over)
+    over = checked_axes(over)
     given.one(quant=quant)
     given.listed(hardware_set=hardware_set, techniques=techniques)
     ours = parse_techniques(techniques)
@@ -142,7 +143,7 @@ def sweep(
     if expected and base.kernels is None:
         raise InputError("expected: survey accounting counts what no kernel does; use faithful")
     numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len, "images": images}
-    _check_numbers(base.model, over, numbers)
+    check_numbers(base.model, over, numbers)
     shape = tuple(len(values) for values in over.values())
     points = prod(shape)
     if points > _MOST_POINTS:
@@ -164,19 +165,6 @@ def sweep(
     return Sweep(model=base.model.name, hardware=base.hardware.name, columns=columns)
 
 
-def _checked(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """`over` with degrees of parallelism as one axis of layouts.
-
-    Raises InputError where it is no mapping of axes to their values.
-    """
-    if not isinstance(over, Mapping):
-        raise InputError(f"over must be a mapping of axes to their values; got {over!r}")
-    found = laid_out(over)
-    for axis, values in found.items():
-        check_axis(axis, values)
-    return found
-
-
 def _changed(
     base: Setting, hardware: str | Hardware, hardware_set: Sequence[str], chosen: Mapping[str, str]
 ) -> Setting:
@@ -189,53 +177,6 @@ def _changed(
         device = load_hardware(hardware, (*hardware_set, *changes))
     own = {"quant": unless_published(chosen.get("quant")), "attention": chosen.get("attention")}
     return replace(base, hardware=device, layout=laid).having(**own).agreed()
-
-
-def check_techniques(techniques: Sequence[Technique], over: Iterable[str], gen: int | None) -> None:
-    """Raises InputError where an axis says what a technique says, or passes are arranged for an answer of no length."""
-    for one in techniques:
-        if one.quant and "quant" in over:
-            raise InputError(f"{one.name}: is {one.quant}, and the axis quant says the precision too; give one of them")
-        if arranges([one]) and gen is None and "gen" not in over:
-            raise InputError(f"{one.name}: arranges the passes of an answer; give gen (--gen), its length")
-
-
-def check_changes(hardware_set: Iterable[str], over: Iterable[str]) -> None:
-    """Raises InputError where an axis says what a what-if says."""
-    for change in hardware_set:
-        if (key := change.partition("=")[0].strip()) in over:
-            raise InputError(f"--hardware-set {change}: the axis {key} says {key} too; give one of them")
-
-
-def check_expected(library: str, profiles: Sequence[object], *, expected: bool) -> None:
-    """Raises InputError where something is said of what is expected, and nothing is."""
-    if (library or profiles) and not expected:
-        raise InputError(
-            f"{'library' if library else 'profiles'}: is of what kernels are expected to take; give expected=True "
-            "(--expected)"
-        )
-
-
-def _check_numbers(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping[str, int | None]) -> None:
-    """Raises InputError where a number is none, or what the model cannot take."""
-    for name, value in fixed.items():
-        if value is not None or (name in ("batch", "prompt") and name not in over):
-            whole(name, value, least=0 if name == "images" else 1)
-    prompts, images = (list(map(int, over.get(name, (fixed[name] or 0,)))) for name in ("prompt", "images"))
-    check_images(model, prompt=min(prompts), images=max(images))
-    _check_steps(model, over, fixed)
-
-
-def _check_steps(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping[str, int | None]) -> None:
-    """Raises InputError where decode steps are asked for that the model cannot take."""
-    steps = [name for name in ("gen", "kv_len") if name in over or fixed[name] is not None]
-    if steps and not model.generates:
-        raise InputError(f"{steps[0]} is of decode steps, and {model.name} does not generate; leave it out")
-    if model.encodes and "kv_len" in steps:
-        prompts, contexts = (over.get(name, [fixed[name]]) for name in ("prompt", "kv_len"))
-        if min(contexts) <= max(prompts):
-            must = f"kv_len must be more than the {max(prompts)} tokens of the prompt, which the encoder reads"
-            raise InputError(f"{must}; got {min(contexts)}")
 
 
 def _dtype(name: str, column: Num | str) -> npt.DTypeLike:

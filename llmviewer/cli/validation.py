@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -65,7 +65,6 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     that `llmviewer validate --profile` reads. A stack needs 20 rows: what they do not tell is taken from the profiles
     of its nearest relatives. Rows that cannot be fitted are counted with the reason.
     """
-    from ..expectation.calibrate import LEAST
     from ..expectation.calibrate import calibrate as run
     from ..expectation.device import find
     from ..expectation.profile import read_given, shipped, to_yaml
@@ -88,26 +87,8 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
         there = sorted({f"{group.stack.library} on {group.device.name}" for group in measured})
         asked = " on ".join(filter(None, (library, wanted)))
         raise InputError(f"{files[0]}: no rows of {asked}; there is {', '.join(there)}")
-    rows: list[Rows] = []
-    left, few, fullest = Counter[str](), Counter[str](), 0
-    for table in tables:
-        left.update({why: count for why, count in table.unread.items() if count})
-    for group in asked_for:
-        kept, unreliable = group.reliable()
-        left.update(unreliable)
-        fullest = max(fullest, len(kept))
-        if len(kept) >= LEAST:
-            rows.append(kept)
-        elif len(kept):
-            stack = _named(group.device.name, group.family.name, group.stack)
-            few[f"of a stack with fewer than {LEAST} rows, {stack}"] += len(kept)
-    if not rows:
-        why, count = next(iter(left.most_common(1)), ("", 0))
-        most = f"; {counted(count, 'row')} left out: {why}" if count else f"; the most is {fullest}" if fullest else ""
-        raise InputError(f"{files[0]}: no stack has {LEAST} rows with a time_us, which a fit needs{most}")
-    left.update(few)
-    for why, count in left.items():
-        click.echo(f"left out: {counted(count, 'row')}: {why}", err=True)
+    unread = sum((Counter(table.unread) for table in tables), Counter[str]())
+    rows = _fitting(asked_for, unread, files[0])
     profiles = run(
         rows,
         priors=priors,
@@ -117,6 +98,34 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     )
     write_text(output, to_yaml(profiles))
     click.echo(f"{output}: {counted(sum(len(p.entries) for p in profiles), 'stack')}", err=True)
+
+
+def _fitting(groups: Iterable[Rows], unread: Counter[str], file: Path) -> list[Rows]:
+    """Those that have enough rows for a fit; the others are told with the reason, as are rows that were not read.
+
+    Raises InputError where none has.
+    """
+    from ..expectation.calibrate import LEAST
+
+    found: list[Rows] = []
+    left, few, fullest = unread.copy(), Counter[str](), 0
+    for group in groups:
+        kept, unreliable = group.reliable()
+        left.update(unreliable)
+        fullest = max(fullest, len(kept))
+        if len(kept) >= LEAST:
+            found.append(kept)
+        elif len(kept):
+            stack = _named(group.device.name, group.family.name, group.stack)
+            few[f"of a stack with fewer than {LEAST} rows, {stack}"] += len(kept)
+    if not found:
+        why, count = next(iter(left.most_common(1)), ("", 0))
+        most = f"; {counted(count, 'row')} left out: {why}" if count else f"; the most is {fullest}" if fullest else ""
+        raise InputError(f"{file}: no stack has {LEAST} rows with a time_us, which a fit needs{most}")
+    left.update(few)
+    for why, count in left.items():
+        click.echo(f"left out: {counted(count, 'row')}: {why}", err=True)
+    return found
 
 
 def _fitted(entry: Entry) -> str:

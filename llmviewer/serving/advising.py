@@ -48,7 +48,7 @@ class Line:
     options: tuple[Option, ...]
     base: Generated = field(repr=False)
     result: Generated = field(repr=False)
-    wanted: For
+    wanted: For = field(repr=False)
     gain: float
     expected: float | None
     ops: float

@@ -23,9 +23,23 @@ BLOCK = 128
 
 
 @triton.jit
+def _tile(source, first, last, start, k, ROWS: tl.constexpr, BLOCK: tl.constexpr, DESCRIBED: tl.constexpr):
+    """A block of ROWS rows from `first` on; those from `last` on are zero, or the last again, and not stored.
+
+    Without TMA, descriptors become loads that no loop overlaps with its products, so pointers it is.
+    """
+    if DESCRIBED:
+        tile = source.load([first, start])
+    else:
+        rows = tl.minimum(first + tl.arange(0, ROWS), last - 1)
+        tile = tl.load(source + rows.to(tl.int64)[:, None] * k + start + tl.arange(0, BLOCK)[None, :])
+    return tile
+
+
+@triton.jit
 def _block_scaled(
-    x_desc, w_desc, y_ptr, parts_ptr, count_ptr, x_scale_ptr, w_scale_ptr, m, n, k, depth,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    x_rows, w_rows, y_ptr, parts_ptr, count_ptr, x_scale_ptr, w_scale_ptr, m, n, k, depth,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     row, column = tile_of(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     first = tl.program_id(1) * depth // BLOCK
@@ -37,8 +51,8 @@ def _block_scaled(
     last = k // BLOCK - 1
     x_scale, w_scale = tl.load(x_scale_at + first * m), tl.load(w_scale_at + first)
     for block in range(first, min(first + depth // BLOCK, last + 1)):
-        x = x_desc.load([row * BLOCK_M, block * BLOCK])
-        w = w_desc.load([column * BLOCK_N, block * BLOCK])
+        x = _tile(x_rows, row * BLOCK_M, m, block * BLOCK, k, BLOCK_M, BLOCK, DESCRIBED)
+        w = _tile(w_rows, column * BLOCK_N, n, block * BLOCK, k, BLOCK_N, BLOCK, DESCRIBED)
         sums += tl.dot(x, w.T) * (x_scale * w_scale)[:, None]
         # Those of the next block: no scale is waited for when it is needed.
         after = min(block + 1, last)
@@ -54,7 +68,13 @@ def tiling(target: Target, m: int, n: int, k: int) -> Tiling:
         tile = Tiling(block_m=max(pow2(m), 16), block_n=64, block_k=BLOCK, num_warps=4, num_stages=5)
     else:
         tile = Tiling(block_m=128, block_n=128, block_k=BLOCK, num_warps=8, num_stages=4)
-    return replace(tile, parts=splits(target, tile, m, n, k))
+    return _fitted(target, tile, m, n, k)
+
+
+def _fitted(target: Target, tile: Tiling, m: int, n: int, k: int) -> Tiling:
+    """`tile` with as many stages as there is room for, and with k in parts."""
+    stages = target.stages(tile.num_stages, (tile.block_m + tile.block_n) * BLOCK)
+    return replace(tile, num_stages=stages, parts=splits(target, tile, m, n, k))
 
 
 def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
@@ -66,7 +86,7 @@ def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
         cut += [replace(own, block_n=32), replace(own, block_n=128)]
     else:
         cut += [replace(own, block_m=64, num_warps=4), replace(own, block_n=64, num_warps=4)]
-    return others(own, [replace(tile, parts=splits(target, tile, m, n, k)) for tile in cut])
+    return others(own, [_fitted(target, tile, m, n, k) for tile in cut])
 
 
 def plan(
@@ -88,14 +108,15 @@ def plan(
     y = poisoned(m, n, dtype=torch.float16, device=x.device)
     depth = tile.depth(k)
     tiles, parts = tiles_of(tile, m, n), cdiv(k, depth)
+    described = target.generation >= 90
     launch = Launch(
         function=_block_scaled,
         grid=(tiles, parts),
         arguments=partial(y, tiles, parts) | {
-            "x_desc": TensorDescriptor.from_tensor(x, [tile.block_m, BLOCK]),
-            "w_desc": TensorDescriptor.from_tensor(w, [tile.block_n, BLOCK]),
+            "x_rows": TensorDescriptor.from_tensor(x, [tile.block_m, BLOCK]) if described else x,
+            "w_rows": TensorDescriptor.from_tensor(w, [tile.block_n, BLOCK]) if described else w,
             "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "m": m, "n": n, "k": k, "depth": depth,
-            "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK": BLOCK, "GROUP": GROUP_M,
+            "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK": BLOCK, "GROUP": GROUP_M, "DESCRIBED": described,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -86,7 +86,7 @@ def tiling(target: Target, rows: int, experts: int, itemsize: int, *, gated: boo
         stages = target.stages(4, (block_m + 64 * (1 + gated)) * block_k * itemsize)
         return Tiling(block_m=block_m, block_n=64, block_k=block_k, num_warps=4, num_stages=stages)
     if target.generation < 90:
-        return Tiling(block_m=128, block_n=128, block_k=deep // 2, num_warps=8, num_stages=3)
+        return Tiling(block_m=128, block_n=64 if gated else 128, block_k=deep // 2, num_warps=8, num_stages=3)
     return Tiling(block_m=128, block_n=128 if gated else 256, block_k=deep, num_warps=8, num_stages=4)
 
 

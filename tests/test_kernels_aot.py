@@ -45,7 +45,8 @@ WANTED += [("decode_attention", sm, 4) for sm in (80, 90, 100)] + [
 ]
 
 # With as little shared memory as GPUs of desktops have, those that would take more elsewhere.
-WANTED += [("fused_moe", 89, 1), ("gemm", 89, 3), ("gemm_w4a16", 89, 0), ("gemm", 120, 0)]
+WANTED += [("fused_moe", 89, 0), ("fused_moe", 89, 1), ("gemm", 89, 3), ("gemm_w4a16", 89, 0)]
+WANTED += [("gemm_fp8_block", 89, 0), ("gemm", 120, 0)]
 
 # Ways to cut work up that tuning tries beside the rule: (kernel, sm, place of the case, of the tiling).
 TUNED = [("gemm", 90, 0, 0), ("gemm", 90, 0, 4), ("gemm_w4a16", 90, 0, 0)]

@@ -11,11 +11,12 @@ from typing import Final
 from .cures import TRIED, Cure
 from .errors import InputError
 from .expectation.expected import ExpectedPass
+from .lowering import Accounting, Attention
 from .operators.linear import Linear
 from .precision import BF16, FP16, HALF, NAMED, Format, Scheme, notation, parse_scheme
 from .resource import Resource, Unit, matrix
 from .roofline import Estimate
-from .setting import Accounting, Attention, Setting
+from .setting import Setting
 from .transforms.offload import ON_DEVICE
 from .transforms.quantize import as_typed
 from .units import fold, seconds, si

@@ -18,11 +18,12 @@ from .facts import describe_hardware, describe_model, plain
 from .faster import Faster, faster
 from .hardware import Hardware
 from .layout import ALONE, Layout
+from .lowering import Accounting, Attention, Mla
 from .memory import Memory, largest_batch, memory
 from .model import Model
 from .notes import notes
 from .phases import OperatorResult, Phases, phase, unmodelled
-from .setting import Accounting, Attention, Mla, Setting, arranges, check_images, whole
+from .setting import Setting, arranges, check_images, whole
 from .techniques import Schedule, Technique
 from .transforms.offload import ON_DEVICE, Offload
 from .units import counted, fold, si

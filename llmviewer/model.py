@@ -49,6 +49,10 @@ class Model:
     unknown: str = ""
     predicting: Model | None = field(default=None, repr=False)
 
+    def __hash__(self) -> int:
+        """By its name, as graphs are long."""
+        return hash(self.name)
+
     @cached_property
     def published(self) -> Graph:
         """The graph in the formats that it was published in."""

@@ -11,6 +11,7 @@ from .expectation.kernels import Kernels
 from .graph import Block, Graph
 from .hardware_keys import ON_CHIP
 from .layout import Network
+from .lowering import Accounting, Mla
 from .operators.attention import Indexer
 from .operators.base import Operator
 from .operators.block_sparse import BlockIndexer
@@ -20,7 +21,7 @@ from .operators.linear import LatentExpansion, Linear
 from .parallel.overlap import Overlapped
 from .precision import Format
 from .resource import Unit, link
-from .setting import Accounting, Mla, Setting
+from .setting import Setting
 from .transforms.skew import chooses
 from .units import si
 from .workload import Workload

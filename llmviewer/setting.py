@@ -1,11 +1,11 @@
-"""What is asked: a model on a device, for a workload, under techniques. The one place that puts graphs together."""
+"""What is asked: a model on a device, for a workload, under techniques. The one place that puts them together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from functools import cached_property, lru_cache, partial, reduce
+from functools import cached_property, lru_cache, reduce
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -23,50 +23,18 @@ from .forms import Num
 from .graph import Graph
 from .hardware import Hardware
 from .hardware_files import loaded
-from .layout import ALONE, Layout, Network, parse_layout
+from .layout import ALONE, Layout, parse_layout
+from .lowering import Accounting, Attention, Lowering, Mla
 from .memory import Footprint, Shapes
 from .model import Model
 from .model_files import load_model
-from .operators.attention import Indexer
-from .operators.base import Operator
-from .operators.linear import LatentExpansion
-from .parallel import parallel
-from .parallel.overlap import overlapped
 from .roofline import Plan, plan
 from .techniques import Run, Schedule, Technique, altered, parse_techniques
-from .transforms.absorb import absorb
-from .transforms.flash_attention import flash_attention
-from .transforms.offload import ON_DEVICE, Offload, offload, parse_offload
-from .transforms.quantize import Quantization, parse_quantization, quantize
-from .transforms.skew import skew
-from .transforms.survey import survey
+from .transforms.offload import ON_DEVICE, Offload, parse_offload
+from .transforms.quantize import Quantization, parse_quantization
 from .workload import Workload
 
 _E = TypeVar("_E", bound=StrEnum)
-
-
-class Attention(StrEnum):
-    """eager: three launches, scores in memory; flash: one launch, scores on the chip."""
-
-    EAGER = "eager"
-    FLASH = "flash"
-
-
-class Mla(StrEnum):
-    """How latent attention is computed. naive: expand the cache; absorbed: bring the queries to it; auto: naive in a
-    prefill, absorbed in a decode step and where an indexer chooses keys for every query, as serving engines do.
-    """
-
-    AUTO = "auto"
-    NAIVE = "naive"
-    ABSORBED = "absorbed"
-
-
-class Accounting(StrEnum):
-    """faithful: what the model's kernels have to do; survey: as "LLM Inference Unveiled" counts (arXiv:2402.16363)."""
-
-    FAITHFUL = "faithful"
-    SURVEY = "survey"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,42 +136,36 @@ class Setting:
         return self
 
     @cached_property
-    def graph(self) -> Graph:
-        """What a prefill runs."""
-        absorbed = self.mla is Mla.ABSORBED or (self.mla is Mla.AUTO and self._has(Indexer))
-        return self._lowered(absorbed=absorbed, decode=False)
-
-    @cached_property
-    def decode_graph(self) -> Graph:
-        """What a decode step runs: the same graph, but for latent attention, context parallelism and a cache that is
-        fetched.
-        """
-        absorbed = self.mla is not Mla.NAIVE and self._has(LatentExpansion)
-        apart = absorbed and self.mla is Mla.AUTO and not self._has(Indexer)
-        differs = self._placed_apart or self.offload.kv > 0 or apart
-        return self._lowered(absorbed=absorbed, decode=True) if differs else self.graph
+    def lowering(self) -> Lowering:
+        """Its graphs and plans, which all settings share that differ in passes and expectations alone."""
+        own = {f.name: getattr(self, f.name) for f in fields(Lowering)}
+        changing = (one for one in self.techniques if altered(one, "network", "lowered") or one.decode_alone)
+        return Lowering(**(own | {"techniques": tuple(changing)})).remembered()
 
     @property
-    def _placed_apart(self) -> bool:
-        """Whether ranks or techniques tell decode steps from prefills."""
-        return self.layout.cp > 1 or any(one.decode_alone for one in self.techniques)
+    def graph(self) -> Graph:
+        """What a prefill runs."""
+        return self.lowering.graph
 
-    def _has(self, kind: type[Operator]) -> bool:
-        return any(isinstance(op, kind) for _, op in self._changed(decode=False))
+    @property
+    def decode_graph(self) -> Graph:
+        """What a decode step runs."""
+        return self.lowering.decode_graph
 
-    def _changed(self, *, decode: bool) -> Graph:
-        """The model's graph as techniques change it, before everything else."""
-        return self.model.graph.then(*(partial(one.network, decode=decode) for one in self.techniques))
-
-    @cached_property
+    @property
     def plan(self) -> Plan:
         """A prefill, laid out on the device."""
-        return plan(self.graph, self.linked)
+        return self.lowering.plan
 
-    @cached_property
+    @property
     def decode_plan(self) -> Plan:
         """A decode step, laid out on the device."""
-        return self.plan if self.decode_graph is self.graph else plan(self.decode_graph, self.linked)
+        return self.lowering.decode_plan
+
+    @property
+    def linked(self) -> Hardware:
+        """The device with the links that it uses."""
+        return self.lowering.linked
 
     def plan_of(self, phase: str) -> Plan:
         """The plan of "prefill" or "decode"."""
@@ -230,8 +192,7 @@ class Setting:
 
     @cached_property
     def footprint(self) -> Footprint:
-        whole = Footprint.of(self.graph, self.decode_graph, self.layout, self.offload)
-        whole = whole.decoding() if self.decodes_only else whole
+        whole = self.lowering.footprint.decoding() if self.decodes_only else self.lowering.footprint
         if not self.techniques:
             return whole
         shapes = Shapes(prefill=self.prefill, step=self.step, kept=self.kept)
@@ -300,52 +261,6 @@ class Setting:
     def planned(self, graph: Graph) -> Plan:
         """A graph that has been lowered, laid out on the device."""
         return plan(graph, self.linked)
-
-    @cached_property
-    def _network(self) -> Network:
-        return Network.of(self.hardware, self.layout)
-
-    @cached_property
-    def linked(self) -> Hardware:
-        """The device with the links that it uses."""
-        return self.offload.linked(self._network.linked())
-
-    def _lowered(self, *, absorbed: bool, decode: bool) -> Graph:
-        """The model's graph under the techniques asked for."""
-        latent = (absorb,) if absorbed else ()
-        flash = (flash_attention(self.hardware.on_chip_bytes),) if self.attention is Attention.FLASH else ()
-        away = (offload(self.offload, decode=decode),) if self.offload != ON_DEVICE else ()
-        if self.accounting is Accounting.SURVEY:
-            self._check_one_precision()
-            return self._placed(decode=decode).then(*latent, *flash, survey(self.quantization.scheme), *away)
-        joined = (overlapped,) if self.layout.overlap else ()
-        ours = (partial(one.lowered, hardware=self.hardware, decode=decode) for one in self.techniques)
-        apart = decode and self._placed_apart
-        return (self._stored(decode=True) if apart else self._quantized).then(*latent, *flash, *ours, *away, *joined)
-
-    def _check_one_precision(self) -> None:
-        """Raises InputError where operators have several, which the survey's accounting does not know."""
-        asked, must = self.quantization, "accounting survey has one precision for all operators"
-        if asked.overrides and asked == self.model.quantization:
-            hint = "give one with --quant, such as W16A16"
-            raise InputError(f"{must}, and {self.model.name} is published in several", hint=hint)
-        if asked.mixture:
-            raise InputError(f"{must}, and {asked.mixture.name} several", hint="try W4A16")
-        if asked.overrides:
-            raise InputError(must, hint="drop the overrides of --quant")
-
-    @cached_property
-    def _quantized(self) -> Graph:
-        """What a prefill runs, and a decode step that is not _placed_apart."""
-        return self._stored(decode=False)
-
-    def _stored(self, *, decode: bool) -> Graph:
-        return self._placed(decode=decode).then(quantize(self.quantization, self.model.graph))
-
-    def _placed(self, *, decode: bool) -> Graph:
-        """What each device runs of the model as techniques change it."""
-        shared = (parallel(self._network, decode=decode),) if self.layout.devices > 1 else ()
-        return self._changed(decode=decode).then(skew(self.expert_skew), *shared)
 
     def having(self, *, quant: str | None = None, attention: str | None = None) -> Self:
         """The same with another precision or attention, where one is given, as a user writes it."""

@@ -14,8 +14,9 @@ from .fleet import Fleet, Known, fleets
 from .forms import Num
 from .graph import Graph
 from .hardware import Hardware
+from .lowering import Attention
 from .parallel.overlap import overlapped
-from .setting import Attention, Setting
+from .setting import Setting
 from .transforms.flash_attention import flash_attention
 from .workload import Workload
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from llmviewer.analysis import Analysis
+from llmviewer.lowering import Accounting
 from llmviewer.phases import OperatorResult, PerCall, Phase, Total
-from llmviewer.setting import Accounting
 from llmviewer.units import seconds, si
 
 COLUMNS: Final = (

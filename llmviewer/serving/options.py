@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from ..cures import fitting
 from ..errors import InputError
+from ..lowering import Attention
 from ..memory import memory
 from ..model import Model
 from ..model_files import load_model, model_names
-from ..setting import Attention, Setting
+from ..setting import Setting
 from ..techniques import Technique, Touches, parse_technique, techniques
 from ..techniques._drafting import vocabulary
 

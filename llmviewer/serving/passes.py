@@ -19,11 +19,12 @@ from ..forms import Num
 from ..graph import Graph
 from ..hardware import Hardware
 from ..layout import Layout, Network
+from ..lowering import Attention
 from ..memory import Footprint
 from ..operators.base import Operator
 from ..operators.collectives import Collective
 from ..roofline import OperatorEstimate
-from ..setting import Attention, Setting
+from ..setting import Setting
 from ..transforms.flash_attention import flash_attention
 from ..workload import Spans, Workload
 from .load import Grid, Load, StepTimes

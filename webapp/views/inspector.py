@@ -9,6 +9,7 @@ from typing import Final
 from llmviewer.advice import larger_batch
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
+from llmviewer.lowering import Accounting, Attention
 from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.phases import OperatorResult, Phase
 from llmviewer.precision import parse_scheme
@@ -18,7 +19,7 @@ from llmviewer.reports.table import number
 from llmviewer.reports.text import between
 from llmviewer.resource import Resource, Unit
 from llmviewer.roofline import PlannedOperator
-from llmviewer.setting import Accounting, Attention, Setting
+from llmviewer.setting import Setting
 from llmviewer.units import fold, seconds, si
 from llmviewer.workload import Workload
 

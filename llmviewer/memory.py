@@ -74,8 +74,11 @@ def live_bytes(block: Block) -> tuple[Form, ...]:
 
 def peaks(graph: Graph) -> tuple[Form, ...]:
     """The live sets that can be the largest: those that no other exceeds in every feature. [B]"""
-    forms = tuple({form: None for block in graph.blocks for form in live_bytes(block)})
-    return tuple(form for form in forms if not any(_within(form, other) for other in forms if other != form))
+    largest: list[Form] = []
+    for form in dict.fromkeys(form for block in graph.blocks for form in live_bytes(block)):
+        if not any(_within(form, other) for other in largest):
+            largest = [*(other for other in largest if not _within(other, form)), form]
+    return tuple(largest)
 
 
 def _within(form: Form, other: Form) -> bool:

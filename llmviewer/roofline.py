@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .forms import Feature, Form, Num, total
+from .forms import Feature, Form, Num, Stream, total
 from .graph import Block, Graph
 from .hardware import Hardware
 from .operators.base import Operator, Work
@@ -69,7 +69,7 @@ class OperatorEstimate:
         """OPs over the bound; min(peak, intensity x bandwidth) where one unit does all the OPs. [OP/s]"""
         return _ratio(self.ops, self.time_s)
 
-    @property
+    @cached_property
     def limiting(self) -> Any:
         """The Resource that sets the bound; an array of them where the workload is one."""
         resources: npt.NDArray[Any] = np.empty(len(self.busy_s), dtype=object)
@@ -176,18 +176,24 @@ def plan(graph: Graph, hardware: Hardware) -> Plan:
 
     Raises InputError where the hardware has no unit for the data type of an operator.
     """
+    worked: dict[tuple[Operator, Stream], PlannedOperator] = {}  # blocks have many alike
     planned = []
     for block, op in graph:
-        work = op.work().on(block.stream)
-        busy: dict[Resource, Form] = {}
-        for wanted, form in work.amounts:
-            if form:
-                supplied = hardware.supply(wanted)
-                held_up = kept_busy(supplied, busy)
-                busy[held_up] = busy.get(held_up, Form()) + form / hardware.rates[supplied]
-        compute = hardware.supply(work.wanted)
-        planned.append(PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=compute))
+        one = worked.get((op, block.stream)) or _planned(op, block, hardware)
+        worked[op, block.stream] = one
+        planned.append(replace(one, operator=op, block=block))
     return Plan(tuple(planned))
+
+
+def _planned(op: Operator, block: Block, hardware: Hardware) -> PlannedOperator:
+    work = op.work().on(block.stream)
+    busy: dict[Resource, Form] = {}
+    for wanted, form in work.amounts:
+        if form:
+            supplied = hardware.supply(wanted)
+            held_up = kept_busy(supplied, busy)
+            busy[held_up] = busy.get(held_up, Form()) + form / hardware.rates[supplied]
+    return PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=hardware.supply(work.wanted))
 
 
 def kept_busy(supplied: Resource, busy: Iterable[Resource]) -> Resource:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -147,7 +147,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operator(ABC):
+class Operator:
     """A kernel launch. It reads `inputs` and `weights` and writes `outputs`; what is inside stays on the chip.
 
     transfers  bytes, by link, that come from and go to where parts of its tensors are kept, while it runs

@@ -185,6 +185,15 @@ def test_a_pipeline_does_not_hold_up_others_either():
     assert notices == ("link: pp: must be a whole number from 1 to 16; got 126; the usual one is shown",)
 
 
+def test_what_a_link_says_wrongly_is_told_in_the_words_of_the_page():
+    _, notices = State.of_link("?batch=abc&skew=x&set=l4:memory.bandwidth=2x")
+    assert notices == (
+        "link: batch: must be a whole number from 1 to 65,536; got 'abc'; the usual one is shown",
+        "link: skew: must be a number from 0 to 10; got 'x'; the usual one is shown",
+        "link: set: 'l4:memory.bandwidth=2x' is of no device that is chosen",
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -34,7 +34,15 @@ _READ_MOST: Final = 2_000_000  # of a link, before anything is made of it [chara
 
 def _given(value: object) -> str:
     """What a field has, which shows a number out of its range and gives none."""
-    return "" if value is None else f"; got {value!r}"
+    return "" if value is None else f"; got {value[:60] if isinstance(value, str) else value!r}"
+
+
+def _number(text: str, kind: Callable[[str], float]) -> object:
+    """`text` as a number, or as it is where it is none, which check() refuses."""
+    try:
+        return kind(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +52,8 @@ class Number:
     least: int
     most: int
 
-    def read(self, text: str) -> int:
-        return int(text)
+    def read(self, text: str) -> object:
+        return _number(text, int)
 
     def check(self, value: object) -> int:
         if isinstance(value, float) and value.is_integer():
@@ -62,8 +70,8 @@ class Fraction:
     least: float
     most: float
 
-    def read(self, text: str) -> float:
-        return float(text)
+    def read(self, text: str) -> object:
+        return _number(text, float)
 
     def check(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.least <= value <= self.most:
@@ -259,7 +267,13 @@ class State:
                     model=usual.model if name == state.model else state.model,
                     on=tuple(n for n in state.on if n != name) or usual.on,
                 )
-        return state.having(held.values()), tuple(notices)
+        usable = state.having(held.values())
+        notices += [
+            f"link: set: {change[:60]!r} is of no device that is chosen"
+            for change in state.set
+            if change not in usable.set
+        ]
+        return usable, tuple(notices)
 
     @property
     def link(self) -> str:

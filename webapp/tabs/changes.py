@@ -91,7 +91,8 @@ def _bought(offer: Offer, on: Mapping[str, Change], state: State) -> Component:
 
 
 def _gain(one: Change) -> Component:
-    return html.Strong(one.words, className="gain" if one.gain > 1 else "soft")
+    """The gain at the bound, in green where it is expected to be one too."""
+    return html.Strong(one.words, className="gain" if min(one.gain, one.expected or one.gain) > 1 else "soft")
 
 
 def _beside(offer: Offer, device: str, state: State) -> Component:

@@ -106,10 +106,18 @@ def best(found: ServicePlan) -> str:
         return f"None of what keeps to that has {_priced(found)}."
     most = f"it keeps to that up to {number_item(one.rate_within).text} requests/s"
     return (
-        f"Lowest in {found.unit}: {_priced_one(one, found)}. First token after {seconds(one.ttft_s)}, "
-        f"{seconds(one.tpot_s)} a token, on average; {one.batch:.3g} sequences decode at a time on each copy, which "
-        f"needs room for {one.limit}; {most}.{_at_the_bound(found)}"
+        f"Lowest in {found.unit}: {_priced_one(one, found)}{_of_tokens(one, found)}. First token after "
+        f"{seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token, on average; {one.batch:.3g} sequences decode at a "
+        f"time on each copy, which needs room for {one.limit}; {most}.{_at_the_bound(found)}"
     )
+
+
+def _of_tokens(one: Candidate, found: ServicePlan) -> str:
+    """What a million tokens cost that are written at the rate asked for."""
+    if found.by is not By.COST or isnan(one.usd_per_h):
+        return ""
+    dollars = one.usd_per_h / 3600 / (found.rate * found.gen) * 1e6
+    return f", {number_item(dollars).text} USD for a million tokens written"
 
 
 def _priced_one(one: Candidate, found: ServicePlan) -> str:

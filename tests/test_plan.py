@@ -541,7 +541,7 @@ def test_the_report(capsys, small):
     assert max(map(len, captured.out.splitlines())) <= 80
     words = " ".join(captured.out.split())
     for said in (
-        "Lowest in USD/h: 1 x h100-sxm",
+        "Lowest in USD/h: 1 x h100-sxm, published: 2.49 USD/h, 0.54 USD for a million tokens written. First token",
         "Beaten by no other",
         (
             "Not ranked, as their files have no price: l40s, p100-sxm2; --hardware-set 'price.cloud=3 USD/h' gives one "

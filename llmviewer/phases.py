@@ -111,11 +111,13 @@ class Total:
 class Phase:
     """One forward pass: `batch` sequences of q_len new tokens that attend to kv_len.
 
-    Of several devices, this is what one of them does, in every stage of a pipeline. `micro_batches` such passes follow
-    each other through it, and the batch of all takes `time_s`, and as expected `expected_time_s`: more than the sum
-    over operators where stages wait.
+    Of several `devices`, this is what one of them does, in every one of the `stages` of a pipeline. `micro_batches`
+    such passes follow each other through it, and the batch of all takes `time_s`, and as expected `expected_time_s`:
+    more than the sum over operators where stages wait.
     """
 
+    devices: int
+    stages: int
     batch: int
     micro_batches: int
     time_s: float
@@ -163,6 +165,8 @@ def phase(
     total = _total(estimate, found)
     launches: Sequence[ExpectedLaunch | None] = found.launches if found else [None] * len(estimate.operators)
     return Phase(
+        devices=setting.layout.devices,
+        stages=setting.layout.pp,
         batch=int(sequences.batch),
         micro_batches=int(setting.layout.parts(batch)),
         time_s=float(setting.time_s(name, workload, batch)),

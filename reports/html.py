@@ -13,7 +13,18 @@ from llmviewer.units import fold, seconds, si
 from .marks import spare
 from .page import Card, Picture, below, picture, rendered
 from .table import COLUMNS, LEGEND, computed_in, expected_s, flat_rows, rate, shows_calls
-from .text import called, effect_lines, expectation, headline, made_for, phase_line, sentence, subject, unbeaten
+from .text import (
+    called,
+    effect_lines,
+    expectation,
+    headline,
+    made_for,
+    of_each,
+    phase_line,
+    sentence,
+    subject,
+    unbeaten,
+)
 
 _WORDS: Final = frozenset({"operator", "bound", "in"})  # columns of words; the others are of numbers
 _HEADS: Final = {  # names and meanings of columns where there is room for them
@@ -155,7 +166,7 @@ def memory_cards(analysis: Analysis) -> list[Card]:
         Card(
             label="memory",
             value="fits" if memory.fits else "does not fit",
-            about=f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B, {si(rest)}B {word}",
+            about=f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B{of_each(analysis)}, {si(rest)}B {word}",
             alarm=not memory.fits,
         ),
         Card(

@@ -13,7 +13,7 @@ from llmviewer.units import seconds, si
 
 from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK, frame, time_unit
 from .marks import OTHER, Piece, pieces, spare
-from .text import between, called
+from .text import between, called, of_each
 
 _HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}
 
@@ -95,9 +95,8 @@ def memories(analyses: Mapping[str, Analysis]) -> go.Figure:
     """What a request takes of the memory of several devices, by name, and where each of them ends."""
     verdicts = {name: "fits" if one.memory.fits else "does not fit" for name, one in analyses.items()}
     rows = [f"{name}<br>{verdict}" for name, verdict in verdicts.items()]
-    figure = frame(
-        "Memory", "what all sequences take, by parts; a line where the memory ends", height=190 + 64 * len(rows)
-    )
+    taken = f"what all sequences take{next(map(of_each, analyses.values()), '')}"
+    figure = frame("Memory", f"{taken}, by parts; a line where the memory ends", height=190 + 64 * len(rows))
     each = [one.memory for one in analyses.values()]
     for (name, color), field in zip(PART_COLOR.items(), ("weight", "kv_cache", "activation"), strict=True):
         sizes = [getattr(memory, f"{field}_bytes") for memory in each]
@@ -126,7 +125,7 @@ def memory_bar(analysis: Analysis) -> go.Figure:
     verdict = f"fits, {si(rest)}B {word}" if memory.fits else f"does not fit, {si(rest)}B {word} (hatched)"
     figure = frame(
         f"Memory of {analysis.model.name} on {analysis.hardware.name}",
-        f"{si(memory.total_bytes)}B of {si(capacity)}B: {verdict}",
+        f"{si(memory.total_bytes)}B of {si(capacity)}B{of_each(analysis)}: {verdict}",
         height=310, top=100, bottom=130,
     )  # fmt: skip
     sizes = (memory.weight_bytes, memory.kv_cache_bytes, memory.activation_bytes)

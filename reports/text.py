@@ -116,7 +116,14 @@ def memory_line(analysis: Analysis) -> str:
     )
     elsewhere = (("in host memory", memory.host_bytes), ("on storage", memory.storage_bytes))
     away = "".join(f"; {si(size)}B {where}" for where, size in elsewhere if size)
-    return f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B: {verdict}; {parts}{away}"
+    return f"{si(memory.total_bytes)}B of {si(memory.capacity_bytes)}B{of_each(analysis)}: {verdict}; {parts}{away}"
+
+
+def of_each(analysis: Analysis) -> str:
+    """Of which of several devices the memory is told; nothing where there is one."""
+    if analysis.inputs.devices == 1:
+        return ""
+    return " of the fullest device" if analysis.phases.prefill.stages > 1 else " of each device"
 
 
 def largest_line(analysis: Analysis) -> str:
@@ -136,11 +143,14 @@ def made_for(analysis: Analysis) -> str:
 
 
 def phase_line(name: str, phase: Phase, *, per_call: bool) -> str:
-    """What a phase is."""
+    """What a phase is, and of which devices its table is."""
     tokens = phase.batch * phase.q_len
     amounts = "OPs, bytes and times of " + ("one launch, in the total of all" if per_call else "all launches")
+    if phase.devices > 1:
+        amounts += ", of one device" + " in each stage" * (phase.stages > 1)
+    part = f", one of {phase.micro_batches} micro-batches" if phase.micro_batches > 1 else ""
     return (
-        f"{name.capitalize()}: {tokens} token{'s'[: tokens > 1]} at a context of {phase.kv_len}, at least "
+        f"{name.capitalize()}: {tokens} token{'s'[: tokens > 1]} at a context of {phase.kv_len}{part}, at least "
         f"{seconds(phase.total.bound_time_s)}{_expected(phase)} ({amounts})"
     )
 

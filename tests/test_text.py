@@ -83,6 +83,21 @@ def test_a_row_of_one_launch_has_its_times_too(capsys):
     assert "(OPs, bytes and times of all launches)" in other
 
 
+@pytest.mark.parametrize(
+    ("layout", "memory", "part", "amounts"),
+    [
+        ("tp=2", " of each device: fits", "", "of all launches, of one device)"),
+        ("pp=2", " of the fullest device: fits", ", one of 2 micro-batches, ",
+         "of all launches, of one device in each stage)"),
+    ],
+)  # fmt: skip
+def test_a_report_of_several_devices_says_whose_numbers_it_has(layout, memory, part, amounts):
+    text = " ".join(render_text(analyze("llama-3.1-8b", "h100-sxm", batch=4, layout=layout)).split())
+    assert text.count(memory) == 1
+    assert text.count(part) == 2 or not part
+    assert text.count(amounts) == 2
+
+
 @pytest.mark.parametrize("form", ["csv", "json", "html"])
 @pytest.mark.parametrize("option", ["--per-call", "--all-calls"])
 def test_a_format_that_has_all_launches_takes_no_other(capsys, form, option):

@@ -18,7 +18,8 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
     return html.Div([
         panel(picture("memories", memory.bars(found))),
         panel(
-            html.H3("How far it goes"), html.P(f"At {asked}.", className="soft"), table(memory.table(found), "totals"),
+            html.H3("How far it goes"), html.P(f"At {asked}{memory.whose(found)}.", className="soft"),
+            table(memory.table(found), "totals"),
         ),
     ])  # fmt: skip
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from llmviewer.reports import figures
 from llmviewer.reports.marks import spare
 from llmviewer.reports.shown import Shown, shown
+from llmviewer.reports.text import of_each
 from llmviewer.units import si
 
 from ..answers import Answer
@@ -14,6 +15,12 @@ from ..answers import Answer
 
 def bars(found: Sequence[Answer]) -> Shown:
     return shown(figures.memories({one.name: one.analysis for one in found}))
+
+
+def whose(found: Sequence[Answer]) -> str:
+    """Such as "; sizes are those of each device"; nothing where one device has it all."""
+    each = next((of_each(one.analysis) for one in found), "")
+    return f"; sizes are those{each}" if each else ""
 
 
 def table(found: Sequence[Answer]) -> list[tuple[str, ...]]:

@@ -47,8 +47,10 @@ def pictures(own: Sequence[Line], state: State) -> dict[str, Shown]:
         "Time to first token", f"at least; {where}", {line.name: _curve(line, "prefill") for line in own},
         unit="time", text=seconds, **named, meets=meets(own, "prefill"),
     ))  # fmt: skip
+    each = " of each device" * (own[0].setting.layout.devices > 1)
     found["sweep-memory"] = shown(curves(
-        "Memory", f"with KV cache and activations; {where}", _sizes(own), unit="memory", text=lambda y: f"{si(y)}B",
+        "Memory", f"with KV cache and activations{each}; {where}", _sizes(own), unit="memory",
+        text=lambda y: f"{si(y)}B",
         limits={line.setting.hardware.name: line.setting.hardware.capacity for line in own}, **named,
     ))  # fmt: skip
     return found

@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import inf, isnan
 from pathlib import Path
 from typing import Any, Final
@@ -62,9 +62,9 @@ class Choice:
     max_devices: int
     by: By
     limits: Limits
-    comparison: Comparison
-    ranked: tuple[Ranked, ...]
-    rejected: tuple[Rejected, ...]
+    comparison: Comparison = field(repr=False)
+    ranked: tuple[Ranked, ...] = field(repr=False)
+    rejected: tuple[Rejected, ...] = field(repr=False)
     left_out: tuple[str, ...]
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -56,7 +56,7 @@ class Comparison:
     hardware_set: tuple[str, ...]
     library: str
     profiles: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[Cell, ...] = field(repr=False)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

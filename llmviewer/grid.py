@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from operator import add
@@ -64,7 +64,7 @@ class Sweep:
 
     model: str
     hardware: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Column] = field(repr=False)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))

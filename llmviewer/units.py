@@ -29,11 +29,12 @@ def parse(text: object, unit: str) -> float:
 
     >>> parse("3.35 TB/s", "B/s")
     3350000000000.0
-    >>> parse("80 GiB", "B"), parse("500 us", "s")
-    (85899345920.0, 0.0005)
+    >>> parse("80 GiB", "B"), parse("500 us", "s"), parse("66.9 TOP/s", "OP/s")
+    (85899345920.0, 0.0005, 66900000000000.0)
     """
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     value = float(match[1]) * (_SMALL[match[4]] if match[4] else _PREFIX[match[2]]) if match else 0.0
+    value = float(f"{value:.15g}")  # or 66.9 T would be 66900000000000.01
     if not match or unit not in (match[3], match[5]) or not 0 < value < math.inf:
         must = f"must be a positive number, a space and a unit in {unit}, such as '{_EXAMPLE[unit]}'"
         raise ValueError(f"{must}; got {text!r}")

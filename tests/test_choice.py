@@ -294,6 +294,11 @@ def test_the_page_shows_what_the_ranking_follows_and_the_best_devices(novel):
     assert REPORT.html(novel) == page
 
 
+def test_a_notebook_shows_what_was_asked_and_not_every_device(novel):
+    assert len(repr(novel)) < 2000
+    assert len(repr(novel.comparison)) < 2000
+
+
 def test_what_to_expect_stands_beside_the_bounds_and_ranks_nobody(novel):
     rows = list(novel.rows())
     known = [row for row in rows if row["expected_tpot_s"]]

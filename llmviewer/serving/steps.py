@@ -49,7 +49,10 @@ class Steps:
             raise InputError(f"{model.name} has an encoder, which no batch of mixed steps takes; use llmviewer analyze")
         for one in self.setting.techniques:
             if altered(one, "prefill", "step", "kept", "schedule"):
-                raise InputError(f"{one.name} arranges the passes of one answer, which a scheduler of many does not do")
+                raise InputError(
+                    f"{one.name} arranges the passes of one answer, which a scheduler of many does not do; use "
+                    "llmviewer analyze"
+                )
 
     @property
     def turns(self) -> int:

@@ -20,7 +20,7 @@ from .expectation.profile import Profile, read_given
 from .facts import plain
 from .fleet import Known
 from .hardware import Hardware
-from .hardware_files import load_hardware, loaded
+from .hardware_files import each_changed, loaded
 from .layout import ALONE, Layout, parse_layout
 from .model import Model
 from .model_files import load_model
@@ -211,7 +211,7 @@ def compare(
     techniques    of all settings, as those of analyze()
     years         over which a purchase price is spread, used all the time; without it only cloud prices count
     bound         reports and rows say nothing of measured kernels, and take a tenth of the time
-    hardware_set  what-ifs on every device, as those of analyze()
+    hardware_set  what-ifs on every device, as those of analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
     library       whose kernels times are expected of, and profiles before those that ship, as those of analyze()
     progress      is told of models, precisions and layouts done, and of how many there are
 
@@ -263,11 +263,12 @@ def _changed(
 
     Raises InputError where they make sense of none.
     """
-    devices = [loaded(one, () if isinstance(one, str) else changes) for one in hardware]
+    asked = list(zip(hardware, each_changed(hardware, changes), strict=True))
+    devices = [loaded(one, () if isinstance(one, str) else own) for one, own in asked]
     lacking: dict[int, tuple[str, str]] = {}
-    for place, name in enumerate(hardware if changes else ()):
+    for place, (one, own) in enumerate(asked):
         try:
-            devices[place] = load_hardware(str(name), changes)
+            devices[place] = loaded(one, own)
         except InputError as error:
             lacking[place] = WHAT_IF, str(error)
     if devices and len(lacking) == len(devices):

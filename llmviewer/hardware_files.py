@@ -54,6 +54,23 @@ def loaded(hardware: str | Hardware, changes: Sequence[str] = ()) -> Hardware:
     return hardware
 
 
+def each_changed(hardware: Sequence[str | Hardware], changes: Sequence[str]) -> list[tuple[str, ...]]:
+    """Of each device those of `changes` that are of all of them, KEY=VALUE, and those that are of it, NAME:KEY=VALUE.
+
+    Raises InputError where NAME is none of them.
+    """
+    names = [one.name if isinstance(one, Hardware) else hardware_file(one).stem for one in hardware]
+    aimed: list[tuple[str, str]] = []
+    for change in changes:
+        key, equals, value = change.partition("=")
+        name, colon, own = key.rpartition(":")
+        device = hardware_file(name.strip()).stem if colon else ""
+        if colon and device not in names:
+            raise InputError(f"{change}: {name} is none of the devices that are looked at")
+        aimed.append((device, f"{own}{equals}{value}"))
+    return [tuple(change for device, change in aimed if device in ("", name)) for name in names]
+
+
 def hardware_file(name: str) -> Path:
     """The file that load_hardware(name) reads."""
     if name.endswith((".yaml", ".yml")):

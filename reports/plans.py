@@ -81,7 +81,10 @@ def headline(found: ServicePlan) -> str:
     asked = ", ".join(f"{seconds(value)} to the first token" if "first" in name else f"{seconds(value)} a token"
                       for name, value in limits.items() if value < inf)  # fmt: skip
     within = f" within {asked}" if asked else ""
-    return f"{title(found)}{within}, on at most {counted(found.max_devices, 'device')}. {best(found)}{ranked(found)}"
+    changed = found.common["hardware_set"]
+    under = f", what if {', '.join(changed)}" if changed else ""
+    most = f", on at most {counted(found.max_devices, 'device')}"
+    return f"{title(found)}{within}{most}{under}. {best(found)}{ranked(found)}"
 
 
 def ranked(found: ServicePlan) -> str:
@@ -160,8 +163,8 @@ def remarks(found: ServicePlan) -> list[str]:
         names = ", ".join(found.unpriced[:_NEAREST]) + f" and {more} more" * (more > 0)
         lacking, change = ("TDP", "power.tdp=700 W") if found.by is By.ENERGY else ("price", "price.cloud=3 USD/h")
         told.append(
-            f"Not ranked, as their files have no {lacking}: {names}; --hardware-set '{change}' gives one to all "
-            "devices, and a file of yours (`llmviewer hardware NAME --format yaml`) to one."
+            f"Not ranked, as their files have no {lacking}: {names}; --hardware-set '{found.unpriced[0]}:{change}' "
+            f"gives that one a {lacking}, and a file of yours (`llmviewer hardware NAME --format yaml`) for good."
         )
     if found.best and found.best.unmodelled > _TOLD:
         told.append(f"{found.best.unmodelled:.0%} of the steps of the best are a bound, as no kernel was measured.")

@@ -275,6 +275,8 @@ def test_what_ifs_are_those_of_analyze_and_who_lacks_the_number_says_so():
     assert (changed.ttft_s[0], changed.expected.tpot.expected[0]) == pytest.approx((one.ttft_s, one.expected_tpot_s))
     assert lacking.refused.startswith("matrix.fp8=2x: a100-sxm-80gb has no matrix.fp8 to multiply; ")
     assert found.to_dict()["inputs"]["hardware_set"] == changes
+    one = compare("llama-2-7b", ["a100-sxm-80gb", "h100-sxm"], quants=["fp8"], hardware_set=[f"h100-sxm:{changes[0]}"])
+    assert [cell.hardware.changes for cell in one.cells] == [(), (changes[0],)]
     assert "flash attention, what if matrix.fp8=2x, memory.bandwidth=2x\n" in REPORT.markdown(found)
     follows = REPORT.text(compare("gpt2", "h100-sxm", hardware_set=["cores.count=2x"]))
     assert "With the what-ifs go, on h100-sxm: matrix rates 2x" in follows

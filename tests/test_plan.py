@@ -527,6 +527,27 @@ def test_one_of_something_is_not_called_several():
         assert not re.search(r"\b1 (devices|tokens|copies|settings)\b", said)
 
 
+def test_what_is_paid_for_one_device_is_what_if_of_it_alone():
+    asked = {"hardware": ["h100-sxm", "l40s", "nvidia-l4"], "quants": ["fp8"], "rate": 1, "bound": True}
+    changes = ["l40s:price.cloud=0.5 USD/h", "l4:price.cloud=9 USD/h", "nvidia-l4:power.tdp=2x"]
+    found = plan("llama-3.1-8b", hardware_set=changes, **asked)
+    paid = {one.hardware.name: (one.usd_per_h / one.devices, one.hardware.changes) for one in found.able}
+    assert paid == {
+        "h100-sxm": (2.49, ()),
+        "l40s": (0.5, ("price.cloud=0.5 USD/h",)),
+        "l4": (9.0, ("price.cloud=9 USD/h", "power.tdp=2x")),
+    }
+    assert found.best.hardware.name == "l40s"
+    assert found.simulation(found.best)["hardware_set"] == ("price.cloud=0.5 USD/h",)
+    assert f"devices, what if {', '.join(changes)}. Lowest in USD/h: 1 x l40s" in REPORT.headline(found)
+    for changes, said in (
+        (["t4:price.cloud=1 USD/h"], "t4:price.cloud=1 USD/h: t4 is none of the devices that are looked at"),
+        ([":price.cloud=1 USD/h"], "no hardware ''"),
+    ):
+        with pytest.raises(InputError, match=f"^{said}"):
+            plan("llama-3.1-8b", hardware_set=changes, **asked)
+
+
 @pytest.fixture(scope="module")
 def small():
     """What ASKED asks."""
@@ -544,8 +565,8 @@ def test_the_report(capsys, small):
         "Lowest in USD/h: 1 x h100-sxm, published: 2.49 USD/h, 0.54 USD for a million tokens written. First token",
         "Beaten by no other",
         (
-            "Not ranked, as their files have no price: l40s, p100-sxm2; --hardware-set 'price.cloud=3 USD/h' gives one "
-            "to all devices, and a file of yours (`llmviewer hardware NAME --format yaml`) to one."
+            "Not ranked, as their files have no price: l40s, p100-sxm2; --hardware-set 'l40s:price.cloud=3 USD/h' "
+            "gives that one a price, and a file of yours (`llmviewer hardware NAME --format yaml`) for good."
         ),
     ):
         assert said in words

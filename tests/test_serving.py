@@ -732,7 +732,7 @@ def test_techniques_that_change_what_a_step_does():
         for techniques in ((), ["sparsity"])
     )
     assert np.mean(sparse.tpot_s) < 0.8 * np.mean(plain.tpot_s)
-    with pytest.raises(InputError, match="^eagle arranges the passes of one answer, .*; use llmviewer analyze$"):
+    with pytest.raises(InputError, match=r"^eagle arranges the passes of one answer, .*; use llmviewer analyze$"):
         simulate("llama-3.1-8b", "h100-sxm", rate=5, techniques=["eagle"])
 
 

@@ -85,7 +85,8 @@ hardware_set = click.option(
     "--hardware-set",
     metavar="KEY=VALUE",
     multiple=True,
-    help="What if: memory.bandwidth=2x, matrix.fp16='155 TOP/s', memory.capacity='48 GB'. May be repeated.",
+    help="What if: memory.bandwidth=2x, matrix.fp16='155 TOP/s', memory.capacity='48 GB'; of one of several devices: "
+    "l40s:price.cloud='1 USD/h'. May be repeated.",
 )
 hardware_path = click.option(
     "--hardware-path",

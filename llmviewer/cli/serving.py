@@ -27,7 +27,7 @@ _DEGREES: Final = {
 _F = TypeVar("_F", bound=Callable[..., object])
 
 _hardware_set = click.option(
-    "--hardware-set", metavar="KEY=VALUE", multiple=True, help="What if, as of analyze. May be repeated."
+    "--hardware-set", metavar="KEY=VALUE", multiple=True, help="What if, as of compare. May be repeated."
 )
 
 

@@ -20,7 +20,7 @@ from ..expectation.kernels import Kernels
 from ..expectation.profile import Profile
 from ..graph import Graph
 from ..hardware import Hardware
-from ..hardware_files import hardware_names, loaded
+from ..hardware_files import each_changed, hardware_names, loaded
 from ..layout import Layout, parse_layout
 from ..model import Model
 from ..operators.linear import ExpertsLinear
@@ -73,7 +73,7 @@ def plan(
     library      whose kernels are expected; of which most was measured on each device if ""
     engine       that launches them; no gaps between them if ""
     profiles     files that `llmviewer calibrate` wrote, before those that ship
-    hardware_set what-ifs on every device, as those of analyze()
+    hardware_set what-ifs on every device, as those of analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
     bound        whether lower bounds are to keep to the goals, and nothing is expected
     progress     is told of layouts and precisions done, and of how many there are
 
@@ -161,7 +161,8 @@ def _devices(
     """Those that were named, each once, or all that can be bought; and the names of those that were left out."""
     given.listed(hardware_set=changes)
     named = hardware_names() if hardware is None else _some("hardware", hardware)
-    devices = {device.name: device for device in (loaded(one, changes) for one in named)}
+    found = (loaded(one, own) for one, own in zip(named, each_changed(named, changes), strict=True))
+    devices = {device.name: device for device in found}
     left = unsold(devices.values()) if hardware is None else ()
     return [device for name, device in devices.items() if name not in left], left
 

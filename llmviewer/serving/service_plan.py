@@ -109,7 +109,7 @@ class ServicePlan:
             "policy": POLICY, "max_batch": int(one.layout.local(one.limit)),
             "quant": None if one.quant == PUBLISHED else one.quant,
             "layout": str(one.layout) if one.layout.devices > 1 else None, "ttft": self.goals.ttft_s,
-            "tpot": self.goals.tpot_s, **self.common,
+            "tpot": self.goals.tpot_s, **self.common, "hardware_set": one.hardware.changes,
         }  # fmt: skip
         given = {name: value for name, value in asked.items() if value not in (None, "", (), inf)}
         return {"hardware": one.hardware.name, **given}

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from llmviewer import analyze
+from llmviewer import analyze, load_model
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.listing import Item
 from llmviewer.reports.recommendations import REPORT, Folded
+from llmviewer.serving import options
 from llmviewer.serving.advising import recommend
 from llmviewer.techniques import Touches, techniques
 
@@ -127,6 +128,19 @@ def test_a_small_model_of_the_family_drafts(found):
     names = {option.name for each in (*none.alone, *none.idle, *none.large) for option in each.options}
     assert not [name for name in names if name.startswith("draft")]
     assert "Of a draft" not in REPORT.text(none)
+
+
+@pytest.mark.parametrize(
+    ("model", "draft"),
+    [
+        ("llama-3.1-70b", "llama-3.2-1b"),
+        ("qwen3-32b", "qwen3-0.6b"),
+        ("qwen2.5-72b", "qwen2.5-7b"),  # smaller ones have another number of rows in their tables
+        ("mistral-7b-v0.1", ""),
+    ],
+)
+def test_a_draft_is_of_the_same_generation(model, draft):
+    assert options._draft(load_model(model)) == draft
 
 
 def test_every_technique_is_ranked_or_told_why_not(found):

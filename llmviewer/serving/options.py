@@ -24,6 +24,7 @@ _BATCHES: Final = (2, 4, 8, 16)
 _DRAFT: Final = 5  # times smaller than the model, at least, is one that drafts for it
 TAU: Final = 1.9  # tokens of a pass that it verifies: the middle of what was measured (arXiv:2404.14294, table 5)
 _FAMILY: Final = re.compile(r"[a-z]+")
+_GENERATION: Final = re.compile(r"[a-z]+-?\d+")  # qwen3 of qwen3-32b, llama-3 of llama-3.1-70b
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +98,21 @@ def without_usual(given: Sequence[Technique]) -> Iterator[tuple[Option, str]]:
 
 
 def _draft(model: Model) -> str:
-    """The smallest shipped model of the same family and vocabulary, if it is small enough to draft; else ""."""
+    """The smallest shipped model of the same family and vocabulary, of the same generation if there is one, if it is
+    small enough to draft; else "".
+    """
     family = _FAMILY.match(model.name)
     names = (name for name in model_names() if family and name.startswith(family[0]))
     small = (other for other in map(load_model, names) if other.generates and not other.encodes)
     alike = (other for other in small if vocabulary(other) == vocabulary(model))
     able = [other for other in alike if other.parameters * _DRAFT <= model.parameters]
-    return min(able, key=lambda other: other.parameters).name if able else ""
+
+    def worth(other: Model) -> tuple[bool, int, bool]:
+        mine, own = _GENERATION.match(model.name), _GENERATION.match(other.name)
+        apart = not (mine and own and mine[0] == own[0])
+        return apart, other.parameters, not other.name.startswith(model.name.rpartition("-")[0])
+
+    return min(able, key=worth).name if able else ""
 
 
 def with_options(asked: Mapping[str, Any], options: Sequence[Option]) -> dict[str, Any]:

@@ -251,21 +251,7 @@ def saturate(
         chosen, _ = fullest(runs[-1], some, block=block, max_batch=max_batch)
     most = _fitting(steps, some, chosen, block) if max_batch is None else max_batch
     capped = max_batch is not None or most == _MOST
-    count = max(_LEAST, _ROUNDS * steps.ranks * most) if requests is None else requests
-    first = 0 if chosen.drains else steps.ranks * most
-    while True:
-        traffic = at_once(lengths, check_requests(count), seed)
-        waiting = _midway(traffic, first, seed)
-        found = [span_of(run, *waiting, policy=chosen, max_batch=most, block=block) for run in runs]
-        spans = [span for span in found if span]
-        if len(spans) == len(runs):
-            break
-        if requests is not None:
-            raise InputError(
-                f"requests must be more than {count}: nobody waits any more before a copy with up to {most} at a time "
-                "is past its start; leave it out for as many as it takes"
-            )
-        count *= 2
+    traffic, spans = _busy(runs, lengths, requests, policy=chosen, most=most, block=block, seed=seed)
     bounds, *expected = (
         _sustained(run, span, traffic, chosen, max_batch=most, copies=copies, capped=capped)
         for run, span in zip(runs, spans, strict=True)
@@ -274,6 +260,37 @@ def saturate(
         setting=setting, policy=chosen, searched=free, copies=copies, max_batch=most, block=block, seed=seed,
         traffic=traffic, years=years, bound=bounds, expected=expected[0] if expected else None, unknown=unknown,
     )  # fmt: skip
+
+
+def _busy(
+    runs: Sequence[Steps],
+    lengths: Sequence[Lengths],
+    requests: int | None,
+    *,
+    policy: Policy,
+    most: int,
+    block: int,
+    seed: int,
+) -> tuple[Traffic, list[Span]]:
+    """Requests that all wait from the start, as many as it takes if None, and the span of each run that is measured.
+
+    Raises InputError where there are too few of them.
+    """
+    together = runs[0].ranks * most
+    count = max(_LEAST, _ROUNDS * together) if requests is None else requests
+    while True:
+        traffic = at_once(lengths, check_requests(count), seed)
+        waiting = _midway(traffic, 0 if policy.drains else together, seed)
+        found = [span_of(run, *waiting, policy=policy, max_batch=most, block=block) for run in runs]
+        spans = [span for span in found if span]
+        if len(spans) == len(runs):
+            return traffic, spans
+        if requests is not None:
+            raise InputError(
+                f"requests must be more than {count}: nobody waits any more before a copy with up to {most} at a time "
+                "is past its start; leave it out for as many as it takes"
+            )
+        count *= 2
 
 
 def at_once(lengths: Sequence[Lengths], count: int, seed: int) -> Traffic:

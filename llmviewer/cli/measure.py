@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -110,7 +111,7 @@ def measure(
 
 
 def _report(session: Session, form: str, before: int) -> None:
-    from ..expectation.calibrate import LEAST
+    """What was found, in report.md too; what was in the way; and what to do with it."""
     from ..export import write_text
     from ..hardware_files import load_hardware
     from ..measuring.session import header
@@ -132,38 +133,54 @@ def _report(session: Session, form: str, before: int) -> None:
     if parts:
         last = max((row["date"][:10] for row in journal.rows), default="")
         write_text(folder / "report.md", report(f"{machine.title} {last}".rstrip(), versions, parts))
+    new = f"{folder}: {counted(len(journal.rows), 'row')}, {len(journal.rows) - before} of them new"
+    threads = versions.get("threads")
+    for line in (*_troubles(session, threads), new, *_next(session, form, tables=bool(paths))):
+        click.echo(line)
+
+
+def _troubles(session: Session, threads: str | None) -> Iterator[str]:
+    """What was left out, and why."""
+    journal = session.journal
     disturbed = sum(row["disturbed"] for row in journal.rows) / max(len(journal.rows), 1)
     if disturbed > _DISTURBED:
-        click.echo(f"Other programs took a core during {disturbed:.0%} of the launches, which do not count.")
+        yield f"Other programs took a core during {disturbed:.0%} of the launches, which do not count."
     if session.put_off:
-        fewer = ", or with one thread (OMP_NUM_THREADS=1)" if versions.get("threads") != "1" else ""
-        click.echo(
+        fewer = ", or with one thread (OMP_NUM_THREADS=1)" if threads != "1" else ""
+        yield (
             f"{session.put_off} times a launch was put off, as other programs take the cores: measure\n"
             f"again when they are done{fewer}"
         )
     for reason, count in session.left_out.items():
-        click.echo(f"{counted(count, 'launch', 'launches')} left out: {reason}")
+        yield f"{counted(count, 'launch', 'launches')} left out: {reason}"
     for reason, count in session.unfit.items():
-        click.echo(f"{counted(count, 'tiling')} left out: {reason}")
+        yield f"{counted(count, 'tiling')} left out: {reason}"
     if session.broken:
         again = "goes on without it" if journal.complete else "measures the ceilings again"
-        click.echo(f"The device gave nothing more after {session.broken}:\nthe same command {again}")
-    click.echo(f"{folder}: {counted(len(journal.rows), 'row')}, {len(journal.rows) - before} of them new")
-    kinds = Counter(tuple(str(row.get(name)) for name in _STACK) for row in journal.rows)
+        yield f"The device gave nothing more after {session.broken}:\nthe same command {again}"
+
+
+def _next(session: Session, form: str, *, tables: bool) -> Iterator[str]:
+    """What rows are wanting, and the commands that go on from `tables`, where there are some."""
+    from ..expectation.calibrate import LEAST
+
+    machine, folder = session.machine, session.journal.folder
+    kinds = Counter(tuple(str(row.get(name)) for name in _STACK) for row in session.journal.rows)
     fullest = max(kinds.values(), default=0)
-    if paths:
-        files, profile = f"{folder}/*.{form}", f"{folder}/profile.yaml"
-        commands = [f"calibrate {files} -o {profile}", f"validate {files} --profile {profile}"]
-        commands += [f"analyze MODEL {machine.name} --profile {profile}"]
-        if fullest < LEAST:
-            click.echo(
-                f"calibrate needs {LEAST} rows of one kernel and data type, of which the most is {fullest}:\n"
-                "the same command adds more"
-            )
-            commands = [f"validate {files}"]
-        own = folder / "hardware" if machine.document else machine.folder
-        path = f"LLMVIEWER_HARDWARE_PATH={own} " if own else ""
-        click.echo("\n".join(["Next:", *(f"  {path}llmviewer {command}" for command in commands)]))
+    if not tables:
+        return
+    files, profile = f"{folder}/*.{form}", f"{folder}/profile.yaml"
+    commands = [f"calibrate {files} -o {profile}", f"validate {files} --profile {profile}"]
+    commands += [f"analyze MODEL {machine.name} --profile {profile}"]
+    if fullest < LEAST:
+        yield (
+            f"calibrate needs {LEAST} rows of one kernel and data type, of which the most is {fullest}:\n"
+            "the same command adds more"
+        )
+        commands = [f"validate {files}"]
+    own = folder / "hardware" if machine.document else machine.folder
+    path = f"LLMVIEWER_HARDWARE_PATH={own} " if own else ""
+    yield "\n".join(["Next:", *(f"  {path}llmviewer {command}" for command in commands)])
 
 
 def _families(text: str | None) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from llmviewer.expectation.carried import parameters_on
 from llmviewer.expectation.device import find, of
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.families._family import Parameter, cold
-from llmviewer.expectation.families._routing import local_loads
+from llmviewer.expectation.families._routing import TILES, local_loads, shared_out
 from llmviewer.expectation.fitting import fit
 from llmviewer.expectation.profile import Entry, Error, Profile, error_of, read, shipped, to_yaml, transferred
 from llmviewer.expectation.residual import Residual, points_of
@@ -1202,6 +1202,38 @@ def test_exponentials_take_as_many_clocks_however_fast_matrices_are_multiplied()
     assert quotient("a100-sxm-80gb") == 1  # hides less of them
     known = entry("attention_prefill", device="b200")  # which does half as many in a clock
     assert quotient("b300") == pytest.approx((1965 / 2032) / 2)
+
+
+def test_what_ifs_leave_the_cache_and_what_a_core_has_under_way_as_they_were():
+    known = entry("attention_decode")
+    for change, factor in {"cores.count=2x": 2, "memory.bandwidth=2x": 1 / 2}.items():
+        found = parameters_on(of(load_hardware("h100-sxm", [change])), known)
+        both = {name: factor * known.parameters[name] for name in ("kappa", "lambda")}
+        assert found == pytest.approx(known.parameters | both)
+
+
+@given(rows=st.integers(1, 5000), experts=st.integers(1, 300))
+def test_tiles_of_rows_that_are_shared_out_by_brute_force(rows, experts):
+    own = [rows // experts + (i < rows % experts) for i in range(experts)]
+    found = shared_out(np.array([float(rows)]), np.array([float(experts)]))
+    assert found[0] == pytest.approx([sum(-(-each // tile) for each in own) for tile in TILES])
+
+
+def test_experts_that_random_choices_all_but_reach_have_no_further_tile():
+    """Of 1024 x 4 choices among 128 experts 2e-13 is not reached: 32 rows and a trifle are no second tile of 32."""
+    every, most = (shapes("moe", tokens=1024, topk=4, experts=128, reached=n) for n in (0, 128 * (1 - 1e-13)))
+    assert seconds("moe", most, variant="mean") == pytest.approx(seconds("moe", every, variant="mean"))
+
+
+@pytest.mark.parametrize("name", ["gemm", "attention_prefill", "attention_decode", "moe"])
+@given(cores=st.sampled_from([2, 3, 4, 8]), size=st.floats(0.02, 8))
+def test_more_cores_slow_nothing_down(name, cores, size):
+    """But where work is cut for them: by what a few blocks more cost."""
+    grown = GROWS[name][0]
+    columns = shapes(name, **{grown: max(1, round(SHAPES[name][grown] * size))})
+    more = of(load_hardware("h100-sxm", [f"cores.count={cores}x"]))
+    one, other = (expect(name, columns, device, STACKS[name], [entry(name)]).expected[0] for device in (H100, more))
+    assert other <= 1.05 * one
 
 
 def test_matrix_units_of_a_what_if_do_not_speed_up_exponentials():

@@ -150,11 +150,13 @@ def test_disturbed_launches_do_not_count():
         settled(lambda: Sample(1e-5, disturbed=True), 0.01)
 
 
-def test_a_ceiling_is_sought_longer_where_launches_are_disturbed_and_says_so_where_all_are():
-    def late():
-        return Sample(9.0, disturbed=True) if monotonic() < start + 0.05 else Sample(1e-5)
+def test_a_ceiling_is_sought_longer_where_launches_are_disturbed_and_says_so_where_all_are(monkeypatch):
+    ticks, launches = count(), count()
+    monkeypatch.setattr(timing, "monotonic", lambda: 1e-3 * next(ticks))
 
-    start = monotonic()
+    def late():
+        return Sample(9.0, disturbed=True) if next(launches) < 50 else Sample(1e-5)
+
     assert timing.fastest(late, 0.03) == Sample(1e-5)
     assert timing.fastest(lambda: Sample(1e-5, disturbed=True), 0.005) == Sample(1e-5, disturbed=True)
 

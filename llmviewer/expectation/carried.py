@@ -25,8 +25,8 @@ Parameters = Mapping[str, float]
 
 
 def parameters_on(device: Device, entry: Entry) -> Parameters:
-    """Those of an entry on a device by all rules in turn; on its own, by those of what does not get faster with matrix
-    units, which a what-if may have changed.
+    """Those of an entry on a device by all rules in turn; on its own, by those of what does not follow the rates that a
+    what-if may have changed.
     """
     move = _Move(entry=entry, own=kin(entry.device), device=device)
     found = dict(entry.parameters)
@@ -101,6 +101,16 @@ def _cache_bandwidth(found: Parameters, move: _Move) -> Parameters:
     return {"lambda": found["lambda"] * (own.bandwidth / own.cores) / (device.bandwidth / device.cores)}
 
 
+def _core_bandwidth(found: Parameters, move: _Move) -> Parameters:
+    """What a core has under way does not go with what all of them share. Kernels of other devices are cut for those:
+    what was fitted on H100 and on H200 does not follow this.
+    """
+    if "kappa" not in found:
+        return {}
+    was, now = move.own.bandwidth / move.own.cores, move.device.bandwidth / move.device.cores
+    return {"kappa": found["kappa"] * was / now}
+
+
 def _cache_halves(found: Parameters, move: _Move) -> Parameters:
     if not move.alike or not {generation(move.own), generation(move.device)} <= _HALVES_SINCE:
         return {}
@@ -158,5 +168,5 @@ def _density(device: Kin) -> float:
 
 
 _Rule = Callable[[Parameters, _Move], Parameters]
-_OWN: Final[tuple[_Rule, ...]] = (_waits, _exponentials)
-_RULES: Final[tuple[_Rule, ...]] = (_fixed_times, _cache_bandwidth, _cache_halves, *_OWN, _power)
+_OWN: Final[tuple[_Rule, ...]] = (_cache_bandwidth, _core_bandwidth, _waits, _exponentials)
+_RULES: Final[tuple[_Rule, ...]] = (_fixed_times, _cache_bandwidth, _cache_halves, _waits, _exponentials, _power)

@@ -36,8 +36,19 @@ def _even(tokens: Array, experts: Array, chosen: Array, devices: Array) -> Array
     local, total = np.maximum(experts // devices, 1), tokens * chosen
     least = total // experts
     more = np.minimum(np.ceil(total % experts / devices), local)  # experts that have one row more
-    tiles = [(local - more) * np.ceil(least / tile) + more * np.ceil((least + 1) / tile) for tile in TILES]
-    return np.stack([local * least + more, np.where(least > 0, local, more), *tiles], axis=1)
+    tiles = shared_out(local * least + more, local)
+    return np.concatenate([np.stack([local * least + more, np.where(least > 0, local, more)], axis=1), tiles], axis=1)
+
+
+def shared_out(rows: Array, experts: Array) -> Array:
+    """Tiles of each of TILES rows where `experts`, which may be the mean of a number, have one row more than others at
+    most.
+    """
+    least = np.floor(rows / experts)
+    more = rows - least * experts
+    heights = np.array(TILES)
+    few, many = (np.ceil(each[:, None] / heights) for each in (least, least + 1))
+    return np.asarray((experts - more)[:, None] * few + more[:, None] * many)
 
 
 @lru_cache(maxsize=200_000)

@@ -10,7 +10,7 @@ import numpy as np
 from ..device import Device
 from ..formats import kernel_type
 from ._family import MICROSECOND, Array, Family, Features, Parameter, Parameters, Shapes, Stack, cold, from_memory
-from ._routing import TILES, local_loads
+from ._routing import TILES, local_loads, shared_out
 
 _HEIGHTS: Final = np.array(TILES, dtype=float)
 _TUNED: Final = (16, 32, 64, 128)  # rows of tiles that a kernel tuned for each shape has, and their columns
@@ -192,7 +192,7 @@ def _work(shapes: Shapes) -> dict[str, Array]:
     known = np.asarray(shapes["reached"], dtype=float)  # of the device's experts; 0 where it is not said
     fewer = (known > 0) & (known < reached)
     reached = np.where(fewer, known, reached)
-    tiles = np.where(fewer[:, None], reached[:, None] * np.ceil((rows / reached)[:, None] / np.array(TILES)), tiles)
+    tiles = np.where(fewer[:, None], shared_out(rows, reached), tiles)
     inner = inter / tp
     return {
         "tokens": tokens,

@@ -34,6 +34,7 @@ from .resource import matrix
 from .setting import Setting
 from .workload import Workload
 
+SCHEMA_VERSION: Final = 1  # of estimates as JSON
 _Sizes = Mapping[str, int]
 _MOST: Final = 10_000  # estimates of one call
 _OR_NONE: Final[Mapping[str, float]] = {"window": inf, "gated": 1}  # sizes that may be 0, with their most
@@ -65,7 +66,7 @@ class KernelEstimate:
 
     bound        what sets the least time: memory, compute or link
     dtype        what it is computed in
-    expected_s   of a measured library's kernel, with the ends of its 80 % interval; None where nothing is known
+    expected_time_s   of a measured library's kernel, with the ends of its 80 % interval; None where nothing is known
     latency      whether launch and other fixed costs are most of the time expected
     source       where the expectation comes from
     """
@@ -79,9 +80,9 @@ class KernelEstimate:
     intensity: float
     bound: str
     dtype: str
-    bound_s: float
+    bound_time_s: float
     attainable_ops_per_s: float
-    expected_s: float | None
+    expected_time_s: float | None
     expected_low_s: float | None
     expected_high_s: float | None
     latency: bool
@@ -219,9 +220,9 @@ def _estimates(
         known = [None if np.isnan(time) else time for time in expected]
         yield KernelEstimate(
             kernel=setting.model.name, hardware=setting.hardware.name, quant=quant, sizes=own, ops=ops,
-            bytes=moved, intensity=intensity, bound=limit.bound, dtype=whole.compute.dtype, bound_s=least,
-            attainable_ops_per_s=attainable, expected_s=known[0], expected_low_s=known[1], expected_high_s=known[2],
-            latency=latency, source=found.source if found else "",
+            bytes=moved, intensity=intensity, bound=limit.bound, dtype=whole.compute.dtype, bound_time_s=least,
+            attainable_ops_per_s=attainable, expected_time_s=known[0], expected_low_s=known[1],
+            expected_high_s=known[2], latency=latency, source=found.source if found else "",
         )  # fmt: skip
 
 

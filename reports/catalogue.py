@@ -14,6 +14,7 @@ from llmviewer.units import si
 
 from .columns import columns
 from .listing import WIDTH, filled
+from .table import number
 
 _NARROW: Final = ("fp8", "int8", "fp4")
 _KEY: Final = 22  # characters of the longest key of a model, and a gap
@@ -97,7 +98,7 @@ def hardware_list(devices: Sequence[Hardware], width: int = WIDTH) -> str:
 def hardware_card(device: Hardware, width: int = WIDTH) -> str:
     """Every number under its block, as the file has it; sources by their key; what is too long for a line wraps."""
     about = f"{device.title} ({device.architecture}, {device.released}, {device.status})"
-    parts = [_wrapped(about, width), columns(_facts(device), left=(0, 1, 2)), "Sources"]
+    parts = [_wrapped(about, width), columns(_facts(device), left=(0, 1, 2)), _turning(device, width), "Sources"]
     for key, source in device.sources.items():
         parts += [_wrapped(f"{key}: {source}", width), *([f"    {source.url}"] if source.url else [])]
     remarks = [f"{f.key}: {f.note}" for f in device.facts if f.note and f.source] + list(device.notes)
@@ -108,6 +109,19 @@ def hardware_card(device: Hardware, width: int = WIDTH) -> str:
 
 def _facts(device: Hardware) -> list[tuple[str, str, str]]:
     return [("key", "value", "source"), *((f.key, f.text, f.source or "what-if") for f in device.facts)]
+
+
+def _turning(device: Hardware, width: int) -> str:
+    """The OPs for each byte of memory above which units are what limits, by data type, those alike together."""
+    parts = []
+    for unit in (Unit.MATRIX, Unit.VECTOR):
+        points: dict[float, list[str]] = {}
+        rates = {resource.dtype: rate for resource, rate in device.rates.items() if resource.unit is unit}
+        for dtype, rate in sorted(rates.items(), key=lambda item: item[1]):
+            points.setdefault(rate / device.bandwidth(), []).append(dtype)
+        each = ", ".join(f"{' '.join(dtypes)} {number(point)}" for point, dtypes in points.items())
+        parts += [f"{unit} units {each}"] if each else []
+    return _wrapped(f"Turning points, OP/B: {'; '.join(parts)}", width)
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmviewer import __version__
 from llmviewer.expectation.sources import why_unknown
-from llmviewer.one_kernel import KernelEstimate, kinds
+from llmviewer.one_kernel import SCHEMA_VERSION, KernelEstimate, kinds
 from llmviewer.units import fold, seconds, si
 
 from .columns import columns
@@ -29,7 +30,7 @@ def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None
         own = ([each.hardware] if len(devices) > 1 else []) + [str(each.sizes[name]) for name in several]
         lines.append([
             *own, si(each.ops).replace(" ", ""), si(each.bytes).replace(" ", ""), number(each.intensity), each.bound,
-            seconds(each.bound_s), *_expected(each),
+            seconds(each.bound_time_s), *_expected(each),
         ])  # fmt: skip
     left = {lines[0].index("bound"), *({0} if len(devices) > 1 else ())}
     text = f"{filled(head, width)}\n\n{columns(lines, left=left, gap=' ')}\n{filled(_legend(found), width)}\n"
@@ -37,15 +38,15 @@ def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None
 
 
 def _expected(each: KernelEstimate) -> list[str]:
-    if each.expected_s is None:
+    if each.expected_time_s is None:
         return ["-", "-", "-", "-"]
     star = "*" if each.latency else ""
     sides = (seconds(each.expected_low_s), seconds(each.expected_high_s))
-    return [seconds(each.expected_s) + star, *sides, f"{each.bound_s / each.expected_s:.0%}"]
+    return [seconds(each.expected_time_s) + star, *sides, f"{each.bound_time_s / each.expected_time_s:.0%}"]
 
 
 def _legend(found: Sequence[KernelEstimate]) -> str:
-    known = [each for each in found if each.expected_s is not None]
+    known = [each for each in found if each.expected_time_s is not None]
     text = "time: what no kernel beats; bound: what sets it."
     if not known:
         why = why_unknown(found[0].source)
@@ -57,21 +58,22 @@ def _legend(found: Sequence[KernelEstimate]) -> str:
 
 
 def _measured(each: KernelEstimate, measured_s: float) -> str:
-    if measured_s < each.bound_s:
+    if measured_s < each.bound_time_s:
         why = "operands stood in a cache" if each.bound == "memory" else "the clock was above the datasheet's"
-        below = f"Measured {seconds(measured_s)}, below the bound ({fold(measured_s / each.bound_s, 2)})"
+        below = f"Measured {seconds(measured_s)}, below the bound ({fold(measured_s / each.bound_time_s, 2)})"
         return f"{below}: {why}, less was done, or the number has another unit."
-    text = f"Measured {seconds(measured_s)}: {each.bound_s / measured_s:.0%} of the best that is possible"
-    if each.expected_s is None or each.expected_low_s is None or each.expected_high_s is None:
+    text = f"Measured {seconds(measured_s)}: {each.bound_time_s / measured_s:.0%} of the best that is possible"
+    if each.expected_time_s is None or each.expected_low_s is None or each.expected_high_s is None:
         return text + "."
     inside = each.expected_low_s <= measured_s <= each.expected_high_s
     place = "inside the interval" if inside else "faster than 90 % of such kernels"
     place = "slower than 90 % of such kernels" if measured_s > each.expected_high_s else place
-    return f"{text}; {number(measured_s / each.expected_s)}x the time expected, {place}."
+    return f"{text}; {number(measured_s / each.expected_time_s)}x the time expected, {place}."
 
 
 def render_json(found: Sequence[KernelEstimate]) -> str:
-    return json_of([each.to_dict() for each in found])
+    kernels = [each.to_dict() for each in found]
+    return json_of({"schema_version": SCHEMA_VERSION, "llmviewer_version": __version__, "kernels": kernels})
 
 
 def render_csv(found: Sequence[KernelEstimate]) -> str:

@@ -148,6 +148,7 @@ def test_hardware_shows_every_number_with_its_source(capsys):
     assert all(fact["source"]["title"] for fact in facts.values())
     _, out, _ = run(capsys, "hardware", "h100-sxm")
     assert "matrix.fp16" in out
+    assert "bf16 fp16 295, fp8 int8 590; vector units fp64" in " ".join(out.split())  # 989.4 and 1978.9 over 3.35
     assert "Sources" in out
     _, out, _ = run(capsys, "hardware", "--format", "json")
     assert [d["name"] for d in json.loads(out)] == sorted(d["name"] for d in json.loads(out))

@@ -10,6 +10,7 @@ import pytest
 
 from llmviewer import InputError, analyze, estimate_kernel
 from llmviewer.cli import main
+from llmviewer.one_kernel import SCHEMA_VERSION
 
 
 def operator(name, phase, model, hardware="h100-sxm", **asked):
@@ -21,7 +22,7 @@ def test_a_product_is_counted_by_hand():
     (one,) = estimate_kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336})
     assert one.ops == 2 * 16 * 4096 * 14336
     assert one.bytes == 2 * (16 * 14336 + 4096 * 14336 + 16 * 4096)
-    assert one.bound_s == pytest.approx(one.bytes / 3.352e12, rel=1e-3)
+    assert one.bound_time_s == pytest.approx(one.bytes / 3.352e12, rel=1e-3)
     assert (one.bound, one.dtype, one.quant) == ("memory", "bf16", "bf16")
     (narrow,) = estimate_kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336}, quant="W4A16g128")
     assert narrow.bytes == one.bytes - 2 * 4096 * 14336 + 4096 * 14336 * (4 + 20 / 128) / 8
@@ -33,13 +34,13 @@ def test_it_is_what_it_is_inside_a_model(quant):
     down = operator("down_proj", "decode", "llama-3-8b", **asked)
     (alone,) = estimate_kernel("gemm", "h100-sxm", {"M": 16, "N": 4096, "K": 14336}, quant=quant)
     assert (alone.ops, alone.bytes) == (down.per_call.ops, pytest.approx(down.per_call.bytes))
-    assert alone.bound_s == pytest.approx(down.per_call.bound_time_s)
-    assert alone.expected_s == pytest.approx(down.expected_time_s / down.repeat)
+    assert alone.bound_time_s == pytest.approx(down.per_call.bound_time_s)
+    assert alone.expected_time_s == pytest.approx(down.expected_time_s / down.repeat)
     attention = operator("attention", "decode", "llama-3-8b", **asked)
     sizes = {"batch": 16, "kv_len": 1001, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
     (alone,) = estimate_kernel("attention", "h100-sxm", sizes, quant=quant)
     assert (alone.ops, alone.bytes) == (attention.per_call.ops, pytest.approx(attention.per_call.bytes))
-    assert alone.expected_s == pytest.approx(attention.expected_time_s / attention.repeat)
+    assert alone.expected_time_s == pytest.approx(attention.expected_time_s / attention.repeat)
 
 
 def test_latent_attention_reads_its_cache_once():
@@ -47,7 +48,7 @@ def test_latent_attention_reads_its_cache_once():
     sizes = {"batch": 4, "kv_len": 1000, "q_heads": 16, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512}
     (alone,) = estimate_kernel("attention", "h100-sxm", sizes)
     assert (alone.ops, alone.bytes) == (own.per_call.ops, pytest.approx(own.per_call.bytes))
-    assert alone.expected_s == pytest.approx(own.expected_time_s / own.repeat)
+    assert alone.expected_time_s == pytest.approx(own.expected_time_s / own.repeat)
 
 
 def test_experts_in_one_kernel_keep_what_is_between_them():
@@ -60,8 +61,8 @@ def test_experts_in_one_kernel_keep_what_is_between_them():
     assert alone.bytes < sum(op.per_call.bytes for op in parts)
     weights = 3 * 8 * 4096 * 14336 * 2
     assert alone.bytes == pytest.approx(weights + 2 * 2 * 4096 * 4096, rel=0.01)  # beside them, rows in and out
-    assert alone.bound_s < sum(op.per_call.bound_time_s for op in parts)
-    assert alone.expected_s == pytest.approx(sum(op.expected_time_s / op.repeat for op in parts))
+    assert alone.bound_time_s < sum(op.per_call.bound_time_s for op in parts)
+    assert alone.expected_time_s == pytest.approx(sum(op.expected_time_s / op.repeat for op in parts))
 
 
 def test_every_combination_is_there_in_order_and_alike_alone():
@@ -72,14 +73,14 @@ def test_every_combination_is_there_in_order_and_alike_alone():
     ]  # fmt: skip
     for each in found:
         (alone,) = estimate_kernel("gemm", "b200", each.sizes)
-        times = {"expected_s", "expected_low_s", "expected_high_s"}  # whose trends are summed in 32 bits
+        times = {"expected_time_s", "expected_low_s", "expected_high_s"}  # whose trends are summed in 32 bits
         for field, value in asdict(alone).items():
             assert value == (pytest.approx(getattr(each, field), rel=1e-6) if field in times else getattr(each, field))
 
 
 def test_where_nothing_was_measured_there_is_the_bound_alone():
     (one,) = estimate_kernel("add", "tpu-v5e", {"rows": 8, "cols": 512})
-    assert one.expected_s is None
+    assert one.expected_time_s is None
     assert one.bytes == 3 * 8 * 512 * 2
 
 
@@ -119,7 +120,7 @@ def test_the_command_tells_how_good_a_time_is(capsys):
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     (one,) = estimate_kernel("gemm", "h200-sxm", {"M": 1, "N": 8192, "K": 28672}, quant="W4A16g128")
-    assert f"Measured 33.0 us: {one.bound_s / 33e-6:.0%} of the best that is possible" in text
+    assert f"Measured 33.0 us: {one.bound_time_s / 33e-6:.0%} of the best that is possible" in text
     assert main(["kernel"]) == 0
     assert "gemm       M= N= K=" in capsys.readouterr().out
 
@@ -180,11 +181,13 @@ def test_json_and_csv_say_the_same(capsys):
         "--format",
     ]
     assert main([*asked, "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
+    rows = document["kernels"]
+    assert document["schema_version"] == SCHEMA_VERSION
     assert main([*asked, "csv"]) == 0
     table = list(csv.DictReader(StringIO(capsys.readouterr().out)))
     assert [(row["hardware"], row["sizes"]["batch"]) for row in rows] == [
         (device, batch) for device in ("h100-sxm", "l4") for batch in (1, 4, 16)
     ]
-    assert [float(line["expected_s"]) for line in table] == [row["expected_s"] for row in rows]
+    assert [float(line["expected_time_s"]) for line in table] == [row["expected_time_s"] for row in rows]
     assert [int(line["batch"]) for line in table] == [row["sizes"]["batch"] for row in rows]

@@ -73,6 +73,18 @@ def each_changed(hardware: Sequence[str | Hardware], changes: Sequence[str]) -> 
 
 def hardware_file(name: str) -> Path:
     """The file that load_hardware(name) reads."""
+    if found := known_file(name):
+        return found
+    if is_there(name):
+        raise InputError(f"{name}: is no hardware file; give a .yaml file, or a name of `llmviewer hardware`")
+    check_path(name)
+    devices = {known: own for own, names in hardware_aliases().items() for known in names}
+    near = "give one; `llmviewer compare` takes several" if "," in name else suggest(name, devices, of=devices)
+    raise InputError(f"no hardware {name!r}: {near} (`llmviewer hardware` lists all)")
+
+
+def known_file(name: str) -> Path | None:
+    """The same; None where there is none such."""
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     for folder in _folders():
@@ -80,12 +92,7 @@ def hardware_file(name: str) -> Path:
         found = files.get(name.lower()) or _with_alias(name.lower(), files.values())
         if found:
             return found
-    if is_there(name):
-        raise InputError(f"{name}: is no hardware file; give a .yaml file, or a name of `llmviewer hardware`")
-    check_path(name)
-    devices = {known: own for own, names in hardware_aliases().items() for known in names}
-    near = "give one; `llmviewer compare` takes several" if "," in name else suggest(name, devices, of=devices)
-    raise InputError(f"no hardware {name!r}: {near} (`llmviewer hardware` lists all)")
+    return None
 
 
 def hardware_yaml(name: str, new: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -65,9 +66,12 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     that `llmviewer validate --profile` reads. A stack needs 20 rows: what they do not tell is taken from the profiles
     of its nearest relatives. Rows that cannot be fitted are counted with the reason.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of scipy, before it is loaded: matrices are small
+
     from ..expectation.calibrate import calibrate as run
     from ..expectation.device import find
-    from ..expectation.profile import read_given, shipped, to_yaml
+    from ..expectation.index import index
+    from ..expectation.profile import read_given, to_yaml
     from ..expectation.rows import joined, read
     from ..export import write_text
 
@@ -75,7 +79,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
         raise InputError(f"{output}: must end in .yaml, the format of a profile")
     _check_folder()
     wanted = find(device).name if device else None
-    priors = [e for profile in read_given([prior]) for e in profile.entries] if prior else shipped()
+    priors = [e for profile in read_given([prior]) for e in profile.entries] if prior else index().entries
     tables = [read(path) for path in files]
     measured = joined(group for table in tables for group in table.rows)
     asked_for = [
@@ -164,7 +168,8 @@ def validate(
     Errors by family, device and data type, rows measured faster than the bound, and those whose expectation is
     farthest off.
     """
-    from ..expectation.profile import read_given, shipped
+    from ..expectation.index import index
+    from ..expectation.profile import read_given
     from ..expectation.rows import read
     from ..expectation.validate import predict
     from ..expectation.validate import validate as run
@@ -173,7 +178,7 @@ def validate(
     if predictions_out and predictions_out.suffix not in (".csv", ".parquet"):
         raise InputError(f"{predictions_out}: must end in .csv or .parquet, the formats of predictions")
     _check_folder()
-    entries = (*(e for profile in read_given(paths) for e in profile.entries), *shipped())
+    entries = (*(e for profile in read_given(paths) for e in profile.entries), *index().entries)
     predictions = [predict(read(path), entries) for path in files]
     if predictions_out:
         _write(predictions_out, predictions)

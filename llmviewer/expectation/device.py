@@ -14,7 +14,7 @@ from .._layout import PATH_VARIABLE
 from ..documents import is_there
 from ..errors import InputError
 from ..hardware import Hardware
-from ..hardware_files import hardware_file, load_hardware
+from ..hardware_files import known_file, load_hardware
 from ..resource import MEMORY, Unit, matrix, vector
 
 _VENDORS: Final = re.compile(r"^(?:nvidia|amd|intel|instinct)-")
@@ -171,11 +171,8 @@ def _read(name: str) -> Device:
     plain = _VENDORS.sub("", given)
     for written in (name.strip(), *_shortened(given, plain)):
         candidate = _USUAL.get(written, written)
-        try:
-            hardware_file(candidate)
-        except InputError:
-            continue
-        return of(load_hardware(candidate))
+        if known_file(candidate):
+            return of(load_hardware(candidate))
     return of(load_hardware(given))
 
 

@@ -16,6 +16,10 @@ _ROOT = Path(__file__).resolve().parent.parent
 _ORACLE = _ROOT / "tests" / "oracle"
 sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != _ROOT]
 
+# One thread each, before numpy, scipy and torch are imported: matrices are small, and every core has its tests.
+for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
+
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported: kernels run where there is no GPU
 
 os.environ.pop("COLUMNS", None)  # reports are cut to it, and it is not the same everywhere

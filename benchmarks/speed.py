@@ -3,6 +3,8 @@
 start     `llmviewer --help` and a whole `llmviewer analyze`, against `python -c "import numpy"`, processes taken in
           turn and the fastest of each kind compared, since noise only adds
 analysis  one analyze() in a warm process
+again     of the model with most blocks, an analysis of another batch against one of a device that is new, whose graphs
+          are not there yet
 extract   YAML to graph, of every model that ships, without torch or transformers; the slowest against importing numpy,
           which takes some 100 ms where 50 ms are allowed
 expect    expectations per second of processor time, kernels of random shapes, by family, the fastest of five; and how
@@ -37,11 +39,13 @@ from llmviewer.model_files import load_model, model_names
 
 START_LIMITS = {"start": 2.5, "analyze": 4.5}  # times importing numpy
 EXTRACT_LIMIT = 0.5  # times importing numpy, for the slowest model: Kimi K3, few of whose 93 layers are alike
+AGAIN_LIMIT = 0.8  # times an analysis whose graphs are new
 SWEEP_LIMIT_S = 1.0
 EXPECT_LIMITS = {"gemm": 1200, "attention_prefill": 800, "attention_decode": 1200}  # times logarithm and exponential
 MEMORY_LIMIT = 2e9  # B
 _TOLD = 5  # slowest models
 _MODEL, _DEVICE = "llama-2-7b", "rtx-a6000"
+_LONGEST = "kimi-k3"
 
 
 def main() -> int:
@@ -53,6 +57,8 @@ def main() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"start     --help {ratios['start']:.2f}x, analyze {ratios['analyze']:.2f}x of importing numpy")
     print(f"analysis  {fastest(lambda: llmviewer.analyze(_MODEL, _DEVICE, prompt=2048), times=20) * 1e3:.1f} ms")
+    new_s, again_s = analyses_again()
+    print(f"again     {_LONGEST} {new_s * 1e3:.0f} ms, another batch {again_s * 1e3:.0f} ms, {again_s / new_s:.2f}x")
     told = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in extracted[:_TOLD])
     print(f"extract   {len(extracted)} models, the slowest {slowest_s / numpy_s:.2f}x of importing numpy: {told}")
     rate = points / sweep_s / 1e6
@@ -66,6 +72,8 @@ def main() -> int:
     ]
     if slowest_s > EXTRACT_LIMIT * numpy_s:
         missed.append(f"{slowest} takes {slowest_s / numpy_s:.2f}x of importing numpy, above {EXTRACT_LIMIT}x")
+    if again_s > AGAIN_LIMIT * new_s:
+        missed.append(f"another batch takes {again_s / new_s:.2f}x of new graphs, above {AGAIN_LIMIT}x")
     if heavy := {"torch", "transformers"} & sys.modules.keys():
         missed.append(f"models are not read without {' and '.join(sorted(heavy))}")
     if sweep_s > SWEEP_LIMIT_S:
@@ -112,6 +120,18 @@ def extractions() -> list[tuple[str, float]]:
     files = {name: str(data_dir("models") / f"{name}.yaml") for name in model_names()}  # models by name are kept
     taken = {name: fastest(partial(load_model, file), times=3) for name, file in files.items()}
     return sorted(taken.items(), key=itemgetter(1), reverse=True)
+
+
+def analyses_again(times: int = 3) -> tuple[float, float]:
+    """Of the processor, for the fastest analysis whose graphs are new, and for that of another batch there. [s]"""
+    new, again = [], []
+    for capacity in range(100, 100 + times):
+        for batch, spent in ((1, new), (2, again)):
+            start = time.process_time()
+            changes = [f"memory.capacity={capacity} GB"]
+            llmviewer.analyze(_LONGEST, "h200-sxm", batch=batch, layout="tp=8", hardware_set=changes)
+            spent.append(time.process_time() - start)
+    return min(new), min(again)
 
 
 def million_points() -> tuple[int, float]:

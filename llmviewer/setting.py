@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from functools import cached_property, lru_cache, reduce
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 
@@ -33,8 +32,6 @@ from .techniques import Run, Schedule, Technique, altered, parse_techniques
 from .transforms.offload import ON_DEVICE, Offload, parse_offload
 from .transforms.quantize import Quantization, parse_quantization
 from .workload import Workload
-
-_E = TypeVar("_E", bound=StrEnum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +83,12 @@ class Setting:
         given.one(layout=layout, offload=offload, library=library, engine=engine)
         given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
         given.number(expert_skew=expert_skew)
-        counted = member(Accounting, "accounting", accounting)
+        counted = given.among("accounting", accounting, Accounting)
         device = loaded(hardware, hardware_set)
         measured = read_given(profiles)
         made = _engine(engine, library, counted, Kernels(device, profiles=measured)) if engine else None
         usual = Attention.EAGER if counted is Accounting.SURVEY else Attention.FLASH
-        usual = member(Attention, "attention", made.attention) if made else usual
+        usual = given.among("attention", made.attention, Attention) if made else usual
         own = load_model(model) if isinstance(model, str) else model
         ours = parse_techniques(techniques)
         own = _predicting(own, ours) if mtp else own
@@ -103,9 +100,9 @@ class Setting:
             model=own,
             hardware=device,
             quantization=asked,
-            attention=member(Attention, "attention", attention) if attention else usual,
+            attention=given.among("attention", attention, Attention) if attention else usual,
             accounting=counted,
-            mla=member(Mla, "mla", mla),
+            mla=given.among("mla", mla, Mla),
             expert_skew=expert_skew,
             layout=parse_layout(layout) if isinstance(layout, str) else layout,
             offload=parse_offload(offload) if isinstance(offload, str) else offload,
@@ -267,7 +264,7 @@ class Setting:
         return replace(
             self,
             quantization=parse_quantization(quant).over(self.model.quantization) if quant else self.quantization,
-            attention=member(Attention, "attention", attention) if attention else self.attention,
+            attention=given.among("attention", attention, Attention) if attention else self.attention,
         )
 
 
@@ -341,11 +338,3 @@ def _one_quant(given: str | None, techniques: Sequence[Technique]) -> str | None
         other = f"--quant {given}" if given else named[1].name
         raise InputError(f"{named[0].name}: is {named[0].quant}, and {other} says the precision too; give one of them")
     return named[0].quant if named else given
-
-
-def member(kind: type[_E], name: str, value: str) -> _E:
-    """The one of `kind` that a user calls `value`."""
-    try:
-        return kind(value)
-    except ValueError:
-        raise InputError(f"{name} must be one of {', '.join(kind)}; got {value!r}") from None

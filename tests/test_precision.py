@@ -224,7 +224,7 @@ def test_products_in_fp32_do_not_wait_for_tensor_cores_that_only_have_fp64():
     device = load_hardware("b300")
     assert (device.rates[matrix("fp64")], device.supply(matrix("fp32"))) == (1.25e12, vector("fp32"))
     (found,) = estimate_kernel("gemm", "b300", {"M": 4096, "N": 4096, "K": 4096}, quant="fp32")
-    assert found.bound_s == pytest.approx(2 * 4096**3 / 75e12)
+    assert found.bound_time_s == pytest.approx(2 * 4096**3 / 75e12)
 
 
 def test_a_processor_without_matrix_units_computes_on_its_vector_units():

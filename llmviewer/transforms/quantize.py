@@ -122,7 +122,18 @@ def parse_quantization(text: str) -> Quantization:
         return Quantization(overrides=tuple(map(_override, rest)))
     if "=" in first:
         return Quantization(overrides=tuple(map(_override, (first, *rest))))
-    return Quantization(scheme=parse_scheme(first), overrides=tuple(map(_override, rest)))
+    scheme = parse_scheme(first)
+    if rest and rest[0] and "=" not in rest[0] and _parses(first + rest[0]):
+        raise InputError(f"quantization {text!r}: what the whole model has is one word; write {first}{rest[0]}")
+    return Quantization(scheme=scheme, overrides=tuple(map(_override, rest)))
+
+
+def _parses(scheme: str) -> bool:
+    try:
+        parse_scheme(scheme)
+    except InputError:
+        return False
+    return True
 
 
 def as_typed(scheme: Scheme, mixture: Mixture | None = None) -> str:

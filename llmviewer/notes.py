@@ -27,6 +27,12 @@ from .units import si
 from .workload import Workload
 
 _NAMED: Final = 4  # operators that are told by name
+_LITTLE: Final = {  # what-ifs that change few numbers
+    "power.": "changes no bound, and what is expected only where kernels are carried over from another device; "
+    "compare, choose and plan count it",
+    "price.": "changes no time; compare, choose and plan count it",
+    "sparse.": "changes what --with sparsity computes, and nothing else",
+}
 _WIDE: Final = 16  # bits from which on formats are alike to a kernel of products
 
 
@@ -99,9 +105,9 @@ def _altered(setting: Setting) -> list[str]:
     up = [change for change in hardware.changes if change.startswith(f"{UP}.")]
     if up and setting.layout.devices == 1:
         found.append(f"{', '.join(up)}: one device sends nothing over these links; --tp and other degrees use them")
-    spent = [change for change in hardware.changes if change.partition(".")[0] in ("power", "price")]
-    if spent:
-        found.append(f"{', '.join(spent)}: changes no time; compare, choose and plan count power and price")
+    for key, does in _LITTLE.items():
+        if own := [change for change in hardware.changes if change.startswith(key)]:
+            found.append(f"{', '.join(own)}: {does}")
     return found
 
 

@@ -590,9 +590,12 @@ def test_what_has_no_effect_or_no_kernel_is_noted():
         "weights of q_proj, k_proj, v_proj, o_proj and 3 more in int4 (a scale for every 128) are multiplied in fp16: "
         "a low-bit unit works only if all operands have its type, and activations are in fp16"
     ) in analyze("llama-2-7b", "t4", quant="W4A16g128").notes
-    noted = analyze("llama-2-7b", "h100-sxm", hardware_set=["scale_up.bandwidth=2x", "power.tdp=2x"]).notes
+    changes = ["scale_up.bandwidth=2x", "power.tdp=2x", "price.cloud=2x", "sparse.bf16=2x"]
+    noted = analyze("llama-2-7b", "h100-sxm", hardware_set=changes).notes
     assert "scale_up.bandwidth=2x: one device sends nothing over these links; --tp and other degrees use them" in noted
-    assert "power.tdp=2x: changes no time; compare, choose and plan count power and price" in noted
+    assert "price.cloud=2x: changes no time; compare, choose and plan count it" in noted
+    assert "sparse.bf16=2x: changes what --with sparsity computes, and nothing else" in noted
+    assert any(note.startswith("power.tdp=2x: changes no bound, and what is expected only") for note in noted)
     noted = analyze("llama-2-7b", "h100-sxm", layout="tp=2", hardware_set=["scale_up.bandwidth=2x"]).notes
     assert not [note for note in noted if "sends nothing" in note]
     assert "30000 tokens are more than the 1500 positions of whisper-tiny" in (

@@ -706,6 +706,17 @@ def test_what_h2o_keeps_is_what_a_step_reads():
     assert found.footprint.parts(batch=2, prompt=1000, gen=9)[1] == 2 * 128 * TOKEN
 
 
+@pytest.mark.parametrize(("quant", "part"), [(None, 1 / 2), ("nvfp4", 13.5 / 18)])
+def test_sparse_products_take_as_long_as_the_rates_of_a_file_say(quant, part):
+    """B300 gains a third from sparsity in fp4, and twice in other types."""
+
+    def ops(techniques):
+        found = analyze("llama-3.1-8b", "b300", quant=quant, techniques=techniques).to_frame()
+        return found[(found.phase == "prefill") & (found["name"] == "gate_proj")].ops.item()
+
+    assert ops(["sparsity"]) / ops([]) == pytest.approx(part)
+
+
 def test_blocks_of_keys_by_density():
     found, bare = setting("block-sparse:density=0.25"), setting()
     pairs = 32 * 32 * 1000 * 1001 / 2 * (4 * 128 + 5)

@@ -19,6 +19,7 @@ from ._linears import Instead
 from ._parameters import parameter
 from ._technique import Kind, Machine, Technique, Touches
 
+_ROUNDED: Final = 0.02  # by which rates of a data sheet may miss a ratio: 733 for 362 of L40S
 _IN_UNITS: Final = (2, 4)  # kept, and of how many: what sparse matrix units multiply
 _INDEX_BITS: Final = 16  # of a column within a tile
 
@@ -88,7 +89,9 @@ class Structured(Sparse):
 
     Changes: weights are stored as the values kept and their places, of ceil(log2(m)) bits each; only products with
     values kept are done. Attention, heads and routers stay as they are.
-    Formula: bytes = n / m x (bits + index) / bits of the dense ones, 0.5625 for 2:4 in 16 bits; OPs = n / m.
+    Formula: bytes = n / m x (bits + index) / bits of the dense ones, 0.5625 for 2:4 in 16 bits; OPs = n / m. Where
+    sparse units are not m / n times as fast as dense ones, such as those of B300 for fp4, OPs are as many as the dense
+    ones do in the time.
     Source: arXiv:2104.08378, section 3; NVIDIA A100 whitepaper, fine-grained structured sparsity.
     Helps: on devices with sparse matrix units, in decode through bytes and in prefill through OPs.
     Cannot: help where the device has no sparse units for the type of a product, or for other ratios than 2:4, which
@@ -105,9 +108,12 @@ class Structured(Sparse):
         return self.n / self.m * (dense + ceil(log2(self.m)))
 
     def done(self, op: Linear, hardware: Hardware) -> float | None:
-        dtype = hardware.supply(op.work().wanted).dtype
-        able = f"sparse.{dtype}" in hardware.numbers and (self.n, self.m) == _IN_UNITS
-        return self.n / self.m if able else None
+        dense = hardware.supply(op.work().wanted)
+        rate = hardware.numbers.get(f"sparse.{dense.dtype}")
+        if not rate or (self.n, self.m) != _IN_UNITS:
+            return None
+        part = hardware.rates[dense] / rate
+        return self.n / self.m if abs(part * self.m / self.n - 1) <= _ROUNDED else part
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if self.n >= self.m:

@@ -25,12 +25,15 @@ Parameters = Mapping[str, float]
 
 
 def parameters_on(device: Device, entry: Entry) -> Parameters:
-    """Those of an entry on a device by all rules in turn; on its own, by those of what does not follow the rates that a
-    what-if may have changed.
+    """Those of an entry as they are on its own device; under what-ifs, by the rules of what does not follow the rates
+    that they change; on others by all in turn.
     """
+    there = entry.device == device.name
+    if there and not device.hardware.changes:
+        return entry.parameters
     move = _Move(entry=entry, own=kin(entry.device), device=device)
     found = dict(entry.parameters)
-    for rule in _OWN if entry.device == device.name else _RULES:
+    for rule in _OWN if there else _RULES:
         found |= rule(found, move)
     return found
 

@@ -120,6 +120,6 @@ REPORT: Final = Report[Saturation](
     headline=headline,
     tables=tables,
     remarks=remarks,
-    said=lambda found: said(found.setting, expected=found.expected is not None, why=found.unknown),
+    said=said,
     cards=_cards,
 )

@@ -9,6 +9,7 @@ import numpy as np
 
 from llmviewer.model import Model
 from llmviewer.serving.outcome import PERCENTILES, Simulation, summary
+from llmviewer.serving.saturation import Saturation
 from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds
@@ -26,10 +27,11 @@ _MANY: Final = 4  # steps of a prompt, from which on the closed form with chunks
 _BOUND: Final = "At the bound: steps take as long as their lower bounds, which no kernel beats."
 
 
-def said(setting: Setting, *, expected: bool, why: str) -> str:
-    """What the times are; `why` is it that none are expected."""
-    if not expected:
-        return f"{_BOUND} {unknown(why)}".strip()
+def said(found: Simulation | Saturation) -> str:
+    """What the times are."""
+    if found.expected is None:
+        return f"{_BOUND} {unknown(found.unknown)}".strip()
+    setting = found.setting
     if setting.engine:
         return f"{_BOUND} Expected: as of {setting.engine.said}"
     gaps = "without gaps between them; what a scheduler takes is not counted."
@@ -265,7 +267,7 @@ REPORT: Final = Report[Simulation](
     headline=headline,
     tables=tables,
     remarks=remarks,
-    said=lambda found: said(found.setting, expected=found.expected is not None, why=found.unknown),
+    said=said,
     cards=_cards,
     pictures=_pictures,
 )

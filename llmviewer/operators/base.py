@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -161,9 +160,9 @@ class Operator:
 
     kind: str = ""
 
-    @abstractmethod
     def arithmetic(self) -> dict[Resource, Form]:
         """The model's OPs on each unit in each data type; a multiply-add counts as two."""
+        raise NotImplementedError
 
     def reads(self) -> tuple[Tensor, ...]:
         """What crosses the memory bus inwards, weights apart: `inputs`, but for parts that stay or are read again."""

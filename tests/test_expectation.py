@@ -1114,6 +1114,17 @@ def test_an_l2_cache_goes_with_the_cores_of_its_architecture_or_before_another_k
     assert parameters_on(find(device), known)["lambda"] == pytest.approx(known.parameters["lambda"] * factor)
 
 
+def test_an_l2_cache_without_stacked_memory_is_as_fast_as_was_measured_of_both_generations_but_not_of_an_earlier_one():
+    older, newer = entry("gemm", device="rtx-3090"), entry("gemm", device="l40s")
+    cores = (936 / 82) / (864 / 142)
+    to_newer, to_older = parameters_on(find("l40s"), older), parameters_on(find("rtx-3090"), newer)
+    assert to_newer["lambda"] == pytest.approx(
+        older.parameters["lambda"] * cores * (14.7 * 2.52) / (17 * 1.695), rel=2e-3
+    )
+    assert to_older["lambda"] == pytest.approx(newer.parameters["lambda"] / cores, rel=2e-3)
+    assert parameters_on(find("arc-pro-b60"), older)["lambda"] == older.parameters["lambda"]  # of which it was not
+
+
 def test_an_l2_cache_is_as_fast_as_both_files_say():
     known = entry("gemm", device="mi355x")
     own, device = (8000 / (8 * 16 * 128 * 2.4)), (5324.8 / (8 * 2048 * 2.1))
@@ -1146,7 +1157,7 @@ def test_where_power_does_not_tell_the_clock_is_higher_for_what_feeds_products_t
     needed = (467.8 / 600) / (362.05 / 350) * (2.43 / 2.52) ** 2
     faster = 0.95 / 0.8
     found = parameters_on(server, known)
-    l2 = (864 / 142) / (1597 / 188)
+    l2 = (864 / (142 * 14.7 * 2.52)) / (1597 / (188 * 17.7 * 2.43))  # as measured of both generations
     assert found["alpha"] == pytest.approx(0.95)
     assert found["lambda"] == pytest.approx(known.parameters["lambda"] * l2 * faster, rel=1e-3)
     assert found["tau_us"] == pytest.approx(2.52 / 2.43 / faster)
@@ -1258,14 +1269,6 @@ def test_slower_matrix_units_that_wait_for_others_reach_more_of_their_peak():
     assert waiting("mi300x") == pytest.approx(1)
     products = entry("gemm")
     assert parameters_on(find("a100-sxm-80gb"), products)["alpha"] == products.parameters["alpha"]
-
-
-def test_the_cache_of_devices_without_stacked_memory_goes_with_their_cores():
-    ampere, ada = find("rtx-3090"), find("l40s")
-    known = entry("gemm", device="rtx-3090")
-    wider = (ampere.bandwidth / ampere.cores) / (ada.bandwidth / ada.cores)
-    assert parameters_on(ada, known)["lambda"] == pytest.approx(known.parameters["lambda"] * wider)
-    assert parameters_on(find("arc-pro-b60"), known)["lambda"] == known.parameters["lambda"]
 
 
 def test_cards_whose_matrix_units_are_slowed_down_are_relatives():

@@ -16,6 +16,10 @@ from .profile import Entry
 # read, so that what all read is in both (A100 whitepaper, L2 cache: "each L2 partition localizes and caches data for
 # memory accesses from SMs in the GPCs directly connected to the partition"); their other devices have it in one.
 _HALVES_SINCE: Final = {*GENERATIONS[GENERATIONS.index("ampere") :]}
+# Bytes that a core reads in a clock where the L2 cache keeps all of them, of devices without stacked memory: A40 2.49
+# TB/s, L40 5.2 TB/s (github.com/te42kyfo/gpu-benches, gpu-cache/a40.txt, gpu-l2-cache/l40.txt), RTX PRO 6000 8.7 TB/s
+# (Chips and Cheese, "Blackwell: Nvidia's Massive GPU", 2025), of 84, 142 and 188 cores at 1740, 2490 and 2617 MHz.
+_L2_READS: Final[Mapping[str, float]] = {"ampere": 17.0, "ada": 14.7, "blackwell": 17.7}
 _LAUNCH_US: Final = 5.0  # of what only moves bytes: what more it takes to start is a host's [us]
 # Part of their peak that products reach where power hardly limits them, as bf16 ones of engines do on A100: their fits
 # have an alpha of 0.96 to 1, and a `hot` of 0.06 at most (profiles/a100-sxm-80gb.*.yaml).
@@ -88,9 +92,10 @@ def _fixed_times(found: Parameters, move: _Move) -> Parameters:
 
 
 def _cache_bandwidth(found: Parameters, move: _Move) -> Parameters:
-    """That of the L2 cache is what the files say where both of one maker do; else, of an architecture, it goes with its
-    cores, not with the memory behind it; from one to the next it has gone with stacked memory only, and with that of
-    other makers.
+    """That of the L2 cache is what the files say where both of one maker do; or, towards a later generation, what was
+    measured of both (products on RTX 3090 do not bear that out for an earlier one). Else, of an architecture, it goes
+    with its cores, not with the memory behind it; from one to the next it has gone with stacked memory only, and with
+    that of other makers.
     """
     if "lambda" not in found:
         return {}
@@ -98,10 +103,18 @@ def _cache_bandwidth(found: Parameters, move: _Move) -> Parameters:
     if move.alike and own.l2_bandwidth and device.l2_bandwidth:
         was, now = own.bandwidth / own.l2_bandwidth, device.bandwidth / device.l2_bandwidth
         return {"lambda": found["lambda"] * was / now}
+    if earlier(own, device) and _l2_reads(own) and _l2_reads(device):
+        was, now = own.bandwidth / _l2_reads(own), device.bandwidth / _l2_reads(device)
+        return {"lambda": found["lambda"] * was / now}
     with_memory = generation(own) != generation(device) and own.stacked == device.stacked
     if with_memory and (device.stacked or not move.alike):
         return {}
     return {"lambda": found["lambda"] * (own.bandwidth / own.cores) / (device.bandwidth / device.cores)}
+
+
+def _l2_reads(device: Kin) -> float:
+    """What its cores read from its L2 cache in a second; 0 where that was not measured of its generation. [B/s]"""
+    return 0.0 if device.stacked else _L2_READS.get(generation(device), 0.0) * device.cores * device.clock
 
 
 def _core_bandwidth(found: Parameters, move: _Move) -> Parameters:

@@ -20,6 +20,8 @@ from llmviewer.expectation.device import find
 from llmviewer.hardware_files import load_hardware
 from llmviewer.resource import matrix
 
+from .documented import names, rows, text
+
 POINTS = Path(__file__).with_name("local_engines.csv")
 FEW = Path(__file__).with_name("local_few_tokens.csv")  # prompts read a few tokens at a time (llama-bench -ub)
 # Kernels that quantize activations to 8 bits and multiply integers; F16 weights are multiplied as they are. Those of
@@ -153,3 +155,36 @@ def test_without_matrix_units_one_row_is_no_tile():
     assert matrix("fp16") not in load_hardware("m2-max").rates
     total = analyze("llama-2-7b", "m2-max", prompt=8, gen=2, kv_len=64).phases.decode.total
     assert 1.15 < total.expected_time_s / total.bound_time_s < 1.4
+
+
+def test_the_page_says_how_far_off_engines_are(points):
+    engine = ""
+    for title, weights, *told in rows("serving.md", "| engine | weights |"):
+        engine = title.partition(" (")[0].replace(",", "") or engine
+        for prompt in (False, True):
+            asked = [p for p in points if p.engine == engine and p.prompt == prompt]
+            asked = [p for p in asked if p.quant == weights] or asked
+            ours, inside = told[2 * prompt : 2 * prompt + 2]
+            if not asked:
+                assert ours == inside == ""
+                continue
+            ratios = [p.ratio for p in asked]
+            least, middle, most = np.quantile(ratios, (0.1, 0.5, 0.9))
+            assert ours == f"{middle:.2f} ({least:.2f} to {most:.2f})", (engine, weights, prompt)
+            share = f"{100 * np.mean([p.inside for p in asked]):.0f} %"
+            assert inside == (share if prompt else f"{share} of {len(asked)}"), (engine, weights, prompt)
+    written, read = (
+        f"{np.median([p.ratio for p in asked]):.2f} for {what} ({100 * np.mean([p.inside for p in asked]):.0f} % inside)"
+        for what, asked in (
+            ("tokens", [p for p in points if not p.prompt]),
+            ("prompts", [p for p in points if p.prompt]),
+        )
+    )
+    assert f"the middle of all is {written} and {read}" in text("serving.md")
+
+
+def test_the_page_says_how_far_off_a_few_tokens_are(few):
+    for devices, count, told, _ in rows("serving.md", "| device | passes |"):
+        ratios = [expected for device, *_, expected in few if device in names(devices)]
+        assert int(count) == len(ratios), devices
+        assert told == f"{min(ratios):.2f}, {np.median(ratios):.2f}, {max(ratios):.2f}", devices

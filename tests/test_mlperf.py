@@ -12,6 +12,7 @@ mlperf-data/summaries). 4 bits are taken as those of weights and activations, ca
 """
 
 import csv
+import re
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,8 @@ from llmviewer.serving.lengths import parse_lengths
 from llmviewer.serving.saturation import at_once, fullest
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
+
+from .documented import names, rows
 
 with (Path(__file__).parent / "mlperf_offline.csv").open() as lines:
     ROWS = list(csv.DictReader(lines))
@@ -100,3 +103,15 @@ def test_experts_come_nearer_with_every_round():
                      for which in ("v5.1", "v6.1"))  # fmt: skip
     assert 0.5 < median(first) < 0.8
     assert median(newest) == pytest.approx(1, abs=0.15)
+
+
+def test_the_page_says_how_fast_the_newest_of_each_device_are():
+    newest = {(row["model"], row["device"]): place for place, row in enumerate(ROWS)}
+    model, told = "", set()
+    for title, devices, speeds in rows("serving.md", "| model | devices | measured / expected |"):
+        model = title.lower().replace(" ", "-") or model
+        places = [newest[model, device] for device in names(devices)]
+        ours = [f"{ratios(place)[1]:.2f}" for place in places]
+        assert re.findall(r"[0-9.]+", speeds.partition("(")[0]) == ours, (model, devices)
+        told.update(places)
+    assert told == {place for place in newest.values() if ratios(place)[1]}

@@ -31,6 +31,8 @@ from llmviewer.serving.steps import Steps
 from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 
+from .documented import names, rows
+
 ENGINES = {"rocm-vllm": "vllm", "atom": "vllm", "intel": "", "jetstream": ""}
 MOST = 2048
 with (Path(__file__).parent / "server_tables.csv").open() as lines:
@@ -105,3 +107,13 @@ def test_who_is_sent_away_does_not_come_back_before_others_have_gone_on():
     assert served.preempted.sum() > 0
     assert served.preempted.max() <= 2
     assert served.usage.reread < 2 * served.usage.read
+
+
+def test_the_page_says_how_far_off_servers_are():
+    for devices, count, ours, bound in rows("serving.md", "| device | rows | expected / measured"):
+        places = [place for place, row in enumerate(ROWS) if row["device"] in names(devices)]
+        assert int(count) == len(places), devices
+        bounds = [found(place)[0] for place in places]
+        assert bound == f"{min(bounds):.1f} to {max(bounds):.1f}", devices
+        times = [1 / ratio for place in places if (ratio := found(place)[1])]
+        assert ours == (f"{min(times):.2f}, {median(times):.2f}, {max(times):.2f}" if times else ""), devices

@@ -20,6 +20,8 @@ from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Spans, Workload
 
+from .documented import rows, text
+
 MODEL, DEVICE = "llama-2-7b", "a100-sxm-80gb"
 ALONE = {"rate": 1e-4, "prompt_lengths": "1024", "gen_lengths": "128", "requests": 1}
 LIBRARY = {"TensorRT-LLM": "trtllm", "LMDeploy": "vllm"}  # LMDeploy's own kernels were not measured
@@ -230,6 +232,11 @@ def test_measured_speed_ups_are_under_the_bound_and_near_what_is_expected():
         assert len(errors) in (36, 40)
         assert np.mean(np.abs(errors) <= 0.15) >= least[key], key
         assert abs(np.median(errors)) < 0.1, key
+    share = {key: f"{100 * np.mean(np.abs(errors) <= 0.15):.0f} %" for key, errors in off.items()}
+    for name, words in (("whole", "answers are within 15 % in {} for"), ("decode", "decode in {} and"),
+                        ("prefill", "prefill in {} and")):  # fmt: skip
+        assert words.format(share["TensorRT-LLM", name]) in text("serving.md")
+    assert share["LMDeploy", "prefill"] in text("serving.md")
 
 
 def test_the_cells_without_a_number_are_those_that_do_not_fit():
@@ -262,3 +269,12 @@ def test_the_report_says_what_is_fitted(capsys):
     )
     assert main([*asked, "vllm"]) == 0
     assert "nothing was fitted to its row of arXiv:2404.14294, table 6" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_page_says_what_engines_are_expected_to_write():
+    table = rows("serving.md", "| engine | kernels |")
+    assert {name.strip("`") for name, *_ in table} == set(ENGINES)
+    for name, _, _, measured, ours, how in table:
+        speed = analyze(MODEL, DEVICE, prompt=1024, gen=128, engine=name.strip("`")).generation.expected_tokens_per_s
+        assert ours == f"{speed:.1f}", name
+        assert how in ("fitted", f"predicted, {100 * (speed / float(measured) - 1):+.0f} %"), name

@@ -9,7 +9,7 @@ from typing import Final
 from .device import Device, Kin
 from .families import FAMILIES, Family
 from .index import kin
-from .kinship import GENERATIONS, earlier, generation
+from .kinship import GENERATIONS, earlier, generation, slowed
 from .profile import Entry
 
 # Since Ampere NVIDIA's devices for data centres have an L2 cache in two halves, each of which keeps what its own cores
@@ -24,6 +24,9 @@ _LAUNCH_US: Final = 5.0  # of what only moves bytes: what more it takes to start
 # Part of their peak that products reach where power hardly limits them, as bf16 ones of engines do on A100: their fits
 # have an alpha of 0.96 to 1, and a `hot` of 0.06 at most (profiles/a100-sxm-80gb.*.yaml).
 _UNLIMITED: Final = 0.95
+# Exponent of the power by which a limit lowers the clock: a third where the voltage goes with the clock, one where that
+# is at its least. Between them, as products on A100 with PCIe (300 W) say, of those on A100 with 400 W.
+_CLOCK_BY_POWER: Final = 0.5
 
 Parameters = Mapping[str, float]
 
@@ -153,27 +156,33 @@ def _exponentials(found: Parameters, move: _Move) -> Parameters:
 
 
 def _power(found: Parameters, move: _Move) -> Parameters:
-    """A limit is on the clock, so that what multiplies less for each watt is slowed down less. What goes with the clock
-    is faster by what that gains, and reaches a part of the peak at most: matrix units, the L2 cache that feeds them,
-    starts of tiles. Beyond that, less is added to long work. An earlier generation needs more power for as much, and
-    kernels for stacked memory are others.
+    """A limit is on the clock, so that what multiplies less for each watt is slowed down less, and a sibling that
+    multiplies more is slowed down more. What goes with the clock follows it: matrix units, the L2 cache that feeds
+    them, starts of tiles. A part of the peak is reached at most; beyond that, less is added to long work. An earlier
+    generation needs more power for as much, and kernels for stacked memory are others.
     """
     was, now = _density(move.own), _density(move.device)
     if not (move.family.heats and move.alike and was and now) or move.back:
         return {}
     needed = now / was / move.clocks**2
     if needed >= 1:
-        return {}
+        starved = generation(move.own) == generation(move.device) and not (slowed(move.own) or slowed(move.device))
+        return _at_clock(found, needed**-_CLOCK_BY_POWER) if starved else {}
     most = _UNLIMITED if move.own.stacked == move.device.stacked else found["alpha"]
     faster = min(1 / needed, max(1.0, most / found["alpha"]))
-    changes = {
+    changes = dict(_at_clock(found, faster))
+    if "hot" in found:
+        changes["hot"] = min(max((1 + found["hot"]) * needed * faster - 1, 0.0), found["hot"])
+    return changes
+
+
+def _at_clock(found: Parameters, faster: float) -> Parameters:
+    """At a clock that is so many times what it was."""
+    return {
         "alpha": found["alpha"] * faster,
         "lambda": found["lambda"] * faster,
         "tau_us": found["tau_us"] / faster,
     }
-    if "hot" in found:
-        changes["hot"] = min(max((1 + found["hot"]) * needed * faster - 1, 0.0), found["hot"])
-    return changes
 
 
 def _density(device: Kin) -> float:

@@ -173,14 +173,11 @@ def test_the_page_says_how_far_off_engines_are(points):
             assert ours == f"{middle:.2f} ({least:.2f} to {most:.2f})", (engine, weights, prompt)
             share = f"{100 * np.mean([p.inside for p in asked]):.0f} %"
             assert inside == (share if prompt else f"{share} of {len(asked)}"), (engine, weights, prompt)
-    written, read = (
-        f"{np.median([p.ratio for p in asked]):.2f} for {what} ({100 * np.mean([p.inside for p in asked]):.0f} % inside)"
-        for what, asked in (
-            ("tokens", [p for p in points if not p.prompt]),
-            ("prompts", [p for p in points if p.prompt]),
-        )
-    )
-    assert f"the middle of all is {written} and {read}" in text("serving.md")
+    halves = [[p for p in points if p.prompt == prompt] for prompt in (False, True)]
+    middles = [f"{np.median([p.ratio for p in half]):.2f}" for half in halves]
+    inside = [f"({100 * np.mean([p.inside for p in half]):.0f} % inside)" for half in halves]
+    told = f"{middles[0]} for tokens {inside[0]} and {middles[1]} for prompts {inside[1]}"
+    assert f"the middle of all is {told}" in text("serving.md")
 
 
 def test_the_page_says_how_far_off_a_few_tokens_are(few):

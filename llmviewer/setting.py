@@ -120,10 +120,10 @@ class Setting:
         """
         for one in self.techniques:
             others = [other for other in self.techniques if other is not one]
-            reason = one.refuses(self, others)
             passes = arranges([one])
             if passes and not self.model.generates:
-                reason = reason or f"{self.model.name} does not generate: there are no passes to arrange"
+                raise InputError(f"{one.name}: {self.model.name} does not generate: there are no passes to arrange")
+            reason = one.refuses(self, others)
             if passes and self.layout.pp > 1:
                 reason = reason or "in a pipeline, how its passes follow each other is not known here; leave out pp"
             if self.accounting is Accounting.SURVEY and altered(one, "lowered"):

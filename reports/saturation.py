@@ -14,7 +14,7 @@ from llmviewer.units import counted, seconds
 from .listing import NOTHING, Item, Table, number_item, time_item
 from .page import Card
 from .report import Report
-from .serving import beyond, laid, lengths, said
+from .serving import beyond, laid, lengths, said, steps
 
 _TIMES = {"mean": "time per token, mean", "p50": "time per token, p50", "p99": "time per token, p99"}
 
@@ -89,6 +89,7 @@ def _sustained(found: Saturation, run: Sustained) -> Iterator[tuple[str, tuple[I
     yield "tokens/s written", (number_item(run.tokens_per_s), number_item(most * gen))
     yield "tokens/s read", (number_item(run.requests_per_s * prompt), number_item(most * prompt))
     yield "requests/s", (number_item(run.requests_per_s), number_item(most))
+    yield from steps(found.traffic, run.span.usage, found.setting)
     yield "sequences at a time, each copy", (number_item(run.running), NOTHING)
     yield "of these decode", (number_item(run.decoding), NOTHING)
     tpot = summary(run.span.tpot_s)

@@ -10,6 +10,7 @@ import numpy as np
 from llmviewer.model import Model
 from llmviewer.serving.outcome import PERCENTILES, Simulation, summary
 from llmviewer.serving.saturation import Saturation
+from llmviewer.serving.served import Usage
 from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds
@@ -187,6 +188,7 @@ def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
         yield "sequences that decode, each copy", (number_item(run.decoding), _known(decoding))
     if run.readers:
         yield "devices that read busy", (_share(run.reading_utilization), NOTHING)
+    yield from steps(run.traffic, run.usage, run.setting)
     yield "device busy", (_share(run.utilization), _share(closed.utilization) if closed else NOTHING)
     yield "requests/s", (number_item(run.requests_per_s), NOTHING)
     most = closed.max_rate * run.copies if closed else None
@@ -194,6 +196,15 @@ def _service(run: Simulation) -> Iterator[tuple[str, tuple[Item, Item]]]:
     yield "tokens/s", (number_item(run.tokens_per_s), NOTHING)
     yield "tokens/J at TDP", (number_item(run.tokens_per_joule), NOTHING)
     yield "tokens/USD", (number_item(run.tokens_per_dollar), NOTHING)
+
+
+def steps(traffic: Traffic, usage: Usage, setting: Setting) -> Iterator[tuple[str, tuple[Item, Item]]]:
+    """(quantity, (simulated, as techniques say)) of what they make of steps that decode and of prompts."""
+    leaves = max((one.leaves for one in setting.techniques), key=len, default=(1.0,))
+    if len(leaves) > 1:
+        yield "tokens a step leaves of a sequence", (number_item(traffic.tokens_per_step), number_item(sum(leaves)))
+    if usage.known:
+        yield "part of prompts in a cache already", (_share(usage.there), NOTHING)
 
 
 def _closed(value: float | None) -> Item:

@@ -15,13 +15,14 @@ from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.reports.serving import REPORT
+from llmviewer.serving.blocks import Blocks
 from llmviewer.serving.lengths import PUBLISHED, parse_lengths
 from llmviewer.serving.outcome import summary
 from llmviewer.serving.policy import POLICIES, parse_policy
 from llmviewer.serving.service import simulate
 from llmviewer.serving.simulation import _steps_in, serve
 from llmviewer.serving.steady import _grouped, steady
-from llmviewer.serving.steps import Blocks, Steps
+from llmviewer.serving.steps import Steps
 from llmviewer.serving.traffic import Traffic, poisson, read_traffic
 from llmviewer.setting import Setting
 from llmviewer.units import seconds
@@ -732,8 +733,8 @@ def test_techniques_that_change_what_a_step_does():
         for techniques in ((), ["sparsity"])
     )
     assert np.mean(sparse.tpot_s) < 0.8 * np.mean(plain.tpot_s)
-    with pytest.raises(InputError, match=r"^eagle arranges the passes of one answer, .*; use llmviewer analyze$"):
-        simulate("llama-3.1-8b", "h100-sxm", rate=5, techniques=["eagle"])
+    with pytest.raises(InputError, match=r"^beam arranges the passes of one answer, .*; use llmviewer analyze$"):
+        simulate("llama-3.1-8b", "h100-sxm", rate=5, techniques=["beam"])
 
 
 @pytest.mark.parametrize(

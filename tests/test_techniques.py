@@ -29,7 +29,6 @@ from llmviewer.reports import techniques as report
 from llmviewer.reports import text
 from llmviewer.setting import Setting
 from llmviewer.techniques import about, parse_technique, parse_techniques, techniques
-from llmviewer.techniques._drafting import expected_tokens
 from llmviewer.techniques.schemes import SCHEMES
 from llmviewer.units import seconds
 from llmviewer.workload import Sequences, Workload
@@ -255,7 +254,7 @@ def test_analyze_says_what_techniques_gain(capsys):
     assert effect["tokens_per_step"] == pytest.approx(2.7731)
     assert effect["speed_up"] == pytest.approx(effect["without"]["latency_s"] / effect["result"]["latency_s"])
     assert [run["name"] for run in effect["runs"]] == [
-        "prefill", "prompt of llama-68m", "draft llama-68m", "verification",
+        "prefill", "prompt of draft llama-68m", "draft llama-68m", "verification",
     ]  # fmt: skip
     assert main(["analyze", LLAMA, "a100-sxm-80gb", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["effect"] is None
@@ -374,7 +373,8 @@ def test_one_token_takes_the_prefill_alone():
 
 @pytest.mark.parametrize(("alpha", "gamma", "tokens"), [(0, 4, 1), (1, 4, 5), (0.5, 2, 1.75), (0.8, 1, 1.8)])
 def test_tokens_of_a_pass(alpha, gamma, tokens):
-    assert expected_tokens(alpha, gamma) == pytest.approx(tokens)
+    assert tokens == pytest.approx(gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha))
+    assert parse_technique(f"speculative:draft=llama-68m,gamma={gamma},alpha={alpha}").tokens == pytest.approx(tokens)
     drawn = np.random.default_rng(1).random((200_000, gamma)) < alpha
     assert (1 + np.cumprod(drawn, axis=1).sum(axis=1)).mean() == pytest.approx(tokens, rel=0.01)
 
@@ -390,14 +390,14 @@ def test_passes_of_speculative_decoding_by_hand():
     assert runs["draft llama-68m"].time_s == pytest.approx(drafting, rel=1e-12)
     assert runs["verification"].time_s == pytest.approx(verifying, rel=1e-12)
     assert runs["verification"].passes == 1.5
-    assert runs["prompt of llama-68m"].time_s == draft.plan.time_s(Workload.prefill(batch=2, prompt=10))
+    assert runs["prompt of draft llama-68m"].time_s == draft.plan.time_s(Workload.prefill(batch=2, prompt=10))
 
 
 def test_a_tree_is_drafted_by_depth_and_verified_whole():
     found = setting("speculative:draft=llama-68m,tree=4x2,alpha=0.5")
-    *drafts, verification = found.schedule(batch=1, prompt=10, gen=2).rest[1:]
-    assert [run.workload.groups[0].q_len for run in drafts] == [1, 4]
-    assert [int(run.workload.groups[0].kv_len[-1]) for run in drafts] == [11, 15]
+    drafts, verification = found.schedule(batch=1, prompt=10, gen=2).rest[1:]
+    assert drafts.workload.groups[0].q_len.tolist() == [1, 4]
+    assert drafts.workload.groups[0].kv_len.tolist() == [11, 15]
     assert verification.workload.groups[0].q_len == 1 + 4 + 8
     reached = 1 - 0.5**4
     assert found.techniques[0].tokens == 1 + reached + reached * (1 - 0.5**2)

@@ -18,7 +18,7 @@ from ..hardware import Hardware
 from ..setting import Setting
 from ..units import seconds
 from .policy import Policy
-from .simulation import Usage
+from .served import Usage
 from .steady import Steady
 from .traffic import Times, Traffic
 
@@ -260,6 +260,7 @@ class Simulation:
             "span_s": self.span_s,
             "drained": self.drained,
             "tokens_per_s": self.tokens_per_s,
+            "tokens_per_step": self.traffic.tokens_per_step,
             "requests_per_s": self.requests_per_s,
             "good": self.good,
             "goodput_requests_per_s": self.good * self.requests_per_s,

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final, NamedTuple
+from functools import cached_property, partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,14 +44,16 @@ class Bounds:
     """Launches that follow each other.
 
     plan, decode_plan  of steps that read, and of those that decode alone
+    width              tokens of each sequence that decodes which a step takes
     """
 
     plan: Plan
     decode_plan: Plan
+    width: int
 
     def decode_s(self, *, batch: Num, kv_len: Num) -> Num:
-        """A step in which sequences decode alone. [s]"""
-        return self.decode_plan.time_s(Workload((Spans(batch=batch, q_len=1.0, kv_len=kv_len),)))
+        """A step in which sequences decode alone, as going_on(). [s]"""
+        return self.decode_plan.time_s(Workload((going_on(self.width, batch, kv_len),)))
 
     def mixed_s(self, groups: Groups) -> Num:
         """A step that reads parts of prompts beside what decodes. [s]"""
@@ -59,9 +61,16 @@ class Bounds:
         if self.decode_plan is self.plan:
             return found
         for own, decoding in ((self._shares.read, False), (self._shares.decode, True)):
-            if mine := tuple(group for group in groups if _decodes(group) is decoding):
+            if mine := tuple(group for group in groups if self._decodes(group) is decoding):
                 found = found + _if_any(mine, own.time_s(Workload(mine)))
         return found
+
+    def _few(self, group: Spans) -> Any:
+        """Whether so few tokens of a sequence are new that kernels for decoding take them."""
+        return np.less_equal(group.q_len, self.width)
+
+    def _decodes(self, group: Spans) -> bool:
+        return bool(np.all(self._few(group)))
 
     @cached_property
     def _shares(self) -> _Shares:
@@ -80,9 +89,9 @@ def _key(row: PlannedOperator) -> object:
     return row.block.name, row.operator.name, frozenset(row.busy_s.items())
 
 
-def _decodes(group: Spans) -> bool:
-    """Whether its sequences have one new token each, as kernels for decoding take them."""
-    return bool(np.all(np.less_equal(group.q_len, 1)))
+def going_on(width: int, batch: Num, kv_len: Num) -> Spans:
+    """Sequences that decode and take so many tokens each, of which the first attends to `kv_len`."""
+    return Spans(batch=batch, q_len=float(width), kv_len=kv_len + width - 1, logits=float(width))
 
 
 def _if_any(groups: Groups, time_s: Num) -> Num:
@@ -114,7 +123,7 @@ class Paces(Bounds):
         """What is expected of attention to it, and of all else that its kind has alone: single tokens have kernels of
         their own. [s]
         """
-        once = np.less_equal(group.q_len, 1)
+        once = self._few(group)
         own = self._apart.decode if np.all(once) else self._apart.read
         bound = _if_any((group,), own.time_s(Workload((group,))))
         if np.all(once):
@@ -134,15 +143,11 @@ class Paces(Bounds):
 
     @cached_property
     def _decode(self) -> Callable[[Num, Num], Num]:
-        return self._grid(
-            self.decode_plan, _BATCHES, _LENGTHS, lambda batch, length: Spans(batch=batch, q_len=1.0, kv_len=length)
-        )
+        return self._grid(self.decode_plan, _BATCHES, _LENGTHS, partial(going_on, self.width))
 
     @cached_property
     def _attending(self) -> Callable[[Num, Num], Num]:
-        return self._grid(
-            self._apart.decode, _BATCHES, _LENGTHS, lambda batch, length: Spans(batch=batch, q_len=1.0, kv_len=length)
-        )
+        return self._grid(self._apart.decode, _BATCHES, _LENGTHS, partial(going_on, self.width))
 
     @cached_property
     def _reading(self) -> Callable[[Num, Num], Num]:

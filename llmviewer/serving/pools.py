@@ -65,11 +65,15 @@ def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, o
 
 
 def transfer_s(reads: Setting, writes: Setting, traffic: Traffic) -> Times:
-    """How long the cache of each prompt travels, over the links of the slower side, all of its devices at once. [s]"""
+    """How long the cache of each prompt travels, over the links of the slower side, all of its devices at once; what
+    prompts have in common is there. [s]
+    """
     whole = Setting(
         model=writes.model, hardware=writes.hardware, quantization=writes.quantization, attention=writes.attention,
         accounting=writes.accounting, mla=writes.mla, layout=ALONE, offload=ON_DEVICE,
     )  # fmt: skip
     prompts = traffic.prompt.astype(float)
-    nbytes = kv_cache_bytes(whole.graph, batch=1, context=prompts, prompt=prompts)
+    own = prompts - sum((one.in_common(prompts) for one in writes.techniques), start=0.0)
+    graphs = (whole.graph, *(graph for one in writes.techniques for graph in one.beside(whole)))
+    nbytes = sum(kv_cache_bytes(graph, batch=1, context=own, prompt=own) for graph in graphs)
     return np.broadcast_to(np.asarray(nbytes, dtype=float), prompts.shape) / pace(reads, writes)

@@ -23,8 +23,9 @@ from ..techniques import Technique
 from .lengths import Lengths, Tokens
 from .outcome import summary
 from .policy import Policy, parse_policy
+from .served import Span
 from .service import check_bound, check_requests, drawn_from, scheduler
-from .simulation import SPARE, Span
+from .simulation import SPARE
 from .simulation import saturate as span_of
 from .steady import Steady, steady
 from .steps import PARTS, Steps
@@ -186,6 +187,7 @@ class Saturation:
             "hardware": self.setting.hardware.name,
             "inputs": self.inputs,
             "devices": self.devices,
+            "tokens_per_step": self.traffic.tokens_per_step,
             **self._numbers(self.bound),
             "expected": self._numbers(self.expected) if self.expected else None,
             "unknown": self.unknown or None,
@@ -244,7 +246,7 @@ def saturate(
     )  # fmt: skip
     steps = Steps(setting)
     lengths = drawn_from(prompt_lengths, gen_lengths)
-    some = at_once(lengths, _LEAST, seed)
+    some = at_once(lengths, _LEAST, seed).leaving(steps.leaves, seed)
     unknown = "" if bound else steps.unknown
     runs = (steps,) if bound or unknown else (steps, Steps(setting, expected=True))
     if free:
@@ -279,7 +281,7 @@ def _busy(
     together = runs[0].ranks * most
     count = max(_LEAST, _ROUNDS * together) if requests is None else requests
     while True:
-        traffic = at_once(lengths, check_requests(count), seed)
+        traffic = at_once(lengths, check_requests(count), seed).leaving(runs[0].leaves, seed)
         waiting = _midway(traffic, 0 if policy.drains else together, seed)
         found = [span_of(run, *waiting, policy=policy, max_batch=most, block=block) for run in runs]
         spans = [span for span in found if span]
@@ -314,23 +316,25 @@ def fullest(steps: Steps, traffic: Traffic, *, block: int, max_batch: int | None
 
 
 def _midway(traffic: Traffic, count: int, seed: int) -> tuple[Traffic, Tokens]:
-    """Those of the traffic after `count` more, and how many tokens of these are written: as somebody finds a busy
-    server who looks at it at any time, where long answers are met more often. If all began together, those alike would
-    end together, again and again.
+    """Those of the traffic after `count` more, and how many passes these have taken: as somebody finds a busy server
+    who looks at it at any time, where long answers are met more often. If all began together, those alike would end
+    together, again and again.
     """
     generator = np.random.default_rng(seed)
-    some = generator.choice(len(traffic), size=count, p=traffic.gen / np.sum(traffic.gen))
-    prompt, gen = (np.concatenate((each[some], each)) for each in (traffic.prompt, traffic.gen))
-    written = (generator.random(count) * gen[:count]).astype(np.int64)
-    return Traffic(arrival_s=np.zeros(len(gen)), prompt=prompt, gen=gen), written
+    passes = traffic.progress.passes
+    some = generator.choice(len(traffic), size=count, p=passes / np.sum(passes))
+    taken = (generator.random(count) * passes[some]).astype(np.int64)
+    return traffic.only(np.concatenate((some, np.arange(len(traffic))))), taken
 
 
 def _fitting(steps: Steps, some: Traffic, policy: Policy, block: int) -> int:
     """Sequences for whose caches a rank mostly has room, each anywhere in its answer: with more, some lose theirs."""
-    room = (1 - SPARE) * steps.room_bytes(policy.most_read(int(np.max(some.prompt))))
+    common = np.broadcast_to(steps.in_common(some.prompt), len(some)) // block * block
+    room = steps.room_bytes(policy.most_read(int(np.max(some.prompt))))
+    room = (1 - SPARE) * (room - float(steps.cache_bytes(np.max(common))) * bool(np.any(common)))
     often = some.gen / np.sum(some.gen)
     part = (np.arange(PARTS) + 0.5) / PARTS
-    tokens = some.prompt[:, None] + part * some.gen[:, None] + block / 2
+    tokens = (some.prompt - common)[:, None] + part * some.gen[:, None] + block / 2 + steps.ahead
     each = np.broadcast_to(steps.cache_bytes(tokens), tokens.shape)
     mean = float(often @ np.mean(each, axis=1))
     spread = sqrt(float(often @ np.mean(each**2, axis=1)) - mean**2)

@@ -25,7 +25,8 @@ from .lengths import Lengths, parse_lengths
 from .outcome import Goals, Simulation
 from .policy import POLICIES, Policy, parse_policy
 from .pools import prefill, transfer_s
-from .simulation import Served, Usage, serve
+from .served import Served, Usage
+from .simulation import serve
 from .steady import steady
 from .steps import Steps
 from .traffic import Traffic, poisson, read_traffic
@@ -113,6 +114,7 @@ def simulate(
         "profiles": profiles,
     }  # fmt: skip
     setting = Setting.of(model, hardware, **asked)
+    common["traffic"] = traffic.leaving(Steps(setting).leaves, seed)
     if readers:
         reads = Setting.of(model, prefill_hardware or hardware, **asked)
         run = partial(_apart, reads, replace(setting, decodes_only=True), readers, when, common)

@@ -14,68 +14,18 @@ from operator import itemgetter
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ..workload import Spans
+from .blocks import Caches
 from .lengths import Tokens
 from .paces import Groups
 from .policy import Policy
-from .steps import Blocks, Steps
-from .traffic import Times, Traffic
-
-Requests = npt.NDArray[np.int64]  # places in the traffic
+from .progress import Requests
+from .served import Served, Span, Usage
+from .steps import Steps
+from .traffic import Traffic
 
 SPARE: Final = 0.01  # of the memory for caches that stays free when a request is taken up, as in vLLM ("watermark")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """Where the time of a copy went, and its work. [s], [tokens], [B]
-
-    reading_s, mixed_s, decoding_s  steps that read prompts alone, that read and decode, that decode alone
-    full_s                          the part of them in which the next request waits for memory
-    crowded_s                       the part in which it waits for a place in the batch
-    sequence_s                      sequences that are worked on, summed over time
-    read, reread                    tokens of prompts, and of requests that had lost their cache
-    written                         tokens of answers
-    padding                         tokens read or written that nobody asked for
-    """
-
-    reading_s: float = 0.0
-    mixed_s: float = 0.0
-    decoding_s: float = 0.0
-    full_s: float = 0.0
-    crowded_s: float = 0.0
-    sequence_s: float = 0.0
-    peak_bytes: float = 0.0
-    room_bytes: float = 0.0
-    read: float = 0
-    reread: float = 0
-    written: float = 0
-    padding: float = 0
-
-    @property
-    def busy_s(self) -> float:
-        return self.reading_s + self.mixed_s + self.decoding_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """What became of every request, in the order of the traffic.
-
-    start_s    when its prompt was taken up [s]
-    first_s    when its first token was there [s]
-    finish_s   when its answer was there: where batches are padded, with the last of its batch [s]
-    gap_s      the longest wait between two of its tokens [s]
-    preempted  times that it lost its cache, to be read again
-    """
-
-    start_s: Times
-    first_s: Times
-    finish_s: Times
-    gap_s: Times
-    preempted: Tokens
-    usage: Usage
 
 
 def serve(
@@ -89,56 +39,21 @@ def serve(
 
     Raises InputError where a request does not fit alone.
     """
-    blocks = _blocks(steps, traffic, policy, block)
-    written = np.full(len(traffic), int(read_elsewhere), dtype=np.int64)
-    return _Server(steps, traffic, policy, max_batch, blocks, written=written).run()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """What is served while somebody always waits.
-
-    begun        requests whose first token was written in it
-    answered     requests that were answered in it
-    decoding_s   from the first token of those to the last, on average [s]
-    tpot_s       times per token of those of more than one
-    gap_s        the longest wait between two tokens of each of these
-    preemptions  requests that lost their cache in it
-    """
-
-    begun: int
-    answered: int
-    decoding_s: float
-    tpot_s: Times
-    gap_s: Times
-    preemptions: int
-    usage: Usage
+    passes = np.full(len(traffic), int(read_elsewhere), dtype=np.int64)
+    return _Server(steps, traffic, policy, max_batch, block, passes=passes).run()
 
 
 def saturate(
-    steps: Steps, traffic: Traffic, written: Tokens, *, policy: Policy, max_batch: int, block: int
+    steps: Steps, traffic: Traffic, passes: Tokens, *, policy: Policy, max_batch: int, block: int
 ) -> Span | None:
-    """Requests that are all there at the start, of the first of which so much is written; without the steps in which a
-    copy fills up or runs empty. None where they are too few to tell.
+    """Requests that are all there at the start, the first of which have taken so many passes; without the steps in
+    which a copy fills up or runs empty. None where they are too few to tell.
 
     Raises InputError where a request does not fit alone.
     """
-    blocks = _blocks(steps, traffic, policy, block)
-    further = np.zeros(len(traffic) - len(written), dtype=np.int64)
-    every = np.concatenate((written, further))
-    return _Server(steps, traffic, policy, max_batch, blocks, written=every).saturated()
-
-
-def _blocks(steps: Steps, traffic: Traffic, policy: Policy, size: int) -> Blocks:
-    """Of the memory that is left to caches.
-
-    Raises InputError where that of a request does not fit alone.
-    """
-    longest = int(np.max(traffic.prompt + traffic.gen))
-    read = policy.most_read(int(np.max(traffic.prompt)))
-    blocks = Blocks.of(steps, room_bytes=steps.room_bytes(read), size=size, longest=longest)
-    steps.check_fits(longest, read, blocks.bytes_of_one(longest))
-    return blocks
+    further = np.zeros(len(traffic) - len(passes), dtype=np.int64)
+    every = np.concatenate((passes, further))
+    return _Server(steps, traffic, policy, max_batch, block, passes=every).saturated()
 
 
 @dataclass(eq=False)
@@ -166,21 +81,25 @@ class _Server:
     """The state between two steps.
 
     waiting  requests that have come, in their order; those that lost their cache are in front
+    passes   that each has taken, of its prompt and of its answer
     written  tokens of each; its cache holds the prompt and all of them but the last, and comes with it where it has any
     short    somebody has lost its cache since the last step: nobody is taken up before the next one, or who was sent
              away would come back to the room that it left for others
     """
 
     def __init__(
-        self, steps: Steps, traffic: Traffic, policy: Policy, max_batch: int, blocks: Blocks, *, written: Tokens
+        self, steps: Steps, traffic: Traffic, policy: Policy, max_batch: int, block: int, *, passes: Tokens
     ) -> None:
-        self.steps, self.policy, self.max_batch, self.blocks = steps, policy, max_batch, blocks
+        self.steps, self.policy, self.max_batch = steps, policy, max_batch
+        self.caches, self.progress = Caches.of(steps, traffic, policy, block), traffic.progress
+        self.room = self.caches.blocks.room_bytes
         self.arrival, self.prompt, self.gen = traffic.arrival_s, traffic.prompt, traffic.gen
         count = len(traffic)
         self.start, self.first, self.finish = (np.full(count, np.nan) for _ in range(3))
         self.last, self.gap = np.zeros(count), np.zeros(count)
         self.preempted = np.zeros(count, dtype=np.int64)
-        self.written = written
+        self.passes = passes
+        self.written = self.progress.written(np.arange(count), passes).copy()
         self.waiting: deque[int] = deque()
         self.lanes = [_Lane(rank) for rank in range(steps.ranks) for _ in range(steps.turns)]
         self.ranks = [self.lanes[at : at + steps.turns] for at in range(0, steps.lanes, steps.turns)]
@@ -232,7 +151,7 @@ class _Server:
         )  # fmt: skip
 
     def _usage(self, spent: Mapping[str, float]) -> Usage:
-        return Usage(**spent, peak_bytes=self.peak, room_bytes=self.blocks.room_bytes * len(self.ranks))
+        return Usage(**spent, peak_bytes=self.peak, room_bytes=self.room * len(self.ranks))
 
     def _arrive(self) -> None:
         while self.come < len(self.arrival) and self.arrival[self.come] <= self.clock:
@@ -259,7 +178,7 @@ class _Server:
         used = [self._used(rank) for rank in self.ranks]
         while self.waiting:
             request = self.waiting[0]
-            own = self.blocks.bytes_of_one(self._needs(request))
+            own = self._needs(request)
             counts = [sum(lane.held for lane in rank) for rank in self.ranks]
             open_ranks = [at for at, count in enumerate(counts) if count < self.max_batch]
             able = [at for at in open_ranks if not self._full(used[at] + own, counts[at], request)]
@@ -276,39 +195,44 @@ class _Server:
                 self.first[request] = self.last[request] = self.arrival[request]
                 self._join(lane, [request])
             else:
-                lane.reading[request] = 0
+                there = (self.caches.common if self.preempted[request] else self.caches.known)[request]
+                lane.reading[request] = int(there)
                 lane.reserved += own
+                self.spent["known"] += int(there)
 
     def _full(self, used: float, busy: int, request: int) -> bool:
         """Whether a rank with so many sequences has no room for one more, with which they take `used`. [B]"""
         if self.policy.padded and self.held:
             return not self._fits_padded([*(one for lane in self.lanes for one in lane.reading), request])
-        return used > self.blocks.room_bytes * (1 - (SPARE if busy else 0.0))
+        return used > self.room * (1 - (SPARE if busy else 0.0))
 
     def _fits_padded(self, batch: list[int]) -> bool:
         prompt, gen = int(np.max(self.prompt[batch])), int(np.max(self.gen[batch]))
         return self.steps.fitting(len(batch), prompt=prompt, gen=gen) == len(batch)
 
-    def _needs(self, request: int) -> int:
-        """Tokens of the cache that a request is given when it is taken up."""
-        if self.policy.drains:
-            return int(self.prompt[request] + self.gen[request])
-        return int(self.prompt[request] + self.written[request]) + 1
+    def _needs(self, request: int) -> float:
+        """Of the memory, what a request is given when it is taken up. [B]"""
+        answer = self.gen[request] if self.policy.drains else self.written[request] + 1
+        return self.caches.own_of_one(request, int(self.prompt[request] + answer))
 
     def _used(self, rank: Sequence[_Lane], more: int = 0) -> float:
         """What the caches of a rank take when all that decode have taken `more` steps. [B]"""
-        tokens = (self.prompt[lane.ids] + self.written[lane.ids] - 1 + more for lane in rank)
-        return sum(lane.reserved for lane in rank) + sum(self.blocks.bytes_of(each) for each in tokens)
+        own = (self.caches.own(lane.ids, self.prompt[lane.ids] + self._after(lane.ids, more) - 1) for lane in rank)
+        return sum(lane.reserved for lane in rank) + sum(own)
+
+    def _after(self, ids: Requests, more: int) -> Tokens:
+        """Tokens of some that decode after so many more steps."""
+        return self.progress.written(ids, self.passes[ids] + more) if more else self.written[ids]
 
     def _without_room(self, more: int) -> Sequence[_Lane]:
         """The first rank that has no room for `more` steps; empty where all do."""
         if self.policy.drains:
             return ()
-        return next((rank for rank in self.ranks if self._used(rank, more) > self.blocks.room_bytes), ())
+        return next((rank for rank in self.ranks if self._used(rank, more) > self.room), ())
 
     def _parts(self, lane: _Lane) -> list[tuple[int, int]]:
         """Who is read in the next step, and how many tokens of each."""
-        budget = self.policy.budget - (len(lane.ids) if self.policy.cuts else 0)
+        budget = self.policy.budget - (len(lane.ids) * self.steps.width if self.policy.cuts else 0)
         found: list[tuple[int, int]] = []
         for request, read in lane.reading.items():
             rest = int(self.prompt[request] + self.written[request]) - read
@@ -341,7 +265,7 @@ class _Server:
         if not len(decoding):
             return groups
         mean = float(np.mean(self.prompt[decoding] + self.written[decoding]))
-        return (Spans(batch=float(len(decoding)), q_len=1.0, kv_len=mean), *groups)
+        return (self.steps.going_on(float(len(decoding)), mean), *groups)
 
     def _span(self, request: int, end: int, take: int) -> Spans:
         last = end == self.prompt[request] + self.written[request]
@@ -355,7 +279,7 @@ class _Server:
             if lane.reading[request] == self.prompt[request] + self.written[request]:
                 done.append(request)
         for request in done:
-            lane.reserved -= self.blocks.bytes_of_one(self._needs(request))
+            lane.reserved -= self._needs(request)
             del lane.reading[request]
         lane.reserved = lane.reserved if lane.reading else 0.0  # what rounding leaves
         self._write(np.array(done, dtype=np.int64), 1)
@@ -364,7 +288,7 @@ class _Server:
     def _decode(self) -> None:
         """Steps in which nobody comes or goes: until the first is done, memory is full, or somebody can be taken up."""
         ids = np.concatenate([lane.ids for lane in self.lanes])
-        steps = int(np.min(self.gen[ids] - self.written[ids]))
+        steps = int(np.min(self.progress.passes[ids] - self.passes[ids]))
         if self._without_room(steps):
             fitting = 0
             while steps - fitting > 1:
@@ -390,17 +314,19 @@ class _Server:
         """Sequences that decode, and the tokens that each attends to on average so many steps later."""
         if not len(lane.ids):
             return 0, 0.0
-        return len(lane.ids), float(np.mean(self.prompt[lane.ids] + self.written[lane.ids])) + later
+        return len(lane.ids), float(np.mean(self.prompt[lane.ids] + self._after(lane.ids, later)))
 
     def _write(self, ids: Requests, steps: int, *, last_s: float = 0.0, rest_s: float = 0.0) -> None:
-        """`steps` tokens of each until now: the last after `last_s`, all but the first in `rest_s`. [s]"""
+        """`steps` of each until now: the last took `last_s`, all but the first `rest_s`. [s]"""
         before = np.maximum(self.clock - rest_s - self.last[ids], last_s)
         fresh = np.isnan(self.first[ids])
         self.first[ids[fresh]] = self.clock
         self.gap[ids] = np.where(fresh, 0.0, np.maximum(self.gap[ids], before))
         self.last[ids] = self.clock
-        self.written[ids] += steps
-        self.spent["written"] += steps * len(ids)
+        before_them = self.written[ids]
+        self.passes[ids] += steps
+        self.written[ids] = self.progress.written(ids, self.passes[ids])
+        self.spent["written"] += int(np.sum(self.written[ids] - before_them))
 
     def _join(self, lane: _Lane, requests: list[int]) -> None:
         lane.ids = np.concatenate((lane.ids, np.array(requests, dtype=np.int64)))
@@ -419,7 +345,7 @@ class _Server:
         lasts = (max((*lane.ids.tolist(), *lane.reading), default=-1) for lane in rank)
         request, lane = max(zip(lasts, rank, strict=True), key=itemgetter(0))
         if request in lane.reading:
-            lane.reserved -= self.blocks.bytes_of_one(self._needs(request))
+            lane.reserved -= self._needs(request)
             del lane.reading[request]
         lane.ids = lane.ids[lane.ids != request]
         self.preempted[request] += 1
@@ -431,19 +357,22 @@ class _Server:
         batch = np.array([request for lane in self.lanes for request in lane.reading], dtype=np.int64)
         most = max(lane.held for lane in self.lanes)
         prompt, gen = int(np.max(self.prompt[batch])), int(np.max(self.gen[batch]))
-        read = (Spans(batch=float(most), q_len=float(prompt), kv_len=float(prompt)),)
+        each = self.prompt[batch] - self.caches.known[batch]
+        new = int(np.max(each))
+        read = (Spans(batch=float(most), q_len=float(new), kv_len=float(prompt)),)
         self._spend("reading_s", self.steps.step_s([read if lane.held else () for lane in self.lanes]))
         self._write(batch, 1)
         last_s = float(self.steps.decode_s(batch=float(most), kv_len=prompt + gen - 1.0))
-        decoding = self.steps.answers_s(most, first=prompt + 1, last=prompt + gen - 1)
+        steps = int(np.max(self.progress.passes[batch])) - 1
+        decoding = self.steps.answers_s(most, first=prompt + 1, last=prompt + gen - 1, steps=steps)
         self._spend("decoding_s", decoding)
         self.gap[batch] = np.where(self.gen[batch] > 1, last_s, 0.0)
-        self.written[batch] = self.gen[batch]
+        self.passes[batch], self.written[batch] = self.progress.passes[batch], self.gen[batch]
         self.finish[batch] = self.clock
-        asked = int(np.sum(self.prompt[batch])), int(np.sum(self.gen[batch]))
+        asked = int(np.sum(each)), int(np.sum(self.gen[batch]))
         self.spent["read"] += asked[0]
         self.spent["written"] += asked[1] - len(batch)  # the first of each is counted
-        self.spent["padding"] += len(batch) * (prompt + gen) - sum(asked)
+        self.spent["padding"] += len(batch) * (new + gen) - sum(asked)
         for lane in self.lanes:
             lane.reading, lane.reserved = {}, 0.0
 

@@ -5,10 +5,10 @@ long as the rank with most to do, experts as long as the tokens of all ranks tak
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import accumulate, compress
 from typing import Final
 
 import numpy as np
@@ -22,8 +22,9 @@ from ..operators.base import Operator
 from ..operators.collectives import AllToAll
 from ..roofline import Plan
 from ..setting import Setting
+from ..techniques import Drafter
 from ..workload import Spans, Workload
-from .paces import Bounds, Groups, Paces
+from .paces import Bounds, Groups, Paces, going_on
 
 _POINTS: Final = 64  # lengths of a row of decode steps; between them it is a line
 _REMEMBERED: Final = 1 << 16  # steps that read prompts
@@ -80,6 +81,8 @@ class Stage:
     own     launches that each rank has for its own sequences
     shared  those of experts, which work on the tokens of all ranks; None where no ranks wait for each other
     ranks   that do
+    width   tokens of each sequence that decodes which a step takes
+    drafts  what proposes tokens for a step that decodes; None where nothing does
     """
 
     own: Bounds
@@ -87,57 +90,73 @@ class Stage:
     ranks: int
     host: Host
     longest: int
+    width: int
+    drafts: Drafts | None = None
 
     @classmethod
-    def each(cls, setting: Setting, kernels: Kernels | None, ranks: int) -> tuple[Stage, ...]:
+    def each(cls, setting: Setting, kernels: Kernels | None, ranks: int, width: int) -> tuple[Stage, ...]:
         """Those of a setting, as long as is expected of `kernels`; their lower bounds where that is None."""
-        plans = tuple(zip(setting.plan.stages, setting.decode_plan.stages, strict=True))
+        longest = setting.model.max_context or 1 << 17
+        of = partial(cls._of, kernels=kernels, ranks=ranks, longest=longest)
+        plans: Iterable[tuple[Plan, Plan]] = zip(setting.plan.stages, setting.decode_plan.stages, strict=True)
         if setting.decode_plan is setting.plan:
-            plans = tuple((one, one) for one, _ in plans)
-        host, longest = kernels.host if kernels else IDLE, setting.model.max_context or 1 << 17
+            plans = ((one, one) for one, _ in plans)
+        drafter = next((found for one in setting.techniques if (found := one.drafter(setting))), None)
+        drafts = Drafts.of(drafter, of) if drafter else None
+        return tuple(replace(of(*pair, width=width), drafts=drafts) for pair in plans)
 
-        def times(plan: Plan, decode_plan: Plan) -> Bounds:
-            return Paces(plan, decode_plan, kernels) if kernels else Bounds(plan, decode_plan)
+    @classmethod
+    def _of(
+        cls, plan: Plan, decode_plan: Plan, *, width: int, kernels: Kernels | None, ranks: int, longest: int
+    ) -> Stage:
+        host = kernels.host if kernels else IDLE
 
-        def some(plan: Plan, decode_plan: Plan, experts: bool) -> Bounds:
+        def some(experts: bool | None) -> Bounds:
             one = _experts(plan, experts)
-            return times(one, one if decode_plan is plan else _experts(decode_plan, experts))
+            other = one if decode_plan is plan else _experts(decode_plan, experts)
+            return Paces(one, other, width, kernels) if kernels else Bounds(one, other, width)
 
-        return tuple(
-            cls(own=times(*pair), shared=None, ranks=1, host=host, longest=longest)
-            if ranks == 1
-            else cls(own=some(*pair, False), shared=some(*pair, True), ranks=ranks, host=host, longest=longest)
-            for pair in plans
-        )
+        if ranks == 1:
+            return cls(own=some(None), shared=None, ranks=1, host=host, longest=longest, width=width)
+        return cls(own=some(False), shared=some(True), ranks=ranks, host=host, longest=longest, width=width)
 
     def alike_decode_s(self, *, batch: Num, kv_len: Num) -> Num:
         """A step in which `batch` sequences decode on every rank. [s]"""
         times = (part.decode_s(batch=batch, kv_len=kv_len) for part in (self.own, self.shared) if part)
-        return self._hosted(sum(times, start=0.0), 1, (Spans(batch=batch, q_len=1.0, kv_len=kv_len),))
+        found = self._hosted(sum(times, start=0.0), 1, (going_on(self.width, batch, kv_len),))
+        return found + self.drafts.alike_s(batch, kv_len) if self.drafts else found
 
     def alike_mixed_s(self, groups: Groups) -> Num:
-        """A step in which every rank has these to read and to decode. [s]"""
+        """A step in which every rank has these to read, and of going_on() to decode. [s]"""
         times = (part.mixed_s(groups) for part in (self.own, self.shared) if part)
-        return self._hosted(sum(times, start=0.0), 0, groups)
+        found = self._hosted(sum(times, start=0.0), 0, groups)
+        return found + self.drafts.alike_mixed_s(*self._apart(groups)) if self.drafts else found
 
     def decode_s(self, ranks: Sequence[tuple[int, float]]) -> float:
         """A step in which ranks decode: how many sequences, and the tokens that each attends to on average. [s]"""
         busy = [pair for pair in ranks if pair[0]]
         found = max(self._own.decode_s(*pair) for pair in busy)
         if self._shared:
-            found += self._shared.mixed_s(self._alike(sum(count for count, _ in busy)))
-        most = max(busy)
-        return float(self._hosted(found, 1, (Spans(batch=float(most[0]), q_len=1.0, kv_len=most[1]),)))
+            found += self._shared.mixed_s(self._alike(self.width * sum(count for count, _ in busy)))
+        whole = float(self._hosted(found, 1, (going_on(self.width, *max(busy)),)))
+        return whole + self.drafts.time_s(busy) if self.drafts else whole
 
     def mixed_s(self, ranks: Sequence[Groups]) -> float:
-        """A step in which ranks have these to read and to decode. [s]"""
+        """A step in which ranks have these to read, and of going_on() to decode. [s]"""
         busy = [groups for groups in ranks if groups]
         times = [self._own.mixed_s(groups) for groups in busy]
         found = max(times)
         if self._shared:
             tokens = sum(float(group.batch * group.q_len) for groups in busy for group in groups)
             found += self._shared.mixed_s(self._alike(tokens))
-        return float(self._hosted(found, 0, busy[times.index(max(times))]))
+        whole = float(self._hosted(found, 0, busy[times.index(max(times))]))
+        return whole + self.drafts.mixed_s([self._apart(groups) for groups in busy]) if self.drafts else whole
+
+    def _apart(self, groups: Groups) -> tuple[Groups, Groups]:
+        """Those that are read, and those that decode: parts of prompts want no logits but of their last token."""
+        decode = [bool(np.all(np.equal(group.logits, self.width))) for group in groups]
+        read, decoding = (tuple(compress(groups, own)) for own in ([not one for one in decode], decode))
+        return read, decoding
 
     def _alike(self, tokens: float) -> Groups:
         """An equal part of so many tokens of all ranks, which is what experts are told of."""
@@ -164,7 +183,54 @@ class Stage:
         return self.host.time_s(kernels_s, evaluate(self._launches[decodes], Workload(groups)))
 
 
-def _experts(plan: Plan, experts: bool) -> Plan:
-    """The launches of experts that tokens travel to, or all others."""
+@dataclass(frozen=True, kw_only=True)
+class Drafts:
+    """The passes of a network that proposes tokens, each of which is a step of it.
+
+    passes  and how many tokens of each sequence those before it took
+    reader  what reads prompts for it; None where nothing has to
+    """
+
+    passes: tuple[tuple[Stage, int], ...]
+    reader: Stage | None
+
+    @classmethod
+    def of(cls, drafter: Drafter, stage: Callable[..., Stage]) -> Drafts:
+        read, step = drafter.network.plan, drafter.network.decode_plan
+        each = {width: stage(read, step, width=width) for width in drafter.widths}
+        passes = tuple((each[width], before) for width, before in zip(drafter.widths, drafter.before, strict=True))
+        return cls(passes=passes, reader=passes[0][0] if drafter.reads else None)
+
+    def alike_s(self, batch: Num, kv_len: Num) -> Num:
+        """For `batch` sequences of every rank, whose next tokens attend to `kv_len`. [s]"""
+        times = (stage.alike_decode_s(batch=batch, kv_len=kv_len + before) for stage, before in self.passes)
+        return sum(times, start=0.0)
+
+    def alike_mixed_s(self, read: Groups, decoding: Groups) -> Num:
+        """What every rank reads, and for those that decode, who may be less than one on average. [s]"""
+        found: Num = self.reader.alike_mixed_s(read) if self.reader and read else 0.0
+        for group in decoding:
+            some = np.minimum(group.batch, 1)
+            found = found + some * self.alike_s(np.maximum(group.batch, 1), group.past + 1)
+        return found
+
+    def time_s(self, ranks: Sequence[tuple[int, float]]) -> float:
+        """For ranks of so many sequences, whose next tokens attend to so many on average. [s]"""
+        return sum(
+            stage.decode_s([(count, length + before) for count, length in ranks]) for stage, before in self.passes
+        )
+
+    def mixed_s(self, ranks: Sequence[tuple[Groups, Groups]]) -> float:
+        """What each rank reads, and for those of it that decode. [s]"""
+        read = [groups for groups, _ in ranks if groups]
+        found = self.reader.mixed_s(read) if self.reader and read else 0.0
+        decoding = [(int(group.batch), float(group.past + 1)) for _, groups in ranks for group in groups]
+        return found + self.time_s(decoding) if decoding else found
+
+
+def _experts(plan: Plan, experts: bool | None) -> Plan:
+    """The launches of experts that tokens travel to, or all others; all where None."""
+    if experts is None:
+        return plan
     inside = among_experts([row.operator for row in plan.operators])
     return Plan(tuple(row for row, own in zip(plan.operators, inside, strict=True) if own is experts))

@@ -137,14 +137,15 @@ def steady(steps: Steps, traffic: Traffic, *, rate: float, policy: Policy, max_b
     max_batch  sequences at a time of each rank, if memory has room for the caches of so many in the middle of their
                answers
     """
-    lengths, lanes = _Lengths.of(traffic), steps.lanes * steps.apart
+    lengths, lanes = _Lengths.of(traffic, steps), steps.lanes * steps.apart
     longest = int(lengths.prompt[-1])
     if policy.padded:
         ranks = steps.ranks
         fitting = steps.fitting(max_batch * ranks, prompt=longest, gen=int(lengths.gen[-1])) // ranks
     else:
         room = steps.room_bytes(policy.most_read(longest))
-        fitting = int(room / float(steps.cache_bytes(lengths.middle))) if room > 0 else 0
+        room -= float(steps.cache_bytes(lengths.common)) if lengths.common else 0.0
+        fitting = int(room / float(steps.cache_bytes(lengths.own + steps.ahead))) if room > 0 else 0
     most = min(max_batch, fitting) / steps.turns
     if not most:
         return _overrun(max_rate=0, most=0)
@@ -162,25 +163,45 @@ def _overrun(*, max_rate: float, most: float) -> Steady:
 class _Lengths(NamedTuple):
     """Those of the traffic, each from the shortest to the longest, evenly. [tokens]
 
+    passes  that give a token or more of each, its prompt's included
     groups  means of prompts of about the same length, and `shares` the part of all that are in each
-    wanted  tokens of a request that decode steps write, on average
-    middle  what a sequence that decodes attends to on average
+    known   tokens of these that are there before they are read
+    wanted  passes of a request that decode steps are, on average
+    often   passes of decode steps for each token of an answer after the first, likewise
+    middle  what a sequence that decodes attends to on average, and `own` what it has of it that no others have
+    common  what prompts have in common
     """
 
     prompt: Column
     gen: Column
+    passes: Column
     groups: Column
     shares: Column
+    known: Column
     wanted: float
+    often: float
     middle: float
+    own: float
+    common: float
 
     @classmethod
-    def of(cls, traffic: Traffic) -> _Lengths:
-        count = min(_REQUESTS, len(traffic))
+    def of(cls, traffic: Traffic, steps: Steps) -> _Lengths:
+        count, passes = min(_REQUESTS, len(traffic)), traffic.progress.passes
         place = ((np.arange(count) + 0.5) * len(traffic) / count).astype(int)
-        prompt, gen = (np.sort(lengths)[place].astype(float) for lengths in (traffic.prompt, traffic.gen))
-        middle = np.sum(traffic.gen * (traffic.prompt + traffic.gen / 2)) / np.sum(traffic.gen)
-        return cls(prompt, gen, *_grouped(traffic.prompt), float(np.mean(traffic.gen)) - 1, float(middle))
+        prompt, gen, taken = (
+            np.sort(lengths)[place].astype(float) for lengths in (traffic.prompt, traffic.gen, passes)
+        )
+        share = traffic.gen / np.sum(traffic.gen)
+        common = np.broadcast_to(steps.in_common(traffic.prompt), len(traffic))
+        groups, shares = _grouped(traffic.prompt)
+        several = traffic.gen > 1
+        middle = float(share @ (traffic.prompt + traffic.gen / 2))
+        return cls(
+            prompt=prompt, gen=gen, passes=taken, groups=groups, shares=shares,
+            known=np.broadcast_to(steps.known(groups), groups.shape), wanted=float(np.mean(passes)) - 1,
+            often=float(np.mean((passes[several] - 1) / (traffic.gen[several] - 1))) if np.any(several) else nan,
+            middle=middle, own=middle - float(share @ common), common=float(np.max(common)),
+        )  # fmt: skip
 
 
 def _grouped(lengths: Tokens) -> tuple[Column, Column]:
@@ -222,26 +243,29 @@ def _prompts(steps: Steps, lengths: _Lengths, policy: Policy, batch: Column) -> 
     is a line in that.
     """
     prompt, others = lengths.groups[:, None], batch[None, :] if policy.mixes else np.zeros((1, 1))
-    room = np.maximum(policy.budget - others, 1) if policy.cuts else np.maximum(policy.budget, prompt + 0 * others)
-    part = np.minimum(prompt, room)
-    parts = prompt / part
-    decoding = Spans(batch=others, q_len=1.0, kv_len=lengths.middle)
+    new = prompt - lengths.known[:, None]
+    taken = steps.width * others
+    room = np.maximum(policy.budget - taken, 1) if policy.cuts else np.maximum(policy.budget, new + 0 * others)
+    part = np.minimum(new, room)
+    parts = new / part
+    decoding = steps.going_on(others, lengths.middle)
 
     def step_s(tokens: Column, end: Column, count: Column | float = 1.0) -> Column:
         read = Spans(batch=count, q_len=tokens, kv_len=end, logits=np.minimum(1 / parts, tokens))
         return np.asarray(steps.mixed_s((decoding, read)), dtype=float)
 
-    each_s = step_s(part, (prompt + part) / 2)
-    count = room / part if policy.cuts else room // prompt
-    every_s = parts * each_s if np.all(count == 1) else parts * step_s(part, (prompt + part) / 2, count) / count
-    rest = prompt - np.floor(parts) * part
+    middle = prompt - (new - part) / 2
+    each_s = step_s(part, middle)
+    count = room / part if policy.cuts else room // new
+    every_s = parts * each_s if np.all(count == 1) else parts * step_s(part, middle, count) / count
+    rest = new - np.floor(parts) * part
     more_s = np.zeros(each_s.shape)
     if np.any(rest > 0):
         more_s = np.where(rest > 0, step_s(np.maximum(rest, 1e-3), prompt) - rest / part * each_s, 0.0)
     shape = (len(prompt), len(batch))
     time_s, parts, more_s, every_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s, every_s))
     along = lengths.shares @ parts if policy.mixes else np.zeros(len(batch))
-    mean = float(lengths.shares @ lengths.groups)
+    mean = float(lengths.shares @ (lengths.groups - lengths.known))
     together = np.maximum(room[0] / mean, 1) if policy.cuts else max(int(policy.budget // mean), 1)
     means = (lengths.shares @ each for each in (time_s, time_s**2, more_s, every_s))
     time_s, square, more_s, every_s = means
@@ -312,7 +336,7 @@ def _flowing(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, most:
         batch=sequences,
         utilization=occupied + decoding,
         ttft_s=found(read.read_s + last_s) + residual / (1 - queued * found(each / (along * prompts.together))),
-        tpot_s=found(tpot) if wanted else nan,
+        tpot_s=found(tpot) * lengths.often,
         max_rate=max_rate,
         max_batch=int(most),
     )
@@ -325,21 +349,23 @@ def _in_batches(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, mo
     """
     batch = np.unique(np.round(np.geomspace(1, most, _BATCHES)))
     longest = batch / (batch + 1)  # the quantile that the longest of so many is at on average
-    prompts, answers = (
-        np.where(batch > 1, np.quantile(each, longest), np.mean(each)) for each in (lengths.prompt, lengths.gen)
+    prompts, answers, passes = (
+        np.where(batch > 1, np.quantile(each, longest), np.mean(each))
+        for each in (lengths.prompt, lengths.gen, lengths.passes)
     )
     if policy.padded:
         read = np.asarray(steps.prefill_s(prompts, batch), dtype=float)
         parts = np.ones(len(batch))
     else:
         read = batch * np.mean(np.broadcast_to(steps.prefill_s(lengths.prompt), lengths.prompt.shape))
-        parts = np.maximum(batch * np.mean(lengths.prompt) / policy.budget, 1)
-    step = (np.arange(_STEPS) + 0.5) / _STEPS * np.maximum(answers - 1, 0)[:, None]
-    left = np.mean(lengths.gen - 1 > step[:, :, None], axis=2)
+        parts = np.maximum(batch * np.mean(lengths.prompt - steps.known(lengths.prompt)) / policy.budget, 1)
+    through = (np.arange(_STEPS) + 0.5) / _STEPS
+    step, written = (through * np.maximum(each - 1, 0)[:, None] for each in (passes, answers))
+    left = np.mean(lengths.passes - 1 > step[:, :, None], axis=2)
     alive = batch[:, None] * (1.0 if policy.padded else left)
-    context = (prompts[:, None] if policy.padded else float(np.mean(lengths.prompt))) + step + 1
+    context = (prompts[:, None] if policy.padded else float(np.mean(lengths.prompt))) + written + 1
     step_s = np.mean(np.broadcast_to(steps.decode_s(batch=np.maximum(alive, 1), kv_len=context), step.shape), axis=1)
-    decoding = step_s * np.maximum(answers - 1, 0)
+    decoding = step_s * np.maximum(passes - 1, 0)
     cycle = read + decoding
     max_rate = float(np.max(batch / cycle))
     taken = 1.0
@@ -362,7 +388,7 @@ def _in_batches(steps: Steps, lengths: _Lengths, rate: float, policy: Policy, mo
         batch=taken,
         utilization=utilization,
         ttft_s=utilization * spent / 2 + found(read * (parts + 1) / (2 * parts)),
-        tpot_s=found(decoding) * each if policy.padded else found(step_s) + later,
+        tpot_s=found(decoding) * each if policy.padded else found(step_s) * lengths.often + later,
         max_rate=max_rate,
         max_batch=int(most),
     )

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import InputError
 from ..expectation.kernels import Kernels
 from ..expectation.sources import why_unknown
 from ..forms import Num
 from ..generation import decode_s
-from ..memory import Footprint
-from ..setting import Setting
-from ..techniques import altered
+from ..memory import Footprint, Shapes
+from ..setting import Setting, arranges
 from ..units import si
 from ..workload import Spans, Workload
-from .paces import Groups
+from .paces import Groups, going_on
 from .stages import Stage, waiting_ranks
 
 PARTS: Final = 16  # of an answer, whose middles stand for it
@@ -48,11 +46,39 @@ class Steps:
         if model.encodes:
             raise InputError(f"{model.name} has an encoder, which no batch of mixed steps takes; use llmviewer analyze")
         for one in self.setting.techniques:
-            if altered(one, "prefill", "step", "kept", "schedule"):
+            if arranges([one]) and not one.scheduled:
                 raise InputError(
                     f"{one.name} arranges the passes of one answer, which a scheduler of many does not do; use "
                     "llmviewer analyze"
                 )
+
+    @cached_property
+    def leaves(self) -> tuple[float, ...]:
+        """How likely a step leaves at least 1, 2, ... tokens of a sequence that decodes."""
+        return max((one.leaves for one in self.setting.techniques), key=len, default=(1.0,))
+
+    @cached_property
+    def width(self) -> int:
+        """Tokens of each sequence that decodes which a step takes: those that are proposed are verified with it."""
+        (group,) = self.setting.step(Workload((Spans(batch=1.0, q_len=1.0, kv_len=1.0),))).groups
+        return int(group.q_len)
+
+    @property
+    def ahead(self) -> int:
+        """Of them, those whose keys and values a cache has room for beyond its own."""
+        return self.width - 1
+
+    def going_on(self, batch: Num, kv_len: Num) -> Spans:
+        """What a step has of `batch` sequences that decode, whose next tokens attend to `kv_len`."""
+        return going_on(self.width, batch, kv_len)
+
+    def known(self, prompt: Num) -> Num:
+        """Tokens of a prompt whose keys and values are there before it is read."""
+        return sum((one.known(prompt) for one in self.setting.techniques), start=0.0)
+
+    def in_common(self, prompt: Num) -> Num:
+        """Those of them that all prompts have in common."""
+        return sum((one.in_common(prompt) for one in self.setting.techniques), start=0.0)
 
     @property
     def turns(self) -> int:
@@ -83,16 +109,19 @@ class Steps:
         return self._alike([stage.alike_decode_s(batch=batch, kv_len=kv_len) for stage in self._stages], filled)
 
     def mixed_s(self, groups: Groups) -> Num:
-        """A step in which every lane has these to read and to decode; fields may be arrays. [s]"""
+        """A step in which every lane has these to read, and of going_on() to decode; fields may be arrays. [s]"""
         return self._alike([stage.alike_mixed_s(groups) for stage in self._stages])
 
     def prefill_s(self, prompt: Num, batch: Num = 1.0) -> Num:
         """Whole prompts, all alike, in a step of their own. [s]"""
-        return self.mixed_s((Spans(batch=batch, q_len=prompt, kv_len=prompt),))
+        return self.mixed_s((self._whole(prompt, batch),))
+
+    def _whole(self, prompt: Num, batch: Num = 1.0) -> Spans:
+        return Spans(batch=batch, q_len=prompt - self.known(prompt), kv_len=prompt)
 
     def reading_s(self, prompt: Num) -> tuple[Num, Num]:
         """How long a prompt is read, and how long until the next may follow it. [s]"""
-        stages = [stage.alike_mixed_s((Spans(batch=1.0, q_len=prompt, kv_len=prompt),)) for stage in self._stages]
+        stages = [stage.alike_mixed_s((self._whole(prompt),)) for stage in self._stages]
         return sum(stages[1:], start=stages[0]), reduce(np.maximum, stages)
 
     def decoding_s(self, lanes: Sequence[tuple[int, float]]) -> float:
@@ -107,16 +136,16 @@ class Steps:
         turns = (lanes[at :: self.turns] for at in range(self.turns))
         return self._round([turn for turn in turns if any(turn)], Stage.mixed_s)
 
-    def answers_s(self, batch: int, *, first: int, last: int) -> float:
-        """All steps of `batch` sequences of every lane that attend to `first` tokens, then one more each time, up to
-        `last`. [s]
+    def answers_s(self, batch: int, *, first: int, last: int, steps: int) -> float:
+        """All `steps` of `batch` sequences of every lane, from where their next tokens attend to `first` up to `last`,
+        evenly. [s]
         """
         if last < first:
             return 0.0
-        if not self.expected and self.lanes == 1:
+        if not self.expected and self.lanes == 1 and self.width == 1:
             return float(decode_s(self.setting.decode_plan, batch=float(batch), first=float(first), last=float(last)))
         middles = first - 0.5 + (np.arange(PARTS) + 0.5) * (last - first + 1) / PARTS
-        return float(np.mean(self.decode_s(batch=float(batch), kv_len=middles))) * (last - first + 1)
+        return float(np.mean(self.decode_s(batch=float(batch), kv_len=middles))) * steps
 
     def _alike(self, stages: Sequence[Num], filled: Num = 1.0) -> Num:
         """The time between two steps, where every turn takes so long in each stage, or that part of them. [s]"""
@@ -131,7 +160,7 @@ class Steps:
 
     @cached_property
     def _stages(self) -> tuple[Stage, ...]:
-        return Stage.each(self.setting, self._kernels if self.expected else None, self.ranks)
+        return Stage.each(self.setting, self._kernels if self.expected else None, self.ranks, self.width)
 
     @property
     def unknown(self) -> str:
@@ -151,12 +180,14 @@ class Steps:
 
     def cache_bytes(self, tokens: Num) -> Num:
         """What the cache of a sequence of so many tokens takes. [B]"""
-        return self._narrowest.cache_bytes(tokens)
+        return sum((one.cache_bytes(tokens) for one in (self._narrowest, *self._narrowest.beside)), start=0.0)
 
     @cached_property
     def _narrowest(self) -> Footprint:
+        """What is held, by the tokens of a step and of a sequence themselves."""
         longest = float(self.setting.model.max_context or 1 << 17)
-        return self.setting.footprint.narrowest(self.setting.hardware.capacity, longest)
+        whole = self.setting.footprint.narrowest(self.setting.hardware.capacity, longest)
+        return replace(whole, shapes=Shapes(), beside=tuple(replace(one, shapes=Shapes()) for one in whole.beside))
 
     def check_fits(self, longest: int, read: int, cache_bytes: float) -> None:
         """Raises InputError where the cache of a request of `longest` tokens has no room beside weights and a step that
@@ -193,31 +224,3 @@ class Steps:
         """Weights, and the activations of a step that reads `tokens` of prompts. [B]"""
         weights, _, live = self._narrowest.parts(batch=1.0, prompt=float(tokens), gen=0.0)
         return float(weights), float(live)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """The memory for caches, handed out in blocks of tokens (arXiv:2309.06180).
-
-    room_bytes  of all of them together
-    size        tokens of a block
-    taken       bytes of a sequence that has 0, 1, ... blocks
-    """
-
-    room_bytes: float
-    size: int
-    taken: npt.NDArray[np.float64]
-
-    @classmethod
-    def of(cls, steps: Steps, *, room_bytes: float, size: int, longest: int) -> Blocks:
-        """For sequences of up to `longest` tokens."""
-        tokens = size * np.arange(1.0, -(-longest // size) + 1)
-        bytes_each = np.broadcast_to(steps.cache_bytes(tokens), tokens.shape)
-        return cls(room_bytes=room_bytes, size=size, taken=np.concatenate(([0.0], bytes_each)))
-
-    def bytes_of(self, tokens: npt.NDArray[np.int64]) -> float:
-        """What sequences of so many tokens each take together. [B]"""
-        return float(self.taken[-(-tokens // self.size)].sum())
-
-    def bytes_of_one(self, tokens: int) -> float:
-        return float(self.taken[-(-tokens // self.size)])

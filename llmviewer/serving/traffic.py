@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from io import StringIO
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +17,11 @@ import numpy.typing as npt
 from ..documents import read_text
 from ..errors import InputError
 from .lengths import LONGEST, Lengths, Tokens, counted
+from .progress import Progress
 
 Times = npt.NDArray[np.float64]
+
+_DRAWN: Final = 1  # beside the seed, for what is drawn of answers: others than arrivals and lengths
 
 # Names of the columns of a file: ours, and those of the traces that Azure published (github.com/Azure/
 # AzurePublicDataset, AzureLLMInferenceDataset2023.md and ...2024.md; CC-BY), and of BurstGPT (github.com/HPMLL/
@@ -38,12 +41,14 @@ class Traffic:
     prompt     tokens that each brings
     gen        tokens that are written for each, of which its prefill gives the first
     empty      rows of the file that generate nothing, and are not among them
+    drafted    how their answers grow, where a pass may give several tokens
     """
 
     arrival_s: Times
     prompt: Tokens
     gen: Tokens
     empty: int = 0
+    drafted: Progress | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -54,9 +59,30 @@ class Traffic:
         span = float(self.arrival_s[-1])
         return len(self) / span if span > 0 else inf
 
+    @property
+    def progress(self) -> Progress:
+        """How their answers grow."""
+        return self.drafted or Progress.even(self.gen)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """That each decode step leaves of a sequence, on average; nan where there is none."""
+        steps = float(np.sum(self.progress.passes)) - len(self)
+        return (float(np.sum(self.gen)) - len(self)) / steps if steps else nan
+
+    def leaving(self, leaves: Sequence[float], seed: int) -> Traffic:
+        """The same where each pass leaves at least 1, 2, ... tokens as likely as `leaves` says."""
+        if len(leaves) == 1:
+            return self
+        generator = np.random.default_rng((seed, _DRAWN))
+        return replace(self, drafted=Progress.drawn(self.gen, leaves, generator))
+
     def only(self, which: npt.NDArray[np.intp]) -> Traffic:
         """Some of them."""
-        return Traffic(arrival_s=self.arrival_s[which], prompt=self.prompt[which], gen=self.gen[which])
+        return Traffic(
+            arrival_s=self.arrival_s[which], prompt=self.prompt[which], gen=self.gen[which],
+            drafted=self.drafted and self.drafted.only(which),
+        )  # fmt: skip
 
 
 def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, generator: np.random.Generator) -> Traffic:

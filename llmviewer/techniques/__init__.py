@@ -15,7 +15,7 @@ from ..errors import InputError, suggest
 from ..transforms.quantize import parse_quantization
 from ._parameters import About, about, read
 from ._schedule import Run, Schedule
-from ._technique import Finding, Kind, Machine, Technique, Touches, altered
+from ._technique import Drafter, Finding, Kind, Machine, Technique, Touches, altered
 
 _MODULES: Final = tuple(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 _MUST: Final = "a technique must be NAME or NAME:key=value,key=value, such as speculative:draft=llama-68m,gamma=4"
@@ -106,6 +106,6 @@ def parse_techniques(asked: Sequence[str | Mapping[str, object] | Technique]) ->
 
 
 __all__ = [
-    "About", "Finding", "Kind", "Machine", "Run", "Schedule", "Technique", "Touches", "about", "altered",
+    "About", "Drafter", "Finding", "Kind", "Machine", "Run", "Schedule", "Technique", "Touches", "about", "altered",
     "parse_technique", "parse_techniques", "technique", "techniques",
 ]  # fmt: skip

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ..forms import Num
+from ..graph import Graph
 from ..model import Model
 from ..operators.linear import LMHead
 from ..roofline import Plan
 from ..workload import Spans, Workload
 from ._parameters import parameter
 from ._schedule import Run, Schedule, each
-from ._technique import Finding, Kind, Machine, Technique, Touches
+from ._technique import Drafter, Finding, Kind, Machine, Technique, Touches
 
 FREE: Final = 1.1  # a verification that takes so much longer than a decode step is no longer free
 _BATCHES: Final = np.arange(1, 4097)
+_HALVINGS: Final = 53  # of the probabilities among which one is looked for, down to the last bit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,7 @@ class Drafting(Technique):
 
     kind = Kind.DECODING
     touches = Touches.NOTHING
+    scheduled = True
     order = 9  # what verifies several tokens takes the steps that others have left
     usual: ClassVar[float | None] = None  # tokens of a pass where nothing is said
 
@@ -49,19 +54,28 @@ class Drafting(Technique):
         """Those that a pass leaves on average, its own included."""
         if self.alpha is None:
             return self.tau or self.usual or 1.0
-        return self.expected(self.alpha)
+        return sum(self.reached(self.alpha))
 
-    def expected(self, alpha: float) -> float:
-        """Tokens of a pass where each that is proposed is accepted with probability `alpha`."""
-        return expected_tokens(alpha, self.depth)
+    @property
+    def leaves(self) -> tuple[float, ...]:
+        """Where `tau` was measured, as with the probability that leaves so many on average."""
+        if self.alpha is not None:
+            return self.reached(self.alpha)
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            alpha = (low + high) / 2
+            low, high = (alpha, high) if sum(self.reached(alpha)) < self.tokens else (low, alpha)
+        return self.reached(high)
 
-    def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:  # noqa: ARG002
-        """What proposes them, before a verification for each step of `run`."""
-        return iter(())
+    def reached(self, alpha: float) -> tuple[float, ...]:
+        """How likely a pass leaves at least 1, 2, ... tokens, where each that is proposed is accepted with probability
+        `alpha` (arXiv:2211.17192, equation 1: their sum is (1 - alpha^(depth+1)) / (1 - alpha)).
+        """
+        return tuple(accumulate([alpha] * self.depth, mul, initial=1.0))
 
-    def started(self, run: Run, machine: Machine) -> Iterator[Run]:  # noqa: ARG002
-        """What has to be done once, after the prefill `run`."""
-        return iter(())
+    def beside(self, machine: Machine) -> tuple[Graph, ...]:
+        drafter = self.drafter(machine)
+        return (drafter.network.decode_graph,) if drafter else ()
 
     def step(self, workload: Workload) -> Workload:
         return each(workload, self._verified)
@@ -73,18 +87,20 @@ class Drafting(Technique):
     def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:
         tokens = np.minimum(self.tokens, schedule.steps)  # a pass is whole where few tokens are wanted
 
+        drafter = self.drafter(machine)
+
         def verified(run: Run) -> Iterator[Run]:
             if not (run.main and all(np.all(np.equal(s.q_len, 1)) for s in run.workload.groups)):
                 yield run
                 return
             verification = replace(run, name="verification", workload=self.step(run.workload))
-            for each_time in (*self.drafts(run, machine), verification):
+            for each_time in (*((_drafts(drafter, run),) if drafter else ()), verification):
                 yield replace(each_time, times=np.divide(each_time.times, tokens))
 
         decoding = schedule.map(rest=verified)
-        if not schedule.rest:
+        if not schedule.rest or not drafter or not drafter.reads:
             return decoding
-        once = (new for run in schedule.first if run.main for new in self.started(run, machine))
+        once = (_reads(drafter, run) for run in schedule.first if run.main)
         return replace(decoding, rest=(*once, *decoding.rest))
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
@@ -146,22 +162,17 @@ def _at(first: int | None, last: int | None) -> str:
     return f"from {first} to {last or _BATCHES[-1]} sequences at a time"
 
 
-def expected_tokens(alpha: float, gamma: int) -> float:
-    """(1 - alpha^(gamma+1)) / (1 - alpha): tokens of a pass that verifies gamma of which each is accepted with
-    probability alpha, the pass's own included (arXiv:2211.17192, equation 1).
-    """
-    return gamma + 1.0 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
+def _drafts(drafter: Drafter, run: Run) -> Run:
+    """What proposes tokens, before a verification for each step of `run`."""
+    times = np.repeat(run.times, len(drafter.widths), axis=-1) if np.ndim(run.times) else run.times
+    passes = drafter.passes(run.workload)
+    return Run(name=drafter.name, plan=drafter.network.decode_plan, workload=passes, times=times, main=False)
 
 
-def in_turn(run: Run, plan: Plan, name: str, *, passes: int, width: int = 1) -> Run:
-    """`passes` steps of `plan` one after the other, of `width` tokens of each sequence, for each step of `run`."""
-
-    def spread(s: Spans) -> Spans:
-        kv_len = np.asarray(s.kv_len, dtype=np.float64)[..., None] + width * (np.arange(passes) + 1) - 1
-        return replace(s, q_len=width, kv_len=kv_len.reshape(*kv_len.shape[:-2], -1), logits=width, images=0)
-
-    times = np.repeat(run.times, passes, axis=-1) if np.ndim(run.times) else run.times
-    return Run(name=name, plan=plan, workload=each(run.workload, spread), times=times, main=False)
+def _reads(drafter: Drafter, run: Run) -> Run:
+    """What has to be done once, after the prefill `run`."""
+    read = each(run.workload, lambda s: replace(s, images=0))
+    return Run(name=f"prompt of {drafter.name}", plan=drafter.network.plan, workload=read, main=False)
 
 
 def vocabulary(model: Model) -> int:

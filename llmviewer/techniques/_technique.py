@@ -6,16 +6,20 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from itertools import accumulate
 from typing import ClassVar, Protocol
 
+import numpy as np
+
+from ..forms import Num
 from ..graph import Graph
 from ..hardware import Hardware
 from ..layout import Layout
 from ..model import Model
 from ..roofline import Plan
-from ..workload import Workload
+from ..workload import Spans, Workload
 from ._parameters import check
-from ._schedule import Schedule
+from ._schedule import Schedule, each
 
 
 class Kind(StrEnum):
@@ -50,6 +54,8 @@ class Machine(Protocol):
     @property
     def attention(self) -> str: ...
     @property
+    def graph(self) -> Graph: ...
+    @property
     def decode_graph(self) -> Graph: ...
     @property
     def plan(self) -> Plan: ...
@@ -62,6 +68,51 @@ class Machine(Protocol):
     def planned(self, graph: Graph) -> Plan:
         """A graph laid out on the device."""
         ...
+
+
+class Network(Protocol):
+    """What runs on the devices of a machine beside its model."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def decode_graph(self) -> Graph: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def decode_plan(self) -> Plan: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafter:
+    """What proposes tokens before each pass of the model that verifies them.
+
+    widths  tokens of each sequence that each of its passes takes, one pass after the other
+    reads   whether it has a cache of its own, for which it reads prompts too
+    """
+
+    name: str
+    network: Network
+    widths: tuple[int, ...]
+    reads: bool = True
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Tokens that its passes have taken before each of them."""
+        return tuple(accumulate(self.widths[:-1], initial=0))
+
+    def passes(self, workload: Workload) -> Workload:
+        """Those for each decode step of `workload`, on the last axis."""
+        widths, before = (np.array(each, dtype=np.float64) for each in (self.widths, self.before))
+        alike = len(set(self.widths)) == 1
+
+        def spread(s: Spans) -> Spans:
+            kv_len = np.asarray(s.kv_len, dtype=np.float64)[..., None] + before + widths - 1
+            flat = kv_len.reshape(*kv_len.shape[:-2], -1)
+            width = self.widths[0] if alike else np.broadcast_to(widths, kv_len.shape).reshape(flat.shape)
+            return replace(s, q_len=width, kv_len=flat, logits=width, images=0)
+
+        return each(workload, spread)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +134,7 @@ class Technique:
     kind: ClassVar[Kind]
     touches: ClassVar[Touches]
     predicts: ClassVar[bool] = False  # runs the layers of `mtp`, if not in every pass
+    scheduled: ClassVar[bool] = False  # `drafter`, `step`, `leaves` and `known` say all that it makes of passes
     order: ClassVar[int] = 0  # lower ones change graph and passes before higher ones, whichever was asked for first
 
     def __post_init__(self) -> None:
@@ -129,6 +181,23 @@ class Technique:
             first=lambda run: (replace(run, workload=self.prefill(run.workload)),) if run.main else (run,),
             rest=lambda run: (replace(run, workload=self.step(run.workload)),) if run.main else (run,),
         )
+
+    def drafter(self, machine: Machine) -> Drafter | None:  # noqa: ARG002
+        """What runs before each pass that continues the prompts."""
+        return None
+
+    @property
+    def leaves(self) -> tuple[float, ...]:
+        """How likely a pass that continues a sequence leaves at least 1, 2, ... tokens of it."""
+        return (1.0,)
+
+    def known(self, prompt: Num) -> Num:  # noqa: ARG002
+        """Tokens of a prompt whose keys and values are there before it is read."""
+        return 0.0
+
+    def in_common(self, prompt: Num) -> Num:  # noqa: ARG002
+        """Those of them that all prompts have in common, so that they are held once."""
+        return 0.0
 
     def beside(self, machine: Machine) -> tuple[Graph, ...]:  # noqa: ARG002
         """Networks whose weights and caches are held besides the model's."""

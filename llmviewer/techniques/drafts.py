@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -12,12 +12,36 @@ from ..graph import Block, Graph
 from ..model import Model
 from ..operators.base import Tensor
 from ..operators.linear import Linear
+from ..roofline import Plan
 from . import technique
-from ._drafting import Drafting, in_turn, vocabulary
+from ._drafting import Drafting, vocabulary
 from ._linears import tied
 from ._parameters import parameter
-from ._schedule import Run, each
-from ._technique import Machine, Technique, Touches
+from ._technique import Drafter, Machine, Technique, Touches
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layers:
+    """Some layers of a machine's model."""
+
+    machine: Machine
+    change: Callable[[Block], Block]
+
+    @property
+    def graph(self) -> Graph:
+        return self.machine.graph.map_blocks(self.change)
+
+    @property
+    def decode_graph(self) -> Graph:
+        return self.machine.decode_graph.map_blocks(self.change)
+
+    @property
+    def plan(self) -> Plan:
+        return self.machine.planned(self.graph)
+
+    @property
+    def decode_plan(self) -> Plan:
+        return self.machine.planned(self.decode_graph)
 
 
 @technique("self-speculative")
@@ -43,9 +67,12 @@ class SelfSpeculative(Drafting):
     def depth(self) -> int:
         return self.gamma
 
-    def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:
-        plan = machine.planned(machine.decode_graph.map_blocks(self._part))
-        yield in_turn(run, plan, "draft by some layers", passes=self.gamma)
+    def drafter(self, machine: Machine) -> Drafter:
+        network = _Layers(machine=machine, change=self._part)
+        return Drafter(name="draft by some layers", network=network, widths=(1,) * self.gamma, reads=False)
+
+    def beside(self, machine: Machine) -> tuple[Graph, ...]:  # noqa: ARG002
+        return ()
 
     def _part(self, block: Block) -> Block:
         return replace(block, layers=block.layers[: ceil(self.layers * len(block.layers))]) if block.main else block
@@ -81,20 +108,14 @@ class Medusa(Drafting):
     def proposed(self) -> int:
         return self.nodes
 
-    def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:
-        plan = self._heads(machine).decode_plan
-        yield in_turn(run, plan, "heads", passes=1)
-
-    def beside(self, machine: Machine) -> tuple[Graph, ...]:
-        return (self._heads(machine).decode_graph,)
+    def drafter(self, machine: Machine) -> Drafter:
+        network = machine.helper(beside_model(machine.model, (self._block(machine.model),)), "W16A16")
+        return Drafter(name="heads", network=network, widths=(1,), reads=False)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if self.nodes < self.heads:
             return f"a tree of {self.nodes} nodes has no path of {self.heads} tokens; give nodes={self.heads} or more"
         return super().refuses(machine, others)
-
-    def _heads(self, machine: Machine) -> Machine:
-        return machine.helper(beside_model(machine.model, (self._block(machine.model),)), "W16A16")
 
     def _block(self, model: Model) -> Block:
         parts = Parts(format=model.format)
@@ -145,16 +166,9 @@ class Eagle(Drafting):
     def proposed(self) -> int:
         return self.nodes
 
-    def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:
-        plan, each_time = self._layer(machine).decode_plan, ceil(self.nodes / self.depth)
-        yield in_turn(run, plan, "draft layer", passes=self.depth, width=each_time)
-
-    def started(self, run: Run, machine: Machine) -> Iterator[Run]:
-        read = each(run.workload, lambda s: replace(s, images=0))
-        yield Run(name="prompt of draft layer", plan=self._layer(machine).plan, workload=read, main=False)
-
-    def beside(self, machine: Machine) -> tuple[Graph, ...]:
-        return (self._layer(machine).decode_graph,)
+    def drafter(self, machine: Machine) -> Drafter:
+        widths = (ceil(self.nodes / self.depth),) * self.depth
+        return Drafter(name="draft layer", network=self._layer(machine), widths=widths)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if self.nodes < self.depth:
@@ -262,16 +276,8 @@ class Predicting(Drafting):
     def depth(self) -> int:
         return self.gamma
 
-    def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:
-        plan = self._layers(machine).decode_plan
-        yield in_turn(run, plan, "prediction layer", passes=self.gamma)
-
-    def started(self, run: Run, machine: Machine) -> Iterator[Run]:
-        read = each(run.workload, lambda s: replace(s, images=0))
-        yield Run(name="prompt of prediction layer", plan=self._layers(machine).plan, workload=read, main=False)
-
-    def beside(self, machine: Machine) -> tuple[Graph, ...]:
-        return (self._layers(machine).decode_graph,)
+    def drafter(self, machine: Machine) -> Drafter:
+        return Drafter(name="prediction layer", network=self._layers(machine), widths=(1,) * self.gamma)
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if machine.model.predicting is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -136,7 +137,7 @@ class PrefixCache(Technique):
 
     Changes: the prefill takes the rest of the prompt alone, which attends to all of it; what the prompts of a batch
     have in common is held once.
-    Formula: new tokens of the prefill = n - floor(hit x n), at least one; they attend to n.
+    Formula: new tokens of the prefill = n - floor(hit x n), or n - tokens, at least one; they attend to n.
     Source: arXiv:2312.07104, section 3; arXiv:2309.06180, section 4.4.
     Helps: the first token, where prompts begin alike; memory, where that is all the same beginning.
     Cannot: help decode steps, which read the cache of the whole prompt.
@@ -144,25 +145,40 @@ class PrefixCache(Technique):
 
     kind = Kind.INPUT
     touches = Touches.NOTHING
+    scheduled = True
     order = -8
+    usual: ClassVar[float] = 0.5  # part of the prompt, where nothing is said
 
-    hit: float = parameter("part of the prompt that is there already", 0.5, least=0, most=1)
+    hit: float | None = parameter(
+        f"part of the prompt that is there already; {usual} if tokens are not given", None, least=0, most=1
+    )
+    tokens: int | None = parameter(
+        "tokens that prompts begin with and that are there already, such as a system prompt; instead of hit", None,
+        unit="tokens", least=0,
+    )  # fmt: skip
     common: bool = parameter("whether all prompts of a batch begin alike", True)
 
     def prefill(self, workload: Workload) -> Workload:
-        return each(workload, lambda s: replace(s, q_len=s.kv_len - self._found(s.kv_len), images=0))
+        return each(workload, lambda s: replace(s, q_len=s.kv_len - self.known(s.kv_len), images=0))
 
     def kept(self, workload: Workload) -> Workload:
         if not self.common:
             return workload
 
-        return each(workload, lambda s: shared(s, copies=1, among=s.batch, prefix=self._found(s.source), common=True))
+        return each(workload, lambda s: shared(s, copies=1, among=s.batch, prefix=self.known(s.source), common=True))
 
-    def _found(self, prompt: Num) -> Num:
-        found: Num = np.minimum(np.floor(self.hit * np.asarray(prompt)), np.asarray(prompt) - 1)[()]
+    def known(self, prompt: Num) -> Num:
+        whole = np.asarray(prompt, dtype=np.float64)
+        part = self.usual if self.hit is None else self.hit
+        found: Num = np.minimum(np.floor(part * whole) if self.tokens is None else self.tokens, whole - 1)[()]
         return found
 
+    def in_common(self, prompt: Num) -> Num:
+        return self.known(prompt) if self.common else 0.0
+
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:  # noqa: ARG002
+        if self.hit is not None and self.tokens is not None:
+            return "give one of hit (a part of each prompt) and tokens (as many of each)"
         if machine.model.encodes:
             return (
                 f"the encoder of {machine.model.name} sees its prompt both ways: no part of it is done before the rest"

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from operator import mul
 
-from ..graph import Graph
 from ..model import Model
 from ..model_files import load_model
-from ..workload import Spans
 from . import technique
-from ._drafting import Drafting, in_turn, vocabulary
+from ._drafting import Drafting, vocabulary
 from ._parameters import parameter
-from ._schedule import Run, each
-from ._technique import Machine, Technique
+from ._technique import Drafter, Machine, Technique
 
 
 @technique("speculative")
@@ -61,27 +58,13 @@ class Speculative(Drafting):
         """Candidates at each depth."""
         return tuple(accumulate(self.widths, mul))
 
-    def expected(self, alpha: float) -> float:
+    def reached(self, alpha: float) -> tuple[float, ...]:
         """A depth is reached where one of the candidates is right at each before it."""
-        return 1.0 + sum(accumulate((1 - (1 - alpha) ** width for width in self.widths), mul), start=0.0)
+        return tuple(accumulate((1 - (1 - alpha) ** width for width in self.widths), mul, initial=1.0))
 
-    def drafts(self, run: Run, machine: Machine) -> Iterator[Run]:
-        plan, name = self._draft(machine).decode_plan, f"draft {self.draft}"
-        if not self.tree:
-            yield in_turn(run, plan, name, passes=self.gamma)
-            return
-        before = 0
-        for nodes in (1, *self._nodes[:-1]):
-            level = each(run.workload, partial(_grown, nodes=nodes, before=before))
-            yield Run(name=name, plan=plan, workload=level, times=run.times, main=False)
-            before += nodes
-
-    def started(self, run: Run, machine: Machine) -> Iterator[Run]:
-        read = each(run.workload, lambda s: replace(s, images=0))
-        yield Run(name=f"prompt of {self.draft}", plan=self._draft(machine).plan, workload=read, main=False)
-
-    def beside(self, machine: Machine) -> tuple[Graph, ...]:
-        return (self._draft(machine).decode_graph,)
+    def drafter(self, machine: Machine) -> Drafter:
+        network = machine.helper(self.model, self.draft_quant)
+        return Drafter(name=f"draft {self.draft}", network=network, widths=(1, *self._nodes[:-1]))
 
     def refuses(self, machine: Machine, others: Sequence[Technique]) -> str:
         if self.tree and not re.fullmatch(r"[1-9]\d{0,2}(x[1-9]\d{0,2}){0,15}", self.tree):
@@ -102,11 +85,3 @@ class Speculative(Drafting):
     def model(self) -> Model:
         """The draft."""
         return load_model(self.draft)
-
-    def _draft(self, machine: Machine) -> Machine:
-        return machine.helper(self.model, self.draft_quant)
-
-
-def _grown(s: Spans, *, nodes: int, before: int) -> Spans:
-    """A draft's step over `nodes` candidates of a depth, with `before` at those before it."""
-    return replace(s, q_len=nodes, kv_len=s.kv_len + before + nodes - 1, logits=nodes, images=0)

@@ -1,0 +1,81 @@
+"""The memory for caches, handed out in blocks of tokens (arXiv:2309.06180)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from .lengths import Tokens
+from .policy import Policy
+from .steps import Steps
+from .traffic import Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """What there is for the caches of a rank.
+
+    room_bytes  of all of them together
+    size        tokens of a block
+    taken       bytes of a sequence that has 0, 1, ... blocks
+    """
+
+    room_bytes: float
+    size: int
+    taken: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, steps: Steps, *, room_bytes: float, size: int, longest: int) -> Self:
+        """For sequences of up to `longest` tokens."""
+        tokens = size * np.arange(1.0, -(-longest // size) + 1)
+        bytes_each = np.broadcast_to(steps.cache_bytes(tokens), tokens.shape)
+        return cls(room_bytes=room_bytes, size=size, taken=np.concatenate(([0.0], bytes_each)))
+
+    def bytes_of(self, tokens: Tokens) -> float:
+        """What sequences of so many tokens each take together. [B]"""
+        return float(self.taken[-(-tokens // self.size)].sum())
+
+    def bytes_of_one(self, tokens: int) -> float:
+        return float(self.taken[-(-tokens // self.size)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caches:
+    """Those of the requests of a traffic.
+
+    blocks  beside what prompts have in common, which each rank holds once, in whole blocks
+    known   tokens of each prompt that are there before it is read
+    common  those of them that it has in common with others
+    ahead   tokens that each sequence has room for beyond its own: those that a step proposes
+    """
+
+    blocks: Blocks
+    known: Tokens
+    common: Tokens
+    ahead: int
+
+    @classmethod
+    def of(cls, steps: Steps, traffic: Traffic, policy: Policy, size: int) -> Self:
+        """In the memory that weights and activations leave.
+
+        Raises InputError where that of a request does not fit alone.
+        """
+        known = np.broadcast_to(steps.known(traffic.prompt), len(traffic)).astype(np.int64)
+        common = np.broadcast_to(steps.in_common(traffic.prompt), len(traffic)).astype(np.int64) // size * size
+        whole = traffic.prompt + traffic.gen
+        read, longest = policy.most_read(int(np.max(traffic.prompt))), int(np.max(whole))
+        every = Blocks.of(steps, room_bytes=steps.room_bytes(read), size=size, longest=longest + steps.ahead)
+        once = every.bytes_of_one(int(np.max(common)))
+        steps.check_fits(longest, read, once + every.bytes_of_one(int(np.max(whole - common)) + steps.ahead))
+        blocks = Blocks(room_bytes=every.room_bytes - once, size=size, taken=every.taken)
+        return cls(blocks=blocks, known=known, common=common, ahead=steps.ahead)
+
+    def own(self, requests: npt.NDArray[np.int64], tokens: Tokens) -> float:
+        """What some take, with so many tokens of the cache each. [B]"""
+        return self.blocks.bytes_of(tokens - self.common[requests] + self.ahead)
+
+    def own_of_one(self, request: int, tokens: int) -> float:
+        return self.blocks.bytes_of_one(tokens - int(self.common[request]) + self.ahead)

@@ -1,0 +1,334 @@
+"""Speculative decoding and prefix caching of requests over time: held to brute force, `analyze` and hand counts."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from llmviewer import analyze
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.memory import weight_bytes
+from llmviewer.model import kv_cache_bytes
+from llmviewer.reports.serving import REPORT
+from llmviewer.serving.blocks import Caches
+from llmviewer.serving.policy import POLICIES, parse_policy
+from llmviewer.serving.progress import Progress, mean_passes
+from llmviewer.serving.saturation import saturate
+from llmviewer.serving.service import simulate
+from llmviewer.serving.simulation import serve
+from llmviewer.serving.steady import steady
+from llmviewer.serving.steps import Steps
+from llmviewer.serving.traffic import Traffic
+from llmviewer.setting import Setting
+from llmviewer.techniques import parse_technique
+from llmviewer.workload import Spans, Workload
+
+MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"
+DRAFT = "speculative:draft=llama-68m,gamma=4,alpha=0.7"
+SPECULATIVE = (
+    DRAFT, "speculative:draft=llama-68m,tree=4x2,alpha=0.5", "eagle", "medusa", "retrieval", "lookahead",
+    "self-speculative",
+)  # fmt: skip
+
+
+def steps_of(*techniques, expected=False):
+    return Steps(Setting.of(MODEL, DEVICE, techniques=techniques), expected)
+
+
+def traffic(*requests):
+    """Requests as (arrival, prompt, gen)."""
+    arrival, prompt, gen = (np.array(column) for column in zip(*requests, strict=True))
+    return Traffic(arrival_s=arrival.astype(float), prompt=prompt, gen=gen)
+
+
+def served(steps, requests, policy="prefill-first", max_batch=64, block=16, seed=0):
+    drawn = requests.leaving(steps.leaves, seed)
+    return serve(steps, drawn, policy=parse_policy(policy), max_batch=max_batch, block=block)
+
+
+# --- how answers grow ---
+
+
+@pytest.mark.parametrize("text", SPECULATIVE)
+def test_a_pass_leaves_as_many_tokens_as_the_technique_says(text):
+    technique = parse_technique(text)
+    leaves = technique.leaves
+    assert sum(leaves) == pytest.approx(technique.tokens)
+    assert all(one >= other for one, other in pairwise(leaves))
+    assert len(leaves) == technique.depth + 1
+
+
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.0, 4), (0.3, 1), (0.7, 4), (0.9, 8), (1.0, 3)])
+def test_tokens_of_a_step_are_those_of_the_closed_form(alpha, gamma):
+    """(1 - alpha^(gamma+1)) / (1 - alpha), arXiv:2211.17192, equation 1."""
+    leaves = parse_technique(f"speculative:draft=llama-68m,gamma={gamma},alpha={alpha}").leaves
+    expected = gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    drawn = traffic((0, 10, 100_001)).leaving(leaves, 3)
+    assert sum(leaves) == pytest.approx(expected)
+    assert drawn.tokens_per_step == pytest.approx(expected, rel=0.01)
+
+
+def test_answers_end_where_they_are_wanted_to_and_grow_with_every_pass():
+    gen = np.array([1, 2, 3, 50, 500])
+    drawn = Progress.drawn(gen, parse_technique(DRAFT).leaves, np.random.default_rng(1))
+    for request, count in enumerate(gen):
+        passes = np.arange(drawn.passes[request] + 1)
+        written = drawn.written(np.full(len(passes), request), passes)
+        assert written[:2].tolist() == [0, 1]
+        assert written[-1] == count
+        assert np.all(np.diff(written) >= 1)
+        assert np.max(np.diff(written), initial=1) <= 5
+    assert drawn.only(np.array([3])).written(np.array([0]), drawn.passes[[3]]).tolist() == [50]
+
+
+@pytest.mark.parametrize("leaves", [(1.0,), (1.0, 0.7, 0.49, 0.343), (1.0, 0.0), (1.0, 1.0, 1.0)])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 7, 40, 1000])
+def test_passes_of_an_answer_by_brute_force(leaves, tokens):
+    drawn = Progress.drawn(np.full(2000, tokens + 1), leaves, np.random.default_rng(5))
+    assert mean_passes(tokens, leaves) == pytest.approx(np.mean(drawn.passes) - 1, rel=0.02, abs=1e-9)
+
+
+def test_the_same_requests_grow_alike_at_the_bound_and_as_expected_and_by_the_seed_alone():
+    first, again, other = (
+        simulate(MODEL, DEVICE, rate=1, requests=20, techniques=[DRAFT], seed=seed) for seed in (1, 1, 2)
+    )
+    assert np.array_equal(first.traffic.progress.ends, first.expected.traffic.progress.ends)
+    assert np.array_equal(first.finish_s, again.finish_s)
+    assert first.traffic.tokens_per_step != other.traffic.tokens_per_step
+
+
+# --- steps ---
+
+
+def test_steps_of_speculative_decoding_by_hand():
+    """Four drafts at contexts n .. n + 3, and five tokens at once, of all sequences; the draft reads prompts too."""
+    steps = steps_of(DRAFT)
+    plan, draft = steps.setting.plan, Setting.of("llama-68m", DEVICE, quant="W16A16").plan
+    drafting = sum(float(draft.time_s(Workload.decode(batch=8, kv_len=500 + i))) for i in range(4))
+    verified = Spans(batch=8.0, q_len=5.0, kv_len=504.0, logits=5.0)
+    assert steps.going_on(8.0, 500.0) == verified
+    alone = float(plan.time_s(Workload((verified,))))
+    assert float(steps.decode_s(batch=8.0, kv_len=500.0)) == pytest.approx(alone + drafting)
+    assert steps.decoding_s([(8, 500.0)]) == pytest.approx(alone + drafting, rel=1e-4)
+    part = Spans(batch=1.0, q_len=256.0, kv_len=256.0)
+    mixed = float(plan.time_s(Workload((verified, part)))) + float(draft.time_s(Workload((part,)))) + drafting
+    assert steps.step_s([(verified, part)]) == pytest.approx(mixed, rel=1e-4)
+    assert float(steps.mixed_s((verified, part))) == pytest.approx(mixed)
+
+
+@pytest.mark.parametrize("text", SPECULATIVE)
+@pytest.mark.parametrize("expected", [False, True])
+def test_a_sequence_alone_takes_as_long_as_analyze_says(text, expected):
+    """But for the last step, which may leave more than are wanted, and what is drawn."""
+    gen = 3001
+    asked = analyze(MODEL, DEVICE, prompt=1000, gen=gen, techniques=[text]).generation
+    steps = steps_of(text, expected=expected)
+    found = served(steps, traffic((0, 1000, gen)))
+    tokens = traffic((0, 1000, gen)).leaving(steps.leaves, 0).tokens_per_step
+    tpot = (found.finish_s[0] - found.first_s[0]) / (gen - 1) * tokens / sum(steps.leaves)
+    assert tpot == pytest.approx(asked.expected_tpot_s if expected else asked.tpot_s, rel=0.02 if expected else 0.002)
+    assert tokens == pytest.approx(sum(steps.leaves), rel=0.03)
+
+
+@pytest.mark.parametrize(("alpha", "tokens"), [(0, 1), (1, 5)])
+def test_limits_of_acceptance_leave_nothing_to_chance(alpha, tokens):
+    text = f"retrieval:length=4,alpha={alpha}"
+    one, other = (served(steps_of(text), traffic((0, 500, 201)), seed=seed) for seed in (1, 2))
+    assert one.finish_s[0] == other.finish_s[0]
+    steps = steps_of(text)
+    each = [float(steps.decode_s(batch=1.0, kv_len=500.0 + 1 + tokens * i)) for i in range(200 // tokens)]
+    assert one.finish_s[0] - one.first_s[0] == pytest.approx(sum(each), rel=1e-4)
+
+
+def test_no_drafts_are_no_technique():
+    """With alpha 0 and no time to draft, steps are those of so many more tokens, and nothing else changes."""
+    requests = traffic(*((0.01 * i, 300, 50) for i in range(20)))
+    bare = served(steps_of(), requests)
+    drafted = served(steps_of("retrieval:length=1,alpha=0"), requests)
+    assert drafted.usage.written == bare.usage.written
+    assert bare.finish_s[-1] <= drafted.finish_s[-1] < 1.02 * bare.finish_s[-1]
+
+
+def test_drafts_are_held_beside_the_model():
+    bare, drafted = steps_of(), steps_of(DRAFT)
+    draft = Setting.of("llama-68m", DEVICE, quant="W16A16")
+    assert bare.room_bytes(512) - drafted.room_bytes(512) == pytest.approx(weight_bytes(draft.graph))
+    cache = kv_cache_bytes(draft.graph, batch=1, context=100.0, prompt=100.0)
+    assert float(drafted.cache_bytes(100.0) - bare.cache_bytes(100.0)) == pytest.approx(float(cache))
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "chunked:128"])
+def test_every_policy_serves_every_token(policy):
+    generator = np.random.default_rng(4)
+    requests = traffic(*zip(np.sort(generator.random(60)) * 3, generator.integers(20, 800, 60),
+                            generator.integers(1, 90, 60), strict=True))  # fmt: skip
+    for techniques in ([DRAFT], ["prefix-cache:hit=0.6"], [DRAFT, "prefix-cache:tokens=100,common=false"]):
+        steps = steps_of(*techniques)
+        found = served(steps, requests, policy, max_batch=8)
+        usage = found.usage
+        assert np.all(found.first_s >= found.start_s)
+        assert np.all(found.finish_s >= found.first_s)
+        assert usage.written == np.sum(requests.gen)
+        assert usage.read + usage.reread + usage.known >= np.sum(requests.prompt)
+        if not np.any(found.preempted) and policy != "static":
+            assert usage.read + usage.known == np.sum(requests.prompt)
+
+
+@pytest.mark.parametrize("policy", ["prefill-first", "chunked:512"])
+@pytest.mark.parametrize("techniques", [[DRAFT], ["prefix-cache:tokens=600"], ["eagle:nodes=5", "prefix-cache"]])
+def test_the_closed_form_is_near_at_half_of_the_limit(policy, techniques):
+    found = simulate(
+        MODEL, DEVICE, rate=8, prompt_lengths=900, gen_lengths=150, policy=policy, techniques=techniques, requests=400,
+    )  # fmt: skip
+    for run in (found, found.expected):
+        assert np.mean(run.tpot_s) == pytest.approx(run.closed.tpot_s, rel=0.04)
+        assert np.mean(run.ttft_s) == pytest.approx(run.closed.ttft_s, rel=0.06)
+        assert run.decoding == pytest.approx(run.closed.batch, rel=0.06)
+
+
+def test_what_is_served_at_most_is_near_the_closed_form():
+    for techniques in ([DRAFT], ["prefix-cache:hit=0.5"]):
+        found = saturate(MODEL, DEVICE, techniques=techniques, policy="chunked:512", max_batch=64, bound=True)
+        assert found.bound.requests_per_s == pytest.approx(found.bound.closed.max_rate, rel=0.03)
+        assert found.to_dict()["tokens_per_step"] == pytest.approx(sum(steps_of(*techniques).leaves), rel=0.03)
+
+
+# --- prompts that are there already ---
+
+
+def test_a_prompt_that_is_there_in_part_is_read_from_there_on():
+    steps = steps_of("prefix-cache:tokens=600")
+    found = served(steps, traffic((0, 1000, 1), (10, 300, 1)))
+    plan = steps.setting.plan
+    for request, (new, prompt) in enumerate([(400, 1000), (1, 300)]):
+        read = Workload((Spans(batch=1, q_len=new, kv_len=prompt),))
+        assert found.first_s[request] - 10 * request == pytest.approx(float(plan.time_s(read)))
+    assert (found.usage.read, found.usage.known) == (401, 899)
+    assert found.usage.there == pytest.approx(899 / 1300)
+
+
+def test_a_request_alone_reads_what_analyze_says():
+    asked = analyze(MODEL, DEVICE, prompt=2000, gen=1, techniques=["prefix-cache:hit=0.8"]).generation.ttft_s
+    found = served(steps_of("prefix-cache:hit=0.8"), traffic((0, 2000, 1)))
+    assert found.first_s[0] == pytest.approx(asked)
+
+
+def test_a_common_beginning_is_held_once_and_others_by_each():
+    requests = traffic(*((0, 2000, 10) for _ in range(4)))
+    token = float(steps_of().cache_bytes(1.0))
+    peak = {}
+    for common in ("true", "false"):
+        steps = steps_of(f"prefix-cache:tokens=1600,common={common}")
+        caches = Caches.of(steps, requests, POLICIES["prefill-first"], 16)
+        usage = served(steps, requests).usage
+        once = steps.room_bytes(2048) - caches.blocks.room_bytes
+        assert once == pytest.approx(1600 * token if common == "true" else 0, abs=1)
+        peak[common] = usage.peak_bytes + once
+    each = 2016 * token  # in whole blocks
+    assert peak["false"] == pytest.approx(4 * each)
+    assert peak["true"] == pytest.approx(1600 * token + 4 * (each - 1600 * token))
+
+
+def test_blocks_of_a_common_beginning_are_whole():
+    steps = steps_of("prefix-cache:tokens=1000")
+    requests = traffic((0, 1500, 10), (0, 900, 10))
+    caches = Caches.of(steps, requests, POLICIES["fcfs"], 64)
+    assert caches.known.tolist() == [1000, 899]
+    assert caches.common.tolist() == [960, 896]
+
+
+def test_who_loses_a_cache_finds_only_what_others_have_too():
+    for common in (True, False):
+        steps = with_room(steps_of(f"prefix-cache:hit=0.5,common={str(common).lower()}"), 2200)
+        found = served(steps, traffic((0, 800, 600), (0, 800, 600)), max_batch=2)
+        assert found.preempted.tolist() == [0, 1]
+        assert found.usage.read == 800
+        assert found.usage.known == (1200 if common else 800)
+        assert found.usage.reread > (400 if common else 800)
+
+
+def with_room(steps, tokens):
+    """The same on a device with memory for so many tokens of caches beside a step of 2048."""
+    setting = steps.setting
+    less = steps.room_bytes(2048) - tokens * float(steps.cache_bytes(1.0))
+    return Steps(Setting.of(
+        MODEL, DEVICE, techniques=setting.techniques,
+        hardware_set=[f"memory.capacity={setting.hardware.capacity - less:.0f} B"],
+    ))  # fmt: skip
+
+
+def test_caches_that_travel_to_those_that_decode_are_those_that_they_have_not():
+    times = {}
+    for name, techniques in {
+        "bare": [],
+        "common": ["prefix-cache:hit=0.5"],
+        "own": ["prefix-cache:common=false"],
+    }.items():
+        found = simulate(MODEL, DEVICE, rate=1, requests=20, readers=1, techniques=techniques, bound=True)
+        read = Workload((Spans(batch=1, q_len=512 if techniques else 1024, kv_len=1024),))
+        times[name] = float(np.min(found.ttft_s)) - float(found.reads.plan.time_s(read))
+    assert times["common"] == pytest.approx(times["bare"] / 2, rel=1e-6)
+    assert times["own"] == pytest.approx(times["bare"], rel=1e-6)
+
+
+def test_ranks_that_wait_for_each_other_draft_too():
+    found = {
+        techniques: simulate(
+            "deepseek-v2-lite", DEVICE, rate=4, requests=60, layout="dp=2 ep=2", techniques=techniques, bound=True
+        )
+        for techniques in ((), ("retrieval:length=2,tau=2",), (DRAFT.replace("llama-68m", "qwen2.5-0.5b"),))
+    }
+    plain, free, drafted = (float(np.mean(one.tpot_s)) for one in found.values())
+    assert free < plain < 3 * free
+    assert drafted > free / 1.4
+
+
+# --- what users give and read ---
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("prefix-cache:hit=0.5,tokens=10", r"^prefix-cache: give one of hit \(a part of each prompt\) and tokens"),
+    ("chunked-prefill", r"^chunked-prefill arranges the passes of one answer, which a scheduler of many does not do"),
+    ("beam", r"^beam arranges the passes of one answer"),
+    ("mtp", r"^mtp: llama-3.1-8b has no layers that predict further tokens"),
+    ("speculative:draft=llama-68m", r"^speculative: give alpha \(a probability for each token\) or tau"),
+])  # fmt: skip
+def test_what_cannot_be_served_is_said(text, said):
+    with pytest.raises(InputError, match=said):
+        simulate(MODEL, DEVICE, rate=1, techniques=[text])
+
+
+def test_that_a_model_does_not_generate_is_said_before_what_a_technique_lacks():
+    with pytest.raises(
+        InputError, match=r"^speculative: bert-base-uncased does not generate: there are no passes to arrange$"
+    ):
+        Setting.of("bert-base-uncased", DEVICE, techniques=["speculative:draft=llama-68m"])
+
+
+def test_a_report_says_what_a_step_leaves_and_what_was_there(tmp_path, capsys):
+    asked = ["simulate", MODEL, DEVICE, "--rate", "5", "--requests", "50", "--bound", "--with", DRAFT]
+    asked += ["--with", "prefix-cache:tokens=512"]
+    assert main([*asked, "-o", str(tmp_path / "found.json")]) == 0
+    document = json.loads((tmp_path / "found.json").read_text())
+    assert document["tokens_per_step"] == pytest.approx(2.77, rel=0.05)
+    assert document["usage"]["known"] == 50 * 512
+    assert document["inputs"]["techniques"] == ["prefix-cache:tokens=512", str(parse_technique(DRAFT))]
+    assert main(asked) == 0
+    told = capsys.readouterr().out
+    assert "tokens a step leaves of a sequence" in told
+    assert "part of prompts in a cache already" in told
+    headline = REPORT.headline(simulate(MODEL, DEVICE, rate=5, requests=5, techniques=[DRAFT], bound=True))
+    assert headline.count(str(parse_technique(DRAFT))) == 1
+
+
+def test_the_closed_form_knows_of_an_overload():
+    steps = steps_of("retrieval:length=4,tau=4")
+    requests = traffic(*((i, 500, 200) for i in range(300))).leaving(steps.leaves, 0)
+    one, plain = (
+        steady(each, own, rate=1.0, policy=parse_policy("prefill-first"), max_batch=16)
+        for each, own in ((steps, requests), (steps_of(), replace(requests, drafted=None)))
+    )
+    assert 1.5 < one.max_rate / plain.max_rate < 4

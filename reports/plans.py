@@ -24,7 +24,10 @@ _NEAREST: Final = 10  # devices that do not keep to it, or have no price, in wor
 _TENS: Final = 10
 _TOLD: Final = 0.05  # of a time, that is worth a word
 _PERCENTILES: Final = "Percentiles of one copy of the best, with its part of the requests:"
-_OPTIONS: Final = {"profiles": "profile"}  # of the command, where they have other names than in Python
+_OPTIONS: Final = {
+    "profiles": "profile",
+    "techniques": "with",
+}  # of the command, where they have other names than in Python
 _TIMED: Final = ("rate", "batch", "time to first token", "time per token")  # what rests on how long steps take
 _MEANS: Final = "Times are means at random arrivals."
 
@@ -83,6 +86,7 @@ def headline(found: ServicePlan) -> str:
     within = f" within {asked}" if asked else ""
     changed = found.common["hardware_set"]
     under = f", what if {', '.join(changed)}" if changed else ""
+    under += "".join(f", {one}" for one in found.common["techniques"])
     most = f", on at most {counted(found.max_devices, 'device')}"
     return f"{title(found)}{within}{most}{under}. {best(found)}{ranked(found)}"
 

@@ -20,7 +20,7 @@ from llmviewer.layout import Layout, Network, parse_layout
 from llmviewer.model_files import load_model
 from llmviewer.reports.fronts import front
 from llmviewer.reports.plans import REPORT
-from llmviewer.serving import passes, search
+from llmviewer.serving import laying_out, search
 from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, plan, usual_layouts
 from llmviewer.serving.service import simulate
 from llmviewer.setting import Setting
@@ -186,7 +186,7 @@ def test_it_keeps_to_what_is_asked(found):
         assert one.utilization < 1
         assert one.batch < one.limit
         assert 4 <= one.rate_within <= one.max_rate
-    assert found.tried == sum(6 * 64 * 6 * (16 // parse_layout(layout).devices) for layout in LAYOUTS)
+    assert found.tried == sum(6 * 64 * len(QUANTS) * (16 // parse_layout(layout).devices) for layout in LAYOUTS)
 
 
 def test_the_cheapest_comes_first_and_those_without_a_price_last(found):
@@ -466,7 +466,7 @@ def test_progress_is_told():
 
 
 def test_the_sizes_that_are_searched():
-    assert (len(LAYOUTS), len(QUANTS), len(BATCHES)) == (8, 6, 64)
+    assert (len(LAYOUTS), len(QUANTS), len(BATCHES)) == (8, 8, 64)
     assert list(BATCHES) == sorted(BATCHES)
 
 
@@ -508,9 +508,9 @@ def test_what_has_no_room_is_worked_out_no_further_than_matters(monkeypatch):
 def test_a_graph_with_other_links_is_that_of_the_device_that_has_them(model, layout):
     devices = [load_hardware(name) for name in ("h100-sxm", "l40s", "gaudi-3", "tpu-v5e", "rtx-3090")]
     one = Setting.of(model, devices[0], layout=layout)
-    first = passes._lowered(one, devices[0])
+    first = laying_out._Lowered.of(one, devices[0])
     for device in devices[1:]:
-        assert passes._relinked(first, Network.of(device, one.layout)) == passes._lowered(one, device)
+        assert first.relinked(Network.of(device, one.layout)) == laying_out._Lowered.of(one, device)
 
 
 def test_one_of_something_is_not_called_several():

@@ -26,6 +26,15 @@ _DEGREES: Final = {
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
+_served_with = click.option(
+    "--with",
+    "techniques",
+    metavar="TECHNIQUE",
+    multiple=True,
+    help="As of analyze: drafts (mtp, eagle, speculative:draft=NAME,alpha=0.7), prompts that begin alike "
+    "(prefix-cache:tokens=2000, or hit=0.6), or what changes all steps. May be repeated.",
+)
+
 _hardware_set = click.option(
     "--hardware-set", metavar="KEY=VALUE", multiple=True, help="What if, as of compare. May be repeated."
 )
@@ -131,13 +140,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 @shared.goal("--tpot", "Goal: the longest time per output token.", default=inf)
 @click.option("--quant", metavar="SCHEME", callback=shared.precision, help="As of analyze.")
 @click.option("--attention", metavar="eager|flash", help="As of analyze.")
-@click.option(
-    "--with",
-    "techniques",
-    metavar="TECHNIQUE",
-    multiple=True,
-    help="As of analyze, if it changes what a step does and not which are taken. May be repeated.",
-)
+@_served_with
 @_lies(
     tp="Devices that share each copy (tensor parallelism). One if not given.",
     pp="Stages of a pipeline that follow each other.",
@@ -188,7 +191,8 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
 @hardware_option
 @click.option("--max-devices", type=int, default=16, show_default=True, help="Of all copies of the model together.")
 @shared.quants(
-    "A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128, W4A8g128, KV8."
+    "A precision that may be used. May be repeated. If not given: published, fp8 and W8A8 with a cache of 8 bits "
+    "(fp8KV8, W8A8KV8) and without, W4A16g128, W4A8g128, KV8."
 )
 @click.option(
     "--layout",
@@ -198,6 +202,7 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
     help="How a copy may lie, such as 'tp=4 pp=2', or '' for one device. May be repeated. If not given: one device, "
     "tp=2, 4, 8, 16, pp=2, and pp=2 with tp=2 and 4; with experts also tp and dp of 2, 4, 8, 16 with as many ep.",
 )
+@_served_with
 @click.option(
     "--by", type=click.Choice(("cost", "energy", "devices")), help="What is to be low. The first that is known."
 )

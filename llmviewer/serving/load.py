@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import nan
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ..workload import Spans
 from .outcome import Goals
+from .paces import going_on
 from .policy import POLICIES
+from .progress import mean_passes
 from .steady import Reading, held_up_s, reading
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
@@ -21,11 +25,20 @@ POLICY: Final = "prefill-first"  # whose closed form this is
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is asked of every setting."""
+    """What is asked of every setting.
+
+    known   tokens of each prompt that are there before it is read; `common` are those that all have in common
+    leaves  how likely a step leaves at least 1, 2, ... tokens of a sequence that decodes
+    width   tokens of each such sequence that a step takes
+    """
 
     rate: float
     prompt: int
     gen: int
+    known: float = 0.0
+    common: float = 0.0
+    leaves: tuple[float, ...] = (1.0,)
+    width: int = 1
     goals: Goals
     limits: Grid
     max_devices: int
@@ -34,7 +47,21 @@ class Load:
     @property
     def together(self) -> int:
         """Prompts that one step of a rank reads at most."""
-        return max(POLICIES[POLICY].budget // self.prompt, 1)
+        return max(int(POLICIES[POLICY].budget // self.new), 1)
+
+    @property
+    def new(self) -> float:
+        """Tokens of each prompt that are to be read."""
+        return self.prompt - self.known
+
+    @cached_property
+    def wanted(self) -> float:
+        """Steps of each answer, on average."""
+        return mean_passes(self.gen - 1, self.leaves)
+
+    def going_on(self, batch: Grid) -> Spans:
+        """What a step has of sequences that decode, in the middle of their answers."""
+        return going_on(self.width, batch, self.middle)
 
     @property
     def middle(self) -> float:

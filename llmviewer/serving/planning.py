@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import inf, isnan
@@ -15,7 +15,7 @@ from .. import given
 from ..choice import unsold
 from ..costs import By
 from ..errors import InputError
-from ..expectation.engines import find_engine
+from ..expectation.engines import Engine, find_engine
 from ..expectation.kernels import Kernels
 from ..expectation.profile import Profile
 from ..graph import Graph
@@ -24,7 +24,8 @@ from ..hardware_files import each_changed, hardware_names, loaded
 from ..layout import Layout, parse_layout
 from ..model import Model
 from ..operators.linear import ExpertsLinear
-from ..setting import Setting, whole
+from ..setting import Setting, arranges, whole
+from ..techniques import Technique, parse_techniques
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from .candidates import PRICES, Candidate
 from .load import Grid, Load
@@ -32,8 +33,9 @@ from .outcome import Goals
 from .search import Search
 from .service import check_bound
 from .service_plan import ServicePlan, first_of_each, unknown_last
+from .steps import Steps
 
-QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128", "W4A8g128", "KV8")
+QUANTS: Final = (PUBLISHED, "fp8", "fp8KV8", "W8A8", "W8A8KV8", "W4A16g128", "W4A8g128", "KV8")
 LAYOUTS: Final = ("", "tp=2", "tp=4", "tp=8", "tp=16", "pp=2", "tp=2 pp=2", "tp=4 pp=2")
 EXPERTS_ON: Final = (2, 4, 8, 16)  # devices that experts are shared out among, where they are as many on each
 BATCHES: Final = tuple(sorted({*range(1, 33), *(round(32 * 2 ** (i / 6)) for i in range(1, 33))}))  # 64, to 1290
@@ -59,6 +61,7 @@ def plan(
     engine: str = "",
     profiles: Sequence[str | Path | Profile] = (),
     hardware_set: Sequence[str] = (),
+    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
     bound: bool = False,
     progress: Callable[[int, int], object] = lambda done, settings: None,
 ) -> ServicePlan:
@@ -74,6 +77,7 @@ def plan(
     engine       that launches them; no gaps between them if ""
     profiles     files that `llmviewer calibrate` wrote, before those that ship
     hardware_set what-ifs on every device, as those of analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
+    techniques   that all settings have: those of simulate()
     bound        whether lower bounds are to keep to the goals, and nothing is expected
     progress     is told of layouts and precisions done, and of how many there are
 
@@ -86,24 +90,16 @@ def plan(
     given.one(library=library, engine=engine)
     check_bound(bound, library, engine, profiles)
     wanted = None if by is None else given.among("by", by, PRICES)
-    if not 0 < rate < inf:
-        raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
-    load = Load(
-        rate=rate, prompt=whole("prompt", prompt), gen=whole("gen", gen), goals=Goals(ttft_s=ttft, tpot_s=tpot),
-        limits=_limits(batches), max_devices=_most(max_devices), years=years,
-    )  # fmt: skip
     devices, left = _devices(hardware, hardware_set)
     allowed = _some("quants", quants)
     made = find_engine(engine, library) if engine else None
-    base = Setting.of(
-        model, devices[0], attention=made.attention if made else None, library=library, profiles=profiles
+    base = _base(model, devices[0], parse_techniques(techniques), made, library=library, profiles=profiles)
+    load = _load(
+        base, rate=rate, prompt=prompt, gen=gen, goals=Goals(ttft_s=ttft, tpot_s=tpot), batches=batches,
+        max_devices=max_devices, years=years,
     )  # fmt: skip
-    if not base.model.generates or base.model.encodes:
-        raise InputError(
-            f"{base.model.name} is not served token by token; plan is of models that continue their prompts"
-        )
     named = None if layouts is None else _some("layouts", layouts)
-    laid = _laid(usual_layouts(base.graph) if named is None else named, load.max_devices)
+    laid = _laid(base, named, load.max_devices)
     by_name = {device.name: device for device in devices}
 
     @cache
@@ -111,7 +107,8 @@ def plan(
         return Kernels(by_name[device], made.library if made else library, base.profiles, engine=made)
 
     search = Search(
-        load=load, devices=devices, settings=_settings(base, allowed, laid), kernels=None if bound else kernels
+        load=load, devices=devices, settings=_settings(base, allowed, laid),
+        kernels=None if bound else kernels,
     )  # fmt: skip
     found = list(search.candidates(progress))
     if named is not None:
@@ -122,7 +119,7 @@ def plan(
     keeping.sort(key=order)
     common = {
         "model": model, "library": library, "engine": engine, "profiles": tuple(profiles), "bound": bound or None,
-        "hardware_set": tuple(hardware_set),
+        "hardware_set": tuple(hardware_set), "techniques": tuple(map(str, base.techniques)),
     }  # fmt: skip
     return ServicePlan(
         common=common, model=base.model, rate=rate, prompt=load.prompt, gen=load.gen, goals=load.goals, by=chosen,
@@ -133,6 +130,46 @@ def plan(
         unmeasured=first_of_each([one for one in keeping if not (one.least or bound)]),
         least=min((one.least or one for one in found if one.least or not one.factor), key=order, default=None),
         rejected=tuple(search.closest(found)), tried=search.tried,
+    )  # fmt: skip
+
+
+def _base(
+    model: str | Model, device: Hardware, techniques: tuple[Technique, ...], made: Engine | None, **kernels: Any
+) -> Setting:
+    """Of which all settings are.
+
+    Raises InputError where it cannot be served token by token, or where a technique makes no sense or says a precision.
+    """
+    bare = Setting.of(model, device, attention=made.attention if made else None, **kernels)
+    if not bare.model.generates or bare.model.encodes:
+        raise InputError(
+            f"{bare.model.name} is not served token by token; plan is of models that continue their prompts"
+        )
+    for one in techniques:
+        if one.quant:
+            raise InputError(f"{one.name}: is {one.quant}, and plan tries precisions; give --quant {one.quant}")
+    return replace(bare, techniques=techniques).agreed()
+
+
+def _load(
+    base: Setting,
+    *,
+    rate: float,
+    prompt: int,
+    gen: int,
+    goals: Goals,
+    batches: Sequence[int],
+    max_devices: int,
+    years: float | None,
+) -> Load:
+    """Raises InputError where a number is not one that can be asked for."""
+    if not 0 < rate < inf:
+        raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
+    tokens, steps = whole("prompt", prompt), Steps(base)
+    return Load(
+        rate=rate, prompt=tokens, gen=whole("gen", gen), known=float(steps.known(tokens)),
+        common=float(steps.in_common(tokens)), leaves=steps.leaves, width=steps.width, goals=goals,
+        limits=_limits(batches), max_devices=_most(max_devices), years=years,
     )  # fmt: skip
 
 
@@ -183,12 +220,17 @@ def usual_layouts(graph: Graph) -> tuple[str, ...]:
     return *LAYOUTS, *(f"{name}={n} ep={n}" for name in ("tp", "dp") for n in parts)
 
 
-def _laid(layouts: Sequence[str], max_devices: int) -> list[Layout]:
-    """Those that there are devices for, each once.
+def _laid(base: Setting, named: Sequence[str] | None, max_devices: int) -> list[Layout]:
+    """Those that there are devices for, each once: the usual ones where none are named, but pipelines where techniques
+    arrange passes.
 
     Raises InputError where there are for none.
     """
-    every = list(dict.fromkeys(map(parse_layout, layouts)))
+    every = list(dict.fromkeys(map(parse_layout, usual_layouts(base.graph) if named is None else named)))
+    if named is None and arranges(base.techniques):
+        every = [one for one in every if one.pp == 1]
+    for one in every:
+        replace(base, layout=one).agreed()
     fewest = min(one.devices for one in every)
     if fewest > max_devices:
         raise InputError(f"max_devices must be at least {fewest}, as many as the layouts given take; got {max_devices}")

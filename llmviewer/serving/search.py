@@ -14,8 +14,9 @@ from ..hardware import Hardware
 from ..layout import Layout
 from ..setting import Setting
 from .candidates import Candidate, judged
+from .laying_out import Left, laid_out
 from .load import Load, StepTimes
-from .passes import LaidOut, Left, laid_out
+from .passes import LaidOut
 
 _AT_ONCE: Final = 1 << 22  # numbers of copies and batches, of all devices, that are judged together
 

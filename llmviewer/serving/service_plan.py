@@ -135,7 +135,8 @@ class ServicePlan:
         """What was asked, as the JSON document has it."""
         return finite({
             "rate": self.rate, "prompt": self.prompt, "gen": self.gen, "by": str(self.by), "years": self.years,
-            "max_devices": self.max_devices, "quants": list(self.quants), "kernels": self.kernels,
+            "max_devices": self.max_devices, "quants": list(self.quants),
+            "techniques": list(self.common["techniques"]), "kernels": self.kernels,
             **asdict(self.goals),
         })  # fmt: skip
 

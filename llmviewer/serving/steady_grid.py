@@ -53,7 +53,7 @@ class Steady:
         able    as of able_rates()
         memory  needed over there is, [device, batch]
         """
-        wanted, limits, own = load.gen - 1, load.limits, rate / times.apart
+        wanted, limits, own = load.wanted, load.limits, rate / times.apart
         step = times.step[:, None, :]
         with np.errstate(divide="ignore", invalid="ignore"):
             tpot = _Turns.of(own[..., None], step, times).tpot_s  # by sequences that decode together
@@ -64,7 +64,8 @@ class Steady:
             step_s, tpot_s = _at(np.broadcast_to(step, missing.shape), at), _at(tpot, at)
             turns = _Turns.of(own, step_s, times)
             ttft_s = np.where(stable, turns.ttft_s(1 - np.exp(-batch)), inf)
-            tpot_s = np.where(stable, tpot_s, inf) if wanted else np.zeros(stable.shape)
+            each_s = tpot_s * wanted / max(load.gen - 1, 1)  # of a token, where steps leave several
+            tpot_s = np.where(stable, each_s, inf) if wanted else np.zeros(stable.shape)
             # Little's law gives the mean, where `missing` is 0. The steeper it falls there the less they vary around
             # it: with Poisson's variance, the mean, where decode steps are as long for any batch.
             steepness = np.where(stable & (at > 0), np.maximum(_slope(missing, limits, at), _LEAST), 1.0)
@@ -130,7 +131,7 @@ def able_rates(times: StepTimes, memory: Grid, load: Load) -> Grid:
 
     memory  as of Steady.of()
     """
-    wanted, step = load.gen - 1, times.step
+    wanted, step = load.wanted, times.step
     with np.errstate(divide="ignore", invalid="ignore"):
         each = times.apart * wanted / (load.limits - (wanted > 0))  # tokens for each that decodes beside others
         if times.lanes > 1:

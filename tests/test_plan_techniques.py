@@ -10,7 +10,6 @@ from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.fleet import Known
 from llmviewer.hardware_files import load_hardware
-from llmviewer.layout import parse_layout
 from llmviewer.memory import weight_bytes
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving.laying_out import laid_out

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..workload import Spans
+from .chain import Reading, held_up_s, reading
 from .outcome import Goals
 from .paces import going_on
 from .policy import POLICIES
 from .progress import mean_passes
-from .steady import Reading, held_up_s, reading
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 

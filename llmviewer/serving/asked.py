@@ -1,0 +1,132 @@
+"""What requests ask of a copy: their lengths, and what reading them takes beside those that decode."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from ..workload import Spans
+from .chain import Column
+from .lengths import Tokens
+from .policy import Policy
+from .steps import Steps
+from .traffic import Traffic
+
+_REQUESTS: Final = 128  # of the traffic whose lengths stand for all; groups of prompts likewise
+
+
+class Asked(NamedTuple):
+    """Those of the traffic, each from the shortest to the longest, evenly. [tokens]
+
+    passes  that give a token or more of each, its prompt's included
+    groups  means of prompts of about the same length, and `shares` the part of all that are in each
+    known   tokens of these that are there before they are read
+    wanted  passes of a request that decode steps are, on average
+    often   passes of decode steps for each token of an answer after the first, likewise
+    middle  what a sequence that decodes attends to on average, and `own` what it has of it that no others have
+    common  what prompts have in common
+    """
+
+    prompt: Column
+    gen: Column
+    passes: Column
+    groups: Column
+    shares: Column
+    known: Column
+    wanted: float
+    often: float
+    middle: float
+    own: float
+    common: float
+
+    @classmethod
+    def of(cls, traffic: Traffic, steps: Steps) -> Asked:
+        count, passes = min(_REQUESTS, len(traffic)), traffic.progress.passes
+        place = ((np.arange(count) + 0.5) * len(traffic) / count).astype(int)
+        prompt, gen, taken = (
+            np.sort(lengths)[place].astype(float) for lengths in (traffic.prompt, traffic.gen, passes)
+        )
+        share = traffic.gen / np.sum(traffic.gen)
+        common = np.broadcast_to(steps.in_common(traffic.prompt), len(traffic))
+        groups, shares = _grouped(traffic.prompt)
+        several = traffic.gen > 1
+        middle = float(share @ (traffic.prompt + traffic.gen / 2))
+        return cls(
+            prompt=prompt, gen=gen, passes=taken, groups=groups, shares=shares,
+            known=np.broadcast_to(steps.known(groups), groups.shape), wanted=float(np.mean(passes)) - 1,
+            often=float(np.mean((passes[several] - 1) / (traffic.gen[several] - 1))) if np.any(several) else nan,
+            middle=middle, own=middle - float(share @ common), common=float(np.max(common)),
+        )  # fmt: skip
+
+
+def _grouped(lengths: Tokens) -> tuple[Column, Column]:
+    """Means and shares of groups, from the shortest to the longest, that are alike in the sum of their squares: what
+    prompts wait grows with the squares, of which the few that are longest have most.
+    """
+    ordered = np.sort(lengths).astype(float)
+    sums = np.cumsum(ordered**2)
+    group = np.ceil(sums / sums[-1] * _REQUESTS - 1e-9).astype(int)
+    counts = np.bincount(group)
+    found = counts > 0
+    return np.bincount(group, ordered)[found] / counts[found], counts[found] / len(ordered)
+
+
+class Prompts(NamedTuple):
+    """What reading a request takes of the device, by batch.
+
+    time_s, square  of the device, mean and mean of the square [s]
+    along           steps in which those that decode take part
+    more_s          by which the last part of a prompt, in a step of its own, takes longer than its share of others
+    every_s         of the device for each prompt of steps that read as many as they take
+    each            how many such steps a prompt takes, of those in which others decode
+    together        how many prompts such a step reads, 1 where they take more than one
+    """
+
+    time_s: Column
+    square: Column
+    along: Column
+    more_s: Column
+    every_s: Column
+    each: Column
+    together: Column | int
+
+
+def prompts_of(steps: Steps, lengths: Asked, policy: Policy, batch: Column) -> Prompts:
+    """Steps that read a prompt, beside `batch` sequences that decode where the policy mixes.
+
+    The parts of a prompt differ in how many tokens are before them; the one in the middle stands for all, as the time
+    is a line in that.
+    """
+    prompt, others = lengths.groups[:, None], batch[None, :] if policy.mixes else np.zeros((1, 1))
+    new = prompt - lengths.known[:, None]
+    taken = steps.width * others
+    room = np.maximum(policy.budget - taken, 1) if policy.cuts else np.maximum(policy.budget, new + 0 * others)
+    part = np.minimum(new, room)
+    parts = new / part
+    decoding = steps.going_on(others, lengths.middle)
+
+    def step_s(tokens: Column, end: Column, count: Column | float = 1.0) -> Column:
+        read = Spans(batch=count, q_len=tokens, kv_len=end, logits=np.minimum(1 / parts, tokens))
+        return np.asarray(steps.mixed_s((decoding, read)), dtype=float)
+
+    middle = prompt - (new - part) / 2
+    each_s = step_s(part, middle)
+    count = room / part if policy.cuts else room // new
+    every_s = parts * each_s if np.all(count == 1) else parts * step_s(part, middle, count) / count
+    rest = new - np.floor(parts) * part
+    more_s = np.zeros(each_s.shape)
+    if np.any(rest > 0):
+        more_s = np.where(rest > 0, step_s(np.maximum(rest, 1e-3), prompt) - rest / part * each_s, 0.0)
+    shape = (len(prompt), len(batch))
+    time_s, parts, more_s, every_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s, every_s))
+    along = lengths.shares @ parts if policy.mixes else np.zeros(len(batch))
+    mean = float(lengths.shares @ (lengths.groups - lengths.known))
+    together = np.maximum(room[0] / mean, 1) if policy.cuts else max(int(policy.budget // mean), 1)
+    means = (lengths.shares @ each for each in (time_s, time_s**2, more_s, every_s))
+    time_s, square, more_s, every_s = means
+    if not policy.cuts and together == 1:
+        every_s = time_s
+    each = np.broadcast_to(mean / room[0], along.shape) if policy.cuts else along / together
+    return Prompts(time_s, square, along, more_s, every_s, each, together)

@@ -26,7 +26,6 @@ class Asked(NamedTuple):
     wanted  passes of a request that decode steps are, on average
     often   passes of decode steps for each token of an answer after the first, likewise
     middle  what a sequence that decodes attends to on average, and `own` what it has of it that no others have
-    common  what prompts have in common
     """
 
     prompt: Column
@@ -39,7 +38,6 @@ class Asked(NamedTuple):
     often: float
     middle: float
     own: float
-    common: float
 
     @classmethod
     def of(cls, traffic: Traffic, steps: Steps) -> Asked:
@@ -57,7 +55,7 @@ class Asked(NamedTuple):
             prompt=prompt, gen=gen, passes=taken, groups=groups, shares=shares,
             known=np.broadcast_to(steps.known(groups), groups.shape), wanted=float(np.mean(passes)) - 1,
             often=float(np.mean((passes[several] - 1) / (traffic.gen[several] - 1))) if np.any(several) else nan,
-            middle=middle, own=middle - float(share @ common), common=float(np.max(common)),
+            middle=middle, own=middle - float(share @ common),
         )  # fmt: skip
 
 

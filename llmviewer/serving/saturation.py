@@ -330,8 +330,8 @@ def _midway(traffic: Traffic, count: int, seed: int) -> tuple[Traffic, Tokens]:
 def _fitting(steps: Steps, some: Traffic, policy: Policy, block: int) -> int:
     """Sequences for whose caches a rank mostly has room, each anywhere in its answer: with more, some lose theirs."""
     common = np.broadcast_to(steps.in_common(some.prompt), len(some)) // block * block
-    room = steps.room_bytes(policy.most_read(int(np.max(some.prompt))))
-    room = (1 - SPARE) * (room - float(steps.cache_bytes(np.max(common))) * bool(np.any(common)))
+    room = steps.room_bytes(policy.most_read(int(np.max(some.prompt)))) - steps.common_bytes(some.prompt)
+    room *= 1 - SPARE
     often = some.gen / np.sum(some.gen)
     part = (np.arange(PARTS) + 0.5) / PARTS
     tokens = (some.prompt - common)[:, None] + part * some.gen[:, None] + block / 2 + steps.ahead

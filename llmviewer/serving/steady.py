@@ -58,8 +58,7 @@ def steady(steps: Steps, traffic: Traffic, *, rate: float, policy: Policy, max_b
         ranks = steps.ranks
         fitting = steps.fitting(max_batch * ranks, prompt=longest, gen=int(asked.gen[-1])) // ranks
     else:
-        room = steps.room_bytes(policy.most_read(longest))
-        room -= float(steps.cache_bytes(asked.common)) if asked.common else 0.0
+        room = steps.room_bytes(policy.most_read(longest)) - steps.common_bytes(traffic.prompt)
         fitting = int(room / float(steps.cache_bytes(asked.own + steps.ahead))) if room > 0 else 0
     most = min(max_batch, fitting) / steps.turns
     if not most:

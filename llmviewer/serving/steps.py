@@ -189,6 +189,11 @@ class Steps:
         whole = self.setting.footprint.narrowest(self.setting.hardware.capacity, longest)
         return replace(whole, shapes=Shapes(), beside=tuple(replace(one, shapes=Shapes()) for one in whole.beside))
 
+    def common_bytes(self, prompt: Num) -> float:
+        """What the cache of all that prompts have in common takes. [B]"""
+        most = float(np.max(self.in_common(prompt)))
+        return float(self.cache_bytes(most)) if most else 0.0
+
     def check_fits(self, longest: int, read: int, cache_bytes: float) -> None:
         """Raises InputError where the cache of a request of `longest` tokens has no room beside weights and a step that
         reads `read` of prompts. [B]

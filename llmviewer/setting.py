@@ -124,7 +124,7 @@ class Setting:
             if passes and not self.model.generates:
                 raise InputError(f"{one.name}: {self.model.name} does not generate: there are no passes to arrange")
             reason = one.refuses(self, others)
-            if passes and self.layout.pp > 1:
+            if altered(one, "step", "schedule") and self.layout.pp > 1:
                 reason = reason or "in a pipeline, how its passes follow each other is not known here; leave out pp"
             if self.accounting is Accounting.SURVEY and altered(one, "lowered"):
                 reason = reason or "accounting survey has conventions of its own; use faithful"

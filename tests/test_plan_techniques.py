@@ -111,6 +111,7 @@ def test_a_pipeline_is_left_out_where_passes_are_arranged():
     asked = {"rate": 1, "hardware": ["h100-sxm"], "quants": ["published"], "max_devices": 2, "bound": True}
     assert {one.layout.pp for one in plan("qwen2.5-7b", **asked).able} == {1, 2}
     assert {one.layout.pp for one in plan("qwen2.5-7b", **asked, techniques=["retrieval"]).able} == {1}
+    assert {one.layout.pp for one in plan("qwen2.5-7b", **asked, techniques=[PREFIX]).able} == {1, 2}
     with pytest.raises(
         InputError, match=r"^retrieval: in a pipeline, how its passes follow each other is not known here"
     ):
@@ -150,6 +151,19 @@ def test_a_plan_says_with_what_and_how_to_simulate_it(tmp_path, capsys):
             bound=True,
         )
     )
+
+
+def test_prompts_in_a_cache_are_read_in_pipelines_too():
+    load, found = laid("llama-3.1-8b", "pp=2", PREFIX)
+    for own in found:
+        times = own.bounds(load)
+        for place, device in enumerate(own.devices):
+            steps = Steps(Setting.of("llama-3.1-8b", device, layout="pp=2", techniques=[PREFIX]))
+            assert times.alone[place] == pytest.approx(float(steps.reading_s(1000.0)[0]), rel=1e-9)
+    asked = {"rate": 6, "requests": 200, "layout": "pp=2", "policy": "prefill-first", "bound": True}
+    hit, bare = (simulate("llama-3.1-8b", "h100-sxm", **asked, techniques=each) for each in ([PREFIX], []))
+    assert np.mean(hit.ttft_s) < 0.6 * np.mean(bare.ttft_s)
+    assert np.mean(hit.ttft_s) == pytest.approx(hit.closed.ttft_s, rel=0.05)
 
 
 def test_layouts_that_do_not_divide_a_draft_are_said():

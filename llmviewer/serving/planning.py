@@ -24,7 +24,7 @@ from ..hardware_files import each_changed, hardware_names, loaded
 from ..layout import Layout, parse_layout
 from ..model import Model
 from ..operators.linear import ExpertsLinear
-from ..setting import Setting, arranges, whole
+from ..setting import Setting, whole
 from ..techniques import Technique, parse_techniques
 from ..transforms.quantize import PUBLISHED, parse_quantization
 from .candidates import PRICES, Candidate
@@ -221,20 +221,29 @@ def usual_layouts(graph: Graph) -> tuple[str, ...]:
 
 
 def _laid(base: Setting, named: Sequence[str] | None, max_devices: int) -> list[Layout]:
-    """Those that there are devices for, each once: the usual ones where none are named, but pipelines where techniques
-    arrange passes.
+    """Those that there are devices for, each once: the usual ones in which techniques make sense, where none are named.
 
     Raises InputError where there are for none.
     """
     every = list(dict.fromkeys(map(parse_layout, usual_layouts(base.graph) if named is None else named)))
-    if named is None and arranges(base.techniques):
-        every = [one for one in every if one.pp == 1]
-    for one in every:
-        replace(base, layout=one).agreed()
+    if named is None:
+        every = [one for one in every if _agrees(replace(base, layout=one))]
+    else:
+        for one in every:
+            replace(base, layout=one).agreed()
     fewest = min(one.devices for one in every)
     if fewest > max_devices:
         raise InputError(f"max_devices must be at least {fewest}, as many as the layouts given take; got {max_devices}")
     return [one for one in every if one.devices <= max_devices]
+
+
+def _agrees(one: Setting) -> bool:
+    """Whether its techniques make sense in its layout."""
+    try:
+        one.agreed()
+    except InputError:
+        return False
+    return True
 
 
 def _settings(base: Setting, quants: Sequence[str], layouts: Sequence[Layout]) -> dict[tuple[str, Layout], Setting]:

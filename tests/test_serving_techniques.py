@@ -196,6 +196,17 @@ def test_what_is_served_at_most_is_near_the_closed_form():
         assert found.to_dict()["tokens_per_step"] == pytest.approx(sum(steps_of(*techniques).leaves), rel=0.03)
 
 
+@pytest.mark.parametrize(("batch", "measured"), [(1.0, 1.8), (32.0, 1.5)])
+def test_a_prediction_layer_speeds_steps_up_as_an_engine_says(batch, measured):
+    """DeepSeek-V3 on eight H200 (tp=8), SGLang's documentation; tokens of a pass are the usual ones of `mtp`."""
+    bare, drafted = (
+        Steps(Setting.of("deepseek-v3", "h200-sxm", layout="tp=8", techniques=techniques), expected=True)
+        for techniques in ([], ["mtp"])
+    )
+    plain_s, step_s = (float(steps.decode_s(batch=batch, kv_len=2000.0)) for steps in (bare, drafted))
+    assert sum(drafted.leaves) * plain_s / step_s == pytest.approx(measured, rel=0.06)
+
+
 # --- prompts that are there already ---
 
 

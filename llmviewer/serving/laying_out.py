@@ -153,12 +153,12 @@ class _Lowered:
 def _needed(one: Setting, lowered: _Lowered, on_chip: float, load: Load) -> Grid:
     """As of LaidOut. What prompts have in common is held once by each rank."""
     layout, shapes = one.layout, Shapes(step=one.step)
-    own, beside = (graphs and lowered.tiled(graphs, on_chip) for graphs in (lowered.model, lowered.drafts))
-    footprint = replace(
-        Footprint.of(*own, layout), shapes=shapes,
-        beside=(replace(Footprint.of(beside.step, layout=layout), shapes=shapes),)
-        if beside and any(each.beside(one) for each in one.techniques) else (),
-    )  # fmt: skip
+    own, drafts = lowered.tiled(lowered.model, on_chip), lowered.drafts
+    beside: tuple[Footprint, ...] = ()
+    if drafts and any(each.beside(one) for each in one.techniques):
+        held = Footprint.of(lowered.tiled(drafts, on_chip).step, layout=layout)
+        beside = (replace(held, shapes=shapes),)
+    footprint = replace(Footprint.of(own.prefill, own.step, layout), shapes=shapes, beside=beside)
     prompt, gen, common = float(load.prompt), float(load.gen + load.width - 1), float(load.common)
     weights, cache, _ = footprint.parts(batch=load.limits, prompt=prompt - common, gen=gen)
     once = footprint.parts(batch=float(layout.dp), prompt=common, gen=0.0)[1] if common else 0.0

@@ -122,7 +122,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     type=int,
     help="How many come, 1000 if not given; or the first of the file. With --rate max as many as it takes, of a copy.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals and lengths drawn.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals, lengths and accepted tokens drawn.")
 @click.option(
     "--max-batch",
     type=int,

@@ -85,7 +85,7 @@ def simulate(
     kv_transfer       as of disaggregate(); "after" if None
     ttft, tpot        goals that requests are held to [s]
     years             over which a purchase is spread where a device has no cloud price
-    techniques        those that change what a step does, not which steps are taken
+    techniques        those that change what a step does, draft for it, or find prompts in a cache
     library           whose kernels are expected; of which most was measured on the device if ""
     engine            one of ENGINES, whose steps are expected, and whose policy and block are meant where none are
                       given

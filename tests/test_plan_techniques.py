@@ -63,17 +63,21 @@ def test_many_devices_at_once_take_what_each_takes_by_itself(model, layout, tech
             assert times.alone[place] == pytest.approx(float(steps.mixed_s((read,))), **near)
 
 
-def test_ranks_that_wait_for_each_other_draft_in_plans_as_in_steps():
-    drafted = "retrieval:length=2,tau=2"
-    load, found = laid("deepseek-v2-lite", "dp=2 ep=2", drafted, PREFIX)
+@pytest.mark.parametrize(
+    ("model", "drafts"), [("deepseek-v2-lite", "retrieval:length=2,tau=2"), ("deepseek-v3", "mtp")]
+)
+def test_ranks_that_wait_for_each_other_draft_in_plans_as_in_steps(model, drafts):
+    """One of them reads, and all work on the tokens that its experts get."""
+    layout = "dp=8 ep=8"
+    load, found = laid(model, layout, drafts, PREFIX)
     for own in found:
         times = own.bounds(load)
         for place, device in enumerate(own.devices):
-            steps = Steps(
-                Setting.of("deepseek-v2-lite", device, layout="dp=2 ep=2", techniques=["retrieval:length=2,tau=2"])
-            )
-            each = steps.decode_s(batch=load.limits / 2, kv_len=load.middle)
+            steps = Steps(Setting.of(model, device, layout=layout, techniques=[drafts]))
+            each = steps.decode_s(batch=load.limits / 8, kv_len=load.middle)
             assert times.step[place] == pytest.approx(each, rel=1e-9)
+            read = Spans(batch=1.0, q_len=load.new, kv_len=1000.0)
+            assert times.alone[place] == pytest.approx(steps.step_s([(read,), *[()] * 7]), rel=1e-3)
 
 
 def test_memory_of_a_plan_has_what_drafts_and_what_is_common_once():

@@ -121,8 +121,9 @@ class LaidOut:
                     if count:
                         times.alone[place] += found.whole[..., 0] + found.fewer
                         times.every[place] += found.whole[..., 1] / times.together
-                    each = found.whole[..., count:]
-                    times.step[place] += np.sum(each.reshape(*each.shape[:-1], -1, len(batches)), axis=-2)
+                    if np.size(points.batch) > count:
+                        each = found.whole[..., count:]
+                        times.step[place] += np.sum(each.reshape(*each.shape[:-1], -1, len(batches)), axis=-2)
         return times
 
     def _reads(self, load: Load) -> Spans:

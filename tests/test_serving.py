@@ -333,7 +333,7 @@ def test_the_closed_form_has_the_few_longest_prompts(steps):
         rate=1, prompts=parse_lengths("sharegpt4", "prompt_lengths"), gens=parse_lengths("200", "gen_lengths"),
         requests=5000, generator=np.random.default_rng(0),
     ).prompt.astype(float)  # fmt: skip
-    groups, shares = _grouped(drawn)
+    groups, _, shares = _grouped(drawn, drawn)
     assert np.sum(shares) == pytest.approx(1)
     assert len(groups) <= 128
     assert np.sum(shares * groups) == pytest.approx(np.mean(drawn))

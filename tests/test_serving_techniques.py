@@ -276,6 +276,42 @@ def with_room(steps, tokens):
     ))  # fmt: skip
 
 
+def test_a_file_says_what_of_each_prompt_is_cached(tmp_path):
+    path = tmp_path / "requests.csv"
+    path.write_text("timestamp,prompt,gen,cached_tokens\n0,1000,1,600\n5,1000,1,0\n9,300,1,300\n")
+    found = simulate(MODEL, DEVICE, arrivals=path, policy="prefill-first", bound=True)
+    plan = found.setting.plan
+    for request, (new, prompt) in enumerate([(400, 1000), (1000, 1000), (1, 300)]):
+        read = Workload((Spans(batch=1, q_len=new, kv_len=prompt),))
+        assert found.ttft_s[request] == pytest.approx(float(plan.time_s(read)))
+    assert found.usage.known == 899
+    apart = simulate(MODEL, DEVICE, arrivals=path, readers=1, bound=True)
+    assert apart.ttft_s[0] < 0.6 * apart.ttft_s[1]
+
+
+def test_hits_of_a_file_are_those_of_a_technique_where_they_are_alike(tmp_path):
+    path = tmp_path / "requests.csv"
+    moments = np.sort(np.random.default_rng(3).random(150)) * 15
+    path.write_text("timestamp,prompt,gen,cached\n" + "".join(f"{t:.4f},800,60,500\n" for t in moments))
+    one = simulate(MODEL, DEVICE, arrivals=path, bound=True)
+    path.write_text("timestamp,prompt,gen\n" + "".join(f"{t:.4f},800,60\n" for t in moments))
+    other = simulate(MODEL, DEVICE, arrivals=path, techniques=["prefix-cache:tokens=500,common=false"], bound=True)
+    assert np.array_equal(one.finish_s, other.finish_s)
+    assert one.closed == other.closed
+
+
+@pytest.mark.parametrize(("rows", "said"), [
+    ("0,10,5,11\n", r":2: cached must be at most the 10 tokens of the prompt; got 11$"),
+    ("0,10,5,x\n", r":2: cached must be a whole number from 0 to .*; got 'x'$"),
+    ("0,10,5,5\n", r"^prefix-cache must be left out beside arrivals, a file that says what of each prompt is cached$"),
+])  # fmt: skip
+def test_hits_of_a_file_that_cannot_be_are_said(tmp_path, rows, said):
+    path = tmp_path / "requests.csv"
+    path.write_text("timestamp,prompt,gen,cached\n" + rows)
+    with pytest.raises(InputError, match=said):
+        simulate(MODEL, DEVICE, arrivals=path, techniques=["prefix-cache"], bound=True)
+
+
 def test_caches_that_travel_to_those_that_decode_are_those_that_they_have_not():
     times = {}
     for name, techniques in {

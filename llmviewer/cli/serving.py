@@ -101,7 +101,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     type=_FILE,
     metavar="FILE",
     help="In place of --rate and lengths: a CSV file with columns timestamp, prompt and gen, or as Azure's traces and "
-    "BurstGPT have them.",
+    "BurstGPT have them; and cached, tokens of each prompt that are in a cache already, where there are any.",
 )
 @click.option(
     "--prompt-lengths",

@@ -20,20 +20,22 @@ _REQUESTS: Final = 128  # of the traffic whose lengths stand for all; groups of 
 class Asked(NamedTuple):
     """Those of the traffic, each from the shortest to the longest, evenly. [tokens]
 
+    new     tokens of each prompt that are to be read
     passes  that give a token or more of each, its prompt's included
-    groups  means of prompts of about the same length, and `shares` the part of all that are in each
-    known   tokens of these that are there before they are read
+    groups  means of prompts with about as much to read, and `shares` the part of all that are in each
+    read    what of these is to be read
     wanted  passes of a request that decode steps are, on average
     often   passes of decode steps for each token of an answer after the first, likewise
     middle  what a sequence that decodes attends to on average, and `own` what it has of it that no others have
     """
 
     prompt: Column
+    new: Column
     gen: Column
     passes: Column
     groups: Column
     shares: Column
-    known: Column
+    read: Column
     wanted: float
     often: float
     middle: float
@@ -43,32 +45,35 @@ class Asked(NamedTuple):
     def of(cls, traffic: Traffic, steps: Steps) -> Asked:
         count, passes = min(_REQUESTS, len(traffic)), traffic.progress.passes
         place = ((np.arange(count) + 0.5) * len(traffic) / count).astype(int)
-        prompt, gen, taken = (
-            np.sort(lengths)[place].astype(float) for lengths in (traffic.prompt, traffic.gen, passes)
+        reads = traffic.prompt - steps.hits(traffic)
+        prompt, new, gen, taken = (
+            np.sort(lengths)[place].astype(float) for lengths in (traffic.prompt, reads, traffic.gen, passes)
         )
         share = traffic.gen / np.sum(traffic.gen)
         common = np.broadcast_to(steps.in_common(traffic.prompt), len(traffic))
-        groups, shares = _grouped(traffic.prompt)
+        read, groups, shares = _grouped(reads, traffic.prompt)
         several = traffic.gen > 1
         middle = float(share @ (traffic.prompt + traffic.gen / 2))
         return cls(
-            prompt=prompt, gen=gen, passes=taken, groups=groups, shares=shares,
-            known=np.broadcast_to(steps.known(groups), groups.shape), wanted=float(np.mean(passes)) - 1,
+            prompt=prompt, new=new, gen=gen, passes=taken, groups=groups, shares=shares, read=read,
+            wanted=float(np.mean(passes)) - 1,
             often=float(np.mean((passes[several] - 1) / (traffic.gen[several] - 1))) if np.any(several) else nan,
             middle=middle, own=middle - float(share @ common),
         )  # fmt: skip
 
 
-def _grouped(lengths: Tokens) -> tuple[Column, Column]:
-    """Means and shares of groups, from the shortest to the longest, that are alike in the sum of their squares: what
-    prompts wait grows with the squares, of which the few that are longest have most.
+def _grouped(lengths: Tokens, others: Tokens) -> tuple[Column, Column, Column]:
+    """Means, those of others, and shares of groups, from the shortest to the longest, that are alike in the sum of
+    their squares: what prompts wait grows with the squares, of which the few that are longest have most.
     """
-    ordered = np.sort(lengths).astype(float)
+    order = np.argsort(lengths, kind="stable")
+    ordered, beside = lengths[order].astype(float), others[order].astype(float)
     sums = np.cumsum(ordered**2)
     group = np.ceil(sums / sums[-1] * _REQUESTS - 1e-9).astype(int)
     counts = np.bincount(group)
     found = counts > 0
-    return np.bincount(group, ordered)[found] / counts[found], counts[found] / len(ordered)
+    means, further = (np.bincount(group, each)[found] / counts[found] for each in (ordered, beside))
+    return means, further, counts[found] / len(ordered)
 
 
 class Prompts(NamedTuple):
@@ -98,7 +103,7 @@ def prompts_of(steps: Steps, lengths: Asked, policy: Policy, batch: Column) -> P
     is a line in that.
     """
     prompt, others = lengths.groups[:, None], batch[None, :] if policy.mixes else np.zeros((1, 1))
-    new = prompt - lengths.known[:, None]
+    new = lengths.read[:, None]
     taken = steps.width * others
     room = np.maximum(policy.budget - taken, 1) if policy.cuts else np.maximum(policy.budget, new + 0 * others)
     part = np.minimum(new, room)
@@ -120,7 +125,7 @@ def prompts_of(steps: Steps, lengths: Asked, policy: Policy, batch: Column) -> P
     shape = (len(prompt), len(batch))
     time_s, parts, more_s, every_s = (np.broadcast_to(a, shape) for a in (parts * each_s, parts, more_s, every_s))
     along = lengths.shares @ parts if policy.mixes else np.zeros(len(batch))
-    mean = float(lengths.shares @ (lengths.groups - lengths.known))
+    mean = float(lengths.shares @ lengths.read)
     together = np.maximum(room[0] / mean, 1) if policy.cuts else max(int(policy.budget // mean), 1)
     means = (lengths.shares @ each for each in (time_s, time_s**2, more_s, every_s))
     time_s, square, more_s, every_s = means

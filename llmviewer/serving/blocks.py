@@ -63,7 +63,7 @@ class Caches:
 
         Raises InputError where that of a request does not fit alone.
         """
-        known = np.broadcast_to(steps.known(traffic.prompt), len(traffic)).astype(np.int64)
+        known = steps.hits(traffic)
         common = np.broadcast_to(steps.in_common(traffic.prompt), len(traffic)).astype(np.int64) // size * size
         whole = traffic.prompt + traffic.gen
         read, longest = policy.most_read(int(np.max(traffic.prompt))), int(np.max(whole))

@@ -47,10 +47,10 @@ def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, o
         )
     longest = int(np.max(traffic.prompt))
     steps.check_fits(longest, longest, float(steps.cache_bytes(float(longest))))
-    lengths, place = np.unique(traffic.prompt, return_inverse=True)
+    pairs, place = np.unique(np.stack((traffic.prompt, steps.hits(traffic))), axis=1, return_inverse=True)
     own, taken = (
-        np.broadcast_to(np.asarray(each, dtype=float), lengths.shape)[place]
-        for each in steps.reading_s(lengths.astype(float))
+        np.broadcast_to(np.asarray(each, dtype=float), pairs.shape[1:])[place]
+        for each in steps.reading_s(*pairs.astype(float))
     )
     readers = copies * steps.apart
     free = [0.0] * readers

@@ -20,7 +20,7 @@ from ..hardware import Hardware
 from ..layout import ALONE, Layout
 from ..model import Model
 from ..setting import Setting, whole
-from ..techniques import Technique
+from ..techniques import Technique, altered
 from .lengths import Lengths, parse_lengths
 from .outcome import Goals, Simulation
 from .policy import POLICIES, Policy, parse_policy
@@ -74,7 +74,7 @@ def simulate(
     """`requests` that arrive at random, `rate` a second, or those of a file, served step by step: with steps as long as
     their lower bounds, and the same requests again with steps as long as is expected of kernels.
 
-    arrivals          a CSV file with timestamp, prompt and gen, in place of rate and lengths
+    arrivals          a CSV file with timestamp, prompt and gen, and maybe cached, in place of rate and lengths
     prompt_lengths    a number, uniform:LEAST-MOST, lognormal:mean=..,p95=.. or a file; 1024 if None [tokens]
     gen_lengths       likewise; 128 if None [tokens]
     policy            one of POLICIES; "chunked:512", the default, reads and decodes 512 tokens in a step
@@ -114,6 +114,7 @@ def simulate(
         "profiles": profiles,
     }  # fmt: skip
     setting = Setting.of(model, hardware, **asked)
+    _check_hits(setting, traffic)
     common["traffic"] = traffic.leaving(Steps(setting).leaves, seed)
     if readers:
         reads = Setting.of(model, prefill_hardware or hardware, **asked)
@@ -155,6 +156,15 @@ def _traffic(
     return poisson(
         rate=rate, prompts=lengths[0], gens=lengths[1], requests=count, generator=np.random.default_rng(seed)
     )  # fmt: skip
+
+
+def _check_hits(setting: Setting, traffic: Traffic) -> None:
+    """Raises InputError where a file and a technique both say what of prompts is in a cache."""
+    for one in setting.techniques:
+        if traffic.cached is not None and altered(one, "known"):
+            raise InputError(
+                f"{one.name} must be left out beside arrivals, a file that says what of each prompt is cached"
+            )
 
 
 def scheduler(engine: str, policy: str | None, block: int | None) -> tuple[Policy, int]:

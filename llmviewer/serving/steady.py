@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from ..workload import Spans
 from .asked import Asked, Prompts, prompts_of
 from .chain import Column, Reading, held_up_s, reading, saturated_s
 from .policy import Policy
@@ -204,16 +205,17 @@ def _in_batches(steps: Steps, asked: Asked, rate: float, policy: Policy, most: f
     """
     batch = np.unique(np.round(np.geomspace(1, most, _BATCHES)))
     longest = batch / (batch + 1)  # the quantile that the longest of so many is at on average
-    prompts, answers, passes = (
+    prompts, new, answers, passes = (
         np.where(batch > 1, np.quantile(each, longest), np.mean(each))
-        for each in (asked.prompt, asked.gen, asked.passes)
+        for each in (asked.prompt, asked.new, asked.gen, asked.passes)
     )
     if policy.padded:
-        read = np.asarray(steps.prefill_s(prompts, batch), dtype=float)
+        read = np.asarray(steps.mixed_s((Spans(batch=batch, q_len=new, kv_len=prompts),)), dtype=float)
         parts = np.ones(len(batch))
     else:
-        read = batch * np.mean(np.broadcast_to(steps.prefill_s(asked.prompt), asked.prompt.shape))
-        parts = np.maximum(batch * np.mean(asked.prompt - steps.known(asked.prompt)) / policy.budget, 1)
+        each = steps.mixed_s((Spans(batch=1.0, q_len=asked.new, kv_len=asked.prompt),))
+        read = batch * np.mean(np.broadcast_to(each, asked.prompt.shape))
+        parts = np.maximum(batch * np.mean(asked.new) / policy.budget, 1)
     through = (np.arange(_STEPS) + 0.5) / _STEPS
     step, written = (through * np.maximum(each - 1, 0)[:, None] for each in (passes, answers))
     left = np.mean(asked.passes - 1 > step[:, :, None], axis=2)

@@ -18,8 +18,10 @@ from ..memory import Footprint, Shapes
 from ..setting import Setting, arranges
 from ..units import si
 from ..workload import Spans, Workload
+from .lengths import Tokens
 from .paces import Groups, going_on
 from .stages import Stage, waiting_ranks
+from .traffic import Traffic
 
 PARTS: Final = 16  # of an answer, whose middles stand for it
 
@@ -76,6 +78,12 @@ class Steps:
         """Tokens of a prompt whose keys and values are there before it is read."""
         return sum((one.known(prompt) for one in self.setting.techniques), start=0.0)
 
+    def hits(self, traffic: Traffic) -> Tokens:
+        """Those of each prompt of a traffic: as a file says, or else techniques."""
+        if traffic.cached is not None:
+            return traffic.cached
+        return np.broadcast_to(self.known(traffic.prompt), len(traffic)).astype(np.int64)
+
     def in_common(self, prompt: Num) -> Num:
         """Those of them that all prompts have in common."""
         return sum((one.in_common(prompt) for one in self.setting.techniques), start=0.0)
@@ -114,14 +122,12 @@ class Steps:
 
     def prefill_s(self, prompt: Num, batch: Num = 1.0) -> Num:
         """Whole prompts, all alike, in a step of their own. [s]"""
-        return self.mixed_s((self._whole(prompt, batch),))
+        return self.mixed_s((Spans(batch=batch, q_len=prompt - self.known(prompt), kv_len=prompt),))
 
-    def _whole(self, prompt: Num, batch: Num = 1.0) -> Spans:
-        return Spans(batch=batch, q_len=prompt - self.known(prompt), kv_len=prompt)
-
-    def reading_s(self, prompt: Num) -> tuple[Num, Num]:
+    def reading_s(self, prompt: Num, known: Num) -> tuple[Num, Num]:
         """How long a prompt is read, and how long until the next may follow it. [s]"""
-        stages = [stage.alike_mixed_s((self._whole(prompt),)) for stage in self._stages]
+        read = (Spans(batch=1.0, q_len=prompt - known, kv_len=prompt),)
+        stages = [stage.alike_mixed_s(read) for stage in self._stages]
         return sum(stages[1:], start=stages[0]), reduce(np.maximum, stages)
 
     def decoding_s(self, lanes: Sequence[tuple[int, float]]) -> float:

@@ -23,13 +23,16 @@ Times = npt.NDArray[np.float64]
 
 _DRAWN: Final = 1  # beside the seed, for what is drawn of answers: others than arrivals and lengths
 
+_CACHED: Final = "cached"  # the column that a file need not have
+
 # Names of the columns of a file: ours, and those of the traces that Azure published (github.com/Azure/
 # AzurePublicDataset, AzureLLMInferenceDataset2023.md and ...2024.md; CC-BY), and of BurstGPT (github.com/HPMLL/
-# BurstGPT).
+# BurstGPT); cached_tokens are so called in what OpenAI's interface and engines report.
 _COLUMNS: Final = {
     "timestamp": ("timestamp", "arrival_s", "arrived_at"),
     "prompt": ("prompt", "contexttokens", "request tokens", "prompt_tokens"),
     "gen": ("gen", "generatedtokens", "response tokens", "output_tokens"),
+    _CACHED: ("cached", "cached_tokens", "num_cached_tokens"),
 }
 
 
@@ -41,6 +44,7 @@ class Traffic:
     prompt     tokens that each brings
     gen        tokens that are written for each, of which its prefill gives the first
     empty      rows of the file that generate nothing, and are not among them
+    cached     tokens of each prompt that are in a cache before it is read, where a file says so
     drafted    how their answers grow, where a pass may give several tokens
     """
 
@@ -48,6 +52,7 @@ class Traffic:
     prompt: Tokens
     gen: Tokens
     empty: int = 0
+    cached: Tokens | None = None
     drafted: Progress | None = None
 
     def __len__(self) -> int:
@@ -81,6 +86,7 @@ class Traffic:
         """Some of them."""
         return Traffic(
             arrival_s=self.arrival_s[which], prompt=self.prompt[which], gen=self.gen[which],
+            cached=None if self.cached is None else self.cached[which],
             drafted=self.drafted and self.drafted.only(which),
         )  # fmt: skip
 
@@ -98,8 +104,8 @@ def poisson(*, rate: float, prompts: Lengths, gens: Lengths, requests: int, gene
 
 
 def read_traffic(path: Path, most: int | None = None) -> Traffic:
-    """The first `most` rows of a CSV file with columns timestamp (seconds, or dates as in Azure's traces), prompt, gen.
-    Those of one time stay in the order of the file.
+    """The first `most` rows of a CSV file with columns timestamp (seconds, or dates as in Azure's traces), prompt, gen,
+    and cached where it has that. Those of one time stay in the order of the file.
 
     Requests that generate nothing, as those that failed in BurstGPT's, are counted and left out.
 
@@ -110,6 +116,8 @@ def read_traffic(path: Path, most: int | None = None) -> Traffic:
     columns = {}
     for key, known in _COLUMNS.items():
         found = next((names[name] for name in known if name in names), None)
+        if found is None and key == _CACHED:
+            continue
         if found is None:
             raise InputError(f"{path}: {key}: must be a column of the header, which has {', '.join(names) or 'none'}")
         columns[key] = found
@@ -117,18 +125,27 @@ def read_traffic(path: Path, most: int | None = None) -> Traffic:
     rows = sorted((row for row in every if row[2] > 0), key=lambda row: row[0])[:most]
     if not rows:
         raise InputError(f"{path}: holds no request that generates anything")
-    times, prompts, gens = zip(*rows, strict=True)
-    arrival = np.array(times)
-    empty = sum(row[2] == 0 for row in every)
-    return Traffic(arrival_s=arrival - arrival[0], prompt=np.array(prompts), gen=np.array(gens), empty=empty)
+    arrival, prompt, gen, cached = (np.array(column) for column in zip(*rows, strict=True))
+    return Traffic(
+        arrival_s=arrival - arrival[0], prompt=prompt, gen=gen, empty=sum(row[2] == 0 for row in every),
+        cached=np.minimum(cached, prompt - 1) if _CACHED in columns else None,
+    )  # fmt: skip
 
 
-def _row(row: Mapping[str, str | None], columns: Mapping[str, str], where: str) -> tuple[float, int, int]:
-    stamp, prompt, gen = ((row[columns[key]] or "").strip() for key in _COLUMNS)
-    for name, text, least in (("prompt", prompt, 1), ("gen", gen, 0)):
-        if counted(text, least) is None:
-            raise InputError(f"{where}: {name} must be a whole number from {least} to {LONGEST}; got {text!r}")
-    return _time(stamp, where), int(prompt), int(gen)
+def _row(row: Mapping[str, str | None], columns: Mapping[str, str], where: str) -> tuple[float, int, int, int]:
+    texts = {key: (row[column] or "").strip() for key, column in columns.items()}
+    numbers = {_CACHED: 0}
+    for name, least in (("prompt", 1), ("gen", 0), (_CACHED, 0)):
+        if name in texts:
+            number = counted(texts[name], least)
+            if number is None:
+                must = f"must be a whole number from {least} to {LONGEST}"
+                raise InputError(f"{where}: {name} {must}; got {texts[name]!r}")
+            numbers[name] = number
+    if numbers[_CACHED] > numbers["prompt"]:
+        of = f"the {numbers['prompt']} tokens of the prompt"
+        raise InputError(f"{where}: {_CACHED} must be at most {of}; got {numbers[_CACHED]}")
+    return _time(texts["timestamp"], where), numbers["prompt"], numbers["gen"], numbers[_CACHED]
 
 
 def _time(stamp: str, where: str) -> float:

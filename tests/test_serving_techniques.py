@@ -13,6 +13,7 @@ from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.reports.serving import REPORT
+from llmviewer.serving.arrivals import read_traffic
 from llmviewer.serving.blocks import Caches
 from llmviewer.serving.policy import POLICIES, parse_policy
 from llmviewer.serving.progress import Progress, mean_passes
@@ -287,6 +288,33 @@ def test_a_file_says_what_of_each_prompt_is_cached(tmp_path):
     assert found.usage.known == 899
     apart = simulate(MODEL, DEVICE, arrivals=path, readers=1, bound=True)
     assert apart.ttft_s[0] < 0.6 * apart.ttft_s[1]
+
+
+def test_blocks_of_a_trace_are_found_again(tmp_path):
+    """As in Mooncake's traces: milliseconds, and ids of blocks of 512 tokens, the last of them not full."""
+    path = tmp_path / "trace.jsonl"
+    rows = [(0, 1200, [1, 2, 3]), (2000, 1500, [1, 2, 4]), (2500, 1200, [1, 2, 3]), (9000, 400, [9])]
+    lines = ({"timestamp": t, "input_length": n, "output_length": 5, "hash_ids": ids} for t, n, ids in rows)
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    found = read_traffic(path)
+    assert found.arrival_s.tolist() == [0, 2, 2.5, 9]
+    assert found.cached.tolist() == [0, 1024, 1199, 0]
+    assert read_traffic(path, 2).prompt.tolist() == [1200, 1500]
+    path.write_text('{"timestamp": 0, "input_length": 10, "output_length": 5}\n')
+    assert read_traffic(path).cached is None
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("nothing", r":1: must be an object in JSON; got 'nothing'$"),
+    ('{"timestamp": 0, "output_length": 5}', r":1: prompt must be a whole number from 1 to .*; got ''$"),
+    ('{"timestamp": "x", "input_length": 9, "output_length": 5}', r":1: timestamp must be milliseconds; got 'x'$"),
+    ('{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [[]]}', r":1: hash_ids must be a list of"),
+])  # fmt: skip
+def test_lines_of_a_trace_that_cannot_be_are_said(tmp_path, line, said):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line)
+    with pytest.raises(InputError, match=said):
+        read_traffic(path)
 
 
 def test_hits_of_a_file_are_those_of_a_technique_where_they_are_alike(tmp_path):

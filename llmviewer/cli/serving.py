@@ -101,7 +101,8 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     type=_FILE,
     metavar="FILE",
     help="In place of --rate and lengths: a CSV file with columns timestamp, prompt and gen, or as Azure's traces and "
-    "BurstGPT have them; and cached, tokens of each prompt that are in a cache already, where there are any.",
+    "BurstGPT have them; and cached, tokens of each prompt that are in a cache already, where there are any. Or a "
+    ".jsonl file as Mooncake's traces.",
 )
 @click.option(
     "--prompt-lengths",

@@ -21,6 +21,7 @@ from ..layout import ALONE, Layout
 from ..model import Model
 from ..setting import Setting, whole
 from ..techniques import Technique, altered
+from .arrivals import read_traffic
 from .lengths import Lengths, parse_lengths
 from .outcome import Goals, Simulation
 from .policy import POLICIES, Policy, parse_policy
@@ -29,7 +30,7 @@ from .served import Served, Usage
 from .simulation import serve
 from .steady import steady
 from .steps import Steps
-from .traffic import Traffic, poisson, read_traffic
+from .traffic import Traffic, poisson
 
 _POLICY: Final = "chunked:512"  # where nothing is said; the block and the lengths likewise
 _BLOCK: Final = 16
@@ -74,7 +75,7 @@ def simulate(
     """`requests` that arrive at random, `rate` a second, or those of a file, served step by step: with steps as long as
     their lower bounds, and the same requests again with steps as long as is expected of kernels.
 
-    arrivals          a CSV file with timestamp, prompt and gen, and maybe cached, in place of rate and lengths
+    arrivals          a CSV file with timestamp, prompt, gen and maybe cached, or a .jsonl as Mooncake's
     prompt_lengths    a number, uniform:LEAST-MOST, lognormal:mean=..,p95=.. or a file; 1024 if None [tokens]
     gen_lengths       likewise; 128 if None [tokens]
     policy            one of POLICIES; "chunked:512", the default, reads and decodes 512 tokens in a step

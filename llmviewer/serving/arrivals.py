@@ -1,0 +1,148 @@
+"""Requests that a file says: tables, and traces in lines of JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from io import StringIO
+from itertools import takewhile
+from math import isfinite
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from ..documents import read_text
+from ..errors import InputError
+from .lengths import LONGEST, counted
+from .traffic import Traffic
+
+_CACHED: Final = "cached"  # the column that a file need not have
+_LINES: Final = ".jsonl"
+_HASHED: Final = 512  # tokens of a block in Mooncake's traces (arXiv:2407.00079; github.com/kvcache-ai/Mooncake)
+
+# Names of the columns of a file: ours, and those of the traces that Azure published (github.com/Azure/
+# AzurePublicDataset, AzureLLMInferenceDataset2023.md and ...2024.md; CC-BY), and of BurstGPT (github.com/HPMLL/
+# BurstGPT); cached_tokens are so called in what OpenAI's interface and engines report.
+_COLUMNS: Final = {
+    "timestamp": ("timestamp", "arrival_s", "arrived_at"),
+    "prompt": ("prompt", "contexttokens", "request tokens", "prompt_tokens"),
+    "gen": ("gen", "generatedtokens", "response tokens", "output_tokens"),
+    _CACHED: ("cached", "cached_tokens", "num_cached_tokens"),
+}
+
+
+_NAMED: Final = {"timestamp": "timestamp", "prompt": "input_length", "gen": "output_length"}  # in Mooncake's traces
+
+
+class _Row(NamedTuple):
+    time_s: float
+    prompt: int
+    gen: int
+    cached: int
+
+
+def read_traffic(path: Path, most: int | None = None) -> Traffic:
+    """The first `most` rows of a CSV file with columns timestamp (seconds, or dates as in Azure's traces), prompt, gen,
+    and cached where it has that; or of a trace in lines of JSON as Mooncake's. Those of one time stay in the order of
+    the file.
+
+    Requests that generate nothing, as those that failed in BurstGPT's, are counted and left out.
+
+    Raises InputError, with its line, where a row is wrong.
+    """
+    texts = _lines(path) if path.suffix.lower() == _LINES else _table(path)
+    found = [(_row(each, where), _CACHED in each) for where, each in texts]
+    every = [row for row, _ in found]
+    rows = sorted((row for row in every if row.gen > 0), key=lambda row: row.time_s)[:most]
+    if not rows:
+        raise InputError(f"{path}: holds no request that generates anything")
+    arrival, prompt, gen, cached = (np.array(column) for column in zip(*rows, strict=True))
+    return Traffic(
+        arrival_s=arrival - arrival[0], prompt=prompt, gen=gen, empty=sum(row.gen == 0 for row in every),
+        cached=np.minimum(cached, prompt - 1) if any(told for _, told in found) else None,
+    )  # fmt: skip
+
+
+def _table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """(where it is, its texts by our names) of each row."""
+    reader = csv.DictReader(StringIO(read_text(path)))
+    names = {name.strip().lower(): name for name in reader.fieldnames or ()}
+    columns = {}
+    for key, known in _COLUMNS.items():
+        found = next((names[name] for name in known if name in names), None)
+        if found is not None:
+            columns[key] = found
+        elif key != _CACHED:
+            raise InputError(f"{path}: {key}: must be a column of the header, which has {', '.join(names) or 'none'}")
+    for row in reader:
+        yield f"{path}:{reader.line_num}", {key: (row[column] or "").strip() for key, column in columns.items()}
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The same of a trace, whose prompts find the blocks that those before them had, as if none were ever dropped."""
+    seen: set[object] = set()
+    for number, text in enumerate(read_text(path).splitlines(), 1):
+        if not text.strip():
+            continue
+        where = f"{path}:{number}"
+        line = _object(text, where)
+        found = {key: str(line.get(name, "")) for key, name in _NAMED.items()}
+        ids = line.get("hash_ids")
+        if ids is not None:
+            if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+                raise InputError(f"{where}: hash_ids must be a list of whole numbers; got {ids!r}")
+            hit = _HASHED * sum(1 for _ in takewhile(seen.__contains__, ids))
+            seen.update(ids)
+            tokens = counted(found["prompt"], 1) or 0  # the last block may not be full
+            found[_CACHED] = str(min(hit, tokens))
+        yield where, found | {"timestamp": _seconds(found["timestamp"], where)}
+
+
+def _object(text: str, where: str) -> Mapping[str, object]:
+    try:
+        line = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        line = None
+    if not isinstance(line, dict):
+        raise InputError(f"{where}: must be an object in JSON; got {text[:40]!r}")
+    return line
+
+
+def _seconds(milliseconds: str, where: str) -> str:
+    try:
+        return repr(float(milliseconds) / 1000)
+    except ValueError:
+        raise InputError(f"{where}: timestamp must be milliseconds; got {milliseconds!r}") from None
+
+
+def _row(texts: Mapping[str, str], where: str) -> _Row:
+    numbers = {_CACHED: 0}
+    for name, least in (("prompt", 1), ("gen", 0), (_CACHED, 0)):
+        if name in texts:
+            number = counted(texts[name], least)
+            if number is None:
+                must = f"must be a whole number from {least} to {LONGEST}"
+                raise InputError(f"{where}: {name} {must}; got {texts[name]!r}")
+            numbers[name] = number
+    if numbers[_CACHED] > numbers["prompt"]:
+        of = f"the {numbers['prompt']} tokens of the prompt"
+        raise InputError(f"{where}: {_CACHED} must be at most {of}; got {numbers[_CACHED]}")
+    return _Row(time_s=_time(texts["timestamp"], where), **numbers)
+
+
+def _time(stamp: str, where: str) -> float:
+    """Seconds, or a date in seconds since 1970; one that names no zone is in UTC, where no hour comes twice a year."""
+    try:
+        seconds = float(stamp)
+    except ValueError:
+        try:
+            date = datetime.fromisoformat(stamp)
+        except ValueError:
+            raise InputError(f"{where}: timestamp must be seconds or a date and time; got {stamp!r}") from None
+        seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    if not isfinite(seconds):
+        raise InputError(f"{where}: timestamp must be finite; got {stamp!r}")
+    return seconds

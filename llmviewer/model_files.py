@@ -364,5 +364,5 @@ def _mostly_bf16(model_type: str) -> bool:
 
 def _text(config: Section) -> Section:
     """The part of a config that describes the decoder: of a model of several modalities, its text_config."""
-    key = config.first("text_config", "llm_config")
-    return config.section(key) if config.get(key) is not None else config
+    key = config.first("text_config", "llm_config", "thinker_config")
+    return _text(config.section(key)) if config.get(key) is not None else config

@@ -24,6 +24,8 @@ TEXT = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hid
         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 TOWER = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32,
          "patch_size": 8}  # fmt: skip
+SOUND = {"d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 40, "num_mel_bins": 10,
+         "output_dim": 64, "downsample_hidden_size": 6}  # fmt: skip
 CONFIGS = {
     "phi4_multimodal": TEXT | {
         "picture_size": [600, 1000],
@@ -63,6 +65,35 @@ CONFIGS = {
         "audio_config": {"num_mel_bins": 10, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
                          "hidden_size": 12, "max_source_positions": 20},
     },
+    "qwen2_5_omni": {
+        "thinker_config": {
+            "text_config": TEXT,
+            "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
+                              "image_size": [64, 96], "out_hidden_size": 64, "window_size": 32,
+                              "fullatt_block_indexes": [1]},
+            "audio_config": SOUND,
+        },
+    },
+    "qwen3_omni_moe": {
+        "thinker_config": {
+            "text_config": TEXT | {"head_dim": 16, "moe_intermediate_size": 24, "num_experts": 8,
+                                   "num_experts_per_tok": 2},
+            "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
+                              "image_size": [64, 96], "out_hidden_size": 64, "num_position_embeddings": 64,
+                              "deepstack_visual_indexes": [0, 2]},
+            "audio_config": SOUND,
+        },
+    },
+    "glm_ocr": {
+        "text_config": TEXT | {"head_dim": 24}, "picture_size": [50, 70],
+        "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
+                          "out_hidden_size": 64},
+    },
+    "lfm2_vl": {
+        "text_config": TEXT | {"layer_types": ["conv", "full_attention"]}, "projector_hidden_size": 48,
+        "vision_config": TOWER | {"num_patches": 16, "vision_use_head": False},
+        "picture_size": 64, "tile_size": 64, "min_image_tokens": 1, "max_image_tokens": 16,
+    },
 }  # fmt: skip
 COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of products with weights, and of attention
     "phi4_multimodal": (459360, 125, (202309632, 13837312, 8300544)),
@@ -74,6 +105,10 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
     "llava_next_video": (214160, 70, (737280, 3055360, 416160)),
     "qwen2_audio": (195672, 10, (46080, 153600, 38400)),
     "voxtral": (201752, 5, (46080, 209920, 38400)),
+    "qwen2_5_omni": (238544, 24, (1769472, 3723264, 1179648)),
+    "qwen3_omni_moe": (306200, 24, (1769472, 4644864, 2654208)),
+    "glm_ocr": (275232, 12, (884736, 2623488, 663552)),  # the convolution over four patches is a product here
+    "lfm2_vl": (218008, 16, (589824, 1867776, 1179648)),  # and there that over the pixels of a patch
 }
 
 
@@ -89,7 +124,7 @@ def test_parameters_are_those_of_transformers(kind):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_tokens_that_a_picture_puts_into_the_prompt(kind):
     w = Workload.prefill(batch=2, prompt=1000, images=3)
-    (place,) = (op for _, op in _graph(kind) if isinstance(op, Place))
+    (place,) = (op for _, op in _graph(kind) if isinstance(op, Place) and not op.adds)
     assert evaluate(place.features.rows, w) == 2 * 3 * COUNTED[kind][1]
 
 
@@ -149,12 +184,45 @@ def test_squares_of_a_picture_of_phi_4(size, squares, tokens):
     assert evaluate(place.features.rows, w) == tokens
 
 
-def test_what_hears_is_held_and_never_run():
-    held = [(b, op) for b, op in _graph("phi4_multimodal") if b.name.startswith("hearing")]
+@pytest.mark.parametrize("kind", ["phi4_multimodal", "qwen2_5_omni", "qwen3_omni_moe"])
+def test_what_hears_is_held_and_never_run(kind):
+    held = [(b, op) for b, op in _graph(kind) if b.name.startswith("hearing")]
     assert {b.name: b.repeat for b, _ in held} == {"hearing": 1, "hearing_layer": 2}
     w = Workload.prefill(batch=1, prompt=1000, images=1)
     assert all(evaluate(op.work().on(b.stream).nbytes, w) == 0 for b, op in held)
     assert sum(w.active for _, op in held for w in op.weights) == 0
+
+
+def test_the_thinker_of_an_omni_model_is_one_by_itself():
+    for kind in ("qwen2_5_omni", "qwen3_omni_moe"):
+        assert built(**{"model_type": f"{kind}_thinker"} | CONFIGS[kind]["thinker_config"]) == _graph(kind)
+
+
+def test_the_original_format_of_phi_4_counts_as_that_of_transformers():
+    text = {key: value for key, value in CONFIGS["phi4_multimodal"].items() if "config" not in key}
+    assert built(model_type="phi4mm", embd_layer={}, **text) == built(model_type="phi4_multimodal", **text)
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens"),
+    [
+        (512, 256),
+        ([300, 500], 144),
+        (100, 64),
+        ([720, 1280], 2 * 256 + 252),  # two tiles, and all of it in 12 x 21 tokens
+        (1024, 4 * 256 + 256),
+        ([1000, 700], 6 * 256 + 247),
+        (3000, 9 * 256 + 256),
+    ],
+)
+def test_tiles_of_a_picture_of_lfm2(size, tokens):
+    """As many as the processor of transformers makes of it."""
+    tower = TOWER | {"patch_size": 16, "num_patches": 16, "vision_use_head": False}
+    text = CONFIGS["lfm2_vl"]["text_config"]
+    graph = built(model_type="lfm2_vl", text_config=text, vision_config=tower, picture_size=size)
+    w = Workload.prefill(batch=1, prompt=5000, images=1)
+    (place,) = (op for _, op in graph if isinstance(op, Place))
+    assert evaluate(place.features.rows, w) == tokens
 
 
 def test_text_and_pictures_have_experts_of_their_own():
@@ -218,6 +286,8 @@ def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
          "audio_config.intermediate_size: must be a width that 20 tokens of 12 can be put into"),
         ("ernie4_5_vl_moe", {"text_config": TEXT | {"moe_intermediate_size": [24], "moe_num_experts": 8}},
          "text_config.moe_intermediate_size: must be the widths of experts for text and for pictures; got [24]"),
+        ("lfm2_vl", {"vision_config": TOWER},
+         "vision_config.vision_use_head: must be false beside a language model; got true"),
         ("phi4_multimodal", {"vision_config": {"image_size": [448, 224]}},
          "vision_config.image_size: must be that of a square, whose features are those of one layer"),
     ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ..documents import Section
 from ..forms import SEQUENCES, TOKENS, WHOLE, Form, Stream, images, table_rows
@@ -23,11 +23,13 @@ from ..precision import Format
 from . import builder
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Mixer
-from ._encoder import Head, stack
+from ._encoder import Head, holding, stack
 from ._feed_forward import Mlp
 from ._moe import _GENERATION_FIELDS, language_model
 from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from ._texts import TEXTS
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of weights by their names
 
 _TIED: Final = "tie_word_embeddings"
 _SEEN: Final = "seen"  # the prompt with features of pictures in it
@@ -244,6 +246,11 @@ def vision(config: Section) -> Section:
     return section
 
 
+def part(config: Section, key: str) -> Section:
+    """A section of the config, or one with the defaults of its class."""
+    return config.section(key) if config.get(key) is not None else Section({}, config.file, f"{config.at}{key}.")
+
+
 def filled(
     config: Section, fields: Mapping[str, Any] | None = None, *, instead: Mapping[str, Any] | None = None
 ) -> Section:
@@ -411,3 +418,18 @@ def alone(tower: Tower, fmt: Format, head: Head | None = None) -> Graph:
     parts = tower.parts(fmt)
     operators = head.operators(parts, parts.tensor(HIDDEN, tower.hidden))
     return Graph((*blocks, Block(name="head", operators=operators, input=HIDDEN, output=result(operators).name)))
+
+
+def linears(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Weights of such shapes, and a bias beside each."""
+    weights = {f"{name}.weight": shape for name, shape in shapes.items()}
+    return {**weights, **{f"{name}.bias": shape[:1] for name, shape in shapes.items()}}
+
+
+def held(name: str, parts: Parts, shapes: Shapes, layers: int = 0) -> Block:
+    """Weights that no pass reads, of each of some layers or once."""
+    x = parts.tensor(HIDDEN, 1)
+    op = Elementwise(name=name, inputs=(x,), outputs=(replace(x, name=name),), ops_per_element=0)
+    kept = holding(op, parts, shapes).with_weights(lambda w: replace(w, active=0))
+    places = tuple(range(layers))
+    return Block(name=name, operators=(kept,), input=HIDDEN, output=name, layers=places, stream=UNUSED)

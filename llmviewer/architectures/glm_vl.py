@@ -1,5 +1,5 @@
-"""GLM-4.1V, 4.5V and 4.6V: a tower for pictures of any size, a convolution over four patches and a gated MLP that make
-a token of the prompt, before GLM-4 or GLM-4.5 Air (arXiv:2507.01006).
+"""GLM-4.1V, 4.5V, 4.6V and GLM-OCR: a tower for pictures of any size, a convolution over four patches and a gated MLP
+that make a token of the prompt, before GLM-4 or GLM-4.5 Air (arXiv:2507.01006).
 
 image_size of the vision_config is that of the table of positions, from which those of a picture are interpolated. A
 picture is as large as picture_size says, which no published config has.
@@ -12,15 +12,18 @@ from typing import Any, Final
 
 from ..documents import Section
 from ..graph import Graph
+from ..operators.attention import Heads
 from ..operators.base import Operator
 from ..precision import Format
 from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Mlp
 from ._moe import language_model
-from ._parts import HIDDEN, NormKind, Parts, heads_of, result
+from ._parts import HIDDEN, NormKind, heads_of, result
 from ._tiles import picture_size
-from ._tower import Tower, filled, joined, layer, picture, sides, tower_activation, vision
+from ._tower import Picture, Tower, filled, joined, layer, picture, sides, tower_activation, vision
 from .glm import build_glm4
 from .glm4_moe import build_glm4_moe
 
@@ -57,6 +60,21 @@ _TOWER: Final = {  # as transformers.Glm4vVisionConfig has it
     "out_hidden_size": 4096,
     "intermediate_size": 13696,
 }
+_OCR_TEXT: Final = {  # as transformers.GlmOcrTextConfig has it
+    "vocab_size": 59392,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+}
+_OCR_TOWER: Final = {  # as transformers.GlmOcrVisionConfig has it
+    **_TOWER,
+    "hidden_size": 1024,
+    "num_heads": 16,
+    "out_hidden_size": 1536,
+    "intermediate_size": 4096,
+}
 _COSTLESS: Final = "image_start_token_id image_end_token_id video_start_token_id video_end_token_id"
 _TEXT_COSTLESS: Final = "image_token_id video_token_id"
 
@@ -77,7 +95,27 @@ def build(config: Section, fmt: Format) -> Graph:
     section = filled(vision(config), _TOWER)
     side = section.integer("spatial_merge_size")
     tower = _tower(config, section, side)
-    project = _projected(section, tower.parts(fmt), side**2 * tower.hidden)
+    project = _projected(section, tower, fmt, side**2, section.integer("intermediate_size"))
+    return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tower.picture.patches // side**2)
+
+
+@architecture("glm_ocr")
+def build_ocr(config: Section, fmt: Format) -> Graph:
+    """No biases before the language model's attention; a tower without positions that are learned, whose queries and
+    keys have norms.
+    """
+    config.costless(*_COSTLESS.split())
+    text = language_model(config)
+    text.costless(*_TEXT_COSTLESS.split(), "attention_bias", "num_nextn_predict_layers")
+    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    language = build_glm4(_whole(text, _OCR_TEXT, {"attention_bias": False, "tie_word_embeddings": tied}), fmt)
+    if config.get("vision_config") is None:
+        return language
+    section = filled(vision(config), _OCR_TOWER)
+    side = section.integer("spatial_merge_size")
+    tower = _ocr_tower(config, section, side)
+    wide = section.integer("out_hidden_size") * section.integer("in_channels", 3)
+    project = _projected(section, tower, fmt, side**2, wide)
     return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tower.picture.patches // side**2)
 
 
@@ -108,43 +146,67 @@ def _whole(text: Section, defaults: Mapping[str, Any], instead: Mapping[str, Any
     return filled(text, {"head_dim": shared}, instead=instead)
 
 
-def _tower(config: Section, section: Section, side: int) -> Tower:
-    section.costless("rope_parameters")
-    grid = picture(section, channels="in_channels")
+def _seen(config: Section, section: Section, side: int) -> Picture:
+    """The picture, down to whole tokens."""
     (height, width), (tall, wide) = picture_size(config), (patch * side for patch in sides(section, "patch_size"))
     if height < tall or width < wide:
         raise config.error("picture_size", f"must be at least a token, {tall} x {wide}; got {height} x {width}")
     size = [height // tall * tall, width // wide * wide]
-    seen = picture(
+    return picture(
         filled(section, instead={"image_size": size}),
         channels="in_channels",
         frames=section.integer("temporal_patch_size"),
         multiple=side,
     )
-    hidden = section.integer("hidden_size")
-    heads = both_ways(heads_of(section, hidden, section.first("num_heads", "num_attention_heads")))
+
+
+def _tower(config: Section, section: Section, side: int) -> Tower:
+    section.costless("rope_parameters")
     mlp = Mlp(inner=section.integer("out_hidden_size"), act=tower_activation(section, "silu"), gated=True)
     bias = section.flag("attention_bias", default=False)
-    one = layer(heads, mlp, qkv_bias=bias, o_bias=False, fused_qkv=True, rotated=True)
+    one = layer(_heads(section), mlp, qkv_bias=bias, o_bias=False, fused_qkv=True, rotated=True)
     return Tower(
-        picture=seen,
-        hidden=hidden,
+        picture=_seen(config, section, side),
+        hidden=section.integer("hidden_size"),
         layers=[one] * section.integer(section.first("depth", "num_hidden_layers")),
         norm=NormKind.RMS,
         patch_bias=True,
-        positions=grid.patches,
+        positions=picture(section, channels="in_channels").patches,
         position_ops=_BICUBIC,
         patch_norm=True,
         post_norm=True,
     )
 
 
-def _projected(section: Section, parts: Parts, wide: int) -> tuple[Operator, ...]:
+def _ocr_tower(config: Section, section: Section, side: int) -> Tower:
+    section.costless("rope_parameters", "image_size")
+    bias, heads = section.flag("attention_bias", default=True), _heads(section)
+    mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "silu"), gated=True, bias=bias)
+    attention = SelfAttention(
+        heads=heads, rotary_dim=heads.head_dim, fused_qkv=True, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS
+    )
+    return Tower(
+        picture=_seen(config, section, side),
+        hidden=section.integer("hidden_size"),
+        layers=[Layer(mixer=attention, feed_forward=mlp)]
+        * section.integer(section.first("depth", "num_hidden_layers")),
+        norm=NormKind.RMS,
+        patch_bias=True,
+        post_norm=True,
+    )
+
+
+def _heads(section: Section) -> Heads:
+    hidden = section.integer("hidden_size")
+    return both_ways(heads_of(section, hidden, section.first("num_heads", "num_attention_heads")))
+
+
+def _projected(section: Section, tower: Tower, fmt: Format, merged: int, inner: int) -> tuple[Operator, ...]:
     """The convolution over squares of patches, which lie side by side; linear, norm, activation; a gated MLP."""
-    out = section.integer("out_hidden_size")
-    down = parts.project("downsample", parts.tensor(HIDDEN, wide), out, bias=True)
+    parts, out = tower.parts(fmt), section.integer("out_hidden_size")
+    down = parts.project("downsample", parts.tensor(HIDDEN, merged * tower.hidden), out, bias=True)
     first = parts.project("linear_1", result((down,)), out)
     norm = parts.norm("projector_norm", result((first,)), kind=NormKind.LAYER)
     act = parts.activate("projector_act", "gelu", result((norm,)))
-    mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "silu"), gated=True)
+    mlp = Mlp(inner=inner, act=tower_activation(section, "silu"), gated=True)
     return (down, first, norm, act, *mlp.operators(parts, result((act,))))

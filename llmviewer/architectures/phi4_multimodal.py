@@ -3,7 +3,8 @@ more all of it in one (arXiv:2503.01743).
 
 Four patches are averaged to a token; a learned token ends every row, and another stands between the squares and the
 whole. What a picture does not fill of its squares is left out. What hears is held and not run, as there is no sound to
-ask for. The adapters for pictures and sound (LoRA) are files beside the checkpoint; its class does not have them.
+ask for. The adapters for pictures and sound (LoRA) are files beside the checkpoint; its class does not have them. The
+format of the original repository, phi4mm, says of tower and hearing what the class has by default.
 """
 
 from __future__ import annotations
@@ -18,11 +19,23 @@ from ..operators.base import Operator
 from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
-from ._encoder import holding
 from ._moe import _GENERATION_FIELDS
-from ._parts import HIDDEN, Parts, with_rows
+from ._parts import Parts, with_rows
 from ._tiles import closest_grid, picture_size
-from ._tower import UNUSED, Tower, filled, joined, layers_run, of_pictures, patches_of, pooled, projector
+from ._tower import (
+    UNUSED,
+    Tower,
+    filled,
+    held,
+    joined,
+    layers_run,
+    linears,
+    of_pictures,
+    part,
+    patches_of,
+    pooled,
+    projector,
+)
 from .phi import build_phi3
 from .siglip import plain_tower, pooled_head
 
@@ -58,7 +71,7 @@ _SOUND: Final = {  # as transformers.Phi4MultimodalAudioConfig has it
     "nemo_conv_channels": 1024,
     "downsample_rate": 1,
 }
-_TEXT_COSTLESS: Final = "bos_token_id eos_token_id vision_config audio_config"
+_TEXT_COSTLESS: Final = "bos_token_id eos_token_id vision_config audio_config embd_layer audio_processor img_processor"
 _TOWER_COSTLESS: Final = "crop_size image_token_id"
 _SOUND_COSTLESS: Final = """
     activation audio_token_id chunk_size conv_activation conv_glu_type dropout_rate feature_layer left_chunk
@@ -68,12 +81,12 @@ _MOST_SQUARES: Final = 36  # of a picture, in the processor
 _POOLED: Final = 2  # patches to each side of what becomes a token
 
 
-@architecture("phi4_multimodal")
+@architecture("phi4_multimodal", "phi4mm")
 def build(config: Section, fmt: Format) -> Graph:
     text = filled(config, _TEXT)
     config.costless(*_TEXT_COSTLESS.split(), *_GENERATION_FIELDS.split())
     language, width = build_phi3(text, fmt), text.integer("hidden_size")
-    section = filled(_part(config, "vision_config"), _PICTURES)
+    section = filled(part(config, "vision_config"), _PICTURES)
     section.costless(*_TOWER_COSTLESS.split(), *_GENERATION_FIELDS.split())
     runs = layers_run(section, "feature_layer", section.integer("num_hidden_layers"), -2)
     tower = plain_tower(section, multiple=_POOLED)
@@ -86,12 +99,7 @@ def build(config: Section, fmt: Format) -> Graph:
     head = (replace(b, name=f"unused_{b.name}", stream=UNUSED) for b in pooled_head(section, tower, fmt))
     blocks = (*tower.blocks(fmt, tower.stream), *head)
     seeing = joined(blocks, project, language, tokens=tokens)
-    return Graph((*_hearing(_part(config, "audio_config"), width, Parts(format=fmt)), *seeing.blocks))
-
-
-def _part(config: Section, key: str) -> Section:
-    """A section of the config, or one with the defaults of its class."""
-    return config.section(key) if config.get(key) is not None else Section({}, config.file, f"{key}.")
+    return Graph((*_hearing(part(config, "audio_config"), width, Parts(format=fmt)), *seeing.blocks))
 
 
 def _cut(config: Section, section: Section, tower: Tower) -> tuple[int, int, int]:
@@ -135,36 +143,21 @@ def _hearing(section: Section, width: int, parts: Parts) -> tuple[Block, Block]:
         **{
             f"{name}_norm.{part}": norm for name in ("attn", "conv", "in", "out", "last") for part in ("weight", "bias")
         },
-        **_linears({f"{name}_gate_up_proj": (2 * inner, hidden) for name in ("in", "out")}),
-        **_linears({f"{name}_down_proj": (hidden, inner) for name in ("in", "out")}),
-        **_linears({f"{name}_proj": (hidden, hidden) for name in "qkvo"}),
-        **_linears({"glu": (2 * out, hidden), "depthwise": (wide, 1, config.integer("kernel_size"))}),
-        **_linears({"pointwise": (apart, wide), "conv_out": (out, hidden)}),
+        **linears({f"{name}_gate_up_proj": (2 * inner, hidden) for name in ("in", "out")}),
+        **linears({f"{name}_down_proj": (hidden, inner) for name in ("in", "out")}),
+        **linears({f"{name}_proj": (hidden, hidden) for name in "qkvo"}),
+        **linears({"glu": (2 * out, hidden), "depthwise": (wide, 1, config.integer("kernel_size"))}),
+        **linears({"pointwise": (apart, wide), "conv_out": (out, hidden)}),
         "glu_up.bias": (out,),
         "glu_gate.bias": (out,),
     }
     read = hidden * config.integer("downsample_rate")
     other = {
-        **_linears({"halve_0": (channels, 1, 3, 3), "halved": (hidden, channels * left)}),
-        **_linears({f"halve_{n}": (channels, 1, 3, 3) for n in range(1, halvings)}),
-        **_linears({f"mix_{n}": (channels, channels) for n in range(1, halvings)}),
-        **_linears({f"{name}_1": (width, read) for name in ("speech", "vision_speech")}),
-        **_linears({f"{name}_2": (width, width) for name in ("speech", "vision_speech")}),
+        **linears({"halve_0": (channels, 1, 3, 3), "halved": (hidden, channels * left)}),
+        **linears({f"halve_{n}": (channels, 1, 3, 3) for n in range(1, halvings)}),
+        **linears({f"mix_{n}": (channels, channels) for n in range(1, halvings)}),
+        **linears({f"{name}_1": (width, read) for name in ("speech", "vision_speech")}),
+        **linears({f"{name}_2": (width, width) for name in ("speech", "vision_speech")}),
         "distances.weight": (buckets, heads),
     }
-    return (_held("hearing", parts, other), _held("hearing_layer", parts, layer, config.integer("num_blocks")))
-
-
-def _linears(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Weights of such shapes, and a bias beside each."""
-    weights = {f"{name}.weight": shape for name, shape in shapes.items()}
-    return {**weights, **{f"{name}.bias": shape[:1] for name, shape in shapes.items()}}
-
-
-def _held(name: str, parts: Parts, shapes: dict[str, tuple[int, ...]], layers: int = 0) -> Block:
-    """Weights that no pass reads, of each of some layers or once."""
-    x = parts.tensor(HIDDEN, 1)
-    op = Elementwise(name=name, inputs=(x,), outputs=(replace(x, name=name),), ops_per_element=0)
-    held = holding(op, parts, shapes).with_weights(lambda w: replace(w, active=0))
-    places = tuple(range(layers))
-    return Block(name=name, operators=(held,), input=HIDDEN, output=name, layers=places, stream=UNUSED)
+    return (held("hearing", parts, other), held("hearing_layer", parts, layer, config.integer("num_blocks")))

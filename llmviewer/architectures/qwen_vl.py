@@ -50,20 +50,28 @@ def build_qwen2_vl(config: Section, fmt: Format) -> Graph:
     if config.get("vision_config") is None:
         return text
     section = vision(config)
-    early = config.text("model_type") == "qwen2_vl"
-    tower = _qwen2_tower(section) if early else _qwen2_5_tower(section)
+    if config.text("model_type") == "qwen2_5_vl":
+        return behind_qwen2_5_tower(section, text, fmt)
+    out = section.integer("hidden_size", 3584)
+    return _merging(section, _qwen2_tower(section), text, fmt, out=out, norm=NormKind.LAYER)
+
+
+def behind_qwen2_5_tower(section: Section, language: Graph, fmt: Format, *, fused_qkv: bool = True) -> Graph:
+    """`language` behind the tower that `section` describes."""
+    tower = _qwen2_5_tower(section, fused_qkv=fused_qkv)
+    out = section.integer("out_hidden_size", 3584)
+    return _merging(section, tower, language, fmt, out=out, norm=NormKind.RMS)
+
+
+def _merging(section: Section, tower: Tower, language: Graph, fmt: Format, *, out: int, norm: NormKind) -> Graph:
     merged = section.integer("spatial_merge_size", 2) ** 2
-    out = section.integer("hidden_size" if early else "out_hidden_size", 3584)
-    kind = NormKind.LAYER if early else NormKind.RMS
-    tokens = tower.picture.patches // merged
-    return joined(
-        tower.blocks(fmt, tower.stream), merger(tower.parts(fmt), tower, merged, out, norm=kind), text, tokens=tokens
-    )
+    merge = merger(tower.parts(fmt), tower, merged, out, norm=norm)
+    return joined(tower.blocks(fmt, tower.stream), merge, language, tokens=tower.picture.patches // merged)
 
 
 @architecture("qwen2_vl_text", "qwen2_5_vl_text")
 def build_qwen2_text(config: Section, fmt: Format) -> Graph:
-    return _as_qwen2(config, config, fmt)
+    return as_qwen2(config, config, fmt)
 
 
 @architecture("qwen3_vl", "qwen3_vl_moe")
@@ -97,14 +105,14 @@ def seeing(config: Section, language: Graph, fmt: Format, *, deep: Sequence[int]
 
 def _qwen2(config: Section, fmt: Format) -> Graph:
     if config.get("text_config") is not None:
-        return _as_qwen2(config, language_model(config), fmt)
+        return as_qwen2(config, language_model(config), fmt)
     config.costless(
         "image_token_id", "video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id"
     )
-    return _as_qwen2(config, config, fmt)
+    return as_qwen2(config, config, fmt)
 
 
-def _as_qwen2(config: Section, text: Section, fmt: Format) -> Graph:
+def as_qwen2(config: Section, text: Section, fmt: Format) -> Graph:
     tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
     text.costless("layer_types", "model_type")
     return build_qwen2(filled(text, instead={"model_type": "qwen2", "tie_word_embeddings": tied}), fmt)
@@ -134,7 +142,7 @@ def _qwen2_tower(section: Section) -> Tower:
     )
 
 
-def _qwen2_5_tower(section: Section) -> Tower:
+def _qwen2_5_tower(section: Section, *, fused_qkv: bool) -> Tower:
     """In most layers a patch sees those of its own window (arXiv:2502.13923, section 2.1.1)."""
     hidden = section.integer("hidden_size", 3584)
     mlp = Mlp(
@@ -146,8 +154,8 @@ def _qwen2_5_tower(section: Section) -> Tower:
     local = Tiled(_within(seen, window // merge // patch * merge))
     full = integers(section, "fullatt_block_indexes") if "fullatt_block_indexes" in section else _WHOLE_LAYERS
     kinds = {
-        True: _layer(section, hidden, mlp, name="global"),
-        False: _layer(section, hidden, mlp, mask=local, name="local"),
+        True: _layer(section, hidden, mlp, name="global", fused_qkv=fused_qkv),
+        False: _layer(section, hidden, mlp, mask=local, name="local", fused_qkv=fused_qkv),
     }
     return Tower(
         picture=seen,
@@ -184,7 +192,9 @@ def _qwen3_tower(section: Section) -> Tower:
     )
 
 
-def _layer(section: Section, hidden: int, mlp: Mlp, *, mask: Mask | None = None, name: str = "layer") -> Layer:
+def _layer(
+    section: Section, hidden: int, mlp: Mlp, *, mask: Mask | None = None, name: str = "layer", fused_qkv: bool = True
+) -> Layer:
     heads = both_ways(heads_of(section, hidden, section.first("num_heads", "num_attention_heads")))
     heads = replace(heads, mask=mask) if mask else heads
-    return layer(heads, mlp, fused_qkv=True, rotated=True, name=name)
+    return layer(heads, mlp, fused_qkv=fused_qkv, rotated=True, name=name)

@@ -77,9 +77,14 @@ def siglip_tower(config: Section) -> Tower:
 
     Raises InputError where it has a head that pools, which such models leave out.
     """
+    without_head(config)
+    return plain_tower(config)
+
+
+def without_head(config: Section) -> None:
+    """Raises InputError where a tower beside a language model has the head."""
     if config.flag("vision_use_head", default=True):
         raise config.error("vision_use_head", "must be false beside a language model; got true")
-    return plain_tower(config)
 
 
 def plain_tower(config: Section, *, multiple: int = 1) -> Tower:

@@ -3,7 +3,7 @@
 Each `config` of `models/NAME.yaml` is built by transformers on the meta device (shapes only, no weights), without its
 quantization. Tied weights count once, buffers not. Models whose code is
 not in transformers are built as a class with the same matrices (`TWINS`), and where there is none the count is that of
-the model's file: made by hand from the shapes, or of another source.
+the model's file: made by hand from the shapes, or of another source. Of a model that speaks it is that of its thinker.
 
     python tests/oracle/make_parameters.py           rewrite parameters.json and docs/parameters.md
     python tests/oracle/make_parameters.py --check   exit 1 with one line for each difference from parameters.json
@@ -163,6 +163,7 @@ def built(fields: Mapping[str, Any]) -> Any:
 def count(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of one model, and what counted them."""
     fields = {key: value for key, value in spec["config"].items() if key != "quantization_config"}
+    fields = fields.get("thinker_config", fields)
     own = fields["model_type"]
     beyond = fields.get(BEYOND.get(own, "")) is not None
     found = None if beyond else counted(twin(fields) if own in TWINS else fields)

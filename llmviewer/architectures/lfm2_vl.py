@@ -1,0 +1,120 @@
+"""LFM2-VL: a SigLIP 2 tower that reads pictures in their own shape, four of whose patches side by side an MLP brings to
+a token of LFM2 (arXiv:2511.23404).
+
+A picture of more than 512 tokens is cut into tiles of 256, and read once more in one of at most as many. What is no
+whole tile is padded to one in the tower.
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor, sqrt
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.base import Operator
+from ..operators.elementwise import Permute
+from ..precision import Format
+from . import architecture
+from ._encoder import both_ways
+from ._feed_forward import Mlp
+from ._parts import NormKind, Parts, activation, heads_of, result
+from ._tiles import closest_grid, picture_size
+from ._tower import (
+    Picture,
+    Tower,
+    filled,
+    joined,
+    language,
+    layer,
+    patches_of,
+    projector,
+    tower_activation,
+    vision,
+)
+from .siglip import without_head
+
+_PICTURES: Final = {  # as transformers.Siglip2VisionConfig has it
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "patch_size": 16,
+    "num_patches": 256,
+}
+_INTERPOLATION: Final = 8  # OPs to weigh and add four positions, and to add the result
+_COSTLESS: Final = """
+    encoder_patch_size do_image_splitting use_thumbnail use_image_special_tokens max_num_patches vision_feature_layer
+    vision_feature_select_strategy tie_embedding tie_word_embeddings
+"""
+
+
+@architecture("lfm2_vl")
+def build(config: Section, fmt: Format) -> Graph:
+    tied = config.flag(config.first("tie_embedding", "tie_word_embeddings"), default=True)
+    config.costless(*_COSTLESS.split())
+    text, width = language(filled(config, instead={"tie_word_embeddings": tied}), fmt, "lfm2")
+    if config.get("vision_config") is None:
+        return text
+    section = filled(vision(config), _PICTURES)
+    without_head(section)
+    patch, factor = section.integer("patch_size"), config.integer("downsample_factor", 2)
+    tile = config.integer("tile_size", 512)
+    whole = _resized(config, patch * factor)
+    cut = _tiles(config, patch * factor, tile)
+    tower = _tower(section, tile // patch, tiles=cut + 1 if cut else 1)
+    tokens = cut * ceil(tile // patch / factor) ** 2 + whole
+    project = _projected(config, tower, tower.parts(fmt), factor**2, width)
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
+
+
+def _tiles(config: Section, unit: int, tile: int) -> int:
+    """Tiles that a picture is cut into besides the whole; none where it is small."""
+    size, most = picture_size(config), config.integer("max_image_tokens", 256)
+    near = [max(unit // 2, round(side / unit) * unit) for side in size]
+    least, top = config.integer("min_tiles", 2), config.integer("max_tiles", 10)
+    if top == 1 or near[0] * near[1] <= most * unit**2 * config.number("max_pixels_tolerance", 2.0):
+        return 0
+    rows, columns = closest_grid(size, (tile, tile), least=least, most=top)
+    return rows * columns
+
+
+def _resized(config: Section, unit: int) -> int:
+    """Tokens of a picture that is brought to as many as may be, as smart_resize of transformers has it."""
+    height, width = picture_size(config)
+    least, most = config.integer("min_image_tokens", 64), config.integer("max_image_tokens", 256)
+    rows, columns = (max(1, round(side / unit)) for side in (height, width))
+    scale = sqrt(height * width) / unit
+    if rows * columns > most:
+        return max(1, floor(height / unit * sqrt(most) / scale)) * max(1, floor(width / unit * sqrt(most) / scale))
+    if rows * columns < least:
+        return ceil(height / unit * sqrt(least) / scale) * ceil(width / unit * sqrt(least) / scale)
+    return rows * columns
+
+
+def _tower(section: Section, side: int, *, tiles: int) -> Tower:
+    """SigLIP's, whose positions are interpolated from a table."""
+    hidden, patch = section.integer("hidden_size"), section.integer("patch_size")
+    mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "gelu_pytorch_tanh"), bias=True)
+    one = layer(both_ways(heads_of(section, hidden, "num_attention_heads")), mlp)
+    return Tower(
+        picture=Picture(height=side, width=side, pixels=section.integer("num_channels", 3) * patch**2),
+        hidden=hidden,
+        layers=[one] * section.integer("num_hidden_layers"),
+        patch_bias=True,
+        positions=section.integer("num_patches"),
+        position_ops=_INTERPOLATION,
+        post_norm=True,
+        tiles=tiles,
+    )
+
+
+def _projected(config: Section, tower: Tower, parts: Parts, merged: int, width: int) -> tuple[Operator, ...]:
+    """Patches put side by side, normed together where the config says so, and two linears."""
+    wide = parts.tensor("pixel_unshuffle", merged * tower.hidden)
+    made: tuple[Operator, ...] = (Permute(name=wide.name, inputs=(patches_of(tower, parts),), outputs=(wide,)),)
+    if config.flag("projector_use_layernorm", default=True):
+        made = (*made, parts.norm("merge_norm", wide, kind=NormKind.LAYER))
+    widths = (config.integer("projector_hidden_size", 2560), width)
+    act = activation(config, "projector_hidden_act", "gelu")
+    return (*made, *projector(parts, result(made), widths, act, bias=config.flag("projector_bias", default=True)))

@@ -26,7 +26,8 @@ class SelfAttention:
     qk_norm      norm of queries and keys before the rotation: of each head, or of all heads together
     sinks        a learned logit for every head, which takes part in the softmax
     gated        the result is scaled by a sigmoid of as many numbers, made by the queries' projection
-    head_gates   the result of each head is scaled by a sigmoid of a number, made of x
+    gates        numbers made of x, by whose sigmoids the result is scaled: one a head, or one an element; 0 where there
+                 are none
     """
 
     heads: Heads
@@ -39,7 +40,7 @@ class SelfAttention:
     qk_norm_whole: bool = False
     sinks: bool = False
     gated: bool = False
-    head_gates: bool = False
+    gates: int = 0
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
@@ -59,8 +60,8 @@ class SelfAttention:
             out = parts.tensor("gated_attention", gate[0].width)
             inputs = (result(scored), gate[0])
             scored = (*scored, Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=5))
-        if self.head_gates:
-            scored = (*scored, *gated(parts, x, result(scored), heads.num_heads))
+        if self.gates:
+            scored = (*scored, *gated(parts, x, result(scored), self.gates))
         o_proj = parts.project("o_proj", result(scored), x.width, bias=self.o_bias)
         return (*projections, *prepared, *scored, o_proj)
 

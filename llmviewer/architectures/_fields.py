@@ -43,10 +43,16 @@ def gated_mlp(config: Section, *, key: str = "hidden_act", act: str = "silu", fu
     return Mlp(inner=inner, act=activation(config, key, act), gated=True, bias=bias, fused=fused)
 
 
-def rotary_dim(config: Section, head_dim: int, *, key: str = "partial_rotary_factor", default: float = 1.0) -> int:
-    """Elements of each head that are rotated, from their share: newer files have that in rope_parameters."""
-    nested = config.get("rope_parameters") is not None and config.get(key) is None
-    section, name = (config.section("rope_parameters"), "partial_rotary_factor") if nested else (config, key)
+def rotary_dim(
+    config: Section, head_dim: int, *, key: str = "partial_rotary_factor", default: float = 1.0, kind: str = ""
+) -> int:
+    """Elements of each head that are rotated, from their share: newer files have that in rope_parameters, which may
+    say it of each `kind` of layer.
+    """
+    section, name = config, key
+    if config.get("rope_parameters") is not None and config.get(key) is None:
+        section, name = config.section("rope_parameters"), "partial_rotary_factor"
+        section = section.section(kind) if section.get(kind) is not None else section
     share = section.number(name, default)
     if not 0 <= share <= 1:
         raise section.error(name, f"must be a share from 0 to 1; got {share:g}")
@@ -82,12 +88,12 @@ def sliding_window(config: Section, default: float = inf) -> float:
     return config.integer("sliding_window")
 
 
-def sliding_layers(config: Section, *, pattern: int) -> list[bool]:
-    """Whether each layer has a window: by layer_types, or all but the last of every `pattern` layers."""
+def sliding_layers(config: Section, *, pattern: int, first: bool = False) -> list[bool]:
+    """Whether each layer has a window: by layer_types, or all but the last of every `pattern` layers, or the first."""
     layers = config.integer("num_hidden_layers")
     if config.get("layer_types") is None:
         pattern = config.integer("sliding_window_pattern", pattern)
-        return [(index + 1) % pattern != 0 for index in range(layers)]
+        return [(index + (not first)) % pattern != 0 for index in range(layers)]
     kinds = config.texts("layer_types")
     unknown = [kind for kind in kinds if kind not in _LAYER_TYPES]
     if len(kinds) != layers or unknown:

@@ -70,6 +70,7 @@ class NormKind(StrEnum):
     LAYER = "layer"  # a weight and a bias
     LAYER_NO_BIAS = "layer_no_bias"  # a weight
     PLAIN = "plain"  # nothing
+    UNIT = "unit"  # nothing, and no mean is taken off: square, sum, scale
 
 
 _NORM_OPS: Final = {  # OPs of an element: see operators.elementwise.Norm
@@ -77,12 +78,14 @@ _NORM_OPS: Final = {  # OPs of an element: see operators.elementwise.Norm
     NormKind.LAYER: 7,
     NormKind.LAYER_NO_BIAS: 6,
     NormKind.PLAIN: 5,
+    NormKind.UNIT: 3,
 }
 _NORM_WEIGHTS: Final = {
     NormKind.RMS: ("weight",),
     NormKind.LAYER: ("weight", "bias"),
     NormKind.LAYER_NO_BIAS: ("weight",),
     NormKind.PLAIN: (),
+    NormKind.UNIT: (),
 }
 
 

@@ -33,6 +33,13 @@ def build_v3(config: Section, fmt: Format) -> Graph:
     return _graph(config, fmt, first_dense(config, default=3))
 
 
+@architecture("youtu")
+def build_youtu(config: Section, fmt: Format) -> Graph:
+    """Latent attention without experts (arXiv:2512.24618)."""
+    costless(config, "rope_interleave", "embedding_initializer_range")
+    return _graph(config, fmt, [False] * config.integer("num_hidden_layers"), tied=True)
+
+
 @architecture("mistral4")
 def build_mistral4(config: Section, fmt: Format) -> Graph:
     """Mistral Small 4."""
@@ -107,7 +114,13 @@ def _own_index(config: Section) -> list[bool]:
 
 
 def _graph(
-    config: Section, fmt: Format, sparse: list[bool], index: Index | None = None, own: list[bool] | None = None
+    config: Section,
+    fmt: Format,
+    sparse: list[bool],
+    index: Index | None = None,
+    own: list[bool] | None = None,
+    *,
+    tied: bool = False,
 ) -> Graph:
     """`index` chooses keys in the layers where `own` is true, or in all, and layers without it look at its choice."""
     costless(config)
@@ -117,7 +130,7 @@ def _graph(
     mixers = {True: replace(plain, index=index), False: replace(plain, chosen=index.chosen if index else 0)}
     if index and not plain.q_rank:
         raise config.error("q_lora_rank", "must not be null: the indexer takes its queries from their latent")
-    networks: dict[bool, FeedForward] = {True: _experts(config), False: dense(config)}
+    networks: dict[bool, FeedForward] = {kind: _experts(config) if kind else dense(config) for kind in set(sparse)}
     own = own or [True] * len(sparse)
     layers = [
         Layer(
@@ -129,7 +142,7 @@ def _graph(
     ]
     further = Layer(mixer=mixers[True], feed_forward=networks[sparse[-1]])
     prediction = Prediction.of(config, "num_nextn_predict_layers", further)
-    return replace(decoder(config, layers), prediction=prediction).graph(fmt)
+    return replace(decoder(config, layers, tied=tied), prediction=prediction).graph(fmt)
 
 
 def _attention(config: Section) -> LatentAttention:

@@ -1,20 +1,26 @@
-"""LFM2: short convolutions between gates in most layers, attention in some; an MLP or experts in each."""
+"""LFM2: short convolutions between gates in most layers, attention in some; an MLP or experts in each. LFM3 has
+windows in some of its attention, gates of each head, and norms after the branches too.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..documents import Section
 from ..graph import Graph
+from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, FeedForward, Layer, Mixer
+from ._decoder import Decoder, FeedForward, Layer, Mixer, Residual
 from ._feed_forward import Mlp
-from ._fields import grouped_heads
-from ._moe import costless, experts, for_each_layer, integers
+from ._fields import decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window
+from ._moe import costless, experts, for_each_layer, integers, kinds
 from ._parts import NormKind
 from ._state_space import ShortConv
 
 _KINDS = ("conv", "full_attention")
+_SLIDING = "sliding_attention"
 
 
 @architecture("lfm2")
@@ -35,10 +41,49 @@ def build_moe(config: Section, fmt: Format) -> Graph:
     return _decoder(config, [("_dense", mlp) if i < dense else ("_moe", moe) for i in range(layers)], fmt)
 
 
+@architecture("lfm3")
+def build_lfm3(config: Section, fmt: Format) -> Graph:
+    heads, bias = grouped_heads(config, kv_heads=4), config.flag("attention_bias", default=False)
+    full = SelfAttention(
+        heads=heads,
+        rotary_dim=rotary_dim(config, heads.head_dim, default=0.5, kind="full_attention"),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=NormKind.RMS,
+        gates=heads.num_heads if config.flag("use_attention_gate", default=True) else 0,
+    )
+    local = replace(full, heads=replace(heads, mask=Causal(sliding_window(config, 256))), rotary_dim=heads.head_dim)
+    mixers: dict[str, Mixer] = {
+        "conv": _convolution(config, taps=7),
+        "full_attention": full,
+        _SLIDING: local,
+    }
+    names = {"conv": "conv", "full_attention": "global", _SLIDING: "local"}
+    config.costless("norm_eps")
+    residual = Residual.SANDWICH if config.flag("use_sandwich_norm", default=True) else Residual.PRE
+    layers = [
+        Layer(mixer=mixers[kind], feed_forward=gated_mlp(config), residual=residual, name=names[kind])
+        for kind in _lfm3_kinds(config)
+    ]
+    return decoder(config, layers, tied=True).graph(fmt)
+
+
+def _lfm3_kinds(config: Section) -> list[str]:
+    """The kind of each layer: as listed, or attention in every other one, without a window and with one in turn."""
+    if config.get("layer_types") is not None:
+        return kinds(config, "layer_types", (*_KINDS, _SLIDING))
+    turns = (_SLIDING, "conv", "full_attention", "conv")
+    return [turns[index % 4] if index else "conv" for index in range(config.integer("num_hidden_layers"))]
+
+
+def _convolution(config: Section, *, taps: int) -> ShortConv:
+    return ShortConv(taps=config.integer("conv_L_cache", taps), bias=config.flag("conv_bias", default=False))
+
+
 def _decoder(config: Section, networks: list[tuple[str, FeedForward]], fmt: Format) -> Graph:
     heads = grouped_heads(config, kv_heads=8)
     mixers: dict[str, Mixer] = {
-        "conv": ShortConv(taps=config.integer("conv_L_cache", 3), bias=config.flag("conv_bias", default=False)),
+        "conv": _convolution(config, taps=3),
         "full_attention": SelfAttention(heads=heads, rotary_dim=heads.head_dim, qk_norm=NormKind.RMS),
     }
     layers = [

@@ -16,7 +16,7 @@ from ._parts import activation, heads_of
 _MISTRAL_WINDOW = 4096  # where config.json says nothing, as transformers.MistralConfig has it; null is no window
 
 
-@architecture("llama", "mistral", "qwen2")
+@architecture("llama", "mistral", "qwen2", "iquestcoder")
 def build(config: Section, fmt: Format) -> Graph:
     windows = _windows(config)
     return Decoder(

@@ -7,12 +7,11 @@ into as many tiles of 336 x 336 as it takes, 16 at most, and read once more in o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
-from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Norm, Permute
+from ..operators.elementwise import Permute
 from ..operators.masks import Chunked
 from ..precision import Format
 from . import architecture
@@ -22,7 +21,7 @@ from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder, grouped_heads
 from ._moe import costless, dense, experts, for_each_layer, integers, language_model
-from ._parts import NormKind, Parts, heads_of, result
+from ._parts import NormKind, heads_of, result
 from ._tiles import best_fit, picture_size
 from ._tower import Tower, joined, layer, patches_of, picture, projector, sides, vision
 
@@ -88,24 +87,13 @@ def _tower(section: Section) -> Tower:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _NormedAttention:
-    """Attention with queries and keys of unit length: square, sum, scale, and no weights."""
-
-    attention: SelfAttention
-
-    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = self.attention.operators(parts, x)
-        return tuple(replace(op, ops_per_element=3) if isinstance(op, Norm) else op for op in made)
-
-
-def _mixer(config: Section, *, rotated: bool) -> SelfAttention | _NormedAttention:
+def _mixer(config: Section, *, rotated: bool) -> SelfAttention:
     own, bias = grouped_heads(config), config.flag("attention_bias", default=False)
     if rotated and (chunk := _chunk(config)):
         own = replace(own, mask=Chunked(chunk))
     plain = SelfAttention(heads=own, rotary_dim=own.head_dim if rotated else 0, qkv_bias=bias, o_bias=bias)
     if rotated and config.flag("use_qk_norm", default=True):
-        return _NormedAttention(attention=replace(plain, qk_norm=NormKind.PLAIN))
+        return replace(plain, qk_norm=NormKind.UNIT)
     return plain
 
 
@@ -116,7 +104,7 @@ def _chunk(config: Section) -> int:
     return config.integer("attention_chunk_size")
 
 
-def _layer(mixer: SelfAttention | _NormedAttention, feed_forward: Experts | Mlp, reach: str) -> Layer:
+def _layer(mixer: SelfAttention, feed_forward: Experts | Mlp, reach: str) -> Layer:
     kind = "moe" if isinstance(feed_forward, Experts) else "dense"
     return Layer(mixer=mixer, feed_forward=feed_forward, name=f"{reach}_{kind}")
 

@@ -11,7 +11,7 @@ from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Layer, Prediction
+from ._decoder import FeedForward, Layer, Prediction, Residual
 from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
 
 _HEAD_DIM = 128
@@ -19,7 +19,7 @@ _BAICHUAN_7B = 4096  # width of the Baichuan models with rotary positions; the o
 _MINISTRAL_WINDOW = 4096
 _GRANITE_WINDOW = 128
 _CWM_WINDOW = 8192
-_CWM_PATTERN = 4
+_PATTERN = 4  # of which the first layer has no window
 
 
 @architecture("granite")
@@ -30,13 +30,20 @@ def build_granite(config: Section, fmt: Format) -> Graph:
     return _build(config, fmt, SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias))
 
 
+@architecture("hyperclovax")
+def build_hyperclovax(config: Section, fmt: Format) -> Graph:
+    """Granite, whose branches have a norm at their end too, unless use_post_norm says otherwise."""
+    bias = config.flag("attention_bias", default=False)
+    config.costless("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    residual = Residual.SANDWICH if config.flag("use_post_norm", default=True) else Residual.PRE
+    layer = _layer(config, SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias))
+    return decoder(config, [replace(layer, residual=residual)] * config.integer("num_hidden_layers")).graph(fmt)
+
+
 @architecture("cwm")
 def build_cwm(config: Section, fmt: Format) -> Graph:
     """Of every four layers all but the first have a window (arXiv:2510.02387)."""
-    if config.get("layer_types") is None:
-        sliding = [index % _CWM_PATTERN != 0 for index in range(config.integer("num_hidden_layers"))]
-    else:
-        sliding = sliding_layers(config, pattern=_CWM_PATTERN)
+    sliding = sliding_layers(config, pattern=_PATTERN, first=True)
     heads = grouped_heads(config, head_dim=_HEAD_DIM)
     windowed = replace(heads, mask=Causal(sliding_window(config, _CWM_WINDOW)))
     local, other = (_layer(config, SelfAttention(heads=own, rotary_dim=own.head_dim)) for own in (windowed, heads))
@@ -93,20 +100,27 @@ def build_internlm3(config: Section, fmt: Format) -> Graph:
 
 @architecture("granite_swa")
 def build_granite_swa(config: Section, fmt: Format) -> Graph:
+    return granite_swa(config, fmt, gated_mlp(config), tied=True)
+
+
+def granite_swa(config: Section, fmt: Format, network: FeedForward, *, tied: bool) -> Graph:
     """Granite with a window in the layers that layer_types says, and a learned logit of each head; a layer whose theta
     is none has no positions.
+
+    network  of every layer
     """
     bias = config.flag("attention_bias", default=False)
     config.costless("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
     plain = SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias, sinks=True)
-    window, mlp = sliding_window(config, _GRANITE_WINDOW), gated_mlp(config)
+    window = sliding_window(config, _GRANITE_WINDOW)
     layers = []
-    for slides, rotates in zip(sliding_layers(config, pattern=4), _rotated_layers(config), strict=True):
+    sliding = sliding_layers(config, pattern=_PATTERN, first=True)
+    for slides, rotates in zip(sliding, _rotated_layers(config), strict=True):
         heads = replace(plain.heads, mask=Causal(window)) if slides else plain.heads
         mixer = replace(plain, heads=heads, rotary_dim=heads.head_dim if rotates else 0)
         name = ("local" if slides else "global") + ("" if rotates else "_unrotated")
-        layers.append(Layer(mixer=mixer, feed_forward=mlp, name=name))
-    return decoder(config, layers, tied=True).graph(fmt)
+        layers.append(Layer(mixer=mixer, feed_forward=network, name=name))
+    return decoder(config, layers, tied=tied).graph(fmt)
 
 
 def _rotated_layers(config: Section) -> list[bool]:

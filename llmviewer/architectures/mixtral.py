@@ -13,10 +13,11 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._decoder import Layer
-from ._feed_forward import Experts
+from ._feed_forward import Experts, Mlp
 from ._fields import decoder, grouped_heads, rotated, sliding_window
 from ._moe import Kinds, attention, costless, experts
 from ._parts import NormKind
+from .llama_like import granite_swa
 
 
 @architecture("mixtral")
@@ -67,14 +68,23 @@ def build_granitemoe(config: Section, fmt: Format) -> Graph:
     costless(config, "embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
     bias = config.flag("attention_bias", default=False)
     mixer = attention(config, qkv_bias=bias, o_bias=bias)
-    kinds = Kinds(mixer=mixer, moe=_experts(config, "num_local_experts", shared="shared_intermediate_size"))
-    return decoder(config, _all_sparse(config, kinds)).graph(fmt)
+    return decoder(config, _all_sparse(config, Kinds(mixer=mixer, moe=_granite_experts(config)))).graph(fmt)
 
 
-def _experts(config: Section, count: str, shared: str = "") -> Experts:
-    width = config.integer(shared, 0, least=0) if shared else 0
-    inner = config.integer("intermediate_size")
-    return experts(config, count, "num_experts_per_tok", inner=inner, shared=width)
+@architecture("granitemoe_swa")
+def build_granitemoe_swa(config: Section, fmt: Format) -> Graph:
+    costless(config)
+    return granite_swa(config, fmt, _granite_experts(config), tied=False)
+
+
+def _granite_experts(config: Section) -> Experts:
+    """One projection makes gate and up of the shared expert."""
+    moe, shared = _experts(config, "num_local_experts"), config.integer("shared_intermediate_size", 0, least=0)
+    return replace(moe, shared=Mlp(inner=shared, act=moe.act, gated=True, fused=True)) if shared else moe
+
+
+def _experts(config: Section, count: str) -> Experts:
+    return experts(config, count, "num_experts_per_tok", inner=config.integer("intermediate_size"))
 
 
 def _all_sparse(config: Section, kinds: Kinds) -> list[Layer]:

@@ -16,7 +16,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer, Residual
 from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
-from ._moe import kinds
+from ._moe import costless, experts, kinds
 from ._parts import NormKind
 from ._state_space import GatedDeltaNet
 
@@ -41,6 +41,14 @@ def build_olmo3(config: Section, fmt: Format) -> Graph:
         _inner(config, sliding_window(config, _WINDOW)), _inner(config), sliding_layers(config, pattern=4)
     )
     return decoder(config, layers).graph(fmt)
+
+
+@architecture("flex_olmo")
+def build_flex_olmo(config: Section, fmt: Format) -> Graph:
+    """OLMo 2 with experts (arXiv:2507.07024)."""
+    costless(config)
+    moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("intermediate_size"))
+    return decoder(config, [replace(_inner(config), feed_forward=moe)] * config.integer("num_hidden_layers")).graph(fmt)
 
 
 @architecture("olmo_hybrid")

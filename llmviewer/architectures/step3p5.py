@@ -123,7 +123,7 @@ def _attention(config: Section, kind: str, types: tuple[str, ...]) -> SelfAttent
         qkv_bias=bias,
         o_bias=bias,
         qk_norm=NormKind.RMS,
-        head_gates=True,
+        gates=heads.num_heads,
     )
 
 

@@ -1,4 +1,4 @@
-"""Count the matrix-product FLOPs and parameters of small models of 2026 with torch's counter; write latest.json.
+"""Count the matrix-product FLOPs and parameters of recent small models with torch's counter; write latest.json.
 
 transformers builds each of `CONFIGS` on the CPU with random weights and runs a prefill of LENGTH tokens and a decode
 step after it under `torch.utils.flop_counter.FlopCounterMode`. FLOPs are those that no module inside counts, layers
@@ -28,6 +28,11 @@ _LATENT = {
     "vocab_size": 96, "hidden_size": 64, "num_attention_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20,
     "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10,
 }  # fmt: skip
+_GROUPED = {
+    "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     "hy_v4": {
         **_LATENT, "intermediate_size": 80, "moe_intermediate_size": 32, "num_hidden_layers": 6, "n_routed_experts": 8,
@@ -38,6 +43,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_LATENT, "ffn_hidden_size": 80, "expert_ffn_hidden_size": 32, "num_layers": 3, "n_routed_experts": 8,
         "zero_expert_num": 4, "moe_topk": 3, "head_dim": 8,
     },
+    "flex_olmo": {**_GROUPED, "intermediate_size": 32, **_EXPERTS},
+    "granitemoe_swa": {
+        **_GROUPED, "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 30,
+        "shared_intermediate_size": 24, "layer_rope_theta": [0, 1e4, 1e4, 1e4],
+    },
+    "hyperclovax": {**_GROUPED, "intermediate_size": 80},
+    "iquestcoder": {**_GROUPED, "intermediate_size": 80},
+    "kolibri1": {
+        **_GROUPED, **_EXPERTS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 24,
+        "sliding_window": 30,
+    },
+    "laguna": {
+        **_GROUPED, **_EXPERTS, "intermediate_size": 80, "moe_intermediate_size": 32, "sliding_window": 30,
+        "shared_expert_intermediate_size": 24, "num_attention_heads_per_layer": [4, 6, 6, 4],
+        "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+    },
+    "lfm3": {**_GROUPED, "intermediate_size": 80, "sliding_window": 30, "conv_L_cache": 5},
+    "mellum": {
+        **_GROUPED, **_EXPERTS, "intermediate_size": 80, "moe_intermediate_size": 32, "sliding_window": 30,
+        "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+        "mlp_layer_types": ["dense", *["sparse"] * 3],
+    },
+    "nanochat": {**_GROUPED, "intermediate_size": 80},
+    "persimmon": {**_GROUPED, "intermediate_size": 80},
+    "youtu": {**_LATENT, "intermediate_size": 80, "num_hidden_layers": 3, "head_dim": 8, "num_key_value_heads": 4},
     "step3p5": {
         "vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 4,
         "num_attention_groups": 2, "head_dim": 12, "attention_other_setting": {"num_attention_heads": 6},

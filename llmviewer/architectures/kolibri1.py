@@ -1,0 +1,36 @@
+"""Kolibri: EXAONE 4's attention, with windows where there are positions, norms on both sides, and many experts beside a
+shared one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.masks import Causal
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer, Residual
+from ._fields import alternating, decoder, grouped_heads, sliding_layers
+from ._moe import costless, experts
+from ._parts import NormKind
+
+
+@architecture("kolibri1")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config)
+    heads = grouped_heads(config, head_dim=128)
+    unrotated = SelfAttention(heads=heads, qk_norm=NormKind.RMS)
+    window = Causal(config.integer("sliding_window", 513))
+    local = replace(unrotated, heads=replace(heads, mask=window), rotary_dim=heads.head_dim)
+    moe = experts(
+        config,
+        "num_experts",
+        "num_experts_per_tok",
+        inner=config.integer("moe_intermediate_size", 512),
+        shared=config.integer("shared_expert_intermediate_size", 512),
+    )
+    near, far = (Layer(mixer=mixer, feed_forward=moe, residual=Residual.SANDWICH) for mixer in (local, unrotated))
+    return decoder(config, alternating(near, far, sliding_layers(config, pattern=5))).graph(fmt)

@@ -1,0 +1,108 @@
+"""Laguna and Mellum: queries and keys with norms of each head, layers with a window between others, many experts.
+
+Laguna has more heads where there is a window, rotates less of each where there is none, and scales what was attended to
+by a softplus, which counts as a sigmoid; its experts have a shared one beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.masks import Causal
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import FeedForward, Layer
+from ._feed_forward import Experts
+from ._fields import decoder, rotary_dim, sliding_layers
+from ._moe import costless, dense, experts, for_each_layer, integers, kinds
+from ._parts import NormKind, heads_of
+
+_HEAD_DIM: Final = 128
+_COSTLESS: Final = """
+    moe_routed_scaling_factor moe_router_logit_softcapping moe_apply_router_weight_on_input decoder_sparse_step
+    mlp_only_layers gating_types
+"""
+
+
+@architecture("laguna")
+def build_laguna(config: Section, fmt: Format) -> Graph:
+    costless(config, *_COSTLESS.split())
+    shared = config.integer("shared_expert_intermediate_size", 512)
+    moe = replace(_experts(config, shared), router_bias=True)
+    networks = _networks(config, ["dense"] + ["sparse"] * (config.integer("num_hidden_layers") - 1))
+    unsaid = 0.5 if config.get("rope_parameters") is None else 1.0
+    of_head = config.get("gating") in (None, True, "per-head")
+
+    def mixer(num_heads: int, *, slides: bool) -> SelfAttention:
+        plain = _attention(config, num_heads, slides=slides, window=512, part=1.0 if slides else unsaid)
+        return replace(plain, gates=num_heads if of_head else plain.heads.q_width)
+
+    return _build(config, fmt, mixer, moe, networks)
+
+
+@architecture("mellum")
+def build_mellum(config: Section, fmt: Format) -> Graph:
+    costless(config, "mtp_layer_types", "mtp_mlp_layer_types")
+    networks = _networks(config, ["sparse"] * config.integer("num_hidden_layers"))
+
+    def mixer(num_heads: int, *, slides: bool) -> SelfAttention:
+        return _attention(config, num_heads, slides=slides, window=1024)
+
+    return _build(config, fmt, mixer, _experts(config), networks)
+
+
+def _experts(config: Section, shared: int = 0) -> Experts:
+    inner = config.integer("moe_intermediate_size")
+    return experts(config, "num_experts", "num_experts_per_tok", inner=inner, shared=shared)
+
+
+def _networks(config: Section, default: list[str]) -> list[str]:
+    """Which network each layer has."""
+    said = config.get("mlp_layer_types") is not None
+    return kinds(config, "mlp_layer_types", ("dense", "sparse")) if said else default
+
+
+def _build(config: Section, fmt: Format, mixer: Callable[..., SelfAttention], moe: Experts, has: list[str]) -> Graph:
+    layers = config.integer("num_hidden_layers")
+    networks: dict[str, FeedForward] = {kind: dense(config) if kind == "dense" else moe for kind in set(has)}
+    windowed = [False] * layers if config.get("layer_types") is None else sliding_layers(config, pattern=1)
+    made = [
+        Layer(
+            mixer=mixer(heads, slides=slides),
+            feed_forward=networks[network],
+            name=("local" if slides else "global") + ("_moe" if network == "sparse" else "_dense"),
+        )
+        for heads, network, slides in zip(_heads(config), has, windowed, strict=True)
+    ]
+    return decoder(config, made).graph(fmt)
+
+
+def _heads(config: Section) -> Sequence[int]:
+    """How many each layer has."""
+    key, usual = "num_attention_heads_per_layer", config.integer("num_attention_heads")
+    if config.get(key) is None:
+        return [usual] * config.integer("num_hidden_layers")
+    found = integers(config, key)
+    for_each_layer(config, key, found)
+    return found
+
+
+def _attention(config: Section, num_heads: int, *, slides: bool, window: int, part: float = 1.0) -> SelfAttention:
+    own = config.with_data({**config.data, "num_attention_heads": num_heads})
+    hidden, kv_heads = config.integer("hidden_size"), config.integer("num_key_value_heads")
+    heads = heads_of(own, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=_HEAD_DIM)
+    if slides:
+        heads = replace(heads, mask=Causal(config.integer("sliding_window", window)))
+    bias, kind = config.flag("attention_bias", default=False), "sliding_attention" if slides else "full_attention"
+    return SelfAttention(
+        heads=heads,
+        rotary_dim=rotary_dim(config, heads.head_dim, default=part, kind=kind),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=NormKind.RMS,
+    )

@@ -47,12 +47,15 @@ def rotary_dim(
     config: Section, head_dim: int, *, key: str = "partial_rotary_factor", default: float = 1.0, kind: str = ""
 ) -> int:
     """Elements of each head that are rotated, from their share: newer files have that in rope_parameters, which may
-    say it of each `kind` of layer.
+    say it of each `kind` of layer, whatever it is of all.
     """
     section, name = config, key
-    if config.get("rope_parameters") is not None and config.get(key) is None:
-        section, name = config.section("rope_parameters"), "partial_rotary_factor"
-        section = section.section(kind) if section.get(kind) is not None else section
+    if config.get("rope_parameters") is not None:
+        rope = config.section("rope_parameters")
+        if rope.get(kind) is not None:
+            section, name = rope.section(kind), "partial_rotary_factor"
+        elif config.get(key) is None:
+            section, name = rope, "partial_rotary_factor"
     share = section.number(name, default)
     if not 0 <= share <= 1:
         raise section.error(name, f"must be a share from 0 to 1; got {share:g}")

@@ -32,6 +32,10 @@ _COSTLESS: Final = """
 @architecture("laguna")
 def build_laguna(config: Section, fmt: Format) -> Graph:
     costless(config, *_COSTLESS.split())
+    if config.flag("use_bidirectional_attention", default=False):
+        raise config.error(
+            "use_bidirectional_attention", "must be false: no published model of this architecture sees ahead"
+        )
     shared = config.integer("shared_expert_intermediate_size", 512)
     moe = replace(_experts(config, shared), router_bias=True)
     networks = _networks(config, ["dense"] + ["sparse"] * (config.integer("num_hidden_layers") - 1))

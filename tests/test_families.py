@@ -21,6 +21,9 @@ from llmviewer.workload import Workload
 from .strategies import built
 
 SIZES = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+PAIR = {"vocab_size": 1000, "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 80,
+        "max_position_embeddings": 50}  # fmt: skip
 CONFIGS = {
     "gpt_neo": {"vocab_size": 1000, "hidden_size": 64, "num_layers": 4, "num_heads": 4,
                 "attention_types": [[["global", "local"], 2]], "window_size": 6},
@@ -31,6 +34,9 @@ CONFIGS = {
     "cwm": SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 6},
     "umt5": {"vocab_size": 1000, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 4, "num_heads": 4,
              "tie_word_embeddings": True},
+    "blenderbot": PAIR,
+    "blenderbot-small": PAIR,
+    "plbart": PAIR,
 }  # fmt: skip
 COUNTED = {  # parameters, and OPs of products with weights and of attention for two prompts of 12 tokens
     "gpt_neo": (394368, 12509184, 294912),
@@ -40,6 +46,9 @@ COUNTED = {  # parameters, and OPs of products with weights and of attention for
     "vaultgemma": (187456, 8970240, 294912),
     "cwm": (251456, 8970240, 294912),
     "umt5": (410496, 9201664, 321536),
+    "blenderbot": (261488, 4605952, 167424),
+    "blenderbot-small": (261488, 4605952, 167424),
+    "plbart": (261744, 4605952, 167424),
 }
 
 

@@ -221,9 +221,17 @@ MODULES = {  # the end of a module's path in transformers -> name of the operato
     "fc2": "down_proj",
     "query_key_value": "qkv_proj",
     "dense": "o_proj",
+    "lm_head.dense": "head_dense",
+    "decoder": "lm_head",
+    "attn.Wo": "o_proj",
+    "mlp.Wo": "down_proj",
+    "Wi": "gate_up_proj",
+    "attn": "attention",
     "dense_h_to_4h": "up_proj",
     "dense_4h_to_h": "down_proj",
 }
+
+HEADS = ("head_dense", "lm_head")  # which run where words are wanted
 
 
 def _by_torch(found):
@@ -247,7 +255,7 @@ def _by_us(graph, w):
         elif isinstance(op, ExpertsLinear):
             counted["experts"] += ops
         elif ops:
-            counted[name] += ops * (Fraction(int(w.tokens()), int(w.logits())) if name == "lm_head" else 1)
+            counted[name] += ops * (Fraction(int(w.tokens()), int(w.logits())) if name in HEADS else 1)
     return counted
 
 

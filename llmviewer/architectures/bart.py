@@ -51,7 +51,7 @@ class Build:
     act: str = "gelu"
 
 
-@architecture("bart")
+@architecture("bart", "plbart")
 def build_bart(config: Section, fmt: Format) -> Graph:
     """Norms after the additions (arXiv:1910.13461)."""
     return _built(config, fmt, Build(residual=Residual.POST, offset=2, embed_norm=True))
@@ -80,6 +80,17 @@ def build_marian(config: Section, fmt: Format) -> Graph:
 def build_pegasus(config: Section, fmt: Format) -> Graph:
     """A summarizer (arXiv:1912.08777)."""
     return _built(config, fmt, Build(residual=Residual.PRE))
+
+
+@architecture("blenderbot")
+def build_blenderbot(config: Section, fmt: Format) -> Graph:
+    """Norms before the branches (arXiv:2004.13637)."""
+    return _built(config, fmt, Build(residual=Residual.PRE))
+
+
+@architecture("blenderbot-small")
+def build_small_blenderbot(config: Section, fmt: Format) -> Graph:
+    return _built(config, fmt, Build(residual=Residual.POST, embed_norm=True))
 
 
 @architecture("m2m_100")

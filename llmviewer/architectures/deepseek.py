@@ -130,7 +130,9 @@ def _graph(
     mixers = {True: replace(plain, index=index), False: replace(plain, chosen=index.chosen if index else 0)}
     if index and not plain.q_rank:
         raise config.error("q_lora_rank", "must not be null: the indexer takes its queries from their latent")
-    networks: dict[bool, FeedForward] = {kind: _experts(config) if kind else dense(config) for kind in set(sparse)}
+    networks: dict[bool, FeedForward] = {False: dense(config)}
+    if any(sparse):
+        networks[True] = _experts(config)
     own = own or [True] * len(sparse)
     layers = [
         Layer(

@@ -73,7 +73,7 @@ def _networks(config: Section, default: list[str]) -> list[str]:
 
 def _build(config: Section, fmt: Format, mixer: Callable[..., SelfAttention], moe: Experts, has: list[str]) -> Graph:
     layers = config.integer("num_hidden_layers")
-    networks: dict[str, FeedForward] = {kind: dense(config) if kind == "dense" else moe for kind in set(has)}
+    networks: dict[str, FeedForward] = {"dense": dense(config), "sparse": moe}
     windowed = [False] * layers if config.get("layer_types") is None else sliding_layers(config, pattern=1)
     made = [
         Layer(

@@ -1,5 +1,5 @@
 """ModernBERT: rotated positions, norms before the branches, a gated MLP, no biases; two layers of three look no further
-than 64 tokens to either side (arXiv:2412.13663).
+than 64 tokens to either side (arXiv:2412.13663). Its decoder sees what is before (arXiv:2507.11412).
 """
 
 from __future__ import annotations
@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ..documents import Section
+from ..forms import LOGITS
 from ..graph import Graph
+from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
+from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Layer
+from ._decoder import Decoder, Layer
 from ._encoder import Encoder, Head, both_ways, task
 from ._feed_forward import Mlp
-from ._parts import NormKind, Parts, activation, heads_of, result
+from ._parts import NormKind, Parts, activation, heads_of, result, with_rows
 from .bert import labels_of
 
 _TASKS: Final = {
@@ -51,10 +54,12 @@ def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS.split())
     hidden = config.integer("hidden_size")
     norm = NormKind.LAYER if config.flag("norm_bias", default=False) else NormKind.LAYER_NO_BIAS
+    heads = heads_of(config, hidden, "num_attention_heads")
+    reach = config.integer("local_attention", 128) // 2
     return Encoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
-        layers=_layers(config, hidden),
+        layers=_layers(config, both_ways(heads, reach), both_ways(heads), fused_qkv=True),
         norm=norm,
         embed_norm=True,
         final_norm=True,
@@ -62,8 +67,45 @@ def build(config: Section, fmt: Format) -> Graph:
     ).graph(fmt)
 
 
-def _layers(config: Section, hidden: int) -> list[Layer]:
-    heads = heads_of(config, hidden, "num_attention_heads")
+@dataclass(frozen=True, kw_only=True)
+class WordsAfterHead(Decoder):
+    """A decoder that makes words of norm(act(dense(x)))."""
+
+    head: Head
+
+    def _logits(self, parts: Parts, x: Tensor, norm: str, *, tied: bool) -> tuple[Operator, ...]:
+        *before, words = super()._logits(parts, x, norm, tied=tied)
+        made = tuple(
+            op.with_tensors(lambda t: with_rows(t, LOGITS)) for op in self.head.operators(parts, words.inputs[0])
+        )
+        return (*before, *made, replace(words, inputs=made[-1].outputs))
+
+
+@architecture("modernbert-decoder")
+def build_decoder(config: Section, fmt: Format) -> Graph:
+    """Queries, keys and values are made apart; keys stay."""
+    config.costless(*_COSTLESS.split())
+    hidden, heads = (
+        config.integer("hidden_size"),
+        heads_of(config, config.integer("hidden_size"), "num_attention_heads"),
+    )
+    window = Causal(config.integer("local_attention", 128) // 2)
+    near, far = (replace(heads, mask=mask) for mask in (window, heads.mask))
+    norm = NormKind.LAYER if config.flag("norm_bias", default=False) else NormKind.LAYER_NO_BIAS
+    return WordsAfterHead(
+        vocab=config.integer("vocab_size"),
+        hidden=hidden,
+        layers=_layers(config, near, far, fused_qkv=False),
+        norm=norm,
+        embed_norm=True,
+        tied=config.flag("tie_word_embeddings", default=True),
+        head_bias=config.flag("decoder_bias", default=True),
+        head=_head(config, hidden),
+    ).graph(fmt)
+
+
+def _layers(config: Section, near: Heads, far: Heads, *, fused_qkv: bool) -> list[Layer]:
+    """`near` are the heads of layers that slide."""
     bias = config.flag("attention_bias", default=False)
     mlp = Mlp(
         inner=config.integer("intermediate_size"),
@@ -72,11 +114,10 @@ def _layers(config: Section, hidden: int) -> list[Layer]:
         fused=True,
         bias=config.flag("mlp_bias", default=False),
     )
-    reach = config.integer("local_attention", 128) // 2
 
     def layer(*, slides: bool) -> Layer:
-        own = both_ways(heads, reach if slides else None)
-        attention = SelfAttention(heads=own, rotary_dim=heads.head_dim, fused_qkv=True, qkv_bias=bias, o_bias=bias)
+        own = near if slides else far
+        attention = SelfAttention(heads=own, rotary_dim=own.head_dim, fused_qkv=fused_qkv, qkv_bias=bias, o_bias=bias)
         return Layer(mixer=attention, feed_forward=mlp, name="local" if slides else "global")
 
     layers = [layer(slides=slides) for slides in _sliding(config)]
@@ -98,14 +139,14 @@ def _sliding(config: Section) -> list[bool]:
     return [kind == _KINDS[0] for kind in kinds]
 
 
+def _head(config: Section, hidden: int) -> Head:
+    act = activation(config, "classifier_activation", "gelu")
+    return Head(dense=hidden, act=act, dense_bias=config.flag("classifier_bias", default=False), norm=True)
+
+
 def _heads(config: Section, hidden: int) -> tuple[Head, ...]:
     """What the class that the config names puts out; a classifier pools its tokens before the head."""
-    head = Head(
-        dense=hidden,
-        act=activation(config, "classifier_activation", "gelu"),
-        dense_bias=config.flag("classifier_bias", default=False),
-        norm=True,
-    )
+    head = _head(config, hidden)
     words = replace(
         head,
         classes=config.integer("vocab_size"),

@@ -65,6 +65,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
         "mlp_layer_types": ["dense", *["sparse"] * 3],
     },
+    "modernbert-decoder": {
+        "vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "local_attention": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
+        "sep_token_id": 2,
+    },
     "nanochat": {**_GROUPED, "intermediate_size": 80},
     "persimmon": {**_GROUPED, "intermediate_size": 80},
     "youtu": {**_LATENT, "intermediate_size": 80, "num_hidden_layers": 3, "head_dim": 8, "num_key_value_heads": 4},

@@ -323,7 +323,8 @@ def _typed(config: Section) -> tuple[Section, tuple[str, ...]]:
 
 
 def _says_quantization(config: Section) -> bool:
-    return any(section.get("quantization_config") is not None for section in (config, _text(config)))
+    keys = ("quantization_config", "quantization")
+    return any(section.get(key) is not None for section in (config, _text(config)) for key in keys)
 
 
 def _published(config: Section, beside: Section | None) -> Stored | None:

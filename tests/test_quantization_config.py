@@ -50,6 +50,8 @@ MIXTURE = {  # 2 of 4 experts and a shared one, but for a dense first layer; lat
 }
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
 INT4_G128 = 4 + 16 / 128
+QUARK4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
+QUARK8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
 INT4_ZERO_G128 = 4 + 20 / 128
 FLOAT4 = {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}
 FLOAT8 = {"num_bits": 8, "type": "float", "dynamic": False}
@@ -139,6 +141,15 @@ def _formats(model):
          "published: fp8_e4m3 g16384 weights, fp8_e4m3 g128 activations"),
         ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"],
             "weights": FLOAT4, "input_activations": FLOAT4}}}, 4.5, "published: nvfp4 weights and activations"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": QUARK4, "input_tensors": QUARK4 | {
+            "is_dynamic": True}}, "exclude": ["*lm_head"], "export": {"pack_method": "reorder"}}, 4.25,
+         "published: mxfp4 weights and activations"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": [QUARK8, {"dtype": "int4",
+            "qscheme": "per_channel"}], "input_tensors": QUARK8}, "exclude": ["lm_head"]}, 4,
+         "published: int4 weights, fp8_e4m3 activations"),
+        ({"quant_method": "intel/auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int"}, INT4_G128,
+         "published: AutoRound int4 g128 weights"),
+        ({"load_in_8bit": True}, 8, "published: LLM.int8() weights and activations"),
     ],
 )  # fmt: skip
 def test_every_matrix_is_stored_in_the_bits_published_but_the_head(load, quantization, bits, text):
@@ -153,6 +164,27 @@ def test_a_config_that_says_nothing_is_as_published(load):
     model = load()
     assert str(model.quantization) == "as published"
     assert weight_bytes(_graph(model)) == WIDE + 2 * LAYERS * (ATTENTION + MLP)
+
+
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+def test_mlx_says_bits_and_a_group_and_quantizes_the_head_too(load, key):
+    said = {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 8}}
+    model = load(of=DENSE | {key: said})
+    table = WIDE - 2 * VOCAB * HIDDEN
+    own = table + (LAYERS * (ATTENTION + MLP) + VOCAB * HIDDEN) * 4.5 / 8 + HIDDEN * INNER * 4 / 8
+    assert weight_bytes(_graph(model)) == own
+    (note,) = model.notes
+    assert "the table of words, which MLX quantizes too" in note
+
+
+def test_what_quark_says_of_some_modules_holds_for_them(load):
+    model = load({"quant_method": "quark", "layer_quant_config": {"*mlp*": {"weight": QUARK8, "input_tensors": None}},
+                  "kv_cache_quant_config": {"*k_proj": {"output_tensors": QUARK8}}})  # fmt: skip
+    formats = _formats(model)
+    assert (formats["q_proj", 0][0], formats["up_proj", 0][0]) == ("bf16", "fp8_e4m3")
+    assert str(model.quantization.scheme.kv_cache) == "fp8_e4m3"
+    odd = {"quant_method": "quark", "global_quant_config": {"weight": QUARK4 | {"group_size": 16}}}
+    assert load(odd).unknown.endswith("global_quant_config.weight: fp4 in groups of 16 is not known here")
 
 
 def test_activations_have_a_scale_per_block_of_their_own(load):
@@ -393,7 +425,7 @@ def test_deepseek_v3_takes_a_byte_a_weight_and_its_scales(load):
     assert model.parameters == 671_026_404_352
 
 
-METHODS = "auto-round, awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, modelopt, mxfp4"
+METHODS = "auto-round, awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, mlx, modelopt, mxfp4, quark"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from ..errors import InputError
 from .formats import Stored
 from .quantization_methods import READERS
 
+MLX: Final = "quantization"  # where mlx-lm says it, and older versions nowhere else
 # Fields that change nothing that is counted: how the quantization was found, and how kernels lay it out.
 _COSTLESS_FIELDS: Final = """
     quant_method quantization_status format version global_compression_ratio producer checkpoint_format pack_dtype
@@ -22,15 +23,30 @@ _COSTLESS_FIELDS: Final = """
     iters nsamples seqlen lr minmax_lr enable_quanted_input autoround_version packing_format low_gpu_mem_usage
     scale_fmt weight_per_tensor act_per_tensor activation_scale_ub
     bnb_4bit_compute_dtype bnb_4bit_quant_storage llm_int8_enable_fp32_cpu_offload llm_int8_threshold
-    llm_int8_has_fp16_weight moe_quant_algo pre_quant_scale
+    llm_int8_has_fp16_weight moe_quant_algo pre_quant_scale data_type hyb_act algo_config softmax_quant_spec quant_mode
+    export log_severity_level
 """
+_TELLING: Final = {  # a field that only one method has: the method, where it is not named
+    "quant_algo": "modelopt",
+    "load_in_4bit": "bitsandbytes",
+    "load_in_8bit": "bitsandbytes",
+    "group_size": "mlx",
+}
+_ALIASES: Final = {
+    "auto-gptq": "gptq",
+    "intel/auto-round": "auto-round",
+    "modelopt_fp4": "modelopt",
+    "nvfp4": "modelopt",
+}
 _COSTLESS: Final = frozenset(_COSTLESS_FIELDS.split())
 
 
 def quantization_section(config: Section, beside: Section | None = None) -> Section | None:
     """Where a config describes its quantization: of the model, of its text part, or in hf_quant_config.json."""
-    if config.get("quantization_config") is not None:
-        return config.section("quantization_config")
+    config.costless(MLX)  # the same once more, where both are there
+    for key in ("quantization_config", MLX):
+        if config.get(key) is not None:
+            return config.section(key)
     text = config.data.get("text_config")
     if isinstance(text, Mapping) and text.get("quantization_config") is not None:
         return Section(text, config.file, f"{config.at}text_config.").section("quantization_config")
@@ -68,6 +84,6 @@ def read_stored(q: Section, config: Section) -> Stored:
 
 def _method(q: Section) -> str:
     if q.get("quant_method") is None:
-        return "modelopt" if q.get("quant_algo") is not None else ""
+        return next((method for key, method in _TELLING.items() if q.get(key) is not None), "")
     method = q.text("quant_method").lower()
-    return {"auto-gptq": "gptq", "modelopt_fp4": "modelopt", "nvfp4": "modelopt"}.get(method, method)
+    return _ALIASES.get(method, method)

@@ -280,6 +280,75 @@ def _sparse(q: Section) -> str:
     return "" if kind == "dense" else said
 
 
+_QUARK: Final[Mapping[str, Callable[[int], Format]]] = {  # its names of formats; they take the group size
+    "fp4": lambda _: NAMED["mxfp4"],
+    "fp4_e2m1": lambda _: NAMED["mxfp4"],
+    "fp8": lambda _: _FP8,
+    "fp8_e4m3": lambda _: _FP8,
+    "fp8_e5m2": lambda _: NAMED["fp8_e5m2"],
+    "int4": lambda group: integer(4, group=group),
+    "uint4": lambda group: integer(4, group=group, zero=True),
+    "int8": lambda group: integer(8, group=group),
+    "uint8": lambda group: integer(8, group=group, zero=True),
+}
+
+
+def _quark(q: Section, _: Section) -> Stored:
+    """AMD's: one scheme for all, others for the modules that a pattern names."""
+    rules: list[Rule] = []
+    unknown = ""
+    whole = (("", q.section("global_quant_config")),) if q.get("global_quant_config") else ()
+    for pattern, part in (*whole, *_parts(q, "layer_quant_config")):
+        weight, activation = (_quark_format(part, key) for key in ("weight", "input_tensors"))
+        if isinstance(weight, str) or isinstance(activation, str):
+            unknown = f"{q.file}: {part.at}{weight if isinstance(weight, str) else activation}"
+        elif weight:
+            rules.append(Rule(scheme(weight, activation), ModuleNames.of((pattern,)) if pattern else None))
+    return Stored(rules=_excluding(q, *rules, keys=("exclude",)), kv_cache=_quark_cache(q), unknown=unknown)
+
+
+def _quark_format(part: Section, key: str) -> Format | str | None:
+    """What is said of the weights or of the activations; what of it is not known here. Of several steps the last."""
+    given = part.get(key)
+    steps = given if isinstance(given, list) else [given]
+    if not isinstance(steps[-1], Mapping):
+        return None
+    own = Section(steps[-1], part.file, f"{part.at}{key}.")
+    kind, group = own.text("dtype", "none").lower(), _group(own, "group_size")
+    made = _QUARK.get(kind)
+    if made is None or (kind.startswith("fp4") and group not in (0, 32)):
+        return f"{key}: {kind} in groups of {group} is not known here"
+    return made(group)
+
+
+def _quark_cache(q: Section) -> Format | None:
+    for _name, part in _parts(q, "kv_cache_quant_config"):
+        found = _quark_format(part, "output_tensors")
+        if isinstance(found, Format):
+            return found
+    return None
+
+
+def _mlx(q: Section, _: Section) -> Stored:
+    """Apple's: codes with a scale and a bias per group, of 16 bits each, or a format of microscaling; the head too."""
+
+    def own(part: Section) -> Scheme:
+        kind = part.choice("mode", ("affine", "mxfp4", "mxfp8", "nvfp4"), "affine")
+        if kind != "affine":
+            return scheme(NAMED[kind])
+        return scheme(replace(integer(_bits(part, "bits"), group=_group(part, "group_size") or 64), zero_bits=16))
+
+    whole = own(q)
+    rules = [Rule(whole), Rule(whole, ModuleNames.of(("lm_head",)))]
+    for name in q:
+        if isinstance(q.get(name), Mapping):
+            rules.append(Rule(own(q.section(name)), ModuleNames.of((name,))))
+        elif q.get(name) is False:
+            rules.append(Rule(None, ModuleNames.of((name,))))
+    said = "the table of words, which MLX quantizes too, counts as it was before: give the checkpoint itself"
+    return Stored(rules=tuple(rules), notes=(f"{q.file}: {q.at.rstrip('.')}: {said}",))
+
+
 READERS: Final[Mapping[str, Callable[[Section, Section], Stored]]] = {
     "auto-round": _auto_round,
     "awq": _awq,
@@ -288,6 +357,8 @@ READERS: Final[Mapping[str, Callable[[Section, Section], Stored]]] = {
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
     "gptq": _gptq,
+    "mlx": _mlx,
     "modelopt": _modelopt,
     "mxfp4": _mxfp4,
+    "quark": _quark,
 }

@@ -37,6 +37,8 @@ CONFIGS = {
     "blenderbot": PAIR,
     "blenderbot-small": PAIR,
     "plbart": PAIR,
+    "mpnet": SIZES | {"num_hidden_layers": 3, "intermediate_size": 96, "max_position_embeddings": 50},
+    "data2vec-text": SIZES | {"num_hidden_layers": 3, "intermediate_size": 96, "max_position_embeddings": 50},
 }  # fmt: skip
 COUNTED = {  # parameters, and OPs of products with weights and of attention for two prompts of 12 tokens
     "gpt_neo": (394368, 12509184, 294912),
@@ -49,6 +51,8 @@ COUNTED = {  # parameters, and OPs of products with weights and of attention for
     "blenderbot": (261488, 4605952, 167424),
     "blenderbot-small": (261488, 4605952, 167424),
     "plbart": (261744, 4605952, 167424),
+    "mpnet": (159648, 4145152, 221184),
+    "data2vec-text": (159648, 4145152, 221184),
 }
 
 
@@ -96,6 +100,11 @@ def test_every_layer_of_umt5_has_a_table_of_distances():
     more = _graph("umt5", relative_attention_num_buckets=33).parameters - _graph("umt5").parameters
     assert more == 2 * 4 * 4
     assert _graph("umt5", tie_word_embeddings=False).parameters - _graph("umt5").parameters == 64 * 1000
+
+
+def test_layers_of_mpnet_share_a_table_of_distances():
+    more = _graph("mpnet", relative_attention_num_buckets=33).parameters - _graph("mpnet").parameters
+    assert more == 4
 
 
 def test_norms_of_gpt_stand_after_the_additions():

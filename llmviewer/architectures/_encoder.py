@@ -154,6 +154,8 @@ class Encoder:
             operators = (*operators, parts.norm("embed_norm", result(operators)))
         if width != self.hidden:
             operators = (*operators, parts.project("embed_project", result(operators), self.hidden, bias=True))
+        if self.held and not self.final_norm:
+            operators = (*operators[:-1], holding(operators[-1], parts, self.held))
         return Block(name="embedding", operators=operators, input="", output=result(operators).name)
 
     def _norm(self, parts: Parts) -> tuple[Block, ...]:

@@ -6,6 +6,7 @@ pooled first token where its family has a pooler. Where a config names no class,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,6 +21,7 @@ from ._encoder import Encoder, Head, both_ways, task
 from ._feed_forward import Mlp
 from ._parts import Parts, activation, heads_of
 from ._reused import again
+from .t5 import TABLE, RelativeAttention
 
 _TASKS: Final = {
     "ForMaskedLM": "words",
@@ -45,7 +47,7 @@ def build_bert(config: Section, fmt: Format) -> Graph:
     return _encoder(config, fmt, pooler=True)
 
 
-@architecture("roberta", "xlm-roberta", "camembert")
+@architecture("roberta", "xlm-roberta", "camembert", "data2vec-text")
 def build_roberta(config: Section, fmt: Format) -> Graph:
     """BERT in all that is counted; the first rows of the positions stand for padding (arXiv:1907.11692)."""
     return _encoder(config, fmt, pooler=True)
@@ -83,6 +85,16 @@ def build_albert(config: Section, fmt: Format) -> Graph:
     return _encoder(config, fmt, pooler=True, layers=layers, embed_width=128, act="gelu_new")
 
 
+@architecture("mpnet")
+def build_mpnet(config: Section, fmt: Format) -> Graph:
+    """BERT without token types, whose layers share a table of biases of scores by distance (arXiv:2004.09297)."""
+    buckets = config.integer("relative_attention_num_buckets", 32)
+    mixer = RelativeAttention(attention=replace(_attention(config), alibi=True), buckets=buckets)
+    layers = [replace(_layer(config, act="gelu"), mixer=mixer)] * config.integer("num_hidden_layers")
+    held = {TABLE: (buckets, config.integer("num_attention_heads"))}
+    return _encoder(config, fmt, pooler=True, types=0, layers=layers, held=held)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedLayer(Layer):
     """A layer that has the weights of one before it."""
@@ -101,10 +113,12 @@ def _encoder(
     types: int = 2,
     act: str = "gelu",
     layers: list[Layer] | None = None,
+    held: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Graph:
     """`embed_width`, `types` and `act` are what the class has where the config does not say; 0 is none.
 
     pooler  the bare model ends with one
+    held    what the layers share
     """
     for key in ("is_decoder", "add_cross_attention"):
         if config.flag(key, default=False):
@@ -121,15 +135,19 @@ def _encoder(
         types=config.integer("type_vocab_size", types) if types else 0,
         embed_width=width,
         embed_norm=True,
+        held=held,
         heads=_heads(config, hidden, width, pooler=pooler, pool_act=pool_act, act=act),
     ).graph(fmt)
 
 
-def _layer(config: Section, *, act: str) -> Layer:
+def _attention(config: Section) -> SelfAttention:
     heads = both_ways(heads_of(config, config.integer("hidden_size"), "num_attention_heads"))
+    return SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
+
+
+def _layer(config: Section, *, act: str) -> Layer:
     mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", act), bias=True)
-    attention = SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
-    return Layer(mixer=attention, feed_forward=mlp, residual=Residual.POST)
+    return Layer(mixer=_attention(config), feed_forward=mlp, residual=Residual.POST)
 
 
 def _heads(config: Section, hidden: int, width: int, *, pooler: bool, pool_act: str, act: str) -> tuple[Head, ...]:

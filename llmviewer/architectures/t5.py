@@ -23,7 +23,7 @@ from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
 from ._feed_forward import Experts, Mlp
 from ._parts import NormKind, Parts
 
-_TABLE: Final = "relative_attention_bias.weight"
+TABLE: Final = "relative_attention_bias.weight"
 _TASKS: Final = {
     "ForConditionalGeneration": "pair",
     "WithLMHeadModel": "pair",
@@ -49,7 +49,7 @@ class RelativeAttention:
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.attention.heads.num_heads
-        table = parts.weight(_TABLE, self.buckets, heads, tied=not self.own)
+        table = parts.weight(TABLE, self.buckets, heads, tied=not self.own)
         made = self.attention.operators(parts, x)
         return tuple(replace(op, weights=(table,)) if isinstance(op, Softmax) else op for op in made)
 
@@ -125,7 +125,7 @@ def _built(
         head_dim=config.integer("d_kv", 64),
     )
     buckets = config.integer("relative_attention_num_buckets", 32)
-    held: dict[str, tuple[int, ...]] = {} if tables else {_TABLE: (buckets, heads.num_heads)}
+    held: dict[str, tuple[int, ...]] = {} if tables else {TABLE: (buckets, heads.num_heads)}
     ahead, behind = (
         RelativeAttention(attention=SelfAttention(heads=own, alibi=True), buckets=buckets, own=tables)
         for own in (both_ways(heads), heads)

@@ -37,6 +37,11 @@ CONFIGS = {
     "blenderbot": PAIR,
     "blenderbot-small": PAIR,
     "plbart": PAIR,
+    "t5gemma": {
+        "encoder": SIZES | {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+                            "num_key_value_heads": 2, "head_dim": 16},
+        "decoder": SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16},
+    },
     "mpnet": SIZES | {"num_hidden_layers": 3, "intermediate_size": 96, "max_position_embeddings": 50},
     "data2vec-text": SIZES | {"num_hidden_layers": 3, "intermediate_size": 96, "max_position_embeddings": 50},
 }  # fmt: skip
@@ -51,6 +56,7 @@ COUNTED = {  # parameters, and OPs of products with weights and of attention for
     "blenderbot": (261488, 4605952, 167424),
     "blenderbot-small": (261488, 4605952, 167424),
     "plbart": (261744, 4605952, 167424),
+    "t5gemma": (323440, 3459072, 174080),
     "mpnet": (159648, 4145152, 221184),
     "data2vec-text": (159648, 4145152, 221184),
 }
@@ -100,6 +106,16 @@ def test_every_layer_of_umt5_has_a_table_of_distances():
     more = _graph("umt5", relative_attention_num_buckets=33).parameters - _graph("umt5").parameters
     assert more == 2 * 4 * 4
     assert _graph("umt5", tie_word_embeddings=False).parameters - _graph("umt5").parameters == 64 * 1000
+
+
+def test_both_sides_of_t5gemma_have_windows_in_every_other_layer():
+    graph = _graph("t5gemma", encoder=CONFIGS["t5gemma"]["encoder"] | {"sliding_window": 3})
+    w = Workload.prefill(batch=1, prompt=12)
+    pairs = {
+        block.name: evaluate(op.heads.mask.pairs.on(block.stream), w) for block, op in graph if op.name == "qk_matmul"
+    }
+    seen = sum(min(q + 3, 11) - max(q - 3, 0) + 1 for q in range(12))
+    assert (pairs["encoder_local"], pairs["encoder_global"]) == (seen, 12 * 12)
 
 
 def test_layers_of_mpnet_share_a_table_of_distances():

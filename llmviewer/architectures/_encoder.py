@@ -179,9 +179,10 @@ class CrossAttention:
     Keys and values are made of what the encoder leaves, when it has read, and stay. The decoder's own queries see them
     in every step.
 
-    qk_norm  norm of each head of queries and keys
-    encoded  the name of what the encoder leaves
-    read     the part of a pass that it reads
+    qk_norm        norm of each head of queries and keys
+    encoded        the name of what the encoder leaves
+    encoded_width  of that; 0 where it is the decoder's own
+    read           the part of a pass that it reads
     """
 
     heads: Heads
@@ -191,6 +192,7 @@ class CrossAttention:
     o_bias: bool = False
     qk_norm: NormKind | None = None
     encoded: str = ENCODED
+    encoded_width: int = 0
     read: Stream = SOURCE
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
@@ -200,9 +202,10 @@ class CrossAttention:
             norm = parts.norm("cross_q_norm", result(queries), shared=heads.num_heads, kind=self.qk_norm)
             queries = (*queries, norm)
         widths = {"k": heads.kv_width, "v": heads.num_kv_heads * heads.out_dim}
+        encoded = self.encoded_width or x.width
         made = (
-            *self._kept(parts, "k", widths["k"], x.width, bias=self.k_bias, norm=self.qk_norm),
-            *self._kept(parts, "v", widths["v"], x.width, bias=self.v_bias),
+            *self._kept(parts, "k", widths["k"], encoded, bias=self.k_bias, norm=self.qk_norm),
+            *self._kept(parts, "v", widths["v"], encoded, bias=self.v_bias),
         )
         k, v = (parts.cache(f"cross_{name}_cache", width, heads.mask) for name, width in widths.items())
         plain = scored(parts, heads, result(queries), (k,), v)
@@ -253,17 +256,19 @@ def pair(
     *,
     front: Block | None = None,
     held: Mapping[str, tuple[int, ...]] | None = None,
+    one_table: bool = True,
 ) -> Graph:
     """An encoder and the decoder that attends to what it leaves.
 
-    Both look tokens up in one table, unless the encoder reads something else: what `front` makes tokens of.
+    Both look tokens up in one table, unless they have two, or the encoder reads something else: what `front` makes
+    tokens of.
 
     held  what the layers of the decoder share, which is held once and read by each
     """
     parts = Parts(format=fmt, norm_kind=decoder.norm)
 
     def shared(w: Weight) -> Weight:
-        return replace(w, tied=True) if w.name == "embed_tokens.weight" and front is None else w
+        return replace(w, tied=True) if w.name == "embed_tokens.weight" and front is None and one_table else w
 
     def beside(block: Block) -> Block:
         operators = tuple(op.with_weights(shared) for op in block.operators)

@@ -1,0 +1,101 @@
+"""T5Gemma: encoder and decoder of Gemma 2's layers, which may differ in size, each with a table of words of its own
+(arXiv:2504.06225). Layers of the encoder look to both sides, every other one no further than its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.attention import Heads
+from ..operators.masks import Causal
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Decoder, Layer, Residual
+from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
+from ._feed_forward import Mlp
+from ._fields import gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._parts import NormKind
+from ._tower import filled
+
+_SIDE: Final = {  # as transformers.T5GemmaModuleConfig has it
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+}
+_TASKS: Final = {"ForConditionalGeneration": "pair", "Model": "pair"}
+_WINDOW: Final = 4096
+_COSTLESS: Final = "is_encoder_decoder dropout_rate classifier_dropout_rate vocab_size"
+_SIDE_COSTLESS: Final = """
+    query_pre_attn_scalar final_logit_softcapping attn_logit_softcapping tie_word_embeddings dropout_rate
+    cross_attention_hidden_size hidden_act
+"""
+
+
+@architecture("t5gemma")
+def build(config: Section, fmt: Format) -> Graph:
+    task(config, _TASKS, "ForConditionalGeneration")
+    config.costless(*_COSTLESS.split())
+    reading, writing = _side(config, "encoder"), _side(config, "decoder")
+    read = reading.integer("hidden_size")
+    encoder = Encoder(
+        vocab=reading.integer("vocab_size"),
+        hidden=read,
+        layers=[
+            Layer(mixer=mixer, feed_forward=_mlp(reading), residual=Residual.SANDWICH, name=name)
+            for name, mixer in _mixers(reading, "encoder")
+        ],
+        norm=NormKind.RMS,
+        final_norm=True,
+    )
+    heads = grouped_heads(writing)
+    bias = writing.flag("attention_bias", default=False)
+    cross = CrossAttention(heads=heads, q_bias=bias, k_bias=bias, v_bias=bias, o_bias=bias, encoded_width=read)
+    decoder = Decoder(
+        vocab=writing.integer("vocab_size"),
+        hidden=writing.integer("hidden_size"),
+        layers=[
+            CrossLayer(mixer=mixer, cross=cross, feed_forward=_mlp(writing), residual=Residual.SANDWICH, name=name)
+            for name, mixer in _mixers(writing, "decoder")
+        ],
+        tied=config.flag("tie_word_embeddings", default=True),
+    )
+    return pair(encoder, decoder, fmt, one_table=False)
+
+
+def _side(config: Section, key: str) -> Section:
+    given = config.section(key) if config.get(key) is not None else Section({}, config.file, f"{key}.")
+    given.costless(*_SIDE_COSTLESS.split())
+    return filled(given, _SIDE)
+
+
+def _mixers(side: Section, name: str) -> Sequence[tuple[str, SelfAttention]]:
+    """The attention of each layer, and what its block is called."""
+    heads, window = grouped_heads(side), sliding_window(side, _WINDOW)
+    bias = side.flag("attention_bias", default=False)
+
+    def attention(*, slides: bool) -> SelfAttention:
+        own = _seen(heads, window if slides else inf, ahead=name == "encoder")
+        return SelfAttention(heads=own, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
+
+    return [
+        (f"{name}_{'local' if slides else 'global'}", attention(slides=slides))
+        for slides in sliding_layers(side, pattern=2)
+    ]
+
+
+def _seen(heads: Heads, window: float, *, ahead: bool) -> Heads:
+    return both_ways(heads, None if window == inf else window) if ahead else replace(heads, mask=Causal(window))
+
+
+def _mlp(side: Section) -> Mlp:
+    return gated_mlp(side, key="hidden_activation", act="gelu_pytorch_tanh")

@@ -221,7 +221,7 @@ class Section:
             raise self.error(key, f"must be a mapping; got {_shown(value)}")
         opened = self._opened.setdefault(key, Section(value, self.file, f"{self.at}{key}."))
         opened.also_called(self._other_names)
-        return opened
+        return opened if opened.data is value else opened.with_data(value)
 
     def sections(self, key: str) -> list[Section]:
         """The mappings of a list, at least one."""

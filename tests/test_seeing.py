@@ -12,6 +12,7 @@ import pytest
 from llmviewer import analyze
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
+from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV
 from llmviewer.operators.convolution import Conv1d
 from llmviewer.operators.linear import Linear
@@ -89,6 +90,19 @@ CONFIGS = {
         "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
                           "out_hidden_size": 64},
     },
+    "idefics2": {
+        "text_config": TEXT | {"model_type": "mistral"}, "picture_size": 392,
+        "vision_config": TOWER | {"image_size": 392, "patch_size": 56},
+        "perceiver_config": {"hidden_size": 64, "resampler_n_latents": 6, "resampler_depth": 2, "resampler_n_heads": 4,
+                             "resampler_head_dim": 12, "num_key_value_heads": 2},
+    },
+    "blip-2": {
+        "text_config": {"model_type": "opt", "vocab_size": 1000, "hidden_size": 64, "word_embed_proj_dim": 64,
+                        "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
+        "vision_config": TOWER, "num_query_tokens": 5,
+        "qformer_config": {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+                           "intermediate_size": 48, "encoder_hidden_size": 24},
+    },
     "lfm2_vl": {
         "text_config": TEXT | {"layer_types": ["conv", "full_attention"]}, "projector_hidden_size": 48,
         "vision_config": TOWER | {"num_patches": 16, "vision_use_head": False},
@@ -108,6 +122,8 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
     "qwen2_5_omni": (238544, 24, (1769472, 3723264, 1179648)),
     "qwen3_omni_moe": (306200, 24, (1769472, 4644864, 2654208)),
     "glm_ocr": (275232, 12, (884736, 2623488, 663552)),  # the convolution over four patches is a product here
+    "idefics2": (558560, 6, (22127616, 4298496, 818208)),
+    "blip-2": (304968, 5, (147456, 811776, 114592)),
     "lfm2_vl": (218008, 16, (589824, 1867776, 1179648)),  # and there that over the pixels of a patch
 }
 
@@ -191,6 +207,36 @@ def test_what_hears_is_held_and_never_run(kind):
     w = Workload.prefill(batch=1, prompt=1000, images=1)
     assert all(evaluate(op.work().on(b.stream).nbytes, w) == 0 for b, op in held)
     assert sum(w.active for _, op in held for w in op.weights) == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "patches"), [(1024, 70 * 70), ([500, 700], 35 * 50), ([100, 300], 27 * 27), ([980, 2000], 34 * 70)]
+)
+def test_queries_of_idefics2_are_as_many_whatever_they_look_at(size, patches):
+    tower = TOWER | {"image_size": 980, "patch_size": 14}
+    graph = _graph("idefics2", vision_config=tower, picture_size=size)
+    w = Workload.prefill(batch=2, prompt=1000, images=3)
+    ((block, op),) = ((b, op) for b, op in graph if isinstance(op, Patches))
+    assert evaluate(op.outputs[0].rows.on(block.stream), w) == 6 * patches
+    ((block, op),) = ((b, op) for b, op in graph if op.name == "vision_cross_qk_matmul")
+    assert evaluate(op.heads.mask.pairs.on(block.stream), w) == 6 * 6 * (patches + 6)
+
+
+@pytest.mark.parametrize("kind", ["idefics2", "blip-2"])
+def test_what_queries_look_at_is_made_once(kind, tmp_path):
+    config = {"model_type": kind, "torch_dtype": "bfloat16"} | CONFIGS[kind]
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    one, two = (analyze(str(tmp_path), "h100-sxm", prompt=2000, gen=4, images=n) for n in (1, 2))
+    ops = [{op.name: op.per_call.ops for op in found.phases.prefill.operators} for found in (one, two)]
+    assert ops[1]["vision_cross_k_proj"] == 2 * ops[0]["vision_cross_k_proj"]
+    assert one.phases.decode == two.phases.decode
+
+
+@pytest.mark.parametrize("kind", ["blip-2", "voxtral", "lighton_ocr"])
+def test_a_language_model_may_leave_out_what_its_class_has(kind, tmp_path):
+    config = {"model_type": kind, "torch_dtype": "bfloat16", "text_config": {}, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert load_model(str(tmp_path)).parameters == built(**config).parameters
 
 
 def test_the_thinker_of_an_omni_model_is_one_by_itself():
@@ -286,6 +332,8 @@ def test_pieces_of_sound_are_asked_for_as_pictures_are(tmp_path):
          "audio_config.intermediate_size: must be a width that 20 tokens of 12 can be put into"),
         ("ernie4_5_vl_moe", {"text_config": TEXT | {"moe_intermediate_size": [24], "moe_num_experts": 8}},
          "text_config.moe_intermediate_size: must be the widths of experts for text and for pictures; got [24]"),
+        ("blip-2", {"text_config": {"model_type": "t5"}},
+         "text_config: must be that of a decoder, such as opt; got t5"),
         ("lfm2_vl", {"vision_config": TOWER},
          "vision_config.vision_use_head: must be false beside a language model; got true"),
         ("phi4_multimodal", {"vision_config": {"image_size": [448, 224]}},

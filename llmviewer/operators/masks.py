@@ -248,6 +248,30 @@ class Probe(Mask):
 
 
 @dataclass(frozen=True)
+class Features(Mask):
+    """`keys` features of each sequence that something else has made, all of which each query sees."""
+
+    keeps: ClassVar[bool] = False
+
+    keys: int
+
+    @property
+    def pairs(self) -> Form:
+        return self.keys * TOKENS
+
+    @property
+    def cells(self) -> Form:
+        return self.keys * TOKENS
+
+    @property
+    def read(self) -> Form:
+        return self.keys * SEQUENCES
+
+    def __str__(self) -> str:
+        return f"{self.keys} features"
+
+
+@dataclass(frozen=True)
 class Across(Mask):
     """All that the encoder has read: the cross-attention of a decoder."""
 

@@ -1,0 +1,70 @@
+"""Learned queries that look at the features of a picture, so that it puts as many tokens into the prompt whatever its
+size (arXiv:2204.14198, section 2.1; arXiv:2301.12597).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..forms import images
+from ..graph import Block
+from ..operators.attention import Heads
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Permute
+from ..operators.masks import Features
+from ._attention import scored
+from ._decoder import Layer
+from ._encoder import stack
+from ._parts import Parts, result, with_rows
+from ._tower import of_pictures
+
+FEATURES = "tower_features"  # what queries look at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looking:
+    """Attention of the queries to FEATURES of their picture; leaves "cross_o_proj".
+
+    features  how many there are
+    width     of each
+    queries   how many of them each query sees too; 0 where they do not look at each other here
+    normed    a norm precedes the features
+    """
+
+    heads: Heads
+    features: int
+    width: int
+    queries: int = 0
+    bias: bool = False
+    normed: bool = False
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        seen = self.features + self.queries
+        heads, rows = replace(self.heads, mask=Features(seen)), of_pictures(seen)
+        q = parts.project("cross_q_proj", x, heads.q_width, bias=self.bias)
+        before: tuple[Operator, ...] = ()
+        source = with_rows(parts.tensor(FEATURES, self.width), of_pictures(self.features))
+        if self.normed:
+            before = (parts.norm("context_norm", source),)
+            source = result(before)
+        if self.queries:
+            out = with_rows(parts.tensor("context", self.width), rows)
+            before = (*before, Permute(name=out.name, inputs=(source, x), outputs=(out,)))
+            source = out
+        k, v = (parts.tensor(f"cross_{name}_proj", heads.kv_width) for name in "kv")
+        made = tuple(parts.linear(t.name, source, with_rows(t, rows), bias=self.bias) for t in (k, v))
+        k, v = (with_rows(t, heads.mask.read) for t in (k, v))
+        attended = scored(parts, heads, q.outputs[0], (k,), v)
+        named = tuple(replace(op, name=f"cross_{op.name}") for op in attended)
+        return (q, *before, *made, *named, parts.project("cross_o_proj", result(named), x.width, bias=self.bias))
+
+
+def queried(parts: Parts, layers: Sequence[Layer], queries: int, width: int, *, norm: bool) -> tuple[Block, ...]:
+    """As many learned queries, with a norm where there is one, and the layers that they go through."""
+    embed = parts.embed("queries", {"queries.weight": queries}, width)
+    made = (embed, *((parts.norm("queries_norm", embed.outputs[0]),) if norm else ()))
+    stream = images(queries)
+    first = Block(name="queries", operators=made, input="", output=result(made).name, stream=stream)
+    after = stack(parts, layers, width, stream=stream)
+    return (first, *(replace(block, name=f"resampler_{block.name}", given=(FEATURES,)) for block in after))

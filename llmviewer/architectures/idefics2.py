@@ -1,0 +1,96 @@
+"""Idefics2: a SigLIP tower that reads pictures in their own shape, whose patches 64 learned queries look at, before
+Mistral (arXiv:2405.02246). Pictures are not cut into tiles, as the processor of transformers has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Block, Graph
+from ..operators.base import Operator
+from ..precision import Format
+from . import architecture
+from ._decoder import Layer
+from ._encoder import both_ways
+from ._feed_forward import Mlp
+from ._moe import language_model
+from ._parts import HIDDEN, NormKind, Parts, activation, heads_of
+from ._resampler import FEATURES, Looking, queried
+from ._tiles import picture_size
+from ._tower import Picture, Tower, filled, joined, language, part, vision
+from .siglip import plain_tower
+
+_LONGEST, _SHORTEST = 980, 378  # pixels to a side, in the processor
+_PICTURES: Final = {  # as transformers.Idefics2VisionConfig has it
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+}
+_RESAMPLER: Final = {  # as transformers.Idefics2PerceiverConfig has it
+    "hidden_size": 4096,
+    "resampler_n_latents": 64,
+    "resampler_depth": 3,
+    "resampler_n_heads": 16,
+    "resampler_head_dim": 96,
+    "num_key_value_heads": 4,
+}
+
+
+@architecture("idefics2")
+def build(config: Section, fmt: Format) -> Graph:
+    text, _ = language(config, fmt, "mistral")
+    if config.get("vision_config") is None:
+        return text
+    section = filled(vision(config), _PICTURES)
+    tower = replace(plain_tower(section), picture=_seen(config, section))
+    inner = language_model(config).integer("intermediate_size", 14336)
+    resampler = filled(part(config, "perceiver_config"), _RESAMPLER)
+    width, queries = resampler.integer("hidden_size"), resampler.integer("resampler_n_latents")
+    parts = Parts(format=fmt, norm_kind=NormKind.RMS)
+    act = activation(language_model(config), "hidden_act", "silu")
+    project = Block(
+        name="connector",
+        operators=_projected(parts, tower, inner, width, act),
+        input=HIDDEN,
+        output=FEATURES,
+        stream=tower.stream,
+    )
+    layers = [_layer(resampler, tower.tokens, queries, width)] * resampler.integer("resampler_depth")
+    blocks = (*tower.blocks(fmt, tower.stream), project, *queried(parts, layers, queries, width, norm=False))
+    norm = parts.norm("final_norm", parts.tensor(HIDDEN, width))
+    return joined(blocks, (norm,), text, tokens=queries)
+
+
+def _seen(config: Section, section: Section) -> Picture:
+    """The picture, brought to what the processor has room for."""
+    height, width = picture_size(config)
+    scale = min(1, _LONGEST / max(height, width))
+    patch = section.integer("patch_size")
+    tall, wide = (max(int(side * scale), _SHORTEST) // patch for side in (height, width))
+    return Picture(height=tall, width=wide, pixels=section.integer("num_channels", 3) * patch**2)
+
+
+def _projected(parts: Parts, tower: Tower, inner: int, width: int, act: str) -> tuple[Operator, ...]:
+    """A gated MLP from the width of the tower to that of the queries."""
+    x = parts.tensor(HIDDEN, tower.hidden)
+    gate, up = (parts.project(f"{name}_proj", x, inner) for name in ("gate", "up"))
+    mid = parts.activate("act", act, gate.outputs[0], up.outputs[0])
+    return (gate, up, mid, parts.linear("down_proj", mid.outputs[0], parts.tensor(FEATURES, width)))
+
+
+def _layer(config: Section, features: int, queries: int, width: int) -> Layer:
+    heads = heads_of(
+        config,
+        width,
+        "resampler_n_heads",
+        num_kv_heads=config.integer("num_key_value_heads"),
+        head_dim=config.integer("resampler_head_dim"),
+    )
+    looking = Looking(heads=both_ways(heads), features=features, width=width, queries=queries, normed=True)
+    mlp = Mlp(inner=4 * width, act=activation(config, "hidden_act", "silu"), gated=True)
+    return Layer(mixer=looking, feed_forward=mlp)

@@ -7,10 +7,11 @@ further tokens (num_nextn_predict_layers) are not in the count of 671 billion, a
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..documents import Section
 from ..graph import Graph
+from ..operators.base import Operator, Tensor
 from ..precision import NAMED, Format
 from . import architecture
 from ._attention import Index, LatentAttention
@@ -18,6 +19,7 @@ from ._decoder import FeedForward, Layer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder
 from ._moe import costless, dense, experts, first_dense, kinds, latent_attention, sparse_layers
+from ._parts import Parts, result
 
 
 @architecture("deepseek_v2")
@@ -31,6 +33,24 @@ def build_v2(config: Section, fmt: Format) -> Graph:
 def build_v3(config: Section, fmt: Format) -> Graph:
     costless(config, "rope_interleave")
     return _graph(config, fmt, first_dense(config, default=3))
+
+
+@dataclass(frozen=True)
+class Normed:
+    """A norm follows what experts have made together."""
+
+    experts: Experts
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        made = self.experts.operators(parts, x)
+        return (*made, parts.norm("experts_norm", result(made)))
+
+
+@architecture("axk1")
+def build_axk1(config: Section, fmt: Format) -> Graph:
+    """A.X K1."""
+    costless(config, "rope_interleave")
+    return _graph(config, fmt, sparse_layers(config, default=1), normed=True)
 
 
 @architecture("youtu")
@@ -121,6 +141,7 @@ def _graph(
     own: list[bool] | None = None,
     *,
     tied: bool = False,
+    normed: bool = False,
 ) -> Graph:
     """`index` chooses keys in the layers where `own` is true, or in all, and layers without it look at its choice."""
     costless(config)
@@ -132,7 +153,7 @@ def _graph(
         raise config.error("q_lora_rank", "must not be null: the indexer takes its queries from their latent")
     networks: dict[bool, FeedForward] = {False: dense(config)}
     if any(sparse):
-        networks[True] = _experts(config)
+        networks[True] = Normed(_experts(config)) if normed else _experts(config)
     own = own or [True] * len(sparse)
     layers = [
         Layer(

@@ -16,7 +16,7 @@ from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from ._parts import HIDDEN, NormKind, Parts, activation, result
-from ._tower import Tower, filled, joined, language, layers_run, projector, vision
+from ._tower import UNUSED, Tower, beside, filled, joined, language, layers_run, projector, vision
 from .clip import clip_tower
 from .mistral3 import pixtral_tower
 from .siglip import siglip_tower
@@ -52,6 +52,18 @@ def build_vip(config: Section, fmt: Format) -> Graph:
     first = replace(linears[0], inputs=norm.outputs)
     project = (gathered, norm, first, *linears[1:])
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches)
+
+
+@architecture("video_llava")
+def build_video(config: Section, fmt: Format) -> Graph:
+    """A tower more, for films, is held and not run (arXiv:2311.10122)."""
+    config.costless("image_seq_length", "video_seq_length")
+    seen = build(config, fmt)
+    if config.get("vision_config") is None:
+        return seen
+    tower, _ = seen_tower(config)
+    films = (beside(replace(b, stream=UNUSED), name="film") for b in replace(tower, run=None).blocks(fmt, UNUSED))
+    return Graph((*films, *seen.blocks))
 
 
 def selected(config: Section, default: str = WITHOUT_LEARNED) -> str:

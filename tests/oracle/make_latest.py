@@ -43,6 +43,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_LATENT, "ffn_hidden_size": 80, "expert_ffn_hidden_size": 32, "num_layers": 3, "n_routed_experts": 8,
         "zero_expert_num": 4, "moe_topk": 3, "head_dim": 8,
     },
+    "axk1": {
+        **_LATENT, "intermediate_size": 80, "moe_intermediate_size": 32, "num_hidden_layers": 3, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "n_shared_experts": 1, "num_key_value_heads": 4, "head_dim": 8, "n_group": 2,
+        "topk_group": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    },
     "flex_olmo": {**_GROUPED, "intermediate_size": 32, **_EXPERTS},
     "granitemoe_swa": {
         **_GROUPED, "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 30,

@@ -12,7 +12,7 @@ from llmviewer.forms import evaluate, total
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import _from_config
 from llmviewer.operators.attention import FlashAttention
-from llmviewer.operators.linear import LMHead
+from llmviewer.operators.linear import Linear, LMHead
 from llmviewer.resource import Unit
 from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.transforms.quantize import parse_quantization, quantize
@@ -308,6 +308,14 @@ class Pair(Gpt):
     def forward(self, ids, other):
         return super().forward(ids)
 
+class Kept(nn.Module):  # one product of 64 by 96 numbers, whose weight is kept in another shape
+    def __init__(self, equation, *shape):
+        super().__init__()
+        self.equation, self.weight = equation, nn.Parameter(torch.empty(shape))
+
+    def forward(self, x):
+        return torch.einsum(self.equation, x, self.weight)
+
 def zeros(*sizes, **kwargs):
     return torch.zeros(*sizes, **kwargs)
 
@@ -322,6 +330,10 @@ def weighted(): return Weighted(), zeros(2, 9, 64)
 def mlp(): return Mlp(), zeros(8, 64)
 def gated(): return Gated(), zeros(2, 9, 64)
 def net(): return Net(), (zeros(1, 3, 32, 32),)
+def rows_first(): return Kept("bk,nk->bn", 96, 64), zeros(2, 64)
+def columns_first(): return Kept("bk,kn->bn", 64, 96), zeros(2, 64)
+def in_parts(): return Kept("bk,enk->ben", 4, 24, 64), zeros(2, 64)
+def in_parts_by_columns(): return Kept("bk,ekn->ben", 4, 64, 24), zeros(2, 64)
 def gru(): return Recurrent(), zeros(2, 9, 64)
 def first_length(): return Encoder(batch_first=False).encoder, zeros(9, 2, 64), DIMS
 def pair(): return nn.Transformer(64, 4, 1, 1, 128, batch_first=True), (zeros(2, 9, 64), zeros(2, 9, 64))
@@ -431,6 +443,13 @@ def test_rows_of_features(own):
     model = load_traced(own + "mlp")
     assert matrix_ops(model.graph, Workload.prefill(batch=5, prompt=1)) == 2 * 5 * (64 * 128 + 1280)
     assert (model.graph.layers, [b.name for b in model.graph.blocks]) == (1, ["layer"])
+
+
+@pytest.mark.parametrize("name", ["rows_first", "columns_first", "in_parts", "in_parts_by_columns"])
+def test_a_product_is_one_of_n_and_k_however_its_weight_is_kept(own, name):
+    """Kernels that are expected, and layouts, read both from the weight."""
+    (found,) = (op for _, op in load_traced(own + name).graph if isinstance(op, Linear))
+    assert (found.weight.shape, found.inputs[0].width) == ((96, 64), 64)
 
 
 def test_two_inputs(own):

@@ -209,15 +209,19 @@ class Builder:
         return operator
 
     def _linear(self, call: Call, made: Linear) -> Linear:
-        x, shape = made.inputs[0], made.weight.shape
+        """With its weight as [n, k], as kernels of products and layouts read it, however the module keeps it."""
+        x, weight = made.inputs[0], made.weight
         inner = next(use.last for use in call.uses if not self._is_weight(use.value))
         rows = x.elements / inner
         made = replace(made, inputs=(replace(x, width=inner, rows=rows),))
         if call.name == "_grouped_mm":
             chosen = int(dict(rows.terms).get(TOKENS.terms[0][0], 0))
-            reached = distinct_experts(shape[0], chosen)
-            held = tuple(replace(w, rows=reached, active=chosen / shape[0]) for w in made.weights)
+            experts = weight.shape[0]
+            reached = distinct_experts(experts, chosen)
+            held = tuple(replace(w, rows=reached, active=chosen / experts) for w in made.weights)
             return ExpertsLinear(name=made.name, inputs=made.inputs, outputs=made.outputs, weights=held)
+        flat = replace(weight, shape=(weight.numel // inner, inner))
+        made = replace(made, weights=(flat, *made.weights[1:]))
         routes = {r for v in call.made for r in self.program.readers.get(v, ())}
         names = {self.program.calls[r].name for r in self._downstream(routes)}
         if "topk" in names:

@@ -28,7 +28,16 @@ from llmviewer.operators.base import Role
 from llmviewer.reports import techniques as report
 from llmviewer.reports import text
 from llmviewer.setting import Setting
-from llmviewer.techniques import about, parse_technique, parse_techniques, techniques
+from llmviewer.techniques import (
+    Kind,
+    Technique,
+    Touches,
+    about,
+    parse_technique,
+    parse_techniques,
+    techniques,
+)
+from llmviewer.techniques import technique as registered
 from llmviewer.techniques.schemes import SCHEMES
 from llmviewer.units import seconds
 from llmviewer.workload import Sequences, Workload
@@ -202,6 +211,23 @@ def test_what_does_not_parse_is_told_in_one_line(text, error):
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_with_the_reason(asked, options, error):
     assert error in refused(*asked, **options)
+
+
+def test_a_technique_of_ones_own_may_be_defined_again_and_has_to_say_what_it_is(monkeypatch):
+    monkeypatch.setattr("llmviewer.techniques._KINDS", {})
+
+    def of(**said):
+        return type("Own", (Technique,), {"__module__": "notebook", "__doc__": "Own.", **said})
+
+    whole = {"kind": Kind.DECODING, "touches": Touches.NOTHING}
+    for _ in range(2):  # a cell that is run twice
+        registered("own")(of(**whole))
+    with pytest.raises(RuntimeError, match=r"^'own' is registered twice: notebook.Own and llmviewer.techniques"):
+        registered("own")(Technique)
+    with pytest.raises(RuntimeError, match=r"^notebook\.Own must say its kind and its touches$"):
+        registered("other")(of())
+    with pytest.raises(InputError, match=r"^notebook\.Own has no name; put @technique\('NAME'\) above its class$"):
+        parse_techniques([of(**whole)()])
 
 
 def test_a_technique_stands_once_and_in_a_list():

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from ..errors import InputError, suggest
 from ..transforms.quantize import parse_quantization
-from ._parameters import About, about, read
+from ._parameters import About, about, parameter, read
 from ._schedule import Run, Schedule
 from ._technique import Drafter, Finding, Kind, Machine, Technique, Touches, altered
 
@@ -25,16 +25,25 @@ _T = TypeVar("_T", bound=type[Technique])
 
 
 def technique(name: str) -> Callable[[_T], _T]:
-    """Registers a class under the name that users write."""
+    """Registers a class under the name that users write; the same class again, as a cell of a notebook that is run once
+    more makes it, takes its own place.
+    """
 
     def register(kind: _T) -> _T:
-        if name in _KINDS:
-            raise RuntimeError(f"{name!r} is registered twice: {_KINDS[name].__module__} and {kind.__module__}")
+        if name in _KINDS and _path(_KINDS[name]) != _path(kind):
+            raise RuntimeError(f"{name!r} is registered twice: {_path(_KINDS[name])} and {_path(kind)}")
+        unsaid = [one for one in ("kind", "touches") if not hasattr(kind, one)]
+        if unsaid:
+            raise RuntimeError(f"{_path(kind)} must say its {' and its '.join(unsaid)}")
         kind.name = name
         _KINDS[name] = kind
         return kind
 
     return register
+
+
+def _path(kind: type[Technique]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def techniques() -> Mapping[str, type[Technique]]:
@@ -99,6 +108,8 @@ def parse_techniques(asked: Sequence[str | Mapping[str, object] | Technique]) ->
         raise InputError(f"techniques must be a list of them; got {asked!r}")
     found = tuple(one if isinstance(one, Technique) else parse_technique(one) for one in asked)
     names = [one.name for one in found]
+    if not all(names):
+        raise InputError(f"{_path(type(found[names.index('')]))} has no name; put @technique('NAME') above its class")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise InputError(f"{twice} is asked for twice; give it once, with all its parameters")
@@ -107,5 +118,5 @@ def parse_techniques(asked: Sequence[str | Mapping[str, object] | Technique]) ->
 
 __all__ = [
     "About", "Drafter", "Finding", "Kind", "Machine", "Run", "Schedule", "Technique", "Touches", "about", "altered",
-    "parse_technique", "parse_techniques", "technique", "techniques",
+    "parameter", "parse_technique", "parse_techniques", "technique", "techniques",
 ]  # fmt: skip

@@ -78,7 +78,8 @@ def _values(kind):
     return plain
 
 
-VALUES = st.fixed_dictionaries({name: _values(kind) for name, kind in KINDS.items() if name != "set"})
+PINS = st.lists(st.integers(1, 99).map("batch={}".format), max_size=4, unique=True)
+VALUES = st.fixed_dictionaries({**{name: _values(kind) for name, kind in KINDS.items() if name != "set"}, "pins": PINS})
 
 
 @given(VALUES)

@@ -92,6 +92,15 @@ def test_a_pin_that_is_wrong_says_so(pin, message):
     assert "Unpin A" in _shown(state)
 
 
+def test_a_link_says_what_of_its_pins_cannot_be_used_on_every_tab():
+    state, notices = State.of_link("?tab=overview&pins=zzz|batch%3D0|batch%3D8")
+    assert state.pins == ("zzz", "batch=0", "batch=8")
+    assert notices == (
+        "link: pins: 'zzz' is not known to this page",
+        "link: pins: batch: must be a whole number from 1 to 65,536; got 0; the usual one is shown",
+    )
+
+
 def test_too_many_pins_or_too_long_ones_are_none_with_a_notice():
     for pins in ("|".join(f"batch={i}" for i in range(1, MOST_PINS + 2)), "x" * 5000):
         state, notices = State.of_link(f"?pins={pins.replace('=', '%3D')}")

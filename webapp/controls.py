@@ -153,15 +153,13 @@ def _short(number: int) -> str:
 
 
 def _integer(name: str, placeholder: str = "") -> Component:
+    """Without limits, beyond which a browser says of a number only that there is none, as of a field left empty."""
     kind = KINDS[name]
     assert isinstance(kind, Number)
     return _control(
         name,
-        dcc.Input(
-            id=name, type="number", value=kind.least or None, min=kind.least, max=kind.most, step=1, debounce=True,
-            placeholder=placeholder,
-        ),
-    )  # fmt: skip
+        dcc.Input(id=name, type="number", value=kind.least or None, step="any", debounce=True, placeholder=placeholder),
+    )
 
 
 def _radio(name: str, choices: dict[Any, str], value: Any) -> Component:

@@ -273,6 +273,11 @@ class State:
             for change in state.set
             if change not in usable.set
         ]
+        notices += [
+            f"link: pins: {notice.removeprefix('link: ')}"
+            for pin in usable.pins
+            for notice in cls.of_link(pin, usable.files)[1]
+        ]
         return usable, tuple(notices)
 
     @property

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION: Final = 1  # of to_dict(); rises when a key changes its meaning or goes
 MAX: Final = "max"  # in place of a batch: the largest that fits
+_CONTEXT: Final = 1e9  # of CUDA at most; below that, what is to spare may be none [B]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +267,7 @@ def analyzed(
         memory=footprint,
         generation=answer,
         notes=(
-            *(_said(setting, batch=batch, tokens=prompt + longest) if given is None else ()),
+            *(_said(setting, batch=batch, tokens=prompt + longest) if given is None else _tight(footprint)),
             *notes(setting, batch=batch, prompt=prompt, written=longest, images=images),
             *unmodelled(phases),
         ),
@@ -310,6 +311,14 @@ def _said(setting: Setting, *, batch: int, tokens: int) -> Iterator[str]:
         f"batch max: {counted(batch, 'sequence')} of {tokens} tokens: as many as have room for weights, KV cache and "
         f"the live activations of all prompts read at once in {where}; what allocators and engines keep is not counted"
     )
+
+
+def _tight(held: Memory) -> Iterator[str]:
+    """That it fits by so little that it may not."""
+    spare = held.capacity_bytes - held.total_bytes
+    if 0 <= spare < _CONTEXT:
+        kept = "what allocators, engines and drivers keep (CUDA's context 0.3 to 1 GB) is not counted"
+        yield f"{si(spare)}B to spare may be too little: {kept}"
 
 
 def _effect(

@@ -106,8 +106,9 @@ def _products(device: Hardware) -> Iterator[str]:
         expected = one.of(device.numbers)
         if not _close(device.numbers[one.key], expected):
             per = f" / {one.per:g}" if one.per > 1 else ""
-            unit = "GB/s" if one.key.startswith("memory.") else "GOP/s"
-            yield f"{one.key}: must be {' x '.join(one.factors)}{per} = {expected / 1e9:,.6g} {unit}"
+            scale, unit = (1e9, "GB/s") if one.key.startswith("memory.") else (1e12, "TOP/s")
+            must = f"{' x '.join(one.factors)}{per} = {expected / scale:,.6g} {unit}"
+            yield f"{one.key}: must be {must}; got {device.numbers[one.key] / scale:,.6g} {unit}"
 
 
 def _bandwidths(device: Hardware) -> Iterator[str]:

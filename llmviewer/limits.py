@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isnan, nan
-from typing import Any
+from typing import Any, Final
 
 from . import given
 from .cells import DATA_TYPE, LINK, WHAT_IF, Cell
@@ -13,6 +13,8 @@ from .costs import By
 from .resource import Unit
 from .units import seconds, si
 from .waits import Breakdown
+
+MEMORY: Final = "memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,19 @@ class Limits:
 def closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:
     """Of what disqualifies each precision and number, the worst where there is least; links, where more would do."""
     worst = [(len(own), max(own, key=lambda fault: fault.excess)) for own in faults]
-    return min(worst, key=lambda one: (one[0], one[1].factor != LINK, one[1].excess))[1]
+    found = min(worst, key=lambda one: (one[0], one[1].factor != LINK, one[1].excess))[1]
+    return replace(found, reason=found.reason + _read_at_once(found.cell)) if found.factor == MEMORY else found
+
+
+def _read_at_once(cell: Cell) -> str:
+    """How much of the memory is for reading all prompts in one pass, where it would do without."""
+    if cell.refused:
+        return ""
+    lengths = {"batch": float(cell.batches[0]), "prompt": cell.prompt, "gen": cell.gen if cell.decode else 0}
+    weights, cache, live = (float(part) for part in cell.setting.footprint.parts(**lengths))
+    if weights + cache > cell.hardware.capacity:
+        return ""
+    return f"; {si(live)}B of it are activations of prompts read at once: plan reads them in chunks"
 
 
 def faults(cell: Cell, alone: Cell, limits: Limits, *, by: By, years: float | None) -> list[Rejected]:
@@ -68,7 +82,7 @@ def faults(cell: Cell, alone: Cell, limits: Limits, *, by: By, years: float | No
             return []
         if isnan(value):
             return [fault(factor, inf, "not known for it")]
-        most = "there is" if factor == "memory" else "allowed"
+        most = "there is" if factor == MEMORY else "allowed"
         excess = value / limit
         times = f"{excess:.3g}" if excess < 1000 else f"{excess:,.0f}"
         said = f"{shown(value)}, {times}x the {shown(limit)} {most}{together}"
@@ -81,7 +95,7 @@ def faults(cell: Cell, alone: Cell, limits: Limits, *, by: By, years: float | No
     needed = float(alone.total_bytes[0]) / several if cell.refused else float(cell.total_bytes[0])
     price, tdp = (several * numbers.get(key, nan) for key in ("price.purchase", "power.tdp"))
     found = [
-        *over("memory", needed, cell.hardware.capacity, lambda v: f"{si(v)}B"),
+        *over(MEMORY, needed, cell.hardware.capacity, lambda v: f"{si(v)}B"),
         *over("budget", price, limits.budget, lambda v: f"{v:,.0f} USD"),
         *over("power", tdp, limits.power, lambda v: f"{v:.0f} W"),
     ]

@@ -110,6 +110,17 @@ def test_who_lacks_memory_is_told_how_much():
     assert found.reason == "memory: 70.0 GB, 2.72x the 25.8 GB there is"
 
 
+def test_who_lacks_memory_for_prompts_read_at_once_alone_is_told_so():
+    users = {"users": 40, "prompt": 8192, "gen": 64, "quants": ["published"]}
+    found = rejected(choose("llama-3.1-8b", hardware=["h100-sxm"], **users), "h100-sxm")
+    held = llmviewer.analyze("llama-3.1-8b", "h100-sxm", batch=40, prompt=8192, gen=64).memory
+    assert held.weight_bytes + held.kv_cache_bytes < held.capacity_bytes < held.total_bytes
+    assert found.reason == (
+        "memory: 90.2 GB, 1.05x the 85.5 GB there is; 30.9 GB of it are activations of prompts read at once: "
+        "plan reads them in chunks"
+    )
+
+
 @pytest.mark.parametrize(
     ("limits", "name", "reason"),
     [

@@ -106,3 +106,11 @@ def test_an_engine_that_brings_another_library_says_so():
     assert same
     assert not notes("engine ", "gpt2", "h100-sxm", engine=same)
     assert not notes("engine ", "gpt2", "h100-sxm")
+
+
+def test_little_to_spare_is_told_where_the_batch_was_given():
+    kept = "what allocators, engines and drivers keep (CUDA's context 0.3 to 1 GB) is not counted"
+    asked = {"prompt": 1024, "layout": "tp=8"}
+    assert notes("138 MB", "deepseek-v3", "h100-sxm", **asked) == [f"138 MB to spare may be too little: {kept}"]
+    assert not any(kept in note for note in notes("", "deepseek-v3", "h200-sxm", **asked))
+    assert not any(kept in note for note in notes("", "llama-3.1-8b", "h100-sxm", batch="max"))

@@ -126,5 +126,6 @@ def check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
 
 def check_distinct(name: str, values: Sequence[int] | Sequence[str]) -> None:
     """Raises InputError where a value of an axis is there twice."""
-    if len(np.unique(values)) < len(values):
+    found = np.asarray(values)
+    if found.dtype == object or len(np.unique(found)) < len(found):  # as published, None, is not sorted among texts
         given.each_once(name, values)

@@ -38,6 +38,8 @@ def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:
 
     Raises InputError, with the nearest names, where there is none such, or where the file or a change is wrong.
     """
+    if not isinstance(name, str):
+        raise InputError(f"hardware must be text; got {name!r}")
     path = hardware_file(name)
     return (_shipped if path.parent == data_dir("hardware") else _read)(path, tuple(changes))
 

@@ -67,6 +67,8 @@ def load_model(name: str) -> Model:
 
     Raises InputError, with the nearest names, where there is none such, or where the file is wrong.
     """
+    if not isinstance(name, str):
+        raise InputError(f"model must be text; got {name!r}")
     folder, known, wanted = data_dir("models"), model_names(), name.lower()
     if wanted in known:
         return _shipped(folder / f"{wanted}.yaml")

@@ -161,6 +161,11 @@ def test_what_python_gives_must_be_of_its_kind(given, error):
     assert str(caught.value) == error
 
 
+@pytest.mark.parametrize(("load", "name"), [(load_model, "model"), (load_hardware, "hardware")])
+def test_what_is_loaded_has_a_name_or_a_path_in_text(load, name):
+    assert _error(load, {"name": 1}) == f"{name} must be text; got {{'name': 1}}"
+
+
 def test_a_name_that_is_too_long_for_a_file_is_none():
     assert _error(load_model, "a" * 5000).startswith("no model 'aaa")
     assert _error(load_hardware, "a" * 5000).startswith("no hardware 'aaa")

@@ -83,6 +83,12 @@ def test_an_unknown_or_empty_axis_is_refused():
         llmviewer.sweep("gpt2", "t4", {"batch": []})
 
 
+def test_as_published_may_stand_among_precisions_once():
+    assert len(llmviewer.sweep("gpt2", "t4", {"quant": [None, "fp8"]}).to_frame()) == 2
+    with pytest.raises(InputError, match=r"^quant: None is given twice; give each once$"):
+        llmviewer.sweep("gpt2", "t4", {"quant": [None, "fp8", None]})
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

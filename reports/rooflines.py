@@ -61,7 +61,8 @@ def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
     large = [p.expected for p in found if p.expected is not None and p.share >= _LABELLED]
     bottom = min([p.attainable for p in found] + large + [low * main.bandwidth]) / 10
     top = 12 * max(*(roof.rate for roof in (main, *others)), *tops)
-    _labels(figure, found, [roof.rate for roof in others], decade=_plot(figure) / log10(top / bottom))
+    decade = _plot(figure) / log10(top / bottom)
+    _labels(figure, found, [roof.rate for roof in others], beyond=main.turning / 2, decade=decade)
     _window(figure, x=(low, high), y=(bottom, top))
     return figure
 
@@ -309,15 +310,18 @@ def _diameter(share: float) -> float:
     return 8 + 26 * sqrt(share)
 
 
-def _labels(figure: go.Figure, found: Sequence[Point], rates: Sequence[float], *, decade: float) -> None:
+def _labels(figure: go.Figure, found: Sequence[Point], rates: Sequence[float], *, beyond: float, decade: float) -> None:
     """Names of the largest points below the roof, one under another where they would meet, and clear of the names of
-    lower roofs at `rates`. A decade is so high. [px]
+    lower roofs at `rates`: to the right of those that memory bounds, to the left of others and of those `beyond` that
+    intensity, where a narrow picture has no room. A decade is so high. [px]
     """
     named = [p for p in found[:_LABELS] if p.share >= _LABELLED]
     taken = [(-decade * log10(rate), _LINE - decade * log10(rate)) for rate in rates]
     placed: list[tuple[Point, float, float]] = []  # with the upper and the lower end of the name
-    for point in sorted(named, key=lambda p: p.intensity if p.bound == "compute" else 1 / p.intensity):
-        side, down, anchor = (1, 34, "left") if point.bound == "memory" else (-1, 46, "right")
+    right = [p.bound == "memory" and p.intensity < beyond for p in named]
+    ordered = sorted(zip(named, right, strict=True), key=lambda one: one[0].intensity ** (-1 if one[1] else 1))
+    for point, rightwards in ordered:
+        side, down, anchor = (1, 34, "left") if rightwards else (-1, 46, "right")
         at, height = -decade * log10(point.attainable), 9 + 13 * point.lines
         start = at + down
         others = [(above, below) for other, above, below in placed if _near(point, other)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from math import isfinite
-from typing import Any
+from typing import Any, Final
 
 from .hardware import Hardware
 from .memory import weight_bytes
 from .model import Model
+
+_LINKS: Final = ("scale_up", "scale_out", "host", "storage")
 
 
 def describe_model(model: Model) -> dict[str, Any]:
@@ -36,11 +38,12 @@ def describe_model(model: Model) -> dict[str, Any]:
 
 
 def describe_hardware(hardware: Hardware) -> dict[str, Any]:
-    """The rates that an analysis used, what-ifs included. [OP/s], [B/s], [B]"""
+    """The rates that an analysis used, what-ifs included. [OP/s], [B/s], [B], [s]"""
     return {
         "name": hardware.name,
         "title": hardware.title,
         "rates": {str(resource): rate for resource, rate in hardware.rates.items()},
+        "links": {key: value for key, value in hardware.numbers.items() if key.partition(".")[0] in _LINKS},
         "capacity_bytes": hardware.capacity,
         "on_chip_bytes": hardware.on_chip_bytes,
     }

@@ -47,6 +47,15 @@ def test_the_precision_that_a_row_names_is_what_the_option_takes(capsys):
     assert alone == left
 
 
+def test_json_has_the_links_of_the_device_as_they_were_asked_for(capsys):
+    _, out, _ = run(
+        capsys, "analyze", "llama-2-7b", "h100-sxm", "--format", "json", "--hardware-set", "scale_up.bandwidth=2x",
+    )  # fmt: skip
+    assert json.loads(out)["hardware"]["links"] == {
+        "scale_up.bandwidth": 900e9, "scale_up.devices": 8, "scale_out.bandwidth": 50e9, "host.bandwidth": 63e9,
+    }  # fmt: skip
+
+
 def test_analyze_json_has_the_keys_of_the_contract(capsys):
     code, out, _ = run(capsys, "analyze", "llama-2-7b", "rtx-a6000", "--format", "json")
     document = json.loads(out)

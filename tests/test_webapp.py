@@ -924,6 +924,13 @@ def test_features_in_words(feature, told):
     assert formulas.words(feature) == told
 
 
+def test_what_makes_it_fit_is_said_in_words_of_controls():
+    (answer,) = answers.answers(State(model="deepseek-v3", tp=8, batch=64, prompt=4096))
+    assert "it does not fit, but does with tp 16 and technique chunked-prefill, when" in overview.advice(
+        answer, "decode"
+    )
+
+
 @pytest.mark.parametrize("layout", [{}, {"dp": 8}, {"pp": 4}])
 def test_sentence_and_card_and_inspector_advise_the_same_batch(layout):
     state = State(model="llama-3.1-8b", on=("h100-sxm",), batch=32, **layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,8 +27,9 @@ def asked(found: Sequence[Answer]) -> tuple[str, str]:
 
 
 def advice(answer: Answer, phase: str) -> str:
-    """The sentence on what bounds it, and what would help."""
-    return sentence(answer.phase(phase).advice.replace("--with ", "technique ").replace("--", ""))
+    """The sentence on what bounds it, and what would help, in words of controls in place of options."""
+    said = re.sub(r"(?<=--tp )(\d+) --with ", r"\1 and technique ", answer.phase(phase).advice)
+    return sentence(said.replace("--with ", "technique ").replace("--", ""))
 
 
 def sources(found: Sequence[Answer]) -> str:

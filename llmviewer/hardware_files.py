@@ -66,7 +66,9 @@ def each_changed(hardware: Sequence[str | Hardware], changes: Sequence[str]) -> 
     for change in changes:
         key, equals, value = change.partition("=")
         name, colon, own = key.rpartition(":")
-        device = hardware_file(name.strip()).stem if colon else ""
+        device = name.strip()
+        if colon and device not in names:  # another name of it, or its file
+            device = hardware_file(device).stem
         if colon and device not in names:
             raise InputError(f"{change}: {name} is none of the devices that are looked at")
         aimed.append((device, f"{own}{equals}{value}"))

@@ -13,7 +13,14 @@ from llmviewer import analyze
 from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.hardware_checks import CHECKS, clashes, violations
-from llmviewer.hardware_files import hardware_aliases, hardware_file, hardware_names, hardware_yaml, load_hardware
+from llmviewer.hardware_files import (
+    each_changed,
+    hardware_aliases,
+    hardware_file,
+    hardware_names,
+    hardware_yaml,
+    load_hardware,
+)
 from llmviewer.hardware_keys import KINDS, PLAIN, SECTIONS, STATUSES, TOPOLOGIES
 from llmviewer.local import draft
 
@@ -95,6 +102,14 @@ def test_what_a_file_does_not_say_is_said_to_be_absent(chip):
         "--hardware-set storage.bandwidth=VALUE"
     )
     assert load_hardware(chip(), ["storage.bandwidth=5 GB/s"]).fact("storage.bandwidth") == 5e9
+
+
+def test_a_what_if_of_one_device_names_it_as_results_do_or_by_its_file(chip):
+    path, loaded = chip(), load_hardware("l4")
+    for changes in (["chip:power.tdp=2x", "l4:power.tdp=3x"], [f"{path}:power.tdp=2x", "nvidia-l4:power.tdp=3x"]):
+        assert each_changed([path, loaded], changes) == [("power.tdp=2x",), ("power.tdp=3x",)]
+    with pytest.raises(InputError, match=r"^t4:power\.tdp=2x: t4 is none of the devices that are looked at$"):
+        each_changed([path], ["t4:power.tdp=2x"])
 
 
 # What goes with a what-if of the chip above, whose clock is another one for its matrix units, and by how much.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isnan
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from . import __version__, given
 from ._layout import data_dir
@@ -28,6 +28,9 @@ from .operators.collectives import OUT, UP
 from .parallel import parallel
 from .setting import whole
 from .transforms.quantize import PUBLISHED
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What is allowed where nothing is said: the model as it is; weights and activations in the two 8-bit types that
 # devices multiply; and 4-bit weights alone, the smallest that is in common use (arXiv:2210.17323, arXiv:2306.00978).
@@ -102,6 +105,11 @@ class Choice:
             yield {
                 "rank": None, **self._facts(other.cell), "merit": None, "factor": other.factor, "reason": other.reason,
             }  # fmt: skip
+
+    def to_frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows()))
 
     def _facts(self, cell: Cell) -> dict[str, Any]:
         """What a comparison says of a cell, without what all cells here share."""

@@ -297,6 +297,12 @@ def test_json_and_csv_have_every_device(capsys, novel):
     assert [row["hardware"] for row in rows] == [row["hardware"] for row in document["devices"]]
 
 
+def test_a_frame_has_a_row_for_each_device_as_json_has(novel):
+    frame, devices = novel.to_frame(), novel.to_dict()["devices"]
+    assert list(frame.columns) == list(devices[0])
+    assert list(frame["hardware"]) == [row["hardware"] for row in devices]
+
+
 def test_the_page_shows_what_the_ranking_follows_and_the_best_devices(novel):
     page = REPORT.html(novel)
     assert ">; precisions" not in page

@@ -69,6 +69,15 @@ def test_beyond_what_was_measured_nothing_is_left_of_it():
     assert changes[2] < 1e-6
 
 
+def test_a_shape_has_one_trend_in_whatever_company():
+    columns = products(300)
+    trend = trend_of(GEMM, columns, wave(columns))
+    whole = trend.change(GEMM, columns)
+    for start, end in ((0, 1), (7, 9), (100, 300)):
+        alone = trend.change(GEMM, {name: column[start:end] for name, column in columns.items()})
+        assert np.array_equal(alone, whole[start:end])
+
+
 def test_shapes_are_those_of_one_device():
     moe = FAMILIES["moe"]
     whole = {"tokens": 64, "hidden": 4096, "inter": 1536, "topk": 8, "experts": 128, "gated": 1, "skew": 0}

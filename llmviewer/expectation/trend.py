@@ -26,7 +26,9 @@ _ROWS: Final = 6000  # that are looked at
 _FAR: Final = 0.4  # logarithm of an error beyond which a row says no more
 _SCALE: Final = 0.06  # errors above this share count in proportion, not squared
 _ROUNDS: Final = 4
-_CHUNK: Final = 128  # shapes whose distances to all nodes are worked out at once: so few that one core multiplies them
+# Shapes whose distances to all nodes are worked out at once: so few that one core multiplies them; and never fewer, as
+# products of matrices of other sizes are rounded otherwise, and a shape has one trend in whatever company it is asked.
+_CHUNK: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +61,12 @@ class Trend:
     def change(self, family: Family, shapes: Shapes) -> Array:
         """The logarithm of what expectations of `shapes` are multiplied by."""
         sizes = family.sizes(shapes)
-        wanted = _places(np.stack([sizes[name] for name in self.columns], axis=1))
+        asked = _places(np.stack([sizes[name] for name in self.columns], axis=1))
+        wanted = np.zeros((len(asked) + -len(asked) % _CHUNK, len(self.columns)), dtype=asked.dtype)
+        wanted[: len(asked)] = asked
         gaussians, weights = self._sum
         parts = [gaussians.at(wanted[i : i + _CHUNK]) @ weights for i in range(0, len(wanted), _CHUNK)]
-        return np.concatenate(parts).astype(float)
+        return np.concatenate(parts)[: len(asked)].astype(float)
 
 
 def trend_of(family: Family, shapes: Shapes, ratio: Array) -> Trend | None:

@@ -163,7 +163,7 @@ class _More:
 def _latency_share(expected: ExpectedPass) -> float:
     """Of the time, that of launches so short that fixed costs decide, which no unit and no bandwidth makes faster."""
     rows = zip(expected.operators, expected.launches, strict=True)
-    working = sum(row.repeat * each.expected[0] for row, each in rows if not each.latency[0])
+    working = sum(row.block.repeat * each.expected[0] for row, each in rows if not each.latency[0])
     return float(1 - working / expected.total.numbers()[0])
 
 

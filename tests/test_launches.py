@@ -15,10 +15,12 @@ from llmviewer import InputError, analyze, load_hardware
 from llmviewer.arranged import steps_expected
 from llmviewer.cli import main
 from llmviewer.expectation import index as index_file
+from llmviewer.expectation import times
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.kernels import Kernels
 from llmviewer.expectation.launches import launches
 from llmviewer.expectation.profile import Profile, shipped, to_yaml, transferred
+from llmviewer.expectation.times import Asked
 from llmviewer.hardware_files import hardware_names
 from llmviewer.model_files import model_names
 from llmviewer.setting import Setting
@@ -792,22 +794,93 @@ def test_libraries_add_up_over_a_host_with_nccl_but_between_two(library):
     assert not any(each.hosted for each in found("llama-3-8b", workload, layout="tp=4")["o_proj_all_reduce",].kernels)
 
 
+def alone(kernels, kernel):
+    """What a kernel takes by itself."""
+    (time,) = kernels.times([Asked(kernel, np.array([1e-9]))])
+    return time
+
+
+def asked_of(setting):
+    """Kernels of passes of several lengths, some of which are not run in all of their workloads."""
+    lengths = np.array([0.0, 1.0, 40.0, 3000.0])
+    for spans in (
+        Spans(batch=np.array([1.0, 9.0, 0.0, 300.0]), q_len=1.0, kv_len=lengths + 5),
+        Spans(batch=2.0, q_len=lengths, kv_len=lengths + 17),
+    ):
+        rows = setting.plan.estimate(Workload((spans,))).operators
+        for launch in setting.kernels.laid(rows, Workload((spans,))):
+            bound = sum(np.broadcast_to(rows[m].time_s, lengths.shape) for m in launch.members)
+            yield from (Asked(kernel, bound) for kernel in launch.every)
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "asked"),
+    [
+        ("deepseek-v3", "h200-sxm", {"layout": "tp=8"}),
+        ("mixtral-8x7b", "mi300x", {"quant": "fp8"}),
+        ("llama-3-8b", "l40s", {"layout": "tp=4", "quant": "W4A16g128"}),
+        ("gemma-2-9b", "a100-sxm-80gb", {"library": "trtllm"}),
+        ("mamba2-2.7b", "rtx-4090", {}),
+    ],
+)
+def test_kernels_that_are_worked_out_together_take_what_each_takes_alone(model, device, asked):
+    setting = Setting.of(model, device, **asked)
+    every = list(asked_of(setting))
+    together = list(Kernels(setting.hardware, setting.library).times(every))
+    for one, found in zip(every, together, strict=True):
+        (single,) = Kernels(setting.hardware, setting.library).times([one])
+        assert (found is None) == (single is None)
+        if found and single:
+            assert (found.source, found.stacks) == (single.source, single.stacks)
+            for key in ("expected", "low", "high", "latency"):
+                assert np.array_equal(getattr(found, key), getattr(single, key))
+    assert any(together)
+
+
+def test_kernels_of_a_stack_are_worked_out_once_for_all_passes(monkeypatch):
+    setting, stacks = Setting.of("deepseek-v3", "h200-sxm", layout="tp=8"), []
+    whole = times.reached
+
+    def counted(choice, family, columns, device, stack):
+        stacks.append((family.name, stack, device.name, choice.entries[0].parameters.get("crowd")))
+        return whole(choice, family, columns, device, stack)
+
+    monkeypatch.setattr(times, "reached", counted)
+    list(Kernels(setting.hardware).times(list(asked_of(setting))))
+    assert len(stacks) == len(set(stacks)) > 5
+
+
+def test_what_is_not_known_of_one_kernel_leaves_those_beside_it():
+    """Where a file does not say how devices are linked, nothing is known of messages, and all of the rest."""
+    setting = Setting.of("llama-3-8b", "h100-sxm", layout="tp=2")
+    every = list(asked_of(setting))
+    sends = [one.kernel.family == "collectives" for one in every]
+    links = ("scale_up", "host")
+    facts = tuple(fact for fact in setting.hardware.facts if not fact.key.startswith(links))
+    kernels = Kernels(replace(setting.hardware, facts=facts))
+    found = list(kernels.times(every))
+    assert any(sends)
+    assert not any(one for one, sent in zip(found, sends, strict=True) if sent)
+    assert all(one for one, sent, ask in zip(found, sends, every, strict=True) if not sent and ask.chosen.any())
+    assert "how devices are linked" in kernels.why(every[sends.index(True)].kernel)
+
+
 def test_what_no_matrix_unit_multiplies_is_run_with_narrow_weights_alone():
     """On Hopper as weights of 4 bits and activations of 16 are; on Blackwell, and where it was measured, as such."""
     hopper, blackwell = (Kernels(load_hardware(name), library="trtllm") for name in ("h200-sxm", "b200"))
     asked = found("llama-3-8b", Workload.decode(batch=1, kv_len=9), quant="nvfp4", library="trtllm")
     (kernel,) = asked["down_proj",].kernels
     assert kernel.stack.dtype == "nvfp4"
-    times = {kernels: kernels._kernel(kernel, np.array([1e-9])) for kernels in (hopper, blackwell)}
+    times = {kernels: alone(kernels, kernel) for kernels in (hopper, blackwell)}
     assert times[hopper].source == "calibrated on h200-sxm trtllm 1.2.0rc5, kernels for int4_wo"
     assert times[blackwell].source.startswith("calibrated on b200")
     four = replace(kernel, stack=replace(kernel.stack, dtype="int4_wo"))
-    plain = hopper._kernel(four, np.array([1e-9]))
+    plain = alone(hopper, four)
     assert plain.expected < times[hopper].expected < 1.1 * plain.expected  # a scale for 16 weights, not for 128
     measured = next(e for e in shipped() if e.family == "gemm" and e.stack.dtype == "nvfp4")
     mine = replace(measured, device="h200-sxm", stack=replace(measured.stack, library="trtllm"))
     own = Profile(device="h200-sxm", library="trtllm", sources=(), entries=(mine,))
-    after = Kernels(load_hardware("h200-sxm"), library="trtllm", profiles=(own,))._kernel(kernel, np.array([1e-9]))
+    after = alone(Kernels(load_hardware("h200-sxm"), library="trtllm", profiles=(own,)), kernel)
     assert after.source.startswith("calibrated on h200-sxm trtllm")
 
 
@@ -817,16 +890,15 @@ def test_fp8_before_it_has_units_is_weights_of_eight_bits():
     asked = found(
         "mixtral-8x7b", Workload.prefill(batch=1, prompt=3000), phase="prefill", quant="fp8", library="trtllm"
     )
-    bound = np.array([1e-9])
     (linear,), experts = asked["o_proj",].kernels, next(l for names, l in asked.items() if "expert_up_proj" in names)
     assert linear.stack.dtype == "fp8"
     eight = replace(linear, stack=replace(linear.stack, dtype="int8_wo"))
-    assert ampere._kernel(linear, bound).expected == ampere._kernel(eight, bound).expected
-    assert ampere._kernel(linear, bound).source.startswith("calibrated on a100-sxm-80gb trtllm")
-    assert hopper._kernel(linear, bound).expected != hopper._kernel(eight, bound).expected
+    assert alone(ampere, linear).expected == alone(ampere, eight).expected
+    assert alone(ampere, linear).source.startswith("calibrated on a100-sxm-80gb trtllm")
+    assert alone(hopper, linear).expected != alone(hopper, eight).expected
     (kernel,) = experts.kernels
     half = replace(kernel, stack=replace(kernel.stack, dtype="bf16"))
-    assert 0.9 < ampere._kernel(kernel, bound).expected / ampere._kernel(half, bound).expected < 1
+    assert 0.9 < alone(ampere, kernel).expected / alone(ampere, half).expected < 1
 
 
 @pytest.mark.parametrize(("device", "library"), [("h100-sxm", "vllm"), ("a100-sxm-80gb", "vllm"), ("b200", "sglang")])

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from ..forms import Num
-from ..roofline import OperatorEstimate
+from ..roofline import OperatorEstimate, PlannedOperator
 from .engines import IDLE, Host
 from .families._family import Array
 from .sources import BOUND_ONLY
@@ -100,9 +100,9 @@ class ExpectedLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedPass:
-    """Every operator of an estimate, in its order; `host` is what they wait for beside each other."""
+    """Every operator of a pass, in its order; `host` is what they wait for beside each other."""
 
-    operators: tuple[OperatorEstimate, ...]
+    operators: tuple[OperatorEstimate | PlannedOperator, ...]
     launches: tuple[ExpectedLaunch, ...]
     host: Host = IDLE
 
@@ -119,13 +119,15 @@ class ExpectedPass:
     def stages(self) -> tuple[Interval, ...]:
         """What the stages of a pipeline take, each with a host of its own."""
         stages = [row.block.stage for row in self.operators]
+        if len(set(stages)) == 1:
+            return (self.total,)
         return tuple(self._whole([i for i, s in enumerate(stages) if s == n]) for n in sorted(set(stages)))
 
     @cached_property
     def unmodelled_share(self) -> Array:
         """Of the time expected, that of operators of which only the bound is known."""
         rows = zip(self.operators, self.launches, strict=True)
-        alone: Num = sum((row.repeat * e.expected for row, e in rows if not e.modelled), start=np.zeros(1))
+        alone: Num = sum((row.block.repeat * e.expected for row, e in rows if not e.modelled), start=np.zeros(1))
         return np.asarray(np.divide(alone, self.total.expected))
 
     def in_parts(self, parts: Num, *, turns: bool) -> Interval:
@@ -156,7 +158,7 @@ class ExpectedPass:
         for row, each in zip(self.operators, self.launches, strict=True):
             first = each.source.partition("; ")[0]
             name = _without_versions(first) if first.startswith("calibrated") else first
-            times[name] = times.get(name, 0.0) + float(np.sum(row.repeat * each.expected))
+            times[name] = times.get(name, 0.0) + float(np.sum(row.block.repeat * each.expected))
         whole, main = sum(times.values()), max(times, key=times.__getitem__)
         others = {
             kind: sum(time for name, time in times.items() if name.startswith(kind) and name != main) / whole
@@ -175,8 +177,8 @@ class ExpectedPass:
         kernels = self._sum(places)
         if self.host == IDLE:
             return kernels
-        rows = ((self.operators[place], self.launches[place].often) for place in places)
-        count: Num = sum((row.repeat * often * np.greater(row.time_s, 0) for row, often in rows), start=np.zeros(1))
+        rows = ((self.operators[place].block, self.launches[place]) for place in places)
+        count: Num = sum((block.repeat * one.often * (one.expected > 0) for block, one in rows), start=np.zeros(1))
         return kernels.map(lambda time_s: self.host.time_s(time_s, count))
 
     def _sum(self, places: Iterable[int]) -> Interval:
@@ -184,7 +186,7 @@ class ExpectedPass:
         expected: Num = np.zeros(1)
         apart: dict[tuple[str, ...], tuple[Num, Num]] = {}
         for place in places:
-            count, each = self.operators[place].repeat, self.launches[place]
+            count, each = self.operators[place].block.repeat, self.launches[place]
             expected = expected + count * each.expected
             if each.modelled:
                 below, above = apart.get(each.stacks, (0.0, 0.0))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -27,6 +28,12 @@ class Kernel:
     where: Num = True
     instead: Kernel | None = None
     hosted: bool = False
+
+    @cached_property
+    def identity(self) -> tuple[Hashable, ...]:
+        """What tells it from others, wherever each is run; in plain values, which are compared often."""
+        stack, sizes = self.stack, (_content(name, size) for name, size in self.shapes.items())
+        return self.family, stack.library, stack.dtype, stack.kv_dtype, stack.kernel, self.hosted, *sizes
 
     def columns(self, chosen: Array) -> dict[str, Array]:
         """The columns of its family in the workloads `chosen`; what is not said is as it is where nothing repeats."""
@@ -54,3 +61,14 @@ class Launch:
     remark: str = ""
     partial: bool = False
     often: Num = 1.0
+
+    @cached_property
+    def every(self) -> tuple[Kernel, ...]:
+        """All kernels that it may run."""
+        instead = (kernel.instead for kernel in self.kernels if kernel.instead)
+        return *self.kernels, *instead, *self.beside
+
+
+def _content(name: str, size: Num) -> Hashable:
+    """What tells a size of a shape from others."""
+    return name, (size.dtype.char, size.tobytes()) if isinstance(size, np.ndarray) else size

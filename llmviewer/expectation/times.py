@@ -1,0 +1,211 @@
+"""What kernels of a library take on a device: each remembered, and those that are new worked out together.
+
+Of those that it has for the same work, the one is expected that is fastest at its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ..errors import InputError
+from ..hardware import Hardware
+from ..transforms.offload import HOST
+from .device import Device
+from .expected import ExpectedLaunch
+from .families import FAMILIES, Stack
+from .families._family import Array
+from .launches import Kernel
+from .library import ALIKE, Library, key_of
+from .profile import Entry, Profile
+from .transfer import Choice, Expectation, choose, reached
+
+_REMEMBERED: Final = 256  # points of a workload up to which kernels are looked up before they are worked out
+_MOST: Final = 1 << 13  # kernels that are remembered
+_TIMES: Final = ("expected", "low", "high", "latency")
+_AT_ONCE: Final = 1 << 11  # points that are worked out together: so few that a core's cache holds them
+# Powers of their number by which devices on one host get in each other's way: from none, where each has its own way
+# through switches, to somewhat more than measured of eight L40S on two sockets (1.84). A ring passes each link once, so
+# devices that reach each other directly share no more than the way between sockets. The middle was fitted to what four
+# and eight L40S serve in TensorRT-LLM's tables, and held to their A100 with PCIe (tests/test_server_tables.py).
+_CROWDS: Final = (0.0, 0.25, 2.0)
+
+
+class Asked(NamedTuple):
+    """A kernel, and the bounds of what it is launched for: it is run where there is anything to do."""
+
+    kernel: Kernel
+    bound: Array
+
+    @property
+    def chosen(self) -> Array:
+        """The workloads in which it is what is run."""
+        where, works = self.kernel.where, self.bound > 0
+        return works if where is True else np.asarray(works & np.asarray(where))
+
+    @property
+    def key(self) -> Hashable:
+        """What tells it from others on one device; None of so many points that it is not remembered."""
+        return (*self.kernel.identity, self.chosen.tobytes()) if self.bound.size <= _REMEMBERED else None
+
+
+class Times(Library):
+    """What single kernels take; library and profiles as those of Library."""
+
+    def __init__(self, hardware: Hardware, library: str = "", profiles: Sequence[Profile] = ()) -> None:
+        super().__init__(hardware, library, profiles)
+        self._choices: dict[tuple[str, Stack, bool], Choice | str] = {}
+        self._known: dict[Hashable, ExpectedLaunch | None] = {}  # which layers and settings share
+
+    @cached_property
+    def _elsewhere(self) -> Device | str:
+        """The same where it talks to others over its host, as cards do: whose parameters are carried over then."""
+        device = self.device
+        if isinstance(device, str):
+            return device
+        name = device.name if device.hosted else f"{device.name} over its host"
+        link = self.hardware.numbers.get(f"{HOST}.bandwidth", 0.0)
+        return replace(device, name=name, link=link, hosted=True, stacked=False)
+
+    def times(self, asked: Sequence[Asked]) -> Iterator[ExpectedLaunch | None]:
+        """Of each: None where it is never run, or nothing is known of it; 0 in the workloads in which it is not run,
+        all of which others are for. Those of many points one after another, as they are taken.
+        """
+        if len(self._known) > _MOST:
+            self._known = {}
+        known = self._known  # of which another thread may begin a new one
+        keys = [one.key for one in asked]
+        new = {key: one for key, one in zip(keys, asked, strict=True) if key and key not in known}
+        known.update(zip(new, self._worked_out(list(new.values())), strict=True))
+        for key, one in zip(keys, asked, strict=True):
+            yield known[key] if key else self._worked_out([one])[0]
+
+    def _worked_out(self, asked: Sequence[Asked]) -> list[ExpectedLaunch | None]:
+        found: list[ExpectedLaunch | None] = [None] * len(asked)
+        alike: dict[tuple[str, tuple[Stack, ...], Stack, bool], list[int]] = {}
+        for place, one in enumerate(asked):
+            if one.chosen.any():
+                kernel = self.run_as(one.kernel)
+                alike.setdefault((kernel.family, self.able(kernel), kernel.stack, kernel.hosted), []).append(place)
+        for places in alike.values():
+            count = max(_AT_ONCE // max(asked[place].bound.size for place in places), 1)
+            for start in range(0, len(places), count):
+                part = places[start : start + count]
+                for place, each in zip(part, self._fastest([asked[place] for place in part]), strict=True):
+                    found[place] = each
+        return found
+
+    def _fastest(self, asked: Sequence[Asked]) -> Iterator[ExpectedLaunch | None]:
+        """Of kernels of one stack, in the workloads that are chosen; None where that cannot be known."""
+        kernel = self.run_as(asked[0].kernel)
+        parts = [one.kernel.columns(one.chosen) for one in asked]
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        able = [each for stack in self.able(kernel) if (each := self._alternative(kernel, stack, columns))]
+        if not able:
+            yield from [None] * len(asked)
+            return
+        stack = kernel.stack
+        name = f"{kernel.family} {stack.dtype} {stack.kv_dtype} {' or '.join(each.found.source for each in able)}"
+        ends = np.cumsum([np.count_nonzero(one.chosen) for one in asked]).tolist()
+        starts = [0, *ends[:-1]]
+        best, sources = _soonest(able, columns, starts)
+        whole = ExpectedLaunch.of(best, (name,))
+        for one, start, end, source in zip(asked, starts, ends, sources, strict=True):
+            own: dict[str, Any] = {key: _placed(getattr(whole, key)[start:end], one.chosen) for key in _TIMES}
+            yield replace(whole, source=source, **own)
+
+    def _alternative(self, kernel: Kernel, stack: Stack, columns: Mapping[str, Array]) -> _Alternative | None:
+        """What one of the kernels that a library has takes; None where that cannot be known."""
+        choice = self._choice(kernel, stack)
+        if isinstance(choice, str):
+            return None
+        device = self._elsewhere if kernel.hosted else self.device
+        assert isinstance(device, Device)
+        try:
+            if kernel.hosted and not any(key_of(e) in self.given for e in choice.entries):
+                found = _elsewhere(choice, columns, device, stack)
+            else:
+                found = reached(choice, FAMILIES[kernel.family], columns, device, stack)
+        except InputError as error:  # of the device and the stack, whatever the shapes
+            self._choices[kernel.family, stack, kernel.hosted] = str(error)
+            return None
+        return _Alternative(found=found, entry=choice.entries[0])
+
+    def others(self, kernel: Kernel) -> tuple[str, ...]:
+        """Libraries whose kernels stand in, where its own has none for such work and they differ."""
+        kernel = self.run_as(kernel)
+        choices = [] if kernel.family in ALIKE else [self._choice(kernel, stack) for stack in self.able(kernel)]
+        libraries = {e.stack.library: None for c in choices if isinstance(c, Choice) for e in c.entries}
+        return () if self.library in libraries else tuple(libraries)
+
+    def why(self, kernel: Kernel) -> str:
+        """What is not known of it is not known."""
+        choice = self._choice(kernel, self.able(kernel)[0])
+        return choice if isinstance(choice, str) else "not run"
+
+    def _choice(self, kernel: Kernel, stack: Stack) -> Choice | str:
+        """Whose parameters to use, or why there are none."""
+        family, key = kernel.family, (kernel.family, stack, kernel.hosted)
+        if key not in self._choices:
+            device = self._elsewhere if kernel.hosted else self.device
+            try:
+                self._choices[key] = device if isinstance(device, str) else choose(family, device, stack, self.entries)
+            except InputError as error:
+                self._choices[key] = str(error)
+        return self._choices[key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Alternative:
+    """One of the kernels that can do the same work, and of which measurements it was found."""
+
+    found: Expectation
+    entry: Entry
+
+
+def _soonest(
+    able: Sequence[_Alternative], columns: Mapping[str, Array], starts: Sequence[int]
+) -> tuple[Expectation, list[str]]:
+    """Of every shape the kernel that was measured nearer to it, or takes less time where that is alike; and where that
+    of most of the shapes from each start to the next comes from.
+    """
+    first, *others = able
+    best, sources = first.found, [first.found.source] * len(starts)
+    if not others:
+        return best, sources
+    beyond, counts = first.entry.beyond(columns), np.diff([*starts, len(best.expected)])
+    for other in others:
+        further, found = other.entry.beyond(columns), other.found
+        stays = (beyond < further) | ((beyond == further) & (best.expected <= found.expected))
+        keys = ("bound", "expected", "low", "high", "fixed")
+        best = replace(best, **{key: np.where(stays, getattr(best, key), getattr(found, key)) for key in keys})
+        beyond = np.where(stays, beyond, further)
+        mostly = 2 * np.add.reduceat(stays.astype(int), starts) >= counts
+        sources = [own if keeps else found.source for own, keeps in zip(sources, mostly, strict=True)]
+    return best, sources
+
+
+def _elsewhere(choice: Choice, columns: Mapping[str, Array], device: Device, stack: Stack) -> Expectation:
+    """Collectives over a host, by parameters of devices on another: how much those of one host take from each other is
+    not theirs to tell. That holds for the same kind of device, too: eight L40S on the host that was measured all-reduce
+    at a third of the pace, or less, at which TensorRT-LLM's tables have them serve.
+    """
+    found = []
+    for crowd in _CROWDS:
+        entries = tuple(replace(e, parameters={**e.parameters, "crowd": crowd}) for e in choice.entries)
+        found.append(reached(replace(choice, entries=entries), FAMILIES["collectives"], columns, device, stack))
+    few, some, many = found
+    return replace(some, low=few.low, high=many.high, source=f"{some.source}, on another host")
+
+
+def _placed(values: Array, chosen: Array) -> Array:
+    """0 where nothing is chosen."""
+    if len(values) == chosen.size:
+        return values
+    whole = np.zeros(chosen.shape, dtype=values.dtype)
+    whole[chosen] = values
+    return whole

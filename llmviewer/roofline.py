@@ -97,8 +97,7 @@ class Estimate:
         """Of a single workload, the time by what bounds it: "memory", "link" or "compute". [s]"""
         found: dict[str, float] = {}
         for row in self.operators:
-            limiting = row.limiting
-            bound = (limiting.item() if isinstance(limiting, np.ndarray) else limiting).bound
+            bound = max(row.busy_s, key=row.busy_s.__getitem__).bound
             found[bound] = found.get(bound, 0.0) + float(row.repeat * row.time_s)
         return found
 

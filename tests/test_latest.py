@@ -265,6 +265,8 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
     ours = _by_us(_graph(TORCH["models"][name]["config"]), PASSES[phase])
     if name == "longcat_flash":
         assert ours.pop("experts") == 3 * 2 * PASSES[phase].tokens() * 2 * 3 * 64 * 32  # 2 of 3 have matrices
+    if name == "granitemoe_swa":  # whose class makes both with one product
+        ours["shared_gate_up_proj"] = ours.pop("shared_gate_proj") + ours.pop("shared_up_proj")
     if name == "step3p5":  # a class without a head
         assert ours.pop("lm_head") == PASSES[phase].tokens() * 2 * 96 * 64
     theirs = _by_torch(TORCH["models"][name][phase])

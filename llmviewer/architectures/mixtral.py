@@ -13,7 +13,7 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._decoder import Layer
-from ._feed_forward import Experts, Mlp
+from ._feed_forward import Experts
 from ._fields import decoder, grouped_heads, rotated, sliding_window
 from ._moe import Kinds, attention, costless, experts
 from ._parts import NormKind
@@ -78,13 +78,13 @@ def build_granitemoe_swa(config: Section, fmt: Format) -> Graph:
 
 
 def _granite_experts(config: Section) -> Experts:
-    """One projection makes gate and up of the shared expert."""
-    moe, shared = _experts(config, "num_local_experts"), config.integer("shared_intermediate_size", 0, least=0)
-    return replace(moe, shared=Mlp(inner=shared, act=moe.act, gated=True, fused=True)) if shared else moe
+    return _experts(config, "num_local_experts", shared="shared_intermediate_size")
 
 
-def _experts(config: Section, count: str) -> Experts:
-    return experts(config, count, "num_experts_per_tok", inner=config.integer("intermediate_size"))
+def _experts(config: Section, count: str, shared: str = "") -> Experts:
+    width = config.integer(shared, 0, least=0) if shared else 0
+    inner = config.integer("intermediate_size")
+    return experts(config, count, "num_experts_per_tok", inner=inner, shared=width)
 
 
 def _all_sparse(config: Section, kinds: Kinds) -> list[Layer]:

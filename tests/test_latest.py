@@ -280,6 +280,24 @@ def test_parameters_of_small_models_equal_those_of_transformers(name):
     assert _graph(TORCH["models"][name]["config"]).parameters == TORCH["models"][name]["parameters"] + head
 
 
+def test_laguna_rotates_half_of_each_head_where_there_is_no_window():
+    config = TORCH["models"]["laguna"]["config"]
+    rope = {"full_attention": {"partial_rotary_factor": 0.5}, "sliding_attention": {"partial_rotary_factor": 1.0}}
+    graph = _graph(config, rope_parameters=rope, partial_rotary_factor=0.5)
+    found = {b.name: (op.rotary_dim, op.heads.num_heads) for b, op in graph if op.name == "rope"}
+    assert found == {"global_dense": (8, 4), "local_moe": (16, 6), "global_moe": (8, 4)}
+    assert kv_cache_bytes(graph, batch=1, context=50) == 2 * 2 * 2 * 16 * (2 * 50 + 2 * 30)
+    gates = {gating: _graph(config, gating=gating).parameters for gating in (True, "per-element")}
+    assert gates["per-element"] - gates[True] == 64 * (4 + 6 + 6 + 4) * (16 - 1)
+
+
+def test_layers_of_lfm3_take_turns_where_they_are_not_listed():
+    graph = _graph(TORCH["models"]["lfm3"]["config"], num_hidden_layers=9)
+    assert {b.name: b.layers for b in graph.blocks if b.layers} == {
+        "conv": (0, 1, 3, 5, 7), "global": (2, 6), "local": (4, 8),
+    }  # fmt: skip
+
+
 def test_latest_json_is_what_torch_counts_today(recounted):
     """Needs the extra `oracle`; skipped without it."""
     code, said = recounted("make_latest.py")

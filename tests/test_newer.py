@@ -105,6 +105,11 @@ def test_layers_without_a_theta_are_not_rotated():
     assert {op.heads.mask.window for block, op in graph if block.name == "local" and isinstance(op, QK)} == {6}
 
 
+def test_the_first_of_every_four_layers_of_granite_has_no_window():
+    graph = _graph("granite_swa", layer_types=None, layer_rope_theta=None)
+    assert {block.name: block.layers for block in graph.blocks if block.layers} == {"global": (0,), "local": (1, 2, 3)}
+
+
 def test_four_patches_become_a_token_through_a_gate():
     """A picture of 4 x 4 patches of 24 numbers each: 48 made of 96, 24 gated, 64 of the text."""
     prompt = Workload.prefill(batch=1, prompt=9, images=1)

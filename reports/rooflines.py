@@ -38,8 +38,10 @@ _LABELLED: Final = 0.01  # share of time from which on a point is worth a name
 def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
     """The operators of a phase under the roof of the unit that most of its arithmetic asks for (figure 4).
 
-    Raises InputError where the model has no such phase.
+    Raises InputError where there is no such phase, or the model has none.
     """
+    if phase not in ("prefill", "decode"):
+        raise InputError(f"phase must be prefill or decode; got {phase!r}")
     shown = dict(analysis.phases).get(phase)
     if shown is None:
         raise InputError(f"{analysis.model.name} does not generate: it has no {phase} step")

@@ -282,6 +282,20 @@ def test_points_that_fall_together_are_one_that_names_them_all(fits):
     )
 
 
+def test_a_phase_that_there_is_not_is_refused(fits):
+    with pytest.raises(InputError, match=r"^phase must be prefill or decode; got 'decoding'$"):
+        figures.roofline(fits, "decoding")
+    with pytest.raises(InputError, match=r"^bert-base-uncased does not generate: it has no decode step$"):
+        figures.roofline(analyze("bert-base-uncased", "l4"), "decode")
+
+
+def test_names_near_the_turning_point_stand_to_the_left_where_a_phone_has_room():
+    """Of BERT, q, k, v and o_proj are bound by memory at 279 OP/B, just short of the turning point at 295."""
+    figure = figures.roofline(analyze("bert-base-uncased", "h100-sxm"), "prefill")
+    (note,) = (one for one in figure.layout.annotations if one.text.startswith("q/k/v"))
+    assert (note.ax < 0, note.xanchor) == (True, "right")
+
+
 def test_the_largest_points_are_labelled_with_all_their_names(fits):
     labels = [text.replace("\N{NO-BREAK SPACE}", " ") for text in texts(figures.roofline(fits, "prefill"))]
     assert labels[-4:] == ["mlp_act 3%", "attention 4%", "q/k/v/o_proj 29%", "gate/up/down_proj 59%"]

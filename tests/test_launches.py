@@ -197,6 +197,14 @@ def test_collectives_are_those_of_nccl_but_for_short_sums():
     assert nccl.shapes["num_gpus"] == 4
 
 
+def test_collectives_of_devices_that_share_no_domain_are_bounds_alone():
+    """Eight ranks of tensor parallelism fill a mesh, so that those of context parallelism meet beyond it."""
+    asked = {"phase": "prefill", "hardware": "mi300x", "layout": "tp=8 cp=2"}
+    gathered = found("llama-3-8b", Workload.prefill(batch=1, prompt=64), **asked)["k_cache_all_gather",]
+    assert gathered.kernels == ()
+    assert gathered.remark == "collectives between domains were not measured"
+
+
 def test_collectives_between_domains_take_at_least_what_their_part_in_one_does():
     across = found("llama-3-8b", Workload.decode(batch=1, kv_len=9), layout="tp=16")["o_proj_all_reduce",]
     assert across.partial

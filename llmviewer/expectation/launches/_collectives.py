@@ -35,14 +35,15 @@ def collective(op: Collective, work: Work) -> tuple[tuple[Kernel, ...], str]:
     if name is None:
         return (), f"no {op.kind} of this kind was measured"
     last = group.tiers[-1][0] if group.tiers else group.inside
-    hosted, remark = last == HOST, ""
+    hosted = last == HOST
+    apart = group.outer > 1 and not hosted
+    remark = "collectives between domains were not measured" if apart else ""
+    if apart and group.inner == 1:
+        return (), remark
     sent = np.multiply(work.of(op.payload()), getattr(op, "parts", 1.0))
     met = 2 if isinstance(op, Send) else group.size
     shapes: dict[str, Num] = {"num_gpus": met, "bytes": sent * (1.0 if hosted else op.detour())}
-    if group.outer > 1 and not hosted:
-        remark = "collectives between domains were not measured"
-        if group.inner == 1:
-            return (), remark
+    if apart:
         direct = isinstance(op, AllToAll) and not group.hierarchical
         inside = sent * (group.inner / group.size if direct else 1.0)
         shapes = {"num_gpus": group.inner, "bytes": inside * op.detour()}

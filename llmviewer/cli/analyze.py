@@ -42,19 +42,21 @@ _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "ma
 )
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
-@click.option("--kv-len", type=int, help="Tokens that the decode step shown attends to. The first step's if not given.")
+@click.option(
+    "--kv-len", type=int, help="Tokens that the decode step shown attends to; if not given, those of the first step."
+)
 @click.option(
     "--images",
     type=int,
     default=0,
     show_default=True,
-    help="Pictures in each prompt, or 30 s of sound.",
+    help="Pictures in each prompt, or pieces of 30 s of sound.",
 )
+@click.option("--format", "form", type=click.Choice(shared.FORMATS), help=f"{shared.AS_NAMED}.")
 @click.option(
-    "--format", "form", type=click.Choice(shared.FORMATS), help="Text if not given, or as the file's name says."
-)
-@click.option(
-    "--per-call/--all-calls", default=None, help="OPs, bytes and times of one launch, or of all (text, markdown)."
+    "--per-call/--all-calls",
+    default=None,
+    help="Show OPs, bytes and times of one launch of an operator, or of all of them together (text, markdown).",
 )
 @shared.library
 @shared.profiles

@@ -20,7 +20,7 @@ _COMPARED: Final = 1000  # batches, each of which is an analysis of its own
 
 hardware_option = click.option(
     "--hardware", metavar="all|NAMES", default=("all",), show_default=True, multiple=True,
-    help="Devices: h100-sxm,l40s. May be repeated. All leaves out those that are announced only.",
+    help="Devices that may be chosen: h100-sxm,l40s. May be repeated. all: but for those that are only announced.",
 )  # fmt: skip
 
 
@@ -47,10 +47,14 @@ def _split(text: str) -> list[str]:
 @click.command()
 @click.argument("model")
 @click.argument("hardware", nargs=-1, required=True)
-@click.option("--also", metavar="MODEL", multiple=True, help="Another model. May be repeated.")
-@shared.quants("As of analyze. May be repeated.")
+@click.option("--also", metavar="MODEL", multiple=True, help="Another model to compare. May be repeated.")
+@shared.quants("As in analyze. May be repeated, to compare several.")
 @click.option(
-    "--batch", metavar="NUMBERS", default="1", show_default=True, help="Sequences: 8, 1,8,64, 1..64*2; max: as fit."
+    "--batch",
+    metavar="NUMBERS",
+    default="1",
+    show_default=True,
+    help="Sequences at a time: 8 or 1,8,64 or 1..64*2; max: as many as fit the memory.",
 )
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
@@ -71,7 +75,8 @@ def compare(
     """MODEL on several devices: times, memory, throughput, and where the bottleneck moves.
 
     HARDWARE is one or more names of `llmviewer hardware` or YAML files, also with commas between, or `all`. With --tp,
-    --pp, --ep, --dp and --cp the model lies on several of each; several numbers are as many settings.
+    --pp, --ep, --dp and --cp the model lies on several devices of a kind; where they have several numbers, each
+    combination is compared.
     """
     shared.check_output(form, output)
     from ..axes import parse_axis
@@ -89,24 +94,32 @@ def compare(
 
 
 @click.command()
-@click.option("--model", required=True, help="As of analyze.")
-@click.option("--users", type=click.IntRange(1), default=1, show_default=True, help="Who send their prompts at once.")
+@click.option("--model", required=True, help="As MODEL of analyze.")
+@click.option(
+    "--users", type=click.IntRange(1), default=1, show_default=True, help="How many send their prompts at once."
+)
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens of each answer.")
-@shared.quants("A precision that may be used. May be repeated. If not given: published, fp8, W8A8, W4A16g128.")
+@shared.quants("A precision that is allowed. May be repeated. If not given: published, fp8, W8A8, W4A16g128.")
 @hardware_option
-@click.option("--by", type=click.Choice(("speed", "cost", "energy")), default="speed", show_default=True)
-@click.option("--budget", metavar="USD", type=float, help="The most that it may cost, all devices together.")
-@click.option("--power", metavar="W", type=float, help="The most that its TDP may be, likewise.")
+@click.option(
+    "--by",
+    type=click.Choice(("speed", "cost", "energy")),
+    default="speed",
+    show_default=True,
+    help="What devices are ranked by.",
+)
+@click.option("--budget", metavar="USD", type=float, help="The highest price of all devices together.")
+@click.option("--power", metavar="W", type=float, help="The highest TDP of all devices together.")
 @shared.goal("--ttft", "The longest time to first token: 0.5 or '500 ms'.")
 @shared.goal("--tpot", "The longest time per output token.")
-@click.option("--native", is_flag=True, help="Only precisions that the device multiplies as they are.")
+@click.option("--native", is_flag=True, help="Only precisions that the device multiplies without converting them.")
 @click.option(
     "--max-devices",
     type=int,
     default=1,
     show_default=True,
-    help="So many of a kind at most, in one box, cut by tensor parallelism; the fewest that qualify are ranked.",
+    help="At most so many of a kind, in one box, by tensor parallelism; the fewest that qualify are ranked.",
 )
 @shared.compared
 def choose(
@@ -131,9 +144,15 @@ def choose(
 @click.command()
 @click.argument("figure", metavar=f"{{{'|'.join(FIGURES)}}}")
 @questions.setting
-@click.option("--batch", type=int, default=1, show_default=True)
-@click.option("--prompt", type=int, default=1024, show_default=True)
-@click.option("--phase", type=click.Choice(("prefill", "decode")), default="prefill", show_default=True)
+@click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time.")
+@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
+@click.option(
+    "--phase",
+    type=click.Choice(("prefill", "decode")),
+    default="prefill",
+    show_default=True,
+    help="Which phase the roofline is of.",
+)
 @shared.output(what="the figure: .html, or .png, .svg, .pdf (with the extra `images`)")
 def plot(figure: str, output: Path | None, **question: Any) -> None:
     """One of the figures of "LLM Inference Unveiled" for any model and device.

@@ -19,9 +19,9 @@ from . import options as shared
     "--quant",
     metavar="SCHEME",
     callback=shared.given,
-    help="Of weights, activations and cache: W4A16g128, fp8, KV8. 16 bits if not given.",
+    help="Formats of weights, activations and cache: W4A16g128, fp8, KV8. 16 bits if not given.",
 )
-@click.option("--measured", metavar="TIME", help="What yours took, such as '31.5 us': says how good that is.")
+@click.option("--measured", metavar="TIME", help="What your kernel took, such as '31.5 us': tells how good that is.")
 @shared.library
 @shared.profiles
 @shared.hardware_set
@@ -39,7 +39,7 @@ def kernel(
     hardware_set: tuple[str, ...],
     form: str,
 ) -> None:
-    """Tells the bound of one kernel, and what to expect of real ones: `kernel gemm h100-sxm M=1,4096 N=4096 K=14336`.
+    """The bound of one kernel, and what to expect of real ones: `kernel gemm h100-sxm M=1,4096 N=4096 K=14336`.
 
     Without arguments it lists the kernels with their sizes. VALUES are numbers or ranges: 1,16,64 or 1..4096*2.
     """

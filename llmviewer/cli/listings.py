@@ -27,11 +27,11 @@ _CARDS: Final = {".txt": "text", ".json": "json", ".yaml": "yaml", ".yml": "yaml
     "--format",
     "form",
     type=click.Choice(("text", "json", "dot", "mermaid")),
-    help="dot and mermaid draw the graph. Text if not given, or as the file's name says.",
+    help=f"dot and mermaid draw the graph. {shared.AS_NAMED}.",
 )
 @shared.output(what="the list")
 def models(name: str | None, form: str | None, output: Path | None, *, graph: bool) -> None:
-    """The models that ship, or the facts or the graph of one (a NAME, or the path of a config.json)."""
+    """The models that ship, or the facts or the graph of one (a NAME, or what analyze takes as MODEL)."""
     from ..facts import describe_model
     from ..model_files import load_model, model_names
 
@@ -56,13 +56,13 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
 
 @click.command()
 @click.argument("name", required=False, callback=shared.given)
-@click.option("--check", is_flag=True, help="Whether the numbers of NAME, or of every device, fit together.")
+@click.option("--check", is_flag=True, help="Check whether the numbers of NAME, or of every device, fit together.")
 @click.option("--local", is_flag=True, help="Draft the YAML of the CPU and the GPUs of this machine.")
 @shared.hardware_path
 @click.option(
     "--format", "form", type=click.Choice(("text", "json", "yaml")),
-    help="yaml: the file of NAME, to begin one of your own with (docs/hardware.md); its name is that of --output. "
-    "Text if not given, or as the file's name says.",
+    help="yaml: the file of NAME, to begin one of your own with (docs/hardware.md); the device is named as --output. "
+    f"{shared.AS_NAMED}.",
 )  # fmt: skip
 @shared.output(what="the list")
 def hardware(name: str | None, form: str | None, output: Path | None, *, check: bool, local: bool) -> None:

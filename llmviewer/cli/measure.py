@@ -30,22 +30,26 @@ _BAR: Final = 20
 @click.command()
 @click.option(
     "--backend", type=click.Choice(_BACKENDS), default="auto", show_default=True,
-    help="Whose kernels: of this package and torch beside them, torch on a GPU, or torch on the CPU. Auto: the GPU "
-    "where there is one.",
+    help="Whose kernels. triton: those of this package, and of torch beside them; torch: of torch on a GPU; cpu: of "
+    "torch on the CPU; auto: on the GPU where there is one.",
 )  # fmt: skip
 @click.option(
     "--model", "models", multiple=True, metavar="NAME",
-    help="Whose shapes. May be repeated. A few of several kinds if not given.",
+    help="A model whose shapes are measured. May be repeated. If not given, a few of several kinds.",
 )  # fmt: skip
-@click.option("--minutes", type=float, default=5, show_default=True, help="When to stop.")
-@click.option("--family", metavar="NAMES", help="Only these, of gemm, attention, moe and elementwise.")
-@click.option("--dtype", metavar="NAMES", help="Data types, such as bf16,fp8,int4_wo (docs/measurements.md).")
+@click.option("--minutes", type=float, default=5, show_default=True, help="Stop after so many.")
+@click.option("--family", metavar="NAMES", help="Only some of gemm, attention, moe and elementwise.")
+@click.option(
+    "--dtype", metavar="NAMES", help="Only these data types, such as bf16,fp8,int4_wo (docs/measurements.md)."
+)
 @click.option(
     "--tune/--no-tune", default=True, show_default=True,
-    help="Try a few ways to cut the work of Triton kernels up, at most half of the time, and measure the fastest.",
+    help="Try a few tilings of each Triton kernel, for half of the time at most, and measure the fastest.",
 )  # fmt: skip
 @click.option(
-    "--hardware", metavar="NAME|FILE", help="The device, where its name does not tell, or a file of yours is better."
+    "--hardware",
+    metavar="NAME|FILE",
+    help="The device, where the name that it gives does not tell, or a file of yours describes it better.",
 )
 @click.option("--format", "form", type=click.Choice(("parquet", "csv")), default="parquet", show_default=True)
 @click.option(

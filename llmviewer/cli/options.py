@@ -18,6 +18,7 @@ from ..errors import InputError
 if TYPE_CHECKING:
     from ..reports.report import Answer, Report
 
+AS_NAMED: Final = "If not given: text, or as the name of the output file ends"  # help of a --format
 MAX: Final = "max"  # in place of a number: the most there is
 FORMATS: Final = ("text", "json", "csv", "markdown", "html")
 SUFFIXES: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".txt": "text"}
@@ -85,8 +86,8 @@ hardware_set = click.option(
     "--hardware-set",
     metavar="KEY=VALUE",
     multiple=True,
-    help="What if: memory.bandwidth=2x, matrix.fp16='155 TOP/s', memory.capacity='48 GB'; of one of several devices: "
-    "l40s:price.cloud='1 USD/h'. May be repeated.",
+    help="A what-if, which changes a number of the device: memory.bandwidth=2x, matrix.fp16='155 TOP/s' or "
+    "memory.capacity='48 GB'; of one of several devices: l40s:price.cloud='1 USD/h'. May be repeated.",
 )
 hardware_path = click.option(
     "--hardware-path",
@@ -94,21 +95,21 @@ hardware_path = click.option(
     is_eager=True,
     expose_value=False,
     callback=_in_folder,
-    help=f"A folder of hardware YAML files of yours, read before those that ship. Also {PATH_VARIABLE}.",
+    help=f"A folder of your own hardware YAML files, read before those that ship. {PATH_VARIABLE} sets it too.",
 )
 depreciation = click.option(
     "--depreciation",
     "years",
     metavar="YEARS",
     type=float,
-    help="Spread a purchase price over so many years of use without a pause. Without it only cloud prices count.",
+    help="Spread the purchase price over so many years of use without a pause. If not given, only cloud prices count.",
 )
 library = click.option(
     "--library",
     metavar="NAME",
     default="",
-    help="Whose kernels times are expected of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). If not "
-    "given, the one of which most was measured on the device, which need not be the fastest.",
+    help="Library of kernels whose times are expected: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). If "
+    "not given, the one that was measured most on the device, which need not be the fastest.",
 )
 profiles = click.option(
     "--profile",
@@ -116,16 +117,16 @@ profiles = click.option(
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A profile that `llmviewer calibrate` wrote, before those that ship. May be repeated.",
+    help="A profile that `llmviewer calibrate` wrote, used before those that ship. May be repeated.",
 )
-bound = click.option("--bound", is_flag=True, help="Lower bounds alone; nothing is expected of measured kernels.")
+bound = click.option("--bound", is_flag=True, help="Only lower bounds, without the times expected of measured kernels.")
 engine = click.option(
     "--engine",
     metavar="NAME",
     default="",
-    help="Which serving engine launches kernels: huggingface, deepspeed, vllm, openppl, flashdecoding++, lightllm or "
-    "tensorrt-llm. It brings a library of kernels, in place of --library, and what its host adds to every step. No "
-    "gaps between kernels if not given.",
+    help="Serving engine that launches the kernels: huggingface, deepspeed, vllm, openppl, flashdecoding++, lightllm "
+    "or tensorrt-llm. It brings a library of kernels, in place of --library, and what its host adds to every step. If "
+    "not given, there are no gaps between kernels.",
 )
 
 
@@ -150,9 +151,7 @@ def reported(command: _F) -> _F:
     """The options of reports that can be a folder of files."""
     return all_of(
         command,
-        click.option(
-            "--format", "form", type=click.Choice(FORMATS), help="Text if not given, or as the file's name says."
-        ),
+        click.option("--format", "form", type=click.Choice(FORMATS), help=f"{AS_NAMED}."),
         click.option(
             "-o",
             "--output",

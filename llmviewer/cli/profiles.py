@@ -23,11 +23,11 @@ _LEFT: Final = (0, 1, 2, 3)
 @click.argument("name", required=False)
 @click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
 def profiles(name: str | None, form: str) -> None:
-    """Lists the profiles that ship, or those of a device or a library, NAME: what `expect` rests on.
+    """The profiles that ship, or those of NAME, a device or a library: what expected times rest on.
 
-    Each line is for the kernels of a library on a device, by family and data type: how many measurements they were
-    fitted to, and how far off the expectation is on shapes that were held out, of short kernels too. A data type such
-    as bf16/fp8 is that of the queries and of the cache.
+    Each line is of the kernels of a library on a device, by family and data type: how many measurements they were
+    fitted to, and how far off the expectation is on shapes that were held out of the fit, of all kernels and of those
+    under 20 us. A data type such as bf16/fp8 is that of the queries and that of the cache.
     """
     from ..expectation.profile import profiles as every
     from ..hardware_files import hardware_names, load_hardware

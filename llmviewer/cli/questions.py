@@ -16,11 +16,11 @@ from . import options as shared
 
 SIDES: Final = {"prefill": "read prompts", "decode": "take decode steps"}
 DEGREES: Final = {
-    "tp": "tensor: weights, heads and experts are cut",
-    "pp": "pipeline: layers are shared out",
-    "ep": "expert: experts are shared out over tp x dp",
-    "dp": "data: sequences are shared out",
-    "cp": "context: tokens of prompt and cache are shared out",
+    "tp": "Tensor parallelism: weights, heads and experts are cut",
+    "pp": "Pipeline parallelism: layers are divided among devices",
+    "ep": "Expert parallelism: experts are divided among tp x dp devices",
+    "dp": "Data parallelism: sequences are divided among devices",
+    "cp": "Context parallelism: tokens of prompt and cache are divided among devices",
 }
 _LAYOUTS: Final = 64  # degrees of one kind that are compared at once
 _WITH: Final = "with"  # what the option is called; `techniques` where it is a name in Python
@@ -39,29 +39,31 @@ def setting(command: _F, *, required: bool = True) -> _F:
             metavar="SCHEME",
             callback=shared.precision,
             help="Bits or formats of weights, activations and KV cache: W4A16g128, W8A8KV8, fp8, Wnf4A16; for parts of "
-            "the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. Alone, fp8, int8, mxfp8 and nvfp4 are weights and "
-            "activations, int4, nf4, mxfp6 and mxfp4 weights; fp8KV8 has a cache besides. Or a file type of llama.cpp: "
-            "Q4_K_M, Q8_0,A8g32. `published`, as the model is, if not given; parts may follow it.",
+            "the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. A format by itself is that of weights and "
+            "activations (fp8, int8, mxfp8, nvfp4), or of weights alone (int4, nf4, mxfp6, mxfp4); fp8KV8 adds the "
+            "cache. Or a file type of llama.cpp: Q4_K_M, Q8_0,A8g32. If not given, `published`: as the model was; parts "
+            "may follow it.",
         ),
         click.option(
             "--attention",
             metavar="eager|flash",
-            help="Three launches with the scores in memory, or one. Flash if not given; eager in survey accounting.",
+            help="eager: three launches with the scores in memory; flash: one launch. If not given, flash, or "
+            "eager in survey accounting.",
         ),
         click.option(
             "--accounting",
             metavar="faithful|survey",
             default="faithful",
             show_default=True,
-            help='What kernels have to do, or the conventions of the paper "LLM Inference Unveiled".',
+            help='faithful: what kernels have to do; survey: the conventions of the paper "LLM Inference Unveiled".',
         ),
         click.option(
             "--mla",
             metavar="auto|naive|absorbed",
             default="auto",
             show_default=True,
-            help="Latent attention (DeepSeek): expand the cache, or bring the queries to it. Auto: naive in the "
-            "prefill, absorbed in decode.",
+            help="Latent attention (DeepSeek). naive: expand the cache to keys and values; absorbed: bring the queries "
+            "to the cache; auto: naive in the prefill, absorbed in decode.",
         ),
         shared.hardware_set,
         shared.hardware_path,
@@ -96,20 +98,29 @@ def layout(command: _F, *, several: bool = False) -> _F:
 
     options = [
         *(
-            click.option(f"--{name}", metavar="NUMBERS", default="1", help=f"Parallelism, {text}; several: 1,2,4.")
+            click.option(f"--{name}", metavar="NUMBERS", default="1", help=f"{text}; several: 1,2,4.")
             if several
-            else click.option(f"--{name}", type=int, default=1, help=f"Parallelism, {text}.")
+            else click.option(f"--{name}", type=int, default=1, help=f"{text}.")
             for name, text in DEGREES.items()
         ),
-        click.option("--micro-batches", type=int, default=0, help="Parts of a batch in the pipeline; as stages if 0."),
+        click.option(
+            "--micro-batches",
+            type=int,
+            default=0,
+            help="Parts that the pipeline cuts a batch into; one for each stage if 0.",
+        ),
         click.option(
             "--collective",
             metavar="auto|ring|tree|one-shot|two-shot",
             default="auto",
-            help="How sums travel between devices; auto is what none of them beats.",
+            help="How sums travel between devices; auto: as few bytes and messages as the best of the others.",
         ),
-        click.option("--hierarchical-all-to-all", is_flag=True, help="Tokens for other nodes pass a peer there."),
-        click.option("--overlap", is_flag=True, help="Collectives travel while the launch before them still works."),
+        click.option(
+            "--hierarchical-all-to-all",
+            is_flag=True,
+            help="Tokens for devices of another node go to one of them, which passes them on.",
+        ),
+        click.option("--overlap", is_flag=True, help="Collectives run while the launch before them is still at work."),
     ]
     return shared.all_of(cast("_F", with_layout), *options)
 
@@ -129,10 +140,10 @@ def offload(command: _F) -> _F:
             "--offload",
             metavar="PARTS",
             callback=shared.given,
-            help="Parts of all weights and of the KV cache that lie in host memory, or @storage, and are fetched: "
-            "weights=0.5,kv=0.2@storage.",
+            help="Parts of all weights and of the KV cache that lie in host memory, or on storage (@storage), and are "
+            "fetched when they are used: weights=0.5,kv=0.2@storage.",
         ),
-        click.option("--offload-sync", is_flag=True, help="What is fetched does not come while others are computed."),
+        click.option("--offload-sync", is_flag=True, help="Nothing is computed while offloaded parts are fetched."),
     )
     return shared.all_of(cast("_F", with_offload), *options)
 
@@ -155,15 +166,15 @@ def two_kinds(command: _F) -> _F:
         click.option(f"--{side}-{what}", metavar=metavar, help=f"{about} {does}.")
         for side, does in SIDES.items()
         for what, metavar, about in (
-            ("hardware", "HARDWARE", "Another kind of devices that"),
-            ("layout", "DEGREES", "Such as 'tp=4 pp=2', of the devices that"),
+            ("hardware", "HARDWARE", "In place of HARDWARE, the devices that"),
+            ("layout", "DEGREES", "A layout, such as 'tp=4 pp=2', of the devices that"),
         )
     ]
     options.append(
         click.option(
             "--kv-transfer",
             metavar="after|overlapped",
-            help="The cache goes from devices that read prompts to others after the prefill, or layer by layer in it.",
+            help="When the KV cache goes to the devices that decode: after the prefill, or layer by layer during it.",
         )
     )
     return shared.all_of(cast("_F", with_sides), *options)
@@ -176,7 +187,7 @@ def expert_skew(command: _F) -> _F:
         type=float,
         default=0,
         show_default=True,
-        help="How unevenly tokens choose experts: popularity falls with rank to the power of S. 0: all alike.",
+        help="How unevenly tokens choose experts: their popularity is rank^-S; with 0 all are alike popular.",
     )(command)
 
 
@@ -194,8 +205,8 @@ def techniques_alone(command: _F) -> _F:
         type=click.UNPROCESSED,  # a file says them as objects
         metavar="TECHNIQUE",
         multiple=True,
-        help="Such as sparsity or speculative:draft=llama-68m,gamma=4,alpha=0.7; see `llmviewer techniques`. May "
-        "be repeated.",
+        help="A technique in use, such as sparsity or speculative:draft=llama-68m,gamma=4,alpha=0.7; see `llmviewer "
+        "techniques`. May be repeated.",
     )(command)
 
 
@@ -209,7 +220,7 @@ def with_techniques(command: _F) -> _F:
             is_eager=True,
             expose_value=False,
             callback=_scenario,
-            help="A YAML file with any of these options by name, and model and hardware; the command line comes first.",
+            help="A YAML file with model, hardware and any of these options by name; the command line overrides it.",
         ),
     )
     return shared.all_of(command, *options)

@@ -20,7 +20,7 @@ _QUEUES: Final = {  # what is said of requests that wait, or are read elsewhere,
     "arrivals": None, "readers": 0, "prefill_hardware": None, "kv_transfer": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
 _DEGREES: Final = {
-    name: f"{kind} parallelism in use, as of analyze."
+    name: f"{kind} parallelism in use, as in analyze."
     for name, kind in {"tp": "Tensor", "pp": "Pipeline", "ep": "Expert", "dp": "Data", "cp": "Context"}.items()
 }
 
@@ -31,12 +31,12 @@ _served_with = click.option(
     "techniques",
     metavar="TECHNIQUE",
     multiple=True,
-    help="As of analyze: drafts (mtp, eagle, speculative:draft=NAME,alpha=0.7), prompts that begin alike "
+    help="As in analyze: drafts (mtp, eagle, speculative:draft=NAME,alpha=0.7), prompts that begin alike "
     "(prefix-cache:tokens=2000, or hit=0.6), or what changes all steps. May be repeated.",
 )
 
 _hardware_set = click.option(
-    "--hardware-set", metavar="KEY=VALUE", multiple=True, help="What if, as of compare. May be repeated."
+    "--hardware-set", metavar="KEY=VALUE", multiple=True, help="A what-if, as in compare. May be repeated."
 )
 
 
@@ -79,7 +79,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 
         options = [
             *(click.option(f"--{name}", type=int, default=1, help=text) for name, text in degrees.items()),
-            click.option("--layout", metavar="DEGREES", help="The same in one, as of plan: 'tp=4 ep=4'."),
+            click.option("--layout", metavar="DEGREES", help="All of these in one, as in plan: 'tp=4 ep=4'."),
         ]
         return shared.all_of(cast("_F", with_layout), *options)
 
@@ -94,67 +94,72 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     metavar="R|max",
     type=click.UNPROCESSED,
     callback=shared.or_max(float, "a number of requests a second, or max for as many as are served"),
-    help="Requests a second, which come at random (Poisson); max: as many as are served, all there at the start.",
+    help="Requests a second, which arrive at random (Poisson); max: all are there at the start, for the most that is "
+    "served.",
 )
 @click.option(
     "--arrivals",
     type=_FILE,
     metavar="FILE",
-    help="In place of --rate and lengths: a CSV file with columns timestamp, prompt and gen, or as Azure's traces and "
-    "BurstGPT have them; and cached, tokens of each prompt that are in a cache already, where there are any. Or a "
-    ".jsonl file as Mooncake's traces.",
+    help="In place of --rate and lengths: a CSV file with columns timestamp, prompt and gen, or those of Azure's "
+    "traces or of BurstGPT; and cached, tokens of each prompt that are in a cache already, where there are any. Or a "
+    ".jsonl file, as Mooncake's traces.",
 )
 @click.option(
     "--prompt-lengths",
     "--prompt",
     metavar="LENGTHS",
-    help="Tokens, 1024 if not given: 512, uniform:100-900, lognormal:mean=512,p95=1536 (or two of p50, p90, p95, p99), "
-    "as of sharegpt4, arxiv, lmsys-chat or translation, or a file with one a line.",
+    help="Tokens of prompts: 512, uniform:100-900, lognormal:mean=512,p95=1536 (or two of p50, p90, p95, p99), a data "
+    "set (sharegpt4, arxiv, lmsys-chat or translation), or a file with one length a line. 1024 if not given.",
 )
-@click.option("--gen-lengths", "--gen", metavar="LENGTHS", help="Of answers, likewise; 128 if not given.")
+@click.option("--gen-lengths", "--gen", metavar="LENGTHS", help="Tokens of answers, likewise. 128 if not given.")
 @click.option(
     "--policy",
     metavar="POLICY",
-    help="static, decode-first, prefill-first, fcfs, or chunked:TOKENS, which a step reads and writes. The engine's, "
-    "or chunked:512; with --rate max the chunks that serve most.",
+    help="What a step takes: static, decode-first, prefill-first, fcfs, or chunked:TOKENS, as many as a step reads and "
+    "writes at most. If not given, the engine's, or chunked:512; with --rate max the chunks that serve most.",
 )
 @click.option(
     "--requests",
     type=int,
-    help="How many come, 1000 if not given; or the first of the file. With --rate max as many as it takes, of a copy.",
+    help="How many arrive; with --arrivals the first so many of the file. 1000 if not given; with --rate max "
+    "as many of each copy as it takes.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals, lengths and accepted tokens drawn.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of random arrivals, lengths and accepted tokens.")
 @click.option(
     "--max-batch",
     type=int,
-    help="Sequences at a time of each copy, or of each of its dp ranks, if memory has room. 256 if not given; with "
-    "--rate max as many as it has room for, up to 2048.",
+    help="Most sequences at a time of each copy, or of each of its dp ranks, where memory has room. If not given, 256; "
+    "with --rate max as many as it has room for, up to 2048.",
 )
-@click.option("--block", type=int, help="Tokens of a block of the KV cache. The engine's, or 16.")
-@click.option("--copies", type=int, default=1, show_default=True, help="Of the model; requests go to them in turn.")
+@click.option("--block", type=int, help="Tokens of a block of the KV cache; if not given, the engine's, or 16.")
 @click.option(
-    "--readers", type=int, default=0, help="More copies, which read the prompts, so that the others decode only."
+    "--copies", type=int, default=1, show_default=True, help="Copies of the model; requests go to them in turn."
 )
-@click.option("--prefill-hardware", metavar="HARDWARE", help="Another kind of devices for the readers.")
-@click.option("--kv-transfer", metavar="after|overlapped", help="As of analyze; after if not given.")
+@click.option(
+    "--readers", type=int, default=0, help="More copies, which only read prompts, so that the others only decode."
+)
+@click.option("--prefill-hardware", metavar="HARDWARE", help="In place of HARDWARE, the devices of the readers.")
+@click.option("--kv-transfer", metavar="after|overlapped", help="As in analyze; after if not given.")
 @shared.goal("--ttft", "Goal: the longest time to first token.", default=inf)
 @shared.goal("--tpot", "Goal: the longest time per output token.", default=inf)
-@click.option("--quant", metavar="SCHEME", callback=shared.precision, help="As of analyze.")
-@click.option("--attention", metavar="eager|flash", help="As of analyze.")
+@click.option("--quant", metavar="SCHEME", callback=shared.precision, help="As in analyze.")
+@click.option("--attention", metavar="eager|flash", help="As in analyze.")
 @_served_with
 @_lies(
     tp="Devices that share each copy (tensor parallelism). One if not given.",
     pp="Stages of a pipeline that follow each other.",
-    ep="Parts that experts are shared out among.",
-    dp="Ranks of a copy with sequences of their own, which wait for each other where experts lie on all.",
-    cp="Context parallelism, as of analyze.",
+    ep="Devices that experts are divided among.",
+    dp="Ranks of a copy, each with sequences of its own; they wait for each other where all share the experts.",
+    cp="Context parallelism, as in analyze.",
 )
 @_served
 def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
-    """Requests that arrive over time at MODEL on HARDWARE: what they wait, and what holds them up.
+    """Requests that arrive over time at MODEL on HARDWARE: how long they wait, and what holds them up.
 
-    Step by step, with the caches in blocks of memory, for percentiles; beside it the means in closed form. Twice: with
-    steps as long as their lower bounds, and as long as is expected of kernels. --rate max says what is served at most.
+    They are simulated step by step, with caches in blocks of memory, for percentiles; means in closed form stand
+    beside them. All is there twice: with steps as long as their lower bounds, and as long as is expected of kernels.
+    --rate max finds the most that is served.
     """
     shared.check_output(form, output)
     if question["rate"] == shared.MAX:
@@ -183,16 +188,26 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
 @click.command()
 @click.argument("model")
 @click.option(
-    "--rate", type=float, required=True, metavar="R", help="Requests a second, which come at random (Poisson)."
+    "--rate", type=float, required=True, metavar="R", help="Requests a second, which arrive at random (Poisson)."
 )
 @shared.goal("--ttft", "The longest mean time to first token.", default=inf)
 @shared.goal("--tpot", "The longest mean time per output token.", default=inf)
-@click.option("--prompt", metavar="TOKENS", default="1024", show_default=True, callback=_alike, help="Of each prompt.")
-@click.option("--gen", metavar="TOKENS", default="256", show_default=True, callback=_alike, help="Of each answer.")
+@click.option(
+    "--prompt", metavar="TOKENS", default="1024", show_default=True, callback=_alike, help="Tokens of each prompt."
+)
+@click.option(
+    "--gen", metavar="TOKENS", default="256", show_default=True, callback=_alike, help="Tokens of each answer."
+)
 @hardware_option
-@click.option("--max-devices", type=int, default=16, show_default=True, help="Of all copies of the model together.")
+@click.option(
+    "--max-devices",
+    type=int,
+    default=16,
+    show_default=True,
+    help="The most devices, of all copies of the model together.",
+)
 @shared.quants(
-    "A precision that may be used. May be repeated. If not given: published, fp8 and W8A8 with a cache of 8 bits "
+    "A precision that is allowed. May be repeated. If not given: published, fp8 and W8A8 with a cache of 8 bits "
     "(fp8KV8, W8A8KV8) and without, W4A16g128, W4A8g128, KV8."
 )
 @click.option(
@@ -200,12 +215,15 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
     "layouts",
     metavar="DEGREES",
     multiple=True,
-    help="How a copy may lie, such as 'tp=4 pp=2', or '' for one device. May be repeated. If not given: one device, "
-    "tp=2, 4, 8, 16, pp=2, and pp=2 with tp=2 and 4; with experts also tp and dp of 2, 4, 8, 16 with as many ep.",
+    help="A layout that a copy may have, such as 'tp=4 pp=2', or '' for one device. May be repeated. If not given: one "
+    "device, tp=2, 4, 8, 16, pp=2, and pp=2 with tp=2 and 4; with experts also tp and dp of 2, 4, 8, 16 with as many "
+    "ep.",
 )
 @_served_with
 @click.option(
-    "--by", type=click.Choice(("cost", "energy", "devices")), help="What is to be low. The first that is known."
+    "--by",
+    type=click.Choice(("cost", "energy", "devices")),
+    help="What is to be low; if not given, the first of these that is known.",
 )
 @_served
 def plan(
@@ -219,7 +237,7 @@ def plan(
 ) -> None:
     """The cheapest devices, count, layout, precision and batch that serve MODEL at a rate within given times.
 
-    What else keeps to them, what no other beats (Pareto), and what rules each of the others out.
+    Also what else keeps to these times, what no other beats (Pareto), and what rules each of the others out.
     """
     shared.check_output(form, output)
     from ..reports.plans import REPORT
@@ -240,25 +258,25 @@ def plan(
     type=click.Choice(("latency", "ttft", "tpot", "throughput")),
     default="latency",
     show_default=True,
-    help="What is to be better.",
+    help="What is to get better.",
 )
 @click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
 @click.option(
-    "--quant", metavar="SCHEME", callback=shared.precision, help="As of analyze: the precision that is in use already."
+    "--quant", metavar="SCHEME", callback=shared.precision, help="The precision that is in use already, as in analyze."
 )
-@click.option("--attention", metavar="eager|flash", help="As of analyze.")
+@click.option("--attention", metavar="eager|flash", help="As in analyze.")
 @_lies(**_DEGREES)
 @click.option(
-    "--with", "given", metavar="TECHNIQUE", multiple=True, help="One that is in use already. May be repeated."
+    "--with", "given", metavar="TECHNIQUE", multiple=True, help="A technique that is in use already. May be repeated."
 )
 @click.option(
     "--max-devices",
     type=int,
     default=1,
     show_default=True,
-    help="Up to which tensor parallelism is tried: 2, 4, ... 64.",
+    help="Also try tensor parallelism over 2, 4, ... devices, up to so many (64 at most).",
 )
 @click.option(
     "--without",

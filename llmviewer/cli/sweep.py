@@ -33,17 +33,19 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
     "--over",
     metavar="AXIS=VALUES",
     multiple=True,
-    help="batch=1..256, batch=1..256*2, prompt=128,512,2048, kv_len=128..4096+128, gen=..., images=0..4, "
-    "quant=published,W4A16g128, attention=eager,flash, tp=1,2,4 and pp, ep, dp, cp, 'layout=tp=8,tp=4 pp=2'; what-ifs "
-    "on the device: memory.bandwidth=1x,2x,4x, matrix.bf16=1x,2x. May be repeated: all combinations.",
+    help="An axis and its values: batch=1..256, batch=1..256*2, prompt=128,512,2048, kv_len=128..4096+128, gen=..., "
+    "images=0..4, quant=published,W4A16g128, attention=eager,flash, tp=1,2,4 and pp, ep, dp, cp, 'layout=tp=8,tp=4 "
+    "pp=2'; what-ifs on the device: memory.bandwidth=1x,2x,4x, matrix.bf16=1x,2x. May be repeated: all combinations.",
 )
-@click.option("--batch", type=int, default=1, show_default=True, help="Where it is not swept over.")
-@click.option("--prompt", type=int, default=1024, show_default=True, help="Where it is not swept over.")
+@click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time, where not swept over.")
+@click.option(
+    "--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt, where not swept over."
+)
 @click.option("--gen", type=int, help="Tokens generated; adds time per token and latency of the whole generation.")
 @click.option("--kv-len", type=int, help="Context of the decode step; prompt + 1 if not given.")
 @click.option("--images", type=int, help="Pictures in each prompt; none if not given.")
 @questions.with_techniques
-@click.option("--expected", is_flag=True, help="Adds what to expect of real kernels, to rows; a summary ranks by it.")
+@click.option("--expected", is_flag=True, help="Add what to expect of real kernels to the rows; a summary ranks by it.")
 @shared.library
 @shared.profiles
 @shared.engine
@@ -51,21 +53,25 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
     "-o", "--output", metavar="FILE|DIR/", help="Write the points to a file (.csv or .parquet), or shards to a folder."
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes that fill the folder.")
-@click.option("--shard", metavar="I/N", help="Fill in only every N-th shard of the folder, from the I-th.")
+@click.option("--shard", metavar="I/N", help="Fill only every N-th shard of the folder, from the I-th on.")
 @click.option(
     "--dask",
     metavar="ADDRESS",
     callback=shared.given,
     help="Fill the folder on a Dask cluster, such as tcp://HOST:8786.",
 )
-@click.option("--shard-points", type=click.IntRange(1), help="Points of a shard at most; a million if not given.")
-@click.option("--summary", type=click.Path(path_type=Path), metavar="DIR", help="What the sweep in a folder found.")
-@click.option("--by", metavar="AXES", default="model", show_default=True, help="What a summary keeps apart.")
+@click.option("--shard-points", type=click.IntRange(1), help="The most points of a shard; a million if not given.")
+@click.option(
+    "--summary", type=click.Path(path_type=Path), metavar="DIR", help="Tell what the sweep in a folder found."
+)
+@click.option(
+    "--by", metavar="AXES", default="model", show_default=True, help="Axes whose values a summary keeps apart."
+)
 @click.option(
     "--format",
     "form",
     type=click.Choice(tuple(_SUMMARIES.values())),
-    help="Of a summary. Text if not given, or as the file's name says.",
+    help=f"Of a summary. {shared.AS_NAMED}.",
 )
 def sweep(
     *,

@@ -20,7 +20,7 @@ _FORMATS: Final = {".txt": "text", ".json": "json", ".md": "markdown"}
     "--format",
     "form",
     type=click.Choice(tuple(_FORMATS.values())),
-    help="Text if not given, or as the file's name says.",
+    help=f"{shared.AS_NAMED}.",
 )
 @shared.output(what="the list")
 def techniques(name: str | None, form: str | None, output: Path | None) -> None:

@@ -40,12 +40,12 @@ _SUFFIXES: Final = {".txt": "text", ".json": "json", ".html": "html"}
     "prior",
     type=_FILE,
     metavar="FILE",
-    help="The profile that few rows are drawn to; those that ship if not given.",
+    help="The profile that a fit to few rows leans on; those that ship if not given.",
 )
 @click.option(
     "--residual",
     is_flag=True,
-    help="Keep, of stacks with 1,000 rows or more, what the fit leaves of each shape: nearer to shapes between them.",
+    help="Of stacks with 1,000 rows or more, also keep how far the fit is off at each shape, to correct those between.",
 )
 @click.option(
     "--source", multiple=True, metavar="TEXT", help="Where the measurements come from; the files if not given."
@@ -62,9 +62,10 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
 ) -> None:
     """Fits how fast the kernels of a library are on a device, from measurements (docs/measurements.md).
 
-    Parameters, where they come from and their errors, on shape families that were not fitted too, go to a YAML file
-    that `llmviewer validate --profile` reads. A stack needs 20 rows: what they do not tell is taken from the profiles
-    of its nearest relatives. Rows that cannot be fitted are counted with the reason.
+    Writes a YAML file that `llmviewer validate --profile` reads: parameters, where they come from, and their errors,
+    also on families of shapes that were held out of the fit. A stack (a kernel of a library, and its data types) needs
+    20 rows: what they do not tell is taken from the profiles of its nearest relatives. Rows that cannot be fitted are
+    counted with the reason.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of scipy, before it is loaded: matrices are small
 
@@ -145,14 +146,24 @@ def _named(device: str, family: str, stack: Stack) -> str:
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
 @click.option(
-    "--profile", "paths", multiple=True, type=_FILE, metavar="FILE", help="A profile, before those that ship."
+    "--profile",
+    "paths",
+    multiple=True,
+    type=_FILE,
+    metavar="FILE",
+    help="A profile, used before those that ship. May be repeated.",
 )
-@click.option("--predictions-out", type=_FILE, metavar="FILE", help="The rows with what is predicted (.csv, .parquet).")
+@click.option(
+    "--predictions-out",
+    type=_FILE,
+    metavar="FILE",
+    help="Also write the rows with what is predicted of them (.csv, .parquet).",
+)
 @click.option(
     "--format",
     "form",
     type=click.Choice(("text", "json", "html")),
-    help="Text if not given, or as the file's name says.",
+    help=f"{shared.AS_NAMED}.",
 )
 @click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write the scores to a file (.txt, .json, .html).")
 @shared.hardware_path

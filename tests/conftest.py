@@ -30,18 +30,20 @@ settings.load_profile("suite")
 
 @pytest.fixture
 def recounted(monkeypatch, capsys):
-    """Runs a script of oracle/ with --check, and gives its exit code and what it says. In this process, where torch and
-    transformers may be loaded already; skips the test where they are not to be had.
+    """Runs a script of oracle/ with --check, of some models where they are named, and holds it to find no difference.
+    In this process, where torch and transformers may be loaded already; skips the test where they are not to be had.
     """
 
-    def run(script, *options):
+    def run(script, *models):
         for needed in ("torch", "transformers"):
             pytest.importorskip(needed)
         monkeypatch.syspath_prepend(_ORACLE)  # they import each other
-        monkeypatch.setattr(sys, "argv", [script, "--check", *options])
+        monkeypatch.setattr(sys, "argv", [script, "--check", *(["--only", ",".join(models)] if models else [])])
         with warnings.catch_warnings(action="ignore"), pytest.raises(SystemExit) as ended:
             runpy.run_path(str(_ORACLE / script), run_name="__main__")
-        return ended.value.code, capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert ended.value.code == 0, said
+        assert not models or f": {len(models)} models, no difference" in said
 
     return run
 

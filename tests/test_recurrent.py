@@ -133,9 +133,8 @@ def test_parameters_equal_those_of_transformers(name):
 
 
 def test_recurrent_json_is_what_torch_counts_today(recounted):
-    """Of each fourth model: versions are pinned. Needs the extra `oracle`; skipped without it."""
-    code, said = recounted("make_recurrent.py", "--every", "8")
-    assert code == 0, said
+    """Of the tiny ones: versions are pinned. Needs the extra `oracle`; skipped without it."""
+    recounted("make_recurrent.py", "kimi_linear", "minimax", "rwkv")
 
 
 def test_parameters_of_rwkv_are_those_of_the_papers_formulas():

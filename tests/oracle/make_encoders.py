@@ -10,19 +10,18 @@ which routes all tokens to one expert, of as many FLOPs as any. NLLB's experts a
 
     python tests/oracle/make_encoders.py           rewrite encoders.json
     python tests/oracle/make_encoders.py --check   exit 1 with one line for each difference from encoders.json
-    ... --check --every 8                          of each eighth model
+    ... --check --only bart-base                   of this model
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import torch
 import transformers
 import yaml
-from make_flops import ATTENTION, HERE, MODEL_FILES, differences, of, options, own_flops
+from make_flops import ATTENTION, HERE, MODEL_FILES, chosen, options, own_flops, settle
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_outputs import MoEModelOutput
@@ -122,15 +121,8 @@ def main() -> int:
     args = options("Make or check tests/oracle/encoders.json.")
     transformers.logging.set_verbosity_error()
     meta = {"torch": torch.__version__, "transformers": transformers.__version__, "attn": ATTENTION}
-    found = {"meta": meta, "models": {name: count(name) for name in MODELS[:: args.every]}}
-    if not args.check:
-        ORACLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(f"{ORACLE.name}: {len(found['models'])} models written")
-        return 0
-    stored = json.loads(ORACLE.read_text(encoding="utf-8"))
-    lines = list(differences(of(stored["models"], args.every), found["models"]))  # versions may differ, numbers may not
-    print("\n".join(lines) or f"{ORACLE.name}: {len(found['models'])} models, no difference")
-    return 1 if lines else 0
+    found = {"meta": meta, "models": {name: count(name) for name in chosen(MODELS, args.only)}}
+    return settle(ORACLE, found, ("models",), args=args)
 
 
 if __name__ == "__main__":

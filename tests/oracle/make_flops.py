@@ -20,7 +20,7 @@ repeats the 8 key-value heads to all 128 query heads before it caches them.
 
     python tests/oracle/make_flops.py           rewrite flops.json
     python tests/oracle/make_flops.py --check   exit 1 with one line for each difference from flops.json
-    ... --check --every 16                      of each sixteenth model, which the suite has time for
+    ... --check --only gpt2,bloom-560m          of these models, as the suite does with a small one of each kind
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +250,8 @@ def count_hybrid(name: str) -> dict[str, Any]:
     return {"parameters": sum(parameter.numel() for parameter in model.parameters()), "cases": cases}
 
 
-def make(every: int = 1) -> dict[str, Any]:
-    """The whole content of flops.json, or that of each `every`-th model."""
+def make(only: Sequence[str] = ()) -> dict[str, Any]:
+    """The whole content of flops.json, or that of some models."""
     meta = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -260,8 +260,8 @@ def make(every: int = 1) -> dict[str, Any]:
     }
     return {
         "meta": meta,
-        "models": {name: count(name) for name in MODELS[::every]},
-        "hybrids": {name: count_hybrid(name) for name in HYBRIDS[::every]},
+        "models": {name: count(name) for name in chosen(MODELS, only)},
+        "hybrids": {name: count_hybrid(name) for name in chosen(HYBRIDS, only)},
     }
 
 
@@ -277,35 +277,40 @@ def differences(stored: Any, found: Any, path: str = "") -> Iterator[str]:
         yield f"{path.lstrip('/')}: stored {stored}, found {found}"
 
 
-def of(stored: dict[str, Any], every: int) -> dict[str, Any]:
-    """Each `every`-th entry, in the order in which they were made."""
-    return dict(list(stored.items())[::every])
+def chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
+    """Those of `names` that are asked for; all where none is."""
+    return [name for name in names if not only or name in only]
 
 
 def options(description: str) -> argparse.Namespace:
-    """What a script that makes a file of counts is asked to do: `check`, and `every`, 1 where nothing is said."""
+    """What a script that makes a file of counts is asked to do: `check`, and `only`, the models to check."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="compare with the stored file instead of writing it")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="check each Nth model only")
+    parser.add_argument("--only", type=lambda names: names.split(","), default=(), metavar="NAMES", help="check these")
     found = parser.parse_args()
-    if found.every > 1 and not found.check:
-        parser.error("--every goes with --check: a file holds all models")
+    if found.only and not found.check:
+        parser.error("--only goes with --check: a file holds all models")
     return found
+
+
+def settle(oracle: Path, found: dict[str, Any], parts: Sequence[str], *, args: argparse.Namespace) -> int:
+    """Writes what was found or, with --check, compares its `parts` with what is stored; the exit code of a script."""
+    models = sum(len(found[part]) for part in parts)
+    if not args.check:
+        oracle.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print(f"{oracle.name}: {models} models written")
+        return 0
+    stored = json.loads(oracle.read_text(encoding="utf-8"))  # whose versions may differ, numbers may not
+    kept = {part: {name: stored[part][name] for name in chosen(stored[part], args.only)} for part in parts}
+    lines = [line for part in parts for line in differences(kept[part], found[part])]
+    print("\n".join(lines) or f"{oracle.name}: {models} models, no difference")
+    return 1 if lines else 0
 
 
 def main() -> int:
     args = options("Make or check tests/oracle/flops.json.")
     transformers.logging.set_verbosity_error()
-    found = make(args.every)
-    if not args.check:
-        ORACLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(f"{ORACLE.name}: {len(found['models'])} models and {len(found['hybrids'])} hybrids written")
-        return 0
-    stored = json.loads(ORACLE.read_text(encoding="utf-8"))
-    counted = ("models", "hybrids")  # versions may differ, numbers may not
-    lines = [line for part in counted for line in differences(of(stored[part], args.every), found[part])]
-    print("\n".join(lines) or f"{ORACLE.name}: {sum(len(found[part]) for part in counted)} models, no difference")
-    return 1 if lines else 0
+    return settle(ORACLE, make(args.only), ("models", "hybrids"), args=args)
 
 
 if __name__ == "__main__":

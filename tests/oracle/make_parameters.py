@@ -1,20 +1,19 @@
 """Count the parameters of every shipped model with transformers; write parameters.json and docs/parameters.md.
 
 Each `config` of `models/NAME.yaml` is built by transformers on the meta device (shapes only, no weights), without its
-quantization. Tied weights count once, buffers not. Models whose code is
-not in transformers are built as a class with the same matrices (`TWINS`), and where there is none the count is that of
-the model's file: made by hand from the shapes, or of another source. Of a model that speaks it is that of its thinker.
+quantization. Tied weights count once, buffers not. Models whose code is not in transformers are built as a class with
+the same matrices (`TWINS`), and where there is none the count is that of the model's file: made by hand from the
+shapes, or of another source. Of a model that speaks it is that of its thinker.
 
     python tests/oracle/make_parameters.py           rewrite parameters.json and docs/parameters.md
     python tests/oracle/make_parameters.py --check   exit 1 with one line for each difference from parameters.json
-    ... --check --every 8                            of each eighth model
+    ... --check --only gpt2                          of this model
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,14 +172,16 @@ def count(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"parameters": spec["parameters"], "counted": "by hand" if by_hand else "file"}
 
 
-def make(every: int = 1) -> dict[str, Any]:
-    """The whole content of parameters.json, or that of each `every`-th model."""
+def make(only: Sequence[str] = ()) -> dict[str, Any]:
+    """The whole content of parameters.json, or that of some models."""
     import torch
     import transformers
+    from make_flops import chosen  # loads torch, which what imports this module does not need
 
     transformers.logging.set_verbosity_error()
     meta = {"torch": torch.__version__, "transformers": transformers.__version__}
-    return {"meta": meta, "models": {name: _named(name, spec) for name, spec in list(specs().items())[::every]}}
+    known = specs()
+    return {"meta": meta, "models": {name: _named(name, known[name]) for name in chosen(known, only)}}
 
 
 def _named(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,24 +202,13 @@ def page(oracle: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    from make_flops import of, options  # loads torch, which what imports this module does not need
+    from make_flops import options, settle
 
     args = options("Make or check tests/oracle/parameters.json and docs/parameters.md.")
-    found = make(args.every)
+    found = make(args.only)
     if not args.check:
-        text = page(found)
-        ORACLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(text, encoding="utf-8")
-        print(f"{ORACLE.name}: {len(found['models'])} models written")
-        return 0
-    stored = of(json.loads(ORACLE.read_text(encoding="utf-8"))["models"], args.every)
-    lines = [
-        f"{name}: stored {stored.get(name)}, found {found['models'].get(name)}"
-        for name in sorted(stored.keys() | found["models"].keys())
-        if stored.get(name) != found["models"].get(name)
-    ]
-    print("\n".join(lines) or f"{ORACLE.name}: {len(stored)} models, no difference")
-    return 1 if lines else 0
+        PAGE.write_text(page(found), encoding="utf-8")
+    return settle(ORACLE, found, ("models",), args=args)
 
 
 if __name__ == "__main__":

@@ -10,20 +10,20 @@ transformers has, over whole chunks.
 
     python tests/oracle/make_recurrent.py           rewrite recurrent.json
     python tests/oracle/make_recurrent.py --check   exit 1 with one line for each difference from recurrent.json
-    ... --check --every 8                           of the tiny ones and each eighth of the others
+    ... --check --only rwkv,kimi-linear-48b-a3b      of these models
 """
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 import yaml
-from make_flops import differences, grouped_mm_flops, of, options, own_flops
+from make_flops import chosen, grouped_mm_flops, options, own_flops, settle
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -88,26 +88,17 @@ def count(config: dict[str, Any]) -> dict[str, Any]:
     return {"parameters": parameters, "prefill": prefill, "decode": decode}
 
 
-def make(every: int = 1) -> dict[str, Any]:
-    """The whole content of recurrent.json, or that of each `every`-th shipped model."""
+def make(only: Sequence[str] = ()) -> dict[str, Any]:
+    """The whole content of recurrent.json, or that of some models."""
     meta = {"torch": torch.__version__, "transformers": transformers.__version__, "batch": BATCH, "prompt": PROMPT}
-    tiny = {name: {"config": config, **count(config)} for name, config in TINY.items()}
-    return {"meta": meta, "tiny": tiny, "shipped": {name: count(fields(name)) for name in SHIPPED[::every]}}
+    tiny = {name: {"config": TINY[name], **count(TINY[name])} for name in chosen(TINY, only)}
+    return {"meta": meta, "tiny": tiny, "shipped": {name: count(fields(name)) for name in chosen(SHIPPED, only)}}
 
 
 def main() -> int:
     args = options("Make or check tests/oracle/recurrent.json.")
     transformers.logging.set_verbosity_error()
-    found = make(args.every)
-    if not args.check:
-        ORACLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(f"{ORACLE.name}: written")
-        return 0
-    stored = json.loads(ORACLE.read_text(encoding="utf-8"))
-    stored["shipped"] = of(stored["shipped"], args.every)
-    lines = [line for part in ("tiny", "shipped") for line in differences(stored[part], found[part])]
-    print("\n".join(lines) or f"{ORACLE.name}: no difference")
-    return 1 if lines else 0
+    return settle(ORACLE, make(args.only), ("tiny", "shipped"), args=args)
 
 
 if __name__ == "__main__":

@@ -14,21 +14,20 @@ prefill and a decode step are counted too, by module, with pictures and without.
 
     python tests/oracle/make_towers.py           rewrite towers.json
     python tests/oracle/make_towers.py --check   exit 1 with one line for each difference from towers.json
-    ... --check --every 8                        of each eighth model
+    ... --check --only llava-1.5-7b              of this model
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import transformers
 import yaml
-from make_flops import differences, of, options, own_flops
+from make_flops import chosen, options, own_flops, settle
 from make_parameters import TWINS, twin
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -247,25 +246,17 @@ def count(name: str) -> dict[str, Any]:
     return found
 
 
-def make(every: int = 1) -> dict[str, Any]:
-    """The whole content of towers.json, or that of each `every`-th model."""
+def make(only: Sequence[str] = ()) -> dict[str, Any]:
+    """The whole content of towers.json, or that of some models."""
     return {
         "meta": {"torch": torch.__version__, "transformers": transformers.__version__, "attn": ATTENTION},
-        "models": {name: count(name) for name in MODELS[::every]},
+        "models": {name: count(name) for name in chosen(MODELS, only)},
     }
 
 
 def main() -> int:
     args = options("Make or check tests/oracle/towers.json.")
-    found = make(args.every)
-    if not args.check:
-        ORACLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(f"{ORACLE.name}: {len(found['models'])} models written")
-        return 0
-    stored = json.loads(ORACLE.read_text(encoding="utf-8"))
-    lines = list(differences(of(stored["models"], args.every), found["models"]))  # versions may differ, numbers may not
-    print("\n".join(lines) or f"{ORACLE.name}: {len(found['models'])} models, no difference")
-    return 1 if lines else 0
+    return settle(ORACLE, make(args.only), ("models",), args=args)
 
 
 if __name__ == "__main__":

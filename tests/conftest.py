@@ -48,6 +48,12 @@ def recounted(monkeypatch, capsys):
     return run
 
 
+@pytest.fixture(scope="session")
+def triton_cache(pytestconfig):
+    """A folder in which Triton finds what it compiled in earlier runs: by source, options and its own version."""
+    return pytestconfig.cache.mkdir("triton")
+
+
 @pytest.fixture
 def own(request, tmp_path, monkeypatch):
     """A module of the user's in the folder that the tool runs in, which has the text OWN of the test's: its name and a

@@ -74,8 +74,8 @@ LOOKED = sorted({(name, sm) for name, sm, _ in PRODUCTS} | {(name, 90) for name,
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    return kernel_checks.compiled(f"LOOKED = {LOOKED}\n{SCRIPT}", [*WANTED, *TUNED], tmp_path_factory.mktemp("triton"))
+def compiled(triton_cache):
+    return kernel_checks.compiled(f"LOOKED = {LOOKED}\n{SCRIPT}", [*WANTED, *TUNED], triton_cache)
 
 
 def test_every_launch_compiles_fits_and_keeps_its_registers(compiled):

@@ -154,11 +154,11 @@ for name, place in (wanted.split(":") for wanted in sys.argv[1:]):
 """
 
 
-def test_hopper_has_the_slots_and_the_registers(tmp_path):
+def test_hopper_has_the_slots_and_the_registers(triton_cache):
     """A cache in fp8 is read at the H200's 4.8 TB/s, of 132 multiprocessors at 1755 MHz at least, before instructions
     run out; and with heads of 256 registers do not, for want of which ptxas waits for each product.
     """
-    decode, flash = compiled(SCRIPT, [("decode_attention", 3), ("flash_attention", 3)], tmp_path)
+    decode, flash = compiled(SCRIPT, [("decode_attention", 3), ("flash_attention", 3)], triton_cache)
     assert decode["rate"] > 4.8e12 / 132 / 1.755e9
     assert flash["registers"] < 250
     assert not decode["spills"] + flash["spills"]

@@ -19,6 +19,8 @@ from llmviewer import analyze
 from llmviewer.expectation.device import find
 from llmviewer.hardware_files import load_hardware
 from llmviewer.resource import matrix
+from llmviewer.setting import Setting
+from llmviewer.workload import Workload
 
 from .documented import names, rows, text
 
@@ -59,16 +61,25 @@ def predicted() -> Iterator[Point]:
                 quant, changes = "fp16", ("matrix.fp16=2x",) if row["engine"] == "llama.cpp CUDA" else ()
             elif "llama.cpp" in row["engine"]:
                 quant += ",A8g32" if row["engine"] in INTEGERS else ",Afp16"
-            asked = {"prompt": int(row["prompt"]), "gen": 1} if row["prompt"] else {"prompt": 8, "gen": 2}
-            at = {} if row["prompt"] else {"kv_len": int(row["kv_len"])}
-            phases = analyze(row["model"], row["device"], quant=quant, hardware_set=changes, **asked, **at).phases
-            total = (phases.prefill if row["prompt"] else phases.decode).total
-            tokens = int(row["prompt"]) if row["prompt"] else 1
+            prompt = int(row["prompt"] or 0)
+            if prompt:
+                workload = Workload.prefill(batch=1, prompt=prompt)
+            else:
+                workload = Workload.decode(batch=1, kv_len=int(row["kv_len"]), prompt=8)
+            phase = "prefill" if prompt else "decode"
+            bound_s, *found = one_pass(row["model"], row["device"], quant, phase, workload, changes=changes)
             yield Point(
-                engine=row["engine"], device=row["device"], quant=row["quant"], prompt=bool(row["prompt"]),
-                measured_s=tokens / float(row["tokens_per_s"]), bound_s=total.bound_time_s,
-                expected_s=total.expected_time_s, low_s=total.expected_low_s, high_s=total.expected_high_s,
+                engine=row["engine"], device=row["device"], quant=row["quant"], prompt=bool(prompt),
+                measured_s=(prompt or 1) / float(row["tokens_per_s"]), bound_s=bound_s,
+                **dict(zip(("expected_s", "low_s", "high_s"), found, strict=True)),
             )  # fmt: skip
+
+
+def one_pass(model, device, quant, phase, workload, *, changes=()):
+    """The bound, what is expected, and from where to where four fifths lie. [s]"""
+    setting = Setting.of(model, device, quant=quant, hardware_set=changes)
+    found = setting.expected_time(phase, workload, 1)
+    return float(setting.time_s(phase, workload, 1)), *(each.item() for each in (found.expected, found.low, found.high))
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +100,11 @@ def few():
     found = []
     for row in rows:
         tokens, quant = int(row["tokens"]), f"{row['quant']},A8g32"
-        total = analyze(row["model"], row["device"], quant=quant, prompt=tokens, gen=1).phases.prefill.total
+        bound_s, expected_s, *_ = one_pass(
+            row["model"], row["device"], quant, "prefill", Workload.prefill(batch=1, prompt=tokens)
+        )
         measured_s = tokens / float(row["tokens_per_s"])
-        found.append((row["device"], tokens, total.bound_time_s / measured_s, total.expected_time_s / measured_s))
+        found.append((row["device"], tokens, bound_s / measured_s, expected_s / measured_s))
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from llmviewer.choice import choose
+from llmviewer.choice import Choice, choose
 from llmviewer.export import write_text
 
 from .choice import REPORT
@@ -19,13 +19,18 @@ MODEL: Final = "llama-2-13b"
 STORIES: Final = {"novel": (1, 512, 4096), "documents": (16, 3000, 200)}  # users, tokens of a prompt, of an answer
 
 
-def make(folder: Path = FOLDER) -> None:
-    """Markdown and CSV of each. Their HTML is `llmviewer choose ... -o DIR`: five megabytes of library are not kept."""
-    for name, (users, prompt, gen) in STORIES.items():
-        choice = choose(MODEL, users=users, prompt=prompt, gen=gen)
-        write_text(folder / f"{name}.md", REPORT.markdown(choice))
-        write_text(folder / f"{name}.csv", REPORT.csv(choice))
+def told(name: str) -> Choice:
+    """What the story of a name is about: every device for its use."""
+    users, prompt, gen = STORIES[name]
+    return choose(MODEL, users=users, prompt=prompt, gen=gen)
+
+
+def write(name: str, choice: Choice, folder: Path = FOLDER) -> None:
+    """Its Markdown and CSV. The HTML is `llmviewer choose ... -o DIR`: five megabytes of library are not kept."""
+    write_text(folder / f"{name}.md", REPORT.markdown(choice))
+    write_text(folder / f"{name}.csv", REPORT.csv(choice))
 
 
 if __name__ == "__main__":
-    make()
+    for story in STORIES:
+        write(story, told(story))

@@ -23,12 +23,12 @@ NOVEL = {"users": 1, "prompt": 512, "gen": 4096}
 
 @pytest.fixture(scope="module")
 def novel():
-    return choose("llama-2-13b", **NOVEL)
+    return stories.told("novel")
 
 
 @pytest.fixture(scope="module")
 def documents():
-    return choose("llama-2-13b", users=16, prompt=3000, gen=200)
+    return stories.told("documents")
 
 
 def test_every_device_is_there_once(novel):
@@ -280,7 +280,9 @@ def test_who_asks_is_told_how_far_it_is():
 
 
 def test_the_command_prints_one_list_80_wide(capsys):
-    code = main(["choose", "--model", "llama-2-13b", "--users", "1", "--prompt", "512", "--gen", "4096"])
+    some = "rtx-3090,rtx-4090,rtx-5090,l4,l40s,a10,a100-sxm-80gb,h100-sxm,mi300x,t4"
+    use = ("--users", "1", "--prompt", "512", "--gen", "4096")
+    code = main(["choose", "--model", "llama-2-13b", *use, "--hardware", some])
     out = capsys.readouterr()
     assert (code, out.err) == (0, "")
     assert max(map(len, out.out.splitlines())) <= 80
@@ -342,24 +344,16 @@ def test_where_nobody_qualifies_the_page_says_why():
 
 
 @pytest.mark.parametrize("name", stories.STORIES)
-def test_the_reports_kept_are_those_made_now(name, tmp_path_factory):
-    folder = made(tmp_path_factory)
+def test_the_reports_kept_are_those_made_now(name, request, tmp_path):
+    stories.write(name, request.getfixturevalue(name), tmp_path)
     remake = "remake them with `python -m llmviewer.reports.stories` and look at the difference"
-    assert (folder / f"{name}.md").read_text() == (stories.FOLDER / f"{name}.md").read_text(), remake
+    assert (tmp_path / f"{name}.md").read_text() == (stories.FOLDER / f"{name}.md").read_text(), remake
     now, kept = (
-        list(csv.DictReader(io.StringIO((where / f"{name}.csv").read_text()))) for where in (folder, stories.FOLDER)
+        list(csv.DictReader(io.StringIO((where / f"{name}.csv").read_text()))) for where in (tmp_path, stories.FOLDER)
     )
     assert len(now) == len(kept), remake
     for ours, theirs in zip(now, kept, strict=True):
         assert {k: plain(v) for k, v in ours.items()} == {k: plain(v) for k, v in theirs.items()}, remake
-
-
-def made(factory):
-    folder = factory.getbasetemp() / "stories"
-    if not folder.exists():
-        folder.mkdir()
-        stories.make(folder)
-    return folder
 
 
 def plain(text):

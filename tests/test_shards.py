@@ -412,8 +412,8 @@ def test_a_dask_cluster_that_loses_a_worker_finishes_the_sweep(tmp_path):
     asked = Design.of(
         ["gpt2"],
         ["t4", "h100-sxm"],
-        {"batch": range(1, 1001), "prompt": range(1, 401), "gen": [64]},
-        shard_points=20000,
+        {"batch": range(1, 251), "prompt": range(1, 401), "gen": [64]},
+        shard_points=5000,
     )
     folder = tmp_path / "dask"
     worker = ("dask", "worker", address, "--no-nanny", "--nthreads", "1", "--no-dashboard", "--local-directory")

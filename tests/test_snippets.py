@@ -37,13 +37,22 @@ def snippets(page):
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if snippets(page)]
 
 
+# One process for those of a page, each of which has names of its own: what they import is loaded once.
+RUN = """
+import runpy, sys
+sys.path.insert(0, "")
+for name in sys.argv[1:]:
+    runpy.run_path(name, run_name="__main__")
+"""
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != OF_A_GPU], ids=lambda page: page.name)
 def test_snippets_run_as_printed(page, tmp_path):
     """Those of trace.md see its first one as my_models, and ours as my_package."""
     (tmp_path / "my_package.py").write_text(MODULES)
-    for number, text in enumerate(snippets(page)):
-        script = tmp_path / ("my_models.py" if number == 0 else f"snippet_{number}.py")
-        script.write_text(text)
-        run = [sys.executable, script.name]
-        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{page.name}:\n{text}\n{done.stderr}"
+    names = ["my_models.py", *(f"snippet_{number}.py" for number in range(1, len(snippets(page))))]
+    for name, text in zip(names, snippets(page), strict=True):
+        (tmp_path / name).write_text(text)
+    run = [sys.executable, "-P", "-c", RUN, *names]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{page.name}:\n{done.stderr}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
@@ -98,74 +100,47 @@ class Decode(Family):
                 "32 shared one masked", "128 gen", "32 gen masked", "128 filled")  # fmt: skip
 
     def features(self, shapes: Shapes, device: Device, stack: Stack, variant: str) -> Features:
-        b, kv, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
+        b, whole, heads, kv_heads, dim, v_dim = (np.asarray(shapes[c], dtype=float)[:, None] for c in self.columns)
         windowed = shapes["window"] > 0
-        whole = kv
-        passed = np.where(windowed[:, None], np.maximum(kv - shapes["window"][:, None], 0), 0)
-        kv = kv - passed
+        passed = np.where(windowed[:, None], np.maximum(whole - shapes["window"][:, None], 0), 0)
         most, *ways = (variant or self.variants[0]).split()
         cache, queries, ops = _work(shapes, cache_bytes(stack.kv_dtype or "bf16"))
         group = heads / kv_heads
-        smallest = 32 if "narrow" in ways else 16  # heads that the smallest tile takes, twice if need be
-        tile = np.where(group <= smallest, 16, np.where(group <= 64, 64, _TALLEST))
-        tile = np.where("short" in ways, 16, np.where("tall" in ways, 64, tile))
-        alone = group > (float(most) if int(most) < _TALLEST else np.inf)
-        alone = alone | (windowed[:, None] & bool({"apart", "waves"} & set(ways)))
-        alone = alone | (("worth" in ways) & ~worth(b * kv_heads, whole, device.cores))
-        tile = np.where(alone, 1, tile)
-        groups = np.ceil(group / tile)
-        other = (alone & bool({"shared", "masked"} & set(ways))) | ((group <= 1) & ("shared" in ways))
-        masked = other & ("masked" in ways)
-        most_parts = np.where(other, np.inf, 1 if "one" in ways else _FEW_PARTS if "few" in ways else np.inf)
-        cut = (kv / _SPLITS >= _LEAST) & (most_parts >= _SPLITS) & ~(("whole" in ways) & (group <= 1))
-        able = (_SPLITS == _ALWAYS) | (b < 0) if "always" in ways else (_SPLITS == 1) | cut
+        fills = worth(b * kv_heads, whole, device.cores)
+        tile = _tile(group, int(most), ways, windowed=windowed[:, None], fills=fills)
+        groups = np.ceil(group / tile.heads)
         tiles = b * kv_heads * groups
-        parts = used = _SPLITS
-        longest = kv / used
-        places = np.zeros_like(b)
-        caches = Caches(heads=b * kv_heads, tiles=tiles, shared=(group > 1) & ~alone, keys=kv, whole=whole, width=dim,
-                        cores=device.cores)  # fmt: skip
-        for way in ways:
-            if way in RULES:
-                ruled, rule = (other if way == "masked" else ~other), RULES[way](caches)
-                left = slice(1 if np.all(ruled) else None)  # one way is enough where a rule has it
-                able = np.where(ruled, (_SPLITS == 1)[:, left], able[:, left])
-                parts = np.where(ruled, rule.parts, parts[:, left])
-                used = np.where(ruled, rule.used, used[:, left])
-                longest = np.where(ruled, rule.keys, longest[:, left])
-                places = np.where(ruled, rule.places, places)
-        waves, busy = tiles * parts / device.cores, tiles * used / device.cores
-        filled = busy
-        if np.any(places > 0):
-            turns = waves / np.maximum(places, 1)
-            filled = np.where(places > 0, turns / np.ceil(turns), busy)
-            waves, busy = (np.where(places > 0, np.ceil(turns), own) for own in (waves, busy))
-        skipped = bool(SKIPPING & set(ways)) & ~other
-        parted = np.where(parts > 1, 8 * parts * b * heads * v_dim, 0)
+        caches = Caches(heads=b * kv_heads, tiles=tiles, shared=(group > 1) & ~tile.alone, keys=whole - passed,
+                        whole=whole, width=dim, cores=device.cores)  # fmt: skip
+        cut = _cut(caches, ways, single=group <= 1, other=tile.other)
+        waves, busy, filled = _rounds(caches, cut)
+        masked = tile.other & ("masked" in ways)
+        skipped = bool(SKIPPING & set(ways)) & ~tile.other
+        parted = np.where(cut.parts > 1, 8 * cut.parts * b * heads * v_dim, 0)
         return {
             "waves": waves,
             "busy": busy,
             "filled": filled,
-            "keys": longest,
-            "rows": np.zeros_like(b) if _latent(stack) else np.minimum(group, tile) * dim / _COLUMNS,
+            "keys": cut.keys,
+            "rows": np.zeros_like(b) if _latent(stack) else np.minimum(group, tile.heads) * dim / _COLUMNS,
             "cache": cache / device.bandwidth,
             "queries": queries / device.bandwidth,
             "l2": (cache[:, None] * groups + queries[:, None] + parted) / device.bandwidth,
             "compute": ops / device.peak("bf16"),
-            "padded": ops / device.peak("bf16") * (tile * groups / group)[:, 0],
+            "padded": ops / device.peak("bf16") * (tile.heads * groups / group)[:, 0],
             "passed": np.where(skipped, 0, passed * np.maximum(tiles / device.cores, 1))[:, 0],
             "windowed": windowed & (passed[:, 0] > 0),
             "odd": (np.log2(v_dim) % 1 > 0)[:, 0],
             "thin": ((dim <= _THIN) & ~masked)[:, 0],
             "broad": ((v_dim > 128) & (v_dim < _LATENT))[:, 0],
-            "split": np.where(able, parts > 1, np.inf),
-            "parts": np.where(parts > 1, parts, 0),
+            "split": np.where(cut.able, cut.parts > 1, np.inf),
+            "parts": np.where(cut.parts > 1, cut.parts, 0),
             "tokens": b[:, 0],
             "turned": (caches.shared & (b > 1) & (kv_heads > 1))[:, 0],
             "reuse": np.where(shapes["loop"] > 0, cache + queries, np.inf),
             "size": device.l2,
             "ramp": -np.expm1(-cache / device.l2),
-            "single": (other | (("shared" not in ways) & (group <= 1)))[:, 0],
+            "single": (tile.other | (("shared" not in ways) & (group <= 1)))[:, 0],
             "masked": masked,
             "wide": (group[:, 0] > min(float(most), _FEW)) & ~_latent(stack),
         }
@@ -214,6 +189,86 @@ class Decode(Family):
 
     def kept(self, shapes: Shapes) -> Array:
         return np.asarray((shapes["kv_len"] >= 64) & (shapes["batch"] <= 512))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tile:
+    """How heads that share keys are taken: a row for each shape.
+
+    heads  places for them in a tile, of which some may be empty; 1 where each goes alone
+    alone  where each goes alone
+    other  where a kernel for heads that go alone takes them
+    """
+
+    heads: Array
+    alone: Array
+    other: Array
+
+
+def _tile(group: Array, most: int, ways: Collection[str], *, windowed: Array, fills: Array) -> _Tile:
+    """The tile of `group` heads, up to `most` of which make one.
+
+    fills  where XQA's kernel fills the device
+    """
+    smallest = 32 if "narrow" in ways else 16  # heads that the smallest tile takes, twice if need be
+    heads = np.where(group <= smallest, 16, np.where(group <= 64, 64, _TALLEST))
+    heads = np.where("short" in ways, 16, np.where("tall" in ways, 64, heads))
+    alone = group > (most if most < _TALLEST else np.inf)
+    alone = alone | (windowed & bool({"apart", "waves"} & set(ways))) | (("worth" in ways) & ~fills)
+    other = (alone & bool({"shared", "masked"} & set(ways))) | ((group <= 1) & ("shared" in ways))
+    return _Tile(heads=np.where(alone, 1, heads), alone=alone, other=other)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cut:
+    """Into what caches are cut: a row for each shape, a column for each number of parts that may be tried.
+
+    able    where that number is one that the kernel may choose
+    parts   of a cache
+    used    those of them that have something to do
+    keys    of the longest part
+    places  of the device for parts at a time, where the kernel counts on them; 0 elsewhere
+    """
+
+    able: Array
+    parts: Array
+    used: Array
+    keys: Array
+    places: Array
+
+
+def _cut(caches: Caches, ways: Collection[str], *, single: Array, other: Array) -> _Cut:
+    """Every number of parts that leaves enough keys in each, but what a rule of the library says where there is one.
+
+    single  where no heads share keys
+    other   where a kernel for heads that go alone takes them
+    """
+    most = np.where(other, np.inf, 1 if "one" in ways else _FEW_PARTS if "few" in ways else np.inf)
+    long = (caches.keys / _SPLITS >= _LEAST) & (most >= _SPLITS) & ~(("whole" in ways) & single)
+    able = np.broadcast_to(_SPLITS == _ALWAYS, long.shape) if "always" in ways else (_SPLITS == 1) | long
+    parts = used = _SPLITS
+    keys, places = caches.keys / used, np.zeros_like(caches.keys)
+    for way in ways:
+        if way in RULES:
+            ruled, rule = (other if way == "masked" else ~other), RULES[way](caches)
+            left = slice(1 if np.all(ruled) else None)  # one number is enough where a rule has it
+            able = np.where(ruled, (_SPLITS == 1)[:, left], able[:, left])
+            parts = np.where(ruled, rule.parts, parts[:, left])
+            used = np.where(ruled, rule.used, used[:, left])
+            keys = np.where(ruled, rule.keys, keys[:, left])
+            places = np.where(ruled, rule.places, places)
+    return _Cut(able=able, parts=parts, used=used, keys=keys, places=places)
+
+
+def _rounds(caches: Caches, cut: _Cut) -> tuple[Array, Array, Array]:
+    """Parts that start on a core, those of them that have something to do, and how full the device is of these."""
+    waves, busy = caches.tiles * cut.parts / caches.cores, caches.tiles * cut.used / caches.cores
+    if not np.any(cut.places > 0):
+        return waves, busy, busy
+    turns = waves / np.maximum(cut.places, 1)
+    filled = np.where(cut.places > 0, turns / np.ceil(turns), busy)
+    waves, busy = (np.where(cut.places > 0, np.ceil(turns), own) for own in (waves, busy))
+    return waves, busy, filled
 
 
 def _latent(stack: Stack) -> bool:

@@ -369,19 +369,7 @@ def decode_step(
     workload = Workload.decode(batch=batch, kv_len=kv_len)
     if room < 0:
         raise InputError(f"room must be at least 0; got {room}")
-    loaded = load_model(model) if isinstance(model, str) else model
-    if layers is not None and not 1 <= layers <= loaded.graph.layers:
-        raise InputError(f"layers must be from 1 to the {loaded.graph.layers} of {loaded.name}; got {layers}")
-    embed, *blocks, head = loaded.graph.blocks
-    names = [[op.name for op in block.operators] for block in (embed, head)]
-    plain = all(len(op.weights) == 1 for block in (embed, head) for op in block.operators)
-    if names != [["embed_tokens"], ["final_norm", "lm_head"]] or not plain or loaded.quantization != AS_IT_IS:
-        raise InputError(
-            "a decode step of kernels must be of a model with a table of tokens, layers, a norm and a head without "
-            f"bias, in 16 bits; {loaded.name} differs"
-        )
-    shapes = [(index, Shape.of(block)) for block in blocks for index in block.layers]
-    ordered = [shape for _, shape in sorted(shapes, key=lambda one: one[0])][:layers]
+    embed, ordered, head = _decoder(load_model(model) if isinstance(model, str) else model, layers)
     random, first = Random(device, seed), ordered[0]
     found = target or Target.of(torch.device(device))
     pages = Pages.of(random, batch=batch, kv_len=kv_len, longest=kv_len + room, dim=first.heads.head_dim)
@@ -420,6 +408,25 @@ def decode_step(
         operators=tuple(operators),
         workload=workload,
     )
+
+
+def _decoder(model: Model, layers: int | None) -> tuple[Block, list[Shape], Block]:
+    """The table of tokens, the first `layers` of the model in their order, or all, and its head.
+
+    Raises InputError where there are not so many, or these kernels have not what the model has.
+    """
+    if layers is not None and not 1 <= layers <= model.graph.layers:
+        raise InputError(f"layers must be from 1 to the {model.graph.layers} of {model.name}; got {layers}")
+    embed, *blocks, head = model.graph.blocks
+    names = [[op.name for op in block.operators] for block in (embed, head)]
+    plain = all(len(op.weights) == 1 for block in (embed, head) for op in block.operators)
+    if names != [["embed_tokens"], ["final_norm", "lm_head"]] or not plain or model.quantization != AS_IT_IS:
+        raise InputError(
+            "a decode step of kernels must be of a model with a table of tokens, layers, a norm and a head without "
+            f"bias, in 16 bits; {model.name} differs"
+        )
+    shapes = [(index, Shape.of(block)) for block in blocks for index in block.layers]
+    return embed, [shape for _, shape in sorted(shapes, key=lambda one: one[0])][:layers], head
 
 
 def _shape(case: Case) -> Shape:

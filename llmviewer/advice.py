@@ -52,49 +52,63 @@ def advise(
     time_s = float(estimate.time_s)
     waits = estimate.waits_s
     bound = max(waits, key=waits.__getitem__)
-    changes: Iterator[tuple[str, Setting]] = iter(())
-    if bound == "memory":
-        why, changes = _traffic(setting, estimate, waits[bound] / time_s), _fewer_bytes(setting)
-    elif bound == "link":
-        why = _sent(setting, estimate, waits[bound] / time_s)
-        changes = _fewer_bytes(setting) if setting.offload != ON_DEVICE else changes
-    else:
-        why, changes = _units(setting, estimate), _lower_bits(setting)
-    kernels = setting.kernels
-    offers: list[str] = []
-    hollow: list[str] = []  # what the bound promises, and kernels do not keep
-
-    def offer(text: str, gain: float | None) -> None:
-        """A change, with what is expected of it, where that is known."""
-        if gain is None:
-            offers.append(f"{text})")
-        else:
-            (offers if gain >= _WORTH else hollow).append(f"{text}, expect {fold(gain, 2)})")
-
+    why, changes = _held_up(setting, estimate, bound, waits[bound] / time_s)
+    known = expected if expected and expected.modelled else None
+    offers = _Offers()
     for name, changed in changes:
-        other = changed.plan_of(phase)
-        then_s = float(other.time_s(workload))
+        plan = changed.plan_of(phase)
+        then_s = float(plan.time_s(workload))
         if time_s / then_s >= _WORTH and fits(changed):
             hoped = None
-            if kernels and expected and expected.modelled:
-                then = kernels.run(other, workload)
-                hoped = expected.total.numbers()[0] / then.total.numbers()[0]
-            offer(f"{name} {seconds(then_s)} ({fold(time_s / then_s, 2)} faster", hoped)
+            if setting.kernels and known:
+                hoped = known.total.numbers()[0] / setting.kernels.run(plan, workload).total.numbers()[0]
+            offers.add(f"{name} {seconds(then_s)} ({fold(time_s / then_s, 2)} faster", hoped)
     shared = bound == "memory" or (bound == "link" and setting.offload != ON_DEVICE)  # by all sequences of a batch
-    latency = _latency_share(expected) if expected and expected.modelled else 0.0
+    latency = _latency_share(known) if known else 0.0
     more = None
     if shared or latency >= _MUCH:
-        more = _More.of(setting, workload, phase, expected, batch=batch, max_batch=max_batch)
+        more = _More.of(setting, workload, phase, known, batch=batch, max_batch=max_batch)
     if more and shared and more.gain >= _WORTH:
-        offer(f"batch {more.batch} ({fold(more.gain, 2)} the tokens per second", more.expected)
+        offers.add(f"batch {more.batch} ({fold(more.gain, 2)} the tokens per second", more.expected)
         more = None  # of latency nothing is left to say
     name = phase if setting.model.generates else "the one pass"
-    told = [f"what would help: {', '.join(offers)}"] if offers else []
-    told += [f"what would help at the bound alone: {', '.join(hollow)}"] if hollow else []
-    advice = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {'; '.join(told) or _left(setting, bound)}"
+    advice = f"{name} is {bound}-bound{_mixed(waits, time_s)}: {why}; {offers.said() or _left(setting, bound)}"
     if latency >= _MUCH:
         advice += _latency(latency, more)
     return advice + ("" if cures is None else _cured(cures, workload, phase, time_s))
+
+
+class _Offers:
+    """Changes that help, and apart from them those that help the bound alone, as kernels are not expected to keep what
+    it promises.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[str] = []
+        self._hollow: list[str] = []
+
+    def add(self, text: str, gain: float | None) -> None:
+        """`text` of a change, in brackets that are open, and the gain expected of it; None where that is not known."""
+        if gain is None:
+            self._kept.append(f"{text})")
+        else:
+            (self._kept if gain >= _WORTH else self._hollow).append(f"{text}, expect {fold(gain, 2)})")
+
+    def said(self) -> str:
+        parts = {"what would help": self._kept, "what would help at the bound alone": self._hollow}
+        return "; ".join(f"{head}: {', '.join(offers)}" for head, offers in parts.items() if offers)
+
+
+def _held_up(
+    setting: Setting, estimate: Estimate, bound: str, share: float
+) -> tuple[str, Iterator[tuple[str, Setting]]]:
+    """Why a pass is bound so, for a `share` of its time, and changes that may lift it."""
+    if bound == "memory":
+        return _traffic(setting, estimate, share), _fewer_bytes(setting)
+    if bound == "link":
+        offloads = setting.offload != ON_DEVICE
+        return _sent(setting, estimate, share), _fewer_bytes(setting) if offloads else iter(())
+    return _units(setting, estimate), _lower_bits(setting)
 
 
 def _left(setting: Setting, bound: str) -> str:
@@ -150,7 +164,7 @@ class _More:
         share = int(sequences.batch) * int(layout.share(most)) // int(layout.share(batch))
         many = Workload((replace(sequences, batch=share),))
         hoped = None
-        if kernels and expected and expected.modelled:
+        if kernels and expected:
             then = kernels.run(setting.plan_of(phase), many)
             now_s, then_s = (
                 setting.expected(phase, found, size).numbers()[0] for found, size in ((expected, batch), (then, most))

@@ -44,11 +44,13 @@ def _tile(source, first, last, head, heads, dim, ROWS: tl.constexpr, DIM: tl.con
 
 @triton.jit
 def weigh(scores, seen, scale, most, total):
-    """Weights of scores over the largest so far, by what older sums shrink, and `most` and `total` with them in it.
+    """A step of an online softmax: weights of these scores, the factor by which older sums shrink, and `most` and
+    `total` with these scores in them.
 
-    The scale waits for the largest, so that it takes no instruction of its own for each. Scores that are not `seen`
-    (None: all are) are finite, so that a query that sees none of these keys has weights, which the next it sees scales
-    to nothing; and a power of two, which times the scale is no other number for being rounded.
+    The scale is applied in the instruction that subtracts the largest, a multiply-add. Scores that are not
+    `seen` (None: all are) become a large negative number that is finite, so that a query which sees none of these keys
+    has weights and no NaN; those vanish with the first key that it sees. It is a power of two, so that its product with
+    the scale is exact.
     """
     if seen is not None:
         scores = tl.where(seen, scores, -(2.0**100))

@@ -43,7 +43,7 @@ _CONTEXT: Final = 1e9  # of CUDA at most; below that, what is to spare may be no
 class Inputs:
     """What was asked. gen and kv_len are None where the model does not generate.
 
-    batch_found  the batch is the largest that fits, which was asked for in place of a number
+    batch_found  "max" was asked for, and `batch` is the largest that fits
     """
 
     batch: int
@@ -62,9 +62,9 @@ class Inputs:
     offload: str
     hardware_set: tuple[str, ...]
     techniques: tuple[str, ...] = ()
-    library: str = ""  # whose kernels are expected: as asked, or what stands in
-    engine: str = ""  # that launches them
-    profiles: tuple[str, ...] = ()  # before those that ship, files by the path that was given
+    library: str = ""  # of the kernels whose times are expected: as asked for, or what stands in
+    engine: str = ""  # serving engine that launches the kernels
+    profiles: tuple[str, ...] = ()  # used before those that ship; files by the path that was given
     batch_found: bool = False
 
     @classmethod
@@ -93,7 +93,7 @@ class Inputs:
 class Analysis:
     """All that analyze() finds, as plain numbers in OPs, bytes and seconds.
 
-    rivals  works out `faster`, which is for reports and takes a part of the time of an analysis
+    rivals  works out `faster`: only when it is asked for, as it takes time and only reports show it
     """
 
     model: Model
@@ -108,7 +108,7 @@ class Analysis:
 
     @cached_property
     def faster(self) -> tuple[Faster, ...]:
-        """By phase, the fastest library where that is not the default, and none was asked for."""
+        """For each phase the fastest library, where that is another than the default and no library was asked for."""
         return self.rivals()
 
     @property
@@ -187,19 +187,21 @@ def analyze(
                      are both; what does not generate writes none
     kv_len           tokens that the decode step shown attends to, its own included; those of the first step if None
     images           pictures in each prompt, of which their tokens are a part; a tower reads them in the prefill
-    quant            such as "W4A16g128", "W8A8KV8", "fp8" or "W4A16,down_proj=W8A16"; as published if None
-    attention        "flash" or "eager"; "flash" if None, but "eager" in the survey's accounting
-    mla              "naive" or "absorbed" latent attention; naive in the prefill and absorbed in decode if "auto"
-    expert_skew      popularity of experts is rank^-expert_skew; all are alike popular at 0
+    quant            precision, such as "W4A16g128", "W8A8KV8", "fp8" or "W4A16,down_proj=W8A16"; as published if None
+    attention        "flash" or "eager"; if None, "flash", but "eager" in the survey's accounting
+    accounting       "faithful": what kernels have to do; "survey": the conventions of arXiv:2402.16363
+    mla              latent attention, "naive" or "absorbed"; "auto" is naive in the prefill and absorbed in decode
+    expert_skew      popularity of experts is rank^-expert_skew; at 0 all are alike popular
     mtp              every pass also runs the layers that predict further tokens, once for each of its tokens
     layout           degrees of parallelism, such as "tp=8 pp=2"; `batch` is that of all devices together
     offload          parts that lie in host memory or on storage, such as "weights=0.5,kv=0.2@storage"
     hardware_set     what-ifs such as "memory.bandwidth=2x"
-    techniques       such as "speculative:draft=llama-68m,gamma=4,alpha=0.7" (docs/techniques.md)
-    library          whose kernels times are expected of, such as "vllm"; the one of which most was measured on the
-                     device if ""
-    profiles         files that `llmviewer calibrate` wrote, before those that ship
-    engine           that launches them, such as "huggingface" (docs/serving.md); without gaps between them if ""
+    techniques       those in use, such as "speculative:draft=llama-68m,gamma=4,alpha=0.7" (docs/techniques.md)
+    library          library of kernels whose times are expected, such as "vllm"; if "", the one that was measured most
+                     on the device
+    engine           serving engine that launches the kernels, such as "huggingface" (docs/serving.md); if "", there are
+                     no gaps between them
+    profiles         files that `llmviewer calibrate` wrote, used before those that ship
 
     Raises InputError, one line of text, where something given cannot be used.
     """
@@ -245,7 +247,7 @@ def analyzed(
     footprint = memory(setting.footprint, setting.hardware.capacity, **held)
 
     def fits(changed: Setting) -> bool:
-        """Whether an offer has room, where what is asked has."""
+        """Whether an offer has room; an offer without counts too where what is asked has none either."""
         return not footprint.fits or float(changed.footprint.total_bytes(**held)) <= footprint.capacity_bytes
 
     told = partial(phase, batch=batch, max_batch=footprint.max_batch, fits=fits)

@@ -164,19 +164,22 @@ def choose(
 ) -> Choice:
     """Ranks devices for `users` who each send `prompt` tokens at once and are written `gen`.
 
-    quants       precisions that may be used; a device is ranked in its best one
-    hardware     those that can be bought of those that ship, and those of the user's folder, if None
-    max_devices  so many of a kind at most, cut by tensor parallelism in one box: the fewest that qualify, of the
-                 numbers by which the model can be cut
+    quants       precisions that are allowed; a device is ranked by its best one
+    hardware     devices to choose from; if None, those that ship and can be bought, and those of the user's folder
+    max_devices  at most so many of a kind, in one box, by tensor parallelism: the fewest that qualify are ranked, of
+                 the numbers that the model can be cut by
     by           "speed": tokens of all users per second, from their prompts to their last tokens; "cost": per dollar;
                  "energy": per joule at TDP
-    budget       at most so many dollars to buy them, power so many watts of TDP, ttft and tpot so many seconds
+    budget       the highest price of all devices together [USD]
+    power        the highest TDP of all devices together [W]
+    ttft, tpot   the longest time to first token and time per output token [s]
     native       only precisions whose products the device's matrix units multiply as they are
-    years        over which a purchase is spread where `by` is "cost", used all the time
-    bound        nothing is said of measured kernels; they are of `library` and `profiles`, as those of analyze(), and
-                 the ranking is by bounds always
-    hardware_set what-ifs on every device, as those of analyze()
-    progress     is told of precisions and numbers of devices done, and of how many there are
+    years        of use without a pause over which a purchase price is spread; if None, only cloud prices count
+    bound        only lower bounds: nothing is expected of measured kernels. Devices are ranked by bounds in any case
+    library      library of kernels whose times are expected, and profiles used before those that ship, as in analyze()
+    hardware_set what-ifs on every device, as in analyze()
+    progress     is called with how many combinations of precision and number of devices are done, and how many there
+                 are
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """

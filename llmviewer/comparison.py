@@ -37,14 +37,15 @@ SCHEMA_VERSION: Final = 1  # of to_dict()
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All models in all precisions in all layouts on all devices, in that order. Lower bounds; throughputs are upper
-    ones.
+    """All models in all precisions in all layouts on all devices, in that order. Times are lower bounds, throughputs
+    upper ones.
 
     batches       empty where each cell is at the largest that fits it
-    years         over which a purchase is spread, used all the time; None where only cloud prices count
-    bound         without what to expect of measured kernels
+    years         of use without a pause over which a purchase price is spread; None where only cloud prices count
+    bound         whether nothing is expected of measured kernels
     hardware_set  what-ifs on all devices
-    library       whose kernels were asked for, "" where nobody did; `profiles` likewise, files by the path given
+    library       the library of kernels that was asked for, "" where none was
+    profiles      those that were given, files by their path
     """
 
     batches: tuple[int, ...]
@@ -204,20 +205,21 @@ def compare(
 ) -> Comparison:
     """Every model in every precision on every device.
 
-    quants        as those of analyze(), and "published"
-    batch         sequences at a time, several numbers for several columns; the bottleneck is shown at the first; "max"
-                  are as many as fit, in each cell its own
-    layout        on how many of each device, and how: as that of analyze(); several for as many settings
-    techniques    of all settings, as those of analyze()
-    years         over which a purchase price is spread, used all the time; without it only cloud prices count
-    bound         reports and rows say nothing of measured kernels, and take a tenth of the time
-    hardware_set  what-ifs on every device, as those of analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
-    library       whose kernels times are expected of, and profiles before those that ship, as those of analyze()
-    progress      is told of models, precisions and layouts done, and of how many there are
+    quants        precisions as in analyze(), or "published"
+    batch         sequences at a time, a number or several, each a column; the bottleneck is shown at the first. "max":
+                  as many as fit, which differs from cell to cell
+    prompt, gen   tokens of each prompt and of each answer
+    layout        degrees of parallelism as in analyze(); of several, each is a setting
+    techniques    those of all settings, as in analyze()
+    years         of use without a pause over which a purchase price is spread; if None, only cloud prices count
+    bound         only lower bounds: nothing is expected of measured kernels, which takes a tenth of the time
+    hardware_set  what-ifs on every device, as in analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
+    library       library of kernels whose times are expected, and profiles used before those that ship, as in analyze()
+    progress      is called with how many combinations of model, precision and layout are done, and how many there are
 
-    Raises InputError where something given cannot be used, or is given twice; where one device has no unit for one
-    precision, no links for one layout, or not the number that a what-if multiplies, or one model cannot be laid out so
-    or has no use for a technique, that cell says so instead.
+    Raises InputError where something given cannot be used, or is given twice. A cell says why instead where its device
+    has no unit for its precision, no links for its layout or not the number that a what-if multiplies, or where its
+    model cannot be laid out so or has no use for a technique.
     """
     fullest = isinstance(batch, str) and batch == MAX
     batches = (1,) if fullest else tuple(whole("batch", b) for b in given.counts(batch))

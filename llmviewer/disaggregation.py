@@ -160,8 +160,10 @@ def disaggregate(
 ) -> Disaggregated:
     """`batch` prompts are read on one kind of device, and continued on another.
 
-    kv_transfer   "after" the prefill, or "overlapped" with it
-    hardware_set  what-ifs of both kinds; the other arguments are those of analyze()
+    kv_transfer   when the cache goes from one to the other: "after" the prefill, or "overlapped" with it
+    hardware_set  what-ifs on both kinds of device
+
+    The other arguments are those of analyze().
 
     Raises InputError where something given cannot be used, and where the model does not generate.
     """

@@ -101,15 +101,18 @@ def sweep(
     profiles: Sequence[str | Path | Profile] = (),
     progress: Callable[[int, int], object] = lambda done, points: None,
 ) -> Sweep:
-    """Every combination of the values in `over`, whose keys are among NUMBERS, TECHNIQUES and DEVICE: the values of a
-    key of the device's file, such as "memory.bandwidth", are what-ifs after those of `hardware_set`, such as "2x".
-    Degrees of parallelism (tp, pp, ep, dp, cp) are one axis of layouts, all combinations of them.
+    """A row for every combination of the values in `over`. Its keys are axes: batch, prompt, gen, kv_len, images,
+    quant, attention, layout or degrees of parallelism (tp, pp, ep, dp, cp, all combinations of which are one axis of
+    layouts), or a number of the device, such as "memory.bandwidth", whose values are what-ifs, such as "2x".
 
-    The other arguments are as those of analyze(), for what `over` does not name. Without `gen`, which techniques that
-    arrange passes need, no generation is summed up and memory is for the prompt and one token. kv_len follows the
-    prompt where it is not given. There are no pictures where `images` is not given. `expected` adds what to expect of
-    real kernels, of `library` and `engine`.
-    progress  is told of points done, and of how many there are, as they come
+    The other arguments are those of analyze(), for what `over` does not name, but for these:
+
+    gen       without it no generation is summed up, and memory is for the prompt and one token; techniques that arrange
+              passes need it
+    kv_len    prompt + 1 if None
+    images    none if None
+    expected  also what to expect of real kernels, of `library` and `engine`
+    progress  is called with how many points are done, and how many there are
 
     Raises InputError where an axis is unknown, empty or holds a number below 1.
     """

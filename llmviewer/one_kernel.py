@@ -62,7 +62,7 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelEstimate:
-    """Of one launch. Times in s, OPs and bytes as the engine counts them.
+    """What one launch takes. Times are in seconds, OPs and bytes as in analyze().
 
     bound        what sets the least time: memory, compute or link
     dtype        what it is computed in
@@ -103,11 +103,14 @@ def estimate_kernel(
     profiles: Sequence[str | Path | Profile] = (),
     hardware_set: Sequence[str] = (),
 ) -> tuple[KernelEstimate, ...]:
-    """Every combination of sizes, of which those that `kinds` names last vary fastest.
+    """What one launch of a kernel takes, for every combination of sizes; those that `kinds` names last vary fastest.
 
-    sizes  by name, each a number or several; see `kinds`
-    quant  a scheme such as "W4A16g128", "fp8" or "KV8"; 16 bits if not given. Activations come in 16 bits: their
-           quantization, in a launch before or not, is part of it
+    kernel    a name of kinds(), such as "gemm"
+    sizes     by the names that kinds() has for them, each a number or several
+    quant     a scheme such as "W4A16g128", "fp8" or "KV8"; 16 bits if None. Activations come in 16 bits: where they are
+              quantized first, the time for that counts too
+
+    The other arguments are those of analyze().
 
     Raises InputError where a size is missing, unknown or none, or the device is not known.
     """

@@ -50,9 +50,9 @@ class Setting:
     decodes_only: bool = False  # other devices read the prompts
     techniques: tuple[Technique, ...] = ()
     unnamed: Quantization | None = None  # the precision without the technique that names another one
-    library: str = ""  # whose kernels times are expected of; of which most was measured on the device if ""
-    engine: Engine | None = None  # that launches them; they follow each other without gaps where there is none
-    profiles: tuple[Profile, ...] = ()  # before those that ship
+    library: str = ""  # of the kernels whose times are expected; if "", the one that was measured most on the device
+    engine: Engine | None = None  # that launches the kernels; without one they follow each other without gaps
+    profiles: tuple[Profile, ...] = ()  # used before those that ship
 
     @classmethod
     def of(

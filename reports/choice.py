@@ -133,7 +133,7 @@ def _on_times(choice: Choice) -> Iterator[str]:
 
 
 def _late(times: Interval | None, limit: float) -> float:
-    """What is expected over what is allowed; 0 where no token follows."""
+    """The longest time expected over the time allowed; 0 where there is none, as no token follows the first."""
     return float(np.max(times.expected)) / limit if times else 0.0
 
 

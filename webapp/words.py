@@ -65,7 +65,7 @@ CONTROLS: Final[Mapping[str, Word]] = {
     ),
     "library": Word(
         "Kernel library",
-        "Whose kernels the expected times are of; of the one of which most was measured, if not given.",
+        "The library of kernels whose times are expected; if not given, the one that was measured most.",
         "kernel library",
     ),
     "engine": Word("Engine", "What launches the kernels, with the gaps that its host leaves between them.", "engine"),

@@ -11,17 +11,19 @@ import numpy as np
 from ..errors import InputError
 from .families._family import Array, Family, Features
 
-_SCALE: Final = 0.06  # errors above this share count in proportion, not squared
-_PRIOR: Final = 8.0  # how many rows a parameter's usual value weighs as much as, at a factor of e from it
+_SCALE: Final = 0.06  # relative errors above this count in proportion, not squared
+_PRIOR: Final = 8.0  # a parameter a factor of e from its usual value costs as much as so many rows
 _STEP: Final = 5e-3  # wide enough to look across the edges of tiles
 _ROUNDS: Final = 30
-_MANY: Final = 20  # rows a parameter that can tell one valley from another; fewer are left in the usual one
-_LUCK: Final = 0.03  # of the error of a fit, by which what comes later must be better
+_MANY: Final = 20  # rows a parameter that can tell one minimum from another; with fewer, that near the usual values
+_LUCK: Final = 0.03  # of the error of a fit; a later fit that is better by less may be so by luck
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The parameters found, how the work is laid out, and the mean error on the rows that they were fitted to."""
+    """The parameters found, the variant of the family (how its kernels lay work out), and the mean error on the rows
+    that they were fitted to.
+    """
 
     parameters: dict[str, float]
     variant: str
@@ -36,7 +38,7 @@ def fit(
     usual: Mapping[str, float],
     variant: str = "",
 ) -> Fit:
-    """`family` with the parameters that are nearest to `measured` [s].
+    """The parameters with which the times of `family` are nearest to `measured`. [s]
 
     usual  where the search begins, and what parameters are drawn to where rows do not tell
 

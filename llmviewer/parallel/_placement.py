@@ -39,8 +39,11 @@ class _State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class _Split:
-    """Into how many equal parts a tensor can be taken: `units`, but for `shared` of its elements, of which groups of
-    those parts need the same.
+    """Into how many equal parts a tensor can be cut.
+
+    units   parts
+    shared  elements that are not cut so, as several parts need the same ones
+    groups  of parts, each of which needs its own share of those
     """
 
     units: int

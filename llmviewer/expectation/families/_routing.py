@@ -14,7 +14,8 @@ _DRAWS: Final = 4
 
 
 def local_loads(tokens: Array, experts: Array, chosen: Array, devices: Array, skew: Array) -> Array:
-    """Of the device with the most, a row each: rows, experts with any, and tiles of each of TILES rows.
+    """What the device with the most rows has, a row for each shape: rows, experts that have any, and tiles of each of
+    the heights TILES.
 
     skew  0: all experts alike; else the exponent of the density that an expert's share is drawn from, between 1 and
           0.8 tokens, or 0.01 and 2 where tokens are few (the convention of the aiconfigurator collector, whose
@@ -41,9 +42,7 @@ def _even(tokens: Array, experts: Array, chosen: Array, devices: Array) -> Array
 
 
 def shared_out(rows: Array, experts: Array) -> Array:
-    """Tiles of each of TILES rows where `experts`, which may be the mean of a number, have one row more than others at
-    most.
-    """
+    """Tiles of each of the heights TILES, with `rows` dealt out evenly to `experts`, a number that may be a mean."""
     least = np.floor(rows / experts)
     more = rows - least * experts
     heights = np.array(TILES)

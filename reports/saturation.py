@@ -14,7 +14,7 @@ from llmviewer.units import counted, seconds
 from .listing import NOTHING, Item, Table, number_item, time_item
 from .page import Card
 from .report import Report
-from .serving import beyond, laid, lengths, said, steps
+from .serving import beyond, laid, lengths, preempted, said, steps
 
 _TIMES = {"mean": "time per token, mean", "p50": "time per token, p50", "p99": "time per token, p99"}
 
@@ -39,12 +39,7 @@ def headline(found: Saturation) -> str:
 def remarks(found: Saturation) -> list[str]:
     likely = found.likely
     lines = [f"What limits: {likely.limit}"]
-    if likely.span.preemptions:
-        usage = likely.span.usage
-        lines.append(
-            f"{likely.span.preemptions:,} times a request lost its cache, as memory was full, and was read again: "
-            f"{usage.reread / max(usage.read, 1):.1%} more tokens to read."
-        )
+    lines += preempted(likely.span.preemptions, likely.span.usage)
     if found.searched:
         lines.append(
             f"Steps are of {found.policy.budget} tokens: of {CHUNKS[0]} to {CHUNKS[-1]} the fewest that serve within 1 "

@@ -75,6 +75,13 @@ def laid(setting: Setting, copies: int, *, counted: bool = False) -> str:
     return f"{copies} x {one}" if copies > 1 or counted else one.strip("()")
 
 
+def preempted(times: int, usage: Usage) -> list[str]:
+    """How often requests lost their cache, where any did, and what reading them again costs."""
+    again = usage.reread / max(usage.read, 1)
+    lost = f"{times:,} times a request lost its cache, as memory was full, and was read again"
+    return [f"{lost}: {again:.1%} more tokens to read."] if times else []
+
+
 def lengths(traffic: Traffic) -> str:
     """Of prompts and answers, on average."""
     prompt, gen = (round(float(np.mean(each))) for each in (traffic.prompt, traffic.gen))
@@ -98,12 +105,7 @@ def headline(found: Simulation) -> str:
 def remarks(found: Simulation) -> list[str]:
     likely = found.likely
     lines = [f"What limits: {likely.limit}"]
-    if likely.preemptions:
-        again = likely.usage.reread / max(likely.usage.read, 1)
-        lines.append(
-            f"{likely.preemptions:,} times a request lost its cache, as memory was full, and was read again: "
-            f"{again:.1%} more tokens to read."
-        )
+    lines += preempted(likely.preemptions, likely.usage)
     if likely.usage.padding:
         part = likely.usage.padding / (likely.usage.padding + likely.usage.read + likely.usage.written)
         lines.append(f"{part:.0%} of all tokens read and written are padding.")

@@ -35,13 +35,13 @@ CONTROLS: Final[Mapping[str, Word]] = {
         "Attention", "Flash: one launch, scores stay on the chip. Eager: three, with scores in memory.", "attention"
     ),
     "tp": Word("Tensor", "Tensor parallelism: every weight and head is cut over so many devices.", "parallelism"),
-    "pp": Word("Pipeline", "Pipeline parallelism: layers are shared out over so many devices.", "parallelism"),
+    "pp": Word("Pipeline", "Pipeline parallelism: layers are divided among so many devices.", "parallelism"),
     "ep": Word(
-        "Expert", "Expert parallelism: experts are shared out over so many ranks of tensor x data.", "parallelism"
+        "Expert", "Expert parallelism: experts are divided among so many ranks of tensor x data.", "parallelism"
     ),
-    "dp": Word("Data", "Data parallelism: sequences are shared out over so many copies.", "parallelism"),
+    "dp": Word("Data", "Data parallelism: sequences are divided among so many copies.", "parallelism"),
     "cp": Word(
-        "Context", "Context parallelism: tokens of prompt and cache are shared out over so many devices.", "parallelism"
+        "Context", "Context parallelism: tokens of prompt and cache are divided among so many devices.", "parallelism"
     ),
     "mla": Word(
         "Latent attention",
@@ -52,12 +52,16 @@ CONTROLS: Final[Mapping[str, Word]] = {
         "Accounting", 'Faithful: what kernels have to do. Survey: as "LLM Inference Unveiled" counts.', "accounting"
     ),
     "skew": Word(
-        "Expert skew", "How unevenly tokens choose experts: popularity falls with rank to this power.", "expert"
+        "Expert skew",
+        "How unevenly tokens choose experts: their popularity is rank^-skew; at 0 all are alike popular.",
+        "expert",
     ),
     "images": Word(
         "Images", "Pictures in each prompt, of a model that sees; their tokens are part of the prompt.", "image tokens"
     ),
-    "offload": Word("Offload", "Parts that lie in host memory or on storage: weights=0.5,kv=0.2@storage.", "offload"),
+    "offload": Word(
+        "Offload", "Parts of weights and cache in host memory, or on storage: weights=0.5,kv=0.2@storage.", "offload"
+    ),
     "mtp": Word(
         "Token prediction",
         "Also run the layers that predict further tokens, where the model has some.",
@@ -68,7 +72,9 @@ CONTROLS: Final[Mapping[str, Word]] = {
         "The library of kernels whose times are expected; if not given, the one that was measured most.",
         "kernel library",
     ),
-    "engine": Word("Engine", "What launches the kernels, with the gaps that its host leaves between them.", "engine"),
+    "engine": Word(
+        "Engine", "The serving engine that launches the kernels; its host may leave gaps between them.", "engine"
+    ),
     "techniques": Word(
         "Techniques", "Choose several; their parameters can be edited, with semicolons between them.", "technique"
     ),

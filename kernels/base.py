@@ -93,7 +93,7 @@ class Target:
         return 80 if self.sm >= 120 else self.sm
 
     def stages(self, wanted: int, nbytes: int) -> int:
-        """As many of `wanted` as shared memory has room for, with so many bytes each; before Hopper, one is in none."""
+        """Stages that shared memory has room for at `nbytes` each, `wanted` at most; before Hopper one takes none."""
         return max(min(wanted, self.shared // nbytes + (self.generation < 90)), 1)
 
     @classmethod

@@ -31,7 +31,7 @@ _LOG2_E = log2(e)
 def _tile(source, first, last, head, heads, dim, ROWS: tl.constexpr, DIM: tl.constexpr, DESCRIBED: tl.constexpr):
     """ROWS rows of one head, from `first` on; those from `last` on may be of the sequence that follows, or zero.
 
-    Without TMA, descriptors become loads that no loop overlaps with its products, so pointers it is.
+    GPUs without TMA load by pointers: for them a descriptor becomes loads that no loop overlaps with its products.
     """
     if DESCRIBED:
         tile = source.load([first, head * dim])

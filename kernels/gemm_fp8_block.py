@@ -26,7 +26,7 @@ BLOCK = 128
 def _tile(source, first, last, start, k, ROWS: tl.constexpr, BLOCK: tl.constexpr, DESCRIBED: tl.constexpr):
     """A block of ROWS rows from `first` on; those from `last` on are zero, or the last again, and not stored.
 
-    Without TMA, descriptors become loads that no loop overlaps with its products, so pointers it is.
+    GPUs without TMA load by pointers: for them a descriptor becomes loads that no loop overlaps with its products.
     """
     if DESCRIBED:
         tile = source.load([first, start])

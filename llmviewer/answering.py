@@ -41,7 +41,7 @@ class GenerationResult:
 
 
 def generated(setting: Setting, *, batch: int, prompt: int, gen: int, images: int) -> GenerationResult:
-    """Of `gen` tokens, or of one pass where none are written."""
+    """The whole generation of `gen` tokens, or the one pass where none are written."""
     asked = {"prompt": prompt, "images": images}
     first, rest = expected_answer(setting, batch=np.array([batch]), gen=gen or 1, **asked)
     if gen <= 1:
@@ -66,7 +66,7 @@ def generated(setting: Setting, *, batch: int, prompt: int, gen: int, images: in
 
 
 def scheduled(setting: Setting, schedule: Schedule) -> GenerationResult:
-    """Of the passes that techniques arrange."""
+    """The whole generation, in the passes that techniques arrange."""
     first, rest = (runs_expected(setting.kernels, runs) for runs in (schedule.first, schedule.rest))
     return GenerationResult(
         ttft_s=float(schedule.ttft_s),

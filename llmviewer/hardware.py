@@ -104,8 +104,8 @@ class Hardware:
         """The unit and data type of this machine that does work asked for in `wanted`.
 
         The very unit where there is one; else the fastest type that holds the operands' values, on matrix units if
-        they have one; on vector units if not, or if they are twice as fast, as those for fp32 are of GPUs whose tensor
-        cores only have fp64. Less would not make up for a softmax, which waits for vector units that multiply.
+        they have one; on vector units if not, or if those are at least twice as fast, as for fp32 on GPUs whose tensor
+        cores have only fp64. A smaller gain would be lost on softmax, which waits while vector units multiply.
 
         Raises InputError, naming what there is, where nothing does.
         """

@@ -110,7 +110,7 @@ class Plan:
 
     @cached_property
     def features(self) -> frozenset[Feature]:
-        """What a workload has to be asked for."""
+        """The features of a workload that its times depend on."""
         return frozenset(f for row in self.operators for form in row.work.forms for f in form.features())
 
     def values(self, workload: Workload) -> dict[Feature, Num]:
@@ -148,11 +148,11 @@ class Plan:
         return self.seconds(self.values(workload))
 
     def in_parts(self, values: Mapping[Feature, Num], parts: Num, *, turns: bool) -> Num:
-        """Time of a pass of each of `parts` micro-batches: of a pipeline, all stages for the first of them, and the
-        slowest for each further one. [s]
+        """Time of a pass of a batch that is cut into `parts` micro-batches: in a pipeline, that of all stages for the
+        first of them, and of the slowest stage for each further one. [s]
 
-        turns  whether another such pass waits for this one, as decode steps do: then it is what lies between two of
-               them, all stages or the slowest for every micro-batch
+        turns  whether the next pass waits for this one, as decode steps do: then it is the time from one to the next,
+               the longer of all stages for one micro-batch and the slowest stage for all of them
         """
         through = self.seconds(values)
         if len(self.stages) == 1:
@@ -196,7 +196,7 @@ def _planned(op: Operator, block: Block, hardware: Hardware) -> PlannedOperator:
 
 
 def kept_busy(supplied: Resource, busy: Iterable[Resource]) -> Resource:
-    """What is busy while a launch uses `supplied`, as one of `busy` where that is the same thing.
+    """The resource that a launch keeps busy by using `supplied`: one of `busy` where both are the same hardware.
 
     The lanes of a unit are the same in all data types, so work in two of them adds up, under the name of the first; a
     message holds up the link that it is sent on.

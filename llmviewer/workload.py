@@ -222,11 +222,11 @@ class Workload:
         return _Part(tuple(s.times(ranks) for s in self.groups))
 
     def sampled(self, share: float) -> Workload:
-        """What the part `share` of the tokens goes on to, each by itself."""
+        """The work on the part `share` of the tokens that goes on, each token by itself."""
         return _Sampled(tuple(s.times(share) for s in self.groups), share=share)
 
     def together(self, share: float) -> Workload:
-        """What the part `share` of passes like this one goes on to with all of its tokens, on average."""
+        """The work on the part `share` of such passes that goes on with all of its tokens, on average."""
         return _Together(tuple(s.times(share) for s in self.groups), share=share)
 
     def thinned(self, share: float) -> Workload:

@@ -100,7 +100,7 @@ class Journal:
 
     @contextmanager
     def trying(self, kind: tuple[str, ...], tiling: str) -> Iterator[None]:
-        """The first launch of a tiling: if the process ends within, however it does, it is not to be tried again."""
+        """Notes the first launch of a tiling before it: if the process ends during it, the tiling is not tried again."""
         if (kind, tiling) in self._tried:
             yield
             return
@@ -112,7 +112,7 @@ class Journal:
             self._write("tried", {})
 
     def broke(self, kind: tuple[str, ...], tiling: str) -> None:
-        """Such launches are not to be tried again."""
+        """Notes that such launches left the device broken, and are not to be tried again."""
         self.broken.add((kind, tiling))
         self._write("broken", {"kind": kind, "tiling": tiling})
 

@@ -36,7 +36,7 @@ class Scan(Operator):
     The first input has q and k of each group of heads, with v of each head beside them where it is wider than the
     result; other inputs have a part for each head, or are the same for all where they are narrower than that.
 
-    heads   parts that need nothing of each other; 0 where there is no telling
+    heads   parts that can be computed apart from each other; 0 where that is not known
     groups  of heads that have q and k in common
     """
 

@@ -16,7 +16,7 @@ from ..fleet import Fleet
 from ..forms import Num
 from ..hardware import Hardware
 from ..layout import Layout
-from ..roofline import OperatorEstimate
+from ..roofline import OperatorEstimate, PlannedOperator
 from ..techniques import Drafter
 from ..workload import Spans, Workload
 from .load import Grid, Load, StepTimes
@@ -177,14 +177,18 @@ def _joined(*several: Spans) -> Spans:
     return Spans(**{name: np.concatenate(column) for name, column in columns.items()})
 
 
-def _fewer(rows: Sequence[OperatorEstimate], times: Sequence[Grid]) -> Grid:
+def _fewer(rows: Sequence[OperatorEstimate | PlannedOperator], times: Sequence[Grid]) -> Grid:
     """By how much longer experts work on the tokens of one rank than on those of all, which is less than none. [s]
 
     times  of a launch of each operator, [device, read]
     """
     inside = among_experts([row.operator for row in rows])
     return sum(
-        (row.repeat * (time[:, 2] - time[:, 0]) for row, time, own in zip(rows, times, inside, strict=True) if own),
+        (
+            row.block.repeat * (time[:, 2] - time[:, 0])
+            for row, time, own in zip(rows, times, inside, strict=True)
+            if own
+        ),
         start=np.zeros(len(times[0])),
     )
 

@@ -100,7 +100,7 @@ class Journal:
 
     @contextmanager
     def trying(self, kind: tuple[str, ...], tiling: str) -> Iterator[None]:
-        """Notes the first launch of a tiling before it: if the process ends during it, it is not tried again."""
+        """Notes a first launch of a tiling before it: if the process ends during it, the tiling is not tried again."""
         if (kind, tiling) in self._tried:
             yield
             return

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from llmviewer.forms import evaluate
 from llmviewer.kernels import kernel_names, load_kernel
@@ -39,20 +40,40 @@ def converted(values, source, target, rounding):
 
 
 def check(name, case, monkeypatch):
-    """The reference holds, with and without the launches of new GPUs, on inputs of a seed that a failure names."""
+    """The reference holds, with the launches of new GPUs and of old ones where those are others, on inputs of a seed
+    that a failure names.
+    """
     monkeypatch.setattr(interpreter, "_convert_float", converted)
     kernel, seed = load_kernel(name), secrets.randbits(31)
     inputs = kernel.make(case, "cpu", seed)
     wanted = kernel.reference(**inputs)
     relative, absolute = kernel.tolerance(case)
-    for target in (NEW, OLD):
+    plans = {target: kernel.plan(target, **inputs) for target in (NEW, OLD)}
+    alike = run_of(plans[NEW]) == run_of(plans[OLD])
+    for target, plan in list(plans.items())[: 1 if alike else 2]:
         with np.errstate(over="ignore"):  # an exponential may be infinite, and its reciprocal the 0 that is meant
-            found = kernel.plan(target, **inputs)()
+            found = plan()
         for ours, theirs in zip(found, wanted, strict=True):
             assert ours.shape == theirs.shape
             assert not ours.float().isnan().any(), f"seed {seed}, {target}: NaN"
             wrong = (ours.float() - theirs.float()).abs() - relative * theirs.float().abs()
             assert wrong.max() <= absolute, f"seed {seed}, {target}: {wrong.max():.3g} over the relative tolerance"
+
+
+def run_of(plan):
+    """All that the interpreter goes by in a plan: functions, grids, numbers and how tensors lie, not what they hold."""
+
+    def told(value):
+        if isinstance(value, TensorDescriptor):
+            return ("descriptor", told(value.base), value.shape, value.strides, value.block_shape)
+        if isinstance(value, torch.Tensor):
+            return ("tensor", value.dtype, value.shape, value.stride())
+        return value
+
+    return [
+        (launch.function, launch.grid, {name: told(value) for name, value in launch.arguments.items()})
+        for launch in plan.launches
+    ]
 
 
 def moved(name, case):

@@ -22,7 +22,7 @@ from .transfer import bound_only
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laid:
+class Launched:
     """A pass as a library launches it.
 
     bounds  of one launch of each operator, as arrays [s]
@@ -72,17 +72,16 @@ class Kernels(Times):
         laid  what laid() gives, where that is known already
         """
         bounds = [np.atleast_1d(np.asarray(row.time_s, dtype=float)) for row in rows]
-        launched = self.laid(rows, workload) if laid is None else laid
-        (found,) = self.passes([Laid(operators=rows, launches=launched, bounds=bounds)])
-        return found
+        found = self.laid(rows, workload) if laid is None else laid
+        return next(self.passes([Launched(operators=rows, launches=found, bounds=bounds)]))
 
-    def passes(self, laid: Sequence[Laid]) -> Iterator[ExpectedPass]:
+    def passes(self, launched: Sequence[Launched]) -> Iterator[ExpectedPass]:
         """The same of several passes, the kernels of which are worked out together."""
-        launched = [[(launch, *one.whole(launch)) for launch in one.launches] for one in laid]
+        every = [[(launch, *one.whole(launch)) for launch in one.launches] for one in launched]
         times = self.times(
-            [Asked(kernel, whole) for own in launched for launch, _, whole in own for kernel in launch.every]
+            [Asked(kernel, whole) for own in every for launch, _, whole in own for kernel in launch.every]
         )
-        for one, own in zip(laid, launched, strict=True):
+        for one, own in zip(launched, every, strict=True):
             found: list[ExpectedLaunch | None] = [None] * len(one.operators)
             for launch, mine, whole in own:
                 each = self._launch(launch, whole, {id(kernel): next(times) for kernel in launch.every})

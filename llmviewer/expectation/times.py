@@ -143,7 +143,7 @@ class Times(Library):
         return () if self.library in libraries else tuple(libraries)
 
     def why(self, kernel: Kernel) -> str:
-        """What is not known of it is not known."""
+        """The reason for which nothing is known of it."""
         choice = self._choice(kernel, self.able(kernel)[0])
         return choice if isinstance(choice, str) else "not run"
 

@@ -95,6 +95,7 @@ class Hardware:
     notes: tuple[str, ...] = field(default=(), repr=False)
     changes: tuple[str, ...] = ()  # what a what-if altered, as KEY=VALUE
     follows: tuple[str, ...] = field(default=(), repr=False)  # what follows from that, such as "matrix rates 2x"
+    said: Mapping[str, float] = field(default_factory=dict, repr=False)  # what its file says of numbers that it altered
 
     def __hash__(self) -> int:
         """By its name, as rates have no hash."""

@@ -154,6 +154,7 @@ def _read(path: Path, changes: tuple[str, ...]) -> Hardware:
         raise file.error("name", f"must be the name of the file, {path.stem}; got {file.text('name')!r}")
     sources = {key: _source(file.section("sources").section(key)) for key in file.section("sources")}
     facts = {fact.key: fact for name in SECTIONS if name in file for fact in _facts(file.section(name), name, sources)}
+    written = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
     facts, follows = altered(facts, changes, path.stem)
     value = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
     if value.get("memory.usable", 0) > value["memory.capacity"] * (1 + _ROUNDING):
@@ -180,6 +181,7 @@ def _read(path: Path, changes: tuple[str, ...]) -> Hardware:
         notes=file.texts("notes"),
         changes=changes,
         follows=follows,
+        said={key: number for key, number in written.items() if value.get(key) != number},
     )
 
 

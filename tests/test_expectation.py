@@ -1129,8 +1129,18 @@ def test_a_sibling_with_less_power_for_as_many_products_has_a_lower_clock(own, d
     known.parameters.update({"alpha": 0.8, "tau_us": 1.0})
     found = parameters_on(find(device), known)
     clocks = find(own).clock / find(device).clock
-    assert found["alpha"] == pytest.approx(0.8 / needed**0.5, rel=2e-3)
-    assert found["tau_us"] == pytest.approx(clocks * needed**0.5, rel=2e-3)
+    assert found["alpha"] == pytest.approx(0.8 / needed ** (1 / 3), rel=2e-3)
+    assert found["tau_us"] == pytest.approx(clocks * needed ** (1 / 3), rel=2e-3)
+
+
+@pytest.mark.parametrize("device", ["gb300", "rtx-pro-6000-server", "h100-pcie", "a100-pcie-80gb"])
+def test_a_higher_clock_slows_no_products_down(device):
+    stack, tokens = Stack(library="vllm", dtype="bf16"), np.array([16.0, 256, 4096, 16384])
+    shapes = {"M": tokens, **dict.fromkeys(("N", "K"), np.full(4, 8192.0)), "loop": 0 * tokens, "private": 0 * tokens,
+              "batch": np.ones(4)}  # fmt: skip
+    faster = of(load_hardware(device, ["clock.boost=1.2x"]))
+    times = [expect("gemm", shapes, d, stack, shipped()).expected for d in (faster, find(device))]
+    assert np.all(times[0] <= times[1] * (1 + 1e-9))
 
 
 def test_an_l2_cache_without_stacked_memory_is_as_fast_as_was_measured_of_both_generations_but_not_of_an_earlier_one():

@@ -24,9 +24,6 @@ _LAUNCH_US: Final = 5.0  # of what only moves bytes: what more it takes to start
 # Part of their peak that products reach where power hardly limits them, as bf16 ones of engines do on A100: their fits
 # have an alpha of 0.96 to 1, and a `hot` of 0.06 at most (profiles/a100-sxm-80gb.*.yaml).
 _UNLIMITED: Final = 0.95
-# Exponent of the power by which a limit lowers the clock: a third where the voltage goes with the clock, one where that
-# is at its least. Between them, as products on A100 with PCIe (300 W) say, of those on A100 with 400 W.
-_CLOCK_BY_POWER: Final = 0.5
 
 Parameters = Mapping[str, float]
 
@@ -69,8 +66,15 @@ class _Move:
     @property
     def clocks(self) -> float:
         """The time of a clock, as a part of what it was; 1 where nobody says."""
-        known = self.alike and self.own.clock and self.device.clock
-        return self.own.clock / self.device.clock if known else 1.0
+        return self._clocks(self.device.clock)
+
+    @property
+    def rated_clocks(self) -> float:
+        """The same without what-ifs on the clock, which say nothing of the power that it takes."""
+        return self._clocks(self.device.rated)
+
+    def _clocks(self, clock: float) -> float:
+        return self.own.clock / clock if self.alike and self.own.clock and clock else 1.0
 
     @property
     def multiplies(self) -> float:
@@ -157,17 +161,18 @@ def _exponentials(found: Parameters, move: _Move) -> Parameters:
 
 def _power(found: Parameters, move: _Move) -> Parameters:
     """A limit is on the clock, so that what multiplies less for each watt is slowed down less, and a sibling that
-    multiplies more is slowed down more. What goes with the clock follows it: matrix units, the L2 cache that feeds
-    them, starts of tiles. A part of the peak is reached at most; beyond that, less is added to long work. An earlier
-    generation needs more power for as much, and kernels for stacked memory are others.
+    multiplies more is slowed down more: power goes with the clock and the square of the voltage, which goes with the
+    clock. It changes matrix units, the L2 cache that feeds them, starts of tiles. A part of the peak is
+    reached at most; beyond that, less is added to long work. An earlier generation needs more power for as much, and
+    kernels for stacked memory are others.
     """
     was, now = _density(move.own), _density(move.device)
     if not (move.family.heats and move.alike and was and now) or move.back:
         return {}
-    needed = now / was / move.clocks**2
+    needed = now / was / move.rated_clocks**2
     if needed >= 1:
         starved = generation(move.own) == generation(move.device) and not (slowed(move.own) or slowed(move.device))
-        return _at_clock(found, needed**-_CLOCK_BY_POWER) if starved else {}
+        return _at_clock(found, needed ** (-1 / 3)) if starved else {}
     most = _UNLIMITED if move.own.stacked == move.device.stacked else found["alpha"]
     faster = min(1 / needed, max(1.0, most / found["alpha"]))
     changes = dict(_at_clock(found, faster))

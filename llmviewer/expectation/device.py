@@ -72,6 +72,7 @@ class Kin:
 class Device(Kin):
     """Rates of a datasheet and the counts that decide how work is cut.
 
+    rated      clock without what-ifs [Hz]
     l2         last cache before the main memory [B]
     link       to the other devices of a node, one way, over the host where there is no other [B/s]; 0 if unknown
     hosted     that link is the host's, which all devices of a node share
@@ -79,6 +80,7 @@ class Device(Kin):
     """
 
     hardware: Hardware
+    rated: float
     l2: float
     link: float
     hosted: bool
@@ -127,6 +129,7 @@ def of(hardware: Hardware) -> Device:
         exponentials=numbers.get("cores.exponentials_per_clock", _EXPONENTIALS),
         multiplies=max(hardware.rates.get(matrix(dtype), 0.0) for dtype in ("bf16", "fp16")) / numbers["cores.count"],
         power=0.0 if "power.shared" in said else numbers.get("power.tdp", 0.0),
+        rated=hardware.said.get("clock.boost", numbers.get("clock.boost", 0.0)),
         l2=numbers[last_cache],
         link=numbers.get("scale_up.bandwidth", numbers.get("host.bandwidth", 0.0)),
         hosted="scale_up.bandwidth" not in numbers,

@@ -12,6 +12,7 @@ from llmviewer.fleet import Known
 from llmviewer.hardware_files import load_hardware
 from llmviewer.memory import weight_bytes
 from llmviewer.reports.plans import REPORT
+from llmviewer.serving import passes
 from llmviewer.serving.laying_out import laid_out
 from llmviewer.serving.load import Load
 from llmviewer.serving.outcome import Goals
@@ -54,7 +55,7 @@ def test_many_devices_at_once_take_what_each_takes_by_itself(model, layout, tech
         times = own.bounds(load)
         if expected:
             kernels = {one.hardware.name: one.kernels for one in settings}
-            times = own.expected(load, kernels.__getitem__, range(len(own.devices)))
+            (times,) = passes.expected([(own, own.able)], load, kernels.__getitem__)
         for place, one in enumerate(settings):
             steps = Steps(one, expected)
             batch = load.limits / one.layout.dp

@@ -51,8 +51,8 @@ class Left:
 def laid_out(
     one: Setting, devices: Sequence[Hardware], load: Load, known: Known, *, large: bool
 ) -> Iterator[LaidOut | Left]:
-    """`one` on all devices, those together that run the same graph; and those left whose links or sizes do not allow
-    it.
+    """`one` on all devices, those together that run the same graph; and those left whose links, sizes or units do not
+    allow it.
 
     large  whether it is also laid out where there is no room for the smallest batch
     """
@@ -89,9 +89,12 @@ def laid_out(
         linked_only = [linked for _, linked in own]
         model, refused = lowered.fleets(lowered.model, linked_only, known)
         drafts, others = lowered.fleets(lowered.drafts, linked_only, known) if lowered.drafts else (None, {})
+        refused = {**others, **refused}
+        for place, reason in refused.items():
+            yield Left(device=own[place][0].hardware, factor="data type", reason=reason)
         yield LaidOut(
             devices=tuple(other.hardware for other, _ in own), layout=one.layout, model=model, drafter=lowered.drafter,
-            drafts=drafts, refused={**others, **refused}, needed=needed,
+            drafts=drafts, able=[place for place in range(len(own)) if place not in refused], needed=needed,
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import nan
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from .progress import mean_passes
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 
+_GRIDS: Final = ("alone", "every", "step", "unmodelled")
 POLICY: Final = "prefill-first"  # whose closed form this is
 
 
@@ -102,13 +103,18 @@ class StepTimes:
             turns=turns, apart=apart, together=ranks * turns * together,
         )  # fmt: skip
 
+    @classmethod
+    def of_all(cls, several: Sequence[StepTimes]) -> StepTimes:
+        """Of the devices of several, all in one layout."""
+        grids: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in several]) for name in _GRIDS}
+        return replace(several[0], **grids)
+
     @property
     def lanes(self) -> int:
         return self.ranks * self.turns
 
     def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> StepTimes:
-        grids = {name: getattr(self, name)[list(rows)] for name in ("alone", "every", "step", "unmodelled")}
-        return replace(self, **grids)
+        return replace(self, **{name: getattr(self, name)[list(rows)] for name in _GRIDS})
 
     def held_up(self, step: Grid) -> Grid:
         """A step that reads one prompt where those that decode alone take `step`, [device, ...]. [s]"""

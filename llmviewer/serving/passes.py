@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ..expectation.expected import ExpectedPass
-from ..expectation.kernels import Kernels
+from ..expectation.kernels import Kernels, Launched
 from ..expectation.launches import Launch
 from ..fleet import Fleet
 from ..forms import Num
@@ -23,6 +23,8 @@ from .load import Grid, Load, StepTimes
 from .paces import going_on
 from .stages import among_experts, waiting_ranks
 
+_AT_ONCE: Final = 1 << 22  # times of operators, of all devices, that are held at once
+Key = tuple[Layout, str]  # and the name of a device
 _AMOUNTS: Final = tuple(f.name for f in fields(OperatorEstimate) if f.type == "Num")
 
 
@@ -57,7 +59,41 @@ class Took(NamedTuple):
     unmodelled: Grid
 
 
-_Taking = Callable[[Sequence[Fleet], Spans, int], Iterator[tuple[Any, Took]]]
+class _Part(NamedTuple):
+    """What a network has of the steps: passes at some points, of which `reads`, the first, read prompts.
+
+    turns   of a decode step in a pipeline, [batch]
+    beside  whether the network is one beside the model, of which bounds will do where nothing is expected
+    """
+
+    fleets: Sequence[Fleet]
+    points: Spans
+    reads: int
+    turns: Grid
+    beside: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.shape(self.points.batch)
+
+    def note(self, times: StepTimes, place: Any, took: Took) -> None:
+        """Of a device or several, beside what the parts before it took."""
+
+        def after(before: Grid, own: Grid) -> Grid:
+            return before + own if self.beside else own
+
+        def steps(each: Grid) -> Grid:
+            """[..., pass, batch]"""
+            return each[..., self.reads :].reshape(*each.shape[:-1], -1, len(self.turns))
+
+        if self.reads:
+            times.alone[place] = after(times.alone[place], took.whole[..., 0] + took.fewer)
+            times.every[place] = after(times.every[place], times.turns * took.slowest[..., 1] / times.together)
+        if took.whole.shape[-1] > self.reads:
+            each = np.maximum(steps(took.whole), self.turns * steps(took.slowest))
+            times.step[place] = after(times.step[place], np.sum(each, axis=-2))
+            if not self.beside:
+                times.unmodelled[place] = np.mean(took.unmodelled[..., self.reads :], axis=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +102,7 @@ class LaidOut:
 
     model    the passes of those that run them
     drafter  what proposes tokens before each decode step, and `drafts` its passes; None where nothing does
-    refused  why the others cannot, by place
+    able     the places of those that have a unit for every data type
     needed   memory of a device for each limit of the batch, whole answers cached, while one prompt is read [B], [batch]
     """
 
@@ -75,7 +111,7 @@ class LaidOut:
     model: Passes
     drafter: Drafter | None
     drafts: Passes | None
-    refused: Mapping[int, str]
+    able: Sequence[int]
     needed: Grid
 
     @property
@@ -83,48 +119,56 @@ class LaidOut:
         """Of a copy that wait for each other."""
         return waiting_ranks(self.layout)
 
+    def key(self, place: int) -> Key:
+        """What tells the device at a place from others, and from itself in other layouts."""
+        return self.layout, self.devices[place].name
+
+    def unknown(self, load: Load) -> StepTimes:
+        """Times of all devices, to be filled in."""
+        return StepTimes.unknown(
+            len(self.devices), len(load.limits),
+            ranks=self.ranks, turns=self.layout.pp, apart=self.layout.dp // self.ranks, together=load.together,
+        )  # fmt: skip
+
     def bounds(self, load: Load) -> StepTimes:
         """Of all devices."""
-        return self._times(load, self._bounds)
+        times = self.unknown(load)
+        for part in self._parts(load):
+            for rows, took in self._bounds(part):
+                part.note(times, rows, took)
+        return times
 
-    def expected(self, load: Load, kernels: Callable[[str], Kernels], places: Sequence[int]) -> StepTimes:
-        """Of the devices at some places; nan where nothing is expected above the bound.
+    def launched(
+        self, load: Load, kernels: Callable[[str], Kernels], places: Sequence[int]
+    ) -> Iterator[tuple[_Part, int, Launched]]:
+        """What the devices at some places run, part by part."""
+        for part in self._parts(load):
+            for place, launched in _launched(part, self.devices, kernels, places):
+                yield part, place, launched
 
-        kernels  those of a device, by its name
-        """
-        return self._times(load, partial(self._expected, kernels, places))
+    def note(self, times: StepTimes, part: _Part, place: int, found: ExpectedPass) -> None:
+        """What a part is expected to take, if anything is."""
+        if not (found.modelled or part.beside):
+            return
+        whole = np.broadcast_to(found.total.expected, part.shape)
+        slowest = np.broadcast_to(found.slowest.expected, part.shape) if self.layout.pp > 1 else whole
+        fewer: Grid | float = 0.0
+        if part.reads and self.ranks > 1:
+            each = [np.broadcast_to(one.expected, part.shape)[None, :] for one in found.launches]
+            fewer = _fewer(found.operators, each)[0]
+        part.note(times, place, Took(whole, slowest, fewer, np.broadcast_to(found.unmodelled_share, part.shape)))
 
-    def _times(
-        self, load: Load, took: Callable[[Sequence[Fleet], Spans, int], Iterator[tuple[Any, Took]]]
-    ) -> StepTimes:
-        """What `took` says of points of which so many read, by place or places."""
-        layout, batches, ranks = self.layout, np.asarray(load.limits), self.ranks
-        times = StepTimes.unknown(
-            len(self.devices), len(batches),
-            ranks=ranks, turns=layout.pp, apart=layout.dp // ranks, together=load.together,
-        )  # fmt: skip
+    def _parts(self, load: Load) -> Iterator[_Part]:
+        """All that is run, the model first."""
+        layout, batches, reads = self.layout, load.limits, self._reads(load)
         share, turns = (np.broadcast_to(each, batches.shape) for each in (layout.share(batches), layout.parts(batches)))
-        reads = self._reads(load)
-        for fleets, points, count in self.model.asked(reads, load.going_on(share)):
-            for place, found in took(fleets, points, count):
-                if count:
-                    times.alone[place] = found.whole[..., 0] + found.fewer
-                    times.every[place] = times.turns * found.slowest[..., 1] / times.together
-                if np.size(points.batch) > count:
-                    times.step[place] = np.maximum(found.whole[..., count:], turns * found.slowest[..., count:])
-                    times.unmodelled[place] = np.mean(found.unmodelled[..., count:], axis=-1)
+        for asked in self.model.asked(reads, load.going_on(share)):
+            yield _Part(*asked, turns, beside=False)
         if self.drafter and self.drafts:
             passes = zip(self.drafter.widths, self.drafter.before, strict=True)
             drafting = _joined(*(going_on(width, share, load.middle + before) for width, before in passes))
-            for fleets, points, count in self.drafts.asked(reads if self.drafter.reads else None, drafting):
-                for place, found in took(fleets, points, count):
-                    if count:
-                        times.alone[place] += found.whole[..., 0] + found.fewer
-                        times.every[place] += found.whole[..., 1] / times.together
-                    if np.size(points.batch) > count:
-                        each = found.whole[..., count:]
-                        times.step[place] += np.sum(each.reshape(*each.shape[:-1], -1, len(batches)), axis=-2)
-        return times
+            for asked in self.drafts.asked(reads if self.drafter.reads else None, drafting):
+                yield _Part(*asked, turns, beside=True)
 
     def _reads(self, load: Load) -> Spans:
         """Steps that read, [read]: one prompt; as many as one step takes; and where ranks wait for each other as many
@@ -135,36 +179,42 @@ class LaidOut:
         batch = np.array([1.0, load.together, 1.0])[: len(tokens)]
         return Spans(batch=batch, q_len=tokens, kv_len=tokens + load.known, logits=np.ones(len(tokens)))
 
-    def _bounds(self, fleets: Sequence[Fleet], points: Spans, reads: int) -> Iterator[tuple[list[int], Took]]:
-        workload = Workload((points,))
-        for fleet in fleets:
-            values, shape = fleet.values(workload), (len(fleet.rows), np.size(points.batch))
+    def _bounds(self, part: _Part) -> Iterator[tuple[list[int], Took]]:
+        workload = Workload((part.points,))
+        for fleet in part.fleets:
+            values, shape = fleet.values(workload), (len(fleet.rows), *part.shape)
             whole = np.broadcast_to(fleet.seconds(values), shape)
-            slowest = _slowest(fleet, values, *shape) if self.layout.pp > 1 else whole
+            slowest = _slowest(fleet, values, shape) if self.layout.pp > 1 else whole
             fewer: Grid | float = 0.0
-            if reads and self.ranks > 1:
+            if part.reads and self.ranks > 1:
                 rows = fleet.estimate(workload).operators
                 fewer = _fewer(rows, [np.broadcast_to(row.time_s, shape) for row in rows])
             yield fleet.rows, Took(whole, slowest, fewer, np.ones(shape))
 
-    def _expected(
-        self,
-        kernels: Callable[[str], Kernels],
-        places: Sequence[int],
-        fleets: Sequence[Fleet],
-        points: Spans,
-        reads: int,
-    ) -> Iterator[tuple[int, Took]]:
-        shape = np.shape(points.batch)
-        beside = self.drafts is not None and (fleets is self.drafts.prefills or fleets is self.drafts.steps)
-        for place, found in _expected(fleets, Workload((points,)), self.devices, kernels, places, beside=beside):
-            whole = np.broadcast_to(found.total.expected, shape)
-            slowest = np.broadcast_to(found.slowest.expected, shape) if self.layout.pp > 1 else whole
-            fewer: Grid | float = 0.0
-            if reads and self.ranks > 1:
-                each = [np.broadcast_to(one.expected, shape)[None, :] for one in found.launches]
-                fewer = _fewer(found.operators, each)[0]
-            yield place, Took(whole, slowest, fewer, np.broadcast_to(found.unmodelled_share, shape))
+
+def expected(
+    several: Sequence[tuple[LaidOut, Sequence[int]]], load: Load, kernels: Callable[[str], Kernels]
+) -> list[StepTimes]:
+    """Of each, the devices at some places; nan where nothing is expected above the bound. What a device runs in several
+    of them is worked out together.
+
+    kernels  those of a device, by its name
+    """
+    times = [laid.unknown(load) for laid, _ in several]
+    waiting: dict[str, list[tuple[int, _Part, int, Launched]]] = {}  # by device
+    held = 0
+    for number, (laid, places) in enumerate(several):
+        for part, place, launched in laid.launched(load, kernels, places):
+            waiting.setdefault(laid.devices[place].name, []).append((number, part, place, launched))
+            held += len(launched.bounds) * part.shape[0]
+        if held < _AT_ONCE and number < len(several) - 1:
+            continue
+        for device, own in waiting.items():
+            found = kernels(device).passes([launched for *_, launched in own])
+            for (which, part, place, _), each in zip(own, found, strict=True):
+                several[which][0].note(times[which], part, place, each)
+        waiting, held = {}, 0
+    return times
 
 
 def _joined(*several: Spans) -> Spans:
@@ -193,25 +243,18 @@ def _fewer(rows: Sequence[OperatorEstimate | PlannedOperator], times: Sequence[G
     )
 
 
-def _slowest(fleet: Fleet, values: Any, devices: int, points: int) -> Grid:
-    """The stage of a pipeline that takes longest. [s]"""
-    times = (np.broadcast_to(stage.seconds(values), (devices, points)) for stage in fleet.stages)
+def _slowest(fleet: Fleet, values: Any, shape: tuple[int, ...]) -> Grid:
+    """The stage of a pipeline that takes longest, [device, point]. [s]"""
+    times = (np.broadcast_to(stage.seconds(values), shape) for stage in fleet.stages)
     return reduce(np.maximum, times)
 
 
-def _expected(
-    several: Sequence[Fleet],
-    workload: Workload,
-    devices: Sequence[Hardware],
-    kernels: Callable[[str], Kernels],
-    places: Sequence[int],
-    *,
-    beside: bool,
-) -> Iterator[tuple[int, ExpectedPass]]:
-    """(place, what is expected of a pass) of the devices at `places` of which anything is; `beside` another network of
-    which it is, bounds will do.
-    """
-    for fleet in several:
+def _launched(
+    part: _Part, devices: Sequence[Hardware], kernels: Callable[[str], Kernels], places: Sequence[int]
+) -> Iterator[tuple[int, Launched]]:
+    """(place, what is launched) of the devices at `places` of whose kernels anything is known."""
+    workload = Workload((part.points,))
+    for fleet in part.fleets:
         wanted = [(row, place) for row, place in enumerate(fleet.devices) if place in places]
         rows = fleet.estimate(workload).operators if wanted else ()
         laid: dict[tuple[str, str], Sequence[Launch]] = {}  # alike on many devices
@@ -219,19 +262,19 @@ def _expected(
             own = kernels(devices[place].name)
             if isinstance(own.device, str):
                 continue
-            mine, key = [_of_one(each, row) for each in rows], (own.library, own.half)
-            laid[key] = laid.get(key) or own.laid(mine, workload)
-            found = own.expect(mine, workload, laid[key])
-            if found.modelled or beside:
-                yield place, found
+            key = own.library, own.half
+            if key not in laid:
+                laid[key] = own.laid([_of_one(each, row) for each in rows], workload)
+            bounds = [np.atleast_1d(_row(each.time_s, row)) for each in rows]
+            yield place, Launched(operators=fleet.operators, launches=laid[key], bounds=bounds)
 
 
 def _of_one(each: OperatorEstimate, row: int) -> OperatorEstimate:
     """What one device of a fleet has of an estimate, [device, point]."""
+    amounts: dict[str, Any] = {name: _row(getattr(each, name), row) for name in _AMOUNTS}
+    return replace(each, **amounts, busy_s={resource: _row(values, row) for resource, values in each.busy_s.items()})
 
-    def own(values: Num) -> Num:
-        array = np.asarray(values)
-        return values if array.ndim < 2 else array[row if len(array) > 1 else 0]
 
-    amounts: dict[str, Any] = {name: own(getattr(each, name)) for name in _AMOUNTS}
-    return replace(each, **amounts, busy_s={resource: own(values) for resource, values in each.busy_s.items()})
+def _row(values: Num, row: int) -> Num:
+    array = np.asarray(values)
+    return values if array.ndim < 2 else array[row if len(array) > 1 else 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import count, groupby
 from math import isfinite
 from typing import Final
 
@@ -16,7 +16,7 @@ from ..setting import Setting
 from .candidates import Candidate, judged
 from .laying_out import Left, laid_out
 from .load import Load, StepTimes
-from .passes import LaidOut
+from .passes import Key, LaidOut, expected
 
 _AT_ONCE: Final = 1 << 22  # numbers of copies and batches, of all devices, that are judged together
 
@@ -46,60 +46,88 @@ class Search:
 
         progress  is told of settings done, and of how many there are
         """
-        for done, ((quant, _), one) in enumerate(self.settings.items(), 1):
-            yield from self._on(self.devices, one, quant)
-            progress(done, len(self.settings))
+        done = count(1)
+        for quant, same in groupby(self.settings.items(), key=lambda item: item[0][0]):
+            settings = [one for _, one in same]
+            yield from self._on(self.devices, settings, quant, told=lambda: progress(next(done), len(self.settings)))
 
-    def _on(self, devices: Sequence[Hardware], one: Setting, quant: str, *, large: bool = False) -> Iterator[Candidate]:
-        """A model in a precision and a layout on every device: the fewest copies that do, or those that come closest.
+    def _on(
+        self,
+        devices: Sequence[Hardware],
+        settings: Sequence[Setting],
+        quant: str,
+        *,
+        large: bool = False,
+        told: Callable[[], object] = lambda: None,
+    ) -> Iterator[Candidate]:
+        """A model in a precision and some layouts on every device: the fewest copies that do, or those that come
+        closest.
 
         Those that keep to the goals at the bound are held to them as expected too.
 
         large  whether those that have no memory for it are worked out too
+        told   is called for each setting, for the last when all is done
         """
-        for laid in laid_out(one, devices, self.load, self.known, large=large):
-            if isinstance(laid, Left):
-                yield _left(laid, quant, one.layout)
-                continue
-            for place, reason in laid.refused.items():
-                yield _left(Left(device=laid.devices[place], factor="data type", reason=reason), quant, one.layout)
-            judge = partial(self._judged, laid, quant)
-            found = judge(laid.bounds(self.load), [p for p in range(len(laid.devices)) if p not in laid.refused])
-            if self.kernels:
-                fine = [place for place, own in found.items() if not own.factor]
-                times = laid.expected(self.load, self.kernels, fine)
-                told = judge(times, [place for place in fine if isfinite(times.alone[place])])
-                found |= {place: replace(own, least=found[place]) for place, own in told.items()}
-            yield from found.values()
+        found: dict[Key, Candidate] = {}
+        fine: list[tuple[LaidOut, list[int]]] = []
+        for one in settings:
+            if found:
+                told()
+            every = list(laid_out(one, devices, self.load, self.known, large=large))
+            laid = [each for each in every if isinstance(each, LaidOut)]
+            own = self._judged(quant, [(each, each.able, each.bounds(self.load)) for each in laid])
+            for each in every:
+                if isinstance(each, Left):
+                    found[one.layout, each.device.name] = _left(each, quant, one.layout)
+                else:
+                    found |= {key: own[key] for key in map(each.key, each.able)}
+            fine.extend((each, [place for place in each.able if not own[each.key(place)].factor]) for each in laid)
+        if self.kernels:
+            times = expected(fine, self.load, self.kernels)
+            for _, same in groupby(zip(fine, times, strict=True), key=lambda pair: pair[0][0].layout):
+                known = [(each, [p for p in places if isfinite(own.alone[p])], own) for (each, places), own in same]
+                for key, told_of in self._judged(quant, known).items():
+                    found[key] = replace(told_of, least=found[key])
+        yield from found.values()
+        told()
 
-    def _judged(self, laid: LaidOut, quant: str, times: StepTimes, places: Sequence[int]) -> dict[int, Candidate]:
-        found: dict[int, Candidate] = {}
-        together = max(1, _AT_ONCE * laid.layout.devices // (self.load.max_devices * len(self.load.limits)))
-        for start in range(0, len(places), together):
-            part = places[start : start + together]
-            own = [laid.devices[place] for place in part]
-            each = judged(own, (quant, laid.layout), times.only(part), laid.needed, self.load)
-            found.update(zip(part, each, strict=True))
+    def _judged(self, quant: str, several: Sequence[tuple[LaidOut, Sequence[int], StepTimes]]) -> dict[Key, Candidate]:
+        """Devices at some places of several, all in one layout, and what their steps take."""
+        every = [(laid.key(place), laid.devices[place]) for laid, places, _ in several for place in places]
+        if not every:
+            return {}
+        first = several[0][0]
+        whole = StepTimes.of_all([times.only(places) for _, places, times in several])
+        found: dict[Key, Candidate] = {}
+        together = max(1, _AT_ONCE * first.layout.devices // (self.load.max_devices * len(self.load.limits)))
+        for start in range(0, len(every), together):
+            keys, devices = zip(*every[start : start + together], strict=True)
+            times = whole.only(range(start, start + len(keys)))
+            each = judged(devices, (quant, first.layout), times, first.needed, self.load)
+            found.update(zip(keys, each, strict=True))
         return found
 
     def closest(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """For each device that keeps to the goals in no setting, the candidate that comes closest; nearest first."""
+        """For each device that keeps to the goals in no setting, the candidate that comes closest; nearest first.
+
+        What has no reason yet is worked out where none comes closer, for then the others are as far off at least.
+        """
         served = {one.hardware.name for one in found if not one.factor}
-        missed: dict[str, list[Candidate]] = {}
+        missed: dict[str, dict[tuple[str, Layout], Candidate]] = {}
         for one in found:
             if one.hardware.name not in served:
-                missed.setdefault(one.hardware.name, []).append(one)
-        return sorted(map(self._closest, missed.values()), key=_missed)
-
-    def _closest(self, found: Sequence[Candidate]) -> Candidate:
-        """Of one device, the first of several; others are as far off at least."""
-        own = list(found)
+                missed.setdefault(one.hardware.name, {})[one.quant, one.layout] = one
         while True:
-            place, one = min(enumerate(own), key=lambda pair: _missed(pair[1]))
-            if one.reason:
-                return one
-            setting = self.settings[one.quant, one.layout]
-            (own[place],) = self._on([one.hardware], setting, one.quant, large=True)
+            closest = [min(own.values(), key=_missed) for own in missed.values()]
+            further: dict[tuple[str, Layout], list[Hardware]] = {}
+            for one in closest:
+                if not one.reason:
+                    further.setdefault((one.quant, one.layout), []).append(one.hardware)
+            if not further:
+                return sorted(closest, key=_missed)
+            for (quant, layout), devices in further.items():
+                for one in self._on(devices, [self.settings[quant, layout]], quant, large=True):
+                    missed[one.hardware.name][quant, layout] = one
 
 
 def _left(one: Left, quant: str, layout: Layout) -> Candidate:

@@ -22,7 +22,7 @@ _DEVICES = (
     "a10", "a100-sxm-80gb", "b200", "gaudi-3", "gb200", "h100-sxm", "h20-sxm", "h200-sxm", "l4", "l40s", "mi300x",
     "mi325x", "rtx-3090", "rtx-4090", "rtx-5090", "rtx-a6000", "tpu-v5e", "tpu-v6e", "trainium1", "trainium2",
 )  # fmt: skip
-_PLANS = {"llama-3.1-70b": 8.0, "deepseek-v3": 16.0}  # the most that each may take [s]
+_PLANS = {"llama-3.1-70b": 6.0, "deepseek-v3": 15.0}  # the most that each may take [s]
 _ADVISED, _ADVICE_S = "llama-3.1-8b", 3.0
 _ROOM = 2.0
 

@@ -231,6 +231,7 @@ MODULES = {  # the end of a module's path in transformers -> name of the operato
     "dense_4h_to_h": "down_proj",
 }
 
+HEADLESS = ("step3p5", "mistral_large4_text")  # classes without a head
 HEADS = ("head_dense", "lm_head")  # which run where words are wanted
 
 
@@ -267,7 +268,7 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
         assert ours.pop("experts") == 3 * 2 * PASSES[phase].tokens() * 2 * 3 * 64 * 32  # 2 of 3 have matrices
     if name == "granitemoe_swa":  # whose class makes both with one product
         ours["shared_gate_up_proj"] = ours.pop("shared_gate_proj") + ours.pop("shared_up_proj")
-    if name == "step3p5":  # a class without a head
+    if name in HEADLESS:
         assert ours.pop("lm_head") == PASSES[phase].tokens() * 2 * 96 * 64
     theirs = _by_torch(TORCH["models"][name][phase])
     assert bool(theirs.pop("conv", 0)) == (name == "lfm3")  # short convolutions, which are vector OPs here
@@ -276,7 +277,7 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
 
 @pytest.mark.parametrize("name", TORCH["models"])
 def test_parameters_of_small_models_equal_those_of_transformers(name):
-    head = 96 * 64 if name == "step3p5" else 0
+    head = 96 * 64 if name in HEADLESS else 0
     assert _graph(TORCH["models"][name]["config"]).parameters == TORCH["models"][name]["parameters"] + head
 
 
@@ -296,6 +297,26 @@ def test_layers_of_lfm3_take_turns_where_they_are_not_listed():
     assert {b.name: b.layers for b in graph.blocks if b.layers} == {
         "conv": (0, 1, 3, 5, 7), "global": (2, 6), "local": (4, 8),
     }  # fmt: skip
+
+
+LARGE4 = TORCH["models"]["mistral_large4_text"]["config"]
+
+
+def test_mistral_large_4_keeps_latents_where_they_are_made_and_keys_of_indexers_where_there_is_one():
+    """Layers 0, 1 and 4 keep 20 numbers and 8 that are rotated, layer 3 the 20; 0, 1 and 3 choose with keys of 16."""
+    assert kv_cache_bytes(_graph(LARGE4), batch=1, context=50) == 2 * 50 * (3 * (20 + 8) + 20 + 3 * 16)
+    alone = _graph({k: v for k, v in LARGE4.items() if k != "kv_source_layers"})
+    assert kv_cache_bytes(alone, batch=1, context=50) == 2 * 50 * (6 * (20 + 8) + 2 * 20 + 3 * 16)
+
+
+def test_mistral_large_4_rotates_three_layers_of_four():
+    rotated = {b.layers for b, op in _graph(LARGE4) if op.name == "rope"}
+    assert sorted(layer for layers in rotated for layer in layers) == [0, 1, 2, 4, 5, 6]
+
+
+def test_mistral_large_4_borrows_of_its_own_kind():
+    with pytest.raises(InputError, match="kv_source_layers: must name, for layer 7, itself or an earlier layer with"):
+        _graph(LARGE4, kv_source_layers=[0, 1, 1, 3, 4, 4, 4, 4])
 
 
 def test_latest_json_is_what_torch_counts_today(recounted):

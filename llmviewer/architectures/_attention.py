@@ -148,21 +148,26 @@ class LatentAttention:
             heads=replace(heads, num_kv_heads=1),
             rotary_dim=self.rope_dim,
         )
+        chosen = self.index.operators(parts, x, queries[-1].inputs[0], self.rope_dim) if self.index else ()
+        caches = (parts.cache("latent_cache", self.kv_rank), parts.cache("rope_cache", self.rope_dim, heads.mask))
+        attended = self._attended(parts, rotated[0], *caches)
+        if self.gates:
+            attended = (*attended, *gated(parts, x, result(attended), self.gates))
+        o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
+        return (*queries, down, kv_norm, rope, *chosen, *attended, o_proj)
+
+    def _attended(self, parts: Parts, q: Tensor, latent: Tensor, *rotated: Tensor) -> tuple[Operator, ...]:
+        """Keys and values expanded from the cached `latent`; attention to them and to the `rotated` part of keys."""
+        heads = self.heads
         k, v = (
             replace(parts.tensor(name, width), rows=kv_tokens())
             for name, width in (("k_nope", self.num_heads * self.nope_dim), ("v", self.num_heads * self.value_dim))
         )
-        up = parts.linear("kv_b_proj", parts.cache("latent_cache", self.kv_rank), k, v, kind=LatentExpansion)
-        chosen = self.index.operators(parts, x, queries[-1].inputs[0], self.rope_dim) if self.index else ()
+        up = parts.linear("kv_b_proj", latent, k, v, kind=LatentExpansion)
         k, v = (replace(t, rows=heads.mask.read) for t in (k, v))
-        keys = (k, parts.cache("rope_cache", self.rope_dim, heads.mask))
-        qk, softmax, sv = scored(parts, heads, rotated[0], keys, v)
+        qk, softmax, sv = scored(parts, heads, q, (k, *rotated), v)
         sinks = (parts.weight("sinks", self.num_heads),) if self.sinks else ()
-        attended: tuple[Operator, ...] = (qk, replace(softmax, weights=sinks), sv)
-        if self.gates:
-            attended = (*attended, *gated(parts, x, result(attended), self.gates))
-        o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
-        return (*queries, down, kv_norm, rope, *chosen, up, *attended, o_proj)
+        return (up, qk, replace(softmax, weights=sinks), sv)
 
     def _queries(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if not self.q_rank:
@@ -191,31 +196,36 @@ class Index:
         return replace(t, format=self.format, left_as_published=True) if self.format else t
 
     def operators(self, parts: Parts, x: Tensor, latent: Tensor, rope_dim: int) -> tuple[Operator, ...]:
-        """Queries from the `latent` that those of attention come from, keys and the heads' weights from x."""
+        """Queries from the `latent` that those of attention come from, keys and the heads' weights from x.
+
+        Without a `rope_dim` nothing is rotated, and keys go to the cache from their norm.
+        """
         heads = Heads(num_heads=self.num_heads, num_kv_heads=1, head_dim=self.head_dim)
         q = parts.project("index_q_proj", latent, heads.q_width)
         k = parts.project("index_k_proj", x, self.head_dim)
         weights = parts.project("index_weights", x, self.num_heads, kind=Router)
         norm = parts.norm("index_k_norm", k.outputs[0], kind=NormKind.LAYER)
-        rotated = (
-            self.own(parts.tensor("index_q_rope", heads.q_width)),
-            self.own(parts.cached("index_cache", self.head_dim)),
-        )
-        rope = Rope(
-            name="index_rope",
-            inputs=(q.outputs[0], norm.outputs[0]),
-            outputs=rotated,
-            heads=heads,
-            rotary_dim=rope_dim,
-        )
+        cached = self.own(parts.cached("index_cache", self.head_dim))
+        made: tuple[Operator, ...] = (q, k, weights, replace(norm, outputs=(cached,)))
+        query = q.outputs[0]
+        if rope_dim:
+            query = self.own(parts.tensor("index_q_rope", heads.q_width))
+            rope = Rope(
+                name="index_rope",
+                inputs=(q.outputs[0], norm.outputs[0]),
+                outputs=(query, cached),
+                heads=heads,
+                rotary_dim=rope_dim,
+            )
+            made = (q, k, weights, norm, rope)
         chosen = Tensor(name="index_choice", width=1, rows=Chosen(self.chosen).pairs, format=FP32)
         index = Indexer(
             name="indexer",
-            inputs=(rotated[0], self.own(parts.cache("index_cache", self.head_dim)), weights.outputs[0]),
+            inputs=(query, self.own(parts.cache("index_cache", self.head_dim)), weights.outputs[0]),
             outputs=(chosen,),
             heads=heads,
         )
-        return (q, k, weights, norm, rope, index)
+        return (*made, index)
 
 
 def gated(parts: Parts, x: Tensor, attended: Tensor, gates: int) -> tuple[Operator, ...]:

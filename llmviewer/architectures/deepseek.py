@@ -83,7 +83,7 @@ def build_glm_moe_dsa(config: Section, fmt: Format) -> Graph:
         "num_experts",
     )  # fmt: skip
     _check_sparse(config)
-    return _graph(config, fmt, sparse_layers(config, default=3), _index(config, heads=32), _own_index(config))
+    return _graph(config, fmt, sparse_layers(config, default=3), _index(config, heads=32), own_index(config))
 
 
 @architecture("glm4_moe_lite")
@@ -115,7 +115,7 @@ def _index(config: Section, heads: int) -> Index:
     )
 
 
-def _own_index(config: Section) -> list[bool]:
+def own_index(config: Section) -> list[bool]:
     """Whether each layer has an indexer of its own: as a list or a pattern says, or the first ones and every n-th."""
     layers = config.integer("num_hidden_layers")
     every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2, least=0)

@@ -71,7 +71,8 @@ class Gemma4Attention:
         q_norm = parts.norm("q_norm", result((q_proj,)), shared=heads.num_heads)
         q = parts.tensor("q_rope", heads.q_width)
         if self.borrowed:
-            made: tuple[Operator, ...] = (q_proj, q_norm, self._query_rope(parts, result((q_norm,))))
+            turned = query_rope(parts, result((q_norm,)), heads.num_heads * self.rotary_dim)
+            made: tuple[Operator, ...] = (q_proj, q_norm, turned)
         else:
             made = (q_proj, *self._own(parts, x, q_norm, q))
         key, value = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
@@ -96,11 +97,6 @@ class Gemma4Attention:
         )
         return (k_proj, *v_proj, q_norm, k_norm, v_norm, rope)
 
-    def _query_rope(self, parts: Parts, q: Tensor) -> QueryRope:
-        turned = self.heads.num_heads * self.rotary_dim
-        out = parts.tensor("q_rope", q.width)
-        return QueryRope(name="rope", inputs=(q,), outputs=(out,), ops_per_element=3 * turned / q.width, turned=turned)
-
 
 @dataclass(frozen=True, kw_only=True)
 class QueryRope(Elementwise):
@@ -115,6 +111,12 @@ class QueryRope(Elementwise):
 
     def writes(self) -> tuple[Tensor, ...]:
         return (replace(self.outputs[0], width=self.turned),)
+
+
+def query_rope(parts: Parts, q: Tensor, turned: int) -> QueryRope:
+    """The rotation of `turned` elements of each row of queries."""
+    out = parts.tensor("q_rope", q.width)
+    return QueryRope(name="rope", inputs=(q,), outputs=(out,), ops_per_element=3 * turned / q.width, turned=turned)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,9 +53,25 @@ _LIGHTON: Final[dict[str, dict[str, int]]] = {  # as transformers.LightOnOcrConf
 }
 
 
+_LARGE4: Final = {  # the tower as transformers.MistralLarge4Config has it
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 30,
+    "image_size": 1540,
+    "patch_size": 14,
+}
+
+
 @architecture("mistral3")
 def build(config: Section, fmt: Format) -> Graph:
     return _build(config, fmt, "mistral")
+
+
+@architecture("mistral_large4")
+def build_large4(config: Section, fmt: Format) -> Graph:
+    given = config.get("vision_config")
+    seen = {"vision_config": {**_LARGE4, **given}} if isinstance(given, dict) else None
+    return _build(filled(config, instead=seen), fmt, "mistral_large4_text")
 
 
 @architecture("lighton_ocr")

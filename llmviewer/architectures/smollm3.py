@@ -26,10 +26,10 @@ def build(config: Section, fmt: Format) -> Graph:
     unrotated = replace(attention, rotary_dim=0, heads=replace(heads, mask=Causal(window)))
     other = replace(rotated, mixer=unrotated, name="nope")
     config.costless("layer_types")  # says the same
-    return decoder(config, [rotated if turns else other for turns in _rotated(config)], tied=True).graph(fmt)
+    return decoder(config, [rotated if turns else other for turns in rotated_layers(config)], tied=True).graph(fmt)
 
 
-def _rotated(config: Section) -> list[bool]:
+def rotated_layers(config: Section) -> list[bool]:
     """Whether each layer has positions: `no_rope_layers` holds 1 where it does."""
     layers = config.integer("num_hidden_layers")
     interval = config.integer("no_rope_layer_interval", 4)

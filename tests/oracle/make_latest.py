@@ -20,7 +20,15 @@ import torch
 from make_flops import own_flops
 from make_parameters import idle
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel, Step3p7TextModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    MistralLarge4TextModel,
+    PreTrainedModel,
+    Step3p7TextModel,
+)
 
 ORACLE = Path(__file__).resolve().parent / "latest.json"
 BATCH, LENGTH = 2, 24
@@ -70,6 +78,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
         "mlp_layer_types": ["dense", *["sparse"] * 3],
     },
+    "mistral_large4_text": {
+        **{key: value for key, value in _LATENT.items() if key != "q_lora_rank"}, "intermediate_size": 80,
+        "moe_intermediate_size": 32, "num_hidden_layers": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "num_key_value_heads": 4, "index_n_heads": 3, "index_head_dim": 16, "index_topk": 40, "pad_token_id": 0,
+        "indexer_types": ["full", "full", "shared", "full", *["shared"] * 4],
+        "kv_source_layers": [0, 1, 1, 3, 4, 4, 4, 3],
+    },
     "modernbert-decoder": {
         "vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4,
         "local_attention": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
@@ -86,6 +101,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_layers_enum": "2,3,4", "moe_num_experts": 8, "moe_top_k": 2,
     },
 }  # fmt: skip
+HEADLESS = {  # language models of those that see, which have no head by themselves
+    "step3p5": Step3p7TextModel,
+    "mistral_large4_text": MistralLarge4TextModel,
+}
 
 
 def main() -> int:
@@ -100,8 +119,8 @@ def _counted(model_type: str) -> dict[str, Any]:
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **CONFIGS[model_type])
     config._attn_implementation = config._experts_implementation = "eager"
-    seeing = model_type == "step3p5"  # its language model, which has no head by itself
-    model = (Step3p7TextModel(config) if seeing else AutoModelForCausalLM.from_config(config)).eval()
+    headless = HEADLESS.get(model_type)
+    model = (headless(config) if headless else AutoModelForCausalLM.from_config(config)).eval()
     tokens = torch.randint(3, config.vocab_size, (BATCH, LENGTH + 1))
     cache = DynamicCache(config=model.config)
     return {

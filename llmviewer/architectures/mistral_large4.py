@@ -1,0 +1,150 @@
+"""Mistral Large 4's text part: latent attention to keys that an indexer of this layer or one before it chooses, layers
+without positions, latents that several layers share, experts.
+
+Queries have no latent of their own, and a learned line in the logarithm of their position scales each head of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..documents import Section
+from ..forms import Form
+from ..graph import Graph
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Elementwise, Rope
+from ..precision import Format
+from . import architecture
+from ._attention import Index, LatentAttention
+from ._decoder import FeedForward, Layer
+from ._fields import decoder
+from ._moe import costless, dense, experts, for_each_layer, integers, latent_attention, sparse_layers
+from ._parts import NormKind, Parts, result
+from .deepseek import own_index
+from .gemma4 import query_rope
+from .smollm3 import rotated_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledIndex(Index):
+    """An indexer whose queries come from x after a norm, and are scaled by their position."""
+
+    def operators(self, parts: Parts, x: Tensor, latent: Tensor, rope_dim: int) -> tuple[Operator, ...]:
+        norm = parts.norm("index_q_norm", latent, kind=NormKind.LAYER)
+        *made, indexer = super().operators(parts, x, norm.outputs[0], rope_dim)
+        query, *others = indexer.inputs
+        scale = _scaled(parts, "index_q_scale", query, self.num_heads)
+        return (norm, *made, scale, replace(indexer, inputs=(scale.outputs[0], *others)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledLatentAttention(LatentAttention):
+    """Latent attention whose queries are scaled by their position; where `rope_dim` is 0, nothing is rotated.
+
+    borrowed  latents and the rotated part of keys are those in the cache of an earlier layer
+    """
+
+    borrowed: bool = False
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        q_proj = parts.project("q_proj", x, self.heads.q_width)
+        made: tuple[Operator, ...] = (q_proj,)
+        if self.borrowed and self.rope_dim:
+            made = (q_proj, query_rope(parts, result(made), self.num_heads * self.rope_dim))
+        elif not self.borrowed:
+            made = (q_proj, *self._own(parts, x, result(made)))
+        query = parts.tensor("q_rope", self.heads.q_width) if self.rope_dim else q_proj.outputs[0]
+        scale = _scaled(parts, "q_scale", query, self.num_heads)
+        chosen = self.index.operators(parts, x, x, self.rope_dim) if self.index else ()
+        caches = [parts.cache("latent_cache", self.kv_rank)]
+        if self.rope_dim:
+            caches.append(parts.cache("rope_cache", self.rope_dim, self.heads.mask))
+        if self.borrowed:
+            caches = [replace(t, held=Form()) for t in caches]
+        attended = self._attended(parts, scale.outputs[0], *caches)
+        o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
+        return (*made, scale, *chosen, *attended, o_proj)
+
+    def _own(self, parts: Parts, x: Tensor, q: Tensor) -> tuple[Operator, ...]:
+        """The layer's own latent and the rotated part of keys, into the cache."""
+        outputs = [parts.tensor("kv_a_proj", self.kv_rank)]
+        if self.rope_dim:
+            outputs.append(parts.tensor("k_rope", self.rope_dim))
+        down = parts.linear("kv_a_proj", x, *outputs, bias=self.bias)
+        norm = parts.norm("kv_a_norm", outputs[0], kind=NormKind.RMS)
+        norm = replace(norm, outputs=(parts.cached("latent_cache", self.kv_rank),))
+        if not self.rope_dim:
+            return (down, norm)
+        rope = Rope(
+            name="rope",
+            inputs=(q, outputs[1]),
+            outputs=(parts.tensor("q_rope", q.width), parts.cached("rope_cache", self.rope_dim)),
+            heads=replace(self.heads, num_kv_heads=1),
+            rotary_dim=self.rope_dim,
+        )
+        return (down, norm, rope)
+
+
+def _scaled(parts: Parts, name: str, query: Tensor, num_heads: int) -> Elementwise:
+    """Each head of queries, scaled: a product for each element, and a product and a sum for the scale of each head."""
+    held = tuple(parts.weight(f"{name}.{part}", num_heads) for part in ("scale", "bias"))
+    out = replace(query, name=name)
+    ops = 1 + 2 * num_heads / query.width
+    return Elementwise(name=name, inputs=(query,), outputs=(out,), weights=held, ops_per_element=ops)
+
+
+@architecture("mistral_large4_text")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config, "rope_interleave", "final_logit_softcapping", "layer_types", "kv_sharing_modes")
+    # Keys and values are expanded for every head, and heads are as wide as their parts.
+    config.costless("num_key_value_heads", "head_dim", "qk_head_dim")
+    inner = config.integer("moe_intermediate_size")
+    shared = config.integer("n_shared_experts", 1, least=0) * inner
+    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)
+    networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
+    rotated = rotated_layers(config)
+    each = zip(sparse_layers(config, default=1), rotated, _borrowed(config, rotated), own_index(config), strict=True)
+    layers = [
+        Layer(
+            mixer=_attention(config, turns=turns, borrows=borrows, own=own),
+            feed_forward=networks[has_experts],
+            name=("moe" if has_experts else "dense")
+            + ("" if turns else "_nope")
+            + ("_borrowing" if borrows else "")
+            + ("" if own else "_shared"),
+        )
+        for has_experts, turns, borrows, own in each
+    ]
+    return decoder(config, layers).graph(fmt)
+
+
+def _attention(config: Section, *, turns: bool, borrows: bool, own: bool) -> ScaledLatentAttention:
+    plain = latent_attention(config, ScaledLatentAttention, q_rank=0, nope_dim=64)
+    chosen = config.integer("index_topk", 2048)
+    index = ScaledIndex(
+        num_heads=config.integer("index_n_heads", 32), head_dim=config.integer("index_head_dim", 128), chosen=chosen
+    )
+    return replace(
+        plain,
+        nope_dim=plain.nope_dim + (0 if turns else plain.rope_dim),
+        rope_dim=plain.rope_dim if turns else 0,
+        index=index if own else None,
+        chosen=0 if own else chosen,
+        borrowed=borrows,
+    )
+
+
+def _borrowed(config: Section, rotated: list[bool]) -> list[bool]:
+    """Whether each layer attends to the latents of an earlier one, which kv_source_layers names."""
+    if config.get("kv_source_layers") is None:
+        return [False] * len(rotated)
+    sources = integers(config, "kv_source_layers")
+    for_each_layer(config, "kv_source_layers", sources)
+    for layer, source in enumerate(sources):
+        if not (0 <= source <= layer and sources[source] == source and rotated[source] == rotated[layer]):
+            raise config.error(
+                "kv_source_layers",
+                f"must name, for layer {layer}, itself or an earlier layer with latents of its own and, like it, "
+                f"{'with' if rotated[layer] else 'without'} positions; got {source}",
+            )
+    return [source != layer for layer, source in enumerate(sources)]

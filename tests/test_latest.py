@@ -208,6 +208,9 @@ MODULES = {  # the end of a module's path in transformers -> name of the operato
     "shared_experts.down_proj": "shared_down_proj",
     "shared_experts.gate_proj": "shared_gate_proj",
     "shared_experts.up_proj": "shared_up_proj",
+    "shared_expert.down_proj": "shared_down_proj",
+    "shared_expert.gate_proj": "shared_gate_proj",
+    "shared_expert.up_proj": "shared_up_proj",
     "kv_a_proj_with_mqa": "kv_a_proj",
     "gate": "router",
     "ffn_hc": "mlp_hc",
@@ -268,6 +271,9 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
         assert ours.pop("experts") == 3 * 2 * PASSES[phase].tokens() * 2 * 3 * 64 * 32  # 2 of 3 have matrices
     if name == "granitemoe_swa":  # whose class makes both with one product
         ours["shared_gate_up_proj"] = ours.pop("shared_gate_proj") + ours.pop("shared_up_proj")
+    if name == "axk2":  # whose gates of norms have products that are called as some MLPs have them
+        for half, called in (("down", "up_proj"), ("up", "down_proj")):
+            ours[called] += sum(ours.pop(f"{norm}_gate_{half}") for norm in ("attn", "mlp"))
     if name in HEADLESS:
         assert ours.pop("lm_head") == PASSES[phase].tokens() * 2 * 96 * 64
     theirs = _by_torch(TORCH["models"][name][phase])
@@ -317,6 +323,17 @@ def test_mistral_large_4_rotates_three_layers_of_four():
 def test_mistral_large_4_borrows_of_its_own_kind():
     with pytest.raises(InputError, match="kv_source_layers: must name, for layer 7, itself or an earlier layer with"):
         _graph(LARGE4, kv_source_layers=[0, 1, 1, 3, 4, 4, 4, 4])
+
+
+def test_flint_and_north_micro_rotate_where_there_is_a_window():
+    for name, windowed in (("flint", {2, 3, 4}), ("cohere_compass_text", {0, 1, 2})):
+        graph = _graph(TORCH["models"][name]["config"])
+        assert {place for b, op in graph if op.name == "rope" for place in b.layers} == windowed
+        others = TORCH["models"][name]["config"]["num_hidden_layers"] - 3
+        assert kv_cache_bytes(graph, batch=1, context=50) == 2 * 2 * 2 * 16 * (3 * 30 + others * 50)
+    assert {b.layers for b, op in graph if op.name == "q_proj"} == {(0, 1, 2), (3,)}
+    silent = _graph({k: v for k, v in TORCH["models"][name]["config"].items() if k != "rope_parameters"})
+    assert all(any(op.name == "rope" for op in b.operators) for b in silent.blocks if b.layers)
 
 
 def test_latest_json_is_what_torch_counts_today(recounted):

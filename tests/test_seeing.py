@@ -42,6 +42,12 @@ CONFIGS = {
         "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
                           "image_size": [64, 96]},
     },
+    "cohere_compass": {
+        "text_config": TEXT | {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+        "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
+                          "image_size": [64, 96], "out_hidden_size": 64, "num_position_embeddings": 64,
+                          "deepstack_visual_indexes": [0, 2]},
+    },
     "vipllava": {
         "text_config": TEXT | {"model_type": "llama"}, "vision_feature_layer": [-2, -3, 1],
         "vision_config": TOWER | {"model_type": "clip_vision_model"},
@@ -115,6 +121,7 @@ CONFIGS = {
 COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of products with weights, and of attention
     "phi4_multimodal": (459360, 125, (202309632, 13837312, 8300544)),
     "ernie4_5_vl_moe": (334352, 24, (884736, 4939776, 2654208)),
+    "cohere_compass": (260840, 24, (1769472, 4644864, 2654208)),
     "vipllava": (217312, 16, (147456, 709376, 83232)),
     "video_llava": (232672, 16, (147456, 611072, 83232)),
     "aya_vision": (150584, 13 * 4, (13 * 147456, 13 * 454656, 13 * 73728)),  # in 3 x 4 tiles, and one of all of it

@@ -136,10 +136,10 @@ class LatentAttention:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
         queries = self._queries(parts, x)
-        latent = parts.cached("latent_cache", self.kv_rank)
+        cached = parts.cached("latent_cache", self.kv_rank)
         k_rope = parts.tensor("k_rope", self.rope_dim)
         down = parts.linear("kv_a_proj", x, parts.tensor("kv_a_proj", self.kv_rank), k_rope, bias=self.bias)
-        kv_norm = replace(parts.norm("kv_a_norm", down.outputs[0], kind=NormKind.RMS), outputs=(latent,))
+        kv_norm = replace(parts.norm("kv_a_norm", down.outputs[0], kind=NormKind.RMS), outputs=(cached,))
         rotated = (parts.tensor("q_rope", heads.q_width), parts.cached("rope_cache", self.rope_dim))
         rope = Rope(
             name="rope",
@@ -148,7 +148,8 @@ class LatentAttention:
             heads=replace(heads, num_kv_heads=1),
             rotary_dim=self.rope_dim,
         )
-        chosen = self.index.operators(parts, x, queries[-1].inputs[0], self.rope_dim) if self.index else ()
+        latent = replace(queries[-1].inputs[0], width=self.q_rank)
+        chosen = self.index.operators(parts, x, latent, self.rope_dim) if self.index else ()
         caches = (parts.cache("latent_cache", self.kv_rank), parts.cache("rope_cache", self.rope_dim, heads.mask))
         attended = self._attended(parts, rotated[0], *caches)
         if self.gates:

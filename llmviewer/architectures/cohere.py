@@ -2,7 +2,7 @@
 
 Command-R+ normalizes each head of queries and keys. Of the second generation three layers in four have a window and
 rotary positions, the fourth sees all and has no positions (arXiv:2504.00698). North has experts, and rotates in the
-dense layers before them too.
+dense layers before them too; North Micro has a vision tower and says which kinds of layers have positions.
 """
 
 from __future__ import annotations
@@ -43,6 +43,24 @@ def build_cohere2(config: Section, fmt: Format) -> Graph:
     config.costless("layer_switch")
     layers = alternating(local, unrotated, sliding_layers(config, pattern=_EVERY))
     return decoder(config, layers, norm=NormKind.LAYER_NO_BIAS, tied=True).graph(fmt)
+
+
+@architecture("cohere_compass_text")
+def build_compass(config: Section, fmt: Format) -> Graph:
+    """North Micro: as the second generation, but that all layers see all, and have positions, unless the config says
+    otherwise: rope_parameters are null for the kind of layer that has none.
+    """
+    config.costless("logit_scale", "pooling", "mrope_section")
+    layers, rope = config.integer("num_hidden_layers"), config.get("rope_parameters")
+    slides = [False] * layers if config.get("layer_types") is None else sliding_layers(config, pattern=_EVERY)
+    plain, window = _attention(config), Causal(sliding_window(config, _WINDOW))
+    local, full = (
+        replace(plain, rotary_dim=0) if isinstance(rope, dict) and rope.get(kind, rope) is None else plain
+        for kind in _LAYER_TYPES
+    )
+    local = replace(local, heads=replace(local.heads, mask=window))
+    made = alternating(_layer(config, local), _layer(config, full), slides)
+    return decoder(config, made, norm=NormKind.LAYER_NO_BIAS, tied=True).graph(fmt)
 
 
 @architecture("cohere2_moe")

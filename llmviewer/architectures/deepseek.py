@@ -71,8 +71,8 @@ def build_mistral4(config: Section, fmt: Format) -> Graph:
 def build_v32(config: Section, fmt: Format) -> Graph:
     """DeepSeek-V3.2: every layer looks at the keys that its indexer chooses."""
     costless(config, "rope_interleave")
-    _check_sparse(config)
-    return _graph(config, fmt, sparse_layers(config, default=3), _index(config, heads=64))
+    check_sparse(config)
+    return _graph(config, fmt, sparse_layers(config, default=3), published_index(config, heads=64))
 
 
 @architecture("glm_moe_dsa")
@@ -82,8 +82,8 @@ def build_glm_moe_dsa(config: Section, fmt: Format) -> Graph:
         config, "rope_interleave", "indexer_rope_interleave", "index_share_for_mtp_iteration", "moe_router_dtype",
         "num_experts",
     )  # fmt: skip
-    _check_sparse(config)
-    return _graph(config, fmt, sparse_layers(config, default=3), _index(config, heads=32), own_index(config))
+    check_sparse(config)
+    return _graph(config, fmt, sparse_layers(config, default=3), published_index(config, heads=32), own_index(config))
 
 
 @architecture("glm4_moe_lite")
@@ -93,7 +93,7 @@ def build_glm4_moe_lite(config: Section, fmt: Format) -> Graph:
     return _graph(config, fmt, sparse_layers(config, default=1))
 
 
-def _check_sparse(config: Section) -> None:
+def check_sparse(config: Section) -> None:
     """Raises InputError where layers are of another kind, or have biases."""
     if config.flag("mlp_bias", default=False):
         raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
@@ -101,7 +101,7 @@ def _check_sparse(config: Section) -> None:
         kinds(config, "layer_types", ("deepseek_sparse_attention", "indexed_attention"))  # names of one thing
 
 
-def _index(config: Section, heads: int) -> Index:
+def published_index(config: Section, heads: int) -> Index:
     """Queries and keys are in fp8 with an fp32 scale of each 128 elements, as the code that was published with
     DeepSeek-V3.2-Exp has them (inference/model.py, Indexer.k_cache and k_scale_cache); vLLM and SGLang, which GLM-5
     names for it, run the indexers of both in one kernel.

@@ -27,7 +27,7 @@ def build_qwen2_moe(config: Section, fmt: Format) -> Graph:
     )
     moe = replace(moe, shared_gate=True)
     bias = config.flag("qkv_bias", default=True)
-    sparse = _sparse(config)
+    sparse = sparse_steps(config)
     layers: list[Layer] = []
     for index, window in enumerate(_windows(config)):
         kinds = Kinds(mixer=attention(config, window=window, qkv_bias=bias), moe=moe, dense=dense(config))
@@ -48,11 +48,11 @@ def build_qwen3_moe(config: Section, fmt: Format) -> Graph:
     window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window", default=False) else inf
     mixer = attention(config, window=window, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS)
     moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("moe_intermediate_size"))
-    layers = Kinds(mixer=mixer, moe=moe, dense=dense(config)).layers(_sparse(config))
+    layers = Kinds(mixer=mixer, moe=moe, dense=dense(config)).layers(sparse_steps(config))
     return decoder(config, layers).graph(fmt)
 
 
-def _sparse(config: Section) -> list[bool]:
+def sparse_steps(config: Section) -> list[bool]:
     """Whether each layer has experts."""
     step, plain = config.integer("decoder_sparse_step", 1), integers(config, "mlp_only_layers")
     layers = config.integer("num_hidden_layers")

@@ -21,6 +21,7 @@ from ._encoder import both_ways
 from ._feed_forward import Mlp
 from ._moe import integers, language_model
 from ._parts import NormKind, heads_of
+from ._texts import TEXTS
 from ._tower import (
     Picture,
     Tower,
@@ -33,6 +34,7 @@ from ._tower import (
     tower_activation,
     vision,
 )
+from .cohere import build_compass as build_compass_text
 from .llama import build as build_qwen2
 from .qwen3 import build as build_qwen3
 from .qwen_moe import build_qwen3_moe
@@ -81,6 +83,15 @@ def build_qwen3_vl(config: Section, fmt: Format) -> Graph:
     text = language_model(config)
     tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
     language = (build_qwen3_moe if sparse else build_qwen3)(filled(text, instead={"tie_word_embeddings": tied}), fmt)
+    return seeing(config, language, fmt, deep=_DEEP_LAYERS)
+
+
+@architecture("cohere_compass")
+def build_compass(config: Section, fmt: Format) -> Graph:
+    """North Micro Vision: the tower of Qwen3-VL before a Cohere."""
+    text = language_model(config)
+    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    language = build_compass_text(filled(text, TEXTS["cohere2"], instead={"tie_word_embeddings": tied}), fmt)
     return seeing(config, language, fmt, deep=_DEEP_LAYERS)
 
 

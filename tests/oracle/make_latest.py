@@ -56,7 +56,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2, "n_shared_experts": 1, "num_key_value_heads": 4, "head_dim": 8, "n_group": 2,
         "topk_group": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     },
+    "axk2": {
+        **_LATENT, "intermediate_size": 80, "moe_intermediate_size": 32, "num_hidden_layers": 3, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "num_key_value_heads": 4, "index_n_heads": 3, "index_head_dim": 16, "index_topk": 40,
+        "gated_norm_rank": 6, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    },
+    "cohere_compass_text": {
+        **_GROUPED, "intermediate_size": 80, "sliding_window": 30,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
+            "full_attention": None,
+        },
+    },
     "flex_olmo": {**_GROUPED, "intermediate_size": 32, **_EXPERTS},
+    "flint": {
+        **_GROUPED, **_EXPERTS, "num_hidden_layers": 6, "intermediate_size": 80, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 24, "sliding_window": 30,
+    },
     "granitemoe_swa": {
         **_GROUPED, "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 30,
         "shared_intermediate_size": 24, "layer_rope_theta": [0, 1e4, 1e4, 1e4],

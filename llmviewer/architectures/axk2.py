@@ -1,0 +1,84 @@
+"""A.X K2: DeepSeek-V3.2, but that norms are followed by a gate of low rank, and that the projection which makes queries
+makes numbers too by whose sigmoids what was attended to is scaled; it reads their latent before and after its norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Elementwise
+from ..precision import Format
+from . import architecture
+from ._attention import LatentAttention
+from ._decoder import FeedForward, Layer, Mixer
+from ._fields import decoder
+from ._moe import costless, dense, experts, latent_attention, sparse_layers
+from ._parts import NormKind, Parts, result
+from .deepseek import check_sparse, published_index
+
+_SCALED = 5  # OPs of an element for a sigmoid and a product
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedLatentAttention(LatentAttention):
+    """Latent attention whose queries come with gates of the result, from their latent before and after its norm."""
+
+    def _queries(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        down = parts.project("q_a_proj", x, self.q_rank, bias=self.bias)
+        norm = parts.norm("q_a_norm", down.outputs[0], kind=NormKind.RMS)
+        both = parts.tensor("q_a_norm", 2 * self.q_rank)  # what was normalized, and beside it what it was
+        norm = replace(norm, outputs=(both,), ops_per_element=norm.ops_per_element / 2)
+        outputs = (parts.tensor("q_b_proj", self.heads.q_width), self._gate(parts))
+        return (down, norm, parts.linear("q_gate_proj", both, *outputs))
+
+    def _gate(self, parts: Parts) -> Tensor:
+        return parts.tensor("attn_gate", self.num_heads * self.value_dim)
+
+    def _attended(self, parts: Parts, q: Tensor, latent: Tensor, *rotated: Tensor) -> tuple[Operator, ...]:
+        made = super()._attended(parts, q, latent, *rotated)
+        return (*made, _scaled("gated_attention", result(made), self._gate(parts)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated:
+    """`run` of x scaled by the sigmoids of what two products of low `rank` make of it."""
+
+    run: Mixer | FeedForward
+    rank: int
+    name: str
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        down = parts.project(f"{self.name}_gate_down", x, self.rank)
+        act = parts.activate(f"{self.name}_gate_act", "silu", down.outputs[0])
+        up = parts.project(f"{self.name}_gate_up", act.outputs[0], x.width)
+        scaled = _scaled(f"{self.name}_gated_norm", x, up.outputs[0])
+        return (down, act, up, scaled, *self.run.operators(parts, scaled.outputs[0]))
+
+
+def _scaled(name: str, x: Tensor, gate: Tensor) -> Elementwise:
+    return Elementwise(name=name, inputs=(x, gate), outputs=(replace(x, name=name),), ops_per_element=_SCALED)
+
+
+@architecture("axk2")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config, "rope_interleave")
+    # Keys and values are expanded for every head, and heads are as wide as their parts.
+    config.costless("num_key_value_heads", "head_dim", "qk_head_dim")
+    check_sparse(config)
+    rank = config.integer("gated_norm_rank", 16)
+    plain = latent_attention(
+        config, GatedLatentAttention, q_rank=384, kv_rank=128, nope_dim=64, rope_dim=32, value_dim=64
+    )
+    attention = Gated(run=replace(plain, index=published_index(config, heads=16)), rank=rank, name="attn")
+    inner = config.integer("moe_intermediate_size")
+    shared = config.integer("n_shared_experts", 1, least=0) * inner
+    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)
+    networks: dict[bool, FeedForward] = {True: Gated(run=moe, rank=rank, name="mlp"), False: dense(config)}
+    layers = [
+        Layer(mixer=attention, feed_forward=networks[sparse], name="moe" if sparse else "dense")
+        for sparse in sparse_layers(config, default=1)
+    ]
+    return decoder(config, layers).graph(fmt)

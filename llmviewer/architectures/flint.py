@@ -1,0 +1,58 @@
+"""Flint: queries and keys with norms of each head, sinks, positions where there is a window, many experts beside a
+shared one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.masks import Causal
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import FeedForward, Layer
+from ._fields import decoder, grouped_heads, sliding_layers
+from ._moe import costless, dense, experts
+from ._parts import NormKind
+from ._tower import filled
+from .qwen_moe import sparse_steps
+
+
+@architecture("flint")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config)
+    config = filled(
+        config, {"mlp_only_layers": [0, 1], "layer_types": _layer_types(config.integer("num_hidden_layers"))}
+    )
+    heads, bias = grouped_heads(config, kv_heads=4, head_dim=128), config.flag("attention_bias", default=False)
+    far = SelfAttention(heads=heads, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS, sinks=True)
+    window = Causal(config.integer("sliding_window", 513))
+    mixers = {
+        True: replace(far, heads=replace(heads, mask=window), rotary_dim=heads.head_dim),
+        False: far,
+    }
+    moe = experts(
+        config,
+        "num_experts",
+        "num_experts_per_tok",
+        inner=config.integer("moe_intermediate_size", 512),
+        shared=config.integer("shared_expert_intermediate_size", 1024),
+    )
+    networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
+    layers = [
+        Layer(
+            mixer=mixers[slides],
+            feed_forward=networks[sparse],
+            name=f"{'local' if slides else 'global'}_{'moe' if sparse else 'dense'}",
+        )
+        for slides, sparse in zip(sliding_layers(config, pattern=1), sparse_steps(config), strict=True)
+    ]
+    return decoder(config, layers).graph(fmt)
+
+
+def _layer_types(layers: int) -> list[str]:
+    """What its class has: the first two layers, every fourth and the last see all."""
+    full = (index < 2 or index % 4 == 1 or index == layers - 1 for index in range(layers))
+    return ["full_attention" if whole else "sliding_attention" for whole in full]

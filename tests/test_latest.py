@@ -336,6 +336,30 @@ def test_flint_and_north_micro_rotate_where_there_is_a_window():
     assert all(any(op.name == "rope" for op in b.operators) for b in silent.blocks if b.layers)
 
 
+DOTS3 = TORCH["models"]["dots3_note_text"]["config"]
+
+
+def test_layers_of_dots_3_with_a_window_have_latents_of_their_own():
+    """At 50 tokens, 3 layers of 5 keep the last 30: 14 and 6 numbers each; the others 20 and 8, and keys of an indexer:
+    16 in 8 bits, and a scale of 32.
+    """
+    latents = 2 * (3 * 30 * (14 + 6) + 2 * 50 * (20 + 8))
+    assert kv_cache_bytes(_graph(DOTS3), batch=1, context=50) == latents + 2 * 50 * (16 + 4)
+    assert kv_cache_bytes(_graph(DOTS3, use_dsa=False), batch=1, context=50) == latents
+
+
+def test_dots_3_says_the_same_in_both_dialects():
+    own = {k.removeprefix("swa_"): v for k, v in DOTS3.items() if k.startswith("swa_") and k != "swa_head_dim"}
+    own |= {"qk_rope_head_dim": 6, "head_dim": 22}
+    kinds = ["indexed_attention"] * 2 + ["sliding_attention"] * 3
+    saved = {k: v for k, v in DOTS3.items() if not k.startswith("swa_")}
+    saved |= {"per_layer_config": {"02": own, "03": own, "04": own}, "layer_types": kinds}
+    plain = _graph(DOTS3)
+    assert _graph(saved) == plain
+    assert _graph({"model_type": "dots3_note", "text_config": saved, "vision_config": {}}) == plain
+    assert _graph(DOTS3, moe_layer_freq=[0, 1, 1, 1, 1]) == plain
+
+
 def test_latest_json_is_what_torch_counts_today(recounted):
     """Needs the extra `oracle`; skipped without it."""
     recounted("make_latest.py")

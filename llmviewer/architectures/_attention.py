@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..forms import kv_tokens
 from ..operators.attention import QK, SV, Heads, Indexer, Softmax
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise, Rope
 from ..operators.linear import LatentExpansion, Router
-from ..operators.masks import CAUSAL, Chosen
+from ..operators.masks import CAUSAL, Causal, Chosen
 from ..precision import FP32, Format
 from ._parts import NormKind, Parts, result
 
@@ -108,6 +107,8 @@ class LatentAttention:
     gates             numbers made of x, by whose sigmoids the result is scaled: one a head, or one an element; 0 where
                       there are none
     sinks             a learned logit for every head, which takes part in the softmax
+    window            last keys that a query sees where none are chosen; 0 where it sees all
+    k_rope_norm       a norm of the rotated part of keys stands before the rotation
     """
 
     num_heads: int
@@ -121,6 +122,13 @@ class LatentAttention:
     chosen: int = 0
     gates: int = 0
     sinks: bool = False
+    window: int = 0
+    k_rope_norm: bool = False
+
+    @property
+    def seen(self) -> Causal:
+        """What a query may look at, or choose from."""
+        return Causal(self.window) if self.window else CAUSAL
 
     @property
     def heads(self) -> Heads:
@@ -130,38 +138,39 @@ class LatentAttention:
             num_kv_heads=self.num_heads,
             head_dim=self.nope_dim + self.rope_dim,
             value_dim=self.value_dim,
-            mask=Chosen(chosen) if chosen else CAUSAL,
+            mask=Chosen(chosen) if chosen else self.seen,
         )
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
         queries = self._queries(parts, x)
-        cached = parts.cached("latent_cache", self.kv_rank)
         k_rope = parts.tensor("k_rope", self.rope_dim)
         down = parts.linear("kv_a_proj", x, parts.tensor("kv_a_proj", self.kv_rank), k_rope, bias=self.bias)
-        kv_norm = replace(parts.norm("kv_a_norm", down.outputs[0], kind=NormKind.RMS), outputs=(cached,))
+        kv_norm = parts.norm("kv_a_norm", down.outputs[0], kind=NormKind.RMS)
+        kv_norm = replace(kv_norm, outputs=(parts.cached("latent_cache", self.kv_rank),))
+        norms = (parts.norm("k_rope_norm", k_rope, kind=NormKind.RMS),) if self.k_rope_norm else ()
         rotated = (parts.tensor("q_rope", heads.q_width), parts.cached("rope_cache", self.rope_dim))
         rope = Rope(
             name="rope",
-            inputs=(result(queries), k_rope),
+            inputs=(result(queries), result(norms) if norms else k_rope),
             outputs=rotated,
             heads=replace(heads, num_kv_heads=1),
             rotary_dim=self.rope_dim,
         )
         latent = replace(queries[-1].inputs[0], width=self.q_rank)
         chosen = self.index.operators(parts, x, latent, self.rope_dim) if self.index else ()
-        caches = (parts.cache("latent_cache", self.kv_rank), parts.cache("rope_cache", self.rope_dim, heads.mask))
-        attended = self._attended(parts, rotated[0], *caches)
+        cached = parts.cache("latent_cache", self.kv_rank, self.seen)
+        attended = self._attended(parts, rotated[0], cached, parts.cache("rope_cache", self.rope_dim, heads.mask))
         if self.gates:
             attended = (*attended, *gated(parts, x, result(attended), self.gates))
         o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
-        return (*queries, down, kv_norm, rope, *chosen, *attended, o_proj)
+        return (*queries, down, kv_norm, *norms, rope, *chosen, *attended, o_proj)
 
     def _attended(self, parts: Parts, q: Tensor, latent: Tensor, *rotated: Tensor) -> tuple[Operator, ...]:
         """Keys and values expanded from the cached `latent`; attention to them and to the `rotated` part of keys."""
         heads = self.heads
         k, v = (
-            replace(parts.tensor(name, width), rows=kv_tokens())
+            replace(parts.tensor(name, width), rows=self.seen.read)
             for name, width in (("k_nope", self.num_heads * self.nope_dim), ("v", self.num_heads * self.value_dim))
         )
         up = parts.linear("kv_b_proj", latent, k, v, kind=LatentExpansion)

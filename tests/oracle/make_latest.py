@@ -69,6 +69,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "full_attention": None,
         },
     },
+    "dots3_note_text": {
+        **_LATENT, "intermediate_size": 80, "moe_intermediate_size": 32, "num_hidden_layers": 5, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "num_key_value_heads": 4, "shared_experts_intermediate_size": 24, "head_dim": 20,
+        "index_n_heads": 3, "index_head_dim": 16, "index_topk": 40, "sliding_window": 30, "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2, "swa_q_lora_rank": 18, "swa_kv_lora_rank": 14, "swa_head_dim": 22,
+        "swa_qk_nope_head_dim": 16, "swa_v_head_dim": 6, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    },
     "flex_olmo": {**_GROUPED, "intermediate_size": 32, **_EXPERTS},
     "flint": {
         **_GROUPED, **_EXPERTS, "num_hidden_layers": 6, "intermediate_size": 80, "moe_intermediate_size": 32,

@@ -1,0 +1,108 @@
+"""The text part of Dots 3 Note: latent attention scaled by a gate for each head, to keys that an indexer chooses, or to
+the last ones in layers with sizes of their own; experts.
+
+Configs come in two dialects: that of the checkpoint has the sizes of layers with a window in fields that begin with
+swa_, that of transformers in per_layer_config. Factors of the latents fold into their norms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import LatentAttention
+from ._decoder import FeedForward, Layer
+from ._fields import decoder
+from ._moe import costless, dense, experts, for_each_layer, integers, kinds, latent_attention, sparse_layers
+from .deepseek import published_index
+
+_WINDOW: Final = 512
+_SLIDING, _INDEXED, _FULL = _KINDS = ("sliding_attention", "indexed_attention", "full_attention")
+_WINDOWED: Final = {  # sizes of layers with a window, as transformers.Dots3NoteTextConfig has them
+    "num_attention_heads": 64,
+    "q_lora_rank": 1024,
+    "kv_lora_rank": 1024,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 128,
+}
+_HEAD_DIM: Final = 256  # of those layers, the rotated part included
+_MEDIA: Final = "vision_config audio_config audio_token_id image_token_id video_token_id"
+
+
+@architecture("dots3_note_text")
+def build(config: Section, fmt: Format) -> Graph:
+    # Keys and values are expanded for every head, and heads are as wide as their parts.
+    costless(config, "rope_interleave", "num_key_value_heads", "head_dim", "qk_head_dim", "swa_num_key_value_heads")
+    if config.flag("mlp_bias", default=False):
+        raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
+    sparse = _sparse(config)
+    inner = config.integer("moe_intermediate_size", 1536)
+    shared = config.first("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
+    width = config.integer(shared, 1536) * config.integer("n_shared_experts", 1)
+    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=width)
+    networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
+    layers = [
+        Layer(
+            mixer=_attention(config, index, kind),
+            feed_forward=networks[has_experts],
+            name=f"{'local' if kind == _SLIDING else 'global'}_{'moe' if has_experts else 'dense'}",
+        )
+        for index, (kind, has_experts) in enumerate(zip(_layer_types(config), sparse, strict=True))
+    ]
+    return decoder(config, layers).graph(fmt)
+
+
+@architecture("dots3_note")
+def build_text_of(config: Section, fmt: Format) -> Graph:
+    """The decoder of one that also sees and hears: without the towers that make tokens of that. Published configs have
+    the fields of the text part beside those of the towers.
+    """
+    config.costless(*_MEDIA.split())
+    return build(config if config.get("text_config") is None else config.section("text_config"), fmt)
+
+
+def _attention(config: Section, index: int, kind: str) -> LatentAttention:
+    own = _of_window(config, index) if kind == _SLIDING else config
+    plain = latent_attention(own, LatentAttention, q_rank=1024)
+    plain = replace(plain, gates=plain.num_heads, k_rope_norm=True)
+    if kind == _SLIDING:
+        return replace(plain, window=config.integer(config.first("sliding_window", "sliding_window_size"), _WINDOW))
+    return replace(plain, index=published_index(config, heads=64)) if kind == _INDEXED else plain
+
+
+def _of_window(config: Section, index: int) -> Section:
+    """The config as layer `index`, which has a window, has it."""
+    if config.get("per_layer_config") is not None:
+        each = config.section("per_layer_config")  # names of layers have as many digits as the last
+        layer = next((each.section(name) for name in each if str(name).isdecimal() and int(name) == index), None)
+        return config.with_data({**config.data, **({key: layer.get(key) for key in layer} if layer else {})})
+    found = {key: config.integer(f"swa_{key}", usual) for key, usual in _WINDOWED.items()}
+    rest = config.integer("swa_head_dim", _HEAD_DIM) - found["qk_nope_head_dim"]
+    return config.with_data({**config.data, **found, "qk_rope_head_dim": config.integer("swa_qk_rope_head_dim", rest)})
+
+
+def _layer_types(config: Section) -> list[str]:
+    """The kind of each layer: as listed, or the first two and every fourth without a window; full_attention is with an
+    indexer where use_dsa says so, as it does in the dialect of the checkpoint if nothing is said.
+    """
+    windowed, layers = config.flag("use_sliding_window", default=True), config.integer("num_hidden_layers")
+    found = [_INDEXED if not windowed or i < 2 or i % 4 == 1 else _SLIDING for i in range(layers)]
+    if config.get("layer_types") is not None:
+        found = kinds(config, "layer_types", _KINDS)
+    if config.get("use_dsa") is None and "per_layer_config" in config:
+        return found
+    whole = _INDEXED if config.flag("use_dsa", default=True) else _FULL
+    return [kind if kind == _SLIDING else whole for kind in found]
+
+
+def _sparse(config: Section) -> list[bool]:
+    """Whether each layer has experts; moe_layer_freq may be a list, of which a 1 says so."""
+    if not isinstance(config.get("moe_layer_freq"), list) or config.get("mlp_layer_types") is not None:
+        return sparse_layers(config, default=1)
+    each, first = integers(config, "moe_layer_freq"), config.integer("first_k_dense_replace", 1, least=0)
+    for_each_layer(config, "moe_layer_freq", each)
+    return [index >= first and bool(given) for index, given in enumerate(each)]

@@ -234,8 +234,12 @@ MODULES = {  # the end of a module's path in transformers -> name of the operato
     "dense_4h_to_h": "down_proj",
 }
 
-HEADLESS = ("step3p5", "mistral_large4_text")  # classes without a head
+HEADLESS = ("step3p5", "mistral_large4_text", "glm5_next_text")  # classes without a head
 HEADS = ("head_dense", "lm_head")  # which run where words are wanted
+
+
+def _type(name):
+    return name.split(maxsplit=1)[0]
 
 
 def _by_torch(found):
@@ -274,16 +278,23 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
     if name == "axk2":  # whose gates of norms have products that are called as some MLPs have them
         for half, called in (("down", "up_proj"), ("up", "down_proj")):
             ours[called] += sum(ours.pop(f"{norm}_gate_{half}") for norm in ("attn", "mlp"))
-    if name in HEADLESS:
+    if name.startswith("glm5_next"):  # gates without a module; keys of whole groups alone, which are 6 of 4 tokens here
+        ours["indexer"] *= Fraction(24, TORCH["length"] + (phase == "decode"))
+        ours["indexer"] += ours.pop("index_gate_proj")
+    if _type(name) in HEADLESS:
         assert ours.pop("lm_head") == PASSES[phase].tokens() * 2 * 96 * 64
     theirs = _by_torch(TORCH["models"][name][phase])
     assert bool(theirs.pop("conv", 0)) == (name == "lfm3")  # short convolutions, which are vector OPs here
+    if _type(name) == "glm5_next_text":  # streams are mixed after both halves of each of 5 layers: vector OPs here
+        assert theirs.pop("layers") == 5 * 2 * PASSES[phase].tokens() * 2 * 4**2 * 64
+    if name == "glm5_next_text":  # whose class counts its reference of delta attention, and latent attention, as one
+        assert ours.pop("scan") + ours.pop("attention") > 0 < theirs.pop("attention")
     assert ours == theirs
 
 
 @pytest.mark.parametrize("name", TORCH["models"])
 def test_parameters_of_small_models_equal_those_of_transformers(name):
-    head = 96 * 64 if name in HEADLESS else 0
+    head = 96 * 64 if _type(name) in HEADLESS else 0
     assert _graph(TORCH["models"][name]["config"]).parameters == TORCH["models"][name]["parameters"] + head
 
 
@@ -358,6 +369,34 @@ def test_dots_3_says_the_same_in_both_dialects():
     assert _graph(saved) == plain
     assert _graph({"model_type": "dots3_note", "text_config": saved, "vision_config": {}}) == plain
     assert _graph(DOTS3, moe_layer_freq=[0, 1, 1, 1, 1]) == plain
+
+
+GLM5 = TORCH["models"]["glm5_next_text"]["config"]
+
+
+def test_glm_5_3_keeps_a_key_for_four_tokens_and_those_of_a_group_that_is_not_full():
+    """Of 5 layers the fourth alone attends: 20 numbers a token, 16 for four, and what a group that fills is made of."""
+    graph = _graph(GLM5)
+    held = [kv_cache_bytes(graph, batch=1, context=context) for context in (48, 96)]
+    assert held[1] - held[0] == 2 * 48 * (20 + 16 // 4)
+    attending = [op for b, op in graph if b.name == "mla_moe"]
+    assert {t.width for op in attending for t in op.inputs if t.name == "index_state"} == {2 * 4 * 16}
+    assert {b.name: b.layers for b in graph.blocks if b.layers} == {
+        "kda_dense": (0, 1, 2), "mla_moe": (3,), "kda_moe": (4,),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"index_topk": 42}, "index_topk: must be a multiple of index_kpool, 4; got 42"),
+        ({"qk_rope_head_dim": 8}, "qk_rope_head_dim: must be 0: this attention has no positions"),
+        ({"indexer_types": ["shared"] * 5}, "indexer_types: must give layer 3 an indexer of its own"),
+    ],
+)
+def test_what_glm_5_3_cannot_say(changes, message):
+    with pytest.raises(InputError, match=message):
+        _graph(GLM5, **changes)
 
 
 def test_latest_json_is_what_torch_counts_today(recounted):

@@ -99,6 +99,16 @@ CONFIGS = {
         "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
                           "out_hidden_size": 64},
     },
+    "glm5_next": {
+        "text_config": TEXT | {"num_attention_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12,
+                               "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 2, "index_topk": 32,
+                               "moe_intermediate_size": 16, "linear_num_heads": 2, "linear_head_dim": 16,
+                               "index_n_heads": 3, "index_head_dim": 16, "num_key_value_heads": 4,
+                               "layer_types": ["linear_attention", "indexed_attention"], "pad_token_id": 0},
+        "picture_size": [50, 70],
+        "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
+                          "out_hidden_size": 64, "projection_intermediate_size": 56},
+    },
     "idefics2": {
         "text_config": TEXT | {"model_type": "mistral"}, "picture_size": 392,
         "vision_config": TOWER | {"image_size": 392, "patch_size": 56},
@@ -133,6 +143,7 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
     "qwen2_5_omni": (238544, 24, (1769472, 3723264, 1179648)),
     "qwen3_omni_moe": (306200, 24, (1769472, 4644864, 2654208)),
     "glm_ocr": (275232, 12, (884736, 2623488, 663552)),  # the convolution over four patches is a product here
+    "glm5_next": (260522, 12, (884736, 1996800, 663552)),
     "idefics2": (558560, 6, (22127616, 4298496, 818208)),
     "blip-2": (304968, 5, (147456, 811776, 114592)),
     "lfm2_vl": (218008, 16, (589824, 1867776, 1179648)),  # and there that over the pixels of a patch

@@ -100,7 +100,7 @@ class LatentAttention:
     q_rank            width of the queries' own latent; 0 where they are projected directly
     kv_rank           width of the latent of keys and values
     nope_dim          elements of a head without position, made from the latent
-    rope_dim          elements that are rotated; one key for all heads
+    rope_dim          elements that are rotated; one key for all heads; 0 where there are none
     value_dim         elements of a value
     index             what chooses the keys that are attended to; where it is none, all are, but for `chosen`
     chosen            keys that are attended to, which a layer before has chosen; 0 where that is none
@@ -142,29 +142,41 @@ class LatentAttention:
         )
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        heads = self.heads
         queries = self._queries(parts, x)
-        k_rope = parts.tensor("k_rope", self.rope_dim)
-        down = parts.linear("kv_a_proj", x, parts.tensor("kv_a_proj", self.kv_rank), k_rope, bias=self.bias)
-        kv_norm = parts.norm("kv_a_norm", down.outputs[0], kind=NormKind.RMS)
-        kv_norm = replace(kv_norm, outputs=(parts.cached("latent_cache", self.kv_rank),))
-        norms = (parts.norm("k_rope_norm", k_rope, kind=NormKind.RMS),) if self.k_rope_norm else ()
-        rotated = (parts.tensor("q_rope", heads.q_width), parts.cached("rope_cache", self.rope_dim))
-        rope = Rope(
-            name="rope",
-            inputs=(result(queries), result(norms) if norms else k_rope),
-            outputs=rotated,
-            heads=replace(heads, num_kv_heads=1),
-            rotary_dim=self.rope_dim,
-        )
+        own = self._own(parts, x, result(queries))
         latent = replace(queries[-1].inputs[0], width=self.q_rank)
         chosen = self.index.operators(parts, x, latent, self.rope_dim) if self.index else ()
-        cached = parts.cache("latent_cache", self.kv_rank, self.seen)
-        attended = self._attended(parts, rotated[0], cached, parts.cache("rope_cache", self.rope_dim, heads.mask))
+        query = parts.tensor("q_rope", self.heads.q_width) if self.rope_dim else result(queries)
+        attended = self._attended(parts, query, *self._caches(parts))
         if self.gates:
             attended = (*attended, *gated(parts, x, result(attended), self.gates))
         o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
-        return (*queries, down, kv_norm, *norms, rope, *chosen, *attended, o_proj)
+        return (*queries, *own, *chosen, *attended, o_proj)
+
+    def _own(self, parts: Parts, x: Tensor, q: Tensor) -> tuple[Operator, ...]:
+        """The latent and the rotated part of keys, into the cache; queries are rotated with that."""
+        outputs = [parts.tensor("kv_a_proj", self.kv_rank)]
+        if self.rope_dim:
+            outputs.append(parts.tensor("k_rope", self.rope_dim))
+        down = parts.linear("kv_a_proj", x, *outputs, bias=self.bias)
+        norm = parts.norm("kv_a_norm", outputs[0], kind=NormKind.RMS)
+        norm = replace(norm, outputs=(parts.cached("latent_cache", self.kv_rank),))
+        if not self.rope_dim:
+            return (down, norm)
+        k_norm = (parts.norm("k_rope_norm", outputs[1], kind=NormKind.RMS),) if self.k_rope_norm else ()
+        rope = Rope(
+            name="rope",
+            inputs=(q, result(k_norm) if k_norm else outputs[1]),
+            outputs=(parts.tensor("q_rope", q.width), parts.cached("rope_cache", self.rope_dim)),
+            heads=replace(self.heads, num_kv_heads=1),
+            rotary_dim=self.rope_dim,
+        )
+        return (down, norm, *k_norm, rope)
+
+    def _caches(self, parts: Parts) -> tuple[Tensor, ...]:
+        """The latent and, where there is one, the rotated part of keys, as attention reads them."""
+        latent = parts.cache("latent_cache", self.kv_rank, self.seen)
+        return (latent, parts.cache("rope_cache", self.rope_dim, self.heads.mask)) if self.rope_dim else (latent,)
 
     def _attended(self, parts: Parts, q: Tensor, latent: Tensor, *rotated: Tensor) -> tuple[Operator, ...]:
         """Keys and values expanded from the cached `latent`; attention to them and to the `rotated` part of keys."""

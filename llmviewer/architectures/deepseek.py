@@ -115,8 +115,11 @@ def published_index(config: Section, heads: int) -> Index:
     )
 
 
-def own_index(config: Section) -> list[bool]:
-    """Whether each layer has an indexer of its own: as a list or a pattern says, or the first ones and every n-th."""
+def own_index(config: Section, first: int = 0) -> list[bool]:
+    """Whether each layer has an indexer of its own: as a list or a pattern says, or the first ones and every n-th.
+
+    Raises InputError where layer `first`, the first that attends to chosen keys, has none.
+    """
     layers = config.integer("num_hidden_layers")
     every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2, least=0)
     pattern = config.get("index_topk_pattern")
@@ -128,8 +131,9 @@ def own_index(config: Section) -> list[bool]:
         own = [max(index - offset + 1, 0) % every == 0 for index in range(layers)]
     else:
         raise config.error("index_topk_pattern", f"must be {layers} letters F and S; got {pattern!r}")
-    if not own[0]:
-        raise config.error("indexer_types", "must give the first layer an indexer of its own; there is none before it")
+    if not own[first]:
+        place = f"layer {first}" if first else "the first layer"
+        raise config.error("indexer_types", f"must give {place} an indexer of its own; there is none before it")
     return own
 
 

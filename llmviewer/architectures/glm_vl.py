@@ -1,5 +1,5 @@
-"""GLM-4.1V, 4.5V, 4.6V and GLM-OCR: a tower for pictures of any size, a convolution over four patches and a gated MLP
-that make a token of the prompt, before GLM-4 or GLM-4.5 Air (arXiv:2507.01006).
+"""GLM-4.1V, 4.5V, 4.6V, 5.3-Flash and GLM-OCR: a tower for pictures of any size, a convolution over four patches and a
+gated MLP that make a token of the prompt, before a GLM (arXiv:2507.01006).
 
 image_size of the vision_config is that of the table of positions, from which those of a picture are interpolated. A
 picture is as large as picture_size says, which no published config has.
@@ -26,6 +26,7 @@ from ._tiles import picture_size
 from ._tower import Picture, Tower, filled, joined, layer, picture, sides, tower_activation, vision
 from .glm import build_glm4
 from .glm4_moe import build_glm4_moe
+from .glm5_next import build as build_glm5_next_text
 
 _BICUBIC: Final = 32  # OPs to weigh and add sixteen positions, and to add the result
 _TEXT: Final = {  # as transformers.Glm4vTextConfig has it
@@ -75,6 +76,7 @@ _OCR_TOWER: Final = {  # as transformers.GlmOcrVisionConfig has it
     "out_hidden_size": 1536,
     "intermediate_size": 4096,
 }
+_GLM5_PROJECTOR: Final = 10240
 _COSTLESS: Final = "image_start_token_id image_end_token_id video_start_token_id video_end_token_id"
 _TEXT_COSTLESS: Final = "image_token_id video_token_id"
 
@@ -109,12 +111,38 @@ def build_ocr(config: Section, fmt: Format) -> Graph:
     text.costless(*_TEXT_COSTLESS.split(), "attention_bias", "num_nextn_predict_layers")
     tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
     language = build_glm4(_whole(text, _OCR_TEXT, {"attention_bias": False, "tie_word_embeddings": tied}), fmt)
+    return _behind_ocr_tower(config, language, fmt)
+
+
+@architecture("glm5_next")
+def build_glm5_next(config: Section, fmt: Format) -> Graph:
+    """GLM-5.3-Flash: the tower of GLM-OCR, whose projector has a width of its own. Files without a tower may have the
+    fields of the language model beside the others.
+    """
+    config.costless(*_COSTLESS.split())
+    if config.get("text_config") is None:
+        return build_glm5_next_text(config, fmt)
+    text = language_model(config)
+    text.costless(*_TEXT_COSTLESS.split())
+    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    language = build_glm5_next_text(filled(text, instead={"tie_word_embeddings": tied}), fmt)
+    return _behind_ocr_tower(config, language, fmt, inner=_GLM5_PROJECTOR)
+
+
+def _behind_ocr_tower(config: Section, language: Graph, fmt: Format, *, inner: int = 0) -> Graph:
+    """`language` behind the tower, where the config has one; `inner` is the width that the class has in the projector,
+    0 where that is `in_channels` times what it leaves.
+    """
     if config.get("vision_config") is None:
         return language
     section = filled(vision(config), _OCR_TOWER)
     side = section.integer("spatial_merge_size")
     tower = _ocr_tower(config, section, side)
-    wide = section.integer("out_hidden_size") * section.integer("in_channels", 3)
+    if inner:
+        section.costless("swiglu_limit")
+        wide = section.integer("projection_intermediate_size", inner)
+    else:
+        wide = section.integer("out_hidden_size") * section.integer("in_channels", 3)
     project = _projected(section, tower, fmt, side**2, wide)
     return joined(tower.blocks(fmt, tower.stream), project, language, tokens=tower.picture.patches // side**2)
 

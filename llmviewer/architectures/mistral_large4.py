@@ -12,7 +12,7 @@ from ..documents import Section
 from ..forms import Form
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Elementwise, Rope
+from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
 from ._attention import Index, LatentAttention
@@ -56,33 +56,12 @@ class ScaledLatentAttention(LatentAttention):
         query = parts.tensor("q_rope", self.heads.q_width) if self.rope_dim else q_proj.outputs[0]
         scale = _scaled(parts, "q_scale", query, self.num_heads)
         chosen = self.index.operators(parts, x, x, self.rope_dim) if self.index else ()
-        caches = [parts.cache("latent_cache", self.kv_rank)]
-        if self.rope_dim:
-            caches.append(parts.cache("rope_cache", self.rope_dim, self.heads.mask))
+        caches = self._caches(parts)
         if self.borrowed:
-            caches = [replace(t, held=Form()) for t in caches]
+            caches = tuple(replace(t, held=Form()) for t in caches)
         attended = self._attended(parts, scale.outputs[0], *caches)
         o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
         return (*made, scale, *chosen, *attended, o_proj)
-
-    def _own(self, parts: Parts, x: Tensor, q: Tensor) -> tuple[Operator, ...]:
-        """The layer's own latent and the rotated part of keys, into the cache."""
-        outputs = [parts.tensor("kv_a_proj", self.kv_rank)]
-        if self.rope_dim:
-            outputs.append(parts.tensor("k_rope", self.rope_dim))
-        down = parts.linear("kv_a_proj", x, *outputs, bias=self.bias)
-        norm = parts.norm("kv_a_norm", outputs[0], kind=NormKind.RMS)
-        norm = replace(norm, outputs=(parts.cached("latent_cache", self.kv_rank),))
-        if not self.rope_dim:
-            return (down, norm)
-        rope = Rope(
-            name="rope",
-            inputs=(q, outputs[1]),
-            outputs=(parts.tensor("q_rope", q.width), parts.cached("rope_cache", self.rope_dim)),
-            heads=replace(self.heads, num_kv_heads=1),
-            rotary_dim=self.rope_dim,
-        )
-        return (down, norm, rope)
 
 
 def _scaled(parts: Parts, name: str, query: Tensor, num_heads: int) -> Elementwise:

@@ -18,15 +18,19 @@ class Compress(Operator):
 
     An element of a value takes a bias, five OPs of softmax and a multiply-add; one of an entry four of the norm, and
     three more where it is rotated.
+
+    normed  there is a norm of entries
     """
 
     rotary_dim: int
+    normed: bool = True
 
     kind: str = "compress"
 
     def arithmetic(self) -> dict[Resource, Form]:
         values, entries = self.inputs[0], self.outputs[0]
-        return {vector("fp32"): 8 * values.elements + (4 * entries.width + 3 * self.rotary_dim) * entries.rows}
+        of_entry = 4 * entries.width * self.normed + 3 * self.rotary_dim
+        return {vector("fp32"): 8 * values.elements + of_entry * entries.rows}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from transformers import (
     AutoModelForCausalLM,
     Cache,
     DynamicCache,
+    Glm5NextTextModel,
     MistralLarge4TextModel,
     PreTrainedModel,
     Step3p7TextModel,
@@ -41,7 +42,14 @@ _GROUPED = {
     "head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
-CONFIGS: dict[str, dict[str, Any]] = {
+_GLM5 = {
+    **_LATENT, "qk_rope_head_dim": 0, "intermediate_size": 80, "moe_intermediate_size": 32, "num_hidden_layers": 5,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 4, "index_n_heads": 3,
+    "index_head_dim": 16, "index_topk": 40, "index_kpool": 4, "linear_num_heads": 2, "linear_head_dim": 16,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {  # by model_type, and what is said of it besides
+
     "hy_v4": {
         **_LATENT, "intermediate_size": 80, "moe_intermediate_size": 32, "num_hidden_layers": 6, "n_routed_experts": 8,
         "num_experts_per_tok": 2, "index_n_heads": 3, "index_head_dim": 16, "index_topk": 40, "hc_mult": 3,
@@ -81,6 +89,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_GROUPED, **_EXPERTS, "num_hidden_layers": 6, "intermediate_size": 80, "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 24, "sliding_window": 30,
     },
+    "glm5_next_text": _GLM5,
+    "glm5_next_text without delta attention": {**_GLM5, "layer_types": ["indexed_attention"] * 5},
     "granitemoe_swa": {
         **_GROUPED, "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 30,
         "shared_intermediate_size": 24, "layer_rope_theta": [0, 1e4, 1e4, 1e4],
@@ -128,6 +138,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 HEADLESS = {  # language models of those that see, which have no head by themselves
     "step3p5": Step3p7TextModel,
     "mistral_large4_text": MistralLarge4TextModel,
+    "glm5_next_text": Glm5NextTextModel,
 }
 
 
@@ -139,16 +150,17 @@ def main() -> int:
     return 0
 
 
-def _counted(model_type: str) -> dict[str, Any]:
+def _counted(name: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **CONFIGS[model_type])
+    model_type = name.split(maxsplit=1)[0]
+    config = AutoConfig.for_model(model_type, **CONFIGS[name])
     config._attn_implementation = config._experts_implementation = "eager"
     headless = HEADLESS.get(model_type)
     model = (headless(config) if headless else AutoModelForCausalLM.from_config(config)).eval()
     tokens = torch.randint(3, config.vocab_size, (BATCH, LENGTH + 1))
     cache = DynamicCache(config=model.config)
     return {
-        "config": {"model_type": model_type, **CONFIGS[model_type]},
+        "config": {"model_type": model_type, **CONFIGS[name]},
         "parameters": sum(p.numel() for p in model.parameters()) - idle(model),
         "prefill": _flops(model, tokens[:, :-1], cache),
         "decode": _flops(model, tokens[:, -1:], cache),

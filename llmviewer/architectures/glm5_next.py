@@ -1,0 +1,171 @@
+"""GLM-5.3-Flash's text part: Kimi delta attention 3 to 1 with latent attention without positions, to groups of keys
+that an indexer chooses; residual streams that are mixed, whose mean goes to the head; experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..documents import Section
+from ..forms import SEQUENCES, TOKENS, Form
+from ..graph import Graph
+from ..operators.attention import Heads, Indexer
+from ..operators.base import Operator, Role, Tensor
+from ..operators.compression import Compress
+from ..operators.elementwise import Elementwise
+from ..operators.linear import Router
+from ..operators.masks import Compressed
+from ..precision import FP32, Format
+from . import architecture
+from ._attention import Index, LatentAttention
+from ._decoder import FeedForward, Layer, Mixer
+from ._fields import decoder
+from ._hyper_connections import HyperConnections
+from ._moe import costless, dense, experts, kinds, sparse_layers
+from ._parts import NormKind, Parts
+from ._recurrent import Kda
+from .deepseek import own_index
+
+_LINEAR, _INDEXED, _FULL = _KINDS = ("linear_attention", "indexed_attention", "full_attention")
+_EVERY: Final = 4  # layers, of which the last one attends
+_COSTLESS: Final = """
+    rope_interleave indexer_rope_interleave index_share_for_mtp_iteration moe_router_dtype swiglu_limit hc_eps
+    linear_lower_bound num_key_value_heads head_dim qk_head_dim rope_parameters
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledIndex(Index):
+    """An indexer that chooses groups of `pool` tokens, by one key for each: a mean of theirs, weighted by gates.
+
+    The cache has the keys of groups, and keys and gates of the tokens of one that is not full.
+
+    chosen  keys that each query sees, those of the last group among them, full or not
+    pools   groups that it keeps
+    """
+
+    pool: int
+    pools: int
+
+    def operators(self, parts: Parts, x: Tensor, latent: Tensor, rope_dim: int) -> tuple[Operator, ...]:  # noqa: ARG002
+        seen, width = Compressed(self.pool), self.head_dim
+        heads = Heads(num_heads=self.num_heads, num_kv_heads=1, head_dim=width, mask=seen)
+        q = parts.project("index_q_proj", latent, heads.q_width)
+        k, gate = (parts.project(f"index_{part}_proj", x, width) for part in ("k", "gate"))
+        weights = parts.project("index_weights", x, self.num_heads, kind=Router)
+        norm = parts.norm("index_k_norm", k.outputs[0], kind=NormKind.LAYER)
+        state = Tensor(
+            name="index_state",
+            width=2 * self.pool * width,
+            rows=Form(),
+            held=SEQUENCES,
+            role=Role.STATE,
+            format=parts.format,
+        )
+        compress = Compress(
+            name="index_entries",
+            inputs=(norm.outputs[0], gate.outputs[0], state),
+            outputs=(replace(parts.cached("index_cache", width), rows=TOKENS / self.pool),),
+            weights=(parts.weight("index_entries.position_bias", self.pool, width),),
+            rotary_dim=0,
+            normed=False,
+        )
+        chosen = Tensor(name="index_choice", width=1, rows=Compressed(self.pool, self.pools).pairs, format=FP32)
+        indexer = Indexer(
+            name="indexer",
+            inputs=(q.outputs[0], parts.cache("index_cache", width, seen), weights.outputs[0]),
+            outputs=(chosen,),
+            heads=heads,
+        )
+        return (q, k, gate, weights, norm, compress, indexer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanOfStreams(HyperConnections):
+    """Streams whose mean goes to the last norm."""
+
+    def last(self, parts: Parts, x: Tensor) -> Operator:
+        out = parts.tensor("hc_head", x.width // self.streams)
+        return Elementwise(name=out.name, inputs=(x,), outputs=(out,), ops_per_element=self.streams)
+
+
+@architecture("glm5_next_text")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config, *_COSTLESS.split())
+    if config.flag("mlp_bias", default=False):
+        raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
+    hyper = MeanOfStreams(streams=config.integer("hc_mult", 4), iterations=config.integer("hc_sinkhorn_iters", 20))
+    types = _layer_types(config)
+    own = own_index(config, types.index(_INDEXED) if _INDEXED in types else 0)
+    mixers: dict[tuple[str, bool], Mixer] = {}
+    for has_index in (True, False):
+        mixers[_LINEAR, has_index] = _kda(config)
+        mixers[_INDEXED, has_index] = _attention(config, own=has_index)
+    inner = config.integer("moe_intermediate_size")
+    shared = config.integer("n_shared_experts", 1, least=0) * inner
+    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)
+    networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
+    layers = [
+        Layer(
+            mixer=mixers[kind, has_index],
+            feed_forward=networks[sparse],
+            hyper=hyper,
+            name=f"{_name(kind, own=has_index)}_{'moe' if sparse else 'dense'}",
+        )
+        for kind, has_index, sparse in zip(types, own, sparse_layers(config, default=3), strict=True)
+    ]
+    return replace(decoder(config, layers), hyper=hyper).graph(fmt)
+
+
+def _name(kind: str, *, own: bool) -> str:
+    return "kda" if kind == _LINEAR else "mla" if own else "mla_shared"
+
+
+def _layer_types(config: Section) -> list[str]:
+    if config.get("layer_types") is None:
+        layers = config.integer("num_hidden_layers")
+        return [_INDEXED if (index + 1) % _EVERY == 0 else _LINEAR for index in range(layers)]
+    return [_LINEAR if kind == _LINEAR else _INDEXED for kind in kinds(config, "layer_types", _KINDS)]
+
+
+def _kda(config: Section) -> Kda:
+    heads, head_dim = config.integer("linear_num_heads", 64), config.integer("linear_head_dim", 128)
+    taps = config.integer("linear_conv_kernel_dim", 4)
+    if config.get("linear_attn_config") is None:
+        return Kda(heads=heads, head_dim=head_dim, taps=taps)
+    linear = config.section("linear_attn_config")
+    linear.costless("gate_lower_bound", "safe_gate", "kda_layers", "full_attn_layers")
+    return Kda(
+        heads=linear.integer("num_heads", heads),
+        head_dim=linear.integer("head_dim", head_dim),
+        taps=linear.integer("short_conv_kernel_size", taps),
+    )
+
+
+def _attention(config: Section, *, own: bool) -> LatentAttention:
+    if config.integer("qk_rope_head_dim", 0, least=0):
+        raise config.error("qk_rope_head_dim", "must be 0: this attention has no positions")
+    topk, pool = config.integer("index_topk", 2048), config.integer("index_kpool", 16)
+    if topk % pool:
+        raise config.error("index_topk", f"must be a multiple of index_kpool, {pool}; got {topk}")
+    # Of a group that is not full, a query sees half on average.
+    chosen = topk + (pool // 2 if config.flag("index_kpool_always_select_tail", default=True) else 0)
+    index = PooledIndex(
+        num_heads=config.integer("index_n_heads", 32),
+        head_dim=config.integer("index_head_dim", 128),
+        chosen=chosen,
+        pool=pool,
+        pools=topk // pool,
+    )
+    return LatentAttention(
+        num_heads=config.integer("num_attention_heads", 64),
+        q_rank=config.integer("q_lora_rank", 1536),
+        kv_rank=config.integer("kv_lora_rank", 512),
+        nope_dim=config.integer("qk_nope_head_dim", 256),
+        rope_dim=0,
+        value_dim=config.integer("v_head_dim", 256),
+        bias=config.flag("attention_bias", default=False),
+        index=index if own else None,
+        chosen=0 if own else chosen,
+    )

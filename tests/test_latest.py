@@ -285,6 +285,8 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
         assert ours.pop("lm_head") == PASSES[phase].tokens() * 2 * 96 * 64
     theirs = _by_torch(TORCH["models"][name][phase])
     assert bool(theirs.pop("conv", 0)) == (name == "lfm3")  # short convolutions, which are vector OPs here
+    if name == "diffllama":  # whose class makes scores twice, once for each half of the values
+        theirs["attention"] *= Fraction(3, 4)
     if _type(name) == "glm5_next_text":  # streams are mixed after both halves of each of 5 layers: vector OPs here
         assert theirs.pop("layers") == 5 * 2 * PASSES[phase].tokens() * 2 * 4**2 * 64
     if name == "glm5_next_text":  # whose class counts its reference of delta attention, and latent attention, as one

@@ -39,7 +39,7 @@ class HyperConnections:
             ops_per_element=2 * self.streams + 1 if self.iterations else 2,
         )
 
-    def last(self, parts: Parts, x: Tensor) -> StreamsIn:
+    def last(self, parts: Parts, x: Tensor) -> Operator:
         """What the last norm is given."""
         return self._collapsed(parts, "hc_head", x, self.streams, scales=1)
 

@@ -77,6 +77,7 @@ CONFIGS: dict[str, dict[str, Any]] = {  # by model_type, and what is said of it 
             "full_attention": None,
         },
     },
+    "diffllama": {**_GROUPED, "intermediate_size": 80},
     "dots3_note_text": {
         **_LATENT, "intermediate_size": 80, "moe_intermediate_size": 32, "num_hidden_layers": 5, "n_routed_experts": 8,
         "num_experts_per_tok": 2, "num_key_value_heads": 4, "shared_experts_intermediate_size": 24, "head_dim": 20,

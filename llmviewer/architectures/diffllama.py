@@ -1,0 +1,54 @@
+"""DiffLlama: LLaMA's layers with differential attention, half of whose heads are taken off the other half, over values
+of twice the width (arXiv:2410.05258).
+
+Scores are made once here; its class makes them twice, for each half of the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Elementwise
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention, scored
+from ._decoder import Layer
+from ._fields import decoder, gated_mlp, grouped_heads
+from ._parts import Parts
+
+_DIFFERENCE = 6  # OPs of an element: product and difference, three of a norm without weights, a factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentialAttention(SelfAttention):
+    """Each head sees the values of two; of the results, those of the second half, scaled, are taken off the first."""
+
+    def _scores(self, parts: Parts, q: Tensor) -> tuple[Operator, ...]:
+        heads = self.heads
+        k, v = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
+        made = scored(parts, replace(heads, value_dim=2 * heads.head_dim), q, (k,), v)
+        out = parts.tensor("difference", heads.q_width)
+        held = tuple(parts.weight(f"lambda_{half}", heads.head_dim) for half in ("q1", "k1", "q2", "k2"))
+        difference = Elementwise(
+            name=out.name,
+            inputs=made[-1].outputs,
+            outputs=(out,),
+            weights=held,
+            ops_per_element=_DIFFERENCE,
+            normed=2 * heads.head_dim,
+        )
+        return (*made, difference)
+
+
+@architecture("diffllama")
+def build(config: Section, fmt: Format) -> Graph:
+    config.costless("lambda_std_dev")
+    heads, bias = grouped_heads(config), config.flag("attention_bias", default=False)
+    if heads.num_kv_heads % 2:
+        raise config.error("num_key_value_heads", f"must be even; got {heads.num_kv_heads}")
+    attention = DifferentialAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
+    layers = [Layer(mixer=attention, feed_forward=gated_mlp(config))] * config.integer("num_hidden_layers")
+    return decoder(config, layers).graph(fmt)

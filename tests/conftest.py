@@ -49,9 +49,10 @@ def recounted(monkeypatch, capsys):
 
 
 @pytest.fixture(scope="session")
-def triton_cache(pytestconfig):
+def triton_cache(pytestconfig, tmp_path_factory):
     """A folder in which Triton finds what it compiled in earlier runs: by source, options and its own version."""
-    return pytestconfig.cache.mkdir("triton")
+    kept = getattr(pytestconfig, "cache", None)  # none with -p no:cacheprovider
+    return kept.mkdir("triton") if kept else tmp_path_factory.mktemp("triton")
 
 
 @pytest.fixture

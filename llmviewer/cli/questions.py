@@ -39,10 +39,9 @@ def setting(command: _F, *, required: bool = True) -> _F:
             metavar="SCHEME",
             callback=shared.precision,
             help="Bits or formats of weights, activations and KV cache: W4A16g128, W8A8KV8, fp8, Wnf4A16; for parts of "
-            "the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. A format by itself is that of weights and "
-            "activations (fp8, int8, mxfp8, nvfp4), or of weights alone (int4, nf4, mxfp6, mxfp4); fp8KV8 adds the "
-            "cache. Or a file type of llama.cpp: Q4_K_M, Q8_0,A8g32. If not given, `published`: as the model was; "
-            "parts may follow it.",
+            "the model: W4A16g128,down_proj=W8A16,layers.0-3=W16A16. Alone, fp8, int8, mxfp8 and nvfp4 are weights and "
+            "activations, int4, nf4, mxfp6 and mxfp4 weights only; fp8KV8 adds the cache. Or a file type of llama.cpp: "
+            "Q4_K_M, Q8_0,A8g32. If not given, `published`: as the model was; parts may follow it.",
         ),
         click.option(
             "--attention",

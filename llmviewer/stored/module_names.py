@@ -41,6 +41,7 @@ _BLOCKS: Final = {  # operators of attention: what follows self_attn
     "o_proj": ("o_proj", "out_proj", "wo", "dense", "c_proj"),
     "q_a_proj": ("q_a_proj", "wq_a", "fused_qkv_a_proj"),
     "q_b_proj": ("q_b_proj", "wq_b"),
+    "q_gate_proj": ("q_gate_proj",),
     "kv_a_proj": ("kv_a_proj_with_mqa", "kv_a_proj", "wkv_a", "wkv", "fused_qkv_a_proj"),
     "kv_b_proj": ("kv_b_proj", "wkv_b"),
     "kv_proj": ("kv_proj", "wkv"),
@@ -68,7 +69,7 @@ def _all_tails() -> Iterator[tuple[str, tuple[str, ...]]]:
     for op, names in _BLOCKS.items():
         yield op, _below(_MIXERS, names)
     for op in _KDA:
-        yield op, (*_below((*_MIXERS, *_STATES), (op,)), op)
+        yield op, (*_below((*_MIXERS, *_STATES), (op, f"forget_gate.{op}")), op)
     for op, names in _MLP.items():
         bare = tuple(name for name in names if name.startswith("fc"))
         yield op, (*_below(_FEED_FORWARDS, names), *bare)

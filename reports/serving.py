@@ -116,6 +116,8 @@ def remarks(found: Simulation) -> list[str]:
             f"answered, and {likely.traffic.rate:.3g} come.{' That is no overload.' if likely.closed else ''} With "
             "more requests (--requests) the part is smaller."
         )
+    if found.traffic.later:
+        lines.append(f"Of the file, {counted(found.traffic.later, 'later request')} left out: --requests takes more.")
     if found.traffic.empty:
         lines.append(f"Of the file, {counted(found.traffic.empty, 'request')} with an answer of 0 tokens left out.")
     longest = int(np.max(found.traffic.prompt + found.traffic.gen))

@@ -369,6 +369,9 @@ def test_requests_without_an_answer_are_counted(tmp_path):
     assert (len(found.traffic), found.traffic.empty) == (2, 2)
     assert "Of the file, 2 requests with an answer of 0 tokens left out." in REPORT.text(found)
     assert found.to_dict()["inputs"]["empty_requests"] == 2
+    first = simulate("llama-3.1-8b", "h100-sxm", arrivals=path, requests=1, bound=True)
+    assert "Of the file, 1 later request left out: --requests takes more." in REPORT.text(first)
+    assert first.to_dict()["inputs"]["later_requests"] == 1
     path.write_text("timestamp,prompt,gen\n0,100,10\n")
     assert "left out" not in REPORT.text(simulate("llama-3.1-8b", "h100-sxm", arrivals=path, bound=True))
 

@@ -56,12 +56,14 @@ def read_traffic(path: Path, most: int | None = None) -> Traffic:
     texts = _lines(path) if path.suffix.lower() == _LINES else _table(path)
     found = [(_row(each, where), _CACHED in each) for where, each in texts]
     every = [row for row, _ in found]
-    rows = sorted((row for row in every if row.gen > 0), key=lambda row: row.time_s)[:most]
+    answered = sorted((row for row in every if row.gen > 0), key=lambda row: row.time_s)
+    rows = answered[:most]
     if not rows:
         raise InputError(f"{path}: holds no request that generates anything")
     arrival, prompt, gen, cached = (np.array(column) for column in zip(*rows, strict=True))
     return Traffic(
-        arrival_s=arrival - arrival[0], prompt=prompt, gen=gen, empty=sum(row.gen == 0 for row in every),
+        arrival_s=arrival - arrival[0], prompt=prompt, gen=gen,
+        empty=len(every) - len(answered), later=len(answered) - len(rows),
         cached=np.minimum(cached, prompt - 1) if any(told for _, told in found) else None,
     )  # fmt: skip
 

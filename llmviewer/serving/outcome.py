@@ -234,6 +234,7 @@ class Simulation:
             "prefill_hardware": self.reads.hardware.name if self.reads else None,
             "max_batch": self.max_batch, "block": self.block, "seed": self.seed, "requests": len(self.traffic),
             "empty_requests": self.traffic.empty,
+            "later_requests": self.traffic.later,
             "rate": self.traffic.rate, "mean_prompt": float(np.mean(self.traffic.prompt)),
             "mean_gen": float(np.mean(self.traffic.gen)), "ttft_s": self.goals.ttft_s,
             "tpot_s": self.goals.tpot_s, "years": self.years,

@@ -26,6 +26,7 @@ class Traffic:
     prompt     tokens that each brings
     gen        tokens that are written for each, of which its prefill gives the first
     empty      rows of the file that generate nothing, and are not among them
+    later      requests of the file that come after these, of which no more were asked for
     cached     tokens of each prompt that are in a cache before it is read, where a file says so
     drafted    how their answers grow, where a pass may give several tokens
     """
@@ -34,6 +35,7 @@ class Traffic:
     prompt: Tokens
     gen: Tokens
     empty: int = 0
+    later: int = 0
     cached: Tokens | None = None
     drafted: Progress | None = None
 

@@ -1,4 +1,4 @@
-"""Every Python snippet of the README and of docs/ runs as printed."""
+"""Every Python snippet of the README and of docs/ runs as printed; its first command prints what the README shows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from llmviewer.cli import main
 
 ROOT = Path(__file__).parents[1]
 OF_A_GPU = "kernels.md"
@@ -56,3 +58,11 @@ def test_snippets_run_as_printed(page, tmp_path):
     run = [sys.executable, "-P", "-c", RUN, *names]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{page.name}:\n{done.stderr}"
+
+
+def test_the_first_command_prints_what_the_readme_shows(capsys):
+    setup, shown, *_ = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    command = re.search(r"bin/llmviewer (.*)", setup)
+    assert main(command[1].split()) == 0
+    printed = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line != "..." and line not in printed.splitlines()] == []

@@ -183,6 +183,23 @@ def test_an_engine_is_never_faster_than_its_bound():
             assert steps.step_s([group]) >= bound.step_s([group]) * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("device", "policy"),
+    [
+        ("h100-sxm", "chunked:8192"),
+        ("mi300x", "chunked:8192"),
+        ("l40s", "chunked:2048"),
+        ("a100-sxm-80gb", "chunked:2048"),
+    ],
+)
+def test_vllm_takes_more_tokens_together_on_large_gpus_but_the_a100(device, policy):
+    assert ENGINES["vllm"].policy_on(load_hardware(device)) == policy
+    assert ENGINES["deepspeed"].policy_on(load_hardware(device)) == ENGINES["deepspeed"].policy
+    asked = {"rate": 1, "requests": 10, "engine": "vllm"}
+    assert str(simulate(MODEL, device, **asked).policy) == policy
+    assert str(simulate(MODEL, device, policy="chunked:512", **asked).policy) == "chunked:512"
+
+
 def test_under_load_engines_keep_to_the_closed_form_too():
     found = simulate(
         MODEL, DEVICE, rate=3, prompt_lengths="512", gen_lengths="200", requests=1500, engine="vllm", seed=2

@@ -15,8 +15,10 @@ import numpy as np
 
 from ..errors import InputError, suggest
 from ..forms import Num
+from ..hardware import Hardware
 
 TABLE: Final = "arXiv:2404.14294, table 6"
+_LARGE: Final = 70 * 2**30  # memory from which vLLM's servers take more tokens together (vllm/engine/arg_utils.py) [B]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,8 @@ class Engine:
     library   whose kernels were measured
     attention "flash", or "eager" where scores go through memory
     kernels   time of its kernels over that of the library's
-    policy    its scheduler, as --policy has it; block: tokens of a block of its cache
+    policy    its scheduler, as --policy has it; `large` on large GPUs, where that is another
+    block     tokens of a block of its cache
     tokens_per_s  as measured in the table [1/s]
     fitted    the name of the number that is fitted to that; "" where it is predicted
     """
@@ -57,10 +60,16 @@ class Engine:
     kernels: float = 1.0
     host: Host = IDLE
     policy: str
+    large: str = ""
     block: int = 16
     tokens_per_s: float
     fitted: str = ""
     note: str
+
+    def policy_on(self, hardware: Hardware) -> str:
+        """Its scheduler on a device, as it chooses by memory and name."""
+        is_large = hardware.kind == "gpu" and hardware.capacity >= _LARGE and not hardware.name.startswith("a100")
+        return self.large if self.large and is_large else self.policy
 
     @property
     def said(self) -> str:
@@ -82,9 +91,9 @@ ENGINES: Final = {
             note="Its own kernels were not measured; cuBLAS stands in. Split and fuse: parts of prompts.",
         ),
         Engine(
-            name="vllm", title="vLLM", library="vllm", policy="chunked:2048", tokens_per_s=90.052,
+            name="vllm", title="vLLM", library="vllm", policy="chunked:2048", large="chunked:8192", tokens_per_s=90.052,
             note="Paged cache; those who decode come first, then chunks of prompts, 2048 tokens together: the default "
-            "of its servers since V1, but on GPUs of 70 GiB or more other than the A100 it is 8192.",
+            "of its servers since V1; on GPUs of 70 GiB or more other than the A100 8192.",
         ),
         Engine(
             name="openppl", title="OpenPPL", library="cublas", policy="fcfs", tokens_per_s=81.169,

@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..expectation.profile import Profile
 from ..facts import finite
 from ..hardware import Hardware
+from ..hardware_files import loaded
 from ..layout import ALONE, Layout
 from ..model import Model
 from ..setting import Setting, whole
@@ -236,7 +237,7 @@ def saturate(
     """
     check_bound(bound, library, engine, profiles)
     given.positive(years=years)
-    chosen, block = scheduler(engine, policy, block)
+    chosen, block = scheduler(engine, policy, block, loaded(hardware))
     free = policy is None and not engine
     max_batch = None if max_batch is None else whole("max_batch", max_batch)
     copies, seed = whole("copies", copies), whole("seed", seed, least=0)

@@ -17,6 +17,7 @@ from ..errors import InputError
 from ..expectation.engines import find_engine
 from ..expectation.profile import Profile
 from ..hardware import Hardware
+from ..hardware_files import loaded
 from ..layout import ALONE, Layout
 from ..model import Model
 from ..setting import Setting, whole
@@ -102,7 +103,7 @@ def simulate(
     check_bound(bound, library, engine, profiles)
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
     traffic = _traffic(rate, arrivals, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed)
-    chosen, block = scheduler(engine, policy, block)
+    chosen, block = scheduler(engine, policy, block, loaded(hardware))
     common: dict[str, Any] = {
         "traffic": traffic, "copies": whole("copies", copies),
         "max_batch": whole("max_batch", _MAX_BATCH if max_batch is None else max_batch), "block": block,
@@ -168,10 +169,10 @@ def _check_hits(setting: Setting, traffic: Traffic) -> None:
             )
 
 
-def scheduler(engine: str, policy: str | None, block: int | None) -> tuple[Policy, int]:
-    """The policy and the tokens of a block that were given, or those of the engine."""
+def scheduler(engine: str, policy: str | None, block: int | None, hardware: Hardware) -> tuple[Policy, int]:
+    """The policy and the tokens of a block that were given, or those of the engine on that device."""
     made = find_engine(engine) if engine else None
-    usual, size = (made.policy, made.block) if made else (_POLICY, _BLOCK)
+    usual, size = (made.policy_on(hardware), made.block) if made else (_POLICY, _BLOCK)
     return parse_policy(policy or usual), whole("block", size if block is None else block)
 
 

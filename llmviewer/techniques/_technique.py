@@ -42,7 +42,20 @@ class Touches(StrEnum):
     MODEL = "model"
 
 
-class Machine(Protocol):
+class Network(Protocol):
+    """What runs on some devices."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def decode_graph(self) -> Graph: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def decode_plan(self) -> Plan: ...
+
+
+class Machine(Network, Protocol):
     """What a technique may ask of the setting that it is part of."""
 
     @property
@@ -53,14 +66,6 @@ class Machine(Protocol):
     def layout(self) -> Layout: ...
     @property
     def attention(self) -> str: ...
-    @property
-    def graph(self) -> Graph: ...
-    @property
-    def decode_graph(self) -> Graph: ...
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def decode_plan(self) -> Plan: ...
     def helper(self, model: Model, quant: str | None) -> Machine:
         """Another model on this device, with this attention and layout, in this precision where `quant` is None."""
         ...
@@ -68,19 +73,6 @@ class Machine(Protocol):
     def planned(self, graph: Graph) -> Plan:
         """A graph laid out on the device."""
         ...
-
-
-class Network(Protocol):
-    """What runs on the devices of a machine beside its model."""
-
-    @property
-    def graph(self) -> Graph: ...
-    @property
-    def decode_graph(self) -> Graph: ...
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def decode_plan(self) -> Plan: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,12 +107,11 @@ def _cache_bandwidth(found: Parameters, move: _Move) -> Parameters:
     if "lambda" not in found:
         return {}
     own, device = move.own, move.device
-    if move.alike and own.l2_bandwidth and device.l2_bandwidth:
-        was, now = own.bandwidth / own.l2_bandwidth, device.bandwidth / device.l2_bandwidth
-        return {"lambda": found["lambda"] * was / now}
-    if earlier(own, device) and _l2_reads(own) and _l2_reads(device):
-        was, now = own.bandwidth / _l2_reads(own), device.bandwidth / _l2_reads(device)
-        return {"lambda": found["lambda"] * was / now}
+    was, now = own.l2_bandwidth, device.l2_bandwidth
+    if not (move.alike and was and now) and earlier(own, device):
+        was, now = _l2_reads(own), _l2_reads(device)
+    if move.alike and was and now:
+        return {"lambda": found["lambda"] * (own.bandwidth / was) / (device.bandwidth / now)}
     with_memory = generation(own) != generation(device) and own.stacked == device.stacked
     if with_memory and (device.stacked or not move.alike):
         return {}
@@ -162,9 +161,9 @@ def _exponentials(found: Parameters, move: _Move) -> Parameters:
 def _power(found: Parameters, move: _Move) -> Parameters:
     """A limit is on the clock, so that what multiplies less for each watt is slowed down less, and a sibling that
     multiplies more is slowed down more: power goes with the clock and the square of the voltage, which goes with the
-    clock. It changes matrix units, the L2 cache that feeds them, starts of tiles. A part of the peak is
-    reached at most; beyond that, less is added to long work. An earlier generation needs more power for as much, and
-    kernels for stacked memory are others.
+    clock. So do matrix units, the L2 cache that feeds them, and starts of tiles. A part of the peak is reached
+    at most; beyond that, less is added to long work. An earlier generation needs more power for as much, and kernels
+    for stacked memory are others.
     """
     was, now = _density(move.own), _density(move.device)
     if not (move.family.heats and move.alike and was and now) or move.back:
@@ -175,13 +174,13 @@ def _power(found: Parameters, move: _Move) -> Parameters:
         return _at_clock(found, needed ** (-1 / 3)) if starved else {}
     most = _UNLIMITED if move.own.stacked == move.device.stacked else found["alpha"]
     faster = min(1 / needed, max(1.0, most / found["alpha"]))
-    changes = dict(_at_clock(found, faster))
+    changes = _at_clock(found, faster)
     if "hot" in found:
         changes["hot"] = min(max((1 + found["hot"]) * needed * faster - 1, 0.0), found["hot"])
     return changes
 
 
-def _at_clock(found: Parameters, faster: float) -> Parameters:
+def _at_clock(found: Parameters, faster: float) -> dict[str, float]:
     """At a clock that is so many times what it was."""
     return {
         "alpha": found["alpha"] * faster,

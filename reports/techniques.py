@@ -75,8 +75,15 @@ _OWN: Final = '''
 
 A class like those of `llmviewer/techniques/`: its fields are its parameters, and it overrides what it changes of
 `Technique`: the graph (`network`, or `lowered` once it has its formats), the passes (`prefill`, `step`, `schedule`),
-the cache that is held (`kept`). Python takes it from anywhere, by its name or as `Shortlist(words=16_000)`; in a file
-of that folder it is one of `--with`, too ([CONTRIBUTING.md](../CONTRIBUTING.md)).
+the cache that is held (`kept`). Python takes it from anywhere, by its name or as `Shortlist(words=16_000)`. Commands
+and the dashboard have it where the variable `LLMVIEWER_PLUGINS` names its file, or a module (several as in `PATH`):
+
+```
+LLMVIEWER_PLUGINS=shortlist.py llmviewer analyze llama-3.1-8b h100-sxm --with shortlist:words=16000
+```
+
+A package that is installed brings its own by an entry point of the group `llmviewer` that names the module.
+Architectures, under `@architecture("model_type")`, come in alike.
 
 ```python
 from dataclasses import dataclass, replace

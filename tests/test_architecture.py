@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the bottom up: a module imports from lines above its own, or from its own.
 LAYERS = (
-    ("_layout", "errors"),
+    ("_layout", "errors", "plugins"),
     ("units", "resource", "forms"),
     ("precision", "ggml", "workload", "documents"),
     ("hardware_keys",),

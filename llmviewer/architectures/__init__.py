@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from ..documents import Section
 from ..errors import suggest
 from ..graph import Graph
+from ..plugins import load_plugins
 from ..precision import Format
 from ._names import OTHER_NAMES
 
@@ -47,6 +48,7 @@ def builder(config: Section) -> Builder:
         _load(module for module in _MODULES if _mentions(module, model_type))
     if model_type not in _BUILDERS:
         _load(_MODULES)
+        load_plugins()
     if model_type not in _BUILDERS:
         raise config.error("model_type", _unknown(config, model_type))
     config.also_called(OTHER_NAMES)
@@ -77,6 +79,7 @@ def _unknown(config: Section, model_type: str) -> str:
 def model_types() -> tuple[str, ...]:
     """All that can be built."""
     _load(_MODULES)
+    load_plugins()
     return tuple(sorted(_BUILDERS))
 
 

@@ -1,7 +1,7 @@
 """Techniques by name, one file each or a close family: what people do to make inference faster.
 
 A technique says what it makes of the graph, the passes and the memory; the engine knows of none of them. A module
-registers its own; nothing lists them.
+registers its own, here or elsewhere (plugins.py); nothing lists them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 from typing import Final, TypeVar
 
 from ..errors import InputError, suggest
+from ..plugins import load_plugins
 from ..transforms.quantize import parse_quantization
 from ._parameters import About, about, parameter, read
 from ._schedule import Run, Schedule
@@ -50,6 +51,7 @@ def techniques() -> Mapping[str, type[Technique]]:
     """All of them by name, those of one kind next to each other."""
     for module in _MODULES:
         import_module(f"{__name__}.{module}")
+    load_plugins()
     order = list(Kind)
     return dict(sorted(_KINDS.items(), key=lambda item: (order.index(item[1].kind), item[0])))
 

@@ -32,10 +32,10 @@ analyze("llama-2-7b", "h100-sxm", techniques=["{name}"])  # as it is a module, i
 
 
 @pytest.fixture(autouse=True)
-def registries_of_its_own(monkeypatch):
-    techniques.techniques()
-    monkeypatch.setattr(techniques, "_KINDS", dict(techniques._KINDS))
-    monkeypatch.setattr(architectures, "_BUILDERS", dict(architectures._BUILDERS))
+def forgotten():
+    yield
+    for registry in (techniques._KINDS, architectures._BUILDERS):
+        registry.pop("plugged", None)
 
 
 def test_plugins_bring_techniques_and_architectures(monkeypatch, tmp_path, capsys):

@@ -178,6 +178,7 @@ def analyze(
     library: str = "",
     engine: str = "",
     profiles: Sequence[str | Path | Profile] = (),
+    bound: bool = False,
 ) -> Analysis:
     """The roofline of `model` on `hardware`.
 
@@ -202,6 +203,7 @@ def analyze(
     engine           serving engine that launches the kernels, such as "huggingface" (docs/serving.md); if "", there are
                      no gaps between them
     profiles         files that `llmviewer calibrate` wrote, used before those that ship
+    bound            only lower bounds: nothing is expected of measured kernels
 
     Raises InputError, one line of text, where something given cannot be used.
     """
@@ -221,6 +223,7 @@ def analyze(
         library=library,
         engine=engine,
         profiles=profiles,
+        bound=bound,
     )
     return analyzed(setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, mtp=mtp)
 
@@ -271,7 +274,7 @@ def analyzed(
         notes=(
             *(_said(setting, batch=batch, tokens=prompt + longest) if given is None else _tight(footprint)),
             *notes(setting, batch=batch, prompt=prompt, written=longest, images=images),
-            *unmodelled(phases),
+            *(() if setting.bound else unmodelled(phases)),
         ),
         effect=_effect(setting, schedule, workloads.get("decode"), answer, **asked) if schedule else None,
         rivals=partial(faster, setting, phases, workloads, batch),

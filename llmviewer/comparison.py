@@ -226,6 +226,7 @@ def compare(
     prompt, gen = whole("prompt", prompt), whole("gen", gen)
     given.positive(years=years)
     given.one(library=library)
+    given.bound_alone(bound, library, profiles)
     given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
     devices, lacking = _changed(given.several("hardware", hardware), hardware_set)
     named = [load_model(m) if isinstance(m, str) else m for m in given.several("models", models)]

@@ -157,6 +157,7 @@ def disaggregate(
     library: str = "",
     engine: str = "",
     profiles: Sequence[str | Path | Profile] = (),
+    bound: bool = False,
 ) -> Disaggregated:
     """`batch` prompts are read on one kind of device, and continued on another.
 
@@ -176,7 +177,7 @@ def disaggregate(
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "accounting": accounting, "mla": mla, "expert_skew": expert_skew,
         "mtp": mtp, "offload": offload, "hardware_set": hardware_set, "library": library,
-        "engine": engine, "profiles": profiles,
+        "engine": engine, "profiles": profiles, "bound": bound,
     }  # fmt: skip
     when = given.among("kv_transfer", kv_transfer, KvTransfer)
     reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **asked)

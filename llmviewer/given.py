@@ -50,6 +50,12 @@ def several(name: str, given: Any) -> tuple[Any, ...]:
     return found
 
 
+def bound_alone(bound: bool, *kernels: object) -> None:
+    """Raises InputError where lower bounds alone are asked for, and kernels too."""
+    if bound and any(kernels):
+        raise InputError("bound is of steps that no kernel beats; leave out library, engine and profiles")
+
+
 def listed(**given: object) -> None:
     """Raises InputError where an argument is no list of things of its kind."""
     for name, values in given.items():

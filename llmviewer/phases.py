@@ -17,7 +17,6 @@ from .roofline import Estimate, OperatorEstimate
 from .setting import Setting
 from .workload import Workload
 
-_NO_KERNELS: Final = unknown("survey accounting counts what no kernel does")
 _TOLD: Final = 0.01  # of the time expected, when operators of which only the bound is known are named
 _NAMED: Final = 4
 _SUMS: Final = ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes")
@@ -162,7 +161,7 @@ def phase(
     estimate = Estimate(operators=tuple(row for row in rows if row.time_s > 0))  # what is run in this pass
     found = setting.kernels.expect(estimate.operators, workload) if setting.kernels else None
     whole = setting.expected(name, found, batch) if found and found.modelled else None
-    total = _total(estimate, found)
+    total = _total(estimate, found, unknown(setting.why_bound_alone))
     launches: Sequence[ExpectedLaunch | None] = found.launches if found else [None] * len(estimate.operators)
     return Phase(
         devices=setting.layout.devices,
@@ -208,7 +207,7 @@ def _operator(row: OperatorEstimate, each: ExpectedLaunch | None, phase: Total) 
         expected_time_s=float(n * known.expected[0]) if known else None,
         expected_low_s=float(n * known.low[0]) if known else None,
         expected_high_s=high,
-        expectation_source=each.source if each else _NO_KERNELS,
+        expectation_source=each.source if each else phase.expectation_source,
         regime=_regime(row, known) if known else None,
         share=float(n * row.time_s / phase.bound_time_s),
         per_call=PerCall(**{f: float(getattr(row, f)) for f in _SUMS}, bound_time_s=float(row.time_s)),
@@ -219,7 +218,8 @@ def _regime(row: OperatorEstimate, each: ExpectedLaunch) -> str:
     return LATENCY if each.latency[0] else str(row.limiting.bound)
 
 
-def _total(estimate: Estimate, found: ExpectedPass | None) -> Total:
+def _total(estimate: Estimate, found: ExpectedPass | None, why_not: str) -> Total:
+    """`why_not` is what is said where nothing was found."""
     by_bound = estimate.waits_s
     by_regime: dict[str, float] = {}
     known = found if found and found.modelled else None
@@ -235,8 +235,8 @@ def _total(estimate: Estimate, found: ExpectedPass | None) -> Total:
         bound=max(by_bound, key=by_bound.__getitem__),
         bound_time_s=time_s,
         **_expected(known.total if known else None),
-        expectation_source=found.source if found else _NO_KERNELS,
-        expectation_sources=found.sources if found else {_NO_KERNELS: 1.0},
+        expectation_source=found.source if found else why_not,
+        expectation_sources=found.sources if found else {why_not: 1.0},
         unmodelled_share=float(known.unmodelled_share[0]) if known else None,
         host_s=float(np.sum(known.total.expected) - np.sum(known.kernels.expected)) if known else None,
         time_by_bound_s=by_bound,

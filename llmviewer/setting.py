@@ -53,6 +53,7 @@ class Setting:
     library: str = ""  # of the kernels whose times are expected; if "", the one that was measured most on the device
     engine: Engine | None = None  # that launches the kernels; without one they follow each other without gaps
     profiles: tuple[Profile, ...] = ()  # used before those that ship
+    bound: bool = False  # whether nothing is expected of measured kernels
 
     @classmethod
     def of(
@@ -73,6 +74,7 @@ class Setting:
         library: str = "",
         engine: str = "",
         profiles: Sequence[str | Path | Profile] = (),
+        bound: bool = False,
     ) -> Setting:
         """From what a user writes. Attention is flash, but eager in the survey's accounting, and as the engine has it,
         unless said otherwise.
@@ -83,6 +85,7 @@ class Setting:
         given.one(layout=layout, offload=offload, library=library, engine=engine)
         given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
         given.number(expert_skew=expert_skew)
+        given.bound_alone(bound, library, engine, profiles)
         counted = given.among("accounting", accounting, Accounting)
         device = loaded(hardware, hardware_set)
         measured = read_given(profiles)
@@ -111,6 +114,7 @@ class Setting:
             library=made.library if made else check_library(library, measured),
             engine=made,
             profiles=measured,
+            bound=bound,
         ).agreed()
 
     def agreed(self) -> Self:
@@ -196,10 +200,17 @@ class Setting:
         held = (Footprint.of(graph, layout=self.layout) for one in self.techniques for graph in one.beside(self))
         return replace(whole, shapes=shapes, beside=tuple(replace(other, shapes=shapes) for other in held))
 
+    @property
+    def why_bound_alone(self) -> str:
+        """Why nothing is to be expected of kernels; "" where it is."""
+        if self.bound:
+            return "nothing else was asked for"
+        return "survey accounting counts what no kernel does" if self.accounting is Accounting.SURVEY else ""
+
     @cached_property
     def kernels(self) -> Kernels | None:
-        """Of which times are expected; none in the survey's accounting, whose work no kernel does."""
-        if self.accounting is Accounting.SURVEY:
+        """Of which times are expected, if any are."""
+        if self.why_bound_alone:
             return None
         if self.profiles:
             return Kernels(self.hardware, self.library, self.profiles, engine=self.engine)

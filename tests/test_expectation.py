@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from llmviewer.expectation.rows import Rows
 from llmviewer.expectation.rows import read as read_rows
 from llmviewer.expectation.transfer import choose, expect
 from llmviewer.hardware_files import hardware_file
+from llmviewer.reports.text import render_text
 
 H100 = find("H100-SXM-80GB")
 ERROR = Error(mape=0.1, median=0.08, mape_short=0.12, mape_long=0.09, covered=0.8, short=(0.8, 1.3), long=(0.9, 1.2))
@@ -342,6 +344,18 @@ def test_where_nothing_was_measured_the_bound_stands_without_an_upper_end():
     assert found.source == "bound only: no profile of gemm in fp8 on any GPU"
     assert np.all(found.expected == found.bound)
     assert np.all(np.isinf(found.high))
+
+
+def test_bounds_alone_are_those_beside_expectations_and_need_no_library():
+    asked = {"model": "llama-2-7b", "hardware": "h100-sxm", "prompt": 64, "gen": 8}
+    whole, alone = llmviewer.analyze(**asked), llmviewer.analyze(**asked, bound=True)
+    found, bounds = vars(whole.generation), vars(alone.generation)
+    assert bounds == {key: None if key.startswith("expected") else value for key, value in found.items()}
+    assert "expect" not in render_text(alone)
+    either = {"library": "vllm"}, {"profiles": ["mine.yaml"]}
+    for run, other in product((llmviewer.analyze, llmviewer.compare), either):
+        with pytest.raises(InputError, match=r"^bound is of steps that no kernel beats; leave out library, engine and"):
+            run("llama-2-7b", "h100-sxm", bound=True, **other)
 
 
 def test_what_only_moves_bytes_is_as_in_another_type_or_as_an_addition():

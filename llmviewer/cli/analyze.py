@@ -61,6 +61,7 @@ _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "ma
 @shared.library
 @shared.profiles
 @shared.engine
+@shared.bound
 @questions.two_kinds
 @questions.with_techniques
 @shared.output(what="the report")

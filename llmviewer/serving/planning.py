@@ -31,7 +31,6 @@ from .candidates import PRICES, Candidate
 from .load import Grid, Load
 from .outcome import Goals
 from .search import Search
-from .service import check_bound
 from .service_plan import ServicePlan, first_of_each, unknown_last
 from .steps import Steps
 
@@ -88,7 +87,7 @@ def plan(
     given.number(rate=rate, ttft=ttft, tpot=tpot)
     given.positive(years=years)
     given.one(library=library, engine=engine)
-    check_bound(bound, library, engine, profiles)
+    given.bound_alone(bound, library, engine, profiles)
     wanted = None if by is None else given.among("by", by, PRICES)
     devices, left = _devices(hardware, hardware_set)
     allowed = _some("quants", quants)

@@ -25,7 +25,7 @@ from .lengths import Lengths, Tokens
 from .outcome import summary
 from .policy import Policy, parse_policy
 from .served import Span
-from .service import check_bound, check_requests, drawn_from, scheduler
+from .service import check_requests, drawn_from, scheduler
 from .simulation import SPARE
 from .simulation import saturate as span_of
 from .steady import Steady, steady
@@ -235,7 +235,7 @@ def saturate(
 
     Raises InputError where something given cannot be used, a request does not fit, or there are too few of them.
     """
-    check_bound(bound, library, engine, profiles)
+    given.bound_alone(bound, library, engine, profiles)
     given.positive(years=years)
     chosen, block = scheduler(engine, policy, block, loaded(hardware))
     free = policy is None and not engine

@@ -100,7 +100,7 @@ def simulate(
     given.positive(years=years)
     apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer}
     _check_readers(readers, apart, policy)
-    check_bound(bound, library, engine, profiles)
+    given.bound_alone(bound, library, engine, profiles)
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
     traffic = _traffic(rate, arrivals, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed)
     chosen, block = scheduler(engine, policy, block, loaded(hardware))
@@ -189,12 +189,6 @@ def check_requests(count: int) -> int:
     if whole("requests", count) > _MOST_REQUESTS:
         raise InputError(f"requests must be at most {_MOST_REQUESTS}; got {count}")
     return count
-
-
-def check_bound(bound: bool, *kernels: object) -> None:
-    """Raises InputError where lower bounds alone are asked for, and kernels too."""
-    if bound and any(kernels):
-        raise InputError("bound is of steps that no kernel beats; leave out library, engine and profiles")
 
 
 def _check_readers(readers: int, apart: Mapping[str, object], policy: object) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .serving.saturation import Saturation, saturate
     from .serving.service import simulate
     from .serving.service_plan import ServicePlan
+    from .timelines.against import Recorded, recorded
 
 if _IN_CHECKOUT:  # reports/ lies beside this folder, not inside it
     __path__.append(str(_ROOT))
@@ -64,6 +65,8 @@ _HOME = {
     "plan": "serving.planning",
     "Saturation": "serving.saturation",
     "saturate": "serving.saturation",
+    "Recorded": "timelines.against",
+    "recorded": "timelines.against",
     "Simulation": "serving.outcome",
     "simulate": "serving.service",
 }
@@ -77,6 +80,7 @@ __all__ = [
     "InputError",
     "KernelEstimate",
     "Model",
+    "Recorded",
     "Saturation",
     "ServicePlan",
     "Simulation",
@@ -93,6 +97,7 @@ __all__ = [
     "model_names",
     "plan",
     "recommend",
+    "recorded",
     "saturate",
     "simulate",
     "sweep",

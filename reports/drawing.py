@@ -17,6 +17,7 @@ GREEN: Final = "#009E73"
 ORANGE: Final = "#E69F00"
 VERMILLION: Final = "#D55E00"
 PURPLE: Final = "#CC79A7"
+YELLOW: Final = "#F0E442"
 BOUND_COLOR: Final = {"memory": VERMILLION, "compute": GREEN, "link": BLUE}
 PART_COLOR: Final = {"weights": BLUE, "KV cache": ORANGE, "activations": PURPLE}
 PART_INK: Final = {"weights": "white", "KV cache": "black", "activations": "black"}  # on those, on a dark page too

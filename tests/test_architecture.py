@@ -32,6 +32,7 @@ LAYERS = (
     ("arranged", "answering"),
     ("phases",),
     ("analysis", "faster", "disaggregation", "one_kernel", "fleet", "grid_checks", "grid"),
+    ("timelines",),
     ("waits", "cells", "crossings"),
     ("comparison", "limits", "choice"),
     ("serving",),
@@ -47,10 +48,10 @@ LAYERS = (
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-DRAWING = {
-    ROOT / "reports" / f"{name}.py"
-    for name in ("contrasts", "curves", "drawing", "fronts", "precisions", "queues", "rooflines", "shares", "trust")
-}
+DRAWN = (
+    "contrasts", "curves", "drawing", "fronts", "precisions", "queues", "recordings", "rooflines", "shares", "trust",
+)  # fmt: skip
+DRAWING = {ROOT / "reports" / f"{name}.py" for name in DRAWN}
 WITHOUT_DASH = {"answers", "asked", "edits", "fields", "state", "words"}
 HEAVY = {"torch", "triton", "dash", "distributed", "plotly", "pandas", "pyarrow", "kaleido", "huggingface_hub"}
 FILES = [path for top in ("llmviewer", "reports", "kernels", "webapp") for path in sorted((ROOT / top).rglob("*.py"))]

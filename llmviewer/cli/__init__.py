@@ -6,15 +6,18 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from importlib import import_module
 
 import click
 
 from .. import __version__
 from ..errors import InputError
-from . import analyze, comparing, kernel, listings, measure, profiles, serving, sweep, techniques, validation, web
 from . import options as shared
 
-_MODULES = (analyze, comparing, kernel, listings, measure, profiles, serving, sweep, techniques, validation, web)
+_MODULES = (
+    "analyze", "comparing", "kernel", "listings", "measure", "profiles", "serving", "sweep", "techniques", "timeline",
+    "validation", "web",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,7 +72,7 @@ def _check_once(command: click.Command, context: click.Context, arguments: list[
 
 @click.group(
     cls=_Commands,
-    commands=[command for module in _MODULES for command in module.COMMANDS],
+    commands=[command for name in _MODULES for command in import_module(f".{name}", __name__).COMMANDS],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with: llmviewer analyze llama-2-7b rtx-a6000",
 )

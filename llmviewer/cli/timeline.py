@@ -1,0 +1,52 @@
+"""`llmviewer timeline`: what a profiler recorded, beside the bound and what is expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from . import options as shared
+from . import questions
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@questions.setting
+@questions.expert_skew
+@questions.layout
+@click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time, when it was recorded.")
+@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
+@click.option("--kv-len", type=int, help="Tokens that decode steps attend to, on average; --prompt + 1 if not given.")
+@click.option(
+    "--phase",
+    type=click.Choice(("decode", "prefill")),
+    default="decode",
+    show_default=True,
+    help="Where passes of both kinds were recorded: decode, those of which there are most; prefill, the longest.",
+)
+@click.option("--passes", type=int, help="Passes of the model in the file; if not given, counted by its layers.")
+@shared.library
+@shared.profiles
+@shared.engine
+@shared.bound
+@questions.techniques_alone
+@shared.reported
+def timeline(
+    file: Path, *, phase: str, passes: int | None, form: str | None, output: Path | None, **asked: Any
+) -> None:
+    """A recorded pass of MODEL on HARDWARE, part by part, beside what it takes at least and as expected.
+
+    FILE is a trace of torch.profiler (.json or .json.gz; vLLM and SGLang write such), of one rank where there are
+    several, or what `nsys stats --format csv --report cuda_gpu_trace` (or cuda_gpu_kern_sum) printed.
+    """
+    from ..analysis import analyze
+    from ..reports.timeline import REPORT
+    from ..timelines.against import recorded
+
+    shared.check_output(form, output)
+    shared.emit_report(REPORT, recorded(file, analyze(**asked), phase=phase, passes=passes), form, output)
+
+
+COMMANDS: Final = (timeline,)

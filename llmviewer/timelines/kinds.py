@@ -1,0 +1,106 @@
+"""What kernels do, by their names, and operators by their kinds: the parts of a pass that both can be told apart by.
+
+Names are those of PyTorch, cuBLAS, CUTLASS, FlashAttention, FlashInfer, vLLM, SGLang, TensorRT-LLM, DeepGEMM, Triton,
+llama.cpp and NCCL, as profiles of 2024 to 2026 have them (tests/test_timelines.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Final
+
+from ..phases import OperatorResult
+
+
+class Part(StrEnum):
+    """Of a pass. Fused kernels count where most of their work is."""
+
+    PRODUCTS = "matrix products"
+    EXPERTS = "experts"
+    ATTENTION = "attention"
+    STATE = "state space"
+    ELEMENTWISE = "elementwise"
+    COMMUNICATION = "communication"
+    SAMPLING = "sampling"
+    COPIES = "copies"
+    OTHER = "other"
+
+
+_ACTIVATION: Final = "activation"
+_LIBRARY: Final = re.compile(r"flashinfer|flash_infer", re.IGNORECASE)  # has kernels of all parts
+# The first that is found in a name says what it is.
+_NAMES: Final = tuple(
+    (what, re.compile("|".join(patterns), re.IGNORECASE))
+    for what, patterns in (
+        (Part.COPIES, (r"^\[?(cuda )?mem(cpy|set)",)),
+        (Part.ELEMENTWISE, ("reshape_and_cache", "concat_and_cache", "append_?paged", "fullcache", r"(store|set)_kv")),
+        (Part.COMMUNICATION, (
+            "nccl", "rccl", "all_?reduce", "all_?gather", "reduce_?scatter", "all_?to_?all", "cross_device_reduce",
+            "deep_?ep", "nvshmem", "multimem", "mscclpp",
+        )),
+        (Part.EXPERTS, (
+            "moe", "expert", "grouped?_?gemm", "groupproblemshape", r"^(void )?bmm_", "routing", "matmul_ogs",
+            "bitmatrix", "topk_?(gating|softmax|sigmoid|forward)", "grouped_topk", "mul_mat_(vec_)?id",
+        )),
+        (_ACTIVATION, ("act_and_mul", "silu", "swiglu", "gelu", "gated_op")),
+        (Part.ELEMENTWISE, (
+            "rms_?norm", "layer_?norm", "_norm_", "norm_kernel", "rotary", "rope", "(?<!de)quantiz(?!ed_ge)", "_quant_",
+            "quant_kernel",
+        )),
+        (Part.STATE, (
+            "selective_scan", "mamba", "ssm_", "ssd_", "causal_conv1d", "delta_rule", "gated_delta", "fused_recurrent",
+            "wkv", "chunk_(scan|state|fwd|local|scaled|cumsum)",
+        )),
+        (Part.ATTENTION, (
+            "flash", "fmha", "attention", "attn", "mla(_|::|kernel)", "batch_?(decode|prefill)", "merge_?states?",
+            "paged_?kv", "softmax_warp", "mqa_logits", "sparse_(indices|mla)", "_fwd_(grouped_)?kernel",
+            "reduce_segments",
+        )),
+        (Part.SAMPLING, (
+            "sampl", "argmax", "soft_?max", "top_?[kp]", "radix", "sort", "multinomial", "penalt", "exponential",
+        )),
+        (Part.PRODUCTS, (
+            "gemm", "gemv", "nvjet", "matmul", "mul_mat", "cutlass", "xmma", "s16816", "s1688", "split_?k", "marlin",
+            "machete", "dequant", "cijk_", "_mm_", "triton_tem", "awq", "gptq", "bitblas",
+        )),
+        (Part.ELEMENTWISE, (
+            "elementwise", "quant", "cvt_", "convert", "embedding", "index", "gather", "scatter", "copy", "cpy",
+            "cat_?array", "reduce_kernel", "triton_(poi|red|per)", "cast", "fill", "add_", "mul_", "norm", "get_rows",
+        )),
+    )
+)  # fmt: skip
+_MINOR: Final = re.compile(
+    r"combine|merge|reduce|prepare|sched|metadata|mqa_logits|indices|stage_?2|conv1d|cumsum", re.IGNORECASE
+)
+_OPERATORS: Final[Mapping[str, Part]] = {
+    "linear": Part.PRODUCTS, "lm_head": Part.PRODUCTS, "router": Part.PRODUCTS,
+    "experts": Part.EXPERTS, "route": Part.EXPERTS, "permute": Part.EXPERTS, "combine": Part.EXPERTS,
+    "attention": Part.ATTENTION, "scan": Part.STATE, "conv": Part.STATE, "communication": Part.COMMUNICATION,
+}  # fmt: skip
+
+
+def part_of_operator(op: OperatorResult) -> Part:
+    if op.kind == "activation" and op.name.startswith("expert_"):
+        return Part.EXPERTS
+    return _OPERATORS.get(op.kind, Part.ELEMENTWISE)
+
+
+def parts_of(names: Iterable[str], operators: Iterable[OperatorResult]) -> dict[str, Part]:
+    """Of each kernel; activations are the experts' where the model has no others."""
+    kinds = {part_of_operator(op) for op in operators if op.kind == "activation"}
+    activation = Part.EXPERTS if kinds == {Part.EXPERTS} else Part.ELEMENTWISE
+    return {name: activation if (what := _what(name)) == _ACTIVATION else Part(what) for name in names}
+
+
+def marks_a_layer(name: str, part: Part) -> bool:
+    """Whether a kernel that mixes tokens does so itself, rather than what comes before or after it."""
+    return part in (Part.ATTENTION, Part.STATE) and not _MINOR.search(name)
+
+
+@cache
+def _what(name: str) -> str:
+    plain = _LIBRARY.sub("", name)
+    return next((what for what, pattern in _NAMES if pattern.search(plain)), Part.OTHER)

@@ -1,0 +1,44 @@
+"""A recorded pass beside what is expected of it and its bound, as bars."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import plotly.graph_objects as go
+
+from llmviewer.timelines.against import Recorded
+from llmviewer.timelines.kinds import Part
+from llmviewer.units import seconds
+
+from .drawing import BLUE, GREEN, GRID, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION, YELLOW, frame, time_unit
+
+_IDLE: Final = "nothing runs"
+_COLOR: Final = {
+    Part.PRODUCTS: GREEN, Part.EXPERTS: SKY, Part.ATTENTION: VERMILLION, Part.STATE: YELLOW, Part.ELEMENTWISE: ORANGE,
+    Part.COMMUNICATION: BLUE, Part.SAMPLING: PURPLE, Part.COPIES: INK, Part.OTHER: GRID,
+}  # fmt: skip
+
+
+def part_bars(found: Recorded) -> go.Figure:
+    """What of a pass each part takes: recorded, expected where that is known of all parts, and at least."""
+    known = all(part.expected_s is not None for part in found.parts if part.bound_s)
+    rows = {"recorded": "measured_s", **({"expected": "expected_s"} if known else {}), "at least": "bound_s"}
+    bars = {part.part: [getattr(part, key) or 0.0 for key in rows.values()] for part in found.parts}
+    colors: dict[str, str] = {part.part: _COLOR[Part(part.part)] for part in found.parts}
+    if found.idle_s is not None:
+        idle = {"recorded": found.idle_s, "expected": found.of_phase.total.host_s or 0.0}
+        bars[_IDLE], colors[_IDLE] = [idle.get(row, 0.0) for row in rows], PAPER
+    scale, unit = time_unit(found.time_s)
+    height = 190 + 50 * len(rows)
+    figure = frame(
+        "Parts of a pass", "as recorded, as expected of kernels, and at least", height=height, barmode="stack"
+    )
+    for name, taken in bars.items():
+        figure.add_bar(
+            name=name, orientation="h", y=list(rows), x=[scale * time_s for time_s in taken],
+            marker={"color": colors[name], "line": {"color": INK, "width": 0.5}}, customdata=list(map(seconds, taken)),
+            hovertemplate=f"{name}, %{{y}}: %{{customdata}}<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title_text=f"time [{unit}]", showgrid=False)
+    figure.update_yaxes(categoryorder="array", categoryarray=list(rows)[::-1], showline=False, ticks="")
+    return figure

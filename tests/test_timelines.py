@@ -1,0 +1,331 @@
+"""Timelines: real names and a real profile, made ones whose parts are known, and laws."""
+
+import csv
+import gzip
+import io
+import json
+import re
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmviewer._layout import ROOT
+from llmviewer.analysis import analyze
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.reports.timeline import REPORT
+from llmviewer.timelines.against import recorded
+from llmviewer.timelines.kinds import Part, marks_a_layer, parts_of
+from llmviewer.timelines.reading import read_timeline
+
+# As vLLM 0.7 to 0.30, SGLang, TensorRT-LLM, llama.cpp and PyTorch name them in profiles that their users published.
+NAMES = {
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1": Part.PRODUCTS,
+    "nvjet_sm100_tss_64x16_64x16_2x4_2cta_h_bz_splitK_TNT": Part.PRODUCTS,
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, false>": Part.PRODUCTS,
+    "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x6_tn": Part.PRODUCTS,
+    "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_64x64_64x6_tn_align8>(T1::Params)": Part.PRODUCTS,
+    "void deep_gemm::sm90_fp8_gemm_1d2d_impl<4096u, 7168u>": Part.PRODUCTS,
+    "kernel_cutlass_kernel_flashinfergemmkernelsdense_blockscaled_gemm_sm100Sm100BlockScaled": Part.PRODUCTS,
+    "internal::gemvx::kernel": Part.PRODUCTS,
+    "void mul_mat_vec_q<(ggml_type)12, 1, false>": Part.PRODUCTS,
+    "dequant_q4_k_f16": Part.PRODUCTS,
+    "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT128x128x64": Part.PRODUCTS,
+    "fused_moe_kernel": Part.EXPERTS,
+    "void marlin_moe_wna16::Marlin<(long)1125899906909960, (long)562949953487106>": Part.EXPERTS,
+    "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_Ab32_Bb32_Cb32_t128x32x256_s5_et128x32_m128x32x32": Part.EXPERTS,
+    "void moe::dev::routing::routingCustom::routingIndicesClusterKernel<moe::dev::routing>": Part.EXPERTS,
+    "void vllm::moe::topkGatingSoftmax<8, 128, 4, 16, 32, int, float>": Part.EXPERTS,
+    "_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128": Part.EXPERTS,
+    "void flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4>>": Part.ATTENTION,
+    "void flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4>>": Part.ATTENTION,
+    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::": Part.ATTENTION,
+    "void flashinfer::BatchDecodeWithPagedKVCacheKernel<flashinfer::PosEncodingMode>": Part.ATTENTION,
+    "void flashinfer::PersistentVariableLengthMergeStatesKernel<8, 16, 8, 4>": Part.ATTENTION,
+    "fmhaSm100fKernel_QkvE4m3OBfloat16HQk576HV512PagedKvDenseStaticTokenSparseP1VarSeqQ32Kv128Pers": Part.ATTENTION,
+    "void vllm::paged_attention_v1_kernel<uint16_t, uint16_t, 128, 16, 128>": Part.ATTENTION,
+    "kernel_unified_attention_2d": Part.ATTENTION,
+    "_fwd_grouped_kernel_stage1": Part.ATTENTION,
+    "_fwd_kernel_stage2": Part.ATTENTION,
+    "flash_attn_vec_ext_f16<128, 1, 1, (ggml_type)1>": Part.ATTENTION,
+    "void selective_scan_fwd_kernel<Selective_Scan_fwd_kernel_traits<128, 16>>": Part.STATE,
+    "_causal_conv1d_update_kernel": Part.STATE,
+    "fused_recurrent_gated_delta_rule_fwd_kernel": Part.STATE,
+    "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16>": Part.ELEMENTWISE,
+    "void flashinfer::norm::RMSNormKernel<8u, __nv_bfloat16>": Part.ELEMENTWISE,
+    "std::enable_if<T2>(int)0&&vllm::_typeConvert<T1>::exists, void>::type vllm::fused_add_rms": Part.ELEMENTWISE,
+    "void vllm::act_and_mul_kernel<c10::BFloat16, &vllm::silu_kernel<c10::BFloat16>, (bool)1>": Part.ELEMENTWISE,
+    "void vllm::rotary_embedding_kernel<c10::BFloat16, (bool)1>(const long *, T1 *": Part.ELEMENTWISE,
+    "void vllm::scaled_fp8_quant_kernel<c10::BFloat16>": Part.ELEMENTWISE,
+    "kernel_cutlass_kernel_flashinferquantizationkernelsmxfp8_quantizeMXFP8QuantizeSwizzledKernel": Part.ELEMENTWISE,
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": Part.ELEMENTWISE,
+    "void at::native::(anonymous namespace)::indexSelectSmallIndex<c10::BFloat16, long>": Part.ELEMENTWISE,
+    "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_2": Part.ELEMENTWISE,
+    "_q_kv_norm_quant_kernel": Part.ELEMENTWISE,
+    "quantize_q8_1(float const*, void*, long)": Part.ELEMENTWISE,
+    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": Part.COMMUNICATION,
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>": Part.COMMUNICATION,
+    "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<(flashinfer": Part.COMMUNICATION,
+    "void deep_ep::internode_ll::dispatch<false, 3, 10, 7168>": Part.COMMUNICATION,
+    "void flashinfer::sampling::TopKTopPSamplingFromProbKernel<1024>": Part.SAMPLING,
+    "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, float>": Part.SAMPLING,
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>": Part.SAMPLING,
+    "[CUDA memcpy Device-to-Device]": Part.COPIES,
+    "Memset (Device)": Part.COPIES,
+    "mhc_post_tilelang_kernel": Part.OTHER,
+}  # fmt: skip
+LAYERS = 32
+LAYER = (  # (kernel, its duration, the pause before it) of a decode step on LLaMA 3.1 8B [us]
+    ("void vllm::fused_add_rms_norm_kernel<c10::BFloat16>", 3, 0), ("nvjet_qkv", 20, 1),
+    ("void vllm::rotary_embedding_kernel<c10::BFloat16>", 2, 0), ("vllm::reshape_and_cache_flash_kernel", 2, 0),
+    ("void flash_fwd_splitkv_kernel<128>", 10, 1), ("void flash_fwd_splitkv_combine_kernel<128>", 4, 0),
+    ("nvjet_o", 15, 0), ("void vllm::act_and_mul_kernel<c10::BFloat16>", 3, 0), ("nvjet_mlp", 110, 1),
+)  # fmt: skip
+HEAD = (("nvjet_lm_head", 320, 2), ("void flashinfer::sampling::TopKSampling", 30, 5))
+PROMPT = tuple((name.replace("splitkv", "prompt"), 20 * duration, pause) for name, duration, pause in LAYER)
+EXACT = {"abs": 1e-12}
+
+
+def laid(passes, between=400.0):
+    """(name, start, duration) of passes with so long a pause before each. [us]"""
+    now = 5e6
+    for layer in passes:
+        now += between
+        for name, duration, pause in [*(layer * LAYERS), *HEAD]:
+            yield name, now + pause, duration
+            now += pause + duration
+
+
+def traced(launches, steps=(), device=0):
+    kernels = [
+        {"ph": "X", "cat": "gpu_memcpy" if "emcpy" in name else "kernel", "name": name, "pid": device, "tid": 7,
+         "ts": start, "dur": duration, "args": {"device": device, "stream": 7}}
+        for name, start, duration in launches
+    ]  # fmt: skip
+    named = [
+        {"ph": "X", "cat": "gpu_user_annotation", "name": name, "pid": 0, "tid": 7, "ts": start, "dur": 1}
+        for name, start in steps
+    ]
+    host = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 99, "tid": 1, "ts": 1, "dur": 9e6}, "not an event"]
+    return {"schemaVersion": 1, "traceEvents": [*host, *named, *kernels]}
+
+
+def written(path, launches, **more):
+    path.write_bytes(gzip.compress(json.dumps(traced(launches, **more)).encode()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return analyze("llama-3.1-8b", "h100-sxm", batch=8)
+
+
+def of(found):
+    return {part.part: part.measured_s for part in found.parts if part.measured_s}
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:40])
+def test_kernels_are_told_apart_by_their_names(name, llama):
+    assert parts_of([name], llama.phases.decode.operators) == {name: NAMES[name]}
+
+
+def test_what_comes_after_attention_marks_no_layer():
+    said = {name: marks_a_layer(name, part) for name, part in NAMES.items()}
+    marked = [name for name, marks in said.items() if marks]
+    assert len(marked) == 10
+    assert not any("combine" in name or "Merge" in name or "stage2" in name or "conv1d" in name for name in marked)
+
+
+def test_activations_are_the_experts_where_a_model_has_no_others():
+    found = analyze("gpt-oss-20b", "h100-sxm").phases.decode.operators
+    assert parts_of(["act_and_mul_kernel"], found) == {"act_and_mul_kernel": Part.EXPERTS}
+
+
+def test_steps_come_back_as_they_were_made(tmp_path, llama):
+    """All but the first and the last of nine, by hand."""
+    path = written(tmp_path / "trace.json.gz", laid([LAYER] * 9))
+    found = recorded(path, llama)
+    assert of(found) == pytest.approx({
+        "matrix products": 1e-6 * (145 * LAYERS + 320), "attention": 1e-6 * 14 * LAYERS,
+        "elementwise": 1e-6 * 10 * LAYERS, "sampling": 30e-6,
+    }, **EXACT)  # fmt: skip
+    assert (found.passes.passes, found.passes.others) == (7, 2)
+    assert found.idle_s == pytest.approx(1e-6 * (3 * LAYERS + 7 + 400), **EXACT)
+    assert found.time_s == pytest.approx(1e-6 * (172 * LAYERS + 757), **EXACT)
+    launches = {kernel.name: kernel.launches for kernel in found.kernels}
+    assert launches["nvjet_mlp"] == LAYERS
+    assert launches["nvjet_lm_head"] == 1
+
+
+def test_bounds_and_expectations_are_those_of_the_analysis(tmp_path, llama):
+    found = recorded(written(tmp_path / "t.json.gz", laid([LAYER] * 3)), llama)
+    total = llama.phases.decode.total
+    assert sum(part.bound_s for part in found.parts) == pytest.approx(total.bound_time_s)
+    assert sum(part.expected_s or 0 for part in found.parts) == pytest.approx(total.expected_time_s)
+
+
+def test_prompts_and_steps_of_one_file_are_told_apart(tmp_path, llama):
+    path = written(tmp_path / "trace.json.gz", laid([LAYER, PROMPT, LAYER, LAYER, PROMPT, LAYER, LAYER]))
+    decode, prefill = (recorded(path, llama, phase=phase) for phase in ("decode", "prefill"))
+    assert of(decode)["attention"] == pytest.approx(1e-6 * 14 * LAYERS, **EXACT)
+    assert of(prefill)["attention"] == pytest.approx(20e-6 * 14 * LAYERS, **EXACT)
+    assert (decode.passes.passes, prefill.passes.passes) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "phase", "kept"),
+    [
+        (["execute_context_0(0)_generation_4(4)", "execute_context_1(512)_generation_7(7)"], "decode", "DUDDU"),
+        (["step[DECODE bs=8]", "step[EXTEND bs=8 toks=512]"], "prefill", "DUDDU"),
+    ],
+)
+def test_passes_that_an_engine_named_are_taken_as_named(tmp_path, llama, names, phase, kept):
+    """Whatever their kernels are: there are none of attention here."""
+    launches = [("nvjet_a", 100.0 * i + 10 * j, 5 + (kept[i] == "U")) for i in range(5) for j in range(3)]
+    steps = [(names[letter == "U"], 100.0 * i) for i, letter in enumerate(kept)]
+    found = recorded(written(tmp_path / "t.gz", launches, steps=steps), llama, phase=phase)
+    assert of(found)["matrix products"] == pytest.approx(15e-6 if phase == "decode" else 18e-6, **EXACT)
+    assert found.passes.passes == (2 if phase == "decode" else 1)
+    assert ("asked was a batch of 8" in REPORT.markdown(found)) == (phase == "decode")
+
+
+def test_what_runs_at_once_is_counted_once(tmp_path, llama):
+    launches = list(laid([LAYER] * 5))
+    beside = [
+        ("ncclDevKernel_AllReduce", start + 1, duration - 2) for name, start, duration in launches if "mlp" in name
+    ]
+    alone, both = (recorded(written(tmp_path / "t.gz", one), llama) for one in (launches, launches + beside))
+    assert both.time_s == pytest.approx(alone.time_s)
+    assert both.idle_s == pytest.approx(alone.idle_s)
+    assert {part.part: part.launches for part in both.parts}["communication"] == LAYERS
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_parts_and_pauses_are_all_of_a_pass_in_whatever_order_events_stand(tmp_path_factory, llama, data):
+    pauses = data.draw(st.lists(st.floats(100, 1e4), min_size=3, max_size=6))
+    launches, now = [], 0.0
+    for pause in pauses:
+        own = list(laid([LAYER], between=0))
+        launches += [(name, now + pause + start - 5e6, duration) for name, start, duration in own]
+        now = launches[-1][1] + launches[-1][2]
+    path = tmp_path_factory.mktemp("t") / "t.json.gz"
+    found = recorded(written(path, data.draw(st.permutations(launches))), llama)
+    assert sum(of(found).values()) + found.idle_s == pytest.approx(found.time_s)
+    assert found.passes.each_s == pytest.approx([(172 * LAYERS + 357 + pause) * 1e-6 for pause in pauses[2:]])
+
+
+def nsys(launches, unit="ns", scale=1e3):
+    out = io.StringIO("\nNOTICE: Existing SQLite export found\n")
+    out.seek(0, io.SEEK_END)
+    head = f"Start ({unit}),Duration ({unit}),CorrId,GrdX,Bytes (MB),Device,Ctx,GreenCtx,Strm,Name"
+    rows = csv.writer(out)
+    rows.writerow(head.split(","))
+    for number, (name, start, duration) in zip(count(), launches, strict=False):
+        rows.writerow([start * scale, duration * scale, number, 1, "", "NVIDIA H100 (0)", 1, "", 7, name])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("unit", "scale"), [("ns", 1e3), ("us", 1.0), ("ms", 1e-3)])
+def test_nsight_systems_tells_the_same(tmp_path, unit, scale):
+    launches = list(laid([LAYER] * 5))
+    (tmp_path / "t.csv").write_text(nsys(launches, unit, scale))
+    ours, theirs = read_timeline(written(tmp_path / "t.gz", launches)), read_timeline(tmp_path / "t.csv")
+    assert ours.names == theirs.names
+    np.testing.assert_allclose(ours.start_s, theirs.start_s)
+    np.testing.assert_allclose(ours.duration_s, theirs.duration_s)
+
+
+def test_of_several_devices_the_busiest_is_looked_at(tmp_path, llama):
+    events = traced(laid([LAYER] * 3))["traceEvents"] + traced([("nvjet_a", 1, 1)], device=1)["traceEvents"]
+    (tmp_path / "t.json").write_text(json.dumps(events))
+    found = recorded(tmp_path / "t.json", llama)
+    assert (found.devices, found.passes.passes) == (2, 1)
+    assert "One of the 2 devices" in REPORT.markdown(found)
+
+
+def test_a_published_profile_by_hand():
+    """A prompt of 476 tokens, LLaMA 3.1 8B in Q4_K_M on an RTX 4090, dotLLM's first kernels by `nsys stats --report
+    cuda_gpu_kern_sum` (github.com/LittleLittleCloud/dotLLM-Optimization): its authors found attention to be at
+    fault, and a gemm after dequantization.
+    """
+    analysis = analyze("llama-3.1-8b", "rtx-4090", quant="Q4_K_M", prompt=476)
+    found = recorded(ROOT / "reports" / "examples" / "timeline.csv", analysis, phase="prefill")
+    products = 37727461 + 32179988 + 12416202 + 9815058 + 2682577 + 2049307
+    others = 992557 + 775922 + 385787 + 70302 + 15328 + 7168 + 5952 + 1632
+    assert of(found) == pytest.approx({
+        "attention": 99385786e-9, "matrix products": products * 1e-9, "elementwise": others * 1e-9,
+    })  # fmt: skip
+    assert found.passes.passes == 1
+    assert found.idle_s is None
+    said = REPORT.text(found)
+    assert "Slower than expected: attention" in said
+    assert "Faster than the bound" not in said
+    assert "Faster than the bound: attention and matrix products; batch" in REPORT.markdown(
+        recorded(ROOT / "reports" / "examples" / "timeline.csv", analyze("llama-3.1-8b", "rtx-4090", prompt=50_000),
+                 phase="prefill")
+    )  # fmt: skip
+    assert "of which the file has sums alone" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "wrong"),
+    [
+        ("{", [], "is not JSON that can be read, perhaps cut off"),
+        ("{}", [], "has no traceEvents; must be a trace of torch.profiler"),
+        ("some,csv\n1,2\n", [], "must be a trace of torch.profiler (.json, .json.gz), or what `nsys stats"),
+        (json.dumps(traced([])), [], "nothing in it ran on a GPU; record CUDA activities"),
+        ('[{"cat": "kernel", "name": "a", "ts": "x", "dur": 1}]', [], "a kernel must have name, ts and dur; got"),
+        ("Start (ns),Duration (ns),Name\n1,many,a\n", [], "Start and Duration must be numbers; got 1,many,a"),
+        (json.dumps(traced(list(laid([LAYER] * 2))[:-100])), [], "passes must be given: 53 launches mix tokens ("),
+        (json.dumps(traced([("nvjet", 1, 1)])), [], "passes must be given: no kernel of attention or of a state is"),
+        (json.dumps(traced([("a", 1, 1)], [("step[DECODE bs=8]", 0)])), ["--phase", "prefill"], "none of the 1 passes"),
+        (json.dumps(traced(laid([LAYER] * 2))), ["--passes", "3"], "passes must divide the 64 launches"),
+        (json.dumps(traced(laid([LAYER] * 2))), ["--passes", "0"], "passes must be a whole number of at least 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_told_in_a_line(tmp_path, capsys, text, more, wrong):
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    assert main(["timeline", str(path), "llama-3.1-8b", "h100-sxm", *more]) == 2
+    said = capsys.readouterr().err
+    assert wrong in said
+    assert said.count("\n") == 1
+
+
+def test_a_missing_file_a_phase_there_is_not_and_a_pipeline(tmp_path, llama):
+    with pytest.raises(InputError, match=r"t\.json: no such file$"):
+        recorded(tmp_path / "t.json", llama)
+    path = written(tmp_path / "t.gz", laid([LAYER] * 3))
+    with pytest.raises(InputError, match=r"^phase must be prefill of bert-base-uncased; got 'decode'$"):
+        recorded(path, analyze("bert-base-uncased", "h100-sxm"))
+    with pytest.raises(InputError, match=r"^pp must be 1: which layers"):
+        recorded(path, analyze("llama-3.1-8b", "h100-sxm", layout="pp=2"))
+
+
+def test_reports_of_all_formats(tmp_path, capsys):
+    path = str(written(tmp_path / "trace.json.gz", laid([LAYER] * 9)))
+    command = ["timeline", path, "llama-3.1-8b", "h100-sxm", "--batch", "8"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "Mean of 7 passes" in text
+    assert main([*command, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["pass_time_s"] == pytest.approx(document["busy_s"] + document["idle_s"])
+    assert main([*command, "-o", str(tmp_path / "folder")]) == 0
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "folder" / "timeline.csv").read_text())))
+    assert {row["kind"] for row in rows} == {"part", "kernel"}
+    assert "nvjet_mlp" in (tmp_path / "folder" / "timeline.html").read_text()
+    assert "nvjet_mlp" in (tmp_path / "folder" / "timeline.md").read_text()
+
+
+def test_the_documentation_shows_what_is_printed(capsys):
+    shown = re.search(r"\$ llmviewer (.*?)\n(.*?)```", (ROOT / "docs" / "timeline.md").read_text(), re.DOTALL)
+    command = [word.replace("reports/", f"{ROOT}/reports/") for word in shown[1].split()]
+    assert main(command) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in shown[2].splitlines() if line != "..." and line not in printed] == []

@@ -48,7 +48,7 @@ def _taken(found: Recorded) -> str:
 
 
 def remarks(found: Recorded) -> list[str]:
-    return [*_others(found), *_over(found), *_below(found), *_averaged(found)]
+    return [*_others(found), *_partial(found), *_over(found), *_below(found), *_averaged(found)]
 
 
 def _others(found: Recorded) -> list[str]:
@@ -59,6 +59,14 @@ def _others(found: Recorded) -> list[str]:
         return []
     reads, writes = counted(step.reads, "prompt"), counted(step.writes, "token")
     return [f"These passes read {reads} and write {writes}, as the engine named them; asked was a batch of {batch}."]
+
+
+def _partial(found: Recorded) -> list[str]:
+    """Where a pass has too few launches for the model."""
+    if not 0 < found.mixing < found.layers:
+        return []
+    few = f"Passes have {found.mixing:.3g} launches that mix tokens, and {found.analysis.model.name} {found.layers}"
+    return [f"{few} layers that do: they are parts of passes (--passes says how many there are), or another model's."]
 
 
 def _over(found: Recorded) -> list[str]:

@@ -178,7 +178,11 @@ def test_prompts_and_steps_of_one_file_are_told_apart(tmp_path, llama):
 @pytest.mark.parametrize(
     ("names", "phase", "kept"),
     [
-        (["execute_context_0(0)_generation_4(4)", "execute_context_1(512)_generation_7(7)"], "decode", "DUDDU"),
+        (
+            ["execute_context_0(0)_generation_4(4)", "execute_model context_1(sq512sk512) generation_7(7)"],
+            "decode",
+            "DUDDU",
+        ),
         (["step[DECODE bs=8]", "step[EXTEND bs=8 toks=512]"], "prefill", "DUDDU"),
     ],
 )
@@ -190,6 +194,17 @@ def test_passes_that_an_engine_named_are_taken_as_named(tmp_path, llama, names, 
     assert of(found)["matrix products"] == pytest.approx(15e-6 if phase == "decode" else 18e-6, **EXACT)
     assert found.passes.passes == (2 if phase == "decode" else 1)
     assert ("asked was a batch of 8" in REPORT.markdown(found)) == (phase == "decode")
+
+
+def test_parts_of_passes_are_said_to_be_such(tmp_path, llama):
+    """As of decode graphs in pieces, each of which has the name of the step."""
+    launches = list(laid([LAYER] * 4))
+    own, eight = len(launches) // 4, 8 * len(LAYER)
+    steps = [("step[DECODE bs=8]", launches[own * i + eight * j][1]) for i in range(4) for j in range(4)]
+    path = written(tmp_path / "t.gz", launches, steps=steps)
+    parts, whole = recorded(path, llama), recorded(path, llama, passes=4)
+    assert "Passes have 8 launches that mix tokens, and llama-3.1-8b 32 layers" in REPORT.markdown(parts)
+    assert "launches that mix tokens" not in REPORT.markdown(whole)
 
 
 def test_what_runs_at_once_is_counted_once(tmp_path, llama):

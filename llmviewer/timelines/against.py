@@ -14,7 +14,7 @@ from ..analysis import Analysis
 from ..errors import InputError
 from ..phases import OperatorResult, Phase
 from ..setting import whole
-from .kinds import Part, part_of_operator, parts_of
+from .kinds import Part, marks_a_layer, part_of_operator, parts_of
 from .passes import Averaged, averaged
 from .reading import Launches, read_timeline
 
@@ -55,6 +55,7 @@ class Recorded:
 
     parts    those with kernels or operators, in the order of their measured times
     kernels  by name, in the order of their times
+    layers   of the model that mix tokens, and `mixing` the launches of a pass that do
     devices  in the file, of which one is looked at
     """
 
@@ -64,7 +65,12 @@ class Recorded:
     passes: Averaged
     parts: tuple[PartOfPass, ...]
     kernels: tuple[KernelOfPass, ...] = field(repr=False)
+    layers: int
     devices: int
+
+    @property
+    def mixing(self) -> float:
+        return sum(kernel.launches for kernel in self.kernels if marks_a_layer(kernel.name, Part(kernel.part)))
 
     @property
     def of_phase(self) -> Phase:
@@ -152,6 +158,7 @@ def recorded(file: str | Path, analysis: Analysis, *, phase: str = "decode", pas
         passes=mean,
         parts=_parts(kernels, operators),
         kernels=tuple(kernels),
+        layers=layers,
         devices=found.devices if isinstance(found, Launches) else 1,
     )
 

@@ -50,16 +50,17 @@ def averaged(
 ) -> Averaged:
     """The passes of a phase, of a model of which `layers` mix tokens: so many launches of attention are a pass.
 
-    passes  in the file, where it is known
+    passes  in the file, where it is known; else those that the engine named, or as many as layers say
     phase   "decode": of several kinds of passes that of which there are most; "prefill": that of the longest
 
     Raises InputError where launches make no whole number of passes.
     """
     if isinstance(found, Sums):
         return _of_sums(found, parts, layers, passes)
-    starts, kinds = _of_steps(found) if found.steps else _of_layers(found, parts, layers, passes)
+    named = found.steps if passes is None else ()
+    starts, kinds = _of_steps(found) if named else _of_layers(found, parts, layers, passes)
     took, alone = _times(found, starts)
-    candidates = _named(found.steps, phase) if found.steps else range(len(starts))
+    candidates = _named(named, phase) if named else range(len(starts))
     kept = _inner(_alike(kinds, took, candidates, phase), len(starts))
     launches: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
@@ -68,7 +69,7 @@ def averaged(
         for i in range(starts[one], stops[one]):
             launches[found.names[i]] += 1
             kernels[found.names[i]] += alone[i]
-    step = found.steps[kept[0]] if found.steps else None
+    step = named[kept[0]] if named else None
     return Averaged(
         launches={name: n / len(kept) for name, n in launches.items()},
         kernels_s={name: float(s) / len(kept) for name, s in kernels.items()},

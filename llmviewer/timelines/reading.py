@@ -29,7 +29,7 @@ _RUN_ON_DEVICE: Final = (
     "memset",
 )  # categories; older ones have capitals
 _NAMED: Final = "gpu_user_annotation"  # what the host named, as long as it took on the device
-_VLLM: Final = re.compile(r"execute_context_(?P<reads>\d+)\(\d+\)_generation_(?P<writes>\d+)\(\d+\)")
+_VLLM: Final = re.compile(r"context_(?P<reads>\d+)\([^)]*\)[ _]generation_(?P<writes>\d+)\(")
 _SGLANG: Final = re.compile(r"step\[(?P<mode>\w+) bs=(?P<batch>\d+)")
 _UNITS_S: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "nsec": 1e-9, "usec": 1e-6, "msec": 1e-3}
 _HEAD: Final = re.compile(r"(?P<name>.*?)(?: \((?P<unit>\w+)\))?$")

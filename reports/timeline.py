@@ -115,7 +115,7 @@ def said(_: Recorded) -> str:
 
 
 def tables(found: Recorded) -> list[Table]:
-    return [_parts(found), _kernels(found)]
+    return [_parts(found), *_products(found), _kernels(found)]
 
 
 def _parts(found: Recorded) -> Table:
@@ -136,7 +136,6 @@ def _parts(found: Recorded) -> Table:
 
 
 def _part(found: Recorded, part: PartOfPass) -> tuple[Item, ...]:
-    ratio = part.measured_s / part.expected_s if part.expected_s else None
     return (
         Item(text=part.part),
         Item(text=digits(part.launches), key=part.launches),
@@ -144,12 +143,40 @@ def _part(found: Recorded, part: PartOfPass) -> tuple[Item, ...]:
         _share(part.measured_s, found),
         time_item(part.bound_s) if part.bound_s else NOTHING,
         time_item(part.expected_s) if part.expected_s else NOTHING,
-        NOTHING if ratio is None else Item(text=f"{ratio:.2f}x", key=ratio),
+        _ratio(part.measured_s, part.expected_s),
     )
 
 
 def _share(taken: float, found: Recorded) -> Item:
     return Item(text=f"{taken / found.time_s:.1%}", key=taken / found.time_s)
+
+
+def _products(found: Recorded) -> list[Table]:
+    several = len({product.block for product in found.products}) > 2
+    rows = [
+        (
+            Item(text=f"{product.block}: " * several + ", ".join(product.operators)),
+            Item(text=digits(product.launches), key=product.launches),
+            time_item(product.measured_s / product.launches),
+            time_item(product.bound_s / product.launches),
+            time_item(product.expected_s / product.launches) if product.expected_s else NOTHING,
+            _ratio(product.measured_s, product.expected_s),
+        )
+        for product in found.products
+    ]
+    return [
+        Table(
+            title="Matrix products, each",
+            about="By their order in a pass; at least and expect are of operators one by one.",
+            head=("products", "launches", "recorded", "at least", "expect", "of it"),
+            words=("products",),
+            body=tuple(rows),
+        )
+    ][: len(rows)]
+
+
+def _ratio(measured_s: float, expected_s: float | None) -> Item:
+    return Item(text=f"{measured_s / expected_s:.2f}x", key=measured_s / expected_s) if expected_s else NOTHING
 
 
 def _kernels(found: Recorded) -> Table:

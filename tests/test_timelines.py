@@ -19,6 +19,7 @@ from llmviewer.errors import InputError
 from llmviewer.reports.timeline import REPORT
 from llmviewer.timelines.against import recorded
 from llmviewer.timelines.kinds import Part, marks_a_layer, parts_of
+from llmviewer.timelines.products import products_of
 from llmviewer.timelines.reading import read_timeline
 
 # As vLLM 0.7 to 0.30, SGLang, TensorRT-LLM, llama.cpp and PyTorch name them in profiles that their users published.
@@ -82,7 +83,8 @@ LAYER = (  # (kernel, its duration, the pause before it) of a decode step on LLa
     ("void vllm::fused_add_rms_norm_kernel<c10::BFloat16>", 3, 0), ("nvjet_qkv", 20, 1),
     ("void vllm::rotary_embedding_kernel<c10::BFloat16>", 2, 0), ("vllm::reshape_and_cache_flash_kernel", 2, 0),
     ("void flash_fwd_splitkv_kernel<128>", 10, 1), ("void flash_fwd_splitkv_combine_kernel<128>", 4, 0),
-    ("nvjet_o", 15, 0), ("void vllm::act_and_mul_kernel<c10::BFloat16>", 3, 0), ("nvjet_mlp", 110, 1),
+    ("nvjet_o_splitK", 10, 0), ("void cublasLt::splitKreduce_kernel<32, 16>", 5, 0), ("nvjet_gate_up", 70, 0),
+    ("void vllm::act_and_mul_kernel<c10::BFloat16>", 3, 0), ("nvjet_down", 40, 1),
 )  # fmt: skip
 HEAD = (("nvjet_lm_head", 320, 2), ("void flashinfer::sampling::TopKSampling", 30, 5))
 PROMPT = tuple((name.replace("splitkv", "prompt"), 20 * duration, pause) for name, duration, pause in LAYER)
@@ -156,8 +158,36 @@ def test_steps_come_back_as_they_were_made(tmp_path, llama):
     assert found.idle_s == pytest.approx(1e-6 * (3 * LAYERS + 7 + 400), **EXACT)
     assert found.time_s == pytest.approx(1e-6 * (172 * LAYERS + 757), **EXACT)
     launches = {kernel.name: kernel.launches for kernel in found.kernels}
-    assert launches["nvjet_mlp"] == LAYERS
+    assert launches["nvjet_down"] == LAYERS
     assert launches["nvjet_lm_head"] == 1
+
+
+def test_products_are_those_of_the_model_in_their_order(tmp_path, llama):
+    """By hand: q, k and v at once, gate and up too; what sums a split product up is its."""
+    found = recorded(written(tmp_path / "t.json.gz", laid([LAYER] * 5)), llama)
+    assert {product.operators: (product.kernels, round(1e6 * product.measured_s)) for product in found.products} == {
+        ("q_proj", "k_proj", "v_proj"): (("nvjet_qkv",), 20 * LAYERS),
+        ("o_proj",): (("nvjet_o_splitK",), 15 * LAYERS),
+        ("gate_proj", "up_proj"): (("nvjet_gate_up",), 70 * LAYERS),
+        ("down_proj",): (("nvjet_down",), 40 * LAYERS),
+        ("lm_head",): (("nvjet_lm_head",), 320),
+    }
+    known = {op.name: op for op in llama.phases.decode.operators}
+    assert found.products[0].bound_s == pytest.approx(sum(known[f"{name}_proj"].bound_time_s for name in "qkv"))
+    assert "gate_proj, up_proj" in REPORT.text(found)
+
+
+@pytest.mark.parametrize(("model", "each"), [("gemma-3-27b", 4), ("gemma-3-27b", 7), ("gemma-3-27b", 6)])
+def test_layers_that_alternate_are_told_apart(model, each):
+    """Each product of layer n takes n seconds; 6 are q, k, v, o, gate and up at once, down."""
+    analysis = analyze(model, "h100-sxm")
+    layers = {place: block.name for block in analysis.model.graph.blocks for place in block.layers}
+    sequence = [("nvjet", float(place)) for place in sorted(layers) for _ in range(each)] + [("nvjet", 0.5)]
+    found = products_of(sequence, analysis.model.graph, analysis.phases.decode.operators)
+    for product in found[:-1]:
+        assert product.measured_s == sum(place for place, name in layers.items() if name == product.block)
+    assert len(found) == 2 * each + 1
+    assert products_of(sequence[1:], analysis.model.graph, analysis.phases.decode.operators) == ()
 
 
 def test_bounds_and_expectations_are_those_of_the_analysis(tmp_path, llama):
@@ -210,7 +240,7 @@ def test_parts_of_passes_are_said_to_be_such(tmp_path, llama):
 def test_what_runs_at_once_is_counted_once(tmp_path, llama):
     launches = list(laid([LAYER] * 5))
     beside = [
-        ("ncclDevKernel_AllReduce", start + 1, duration - 2) for name, start, duration in launches if "mlp" in name
+        ("ncclDevKernel_AllReduce", start + 1, duration - 2) for name, start, duration in launches if "down" in name
     ]
     alone, both = (recorded(written(tmp_path / "t.gz", one), llama) for one in (launches, launches + beside))
     assert both.time_s == pytest.approx(alone.time_s)
@@ -295,7 +325,7 @@ def test_a_published_profile_by_hand():
         (json.dumps(traced([])), [], "nothing in it ran on a GPU; record CUDA activities"),
         ('[{"cat": "kernel", "name": "a", "ts": "x", "dur": 1}]', [], "a kernel must have name, ts and dur; got"),
         ("Start (ns),Duration (ns),Name\n1,many,a\n", [], "Start and Duration must be numbers; got 1,many,a"),
-        (json.dumps(traced(list(laid([LAYER] * 2))[:-100])), [], "passes must be given: 53 launches mix tokens ("),
+        (json.dumps(traced(list(laid([LAYER] * 2))[:-100])), [], "passes must be given: 55 launches mix tokens ("),
         (json.dumps(traced([("nvjet", 1, 1)])), [], "passes must be given: no kernel of attention or of a state is"),
         (json.dumps(traced([("a", 1, 1)], [("step[DECODE bs=8]", 0)])), ["--phase", "prefill"], "none of the 1 passes"),
         (json.dumps(traced(laid([LAYER] * 2))), ["--passes", "3"], "passes must divide the 64 launches"),
@@ -333,9 +363,9 @@ def test_reports_of_all_formats(tmp_path, capsys):
     assert document["pass_time_s"] == pytest.approx(document["busy_s"] + document["idle_s"])
     assert main([*command, "-o", str(tmp_path / "folder")]) == 0
     rows = list(csv.DictReader(io.StringIO((tmp_path / "folder" / "timeline.csv").read_text())))
-    assert {row["kind"] for row in rows} == {"part", "kernel"}
-    assert "nvjet_mlp" in (tmp_path / "folder" / "timeline.html").read_text()
-    assert "nvjet_mlp" in (tmp_path / "folder" / "timeline.md").read_text()
+    assert {row["kind"] for row in rows} == {"part", "product", "kernel"}
+    assert "nvjet_down" in (tmp_path / "folder" / "timeline.html").read_text()
+    assert "nvjet_down" in (tmp_path / "folder" / "timeline.md").read_text()
 
 
 def test_the_documentation_shows_what_is_printed(capsys):

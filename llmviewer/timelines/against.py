@@ -16,6 +16,7 @@ from ..phases import OperatorResult, Phase
 from ..setting import whole
 from .kinds import Part, marks_a_layer, part_of_operator, parts_of
 from .passes import Averaged, averaged
+from .products import ProductOfPass, products_of
 from .reading import Launches, read_timeline
 
 SCHEMA_VERSION: Final = 1
@@ -54,6 +55,7 @@ class Recorded:
     """A pass as a profiler recorded it, beside its analysis.
 
     parts    those with kernels or operators, in the order of their measured times
+    products matrix products in their order, where that tells kernels apart
     kernels  by name, in the order of their times
     layers   of the model that mix tokens, and `mixing` the launches of a pass that do
     devices  in the file, of which one is looked at
@@ -64,6 +66,7 @@ class Recorded:
     analysis: Analysis = field(repr=False)
     passes: Averaged
     parts: tuple[PartOfPass, ...]
+    products: tuple[ProductOfPass, ...] = field(repr=False)
     kernels: tuple[KernelOfPass, ...] = field(repr=False)
     layers: int
     devices: int
@@ -91,9 +94,15 @@ class Recorded:
         return {"file": self.file, "phase": self.phase, **asdict(self.analysis.inputs)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Parts, then kernels."""
+        """Parts, products, then kernels."""
         for part in self.parts:
             yield {"kind": "part", "name": part.part, **asdict(part)}
+        for product in self.products:
+            yield {
+                "kind": "product", "name": "+".join(product.operators), "part": Part.PRODUCTS.value,
+                "launches": product.launches, "measured_s": product.measured_s, "bound_s": product.bound_s,
+                "expected_s": product.expected_s,
+            }  # fmt: skip
         for kernel in self.kernels:
             yield {"kind": "kernel", **asdict(kernel)}
 
@@ -118,6 +127,7 @@ class Recorded:
             "expected_low_s": total.expected_low_s,
             "expected_high_s": total.expected_high_s,
             "parts": [asdict(part) for part in self.parts],
+            "products": [asdict(product) for product in self.products],
             "kernels": [asdict(kernel) for kernel in self.kernels],
         }
 
@@ -157,6 +167,7 @@ def recorded(file: str | Path, analysis: Analysis, *, phase: str = "decode", pas
         analysis=analysis,
         passes=mean,
         parts=_parts(kernels, operators),
+        products=products_of(mean.products, analysis.model.graph, operators),
         kernels=tuple(kernels),
         layers=layers,
         devices=found.devices if isinstance(found, Launches) else 1,

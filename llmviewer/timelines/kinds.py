@@ -75,6 +75,7 @@ _NAMES: Final = tuple(
 _MINOR: Final = re.compile(
     r"combine|merge|reduce|prepare|sched|metadata|mqa_logits|indices|stage_?2|conv1d|cumsum", re.IGNORECASE
 )
+SUMS_UP: Final = re.compile(r"split_?k_?reduce|reduce_?split", re.IGNORECASE)  # beside the product itself
 _OPERATORS: Final[Mapping[str, Part]] = {
     "linear": Part.PRODUCTS, "lm_head": Part.PRODUCTS, "router": Part.PRODUCTS,
     "experts": Part.EXPERTS, "route": Part.EXPERTS, "permute": Part.EXPERTS, "combine": Part.EXPERTS,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from .kinds import Part, marks_a_layer
+from .kinds import SUMS_UP, Part, marks_a_layer
 from .reading import Launches, Step, Sums
 
 _TELLING: Final = (Part.PRODUCTS, Part.EXPERTS, Part.ATTENTION, Part.STATE)  # whose kernels tell kinds of passes apart
@@ -25,6 +25,8 @@ class Averaged:
     passes, others       those averaged over, and those that are left out
     each_s               what each of them took, from its first launch to the next one's; none where only sums are known
     step                 one of them as the engine named it, if it did
+    products             matrix products in their order and their times, sums of split ones with them, where all passes
+                         have the same [s]
     """
 
     launches: Mapping[str, float] = field(repr=False)
@@ -33,6 +35,7 @@ class Averaged:
     others: int
     each_s: NDArray[np.float64] = field(repr=False)
     step: Step | None = None
+    products: tuple[tuple[str, float], ...] = field(default=(), repr=False)
 
     @property
     def busy_s(self) -> float:
@@ -74,7 +77,33 @@ def averaged(
         launches={name: n / len(kept) for name, n in launches.items()},
         kernels_s={name: float(s) / len(kept) for name, s in kernels.items()},
         passes=len(kept), others=len(starts) - len(kept), each_s=took[kept], step=step,
+        products=_sequence([_products(found, alone, parts, starts[one], stops[one]) for one in kept]),
     )  # fmt: skip
+
+
+def _products(
+    found: Launches, alone: NDArray[np.float64], parts: Mapping[str, Part], start: int, stop: int
+) -> tuple[list[str], list[float]]:
+    """Kernels and times of the matrix products of a pass. [s]"""
+    names: list[str] = []
+    times: list[float] = []
+    for i in range(start, stop):
+        if parts[found.names[i]] is not Part.PRODUCTS:
+            continue
+        if names and SUMS_UP.search(found.names[i]):
+            times[-1] += alone[i]
+        else:
+            names.append(found.names[i])
+            times.append(alone[i])
+    return names, times
+
+
+def _sequence(passes: Sequence[tuple[list[str], list[float]]]) -> tuple[tuple[str, float], ...]:
+    """The mean of passes, where all have the same kernels."""
+    (names, _), *others = passes
+    if any(other != names for other, _ in others):
+        return ()
+    return tuple(zip(names, np.mean([times for _, times in passes], axis=0).tolist(), strict=True))
 
 
 def _of_sums(found: Sums, parts: Mapping[str, Part], layers: int, passes: int | None) -> Averaged:

@@ -1,0 +1,94 @@
+"""Which matrix products kernels are: by their order in a pass, where there are as many as the model has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+from typing import TypeAlias
+
+from ..graph import Block, Graph
+from ..phases import OperatorResult
+from .kinds import Part, part_of_operator
+
+Place: TypeAlias = tuple[str, tuple[str, ...]]  # a block, and those of its operators that one kernel computes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductOfPass:
+    """Products that one kernel computes in each layer of a block. Times are of all its layers. [s]
+
+    kernels     those of its layers by name, each once
+    expected_s  None where only the bound of one is known
+    """
+
+    block: str
+    operators: tuple[str, ...]
+    kernels: tuple[str, ...]
+    launches: int
+    measured_s: float
+    bound_s: float
+    expected_s: float | None
+
+
+def products_of(
+    sequence: Sequence[tuple[str, float]], graph: Graph, operators: Iterable[OperatorResult]
+) -> tuple[ProductOfPass, ...]:
+    """Those of a pass, whose kernels come one after another with their times in `sequence`.
+
+    None where these are not as many as some way makes of the graph's to compute at once what reads the same tensor,
+    such as q_proj, k_proj and v_proj, or as two of them make.
+    """
+    known = {(op.block, op.name): op for op in operators if part_of_operator(op) is Part.PRODUCTS}
+    ways = [way for way in _ways(graph, known) if len(way) == len(sequence)]
+    if len(ways) != 1 or not sequence:
+        return ()
+    found: dict[Place, list[tuple[str, float]]] = {}
+    for place, launch in zip(ways[0], sequence, strict=True):
+        found.setdefault(place, []).append(launch)
+    return tuple(_product(place, launches, known) for place, launches in found.items())
+
+
+def _product(
+    place: Place, launches: Sequence[tuple[str, float]], known: Mapping[tuple[str, str], OperatorResult]
+) -> ProductOfPass:
+    block, names = place
+    own = [known[block, name] for name in names]
+    expected = [op.expected_time_s for op in own if op.expected_time_s is not None]
+    return ProductOfPass(
+        block=block,
+        operators=names,
+        kernels=tuple(dict.fromkeys(name for name, _ in launches)),
+        launches=len(launches),
+        measured_s=sum(time_s for _, time_s in launches),
+        bound_s=sum(op.bound_time_s for op in own),
+        expected_s=sum(expected) if len(expected) == len(own) else None,
+    )
+
+
+def _ways(graph: Graph, known: Mapping[tuple[str, str], OperatorResult]) -> Iterator[list[Place]]:
+    """The products of a pass in their order, for each choice of those that are computed at once."""
+    alike = {block.name: _alike(block, known) for block in graph.blocks}
+    several = sorted({group for groups in alike.values() for group in groups if len(group) > 1})
+    for count in range(len(several) + 1):
+        for at_once in combinations(several, count):
+            yield [
+                (block.name, names)
+                for block in _in_order(graph)
+                for group in alike[block.name]
+                for names in ([group] if group in at_once else [(name,) for name in group])
+            ]
+
+
+def _alike(block: Block, known: Mapping[tuple[str, str], OperatorResult]) -> list[tuple[str, ...]]:
+    """Names of the products of a block, those together that follow each other and read the same; routers alone."""
+    ops = [op for op in block.operators if (block.name, op.name) in known]
+    return [tuple(op.name for op in own) for _, own in groupby(ops, lambda op: (op.kind, op.inputs[0].name))]
+
+
+def _in_order(graph: Graph) -> list[Block]:
+    """The block of every layer, and around them those that are no layers."""
+    layered = sorted(((place, block) for block in graph.blocks for place in block.layers), key=lambda found: found[0])
+    alone = [block for block in graph.blocks if not block.layers]
+    first = next((i for i, block in enumerate(graph.blocks) if block.layers), len(graph.blocks))
+    return [*graph.blocks[:first], *(block for _, block in layered), *alone[first:]]

@@ -22,6 +22,9 @@ _PCIE: Final = {  # bits that a lane carries in a second, without coding (128b/1
     "3": 8e9 * 128 / 130, "4": 16e9 * 128 / 130, "5": 32e9 * 128 / 130, "6": 64e9 * 242 / 256,
 }  # fmt: skip
 _PCIE_LINK: Final = re.compile(r"PCIe ([3456])(?:\.0)? x(\d+)")
+# All links of a GPU by generation of NVLink, one way; NVIDIA prints twice that. 4 x 20, 6 x 25, 12 x 25, ... [B/s]
+_NVLINK: Final = {"1": 80e9, "2": 150e9, "3": 300e9, "4": 450e9, "5": 900e9, "6": 1800e9}
+_NVLINK_LINKS: Final = re.compile(r"NVLink ([1-6])\b")
 _MEMORY: Final = re.compile(r"(HBM|GDDR|LPDDR|MRDIMM|DDR)(\d?)", re.IGNORECASE)
 # The fastest rate of a pin by generation, E and X among them, as standards and makers have it (recalled). [Gbit/s]
 _PINS: Final = {
@@ -112,11 +115,14 @@ def _products(device: Hardware) -> Iterator[str]:
 
 
 def _bandwidths(device: Hardware) -> Iterator[str]:
-    """Bandwidth = width x rate, of memory pins and of PCIe lanes."""
+    """Bandwidth = width x rate, of memory pins and of PCIe lanes; NVLink at most that of all its links."""
     numbers = device.numbers
     yield from (line for line in _products(device) if line.startswith("memory."))
-    host = next((str(fact.value) for fact in device.facts if fact.key == "host.type"), "")
-    link = _PCIE_LINK.search(host)
+    links = _NVLINK_LINKS.search(_text(device, "scale_up.type"))
+    if links and numbers.get("scale_up.bandwidth", 0) > _NVLINK[links[1]] * (1 + _ROUNDING):
+        most, got = _NVLINK[links[1]] / 1e9, numbers["scale_up.bandwidth"] / 1e9
+        yield f"scale_up.bandwidth: must be at most {most:,.0f} GB/s, that of {links[0]} one way; got {got:,.6g} GB/s"
+    link = _PCIE_LINK.search(_text(device, "host.type"))
     if link and "host.bandwidth" in numbers:
         expected = _PCIE[link[1]] * int(link[2]) / 8
         if not _close(numbers["host.bandwidth"], expected):
@@ -126,7 +132,7 @@ def _bandwidths(device: Hardware) -> Iterator[str]:
 def _memory_types(device: Hardware) -> Iterator[str]:
     """Bandwidths that chips of the memory's type have, by their pins and by their capacity."""
     numbers = device.numbers
-    said = next((str(fact.value) for fact in device.facts if fact.key == "memory.type"), "")
+    said = _text(device, "memory.type")
     found = _MEMORY.search(said)
     if said and not found:  # SRAM, and what is not known here
         return
@@ -160,6 +166,16 @@ def _paces(device: Hardware) -> Iterator[str]:
             yield f"{key}: must be at most {most:,} OPs a core and clock of kind {device.kind}; got {pace:,.0f}"
 
 
+def _private(device: Hardware) -> Iterator[str]:
+    """What the cores of a GPU have of their own, each of them as much."""
+    count = device.numbers.get("cores.count")
+    for level in ("registers", "shared_memory"):
+        key = f"{level}.capacity"
+        if count and device.kind == "gpu" and device.numbers.get(key, 0) % (2**10 * count):
+            each = device.numbers[key] / 2**10 / count
+            yield f"{key}: must be whole KiB of each of {count:,.0f} cores; got {each:,.6g} KiB"
+
+
 def _memories(device: Hardware) -> Iterator[str]:
     """Further from the units is larger and slower."""
     numbers = device.numbers
@@ -179,11 +195,10 @@ def _memories(device: Hardware) -> Iterator[str]:
 
 
 def _links(device: Hardware) -> Iterator[str]:
-    topology = next((fact.value for fact in device.facts if fact.key == "scale_up.topology"), None)
-    devices = device.numbers.get("scale_up.devices")
+    topology, devices = _text(device, "scale_up.topology"), device.numbers.get("scale_up.devices")
     if devices is not None and devices < 2:
         yield "scale_up.devices: must be at least 2"
-    if topology is not None and devices is not None and (topology == "pair") != (devices == 2):
+    if topology and devices is not None and (topology == "pair") != (devices == 2):
         yield f"scale_up.topology: two devices are a pair, more are not; got {topology} of {devices:.0f}"
 
 
@@ -217,11 +232,16 @@ CHECKS: Final[Mapping[str, Callable[[Hardware], Iterator[str]]]] = {
     "bandwidth = width x rate": _bandwidths,
     "bandwidths of memory types": _memory_types,
     "OPs a core and clock": _paces,
+    "memories of cores alike": _private,
     "memories larger and slower outwards": _memories,
     "links": _links,
     "power and price": _power_and_price,
     "sources": _sources,
 }
+
+
+def _text(device: Hardware, key: str) -> str:
+    return next((str(fact.value) for fact in device.facts if fact.key == key), "")
 
 
 def _close(value: float, expected: float) -> bool:

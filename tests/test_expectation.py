@@ -861,6 +861,7 @@ def test_a_loop_outgrows_the_cache_as_gradually_as_it_was_measured_to():
 
 @pytest.mark.parametrize(("device", "dtype", "most"), [
     ("rtx-3090", "bf16", 71), ("rtx-4090", "fp16", 165.2), ("rtx-4090", "fp8", 330.3), ("rtx-4090", "int8", 660.6),
+    ("rtx-5090", "fp8", 419), ("rtx-5090", "int8", 838),
     ("h100-sxm", "bf16", 989.4), ("b300", "bf16", 2250),
 ])  # fmt: skip
 def test_cards_that_add_up_at_half_their_rate_lose_nothing_more(device, dtype, most):

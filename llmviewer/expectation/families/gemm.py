@@ -126,8 +126,7 @@ class Gemm(Family):
         m, n, k = (np.asarray(shapes[c], dtype=np.float32)[:, None] for c in self.columns)
         batch = np.asarray(shapes["batch"], dtype=np.float32)[:, None]
         way, _, word = (variant or self.variants[0]).partition(" ")
-        reach = _reach(device, kind.arithmetic)
-        whole = device.peak(kind.arithmetic) / reach
+        whole, reach = _reach(device, kind.arithmetic)
         tile_m, tile_n, split, cluster = _layouts(m, n, k, device.cores, word)
         tiles = np.ceil(m / (tile_m * cluster)) * cluster * np.ceil(n / tile_n) * split * batch
         part = 64 * np.ceil(k / (64 * split))
@@ -240,13 +239,16 @@ def _bytes(shapes: Shapes, weight: float, activation: float) -> tuple[Array, Arr
     return batch * n * k * weight, batch * m * k * activation, 2.0 * batch * m * n
 
 
-def _reach(device: Device, dtype: str) -> float:
-    """The part of its matrix units' rate that a GPU has where sums are in fp32: of GeForce cards half, while all else
-    that a core does is made for the whole (GA102 whitepaper V2.1, table 9; Ada's V2.02, table 2), as int8 shows.
+def _reach(device: Device, dtype: str) -> tuple[float, float]:
+    """What a GPU's cores are made for [OP/s], and the part of it that their matrix units have where sums are in fp32:
+    of GeForce cards half (GA102 whitepaper V2.1, table 9; Ada's V2.02, table 2), as int8 shows. So it is in fp8 without
+    scales of blocks, even where these have the whole (the RTX 50 series).
     """
-    rates = device.hardware.rates
-    own, int8 = (rates.get(matrix(name), 0.0) for name in (dtype, "int8"))
-    return min(1.0, own * _INT8[dtype] / int8) if device.kind == "gpu" and dtype in _INT8 and own and int8 else 1.0
+    rates, peak = device.hardware.rates, device.peak(dtype)
+    if device.kind != "gpu" or dtype not in _INT8 or any(matrix(one) not in rates for one in (dtype, "fp16", "int8")):
+        return peak, 1.0
+    parts = {name: min(1.0, rates[matrix(name)] * _INT8[name] / rates[matrix("int8")]) for name in (dtype, "fp16")}
+    return peak / parts[dtype], min(parts.values())
 
 
 def _layouts(m: Array, n: Array, k: Array, cores: float, word: str) -> tuple[Array, Array, Array, Array]:

@@ -36,6 +36,7 @@ _EXPONENTIALS: Final = 16.0
 # no size of the system level cache; M3 Max is the last of which one is known.
 _RELATIVES: Final[Mapping[str, str]] = {
     "blackwell": "b200", "blackwell ultra": "b200", "hopper": "h100-sxm", "apple 9": "m3-max", "apple 10": "m3-max",
+    "xe2-hpg": "arc-b580",
 }  # fmt: skip
 
 

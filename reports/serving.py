@@ -168,7 +168,7 @@ def _device(found: Simulation) -> Table:
 
 def _rough(found: Simulation) -> str:
     """How far off it was found to be where prompts take many steps, which those that decode meanwhile slow down."""
-    many = found.policy.cuts and np.mean(found.traffic.prompt) > _MANY * found.policy.budget
+    many = found.policy.shares and np.mean(found.traffic.prompt) > _MANY * found.policy.budget
     return ", which for prompts of many steps has times to first token up to a fifth too low" if many else ""
 
 

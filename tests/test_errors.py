@@ -16,6 +16,7 @@ from llmviewer.model_files import load_model
 from llmviewer.one_kernel import estimate_kernel
 from llmviewer.serving.advising import recommend
 from llmviewer.serving.planning import plan
+from llmviewer.serving.policy import POLICIES
 from llmviewer.serving.saturation import saturate
 from llmviewer.serving.service import simulate
 from llmviewer.techniques import Touches
@@ -380,7 +381,7 @@ def test_a_what_if_needs_a_device_by_name():
     [
         (simulate, {"years": "3"}, "years must be a positive number; got '3'"),
         (saturate, {"years": "3"}, "years must be a positive number; got '3'"),
-        (simulate, {"policy": 3}, "policy must be one of static, decode-first, prefill-first, fcfs, chunked; got 3"),
+        (simulate, {"policy": 3}, f"policy must be one of {', '.join(POLICIES)}; got 3"),
         (simulate, {"expert_skew": "3"}, "expert_skew must be a number; got '3'"),
         (plan, {"years": "3"}, "years must be a positive number; got '3'"),
         (plan, {"batches": 0}, f"batches {WHOLE} 0"),

@@ -30,7 +30,7 @@ from llmviewer.setting import Setting
 from llmviewer.units import seconds
 from llmviewer.workload import Spans, Workload
 
-ALL = (*POLICIES, "chunked:128")
+ALL = ("static", "decode-first", "prefill-first", "fcfs", "chunked:128", "prefill-chunks:128")
 FLOWING = ("prefill-first", "fcfs", "chunked:512")
 LENGTHS = {"prompt_lengths": "lognormal:mean=512,p95=1536", "gen_lengths": "uniform:1-300"}
 
@@ -690,8 +690,9 @@ BAD = [
     (["--rate", "0"], "rate must be a positive number of requests a second; got 0"),
     (["--rate", "nan"], "rate must be a positive number of requests a second; got nan"),
     (["--arrivals", "/no/such.csv"], "/no/such.csv: no such file"),
-    (["--rate", "1", "--policy", "lifo"], "one of static, decode-first, prefill-first, fcfs, chunked; got 'lifo'\n"),
-    (["--rate", "1", "--policy", "fcfs:3"], "policy fcfs has no tokens to give"),
+    (["--rate", "1", "--policy", "lifo"], "decode-first, prefill-first, fcfs, chunked, prefill-chunks; got 'lifo'\n"),
+    (["--rate", "1", "--policy", "static:3"], "policy static has no tokens to give, as it reads a whole batch at once"),
+    (["--rate", "1", "--policy", "fcfs:"], "policy fcfs:TOKENS must give a whole number from 1 to 16777216"),
     (["--rate", "1", "--policy", f"chunked:{'9' * 5000}"], "policy chunked:TOKENS must give a whole number"),
     (["--rate", "1", "--policy", "chunked:0"], "policy chunked:TOKENS must give a whole number from 1 to 16777216"),
     (["--rate", "1", "--prompt-lengths", "many"], "--prompt-lengths: must be a number of tokens"),

@@ -124,9 +124,9 @@ engine = click.option(
     "--engine",
     metavar="NAME",
     default="",
-    help="Serving engine that launches the kernels: huggingface, deepspeed, vllm, openppl, flashdecoding++, lightllm "
-    "or tensorrt-llm. It brings a library of kernels, in place of --library, and what its host adds to every step. If "
-    "not given, there are no gaps between kernels.",
+    help="Serving engine that launches the kernels: huggingface, deepspeed, vllm, sglang, openppl, flashdecoding++, "
+    "lightllm or tensorrt-llm. It brings a library of kernels, in place of --library, and what its host adds to every "
+    "step. If not given, there are no gaps between kernels.",
 )
 
 

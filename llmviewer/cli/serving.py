@@ -116,8 +116,8 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 @click.option(
     "--policy",
     metavar="POLICY",
-    help="What a step takes: static, decode-first, prefill-first, fcfs, or chunked:TOKENS, as many as a step reads and "
-    "writes at most. If not given, the engine's, or chunked:512; with --rate max the chunks that serve most.",
+    help="What a step takes: static, decode-first, prefill-first, prefill-chunks, fcfs or chunked; with :TOKENS those "
+    "that it reads at most. If not given, the engine's, or chunked:512; with --rate max the chunks that serve most.",
 )
 @click.option(
     "--requests",

@@ -3,13 +3,14 @@
 Seven engines were measured side by side on one A100 80 GB, LLaMA-2-7B, one sequence, 1024 tokens read and 128 written
 (arXiv:2404.14294, table 6; speculative decoding off). Kernel libraries were measured elsewhere (docs/accuracy.md), so
 where nothing is `fitted`, those numbers are predicted; where something is, one number of the engine was fitted to its
-row of the table, and the row says nothing more.
+row of the table, and the row says nothing more. Nothing is fitted of an engine that has no row there; it is held to
+what its makers publish of whole servers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ..forms import Num
 from ..hardware import Hardware
 
 TABLE: Final = "arXiv:2404.14294, table 6"
-_LARGE: Final = 70 * 2**30  # memory from which vLLM's servers take more tokens together (vllm/engine/arg_utils.py) [B]
+SERVERS: Final = "tables of whole servers (docs/serving.md)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,34 @@ class Host:
 IDLE: Final = Host()
 
 
+class Default(NamedTuple):
+    """A scheduler that is meant where nothing else is said.
+
+    policy  as --policy has it
+    gib     memory of GPUs from which on it is meant [GiB]
+    but     devices that it is not meant on, by how their names begin
+    """
+
+    policy: str
+    gib: float = 0
+    but: str = ""
+
+    def meant_on(self, hardware: Hardware) -> bool:
+        large = hardware.kind == "gpu" and hardware.capacity >= self.gib * 2**30
+        return not self.gib or (large and not (self.but and hardware.name.startswith(self.but)))
+
+
+class Row(NamedTuple):
+    """Of an engine in the table.
+
+    tokens_per_s  as measured [1/s]
+    fitted        the name of the number that is fitted to that; "" where it is predicted
+    """
+
+    tokens_per_s: float
+    fitted: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """What a step takes: the kernels of a library, and what the host adds.
@@ -47,10 +76,9 @@ class Engine:
     library   whose kernels were measured
     attention "flash", or "eager" where scores go through memory
     kernels   time of its kernels over that of the library's
-    policy    its scheduler, as --policy has it; `large` on large GPUs, where that is another
+    defaults  its schedulers, of which the last that is meant on a device is
     block     tokens of a block of its cache
-    tokens_per_s  as measured in the table [1/s]
-    fitted    the name of the number that is fitted to that; "" where it is predicted
+    row       of the table; None where it was not among those measured there
     """
 
     name: str
@@ -59,23 +87,25 @@ class Engine:
     attention: str = "flash"
     kernels: float = 1.0
     host: Host = IDLE
-    policy: str
-    large: str = ""
+    defaults: tuple[Default, ...]
     block: int = 16
-    tokens_per_s: float
-    fitted: str = ""
+    row: Row | None
     note: str
 
     def policy_on(self, hardware: Hardware) -> str:
         """Its scheduler on a device, as it chooses by memory and name."""
-        is_large = hardware.kind == "gpu" and hardware.capacity >= _LARGE and not hardware.name.startswith("a100")
-        return self.large if self.large and is_large else self.policy
+        *_, policy = (default.policy for default in self.defaults if default.meant_on(hardware))
+        return policy
 
     @property
     def said(self) -> str:
         """How its times come about, in words."""
-        how = f"its {self.fitted} was fitted to" if self.fitted else "nothing was fitted to"
-        return f"{self.title} on kernels of {self.library}; {how} its row of {TABLE}. {self.note}"
+        if self.row is None:
+            how = f"nothing was fitted, and it is held to {SERVERS}, as it has no row in {TABLE}"
+        else:
+            how = f"its {self.row.fitted} was fitted to" if self.row.fitted else "nothing was fitted to"
+            how += f" its row of {TABLE}"
+        return f"{self.title} on kernels of {self.library}; {how}. {self.note}"
 
 
 ENGINES: Final = {
@@ -83,35 +113,47 @@ ENGINES: Final = {
     for engine in (
         Engine(
             name="huggingface", title="Hugging Face transformers", library="pytorch", attention="eager",
-            host=Host(launch_s=49.1e-6), policy="static", tokens_per_s=38.963, fitted="time for a launch",
+            host=Host(launch_s=49.1e-6), defaults=(Default("static"),), row=Row(38.963, "time for a launch"),
             note="PyTorch launches kernels one by one; a launch of the graph is several of its.",
         ),
         Engine(
-            name="deepspeed", title="DeepSpeed", library="cublas", policy="chunked:512", tokens_per_s=80.947,
+            name="deepspeed", title="DeepSpeed", library="cublas", defaults=(Default("chunked:512"),), row=Row(80.947),
             note="Its own kernels were not measured; cuBLAS stands in. Split and fuse: parts of prompts.",
         ),
-        Engine(
-            name="vllm", title="vLLM", library="vllm", policy="chunked:2048", large="chunked:8192", tokens_per_s=90.052,
+        Engine(  # its schedulers: vllm/engine/arg_utils.py, get_batch_defaults()
+            name="vllm", title="vLLM", library="vllm", row=Row(90.052),
+            defaults=(Default("chunked:2048"), Default("chunked:8192", gib=70, but="a100")),
             note="Paged cache; those who decode come first, then chunks of prompts, 2048 tokens together: the default "
             "of its servers since V1; on GPUs of 70 GiB or more other than the A100 8192.",
         ),
+        Engine(  # its schedulers: sglang/srt/server_args.py, _handle_gpu_memory_settings()
+            name="sglang", title="SGLang", library="sglang", block=1, row=None,
+            defaults=(
+                Default("prefill-chunks:2048"), Default("prefill-chunks:4096", gib=35),
+                Default("prefill-chunks:8192", gib=60), Default("prefill-chunks:16384", gib=160),
+            ),
+            note="A cache by token; prompts come first, in chunks of 2048 to 16384 tokens by the memory of the GPU. "
+            "CUDA graphs, and a scheduler that works out the next step beside this one, leave no gaps.",
+        ),
         Engine(
-            name="openppl", title="OpenPPL", library="cublas", policy="fcfs", tokens_per_s=81.169,
+            name="openppl", title="OpenPPL", library="cublas", defaults=(Default("fcfs"),), row=Row(81.169),
             note="Its own kernels were not measured; cuBLAS stands in.",
         ),
         Engine(
-            name="flashdecoding++", title="FlashDecoding++", library="vllm", kernels=0.803, policy="prefill-first",
-            tokens_per_s=106.636, fitted="kernels' factor",
+            name="flashdecoding++", title="FlashDecoding++", library="vllm", kernels=0.803,
+            defaults=(Default("prefill-first"),), row=Row(106.636, "kernels' factor"),
             note="Flat matrix products and a softmax that waits for nobody (arXiv:2311.01282).",
         ),
         Engine(
-            name="lightllm", title="LightLLM", library="sglang", host=Host(step_s=1.96e-3), policy="chunked:512",
-            block=1, tokens_per_s=73.599, fitted="time between steps",
+            name="lightllm", title="LightLLM", library="sglang", host=Host(step_s=1.96e-3), block=1,
+            defaults=(Default("chunked:512"),), row=Row(73.599, "time between steps"),
             note="Triton kernels, of which SGLang's are the nearest measured; a cache by token.",
         ),
-        Engine(
-            name="tensorrt-llm", title="TensorRT-LLM", library="trtllm", policy="fcfs", tokens_per_s=92.512,
-            note="Paged cache, in-flight batching: prompts are read beside those that decode.",
+        Engine(  # its scheduler: tensorrt_llm/llmapi/llm_args.py, max_num_tokens and enable_chunked_prefill
+            name="tensorrt-llm", title="TensorRT-LLM", library="trtllm", defaults=(Default("fcfs:8192"),),
+            row=Row(92.512),
+            note="Paged cache, in-flight batching: whole prompts, 8192 tokens together, are read beside those that "
+            "decode.",
         ),
     )
 }  # fmt: skip

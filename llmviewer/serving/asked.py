@@ -131,5 +131,5 @@ def prompts_of(steps: Steps, lengths: Asked, policy: Policy, batch: Column) -> P
     time_s, square, more_s, every_s = means
     if not policy.cuts and together == 1:
         every_s = time_s
-    each = np.broadcast_to(mean / room[0], along.shape) if policy.cuts else along / together
+    each = np.broadcast_to(mean / room[0], along.shape) if policy.shares else along / together
     return Prompts(time_s, square, along, more_s, every_s, each, together)

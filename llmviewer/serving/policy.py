@@ -19,8 +19,8 @@ class Policy:
     cuts    a prompt is read in parts
     drains  requests are taken up only by a device that has finished all others
     padded  all prompts are read, and all answers written, to the length of the longest in the batch
-    budget  tokens of a step: of prompts and of sequences that decode where prompts are cut, of whole prompts where they
-            are not, of which one is always read
+    budget  tokens of a step: of whole prompts, of which one is always read; of parts of them where they are cut, and
+            of the sequences that decode beside them
     """
 
     name: str
@@ -30,12 +30,17 @@ class Policy:
     padded: bool = False
     budget: int = _BUDGET
 
+    @property
+    def shares(self) -> bool:
+        """Whether the tokens of a step are those of parts of prompts and of sequences that decode."""
+        return self.cuts and self.mixes
+
     def most_read(self, longest: int) -> int:
         """Tokens of prompts in a step at most, where the longest has so many; a padded batch apart."""
         return self.budget if self.cuts else max(self.budget, longest)
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.budget}" if self.cuts else self.name
+        return f"{self.name}:{self.budget}" if self.cuts or self.budget != _BUDGET else self.name
 
 
 POLICIES: Final = {
@@ -46,6 +51,7 @@ POLICIES: Final = {
         Policy(name="prefill-first"),  # vLLM until chunks were its default (arXiv:2309.06180)
         Policy(name="fcfs", mixes=True),  # iterations of whole prompts and decode steps: Orca (OSDI 2022)
         Policy(name="chunked", mixes=True, cuts=True, budget=512),  # Sarathi-Serve (arXiv:2403.02310)
+        Policy(name="prefill-chunks", cuts=True, budget=8192),  # SGLang
     )
 }
 
@@ -61,9 +67,9 @@ def parse_policy(text: str) -> Policy:
     policy = POLICIES[name]
     if not colon:
         return policy
-    if not policy.cuts:
-        raise InputError(f"policy {name} has no tokens to give; only chunked has, as in chunked:512; got {text!r}")
+    if policy.padded:
+        raise InputError(f"policy {name} has no tokens to give, as it reads a whole batch at once; got {text!r}")
     tokens = counted(budget)
     if tokens is None:
-        raise InputError(f"policy chunked:TOKENS must give a whole number from 1 to {LONGEST}; got {text!r}")
+        raise InputError(f"policy {name}:TOKENS must give a whole number from 1 to {LONGEST}; got {text!r}")
     return replace(policy, budget=tokens)

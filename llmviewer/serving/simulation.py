@@ -232,7 +232,7 @@ class _Server:
 
     def _parts(self, lane: _Lane) -> list[tuple[int, int]]:
         """Who is read in the next step, and how many tokens of each."""
-        budget = self.policy.budget - (len(lane.ids) * self.steps.width if self.policy.cuts else 0)
+        budget = self.policy.budget - (len(lane.ids) * self.steps.width if self.policy.shares else 0)
         found: list[tuple[int, int]] = []
         for request, read in lane.reading.items():
             rest = int(self.prompt[request] + self.written[request]) - read

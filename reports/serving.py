@@ -82,6 +82,18 @@ def preempted(times: int, usage: Usage) -> list[str]:
     return [f"{lost}: {again:.1%} more tokens to read."] if times else []
 
 
+def _kept(found: Simulation) -> list[str]:
+    """What of prompts whose blocks a trace names could be found in a cache, and what was."""
+    if found.traffic.blocks is None:
+        return []
+    came = f"{found.traffic.repeated:.1%} of all tokens of prompts were in prompts before them"
+    if found.reads:
+        return [f"{came}, and none of these are read: what is kept between requests has no limit here."]
+    gone = f": {found.usage.evicted:,.0f} tokens had to go, as memory was full" if found.usage.evicted else ""
+    apart = f"; each of {found.servers} copies has a cache of its own" if found.servers > 1 else ""
+    return [f"{came}, and {found.usage.there:.1%} were still in a cache{gone}{apart}."]
+
+
 def lengths(traffic: Traffic) -> str:
     """Of prompts and answers, on average."""
     prompt, gen = (round(float(np.mean(each))) for each in (traffic.prompt, traffic.gen))
@@ -106,6 +118,7 @@ def remarks(found: Simulation) -> list[str]:
     likely = found.likely
     lines = [f"What limits: {likely.limit}"]
     lines += preempted(likely.preemptions, likely.usage)
+    lines += _kept(likely)
     if likely.usage.padding:
         part = likely.usage.padding / (likely.usage.padding + likely.usage.read + likely.usage.written)
         lines.append(f"{part:.0%} of all tokens read and written are padding.")

@@ -17,11 +17,10 @@ import numpy as np
 from ..documents import read_text
 from ..errors import InputError
 from .lengths import LONGEST, counted
-from .traffic import Traffic
+from .traffic import HASHED, Traffic
 
 _CACHED: Final = "cached"  # the column that a file need not have
 _LINES: Final = ".jsonl"
-_HASHED: Final = 512  # tokens of a block in Mooncake's traces (arXiv:2407.00079; github.com/kvcache-ai/Mooncake)
 
 # Names of the columns of a file: ours, and those of the traces that Azure published (github.com/Azure/
 # AzurePublicDataset, AzureLLMInferenceDataset2023.md and ...2024.md; CC-BY), and of BurstGPT (github.com/HPMLL/
@@ -42,6 +41,15 @@ class _Row(NamedTuple):
     prompt: int
     gen: int
     cached: int
+    blocks: tuple[int, ...] = ()
+
+
+class _Line(NamedTuple):
+    """Where it is, its texts by our names, and the blocks of its prompt."""
+
+    where: str
+    texts: Mapping[str, str]
+    blocks: tuple[int, ...] = ()
 
 
 def read_traffic(path: Path, most: int | None = None) -> Traffic:
@@ -53,23 +61,23 @@ def read_traffic(path: Path, most: int | None = None) -> Traffic:
 
     Raises InputError, with its line, where a row is wrong.
     """
-    texts = _lines(path) if path.suffix.lower() == _LINES else _table(path)
-    found = [(_row(each, where), _CACHED in each) for where, each in texts]
-    every = [row for row, _ in found]
+    lines = list(_lines(path) if path.suffix.lower() == _LINES else _table(path))
+    every = [_row(line) for line in lines]
     answered = sorted((row for row in every if row.gen > 0), key=lambda row: row.time_s)
     rows = answered[:most]
     if not rows:
         raise InputError(f"{path}: holds no request that generates anything")
-    arrival, prompt, gen, cached = (np.array(column) for column in zip(*rows, strict=True))
+    *columns, blocks = zip(*rows, strict=True)
+    arrival, prompt, gen, cached = map(np.array, columns)
     return Traffic(
         arrival_s=arrival - arrival[0], prompt=prompt, gen=gen,
         empty=len(every) - len(answered), later=len(answered) - len(rows),
-        cached=np.minimum(cached, prompt - 1) if any(told for _, told in found) else None,
+        cached=np.minimum(cached, prompt - 1) if any(_CACHED in line.texts for line in lines) else None,
+        blocks=blocks if any(blocks) else None,
     )  # fmt: skip
 
 
-def _table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """(where it is, its texts by our names) of each row."""
+def _table(path: Path) -> Iterator[_Line]:
     reader = csv.DictReader(StringIO(read_text(path)))
     names = {name.strip().lower(): name for name in reader.fieldnames or ()}
     columns = {}
@@ -80,11 +88,12 @@ def _table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         elif key != _CACHED:
             raise InputError(f"{path}: {key}: must be a column of the header, which has {', '.join(names) or 'none'}")
     for row in reader:
-        yield f"{path}:{reader.line_num}", {key: (row[column] or "").strip() for key, column in columns.items()}
+        texts = {key: (row[column] or "").strip() for key, column in columns.items()}
+        yield _Line(f"{path}:{reader.line_num}", texts)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The same of a trace, whose prompts find the blocks that those before them had, as if none were ever dropped."""
+def _lines(path: Path) -> Iterator[_Line]:
+    """Of a trace. What is cached of a prompt are the blocks that those before it had, as if none were ever dropped."""
     seen: set[object] = set()
     for number, text in enumerate(read_text(path).splitlines(), 1):
         if not text.strip():
@@ -96,11 +105,11 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         if ids is not None:
             if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
                 raise InputError(f"{where}: hash_ids must be a list of whole numbers; got {ids!r}")
-            hit = _HASHED * sum(1 for _ in takewhile(seen.__contains__, ids))
+            hit = HASHED * sum(1 for _ in takewhile(seen.__contains__, ids))
             seen.update(ids)
             tokens = counted(found["prompt"], 1) or 0  # the last block may not be full
             found[_CACHED] = str(min(hit, tokens))
-        yield where, found | {"timestamp": _seconds(found["timestamp"], where)}
+        yield _Line(where, found | {"timestamp": _seconds(found["timestamp"], where)}, tuple(ids or ()))
 
 
 def _object(text: str, where: str) -> Mapping[str, object]:
@@ -120,7 +129,8 @@ def _seconds(milliseconds: str, where: str) -> str:
         raise InputError(f"{where}: timestamp must be milliseconds; got {milliseconds!r}") from None
 
 
-def _row(texts: Mapping[str, str], where: str) -> _Row:
+def _row(line: _Line) -> _Row:
+    where, texts, blocks = line
     numbers = {_CACHED: 0}
     for name, least in (("prompt", 1), ("gen", 0), (_CACHED, 0)):
         if name in texts:
@@ -132,7 +142,7 @@ def _row(texts: Mapping[str, str], where: str) -> _Row:
     if numbers[_CACHED] > numbers["prompt"]:
         of = f"the {numbers['prompt']} tokens of the prompt"
         raise InputError(f"{where}: {_CACHED} must be at most {of}; got {numbers[_CACHED]}")
-    return _Row(time_s=_time(texts["timestamp"], where), **numbers)
+    return _Row(time_s=_time(texts["timestamp"], where), blocks=blocks, **numbers)
 
 
 def _time(stamp: str, where: str) -> float:

@@ -8,10 +8,11 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from .kept import Block, Prompt
 from .lengths import Tokens
 from .policy import Policy
 from .steps import Steps
-from .traffic import Traffic
+from .traffic import HASHED, Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +51,15 @@ class Caches:
     known   tokens of each prompt that are there before it is read
     common  those of them that it has in common with others
     ahead   tokens that each sequence has room for beyond its own: those that a step proposes
+    prompt  tokens of each, and `names` of its blocks, where the traffic has them
     """
 
     blocks: Blocks
     known: Tokens
     common: Tokens
     ahead: int
+    prompt: Tokens
+    names: tuple[tuple[int, ...], ...] | None
 
     @classmethod
     def of(cls, steps: Steps, traffic: Traffic, policy: Policy, size: int) -> Self:
@@ -71,7 +75,14 @@ class Caches:
         once = every.bytes_of_one(int(np.max(common)))
         steps.check_fits(longest, read, once + every.bytes_of_one(int(np.max(whole - common)) + steps.ahead))
         blocks = Blocks(room_bytes=every.room_bytes - once, size=size, taken=every.taken)
-        return cls(blocks=blocks, known=known, common=common, ahead=steps.ahead)
+        return cls(
+            blocks=blocks, known=known, common=common, ahead=steps.ahead, prompt=traffic.prompt, names=traffic.blocks
+        )  # fmt: skip
+
+    @property
+    def named(self) -> bool:
+        """Whether what of a prompt is there follows from the blocks that are kept."""
+        return self.names is not None
 
     def own(self, requests: npt.NDArray[np.int64], tokens: Tokens) -> float:
         """What some take, with so many tokens of the cache each. [B]"""
@@ -79,3 +90,12 @@ class Caches:
 
     def own_of_one(self, request: int, tokens: int) -> float:
         return self.blocks.bytes_of_one(tokens - int(self.common[request]) + self.ahead)
+
+    def of_prompt(self, request: int) -> Prompt:
+        """The blocks of a prompt that others may have too; none without names."""
+        if self.names is None:
+            return ()
+        names = self.names[request]
+        ends = np.minimum(HASHED * np.arange(len(names) + 1), self.prompt[request])
+        nbytes = np.diff(self.blocks.taken[-(-ends // self.blocks.size)])
+        return tuple(map(Block, names, np.diff(ends).tolist(), nbytes.tolist()))

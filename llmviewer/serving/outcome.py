@@ -271,6 +271,7 @@ class Simulation:
             "mean_decoding": self.decoding,
             "preemptions": self.preemptions,
             "usage": asdict(self.usage),
+            "repeated": self.traffic.repeated,
             "tokens_per_joule_at_tdp": self.tokens_per_joule,
             "tokens_per_dollar": self.tokens_per_dollar,
             "limit": self.limit,

@@ -18,6 +18,7 @@ class Usage:
     sequence_s                      sequences that are worked on, summed over time
     read, reread                    tokens of prompts, and of requests that had lost their cache
     known                           tokens of either that were there already, and are not read
+    evicted                         tokens of prompts that were kept and had to go, as memory was full
     written                         tokens of answers
     padding                         tokens read or written that nobody asked for
     """
@@ -33,6 +34,7 @@ class Usage:
     read: float = 0
     reread: float = 0
     known: float = 0
+    evicted: float = 0
     written: float = 0
     padding: float = 0
 
@@ -55,6 +57,7 @@ class Served:
     finish_s   when its answer was there: where batches are padded, with the last of its batch [s]
     gap_s      the longest wait between two of its tokens [s]
     preempted  times that it lost its cache, to be read again
+    known      tokens of its prompt that were there when it was first taken up
     """
 
     start_s: Times
@@ -62,6 +65,7 @@ class Served:
     finish_s: Times
     gap_s: Times
     preempted: Tokens
+    known: Tokens
     usage: Usage
 
 

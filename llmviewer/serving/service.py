@@ -208,7 +208,8 @@ def _alone(setting: Setting, policy: Policy, common: dict[str, Any], *, expected
     most: dict[str, Any] = {"policy": policy, "max_batch": common["max_batch"]}
     servers, offered = common["copies"] * steps.apart, traffic.rate / common["copies"]
     served = _shared(steps, traffic, servers, block=common["block"], **most)
-    closed = steady(steps, traffic, rate=offered, **most) if isfinite(offered) and steps.ranks == 1 else None
+    had = replace(traffic, cached=served.known) if traffic.blocks else traffic
+    closed = steady(steps, had, rate=offered, **most) if isfinite(offered) and steps.ranks == 1 else None
     return Simulation(
         setting=setting, servers=servers, policy=policy, closed=closed, start_s=served.start_s, first_s=served.first_s,
         finish_s=served.finish_s, gap_s=served.gap_s, preemptions=int(np.sum(served.preempted)), usage=served.usage,
@@ -228,7 +229,7 @@ def _apart(
         reader, traffic, copies=readers, transfer_s=travel, overlapped=when is KvTransfer.OVERLAPPED
     )  # fmt: skip
     order = np.argsort(read.ready_s, kind="stable")
-    ready = replace(traffic.only(order), arrival_s=read.ready_s[order])
+    ready = replace(traffic.only(order), arrival_s=read.ready_s[order], blocks=None)
     servers = common["copies"] * writer.apart
     served = _shared(
         writer, ready, servers, policy=policy, max_batch=common["max_batch"], block=common["block"],

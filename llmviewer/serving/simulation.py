@@ -7,9 +7,10 @@ of a step is a line in them.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, sqrt
+from functools import lru_cache
+from math import ceil, inf, sqrt
 from operator import itemgetter
 from typing import Final
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from ..workload import Spans
 from .blocks import Caches
+from .kept import Kept
 from .lengths import Tokens
 from .paces import Groups
 from .policy import Policy
@@ -83,6 +85,8 @@ class _Server:
     waiting  requests that have come, in their order; those that lost their cache are in front
     passes   that each has taken, of its prompt and of its answer
     written  tokens of each; its cache holds the prompt and all of them but the last, and comes with it where it has any
+    kept     blocks of prompts in the memory of each rank, where the traffic names them
+    blocks   of a prompt; the one in front is asked for again and again
     short    somebody has lost its cache since the last step: nobody is taken up before the next one, or who was sent
              away would come back to the room that it left for others
     """
@@ -97,12 +101,14 @@ class _Server:
         count = len(traffic)
         self.start, self.first, self.finish = (np.full(count, np.nan) for _ in range(3))
         self.last, self.gap = np.zeros(count), np.zeros(count)
-        self.preempted = np.zeros(count, dtype=np.int64)
+        self.preempted, self.known = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
         self.passes = passes
         self.written = self.progress.written(np.arange(count), passes).copy()
         self.waiting: deque[int] = deque()
         self.lanes = [_Lane(rank) for rank in range(steps.ranks) for _ in range(steps.turns)]
         self.ranks = [self.lanes[at : at + steps.turns] for at in range(0, steps.lanes, steps.turns)]
+        self.kept = [Kept() for _ in self.ranks]
+        self.blocks = lru_cache(maxsize=1)(self.caches.of_prompt)
         self.clock, self.come, self.peak = 0.0, 0, 0.0
         self.blocked, self.short = "", False
         self.spent: defaultdict[str, float] = defaultdict(float)
@@ -122,7 +128,7 @@ class _Server:
             self._step()
         return Served(
             start_s=self.start, first_s=self.first, finish_s=self.finish, gap_s=self.gap, preempted=self.preempted,
-            usage=self._usage(self.spent),
+            known=self.known, usage=self._usage(self.spent),
         )  # fmt: skip
 
     def saturated(self) -> Span | None:
@@ -179,26 +185,50 @@ class _Server:
         while self.waiting:
             request = self.waiting[0]
             own = self._needs(request)
+            more = [own - each.held_bytes(self.blocks(request)) for each in self.kept]
             counts = [sum(lane.held for lane in rank) for rank in self.ranks]
             open_ranks = [at for at, count in enumerate(counts) if count < self.max_batch]
-            able = [at for at in open_ranks if not self._full(used[at] + own, counts[at], request)]
+            able = [at for at in open_ranks if not self._full(used[at] + more[at], counts[at], request)]
             if not able:
                 self.blocked = "full_s" if open_ranks else "crowded_s"
                 return
             at = min(able, key=counts.__getitem__)
             lane = min(self.ranks[at], key=lambda lane: lane.held)
             self.waiting.popleft()
-            used[at] += own
+            used[at] += more[at]
+            there = self._there(request, at, used[at])
             if np.isnan(self.start[request]):
-                self.start[request] = self.clock
+                self.start[request], self.known[request] = self.clock, there
             if self.written[request] and not self.preempted[request]:  # its cache comes with it
                 self.first[request] = self.last[request] = self.arrival[request]
                 self._join(lane, [request])
             else:
-                there = (self.caches.common if self.preempted[request] else self.caches.known)[request]
-                lane.reading[request] = int(there)
+                lane.reading[request] = there
                 lane.reserved += own
-                self.spent["known"] += int(there)
+                self.spent["known"] += there
+
+    def _there(self, request: int, at: int, used: float) -> int:
+        """Tokens of its prompt that are in a rank which takes it up, and whose caches take `used` with it. [B]"""
+        if not self.caches.named:
+            return int((self.caches.common if self.preempted[request] else self.caches.known)[request])
+        there = min(self.kept[at].found(self.blocks(request)), int(self.prompt[request]) - 1)
+        self.kept[at].hold(request, self.blocks(request))
+        self._evict(at, used)
+        return there
+
+    def _let_go(self, at: int, requests: Iterable[int], made: float = inf) -> None:
+        """A rank works on them no more. Until now their caches have grown, and others had to make room for that.
+
+        made  tokens of the prompt of each that are there, where those are not all
+        """
+        if self.caches.named:
+            self._evict(at, self._used(self.ranks[at]))
+            for request in requests:
+                self.kept[at].release(request, made)
+
+    def _evict(self, at: int, used: float) -> None:
+        """Blocks of prompts that nobody works on, where the caches of a rank take `used`. [B]"""
+        self.spent["evicted"] += self.kept[at].evict(self.room - used)
 
     def _full(self, used: float, busy: int, request: int) -> bool:
         """Whether a rank with so many sequences has no room for one more, with which they take `used`. [B]"""
@@ -218,7 +248,7 @@ class _Server:
     def _used(self, rank: Sequence[_Lane], more: int = 0) -> float:
         """What the caches of a rank take when all that decode have taken `more` steps. [B]"""
         own = (self.caches.own(lane.ids, self.prompt[lane.ids] + self._after(lane.ids, more) - 1) for lane in rank)
-        return sum(lane.reserved for lane in rank) + sum(own)
+        return sum(lane.reserved for lane in rank) + sum(own) - self.kept[rank[0].rank].shared_bytes
 
     def _after(self, ids: Requests, more: int) -> Tokens:
         """Tokens of some that decode after so many more steps."""
@@ -335,7 +365,9 @@ class _Server:
     def _leave(self, lane: _Lane) -> None:
         done = self.written[lane.ids] >= self.gen[lane.ids]
         if np.any(done):
-            self.finish[lane.ids[done]] = self.clock
+            ids = lane.ids[done]
+            self.finish[ids] = self.clock
+            self._let_go(lane.rank, ids.tolist())
             lane.ids = lane.ids[~done]
 
     def _send_away(self, rank: Sequence[_Lane]) -> None:
@@ -344,9 +376,11 @@ class _Server:
         """
         lasts = (max((*lane.ids.tolist(), *lane.reading), default=-1) for lane in rank)
         request, lane = max(zip(lasts, rank, strict=True), key=itemgetter(0))
-        if request in lane.reading:
+        self._evict(lane.rank, self.room)
+        made = lane.reading.pop(request, inf)
+        if made < inf:
             lane.reserved -= self._needs(request)
-            del lane.reading[request]
+        self._let_go(lane.rank, (request,), made)
         lane.ids = lane.ids[lane.ids != request]
         self.preempted[request] += 1
         self.waiting.appendleft(request)
@@ -354,10 +388,11 @@ class _Server:
 
     def _padded_batch(self) -> None:
         """A whole batch, all of it as long as the longest of its prompts and answers, and lanes as the fullest."""
-        batch = np.array([request for lane in self.lanes for request in lane.reading], dtype=np.int64)
+        held = {request: there for lane in self.lanes for request, there in lane.reading.items()}
+        batch, there = (np.array(list(each), dtype=np.int64) for each in (held.keys(), held.values()))
         most = max(lane.held for lane in self.lanes)
         prompt, gen = int(np.max(self.prompt[batch])), int(np.max(self.gen[batch]))
-        each = self.prompt[batch] - self.caches.known[batch]
+        each = self.prompt[batch] - there
         new = int(np.max(each))
         read = (Spans(batch=float(most), q_len=float(new), kv_len=float(prompt)),)
         self._spend("reading_s", self.steps.step_s([read if lane.held else () for lane in self.lanes]))
@@ -374,6 +409,7 @@ class _Server:
         self.spent["written"] += asked[1] - len(batch)  # the first of each is counted
         self.spent["padding"] += len(batch) * (new + gen) - sum(asked)
         for lane in self.lanes:
+            self._let_go(lane.rank, lane.reading)
             lane.reading, lane.reserved = {}, 0.0
 
     def _spend(self, kind: str, time_s: float) -> None:

@@ -15,6 +15,7 @@ from .progress import Progress
 
 Times = npt.NDArray[np.float64]
 
+HASHED: Final = 512  # tokens of a block in Mooncake's traces (arXiv:2407.00079; github.com/kvcache-ai/Mooncake)
 _DRAWN: Final = 1  # beside the seed, for what is drawn of answers: others than arrivals and lengths
 
 
@@ -27,7 +28,10 @@ class Traffic:
     gen        tokens that are written for each, of which its prefill gives the first
     empty      rows of the file that generate nothing, and are not among them
     later      requests of the file that come after these, of which no more were asked for
-    cached     tokens of each prompt that are in a cache before it is read, where a file says so
+    cached     tokens of each prompt that are in a cache before it is read, where a file says so; where it names blocks,
+               those that any prompt before it had
+    blocks     their names, of HASHED tokens each, the last of a prompt maybe fewer, where a file has them: prompts that
+               are alike up to the end of one have the same
     drafted    how their answers grow, where a pass may give several tokens
     """
 
@@ -37,6 +41,7 @@ class Traffic:
     empty: int = 0
     later: int = 0
     cached: Tokens | None = None
+    blocks: tuple[tuple[int, ...], ...] | None = None
     drafted: Progress | None = None
 
     def __len__(self) -> int:
@@ -47,6 +52,13 @@ class Traffic:
         """Requests over the time in which they arrive; inf where all come at once. [1/s]"""
         span = float(self.arrival_s[-1])
         return len(self) / span if span > 0 else inf
+
+    @property
+    def repeated(self) -> float:
+        """The part of all prompts that prompts before them had, up to there alike; nan where nothing names blocks."""
+        if self.blocks is None or self.cached is None:
+            return nan
+        return float(np.sum(self.cached)) / float(np.sum(self.prompt))
 
     @property
     def progress(self) -> Progress:
@@ -71,6 +83,7 @@ class Traffic:
         return Traffic(
             arrival_s=self.arrival_s[which], prompt=self.prompt[which], gen=self.gen[which],
             cached=None if self.cached is None else self.cached[which],
+            blocks=self.blocks and tuple(self.blocks[place] for place in which),
             drafted=self.drafted and self.drafted.only(which),
         )  # fmt: skip
 

@@ -1,0 +1,203 @@
+"""Blocks of prompts that stay in memory as far as there is room: hits follow from it."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmviewer.cli import main
+from llmviewer.serving.arrivals import read_traffic
+from llmviewer.serving.kept import Block, Kept
+from llmviewer.serving.policy import parse_policy
+from llmviewer.serving.service import simulate
+from llmviewer.serving.simulation import serve
+from llmviewer.serving.steps import Steps
+from llmviewer.serving.traffic import HASHED
+from llmviewer.setting import Setting
+
+MODEL, DEVICE = "llama-3.2-1b", "h100-sxm"
+BLOCK = 16
+
+
+@st.composite
+def prompts(draw):
+    """Of conversations that branch: each goes on from a beginning of one before, a name for each block."""
+    found, names = [], iter(range(1000))
+    for _ in range(draw(st.integers(1, 25))):
+        before = draw(st.sampled_from(found)) if found else ()
+        begin = before[: draw(st.integers(0, len(before)))]
+        found.append((*begin, *(next(names) for _ in range(draw(st.integers(1, 4))))))
+        if draw(st.booleans()):
+            found.append(draw(st.sampled_from(found)))
+    return found
+
+
+def hits(requests, room):
+    """Blocks that requests find that are worked on one after the other, in memory for so many."""
+    kept, found = Kept(), []
+    for request, names in enumerate(requests):
+        prompt = [Block(name, 1, 1.0) for name in names]
+        found.append(kept.found(prompt))
+        kept.hold(request, prompt)
+        kept.evict(room - len(prompt))
+        kept.release(request)
+        assert kept.idle_bytes == len(kept.idle) <= max(room, len(prompt))
+        assert not kept.held
+        assert kept.shared_bytes == 0
+    return found
+
+
+def least_recently_used(requests, room):
+    """The same, written down as a list from the block used last to the one used longest ago."""
+    recent, found = [], []
+    for names in requests:
+        count = next((at for at, name in enumerate(names) if name not in recent), len(names))
+        found.append(count)
+        recent = [*names, *(name for name in recent if name not in names)][: max(room, len(names))]
+    return found
+
+
+@given(prompts(), st.integers(1, 60))
+@settings(deadline=None)
+def test_one_at_a_time_it_is_the_list_of_those_used_last(requests, room):
+    assert hits(requests, room) == least_recently_used(requests, room)
+
+
+@given(prompts(), st.integers(1, 60), st.integers(0, 30))
+@settings(deadline=None)
+def test_more_room_never_has_fewer_hits(requests, room, more):
+    """LRU is a stack algorithm: what is in a cache is in a larger one too (doi:10.1147/sj.92.0078)."""
+    assert all(one <= other for one, other in zip(hits(requests, room), hits(requests, room + more), strict=True))
+
+
+def test_those_who_are_worked_on_share_blocks_and_keep_them():
+    kept = Kept()
+    one, other = ([Block(name, 512, 2.0) for name in names] for names in ((1, 2, 3), (1, 2, 4)))
+    kept.hold(0, one)
+    assert (kept.found(other), kept.held_bytes(other)) == (1024, 4.0)
+    kept.hold(1, other)
+    assert kept.shared_bytes == 4.0
+    kept.release(0)
+    assert (kept.shared_bytes, kept.idle_bytes) == (0, 2.0)
+    assert kept.evict(0) == 512
+    assert kept.found(one) == 1024
+    kept.release(1, made=700)  # who is sent away while it is read
+    assert (kept.found(one), kept.idle_bytes) == (512, 2.0)
+
+
+# --- what a server makes of a trace ---
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """Conversations with one beginning in common, whose turns are some seconds apart."""
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    generator = np.random.default_rng(7)
+    names, talks, lines, moment = iter(range(10, 10**6)), [], [], 0.0
+    for _ in range(250):
+        moment += generator.exponential(60)
+        if not talks or generator.random() < 0.3:
+            talks.append([1, 2])
+        talk = talks[generator.integers(max(len(talks) - 12, 0), len(talks))]
+        length = HASHED * len(talk) + int(generator.integers(1, 3000))
+        blocks = [*talk, *(next(names) for _ in range(-(-length // HASHED) - len(talk)))]
+        talk[:] = blocks[: length // HASHED]
+        lines.append({"timestamp": moment, "input_length": length, "output_length": int(generator.integers(1, 200)),
+                      "hash_ids": blocks})  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def steps_with(tokens):
+    """On a device with memory for so many tokens of caches beside a step of 8192."""
+    steps = Steps(Setting.of(MODEL, DEVICE))
+    less = steps.room_bytes(8192) - tokens * float(steps.cache_bytes(1.0))
+    capacity = steps.setting.hardware.capacity - less
+    return Steps(Setting.of(MODEL, DEVICE, hardware_set=[f"memory.capacity={capacity:.0f} B"]))
+
+
+def served(traffic, tokens, policy="chunked:8192", max_batch=64):
+    return serve(steps_with(tokens), traffic, policy=parse_policy(policy), max_batch=max_batch, block=BLOCK)
+
+
+@pytest.mark.parametrize("policy", ["static", "prefill-first:8192", "chunked:8192"])
+def test_without_end_of_memory_all_that_came_before_is_found(trace, policy):
+    traffic = read_traffic(trace)
+    found = served(traffic, 4_000_000, policy)
+    assert np.array_equal(found.known, traffic.cached)
+    assert (found.usage.known, found.usage.evicted) == (traffic.cached.sum(), 0)
+    assert 0.4 < traffic.repeated == found.usage.there
+
+
+def test_more_memory_finds_more(trace):
+    """Of each request, where they are worked on one at a time; together, where many are."""
+    traffic = read_traffic(trace)
+    longest = int(np.max(traffic.prompt + traffic.gen))
+    rooms = (longest + BLOCK, 2 * longest, 8 * longest, 4_000_000)
+    alone = [served(traffic, room, max_batch=1) for room in rooms]
+    assert all(np.all(one.known <= other.known) for one, other in pairwise(alone))
+    assert alone[0].usage.known < 0.7 * alone[-1].usage.known
+    busy = [served(traffic, room) for room in rooms]
+    known = [each.usage.known for each in busy]
+    assert known == sorted(known)
+    for each in (*alone, *busy):
+        assert each.usage.peak_bytes <= each.usage.room_bytes
+        assert each.usage.read + each.usage.known + each.usage.reread >= traffic.prompt.sum()
+        assert each.usage.evicted <= each.usage.read + each.usage.reread
+        assert np.all(each.known <= traffic.cached)
+
+
+def lines(path, *rows):
+    """A trace of (milliseconds, tokens, blocks), each with an answer of 8 tokens."""
+    named = ({"timestamp": t, "input_length": n, "output_length": 8, "hash_ids": ids} for t, n, ids in rows)
+    path.write_text("\n".join(map(json.dumps, named)))
+    return read_traffic(path)
+
+
+def test_without_memory_to_spare_only_those_who_are_worked_on_have_hits(tmp_path):
+    """Prompts of four blocks that take turns in memory for one; two at once share what is alike."""
+    turns = [(10_000 * at, 2048, [at % 2 * 10 + block for block in range(4)]) for at in range(6)]
+    traffic = lines(tmp_path / "turns.jsonl", *turns)
+    assert traffic.cached.tolist() == [0, 0, *([2047] * 4)]
+    assert served(traffic, 2048 + BLOCK).known.tolist() == [0] * 6
+    assert served(traffic, 2 * 2048 + BLOCK).known.tolist() == traffic.cached.tolist()
+    pair = lines(tmp_path / "pair.jsonl", (0, 2048, [0, 1, 2, 3]), (0, 2048, [0, 1, 2, 9]))
+    found = served(pair, 2048 + 512 + 4 * BLOCK)
+    assert found.known.tolist() == [0, 1536]
+    token = float(Steps(Setting.of(MODEL, DEVICE)).cache_bytes(1.0))
+    assert found.usage.peak_bytes == pytest.approx((2048 + 512 + 2 * BLOCK) * token)
+
+
+def test_who_loses_a_cache_finds_what_is_left_of_it(tmp_path):
+    """Answers grow until one of two has to go, and then the last block of its prompt; when it grows in turn, the last
+    of the other's.
+    """
+    rows = [(0, 1024, [0, 1]), (0, 1024, [2, 3])]
+    named = ({"timestamp": t, "input_length": n, "output_length": 600, "hash_ids": ids} for t, n, ids in rows)
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, named)))
+    found = served(read_traffic(tmp_path / "t.jsonl"), 2 * 1024 + 300)
+    assert found.preempted.tolist() == [0, 1]
+    assert (found.usage.known, found.usage.evicted) == (512, 1024)
+
+
+def test_the_report_says_hits_asked_for_hits_had_and_what_went(trace, capsys):
+    small = ["--hardware-set", "memory.capacity=3.2 GB"]
+    asked = ["simulate", MODEL, DEVICE, "--arrivals", str(trace), "--bound", *small]
+    assert main(asked) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert main([*asked, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    usage = document["usage"]
+    there = usage["known"] / (usage["known"] + usage["read"] + usage["reread"])
+    assert 0 < there < document["repeated"] - 0.1
+    came = f"{document['repeated']:.1%} of all tokens of prompts were in prompts before them"
+    gone = f"{usage['evicted']:,.0f} tokens had to go, as memory was full."
+    assert f"{came}, and {there:.1%} were still in a cache: {gone}" in words
+    pair = simulate(MODEL, DEVICE, arrivals=trace, copies=2, bound=True)
+    assert pair.usage.evicted == 0
+    assert pair.usage.there < pair.traffic.repeated
+    apart = simulate(MODEL, DEVICE, arrivals=trace, readers=1, bound=True)
+    assert apart.usage.evicted == 0

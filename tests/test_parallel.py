@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, inf, prod
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ from llmviewer.parallel import parallel
 from llmviewer.precision import FP16
 from llmviewer.resource import hop, link
 from llmviewer.setting import Setting
-from llmviewer.workload import Workload
+from llmviewer.workload import Workload, popularity
 
 NODES = ("scale_up.devices=8", "scale_up.latency=1 us", "scale_out.bandwidth=50 GB/s", "scale_out.latency=5 us")
 H100 = load_hardware("h100-sxm", NODES)
@@ -366,12 +368,31 @@ def test_a_token_is_sent_once_to_each_rank_that_has_one_of_its_experts():
     part = _shared("deepseek-v3", dp=64, ep=64)
     dispatch = next(op for _, op in part if isinstance(op, AllToAll))
     ranks = 64 * (1 - (1 - 8 / 256) ** 4)  # of 64, each with 4 of 256 experts, 8 chosen
+    nodes = 8 * (1 - (1 - 8 / 256) ** 32)
     assert dispatch.parts * 8 == pytest.approx(ranks)
-    sent = dispatch.sent()
-    step = Workload.decode(batch=10, kv_len=10)
-    rows = 10 * ranks * 7168 * 2
-    assert evaluate(sent[link("scale_up")], step) == pytest.approx(rows * 7 / 64)
-    assert evaluate(sent[link("scale_out")], step) == pytest.approx(rows * 7 / 8)
+    assert dispatch.visits * 8 == pytest.approx(nodes)
+    row = 10 * 7168 * 2  # of ten tokens
+    ways = {
+        Algorithm.AUTO: (nodes * 7 / 8, ranks * 7 / 64 + (ranks - nodes) * 7 / 8),  # from where it came, to the others
+        Algorithm.RING: (ranks * 7 / 8, ranks * 7 / 64),
+    }
+    for algorithm, (out, up) in ways.items():
+        sent = replace(dispatch, group=replace(dispatch.group, algorithm=algorithm)).sent()
+        step = Workload.decode(batch=10, kv_len=10)
+        assert evaluate(sent[link("scale_out")], step) == pytest.approx(row * out)
+        assert evaluate(sent[link("scale_up")], step) == pytest.approx(row * up)
+
+
+@pytest.mark.parametrize("skew", [0, 0.6])
+def test_copies_that_pass_on_inside_are_counted_one_by_one(skew):
+    """Tokens that choose among 16 experts at random, which 8 ranks in two domains take turns at."""
+    shares, (turns, outer, inner) = popularity(16, 2, skew), (2, 2, 4)
+    takes = np.random.default_rng(0).random((200_000, 16)) < shares
+    group, rows = Group(name="ep", inner=inner, outer=outer), Tensor(name="x", width=1, format=FP16)
+    found = AllToAll(name="a", inputs=(rows,), outputs=(rows,), group=group, shares=shares, copies=2)
+    home = takes.reshape(-1, turns, outer, inner)[:, :, 0]  # the domain of the most popular, whose rank is its first
+    assert found.parts * 2 / group.size == pytest.approx(np.mean(home[:, :, 0].any(axis=1)), rel=0.02)
+    assert found.visits * 2 / outer == pytest.approx(np.mean(home.any(axis=(1, 2))), rel=0.02)
 
 
 def test_tokens_do_not_travel_to_ranks_that_have_them():

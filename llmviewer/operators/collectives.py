@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, log2
+from functools import cached_property
+from math import ceil, log2, prod
 from typing import Final
 
 from ..forms import ONE, Form, total
@@ -159,17 +160,42 @@ class ReduceScatter(Collective):
 
 @dataclass(frozen=True, kw_only=True)
 class AllToAll(Collective):
-    """Rows that each member has for each other: `parts` is how much of the rows of its input one device holds."""
+    """Rows that each member has for each other, or those of tokens for the members that have their experts. A token
+    goes once to a member; between domains it goes once, too, and is passed on inside, but where an algorithm is named,
+    which sends straight.
 
-    parts: float = 1.0
+    shares  of all tokens, those that need each expert, which members take turns at, the most popular first
+    copies  rows of the input for each token
+    """
+
+    shares: tuple[float, ...] = ()
+    copies: float = 1.0
+
+    @cached_property
+    def parts(self) -> float:
+        """How much of the rows of its input one device holds: as much comes to the first member, and leaves any."""
+        return self.group.size * self._needed(1)
+
+    @cached_property
+    def visits(self) -> float:
+        """The same once for every domain that has to have it."""
+        return self.group.outer * self._needed(self.group.inner)
+
+    def _needed(self, members: int) -> float:
+        """Of the rows, those that the first so many members have to have."""
+        if not self.shares:
+            return members / self.group.size
+        own = (share for at, share in enumerate(self.shares) if at % self.group.size < members)
+        return (1 - prod(1 - share for share in own)) / self.copies
 
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
-        group = self.group
+        group, away = self.group, (self.group.outer - 1) / self.group.outer
         if group.hierarchical:
-            return self.parts * (members - 1) / members, members - 1.0
-        away = (group.inner - 1) / group.size if inside else (group.outer - 1) / group.outer
-        messages = group.inner - 1 if inside else group.inner * (group.outer - 1)
-        return self.parts * away, 1.0 if group.algorithm is Algorithm.AUTO else float(messages)
+            return (self.parts if inside else self.visits) * (members - 1) / members, members - 1.0
+        own = self.parts * (group.inner - 1) / group.size
+        if group.algorithm is Algorithm.AUTO:
+            return own + away * (self.parts - self.visits) if inside else away * self.visits, 1.0
+        return own if inside else away * self.parts, float(members - 1 if inside else group.size - group.inner)
 
     def detour(self) -> float:
         """Devices that a row passes on its way: a quarter of each side of a ring or torus, on average; of a cube's

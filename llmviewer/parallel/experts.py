@@ -2,8 +2,8 @@
 
 Where ranks have the same tokens, as those of tensor parallelism do, each runs its own experts and the sum over experts
 is a sum over ranks. Where experts lie on more ranks than that, tokens travel: each rank sends those that it has, or its
-share of them, to the ranks of their experts, once to a rank however many experts it has there (arXiv:2412.19437,
-section 3.2.2).
+share of them, to the ranks of their experts: once to a rank however many experts it has there, and once from one domain
+to another however many of its ranks have any, which pass it on (arXiv:2412.19437, section 3.2.2).
 
 What is here is the busiest rank. Where some experts are more popular than others, ranks take turns in order of
 popularity, so that it is the one with the first, the one after a whole turn, and so on.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 
 from ..errors import InputError
 from ..forms import Form, any_of, replicas, total
@@ -86,12 +85,12 @@ class ExpertPlaces:
             return rows / self.degree
         return total(c * total(any_of(q) for q in self.busiest).on(feature.stream) for feature, c in rows.terms)
 
-    @property
-    def parts(self) -> float:
-        """Of a rank's copies, as many as come to it from all ranks: one of each token that takes any of its experts.
-        As many leave a rank on average, where all experts are alike popular.
-        """
-        return self.degree * (1 - prod(1 - share for share in self.busiest)) / self.chosen
+    def _way(self, name: str, inputs: Tensor, outputs: Tensor, copies: float) -> Operator:
+        """Between where tokens are and where their experts are; `copies` of each are among the inputs."""
+        shares = popularity(self.experts, self.chosen, self.skew)
+        return AllToAll(
+            name=name, inputs=(inputs,), outputs=(outputs,), group=self.group, shares=shares, copies=copies
+        )  # fmt: skip
 
     def dispatched(self, op: Permute) -> tuple[Permute, tuple[Operator, ...]]:
         """The copies as one rank makes them, and their way to the experts."""
@@ -99,16 +98,14 @@ class ExpertPlaces:
         if not self.travels:
             return replace(op, outputs=(out,)), ()
         copies = replace(out, name=f"{out.name}_copies", rows=op.outputs[0].rows * self.own)
-        dispatch = AllToAll(name="dispatch", inputs=(copies,), outputs=(out,), group=self.group, parts=self.parts)
-        return replace(op, outputs=(copies,)), (dispatch,)
+        return replace(op, outputs=(copies,)), (self._way("dispatch", copies, out, self.chosen),)
 
     def combined(self, out: Tensor) -> tuple[Operator, ...]:
         """The way back."""
         if not self.travels:
             return ()
         back = replace(out, name=f"{out.name}_back", rows=out.rows / self.load)
-        parts = self.parts / self.load
-        return (AllToAll(name="collect", inputs=(out,), outputs=(back,), group=self.group, parts=parts),)
+        return (self._way("collect", out, back, self.chosen * self.load),)
 
     def returned(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the sum over a token's experts reads on one rank."""

@@ -12,6 +12,23 @@ rocm-vllm    ROCm/vllm docs/dev-docker/README.md, commit 040de12d: whole answers
 atom         ROCm/ATOM pull request 409: DeepSeek-R1, time per token
 intel        intel.com, model performance data of Gaudi 2 and Gaudi 3, 1.18.0
 jetstream    AI-Hypercomputer/jetstream-pytorch benchmarks/summary.md, commit 2ba0dd8b: ShareGPT, as 220 and 200 tokens
+
+and of SGLang, whose kernels were measured apart from it:
+
+sglang-gpt-oss  lmsys.org/blog, gpt-oss, August 27, 2025 (v0.5.1.post3): one sequence, time per token
+sglang-b200     gist BenHamm/78563d0d (v0.5.8.post1), February 2026: one sequence, time per token
+inferencex      SemiAnalysisAI/InferenceX issue 870 (v0.5.6 and v0.5.7): so many at a time, lengths of 0.8 to 1 of 1024,
+                as 922: time per token on H200, tokens a second on B200
+large-ep        lmsys.org/blog, 2025-05-05-large-scale-ep (H100: experts as they were, and evenly; H800: DeepSeek's own
+                profile, evenly) and 2025-09-25-gb200-part-2 (GB200): prompts read alone, 16384 tokens on each device,
+                and steps that decode. With places for 288 experts 72 devices have four each, as 64 have for 256, and 48
+                have six
+
+server_bursts.csv has whole runs, with tokens a second from the first arrival to the last answer:
+
+sglang-h200  sgl-project/sglang benchmark/attention_backend/NVIDIA_H200.md, commit 0c4ec4f9: 200 requests, 16 a second
+gpustack     gpustack/gpustack docs/performance-lab/qwen3-14b/h100.md, commit 7ae332aa (SGLang v0.5.5.post1, vLLM
+             v0.11.0): all requests at once
 """
 
 import csv
@@ -26,6 +43,7 @@ from llmviewer import analyze
 from llmviewer.answering import generated
 from llmviewer.memory import memory
 from llmviewer.serving.policy import parse_policy
+from llmviewer.serving.service import simulate
 from llmviewer.serving.simulation import serve
 from llmviewer.serving.steps import Steps
 from llmviewer.serving.traffic import Traffic
@@ -33,13 +51,15 @@ from llmviewer.setting import Setting
 
 from .documented import names, rows
 
-ENGINES = {"rocm-vllm": "vllm", "atom": "vllm", "intel": "", "jetstream": ""}
+SGLANG = ("sglang-gpt-oss", "sglang-b200", "inferencex", "large-ep")
+ENGINES = {"rocm-vllm": "vllm", "atom": "vllm", "intel": "", "jetstream": "", **dict.fromkeys(SGLANG, "sglang")}
 MOST = 2048
-with (Path(__file__).parent / "server_tables.csv").open() as lines:
-    ROWS = [
-        row | {name: int(row[name] or 0) for name in ("tp", "prompt", "gen", "batch")} for row in csv.DictReader(lines)
-    ]
-EXPECTED = [row for row in ROWS if row["source"] not in ("intel", "jetstream")]
+HERE = Path(__file__).parent
+with (HERE / "server_tables.csv").open() as lines:
+    ROWS = [row | {name: int(row[name] or 0) for name in ("prompt", "gen", "batch")} for row in csv.DictReader(lines)]
+with (HERE / "server_bursts.csv").open() as lines:
+    BURSTS = list(csv.DictReader(lines))
+EXPECTED = [row for row in ROWS if row["source"] not in ("intel", "jetstream", *SGLANG)]
 DEVICES = sorted({row["device"] for row in EXPECTED})
 
 
@@ -49,16 +69,31 @@ def found(place):
     row = ROWS[place]
     quant = None if row["quant"] == "published" else row["quant"]
     engine = ENGINES.get(row["source"], "tensorrt-llm")
-    setting = Setting.of(row["model"], row["device"], quant=quant, layout=f"tp={row['tp']}", engine=engine)
+    setting = Setting.of(row["model"], row["device"], quant=quant, layout=row["layout"], engine=engine)
     asked = {"prompt": row["prompt"], "gen": row["gen"], "images": 0}
     held = memory(setting.footprint, setting.hardware.capacity, batch=1, **asked)
     batch = row["batch"] or min(held.max_batch, MOST)
     answer = generated(setting, batch=batch, **asked)
-    each = (answer.tpot_s, answer.expected_tpot_s) if row["unit"] == "s a token" else (
-        answer.latency_s, answer.expected_latency_s)  # fmt: skip
+    name, tokens = {
+        "s": ("latency_s", 0), "tok/s": ("latency_s", batch * row["gen"]), "s a token": ("tpot_s", 0),
+        "prompt tok/s": ("ttft_s", batch * row["prompt"]),
+    }[row["unit"]]  # fmt: skip
     measured = float(row["measured"])
-    measured_s = batch * row["gen"] / measured if row["unit"] == "tok/s" else measured
+    measured_s = tokens / measured if tokens else measured
+    each = getattr(answer, name), getattr(answer, f"expected_{name}")
     return tuple(time_s and measured_s / time_s for time_s in each)
+
+
+@cache
+def burst(place):
+    """(bound, expected) speed of a run over the measured one."""
+    row = BURSTS[place]
+    found = simulate(
+        row["model"], row["device"], quant=None if row["quant"] == "published" else row["quant"], layout=row["layout"],
+        engine=row["engine"], rate=float(row["rate"]), requests=int(row["requests"]), prompt_lengths=row["prompt"],
+        gen_lengths=row["gen"], max_batch=MOST,
+    )  # fmt: skip
+    return tuple(run.tokens_per_s / float(row["measured"]) for run in (found, found.expected))
 
 
 def expected(wanted):
@@ -67,6 +102,7 @@ def expected(wanted):
 
 def test_no_server_is_above_the_bound():
     assert min(found(place)[0] for place in range(len(ROWS))) > 1
+    assert min(burst(place)[0] for place in range(len(BURSTS))) > 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -86,7 +122,7 @@ def test_devices_on_one_host_are_little_in_each_others_way(device):
     """Of eight, half of the time or more is sums over the host's links. Our A100 are in bridges; those of the table
     were hardly, as two of them served little more than half of what two with NVLink did.
     """
-    ratios = expected(lambda row: row["device"] == device and row["tp"] == 8)
+    ratios = expected(lambda row: row["device"] == device and row["layout"] == "tp=8")
     assert len(ratios) >= 3
     assert median(ratios) == pytest.approx(1, abs=0.35)
     assert min(ratios) > 0.7
@@ -109,11 +145,33 @@ def test_who_is_sent_away_does_not_come_back_before_others_have_gone_on():
     assert served.usage.reread < 2 * served.usage.read
 
 
+def said(ratios):
+    """The columns of a table on the page: what is expected, and bounds."""
+    bounds, times = [bound for bound, _ in ratios], [1 / ratio for _, ratio in ratios if ratio]
+    between = f"{min(times):.2f}, {median(times):.2f}, {max(times):.2f}" if times else ""
+    return [str(len(ratios)), between, f"{min(bounds):.1f} to {max(bounds):.1f}"]
+
+
 def test_the_page_says_how_far_off_servers_are():
-    for devices, count, ours, bound in rows("serving.md", "| device | rows | expected / measured"):
-        places = [place for place, row in enumerate(ROWS) if row["device"] in names(devices)]
-        assert int(count) == len(places), devices
-        bounds = [found(place)[0] for place in places]
-        assert bound == f"{min(bounds):.1f} to {max(bounds):.1f}", devices
-        times = [1 / ratio for place in places if (ratio := found(place)[1])]
-        assert ours == (f"{min(times):.2f}, {median(times):.2f}, {max(times):.2f}" if times else ""), devices
+    for devices, *ours in rows("serving.md", "| device | rows | expected / measured"):
+        own = (place for place, row in enumerate(ROWS) if row["device"] in names(devices))
+        assert ours == said([found(place) for place in own if ROWS[place]["source"] not in SGLANG]), devices
+
+
+def test_the_page_says_how_far_off_sglang_is():
+    """A row of the page has those of a source, on devices and in a unit."""
+    table = rows("serving.md", "| SGLang | devices | rows | expected / measured")
+    shown = set()
+    for what, devices, *ours in table:
+        source, unit = names(what)
+        wanted = {"source": {source}, "unit": {unit}, "device": set(names(devices))}
+        own = [place for place, row in enumerate(ROWS) if all(row[name] in each for name, each in wanted.items())]
+        assert ours == said([found(place) for place in own]), what
+        shown.update(own)
+    assert len(shown) == sum(row["source"] in SGLANG for row in ROWS)
+
+
+def test_the_page_says_how_far_off_runs_are():
+    for what, engine, *ours in rows("serving.md", "| runs | engine | rows | expected / measured"):
+        own = [place for place, row in enumerate(BURSTS) if (row["source"], row["engine"]) == (names(what)[0], engine)]
+        assert ours == said([burst(place) for place in own]), what

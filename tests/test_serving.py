@@ -462,6 +462,18 @@ def test_readers_serve_in_order_as_many_at_a_time_as_there_are():
     assert found.limit.startswith("The devices that read prompts")
 
 
+def test_readers_of_a_simulation_may_lie_otherwise():
+    asked = {"rate": 4, "prompt_lengths": "1000", "requests": 50, "bound": True}
+    run = simulate("llama-3.1-8b", "h100-sxm", readers=2, layout="tp=2", prefill_layout="", **asked)
+    assert run.devices == 2 * 1 + 2
+    read = float(Steps(Setting.of("llama-3.1-8b", "h100-sxm")).prefill_s(1000.0))
+    assert run.ttft_s.min() == pytest.approx(read + 1000 * 131072 / 50e9)
+    with pytest.raises(InputError, match=r"^prefill_layout must be left out without readers"):
+        simulate("llama-3.1-8b", "h100-sxm", prefill_layout="tp=2", **asked)
+    with pytest.raises(InputError, match=r"^l4:memory\.bandwidth=2x: l4 is none of the devices"):
+        simulate("llama-3.1-8b", "h100-sxm", readers=1, hardware_set=["l4:memory.bandwidth=2x"], **asked)
+
+
 # --- lengths and arrivals ---
 
 

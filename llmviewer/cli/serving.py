@@ -17,7 +17,8 @@ from .progress import on_a_bar
 
 _FILE: Final = click.Path(path_type=Path)
 _QUEUES: Final = {  # what is said of requests that wait, or are read elsewhere, where none of it is
-    "arrivals": None, "readers": 0, "prefill_hardware": None, "kv_transfer": None, "ttft": inf, "tpot": inf,
+    "arrivals": None, "readers": 0, "prefill_hardware": None, "prefill_layout": None, "kv_transfer": None, "ttft": inf,
+    "tpot": inf,
 }  # fmt: skip
 _DEGREES: Final = {
     name: f"{kind} parallelism in use, as in analyze."
@@ -140,6 +141,9 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     "--readers", type=int, default=0, help="More copies, which only read prompts, so that the others only decode."
 )
 @click.option("--prefill-hardware", metavar="HARDWARE", help="In place of HARDWARE, the devices of the readers.")
+@click.option(
+    "--prefill-layout", metavar="DEGREES", help="How each reader lies, such as 'tp=4'; as the others if not given."
+)
 @click.option("--kv-transfer", metavar="after|overlapped", help="As in analyze; after if not given.")
 @shared.goal("--ttft", "Goal: the longest time to first token.", default=inf)
 @shared.goal("--tpot", "Goal: the longest time per output token.", default=inf)

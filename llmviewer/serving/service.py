@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..expectation.engines import find_engine
 from ..expectation.profile import Profile
 from ..hardware import Hardware
-from ..hardware_files import loaded
+from ..hardware_files import each_changed, loaded
 from ..layout import ALONE, Layout
 from ..model import Model
 from ..setting import Setting, whole
@@ -57,6 +57,7 @@ def simulate(
     copies: int = 1,
     readers: int = 0,
     prefill_hardware: str | Hardware | None = None,
+    prefill_layout: str | Layout | None = None,
     kv_transfer: str | None = None,
     ttft: float = inf,
     tpot: float = inf,
@@ -83,10 +84,12 @@ def simulate(
     requests          1000 if None
     max_batch, block  sequences at a time, 256 if None; tokens of a block of the cache
     copies            of the model, each on the devices of `layout`, which get requests in turn
-    readers           copies that read prompts, so that the others decode only, on `prefill_hardware` if given
+    readers           copies that read prompts, so that the others decode only, on `prefill_hardware` and in
+                      `prefill_layout` if given
     kv_transfer       as of disaggregate(); "after" if None
     ttft, tpot        goals that requests are held to [s]
     years             over which a purchase is spread where a device has no cloud price
+    hardware_set      what-ifs on both kinds of device, or on one, as in "h100-sxm:memory.bandwidth=2x"
     techniques        those that change what a step does, draft for it, or find prompts in a cache
     library           whose kernels are expected; of which most was measured on the device if ""
     engine            one of ENGINES, whose steps are expected, and whose policy and block are meant where none are
@@ -98,7 +101,8 @@ def simulate(
     """
     given.number(ttft=ttft, tpot=tpot)
     given.positive(years=years)
-    apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer}
+    given.listed(hardware_set=hardware_set)
+    apart = {"prefill_hardware": prefill_hardware, "prefill_layout": prefill_layout, "kv_transfer": kv_transfer}
     _check_readers(readers, apart, policy)
     given.bound_alone(bound, library, engine, profiles)
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
@@ -111,15 +115,19 @@ def simulate(
     }  # fmt: skip
     when = given.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
     asked: dict[str, Any] = {
-        "quant": quant, "attention": attention, "mla": mla, "expert_skew": expert_skew, "layout": layout,
-        "hardware_set": hardware_set, "techniques": techniques, "library": library, "engine": engine,
-        "profiles": profiles,
+        "quant": quant, "attention": attention, "mla": mla, "expert_skew": expert_skew, "techniques": techniques,
+        "library": library, "engine": engine, "profiles": profiles,
     }  # fmt: skip
-    setting = Setting.of(model, hardware, **asked)
+    kinds = (hardware, hardware if prefill_hardware is None else prefill_hardware)
+    for kind in kinds:
+        given.one(hardware=kind)
+    own, others = each_changed(kinds, hardware_set)
+    setting = Setting.of(model, hardware, layout=layout, hardware_set=own, **asked)
     _check_hits(setting, traffic)
     common["traffic"] = traffic.leaving(Steps(setting).leaves, seed)
     if readers:
-        reads = Setting.of(model, prefill_hardware or hardware, **asked)
+        laid = layout if prefill_layout is None else prefill_layout
+        reads = Setting.of(model, kinds[1], layout=laid, hardware_set=others, **asked)
         run = partial(_apart, reads, replace(setting, decodes_only=True), readers, when, common)
     else:
         run = partial(_alone, setting, chosen, common)

@@ -1,8 +1,9 @@
 """How long a plan and advice take: `python benchmarks/planning.py [--check]`.
 
 Plans: 20 devices in 8 layouts, 8 precisions, every number of copies up to 16 devices and 64 batches, of a dense model;
-in 16 layouts of one with experts and latent attention, whose prefills and decode steps are two graphs. Advice: every
-technique alone, and combinations of up to three. In CPU time of the one thread that does it.
+in 16 layouts of one with experts and latent attention, whose prefills and decode steps are two graphs; and of the first
+with prompts read apart. Advice: every technique alone, and combinations of up to three. In CPU time of the one thread
+that does it.
 
 --check exits with 1 where something takes twice as long as its limit, two times: cores that others use too are slower.
 """
@@ -23,6 +24,7 @@ _DEVICES = (
     "mi325x", "rtx-3090", "rtx-4090", "rtx-5090", "rtx-a6000", "tpu-v5e", "tpu-v6e", "trainium1", "trainium2",
 )  # fmt: skip
 _PLANS = {"llama-3.1-70b": 6.0, "deepseek-v3": 15.0}  # the most that each may take [s]
+_APART, _APART_S = "llama-3.1-70b", 8.0  # with prompts that are read on devices of their own, too
 _ADVISED, _ADVICE_S = "llama-3.1-8b", 3.0
 _ROOM = 2.0
 
@@ -34,6 +36,8 @@ def main() -> int:
         layouts = usual_layouts(load_model(model).published)
         asked = f"{len(_DEVICES)} devices x {len(layouts)} layouts x {len(QUANTS)} precisions x {len(BATCHES)} batches"
         missed.append(_missed(f"plan      {model}: {asked}", limit, partial(search, model)))
+    apart = partial(search, _APART, disaggregated=True)
+    missed.append(_missed(f"plan      {_APART}, --disaggregated: the same", _APART_S, apart))
     missed.append(_missed(f"advise    {_ADVISED} on an h200-sxm", _ADVICE_S, partial(recommend, _ADVISED, "h200-sxm")))
     return 1 if any(missed) and "--check" in sys.argv else 0
 

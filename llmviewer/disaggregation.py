@@ -204,9 +204,10 @@ def _cached(model: Model, prompt: int) -> int:
 
 def pace(*sides: Setting) -> float:
     """Of all devices of the slower side, on the links that lead to others. [B/s]"""
+    return min(side.layout.devices * sent_bytes_per_s(side.hardware) for side in sides)
 
-    def of(hardware: Hardware) -> float:
-        tier = "scale_out" if "scale_out.bandwidth" in hardware.numbers else "host"
-        return hardware.fact(f"{tier}.bandwidth")
 
-    return min(side.layout.devices * of(side.hardware) for side in sides)
+def sent_bytes_per_s(hardware: Hardware) -> float:
+    """Of one device, on its scale-out links, or those of its host where it has none. [B/s]"""
+    tier = "scale_out" if "scale_out.bandwidth" in hardware.numbers else "host"
+    return hardware.fact(f"{tier}.bandwidth")

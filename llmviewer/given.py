@@ -19,7 +19,8 @@ from .techniques import Technique
 from .transforms.offload import Offload
 
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # of an argument, or of each of several
-    "model": (str, Model), "models": (str, Model), "hardware": (str, Hardware), "quant": (str,), "quants": (str,),
+    "model": (str, Model), "models": (str, Model), "hardware": (str, Hardware),
+    "prefill_hardware": (str, Hardware), "quant": (str,), "quants": (str,),
     "attention": (str,), "accounting": (str,), "mla": (str,), "layout": (str, Layout), "offload": (str, Offload),
     "library": (str,), "engine": (str,), "hardware_set": (str,), "techniques": (str, Mapping, Technique),
     "profiles": (str, Path, Profile), "layouts": (str,), "given": (str,), "without": (str,),

@@ -62,8 +62,10 @@ def _stairs(ones: list[Candidate], found: ServicePlan, key: str) -> list[tuple[f
 
 
 def _words(one: Candidate, found: ServicePlan) -> str:
+    sides = (one.readers, one) if one.readers else (one,)
+    laid = (f"<b>{each.copies} x {each.layout.devices} x {each.hardware.name}</b>, {each.layout}" for each in sides)
     lines = (
-        f"<b>{one.copies} x {one.layout.devices} x {one.hardware.name}</b>, {one.layout}",
+        ", read for<br>".join(laid),
         f"{one.quant}, {one.price(found.by):.3g} {found.unit}",
         f"first token {seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token",
         f"{one.batch:.3g} at a time on each copy, up to {one.rate_within:.3g} requests/s",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, isnan
-from typing import Final
+from math import inf, isnan, nan
+from typing import Any, Final
 
 from llmviewer.costs import By
-from llmviewer.serving.candidates import Candidate
+from llmviewer.disaggregation import KvTransfer
+from llmviewer.serving.candidates import Candidate, Readers
 from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import counted, seconds
 
@@ -24,6 +26,8 @@ _NEAREST: Final = 10  # devices that do not keep to it, or have no price, in wor
 _TENS: Final = 10
 _TOLD: Final = 0.05  # of a time, that is worth a word
 _PERCENTILES: Final = "Percentiles of one copy of the best, with its part of the requests:"
+_ALL: Final = "Percentiles of the best whose prompts are read apart:"
+_LINKS: Final = "over scale-out links, or those of hosts where there are none"
 _OPTIONS: Final = {
     "profiles": "profile",
     "techniques": "with",
@@ -47,23 +51,42 @@ class Nearest(Reasons):
 def said(found: ServicePlan) -> str:
     """What the times are."""
     if found.kernels is None:
-        return f"Steps take as long as their lower bounds, so no plan needs less, and a real one needs more. {_MEANS}"
-    whose = f"{found.kernels}'s kernels" if found.kernels else "the kernels of which most was measured on each device"
-    return f"Steps take as long as is expected of {whose}; at the bound, as long as no kernel can beat. {_MEANS}"
+        times = "Steps take as long as their lower bounds, so no plan needs less, and a real one needs more."
+    else:
+        own = "the kernels of which most was measured on each device"
+        whose = f"{found.kernels}'s kernels" if found.kernels else own
+        times = f"Steps take as long as is expected of {whose}; at the bound, as long as no kernel can beat."
+    return f"{times} {_MEANS}{_of_readers(found)}"
+
+
+def _of_readers(found: ServicePlan) -> str:
+    """How prompts are read apart, where that was tried."""
+    if not found.kv_transfer:
+        return ""
+    when = "after the prompt is read" if found.kv_transfer is KvTransfer.AFTER else "while the prompt is read"
+    return f" Readers take prompts one by one; a cache travels {when}, {_LINKS}."
 
 
 def _simulation(found: ServicePlan) -> list[Command]:
-    """What simulates one copy of the best; none where nothing keeps to the goals."""
-    asked = found.simulation(found.best) if found.best else {}
-    if not asked or not isinstance(asked["model"], str):
-        return []
+    """What simulates the best: one copy of it, and with its readers where there are any; none where nothing keeps to
+    the goals.
+    """
+    both = [found.best_of(apart=apart) for apart in (False, True)] if found.disaggregated else [found.best]
+    return [
+        Command(_ALL if one.readers else _PERCENTILES, _command(found.simulation(one)))
+        for one in both
+        if one and isinstance(found.common["model"], str)
+    ]
+
+
+def _command(asked: dict[str, Any]) -> list[str]:
     model, device = shlex.quote(asked.pop("model")), shlex.quote(asked.pop("hardware"))
     words = [f"llmviewer simulate {model} {device}"]
     for name, value in asked.items():
         option = f"--{_OPTIONS.get(name, name.replace('_', '-'))}"
         each = value if isinstance(value, tuple) else (value,)
         words += [option] if value is True else [f"{option} {shlex.quote(_text(one))}" for one in each]
-    return [Command(_PERCENTILES, words)]
+    return words
 
 
 def _text(value: object) -> str:
@@ -115,8 +138,31 @@ def best(found: ServicePlan) -> str:
     return (
         f"Lowest in {found.unit}: {_priced_one(one, found)}{_of_tokens(one, found)}. First token after "
         f"{seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token, on average; {one.batch:.3g} sequences decode at a "
-        f"time on each copy, which needs room for {one.limit}; {most}.{_at_the_bound(found)}"
+        f"time on each copy, which needs room for {one.limit}; {most}.{_first_token(one)}{_other_way(one, found)}"
+        f"{_at_the_bound(found)}"
     )
+
+
+def _first_token(one: Candidate) -> str:
+    """What its time is made of, where prompts are read apart."""
+    if not one.readers:
+        return ""
+    waits, reads, travels = map(seconds, (one.readers.wait_s, one.readers.read_s, one.readers.transfer_s))
+    return f" Of the time to it a prompt waits {waits} and is read for {reads}; its cache travels for {travels}."
+
+
+def _other_way(one: Candidate, found: ServicePlan) -> str:
+    """The best of those that read prompts apart, where it is no such, or of those that do not."""
+    if not found.disaggregated:
+        return ""
+    way = "all copies read and write" if one.readers else "prompts are read apart"
+    other = found.best_of(apart=not one.readers)
+    if other is None:
+        known = any(bool(each.readers) is not bool(one.readers) for each in found.able)
+        return f" Where {way}, nothing{' with a price' * known} keeps to it."
+    more = other.price(found.by) / one.price(found.by)
+    times = f"{more:.3g} times as much" if more > 1 else "as much"
+    return f" Where {way}, the lowest is {_priced_one(other, found)}, {times}."
 
 
 def _of_tokens(one: Candidate, found: ServicePlan) -> str:
@@ -145,12 +191,18 @@ def _at_the_bound(found: ServicePlan) -> str:
 
 
 def devices(one: Candidate) -> str:
-    """Such as "2 x (4 x h100-sxm, tp=4)"."""
-    name = one.hardware.name
-    if one.layout.devices > 1:
-        name = f"{one.layout.devices} x {name}, {one.layout}"
-        return f"{one.copies} x ({name})" if one.copies > 1 else name
-    return f"{one.copies} x {name}"
+    """Such as "2 x (4 x h100-sxm, tp=4)", and what reads prompts where others do."""
+    if one.readers:
+        return f"{_counted(one.readers)} read, {_counted(one)} write"
+    return _counted(one) if one.copies > 1 or one.layout.devices == 1 else _laid(one)
+
+
+def _counted(one: Candidate | Readers) -> str:
+    return f"{one.copies} x ({_laid(one)})" if one.layout.devices > 1 else f"{one.copies} x {one.hardware.name}"
+
+
+def _laid(one: Candidate | Readers) -> str:
+    return f"{one.layout.devices} x {one.hardware.name}, {one.layout}"
 
 
 def _priced(found: ServicePlan) -> str:
@@ -196,7 +248,7 @@ def tables(found: ServicePlan) -> list[Table]:
         words=("device", "precision", "layout", "why"),
         body=tuple(
             (
-                Item(text=one.hardware.name), Item(text=one.quant), Item(text=str(one.layout)),
+                Item(text=_kinds(one)), Item(text=one.quant), Item(text=_layouts(one)),
                 Item(text=_why(one, found), key=one.excess),
             )
             for one in found.rejected
@@ -208,7 +260,46 @@ def tables(found: ServicePlan) -> list[Table]:
         found.unmeasured[:_MOST],
         "",
     )
-    return [table for table in (each, front, _without(unmeasured, "bound"), why) if table.body]
+    ways = _ways(found) if found.disaggregated else []
+    return [table for table in (*ways, each, front, _without(unmeasured, "bound"), why) if table.body]
+
+
+def _ways(found: ServicePlan) -> list[Table]:
+    """The best that read prompts together with writing answers, and apart: as expected, and at the bound."""
+    best = [found.best_of(apart=apart) for apart in (False, True)]
+    name, known = "Prompts read by all, and apart", found.kernels is not None
+    about = f"Tokens written at the rate asked for, per dollar and per joule at TDP. Transfer: {_LINKS}."
+    likely = _way(f"{name}: as expected" if known else name, best, found, about)
+    return [likely, _way(f"{name}: at the bound", found.lowest, found, "")] if known else [likely]
+
+
+def _way(name: str, rows: Sequence[Candidate | None], found: ServicePlan, about: str) -> Table:
+    return Folded(
+        title=name,
+        about=about,
+        head=("devices", "precision", found.unit, "TTFT", "TPOT", "transfer", "tok/USD", "tok/J", "req/s"),
+        words=("devices", "precision"),
+        body=tuple(
+            (
+                Item(text=devices(one)), Item(text=one.quant), number_item(one.price(found.by)), time_item(one.ttft_s),
+                time_item(one.tpot_s), time_item(one.readers.transfer_s if one.readers else nan),
+                number_item(found.per_dollar(one)), number_item(found.per_joule(one)), number_item(one.rate_within),
+            )
+            for one in rows if one
+        ),
+    )  # fmt: skip
+
+
+def _kinds(one: Candidate) -> str:
+    """Of devices, by name; what reads prompts first, where others do."""
+    names = dict.fromkeys(one.kind)
+    if not one.readers:
+        return one.hardware.name
+    return " read, ".join(names) + (" write" if len(names) > 1 else ", apart")
+
+
+def _layouts(one: Candidate) -> str:
+    return f"{one.readers.layout}; {one.layout}" if one.readers else str(one.layout)
 
 
 def _why(one: Candidate, found: ServicePlan) -> str:

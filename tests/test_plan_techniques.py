@@ -83,7 +83,7 @@ def test_ranks_that_wait_for_each_other_draft_in_plans_as_in_steps(model, drafts
 
 def test_memory_of_a_plan_has_what_drafts_and_what_is_common_once():
     bare, drafted, common, own = (
-        laid("llama-3.1-8b", "", *techniques)[1][0].needed
+        laid("llama-3.1-8b", "", *techniques)[1][0].needed.whole
         for techniques in ((), (DRAFT,), (PREFIX,), ("prefix-cache:tokens=600,common=false",))
     )
     draft = Setting.of("qwen2.5-0.5b", DEVICES[0], quant="W16A16")

@@ -223,6 +223,21 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
     "device, tp=2, 4, 8, 16, pp=2, and pp=2 with tp=2 and 4; with experts also tp and dp of 2, 4, 8, 16 with as many "
     "ep.",
 )
+@click.option(
+    "--disaggregated",
+    is_flag=True,
+    help="Also try copies that only read prompts, beside others that only write answers, and compare.",
+)
+@click.option(
+    "--prefill-hardware",
+    metavar="NAMES",
+    multiple=True,
+    help="With --disaggregated, devices of which any may read for any of --hardware. If not given, each kind reads for "
+    "itself.",
+)
+@click.option(
+    "--kv-transfer", metavar="after|overlapped", help="With --disaggregated, as in analyze; after if not given."
+)
 @_served_with
 @click.option(
     "--by",
@@ -233,6 +248,7 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
 def plan(
     *,
     hardware: tuple[str, ...],
+    prefill_hardware: tuple[str, ...],
     quants: tuple[str, ...],
     layouts: tuple[str, ...],
     form: str | None,
@@ -241,7 +257,8 @@ def plan(
 ) -> None:
     """The cheapest devices, count, layout, precision and batch that serve MODEL at a rate within given times.
 
-    Also what else keeps to these times, what no other beats (Pareto), and what rules each of the others out.
+    Also what else keeps to these times, what no other beats (Pareto), and what rules each of the others out. With
+    --disaggregated, whether reading prompts on other devices than answers are written on (xPyD) takes less.
     """
     shared.check_output(form, output)
     from ..reports.plans import REPORT
@@ -249,6 +266,10 @@ def plan(
     from ..serving.planning import plan as run
 
     question |= {"hardware": named(hardware), "quants": quants or QUANTS, "layouts": layouts or None}
+    if prefill_hardware:
+        question["prefill_hardware"] = named(prefill_hardware)
+        if question["prefill_hardware"] is None:
+            raise InputError("--prefill-hardware must name devices; leave it out, and each kind reads for itself")
     found = on_a_bar("layouts and precisions", functools.partial(run, **question))
     shared.emit_report(REPORT, found, form, output)
 

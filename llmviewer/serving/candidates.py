@@ -21,23 +21,45 @@ PRICES: Final = {By.COST: "USD/h", By.ENERGY: "W at TDP", By.DEVICES: "devices"}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Readers:
+    """Copies of a model that read prompts for those that write the answers.
+
+    read_s  of a prompt, after it has waited `wait_s` on average; its cache travels for `transfer_s`
+    memory  needed over there is
+    """
+
+    hardware: Hardware
+    layout: Layout
+    copies: int
+    wait_s: float
+    read_s: float
+    transfer_s: float
+    memory: float
+
+    @property
+    def devices(self) -> int:
+        return self.copies * self.layout.devices
+
+
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """Copies of a model on devices of one kind, at the rate asked for shared out among them.
 
+    readers      those that read prompts for them, so that they write answers alone; None where they do both
     least        the same devices, precision and layout where steps take as long as their lower bounds; None where the
                  times here are such, as nothing is expected of the kernels
     quant        the precision as it was asked for, PUBLISHED where none was
     copies       of the model, each laid out alike
     limit        sequences at a time for which each copy has room: what it takes, or what serves most where no number
                  serves the rate; `batch` is how many there are on average
-    utilization  of the time of each copy that prompts are read in
+    utilization  of the time of each copy that reads prompts that it does so
     rate_within  up to which all copies keep to what is asked of them [1/s]; nan where they do not at the rate asked for
     max_rate     requests that all copies serve at most, however long they take; nearly so many wait for ever [1/s]
     usd_per_h    of all devices; nan where a file has no price. `watts` likewise, at TDP
-    memory       needed over there is, at `limit`
+    memory       needed over there is, at `limit`, where answers are written
     unmodelled   part of the time of a decode step that is a bound, as nothing is expected of its kernels
-    factor       what rules it out: "", "data type", "layout", "link", "memory", "rate", "batch", "time to first token"
-                 or "time per token"
+    factor       what rules it out: "", "data type", "layout", "link", "memory", "rate", "batch", "time to first
+                 token", "time per token", or with readers "devices" or "network"
     excess       over what is allowed or there; inf where that is no matter of degree
     reason       both, in words; "" beside a factor where `excess` is not worked out further than that it is no less
     """
@@ -60,11 +82,22 @@ class Candidate:
     factor: str = ""
     excess: float = 1.0
     reason: str = ""
+    readers: Readers | None = None
     least: Candidate | None = field(default=None, repr=False)
 
     @property
     def devices(self) -> int:
-        return self.copies * self.layout.devices
+        return self.copies * self.layout.devices + (self.readers.devices if self.readers else 0)
+
+    @property
+    def kinds(self) -> tuple[Hardware, ...]:
+        """Of device: what reads prompts, where others do, and what writes answers."""
+        return (self.readers.hardware, self.hardware) if self.readers else (self.hardware,)
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What tells it from candidates on other devices, or with readers."""
+        return tuple(one.name for one in self.kinds)
 
     def price(self, by: By) -> float:
         """What is to be low, in PRICES; nan where unknown."""

@@ -21,8 +21,8 @@ from ..operators.collectives import Collective
 from ..setting import Setting
 from ..techniques import Drafter, altered
 from ..transforms.flash_attention import flash_attention
-from .load import Grid, Load
-from .passes import LaidOut, Passes
+from .load import Load
+from .passes import LaidOut, Needed, Passes
 
 
 class _Graphs(NamedTuple):
@@ -67,10 +67,10 @@ def laid_out(
             continue
         alike.setdefault(device.name if apart else _signature(network), []).append((network, linked))
     first: _Lowered | None = None
-    needed: Grid | None = None  # the same on all, as links hold nothing
+    needed: Needed | None = None  # the same on all, as links hold nothing
     for members in alike.values():
         network = members[0][0]
-        if large or needed is None or any(_held(needed, other.hardware) <= 1 for other, _ in members):
+        if large or needed is None or any(_held(needed, other.hardware, load) <= 1 for other, _ in members):
             try:
                 lowered = first.relinked(network) if first and not apart else _Lowered.of(one, network.hardware)
             except InputError as error:
@@ -79,7 +79,7 @@ def laid_out(
             if needed is None:
                 needed = _needed(one, lowered, network.hardware.on_chip_bytes, load)
             first = lowered
-        over = [0.0 if large else _held(needed, other.hardware) for other, _ in members]
+        over = [0.0 if large else _held(needed, other.hardware, load) for other, _ in members]
         own = [pair for pair, excess in zip(members, over, strict=True) if excess <= 1]
         for (other, _), excess in zip(members, over, strict=True):
             if excess > 1:
@@ -153,8 +153,8 @@ class _Lowered:
         return Passes(prefills, fleets(lambda size: self.tiled(graphs, size).step, devices, known)[0]), refused
 
 
-def _needed(one: Setting, lowered: _Lowered, on_chip: float, load: Load) -> Grid:
-    """As of LaidOut. What prompts have in common is held once by each rank."""
+def _needed(one: Setting, lowered: _Lowered, on_chip: float, load: Load) -> Needed:
+    """What prompts have in common is held once by each rank."""
     layout, shapes = one.layout, Shapes(step=one.step)
     own, drafts = lowered.tiled(lowered.model, on_chip), lowered.drafts
     beside: tuple[Footprint, ...] = ()
@@ -165,14 +165,22 @@ def _needed(one: Setting, lowered: _Lowered, on_chip: float, load: Load) -> Grid
     prompt, gen, common = float(load.prompt), float(load.gen + load.width - 1), float(load.common)
     weights, cache, _ = footprint.parts(batch=load.limits, prompt=prompt - common, gen=gen)
     once = footprint.parts(batch=float(layout.dp), prompt=common, gen=0.0)[1] if common else 0.0
-    reading = footprint.parts(batch=float(layout.dp * layout.pp * load.together), prompt=float(load.new), gen=gen)[2]
+    lanes = float(layout.dp * layout.pp)
+    reading = footprint.parts(batch=lanes * load.together, prompt=float(load.new), gen=gen)[2]
     writing = footprint.parts(batch=load.limits, prompt=1.0, gen=prompt + gen - 1)[2]
-    return np.broadcast_to(weights + cache + once + np.maximum(reading, writing), load.limits.shape)
+    kept = weights + cache + once
+    fixed, read, _ = footprint.parts(batch=lanes, prompt=prompt - common, gen=0.0)
+    live = footprint.parts(batch=lanes, prompt=float(load.new), gen=0.0)[2]
+    return Needed(
+        whole=np.broadcast_to(kept + np.maximum(reading, writing), load.limits.shape),
+        writing=np.broadcast_to(kept + writing, load.limits.shape),
+        reading=float(fixed + 2 * read + once + live),
+    )  # fmt: skip
 
 
-def _held(needed: Grid, device: Hardware) -> float:
+def _held(needed: Needed, device: Hardware, load: Load) -> float:
     """The least that is needed over what there is."""
-    return float(np.min(needed) / device.capacity)
+    return needed.least(load) / device.capacity
 
 
 def _signature(network: Network) -> object:

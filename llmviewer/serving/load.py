@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import nan
+from math import inf, nan
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from .progress import mean_passes
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 
-_GRIDS: Final = ("alone", "every", "step", "unmodelled")
+_GRIDS: Final = ("alone", "every", "one_by_one", "step", "unmodelled")
 POLICY: Final = "prefill-first"  # whose closed form this is
 
 
@@ -31,6 +31,7 @@ class Load:
     known   tokens of each prompt that are there before it is read; `common` are those that all have in common
     leaves  how likely a step leaves at least 1, 2, ... tokens of a sequence that decodes
     width   tokens of each such sequence that a step takes
+    disaggregated  whether prompts may be read on other devices than answers are written on
     """
 
     rate: float
@@ -40,10 +41,16 @@ class Load:
     common: float = 0.0
     leaves: tuple[float, ...] = (1.0,)
     width: int = 1
+    disaggregated: bool = False
     goals: Goals
     limits: Grid
     max_devices: int
     years: float | None
+
+    @property
+    def writing(self) -> Load:
+        """The same of copies that write answers alone, which keep to no time to first token."""
+        return replace(self, goals=replace(self.goals, ttft_s=inf))
 
     @property
     def together(self) -> int:
@@ -75,6 +82,7 @@ class StepTimes:
     """A step that reads one prompt in one lane, and for each of as many prompts as one reads at most, [device]; a
     decode step, [device, batch]. [s]
 
+    one_by_one  for each of prompts of which a step of a lane reads one, and nobody decodes, [device]
     unmodelled  as of Candidate
     ranks       of a copy that wait for each other in every step, each with sequences of its own
     turns       of each rank in a pipeline, likewise; all of them are lanes
@@ -84,6 +92,7 @@ class StepTimes:
 
     alone: Grid
     every: Grid
+    one_by_one: Grid
     step: Grid
     unmodelled: Grid
     ranks: int
@@ -97,10 +106,10 @@ class StepTimes:
 
         together  of one lane
         """
-        alone, every, unmodelled = np.full((3, devices), nan)
+        alone, every, one_by_one, unmodelled = np.full((4, devices), nan)
         return cls(
-            alone=alone, every=every, step=np.full((devices, batches), nan), unmodelled=unmodelled, ranks=ranks,
-            turns=turns, apart=apart, together=ranks * turns * together,
+            alone=alone, every=every, one_by_one=one_by_one, step=np.full((devices, batches), nan),
+            unmodelled=unmodelled, ranks=ranks, turns=turns, apart=apart, together=ranks * turns * together,
         )  # fmt: skip
 
     @classmethod
@@ -112,6 +121,12 @@ class StepTimes:
     @property
     def lanes(self) -> int:
         return self.ranks * self.turns
+
+    @property
+    def writing(self) -> StepTimes:
+        """The same where prompts are read elsewhere: steps decode alone, and no lane waits for what another reads."""
+        none = np.zeros(self.alone.shape)
+        return replace(self, alone=none, every=none, one_by_one=none, ranks=1, turns=1, together=1)
 
     def only(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> StepTimes:
         return replace(self, **{name: getattr(self, name)[list(rows)] for name in _GRIDS})

@@ -28,6 +28,21 @@ Key = tuple[Layout, str]  # and the name of a device
 _AMOUNTS: Final = tuple(f.name for f in fields(OperatorEstimate) if f.type == "Num")
 
 
+class Needed(NamedTuple):
+    """Memory of a device for each limit of the batch, whole answers cached, [batch]: of one that reads and decodes, of
+    one that decodes alone; and of one that only reads, the cache of another prompt on its way. [B]
+    """
+
+    whole: Grid
+    writing: Grid
+    reading: float
+
+    def least(self, load: Load) -> float:
+        """That there has to be for anything. [B]"""
+        whole = float(np.min(self.whole))
+        return min(whole, float(np.min(self.writing)), self.reading) if load.disaggregated else whole
+
+
 class Passes(NamedTuple):
     """Those of a network that read prompts and that decode, on fleets whose `devices` are places in LaidOut."""
 
@@ -89,6 +104,7 @@ class _Part(NamedTuple):
         if self.reads:
             times.alone[place] = after(times.alone[place], took.whole[..., 0] + took.fewer)
             times.every[place] = after(times.every[place], times.turns * took.slowest[..., 1] / times.together)
+            times.one_by_one[place] = after(times.one_by_one[place], took.slowest[..., 0])
         if took.whole.shape[-1] > self.reads:
             each = np.maximum(steps(took.whole), self.turns * steps(took.slowest))
             times.step[place] = after(times.step[place], np.sum(each, axis=-2))
@@ -103,7 +119,6 @@ class LaidOut:
     model    the passes of those that run them
     drafter  what proposes tokens before each decode step, and `drafts` its passes; None where nothing does
     able     the places of those that have a unit for every data type
-    needed   memory of a device for each limit of the batch, whole answers cached, while one prompt is read [B], [batch]
     """
 
     devices: tuple[Hardware, ...]
@@ -112,7 +127,7 @@ class LaidOut:
     drafter: Drafter | None
     drafts: Passes | None
     able: Sequence[int]
-    needed: Grid
+    needed: Needed
 
     @property
     def ranks(self) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from .. import given
 from ..choice import unsold
 from ..costs import By
+from ..disaggregation import KvTransfer
 from ..errors import InputError
 from ..expectation.engines import Engine, find_engine
 from ..expectation.kernels import Kernels
@@ -30,6 +31,7 @@ from ..transforms.quantize import PUBLISHED, parse_quantization
 from .candidates import PRICES, Candidate
 from .load import Grid, Load
 from .outcome import Goals
+from .pairing import Pairing
 from .search import Search
 from .service_plan import ServicePlan, first_of_each, unknown_last
 from .steps import Steps
@@ -61,6 +63,9 @@ def plan(
     profiles: Sequence[str | Path | Profile] = (),
     hardware_set: Sequence[str] = (),
     techniques: Sequence[str | Mapping[str, object] | Technique] = (),
+    disaggregated: bool = False,
+    prefill_hardware: Sequence[str | Hardware] | None = None,
+    kv_transfer: str | None = None,
     bound: bool = False,
     progress: Callable[[int, int], object] = lambda done, settings: None,
 ) -> ServicePlan:
@@ -77,10 +82,13 @@ def plan(
     profiles     files that `llmviewer calibrate` wrote, before those that ship
     hardware_set what-ifs on every device, as those of analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
     techniques   that all settings have: those of simulate()
+    disaggregated     whether copies that only read prompts, beside others that only write answers, are tried too
+    prefill_hardware  devices of which any may read for any of `hardware`; each kind for itself if None
+    kv_transfer       as of simulate()
     bound        whether lower bounds are to keep to the goals, and nothing is expected
     progress     is told of layouts and precisions done, and of how many there are
 
-    Prompts are read before others go on (prefill-first), in the closed form of docs/serving.md.
+    Prompts are read before others go on (prefill-first), or elsewhere, in the closed forms of docs/serving.md.
 
     Raises InputError where something given cannot be used.
     """
@@ -89,25 +97,31 @@ def plan(
     given.one(library=library, engine=engine)
     given.bound_alone(bound, library, engine, profiles)
     wanted = None if by is None else given.among("by", by, PRICES)
-    devices, left = _devices(hardware, hardware_set)
+    _check_disaggregated(disaggregated, gen, {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer})
+    when = given.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
+    devices, readers, left = _devices(hardware, prefill_hardware, hardware_set)
     allowed = _some("quants", quants)
     made = find_engine(engine, library) if engine else None
     base = _base(model, devices[0], parse_techniques(techniques), made, library=library, profiles=profiles)
     load = _load(
         base, rate=rate, prompt=prompt, gen=gen, goals=Goals(ttft_s=ttft, tpot_s=tpot), batches=batches,
-        max_devices=max_devices, years=years,
+        max_devices=max_devices, years=years, disaggregated=disaggregated,
     )  # fmt: skip
     named = None if layouts is None else _some("layouts", layouts)
     laid = _laid(base, named, load.max_devices)
-    by_name = {device.name: device for device in devices}
+    by_name = {device.name: device for device in (*devices, *readers)}
+    pairing = Pairing(
+        readers=frozenset(one.name for one in readers), writers=frozenset(one.name for one in devices),
+        overlapped=when is KvTransfer.OVERLAPPED,
+    )  # fmt: skip
 
     @cache
     def kernels(device: str) -> Kernels:
         return Kernels(by_name[device], made.library if made else library, base.profiles, engine=made)
 
     search = Search(
-        load=load, devices=devices, settings=_settings(base, allowed, laid),
-        kernels=None if bound else kernels,
+        load=load, devices=list(by_name.values()), settings=_settings(base, allowed, laid),
+        kernels=None if bound else kernels, pairing=pairing if disaggregated else None,
     )  # fmt: skip
     found = list(search.candidates(progress))
     if named is not None:
@@ -122,12 +136,13 @@ def plan(
     }  # fmt: skip
     return ServicePlan(
         common=common, model=base.model, rate=rate, prompt=load.prompt, gen=load.gen, goals=load.goals, by=chosen,
-        asked_by=wanted, years=years, considered=len(devices),
-        priced=sum(By.COST.known(device, years) for device in devices), left_out=left, max_devices=load.max_devices,
+        asked_by=wanted, years=years, considered=len(by_name),
+        priced=sum(By.COST.known(device, years) for device in by_name.values()), left_out=left,
+        max_devices=load.max_devices, kv_transfer=when if disaggregated else None,
         quants=allowed, kernels=None if bound else made.title if made else library,
         able=tuple(one for one in keeping if one.least or bound),
         unmeasured=first_of_each([one for one in keeping if not (one.least or bound)]),
-        least=min((one.least or one for one in found if one.least or not one.factor), key=order, default=None),
+        lowest=tuple(filter(None, (_lowest(found, order, apart=apart) for apart in (False, True)))),
         rejected=tuple(search.closest(found)), tried=search.tried,
     )  # fmt: skip
 
@@ -160,6 +175,7 @@ def _load(
     batches: Sequence[int],
     max_devices: int,
     years: float | None,
+    disaggregated: bool,
 ) -> Load:
     """Raises InputError where a number is not one that can be asked for."""
     if not 0 < rate < inf:
@@ -168,7 +184,7 @@ def _load(
     return Load(
         rate=rate, prompt=tokens, gen=whole("gen", gen), known=float(steps.known(tokens)),
         common=float(steps.in_common(tokens)), leaves=steps.leaves, width=steps.width, goals=goals,
-        limits=_limits(batches), max_devices=_most(max_devices), years=years,
+        limits=_limits(batches), max_devices=_most(max_devices), years=years, disaggregated=disaggregated,
     )  # fmt: skip
 
 
@@ -191,16 +207,31 @@ def _most(devices: int) -> int:
     return count
 
 
+def _check_disaggregated(disaggregated: bool, gen: int, apart: Mapping[str, object]) -> None:
+    """Raises InputError where something is given that would change nothing, or where there is nothing to write."""
+    if disaggregated and gen == 1:
+        raise InputError("gen must be at least 2 with disaggregated: the first token is of those that read; got 1")
+    for name, value in apart.items():
+        if not disaggregated and value is not None:
+            raise InputError(f"{name} must be left out without disaggregated, where prompts are read elsewhere")
+
+
 def _devices(
-    hardware: Sequence[str | Hardware] | None, changes: Sequence[str]
-) -> tuple[list[Hardware], tuple[str, ...]]:
-    """Those that were named, each once, or all that can be bought; and the names of those that were left out."""
+    hardware: Sequence[str | Hardware] | None,
+    prefill_hardware: Sequence[str | Hardware] | None,
+    changes: Sequence[str],
+) -> tuple[list[Hardware], list[Hardware], tuple[str, ...]]:
+    """Those that were named, each once, or all that can be bought; those that read for them; and the names of those
+    that were left out.
+    """
     given.listed(hardware_set=changes)
-    named = hardware_names() if hardware is None else _some("hardware", hardware)
-    found = (loaded(one, own) for one, own in zip(named, each_changed(named, changes), strict=True))
-    devices = {device.name: device for device in found}
+    named = tuple(hardware_names()) if hardware is None else _some("hardware", hardware)
+    others = () if prefill_hardware is None else _some("prefill_hardware", prefill_hardware)
+    own = each_changed((*named, *others), changes)
+    found = [loaded(one, changed) for one, changed in zip((*named, *others), own, strict=True)]
+    devices, readers = ({one.name: one for one in some} for some in (found[: len(named)], found[len(named) :]))
     left = unsold(devices.values()) if hardware is None else ()
-    return [device for name, device in devices.items() if name not in left], left
+    return [device for name, device in devices.items() if name not in left], list(readers.values()), left
 
 
 def _some(name: str, values: Any) -> tuple[Any, ...]:
@@ -260,6 +291,14 @@ def _check_divides(found: Sequence[Candidate], layouts: Sequence[Layout]) -> Non
         able = [one for one in found if one.layout == layout and one.factor != "link"]
         if able and all(one.factor == "layout" for one in able):
             raise InputError(able[0].reason.removeprefix("layout: "))
+
+
+def _lowest(
+    found: Sequence[Candidate], order: Callable[[Candidate], tuple[Any, ...]], *, apart: bool
+) -> Candidate | None:
+    """At the bound, of those with readers or of those without."""
+    least = (one.least or one for one in found if bool(one.readers) is apart and (one.least or not one.factor))
+    return min(least, key=order, default=None)
 
 
 def _order(by: By, one: Candidate) -> tuple[float, int, tuple[float, ...], float]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..disaggregation import pace
 from ..errors import InputError
+from ..forms import Num
 from ..layout import ALONE
 from ..model import kv_cache_bytes
 from ..setting import Setting
@@ -65,15 +66,17 @@ def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, o
 
 
 def transfer_s(reads: Setting, writes: Setting, traffic: Traffic) -> Times:
-    """How long the cache of each prompt travels, over the links of the slower side, all of its devices at once; what
-    prompts have in common is there. [s]
-    """
+    """How long the cache of each prompt travels, over the links of the slower side, all of its devices at once. [s]"""
+    prompts = traffic.prompt.astype(float)
+    return np.broadcast_to(np.asarray(moved_bytes(writes, prompts), dtype=float), prompts.shape) / pace(reads, writes)
+
+
+def moved_bytes(writes: Setting, prompt: Num) -> Num:
+    """The cache of prompts that travels to where their answers are written; what they have in common is there. [B]"""
     whole = Setting(
         model=writes.model, hardware=writes.hardware, quantization=writes.quantization, attention=writes.attention,
         accounting=writes.accounting, mla=writes.mla, layout=ALONE, offload=ON_DEVICE,
     )  # fmt: skip
-    prompts = traffic.prompt.astype(float)
-    own = prompts - sum((one.in_common(prompts) for one in writes.techniques), start=0.0)
+    own = prompt - sum((one.in_common(prompt) for one in writes.techniques), start=0.0)
     graphs = (whole.graph, *(graph for one in writes.techniques for graph in one.beside(whole)))
-    nbytes = sum(kv_cache_bytes(graph, batch=1, context=own, prompt=own) for graph in graphs)
-    return np.broadcast_to(np.asarray(nbytes, dtype=float), prompts.shape) / pace(reads, writes)
+    return sum((kv_cache_bytes(graph, batch=1, context=own, prompt=own) for graph in graphs), start=0.0)

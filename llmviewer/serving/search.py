@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 from math import isfinite
-from typing import Final
+from typing import Any, Final
 
 from ..expectation.kernels import Kernels
 from ..fleet import Known
@@ -16,7 +16,11 @@ from ..setting import Setting
 from .candidates import Candidate, judged
 from .laying_out import Left, laid_out
 from .load import Load, StepTimes
+from .pairing import Pairing, Reader, paired
 from .passes import Key, LaidOut, expected
+from .pools import moved_bytes
+
+Timed = tuple[LaidOut, Sequence[int], StepTimes]  # devices at some places, and what their steps take
 
 _AT_ONCE: Final = 1 << 22  # numbers of copies and batches, of all devices, that are judged together
 
@@ -27,12 +31,14 @@ class Search:
 
     settings  by precision, as it was asked for, and layout
     kernels   of a device by its name; None where all is of bounds
+    pairing   of copies that read prompts with others that write answers; None where all do both
     """
 
     load: Load
     devices: Sequence[Hardware]
     settings: Mapping[tuple[str, Layout], Setting]
     kernels: Callable[[str], Kernels] | None
+    pairing: Pairing | None = None
     known: Known = field(default_factory=Known)
 
     @property
@@ -68,55 +74,96 @@ class Search:
         large  whether those that have no memory for it are worked out too
         told   is called for each setting, for the last when all is done
         """
-        found: dict[Key, Candidate] = {}
-        fine: list[tuple[LaidOut, list[int]]] = []
+        found: dict[tuple[object, ...], Candidate] = {}
+        bounds: list[Timed] = []
         for one in settings:
             if found:
                 told()
             every = list(laid_out(one, devices, self.load, self.known, large=large))
-            laid = [each for each in every if isinstance(each, LaidOut)]
-            own = self._judged(quant, [(each, each.able, each.bounds(self.load)) for each in laid])
+            laid = [(each, each.able, each.bounds(self.load)) for each in every if isinstance(each, LaidOut)]
+            own = self._judged(quant, laid)
             for each in every:
                 if isinstance(each, Left):
                     found[one.layout, each.device.name] = _left(each, quant, one.layout)
                 else:
                     found |= {key: own[key] for key in map(each.key, each.able)}
-            fine.extend((each, [place for place in each.able if not own[each.key(place)].factor]) for each in laid)
+            bounds += laid
+        pairing = None if large else self.pairing
+        used: set[Key] = set()
+        if pairing:
+            pairs, used = self._paired(quant, settings[0], bounds, pairing)
+            found |= pairs
         if self.kernels:
-            times = expected(fine, self.load, self.kernels)
-            for _, same in groupby(zip(fine, times, strict=True), key=lambda pair: pair[0][0].layout):
-                known = [(each, [p for p in places if isfinite(own.alone[p])], own) for (each, places), own in same]
-                for key, told_of in self._judged(quant, known).items():
+            likely = self._expected([
+                (each, [p for p in able if not found[key := each.key(p)].factor or key in used])
+                for each, able, _ in bounds
+            ])  # fmt: skip
+            again = self._judged(quant, likely)
+            if pairing:
+                again |= self._paired(quant, settings[0], likely, pairing)[0]
+            for key, told_of in again.items():
+                if not found[key].factor:
                     found[key] = replace(told_of, least=found[key])
         yield from found.values()
         told()
 
-    def _judged(self, quant: str, several: Sequence[tuple[LaidOut, Sequence[int], StepTimes]]) -> dict[Key, Candidate]:
-        """Devices at some places of several, all in one layout, and what their steps take."""
-        every = [(laid.key(place), laid.devices[place]) for laid, places, _ in several for place in places]
-        if not every:
-            return {}
-        first = several[0][0]
-        whole = StepTimes.of_all([times.only(places) for _, places, times in several])
-        found: dict[Key, Candidate] = {}
-        together = max(1, _AT_ONCE * first.layout.devices // (self.load.max_devices * len(self.load.limits)))
-        for start in range(0, len(every), together):
-            keys, devices = zip(*every[start : start + together], strict=True)
-            times = whole.only(range(start, start + len(keys)))
-            each = judged(devices, (quant, first.layout), times, first.needed, self.load)
-            found.update(zip(keys, each, strict=True))
+    def _expected(self, several: Sequence[tuple[LaidOut, Sequence[int]]]) -> list[Timed]:
+        """Those of the devices at some places of whose kernels anything is expected, and what their steps take."""
+        assert self.kernels
+        times = expected(several, self.load, self.kernels)
+        return [
+            (laid, [p for p in places if isfinite(own.alone[p])], own)
+            for (laid, places), own in zip(several, times, strict=True)
+        ]
+
+    def _judged(self, quant: str, several: Sequence[Timed], *, writing: bool = False) -> dict[Any, Candidate]:
+        """Devices at some places of several, and what their steps take: as copies that do all, or write alone."""
+        found: dict[Any, Candidate] = {}
+        for layout, same in groupby(several, key=lambda each: each[0].layout):
+            alike = list(same)
+            every = [(laid.key(place), laid.devices[place]) for laid, places, _ in alike for place in places]
+            if not every:
+                continue
+            load, needed = self.load, alike[0][0].needed
+            whole = StepTimes.of_all([times.only(places) for _, places, times in alike])
+            together = max(1, _AT_ONCE * layout.devices // (load.max_devices * len(load.limits)))
+            for start in range(0, len(every), together):
+                keys, devices = zip(*every[start : start + together], strict=True)
+                times = whole.only(range(start, start + len(keys)))
+                asked = quant, layout
+                each = (
+                    judged(devices, asked, times.writing, needed.writing, load.writing)
+                    if writing
+                    else judged(devices, asked, times, needed.whole, load)
+                )
+                found.update(zip(keys, each, strict=True))
         return found
 
+    def _paired(
+        self, quant: str, one: Setting, several: Sequence[Timed], pairing: Pairing
+    ) -> tuple[dict[Any, Candidate], set[Key]]:
+        """Devices at some places of several, some of which read for the others; and the settings that do well so."""
+        writing = [(laid, [p for p in own if pairing.writes(laid.devices[p])], times) for laid, own, times in several]
+        writers = list(self._judged(quant, writing, writing=True).values())
+        readers = [
+            reader
+            for laid, own, times in several
+            for reader in Reader.each(laid, [p for p in own if pairing.reads(laid.devices[p])], times)
+        ]
+        moved = float(moved_bytes(one, float(self.load.prompt)))
+        return paired(readers, writers, pairing, moved=moved, load=self.load)
+
     def closest(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """For each device that keeps to the goals in no setting, the candidate that comes closest; nearest first.
+        """For each device or pair that keeps to the goals in no setting, the candidate that comes closest; nearest
+        first.
 
         What has no reason yet is worked out where none comes closer, for then the others are as far off at least.
         """
-        served = {one.hardware.name for one in found if not one.factor}
-        missed: dict[str, dict[tuple[str, Layout], Candidate]] = {}
+        served = {one.kind for one in found if not one.factor}
+        missed: dict[tuple[str, ...], dict[tuple[str, Layout], Candidate]] = {}
         for one in found:
-            if one.hardware.name not in served:
-                missed.setdefault(one.hardware.name, {})[one.quant, one.layout] = one
+            if one.kind not in served:
+                missed.setdefault(one.kind, {})[one.quant, one.layout] = one
         while True:
             closest = [min(own.values(), key=_missed) for own in missed.values()]
             further: dict[tuple[str, Layout], list[Hardware]] = {}
@@ -127,7 +174,7 @@ class Search:
                 return sorted(closest, key=_missed)
             for (quant, layout), devices in further.items():
                 for one in self._on(devices, [self.settings[quant, layout]], quant, large=True):
-                    missed[one.hardware.name][quant, layout] = one
+                    missed[one.kind][quant, layout] = one
 
 
 def _left(one: Left, quant: str, layout: Layout) -> Candidate:

@@ -11,10 +11,11 @@ import numpy as np
 
 from .. import __version__
 from ..costs import By
+from ..disaggregation import KvTransfer
 from ..facts import finite
 from ..model import Model
 from ..transforms.quantize import PUBLISHED
-from .candidates import PRICES, Candidate
+from .candidates import PRICES, Candidate, Readers
 from .load import POLICY
 from .outcome import Goals
 
@@ -23,6 +24,7 @@ _NUMBERS: Final = (
     "copies", "limit", "batch", "utilization", "ttft_s", "tpot_s", "rate_within", "max_rate", "memory", "usd_per_h",
     "watts", "unmodelled", "excess",
 )  # fmt: skip
+_WAYS: Final = {"together": False, "apart": True}  # of reading prompts and writing answers
 _BOUND: Final = ("copies", "ttft_s", "tpot_s", "rate_within", "max_rate", "usd_per_h", "watts")
 
 
@@ -35,10 +37,12 @@ class ServicePlan:
     able        those that keep to them, cheapest first, of equal prices the precision published, then the one with the
                 most bits; those without a price last
     unmeasured  those that do at the bound, where nothing is expected of their kernels
-    least       the cheapest where steps take as long as their lower bounds: no kernels need less
+    lowest      the cheapest where steps take as long as their lower bounds, of those without readers and of those with
+                them, where there are any
     rejected    for each device that is in none of them, the candidate that comes closest; nearest first
     considered  how many devices were; `priced` of them have a price, and `left_out` are those that nobody named and
                 nobody can buy
+    kv_transfer  when caches travel from copies that read to others that write; None where all do both
     asked_by    what was asked to be low; None where that was left to what is known
     tried       how many settings of devices, layouts, precisions, copies and batches there were
     common      arguments of plan() that simulate() has too
@@ -53,6 +57,7 @@ class ServicePlan:
     asked_by: By | None
     years: float | None
     max_devices: int
+    kv_transfer: KvTransfer | None
     considered: int
     priced: int
     left_out: tuple[str, ...]
@@ -60,7 +65,7 @@ class ServicePlan:
     kernels: str | None
     able: tuple[Candidate, ...] = field(repr=False)
     unmeasured: tuple[Candidate, ...] = field(repr=False)
-    least: Candidate | None = field(repr=False)
+    lowest: tuple[Candidate, ...] = field(repr=False)
     rejected: tuple[Candidate, ...] = field(repr=False)
     tried: int
     common: Mapping[str, Any] = field(repr=False)
@@ -76,14 +81,37 @@ class ServicePlan:
         return next((one for one in self.able if not isnan(one.price(self.by))), None)
 
     @property
+    def disaggregated(self) -> bool:
+        """Whether copies that only read prompts, beside others that only write answers, were tried too."""
+        return self.kv_transfer is not None
+
+    @property
+    def least(self) -> Candidate | None:
+        """The cheapest where steps take as long as their lower bounds: no kernels need less."""
+        return min(self.lowest, key=lambda one: unknown_last(one.price(self.by)), default=None)
+
+    def best_of(self, *, apart: bool) -> Candidate | None:
+        """The cheapest of those with readers, or of those without."""
+        return next((one for one in self.able if bool(one.readers) is apart and not isnan(one.price(self.by))), None)
+
+    def per_dollar(self, one: Candidate) -> float:
+        """Tokens written at the rate asked for; nan where a file has no price. [1/USD]"""
+        return 3600 * self.rate * self.gen / one.usd_per_h
+
+    def per_joule(self, one: Candidate) -> float:
+        """Likewise, at the TDP of all devices all the time. [1/J]"""
+        return self.rate * self.gen / one.watts
+
+    @property
     def each(self) -> tuple[Candidate, ...]:
-        """The cheapest of every device that keeps to the goals."""
+        """The cheapest of every device, and of every pair, that keeps to the goals."""
         return first_of_each(self.able)
 
     @property
     def unpriced(self) -> tuple[str, ...]:
         """Devices that keep to the goals and have no price."""
-        return tuple(one.hardware.name for one in self.each if isnan(one.price(self.by)))
+        kinds = (kind for one in self.each if isnan(one.price(self.by)) for kind in one.kinds)
+        return tuple(dict.fromkeys(kind.name for kind in kinds if not self.by.known(kind, self.years)))
 
     @property
     def front(self) -> tuple[Candidate, ...]:
@@ -103,7 +131,9 @@ class ServicePlan:
         return tuple(kept)
 
     def simulation(self, one: Candidate) -> dict[str, Any]:
-        """The arguments of simulate() for one copy of a candidate, with its part of the requests."""
+        """The arguments of simulate() for a candidate: of one copy, with its part of the requests, or of all copies
+        where others read the prompts.
+        """
         asked: dict[str, Any] = {
             "rate": self.rate / one.copies, "prompt_lengths": str(self.prompt), "gen_lengths": str(self.gen),
             "policy": POLICY, "max_batch": int(one.layout.local(one.limit)),
@@ -111,8 +141,23 @@ class ServicePlan:
             "layout": str(one.layout) if one.layout.devices > 1 else None, "ttft": self.goals.ttft_s,
             "tpot": self.goals.tpot_s, **self.common, "hardware_set": one.hardware.changes,
         }  # fmt: skip
+        if one.readers:
+            asked |= self._readers(one, one.readers)
         given = {name: value for name, value in asked.items() if value not in (None, "", (), inf)}
         return {"hardware": one.hardware.name, **given}
+
+    def _readers(self, one: Candidate, readers: Readers) -> dict[str, Any]:
+        """What is otherwise where those read the prompts."""
+        others = {}
+        if readers.hardware.name != one.hardware.name:
+            changes = tuple(f"{kind.name}:{change}" for kind in one.kinds for change in kind.changes)
+            others = {"prefill_hardware": readers.hardware.name, "hardware_set": changes}
+        laid = str(readers.layout) if readers.layout.devices > 1 else "tp=1"
+        return {
+            "rate": self.rate, "policy": None, "copies": one.copies, "readers": readers.copies,
+            "prefill_layout": None if readers.layout == one.layout else laid,
+            "kv_transfer": str(self.kv_transfer) if self.kv_transfer is KvTransfer.OVERLAPPED else None, **others,
+        }  # fmt: skip
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One for each candidate that keeps to the goals, cheapest first, then those that do at the bound alone, and
@@ -128,7 +173,15 @@ class ServicePlan:
                 **{name: getattr(one, name) for name in _NUMBERS},
                 **{f"bound_{name}": getattr(least, name) for name in _BOUND},
                 "factor": one.factor or None, "reason": one.reason or None,
+                **(self._ways(one, least) if self.disaggregated else {}),
             })  # fmt: skip
+
+    def _ways(self, one: Candidate, least: Candidate) -> dict[str, Any]:
+        """What a row has besides where prompts may be read apart."""
+        return {
+            **_of_readers(one), "bound_readers_copies": least.readers and least.readers.copies,
+            "tokens_per_dollar": self.per_dollar(one), "tokens_per_joule_at_tdp": self.per_joule(one),
+        }  # fmt: skip
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -137,24 +190,30 @@ class ServicePlan:
             "rate": self.rate, "prompt": self.prompt, "gen": self.gen, "by": str(self.by), "years": self.years,
             "max_devices": self.max_devices, "quants": list(self.quants),
             "techniques": list(self.common["techniques"]), "kernels": self.kernels,
-            **asdict(self.goals),
+            **asdict(self.goals), **({"kv_transfer": str(self.kv_transfer)} if self.disaggregated else {}),
         })  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/serving.md has its keys."""
         rows = list(self.rows())
         able, known = len(self.able), len(self.able) + len(self.unmeasured)
-        best = next((row for row, one in zip(rows, self.able, strict=False) if one is self.best), None)
+
+        def row_of(best: Candidate | None) -> dict[str, Any] | None:
+            return next((row for row, one in zip(rows, self.able, strict=False) if one is best), None)
+
         return finite({
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
             "model": self.model.name,
             "inputs": self.inputs,
             "tried": self.tried, "considered": self.considered, "priced": self.priced, "left_out": list(self.left_out),
-            "best": best,
+            "best": row_of(self.best),
+            **({f"best_{name}": row_of(self.best_of(apart=apart)) for name, apart in _WAYS.items()}
+               if self.disaggregated else {}),
             "least": None if self.least is None else {
                 "hardware": self.least.hardware.name, "quant": self.least.quant, "layout": str(self.least.layout),
                 "devices": self.least.devices, **{name: getattr(self.least, name) for name in _BOUND},
+                **(_of_readers(self.least) if self.disaggregated else {}),
             },
             "candidates": rows[:able],
             "unmeasured": rows[able:known],
@@ -162,11 +221,20 @@ class ServicePlan:
         })  # fmt: skip
 
 
+def _of_readers(one: Candidate) -> dict[str, Any]:
+    """Those that read prompts for it, and what the time to first token is made of; None where it does so itself."""
+    read = one.readers
+    own = (read.hardware.name, str(read.layout), read.copies, read.memory) if read else (None,) * 4
+    times = (read.wait_s, read.read_s, read.transfer_s) if read else (None,) * 3
+    names = ("readers_hardware", "readers_layout", "readers_copies", "readers_memory", "wait_s", "read_s", "transfer_s")
+    return dict(zip(names, (*own, *times), strict=True))
+
+
 def first_of_each(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The first of every device."""
-    found: dict[str, Candidate] = {}
+    """The first of every device, and of every pair."""
+    found: dict[tuple[str, ...], Candidate] = {}
     for one in candidates:
-        found.setdefault(one.hardware.name, one)
+        found.setdefault(one.kind, one)
     return tuple(found.values())
 
 

@@ -1,0 +1,281 @@
+"""Copies that read prompts beside copies that write the answers, in closed form, for many pairs of settings at once.
+
+Readers are a queue of several servers that all take equally long (M/D/c, in the approximation of Sakasegawa, 1977,
+doi:10.1007/BF02532775; of one reader it is exact, and what DistServe has, arXiv:2401.09670).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import ceil, inf, log2, nan
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..costs import usd_per_h, watts
+from ..disaggregation import sent_bytes_per_s
+from ..errors import InputError
+from ..forms import Num
+from ..hardware import Hardware
+from ..layout import Layout
+from ..units import fold, seconds, si
+from .candidates import Candidate, Readers
+from .load import Grid, Load, StepTimes
+from .passes import Key, LaidOut
+
+_AT_ONCE: Final = 1 << 20  # pairs that are worked out together
+_HALVINGS: Final = 40  # of the rates among which the highest is looked for
+Places = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairing:
+    """Which devices read for which, and how caches travel between them.
+
+    readers, writers  names of devices; where there are no `readers`, each kind of device reads for itself
+    overlapped        whether a cache travels while its prompt is read, layer by layer
+    """
+
+    readers: frozenset[str]
+    writers: frozenset[str]
+    overlapped: bool
+
+    def reads(self, device: Hardware) -> bool:
+        return device.name in (self.readers or self.writers)
+
+    def writes(self, device: Hardware) -> bool:
+        return device.name in self.writers
+
+
+class Reader(NamedTuple):
+    """A setting that reads prompts alone: one copy of it.
+
+    read_s  of a prompt, and `each_s` until one of its `servers` may take the next one
+    memory  needed over there is
+    """
+
+    device: Hardware
+    layout: Layout
+    servers: int
+    read_s: float
+    each_s: float
+    memory: float
+
+    @classmethod
+    def each(cls, laid: LaidOut, places: Iterable[int], times: StepTimes) -> Iterator[Reader]:
+        """None where ranks wait for each other: whoever reads would hold up the others."""
+        for place in places if laid.ranks == 1 else ():
+            device = laid.devices[place]
+            yield cls(
+                device=device, layout=laid.layout, servers=times.apart, read_s=float(times.alone[place]),
+                each_s=float(times.one_by_one[place]), memory=laid.needed.reading / device.capacity,
+            )  # fmt: skip
+
+
+def waited_s(rate: Num, each_s: Num, servers: Num) -> Grid:
+    """What a prompt waits on average for one of `servers` that take `each_s`; inf where they do not keep up. [s]"""
+    busy = rate * each_s / servers
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        waits = each_s / 2 * busy ** (np.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - busy))
+        return np.where(busy < 1, waits, inf)
+
+
+def paired(
+    readers: Sequence[Reader], writers: Sequence[Candidate], pairing: Pairing, *, moved: float, load: Load
+) -> tuple[dict[tuple[object, ...], Candidate], set[Key]]:
+    """For each writer, and each kind of device that may read for it, the fewest readers that do, in the layout that
+    takes fewest devices, or those that come closest; and the settings that are in any pair that does.
+
+    writers  judged as copies that write alone
+    moved    the cache of a prompt that travels [B]
+    """
+    rows: dict[str, list[int]] = {}
+    for row, reader in enumerate(readers):
+        rows.setdefault(reader.device.name, []).append(row)
+    pairs = [
+        (np.full(len(own), place), np.array(own))
+        for place, writer in enumerate(writers)
+        for own in (rows.values() if pairing.readers else (rows.get(writer.hardware.name, []),))
+    ]
+    found: dict[tuple[object, ...], Candidate] = {}
+    used: set[Key] = set()
+    most = max(_AT_ONCE // max(len(readers), 1), 1)
+    for start in range(0, len(pairs), most):
+        writes, reads = (np.concatenate(each).astype(int) for each in zip(*pairs[start : start + most], strict=True))
+        if not len(writes):
+            continue
+        several = _Pairs.of(readers, writers, reads, writes, overlapped=pairing.overlapped, moved=moved, load=load)
+        found |= {(one.layout, *one.kind): one for one in several.chosen()}
+        used |= {(readers[place].layout, readers[place].device.name) for place in np.unique(reads[several.fine])}
+        used |= {(writers[place].layout, writers[place].hardware.name) for place in np.unique(writes[several.fine])}
+    return found, used
+
+
+def _sent(device: Hardware) -> float:
+    """Of one device, in a second; 0 where its file does not say it. [B]"""
+    try:
+        return sent_bytes_per_s(device)
+    except InputError:
+        return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pairs:
+    """Pairs of a reader and a writer, with the fewest copies that read for it, or as many as there may be. [pair]
+
+    servers   of all copies that read
+    wait_s    for a reader, which with `own_s`, what reading and the network take, is the time to first token
+    max_rate  of reading, network and writing, the lowest [1/s]
+    over      what is needed over what is allowed or there, by name; the writers' own apart
+    """
+
+    readers: Sequence[Reader]
+    writers: Sequence[Candidate]
+    load: Load
+    reads: Places
+    writes: Places
+    copies: Grid
+    servers: Grid
+    each_s: Grid
+    wait_s: Grid
+    own_s: Grid
+    transfer_s: Grid
+    max_rate: Grid
+    over: dict[str, Grid]
+
+    @classmethod
+    def of(
+        cls,
+        readers: Sequence[Reader],
+        writers: Sequence[Candidate],
+        reads: Places,
+        writes: Places,
+        *,
+        overlapped: bool,
+        moved: float,
+        load: Load,
+    ) -> _Pairs:
+        sent = {device: _sent(device) for device in {*(one.device for one in readers), *(w.hardware for w in writers)}}
+        own = np.array([
+            (one.servers, one.read_s, one.each_s, one.memory, one.layout.devices, sent[one.device]) for one in readers
+        ])  # fmt: skip
+        others = np.array([(one.devices, one.layout.devices, one.max_rate, sent[one.hardware]) for one in writers])
+        servers, read_s, each_s, memory, size, link = own[reads].T
+        written_on, writer_size, written, writer_link = others[writes].T
+        with np.errstate(divide="ignore"):
+            transfer_s = moved / np.minimum(size * link, writer_size * writer_link)
+        own_s = np.maximum(read_s, transfer_s) if overlapped else read_s + transfer_s
+
+        def keeps(copies: Grid) -> npt.NDArray[np.bool_]:
+            first_s = waited_s(load.rate, each_s, copies * servers) + own_s
+            kept: npt.NDArray[np.bool_] = (
+                np.isfinite(first_s) & (first_s <= load.goals.ttft_s) & (load.rate * moved <= copies * size * link)
+            )
+            return kept
+
+        copies = _fewest(np.maximum((load.max_devices - written_on) // size, 1), keeps)
+        with np.errstate(divide="ignore"):
+            carried = np.minimum(copies * size * link, written_on * writer_link) / moved
+            wait_s = waited_s(load.rate, each_s, copies * servers)
+            ttft_s = wait_s + own_s
+            over = {
+                "memory": memory,
+                "devices": (written_on + copies * size) / load.max_devices,
+                "rate": load.rate * each_s / (copies * servers),
+                "network": load.rate / carried,
+                "time to first token": np.where(np.isfinite(ttft_s), ttft_s, 0.0) / load.goals.ttft_s,
+            }
+        return cls(
+            readers=readers, writers=writers, load=load, reads=reads, writes=writes, copies=copies,
+            servers=copies * servers, each_s=each_s, wait_s=wait_s, own_s=own_s, transfer_s=transfer_s,
+            max_rate=np.minimum(np.minimum(copies * servers / each_s, carried), written), over=over,
+        )  # fmt: skip
+
+    @property
+    def worst(self) -> Grid:
+        """Over what is allowed of all of it, the writers' own included."""
+        return reduce(np.maximum, self.over.values(), np.array([one.excess for one in self.writers])[self.writes])
+
+    @property
+    def fine(self) -> npt.NDArray[np.bool_]:
+        """Whether it keeps to all of it."""
+        kept: npt.NDArray[np.bool_] = (self.over["rate"] < 1) & (self.worst <= 1)
+        return kept
+
+    def chosen(self) -> Iterator[Candidate]:
+        """For each writer and kind of device that reads, the one that takes fewest devices, or comes closest."""
+        names: dict[str, int] = {}
+        kind = np.array([names.setdefault(one.device.name, len(names)) for one in self.readers])
+        group = self.writes * len(names) + kind[self.reads]
+        fine, size = self.fine, np.array([one.layout.devices for one in self.readers])
+        taken = np.where(fine, self.copies * size[self.reads], self.worst)
+        order = np.lexsort((self.wait_s + self.own_s, taken, ~fine, group))
+        places = order[np.unique(group[order], return_index=True)[1]]
+        within = self._within(places)
+        for place, most in zip(places.tolist(), within.tolist(), strict=True):
+            yield self._candidate(place, most, fine=bool(fine[place]))
+
+    def _within(self, places: Places) -> Grid:
+        """Up to which rate readers keep to the time to first token. [1/s]"""
+        each_s, servers = self.each_s[places], self.servers[places]
+        low, high = np.zeros(len(places)), servers / each_s
+        if self.load.goals.ttft_s == inf:
+            return high
+        left_s = self.load.goals.ttft_s - self.own_s[places]
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            kept = waited_s(middle, each_s, servers) <= left_s
+            low, high = np.where(kept, middle, low), np.where(kept, high, middle)
+        return low
+
+    def _candidate(self, place: int, within: float, *, fine: bool) -> Candidate:
+        load, reader, writer = self.load, self.readers[int(self.reads[place])], self.writers[int(self.writes[place])]
+        wait_s, most = float(self.wait_s[place]), float(self.max_rate[place])
+        readers = Readers(
+            hardware=reader.device, layout=reader.layout, copies=int(self.copies[place]),
+            wait_s=wait_s, read_s=reader.read_s, transfer_s=float(self.transfer_s[place]), memory=reader.memory,
+        )  # fmt: skip
+        taken = [(readers.hardware, readers.devices), (writer.hardware, writer.devices)]
+        one = replace(
+            writer, readers=readers, utilization=float(self.over["rate"][place]),
+            ttft_s=wait_s + float(self.own_s[place]), max_rate=most,
+            rate_within=min(within, most, writer.rate_within) if fine else nan,
+            usd_per_h=usd_per_h(taken, load.years), watts=watts(taken),
+        )  # fmt: skip
+        factor = max(self.over, key=lambda name: self.over[name][place])
+        excess = float(self.over[factor][place])
+        if fine or (writer.factor and writer.excess >= excess):
+            return one
+        told = replace(one, factor=factor, excess=excess)
+        return replace(told, reason=_reason(told, load))
+
+
+def _fewest(most: Grid, keeps: Callable[[Grid], npt.NDArray[np.bool_]]) -> Grid:
+    """The fewest copies that keep to something, to which more keep where fewer do; `most` where no number does."""
+    low, high = np.ones(most.shape), most
+    for _ in range(ceil(log2(float(np.max(most)))) + 1):
+        middle = np.floor((low + high) / 2)
+        kept = keeps(middle)
+        low, high = np.where(kept, low, np.minimum(middle + 1, most)), np.where(kept, middle, high)
+    return high
+
+
+def _reason(one: Candidate, load: Load) -> str:
+    assert one.readers
+    if one.factor == "memory":
+        there = one.readers.hardware.capacity
+        return (
+            f"memory: {si(one.readers.memory * there)}B to read a prompt while another travels, "
+            f"{fold(one.excess)} the {si(there)}B of each device"
+        )
+    if one.factor == "devices":
+        return f"devices: {one.devices} at least, of {load.max_devices} at most"
+    if one.factor == "rate":
+        return f"rate: prompts of {load.rate / one.excess:.4g} requests/s are read at most, of {load.rate:.4g} asked"
+    if one.factor == "network":
+        known = f"caches of {load.rate / one.excess:.4g} requests/s travel at most, of {load.rate:.4g} asked"
+        return f"network: {known if one.excess < inf else 'no scale_out.bandwidth or host.bandwidth is known'}"
+    return f"time to first token: {seconds(one.ttft_s)}, {fold(one.excess)} the {seconds(load.goals.ttft_s)} allowed"

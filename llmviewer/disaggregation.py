@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ class KvTransfer(StrEnum):
     OVERLAPPED = "overlapped"
 
 
+class KvLink(StrEnum):
+    """What it goes over. scale-out: links of nodes, or of hosts where there are none; scale-up: those of a domain."""
+
+    SCALE_OUT = "scale-out"
+    SCALE_UP = "scale-up"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Disaggregated:
     """What both kinds of device do; of each side its own phase counts. Lower bounds.
@@ -43,6 +51,7 @@ class Disaggregated:
     prefill: Analysis
     decode: Analysis
     kv_transfer: KvTransfer
+    kv_link: KvLink
     kv_transfer_bytes: float
     kv_transfer_bytes_per_s: float
 
@@ -124,6 +133,7 @@ class Disaggregated:
             **documents,
             "kv_transfer": {
                 "when": self.kv_transfer,
+                "link": self.kv_link,
                 "bytes": self.kv_transfer_bytes,
                 "bytes_per_s": self.kv_transfer_bytes_per_s,
                 "time_s": self.kv_transfer_s,
@@ -141,6 +151,7 @@ def disaggregate(
     prefill_layout: str | Layout = ALONE,
     decode_layout: str | Layout = ALONE,
     kv_transfer: str = "after",
+    kv_link: str = "scale-out",
     batch: int = 1,
     prompt: int = 1024,
     gen: int = 128,
@@ -162,6 +173,7 @@ def disaggregate(
     """`batch` prompts are read on one kind of device, and continued on another.
 
     kv_transfer   when the cache goes from one to the other: "after" the prefill, or "overlapped" with it
+    kv_link       over which links: "scale-out", or "scale-up" where both sides are in one domain
     hardware_set  what-ifs on both kinds of device
 
     The other arguments are those of analyze().
@@ -179,7 +191,7 @@ def disaggregate(
         "mtp": mtp, "offload": offload, "hardware_set": hardware_set, "library": library,
         "engine": engine, "profiles": profiles, "bound": bound,
     }  # fmt: skip
-    when = given.among("kv_transfer", kv_transfer, KvTransfer)
+    when, link = given.among("kv_transfer", kv_transfer, KvTransfer), given.among("kv_link", kv_link, KvLink)
     reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **asked)
     writes = replace(Setting.of(loaded, decode_hardware, layout=decode_layout, **asked), decodes_only=True)
     request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images, "mtp": mtp}
@@ -190,10 +202,11 @@ def disaggregate(
         prefill=prefill,
         decode=decode,
         kv_transfer=when,
+        kv_link=link,
         kv_transfer_bytes=float(
             kv_cache_bytes(whole, batch=batch, context=_cached(loaded, prompt), prompt=prompt, images=images)
         ),
-        kv_transfer_bytes_per_s=pace(reads, writes),
+        kv_transfer_bytes_per_s=pace(reads, writes, link),
     )
 
 
@@ -202,12 +215,31 @@ def _cached(model: Model, prompt: int) -> int:
     return prompt + 1 if model.encodes else prompt
 
 
-def pace(*sides: Setting) -> float:
-    """Of all devices of the slower side, on the links that lead to others. [B/s]"""
-    return min(side.layout.devices * sent_bytes_per_s(side.hardware) for side in sides)
+def pace(reads: Setting, writes: Setting, link: KvLink) -> float:
+    """Of all devices of the slower side. [B/s]
+
+    Raises InputError where such links do not join both sides, or nothing is known of them.
+    """
+    sides = [(one.hardware, one.layout.devices) for one in (reads, writes)]
+    if link is KvLink.SCALE_UP and not joined(*sides):
+        (reader, some), (writer, others) = sides
+        raise InputError(
+            f"kv_link must be scale-out where no domain of one kind of device has both sides; got {some} x "
+            f"{reader.name} that read and {others} x {writer.name} that write"
+        )
+    return min(devices * sent_bytes_per_s(hardware, link) for hardware, devices in sides)
 
 
-def sent_bytes_per_s(hardware: Hardware) -> float:
-    """Of one device, on its scale-out links, or those of its host where it has none. [B/s]"""
+def joined(reads: tuple[Hardware, int], writes: tuple[Hardware, int]) -> bool:
+    """Whether a domain of scale-up links has room for as many devices of both sides."""
+    (reader, some), (writer, others) = reads, writes
+    return reader.name == writer.name and some + others <= reader.numbers.get("scale_up.devices", inf)
+
+
+def sent_bytes_per_s(hardware: Hardware, link: KvLink) -> float:
+    """Of one device. [B/s]
+
+    Raises InputError where nothing is known of its links.
+    """
     tier = "scale_out" if "scale_out.bandwidth" in hardware.numbers else "host"
-    return hardware.fact(f"{tier}.bandwidth")
+    return hardware.fact(f"{'scale_up' if link is KvLink.SCALE_UP else tier}.bandwidth")

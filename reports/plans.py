@@ -9,7 +9,7 @@ from math import inf, isnan, nan
 from typing import Any, Final
 
 from llmviewer.costs import By
-from llmviewer.disaggregation import KvTransfer
+from llmviewer.disaggregation import KvLink, KvTransfer
 from llmviewer.serving.candidates import Candidate, Readers
 from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import counted, seconds
@@ -27,7 +27,10 @@ _TENS: Final = 10
 _TOLD: Final = 0.05  # of a time, that is worth a word
 _PERCENTILES: Final = "Percentiles of one copy of the best, with its part of the requests:"
 _ALL: Final = "Percentiles of the best whose prompts are read apart:"
-_LINKS: Final = "over scale-out links, or those of hosts where there are none"
+_LINKS: Final = {
+    KvLink.SCALE_OUT: "over scale-out links, or those of hosts where there are none",
+    KvLink.SCALE_UP: "over scale-up links",
+}
 _OPTIONS: Final = {
     "profiles": "profile",
     "techniques": "with",
@@ -64,7 +67,7 @@ def _of_readers(found: ServicePlan) -> str:
     if not found.kv_transfer:
         return ""
     when = "after the prompt is read" if found.kv_transfer is KvTransfer.AFTER else "while the prompt is read"
-    return f" Readers take prompts one by one; a cache travels {when}, {_LINKS}."
+    return f" Readers take prompts one by one; a cache travels {when}, {_LINKS[found.kv_link]}."
 
 
 def _simulation(found: ServicePlan) -> list[Command]:
@@ -268,7 +271,7 @@ def _ways(found: ServicePlan) -> list[Table]:
     """The best that read prompts together with writing answers, and apart: as expected, and at the bound."""
     best = [found.best_of(apart=apart) for apart in (False, True)]
     name, known = "Prompts read by all, and apart", found.kernels is not None
-    about = f"Tokens written at the rate asked for, per dollar and per joule at TDP. Transfer: {_LINKS}."
+    about = f"Tokens written at the rate asked for, per dollar and per joule at TDP. Transfer: {_LINKS[found.kv_link]}."
     likely = _way(f"{name}: as expected" if known else name, best, found, about)
     return [likely, _way(f"{name}: at the bound", found.lowest, found, "")] if known else [likely]
 

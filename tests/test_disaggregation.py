@@ -43,6 +43,16 @@ def test_devices_without_a_scale_out_link_send_over_their_host_links():
     assert found.kv_transfer_bytes_per_s == min(hosts[0], 2 * hosts[1])
 
 
+def test_within_a_domain_they_may_send_over_scale_up_links():
+    asked = {"batch": 2, "prompt": 100, "gen": 8, "kv_link": "scale-up"}
+    found = disaggregate("llama-2-7b", "h100-sxm", "h100-sxm", prefill_layout="tp=2", decode_layout="tp=4", **asked)
+    assert found.kv_transfer_bytes_per_s == 2 * 450e9
+    assert found.to_dict()["kv_transfer"]["link"] == "scale-up"
+    for other, layout in (("h100-sxm", "tp=8"), ("h200-sxm", "tp=2")):
+        with pytest.raises(InputError, match=r"^kv_link must be scale-out where no domain of one kind of device has"):
+            disaggregate("llama-2-7b", "h100-sxm", other, decode_layout=layout, **asked)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "nbytes"),
     [

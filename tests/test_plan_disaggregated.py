@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from llmviewer.cli import main
-from llmviewer.disaggregation import pace
+from llmviewer.disaggregation import KvLink, pace
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving.pairing import waited_s
 from llmviewer.serving.planning import plan
@@ -99,7 +99,7 @@ def test_it_is_what_every_setting_tried_by_hand_gives():
         left = GOALS["max_devices"] - written[0] * writes.layout.devices
         for reader, own in product(devices, LAYOUTS):
             reads = Setting.of("llama-3.1-70b", reader, layout=own, quant=quant)
-            travel_s = GOALS["prompt"] * TOKEN * (1 if "KV8" in quant else 2) / pace(reads, writes)
+            travel_s = GOALS["prompt"] * TOKEN * (1 if "KV8" in quant else 2) / pace(reads, writes, KvLink.SCALE_OUT)
             read = readers_by_hand(reads, most=left // reads.layout.devices, travel_s=travel_s)
             if read:
                 key = reader, device, quant, str(writes.layout)
@@ -147,6 +147,23 @@ def test_the_cache_travels_on_the_links_of_the_smaller_side(options, moved):
         assert read.transfer_s == pytest.approx(moved / (50e9 * min(read.layout.devices, one.layout.devices)))
         own = max(read.read_s, read.transfer_s) if one in apart(overlapped) else read.read_s + read.transfer_s
         assert one.ttft_s == pytest.approx(read.wait_s + own)
+
+
+def test_a_cache_travels_on_scale_up_links_within_a_domain():
+    asked = {"hardware": ["h100-sxm"], "layouts": ["tp=2", "tp=4", "tp=8"], "quants": ["fp8"], "bound": True}
+    found = plan("llama-3.1-70b", disaggregated=True, kv_link="scale-up", **{**GOALS, **asked, "max_devices": 32})
+    assert apart(found)
+    for one in apart(found):
+        sizes = one.readers.layout.devices, one.layout.devices
+        assert sum(sizes) <= 8
+        assert one.readers.transfer_s == pytest.approx(2 * 1500 * TOKEN / (450e9 * min(sizes)))
+    one = apart(found)[0]
+    run = simulate(**found.simulation(one), requests=5)
+    read, _ = Steps(run.reads).reading_s(1500.0, 0.0)
+    assert run.ttft_s.min() == pytest.approx(float(read) + one.readers.transfer_s)
+    wide = plan("llama-3.1-70b", disaggregated=True, kv_link="scale-up", **{**GOALS, **asked, "layouts": ["tp=8"]})
+    (why,) = (each.reason for each in wide.rejected if each.readers)
+    assert why == "network: no links that are known join those that read and write"
 
 
 # --- laws ---
@@ -320,7 +337,7 @@ def test_the_formats(found):
         ("h100-sxm", {"ttft": 0.01}, "time to first token: "),
         ("h100-sxm", {"tpot": 0.001}, "time per token: "),
         ("h100-sxm", {"hardware_set": ["scale_out.bandwidth=0.5 GB/s"]}, "network: caches of "),
-        ("m4-max", {"quants": ["published"]}, "network: no scale_out.bandwidth or host.bandwidth is known"),
+        ("m4-max", {"quants": ["published"]}, "network: no links that are known join those that"),
         ("rtx-4090", {"quants": ["published"], "prompt": 50000, "rate": 0.001}, "memory: 33.9 GB to read a prompt wh"),
     ],
 )

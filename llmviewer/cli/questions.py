@@ -153,11 +153,12 @@ def two_kinds(command: _F) -> _F:
     @functools.wraps(command)
     def with_sides(*arguments: Any, **options: Any) -> object:
         names = [f"{side}_{what}" for side in SIDES for what in ("hardware", "layout")]
-        given = {name: options.pop(name) for name in (*names, "kv_transfer")}
+        given = {name: options.pop(name) for name in (*names, "kv_transfer", "kv_link")}
         sides = {name: value for name, value in given.items() if value is not None}
-        if list(sides) == ["kv_transfer"]:
+        if sides and not sides.keys() & set(names):
+            option = next(iter(sides)).replace("_", "-")
             raise InputError(
-                "--kv-transfer is between two kinds of devices; give --prefill-hardware or --decode-hardware"
+                f"--{option} is between two kinds of devices; give --prefill-hardware or --decode-hardware"
             )
         return command(*arguments, sides=sides, **options)
 
@@ -174,6 +175,13 @@ def two_kinds(command: _F) -> _F:
             "--kv-transfer",
             metavar="after|overlapped",
             help="When the KV cache goes to the devices that decode: after the prefill, or layer by layer during it.",
+        )
+    )
+    options.append(
+        click.option(
+            "--kv-link",
+            metavar="scale-out|scale-up",
+            help="Over which links: between nodes (of a host where there are none), or within a domain of both.",
         )
     )
     return shared.all_of(cast("_F", with_sides), *options)

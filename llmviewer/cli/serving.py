@@ -17,8 +17,8 @@ from .progress import on_a_bar
 
 _FILE: Final = click.Path(path_type=Path)
 _QUEUES: Final = {  # what is said of requests that wait, or are read elsewhere, where none of it is
-    "arrivals": None, "readers": 0, "prefill_hardware": None, "prefill_layout": None, "kv_transfer": None, "ttft": inf,
-    "tpot": inf,
+    "arrivals": None, "readers": 0, "prefill_hardware": None, "prefill_layout": None, "kv_transfer": None,
+    "kv_link": None, "ttft": inf, "tpot": inf,
 }  # fmt: skip
 _DEGREES: Final = {
     name: f"{kind} parallelism in use, as in analyze."
@@ -145,6 +145,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     "--prefill-layout", metavar="DEGREES", help="How each reader lies, such as 'tp=4'; as the others if not given."
 )
 @click.option("--kv-transfer", metavar="after|overlapped", help="As in analyze; after if not given.")
+@click.option("--kv-link", metavar="scale-out|scale-up", help="As in analyze; scale-out if not given.")
 @shared.goal("--ttft", "Goal: the longest time to first token.", default=inf)
 @shared.goal("--tpot", "Goal: the longest time per output token.", default=inf)
 @click.option("--quant", metavar="SCHEME", callback=shared.precision, help="As in analyze.")
@@ -237,6 +238,9 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
 )
 @click.option(
     "--kv-transfer", metavar="after|overlapped", help="With --disaggregated, as in analyze; after if not given."
+)
+@click.option(
+    "--kv-link", metavar="scale-out|scale-up", help="With --disaggregated, as in analyze; scale-out if not given."
 )
 @_served_with
 @click.option(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..costs import usd_per_h, watts
-from ..disaggregation import sent_bytes_per_s
+from ..disaggregation import KvLink, joined, sent_bytes_per_s
 from ..errors import InputError
 from ..forms import Num
 from ..hardware import Hardware
@@ -37,11 +37,13 @@ class Pairing:
 
     readers, writers  names of devices; where there are no `readers`, each kind of device reads for itself
     overlapped        whether a cache travels while its prompt is read, layer by layer
+    link              that caches travel on
     """
 
     readers: frozenset[str]
     writers: frozenset[str]
     overlapped: bool
+    link: KvLink
 
     def reads(self, device: Hardware) -> bool:
         return device.name in (self.readers or self.writers)
@@ -107,17 +109,17 @@ def paired(
         writes, reads = (np.concatenate(each).astype(int) for each in zip(*pairs[start : start + most], strict=True))
         if not len(writes):
             continue
-        several = _Pairs.of(readers, writers, reads, writes, overlapped=pairing.overlapped, moved=moved, load=load)
+        several = _Pairs.of(readers, writers, reads, writes, pairing=pairing, moved=moved, load=load)
         found |= {(one.layout, *one.kind): one for one in several.chosen()}
         used |= {(readers[place].layout, readers[place].device.name) for place in np.unique(reads[several.fine])}
         used |= {(writers[place].layout, writers[place].hardware.name) for place in np.unique(writes[several.fine])}
     return found, used
 
 
-def _sent(device: Hardware) -> float:
+def _sent(device: Hardware, link: KvLink) -> float:
     """Of one device, in a second; 0 where its file does not say it. [B]"""
     try:
-        return sent_bytes_per_s(device)
+        return sent_bytes_per_s(device, link)
     except InputError:
         return 0.0
 
@@ -154,20 +156,24 @@ class _Pairs:
         reads: Places,
         writes: Places,
         *,
-        overlapped: bool,
+        pairing: Pairing,
         moved: float,
         load: Load,
     ) -> _Pairs:
-        sent = {device: _sent(device) for device in {*(one.device for one in readers), *(w.hardware for w in writers)}}
+        both = {*(one.device for one in readers), *(one.hardware for one in writers)}
+        sent = {device: _sent(device, pairing.link) for device in both}
         own = np.array([
             (one.servers, one.read_s, one.each_s, one.memory, one.layout.devices, sent[one.device]) for one in readers
         ])  # fmt: skip
         others = np.array([(one.devices, one.layout.devices, one.max_rate, sent[one.hardware]) for one in writers])
         servers, read_s, each_s, memory, size, link = own[reads].T
         written_on, writer_size, written, writer_link = others[writes].T
+        if pairing.link is KvLink.SCALE_UP:
+            sides = zip((readers[row] for row in reads), (writers[row] for row in writes), strict=True)
+            link = link * [joined((r.device, r.layout.devices), (w.hardware, w.layout.devices)) for r, w in sides]
         with np.errstate(divide="ignore"):
             transfer_s = moved / np.minimum(size * link, writer_size * writer_link)
-        own_s = np.maximum(read_s, transfer_s) if overlapped else read_s + transfer_s
+        own_s = np.maximum(read_s, transfer_s) if pairing.overlapped else read_s + transfer_s
 
         def keeps(copies: Grid) -> npt.NDArray[np.bool_]:
             first_s = waited_s(load.rate, each_s, copies * servers) + own_s
@@ -277,5 +283,5 @@ def _reason(one: Candidate, load: Load) -> str:
         return f"rate: prompts of {load.rate / one.excess:.4g} requests/s are read at most, of {load.rate:.4g} asked"
     if one.factor == "network":
         known = f"caches of {load.rate / one.excess:.4g} requests/s travel at most, of {load.rate:.4g} asked"
-        return f"network: {known if one.excess < inf else 'no scale_out.bandwidth or host.bandwidth is known'}"
+        return f"network: {known if one.excess < inf else 'no links that are known join those that read and write'}"
     return f"time to first token: {seconds(one.ttft_s)}, {fold(one.excess)} the {seconds(load.goals.ttft_s)} allowed"

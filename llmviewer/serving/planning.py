@@ -14,7 +14,7 @@ import numpy as np
 from .. import given
 from ..choice import unsold
 from ..costs import By
-from ..disaggregation import KvTransfer
+from ..disaggregation import KvLink, KvTransfer
 from ..errors import InputError
 from ..expectation.engines import Engine, find_engine
 from ..expectation.kernels import Kernels
@@ -66,6 +66,7 @@ def plan(
     disaggregated: bool = False,
     prefill_hardware: Sequence[str | Hardware] | None = None,
     kv_transfer: str | None = None,
+    kv_link: str | None = None,
     bound: bool = False,
     progress: Callable[[int, int], object] = lambda done, settings: None,
 ) -> ServicePlan:
@@ -84,7 +85,7 @@ def plan(
     techniques   that all settings have: those of simulate()
     disaggregated     whether copies that only read prompts, beside others that only write answers, are tried too
     prefill_hardware  devices of which any may read for any of `hardware`; each kind for itself if None
-    kv_transfer       as of simulate()
+    kv_transfer       as of simulate(); so is kv_link
     bound        whether lower bounds are to keep to the goals, and nothing is expected
     progress     is told of layouts and precisions done, and of how many there are
 
@@ -97,8 +98,10 @@ def plan(
     given.one(library=library, engine=engine)
     given.bound_alone(bound, library, engine, profiles)
     wanted = None if by is None else given.among("by", by, PRICES)
-    _check_disaggregated(disaggregated, gen, {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer})
+    apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer, "kv_link": kv_link}
+    _check_disaggregated(disaggregated, gen, apart)
     when = given.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
+    link = given.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
     devices, readers, left = _devices(hardware, prefill_hardware, hardware_set)
     allowed = _some("quants", quants)
     made = find_engine(engine, library) if engine else None
@@ -112,7 +115,7 @@ def plan(
     by_name = {device.name: device for device in (*devices, *readers)}
     pairing = Pairing(
         readers=frozenset(one.name for one in readers), writers=frozenset(one.name for one in devices),
-        overlapped=when is KvTransfer.OVERLAPPED,
+        overlapped=when is KvTransfer.OVERLAPPED, link=link,
     )  # fmt: skip
 
     @cache
@@ -138,7 +141,7 @@ def plan(
         common=common, model=base.model, rate=rate, prompt=load.prompt, gen=load.gen, goals=load.goals, by=chosen,
         asked_by=wanted, years=years, considered=len(by_name),
         priced=sum(By.COST.known(device, years) for device in by_name.values()), left_out=left,
-        max_devices=load.max_devices, kv_transfer=when if disaggregated else None,
+        max_devices=load.max_devices, kv_transfer=when if disaggregated else None, kv_link=link,
         quants=allowed, kernels=None if bound else made.title if made else library,
         able=tuple(one for one in keeping if one.least or bound),
         unmeasured=first_of_each([one for one in keeping if not (one.least or bound)]),

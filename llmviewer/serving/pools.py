@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..disaggregation import pace
+from ..disaggregation import KvLink, pace
 from ..errors import InputError
 from ..forms import Num
 from ..layout import ALONE
@@ -65,10 +65,12 @@ def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, o
     return Prefilled(start_s=start, ready_s=ready, utilization=float(np.sum(taken)) / (readers * span))
 
 
-def transfer_s(reads: Setting, writes: Setting, traffic: Traffic) -> Times:
-    """How long the cache of each prompt travels, over the links of the slower side, all of its devices at once. [s]"""
+def transfer_s(reads: Setting, writes: Setting, traffic: Traffic, link: KvLink) -> Times:
+    """How long the cache of each prompt travels, over such links of the slower side, all of its devices at once. [s]"""
     prompts = traffic.prompt.astype(float)
-    return np.broadcast_to(np.asarray(moved_bytes(writes, prompts), dtype=float), prompts.shape) / pace(reads, writes)
+    return np.broadcast_to(np.asarray(moved_bytes(writes, prompts), dtype=float), prompts.shape) / pace(
+        reads, writes, link
+    )
 
 
 def moved_bytes(writes: Setting, prompt: Num) -> Num:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import given
-from ..disaggregation import KvTransfer
+from ..disaggregation import KvLink, KvTransfer
 from ..errors import InputError
 from ..expectation.engines import find_engine
 from ..expectation.profile import Profile
@@ -31,7 +31,7 @@ from .served import Served, Usage
 from .simulation import serve
 from .steady import steady
 from .steps import Steps
-from .traffic import Traffic, poisson
+from .traffic import Times, Traffic, poisson
 
 _POLICY: Final = "chunked:512"  # where nothing is said; the block and the lengths likewise
 _BLOCK: Final = 16
@@ -59,6 +59,7 @@ def simulate(
     prefill_hardware: str | Hardware | None = None,
     prefill_layout: str | Layout | None = None,
     kv_transfer: str | None = None,
+    kv_link: str | None = None,
     ttft: float = inf,
     tpot: float = inf,
     years: float | None = None,
@@ -86,7 +87,7 @@ def simulate(
     copies            of the model, each on the devices of `layout`, which get requests in turn
     readers           copies that read prompts, so that the others decode only, on `prefill_hardware` and in
                       `prefill_layout` if given
-    kv_transfer       as of disaggregate(); "after" if None
+    kv_transfer       as of disaggregate(), "after" if None; so is kv_link, "scale-out" if None
     ttft, tpot        goals that requests are held to [s]
     years             over which a purchase is spread where a device has no cloud price
     hardware_set      what-ifs on both kinds of device, or on one, as in "h100-sxm:memory.bandwidth=2x"
@@ -102,7 +103,10 @@ def simulate(
     given.number(ttft=ttft, tpot=tpot)
     given.positive(years=years)
     given.listed(hardware_set=hardware_set)
-    apart = {"prefill_hardware": prefill_hardware, "prefill_layout": prefill_layout, "kv_transfer": kv_transfer}
+    apart = {
+        "prefill_hardware": prefill_hardware, "prefill_layout": prefill_layout, "kv_transfer": kv_transfer,
+        "kv_link": kv_link,
+    }  # fmt: skip
     _check_readers(readers, apart, policy)
     given.bound_alone(bound, library, engine, profiles)
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
@@ -114,6 +118,7 @@ def simulate(
         "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if rate is None else seed,
     }  # fmt: skip
     when = given.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
+    link = given.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "mla": mla, "expert_skew": expert_skew, "techniques": techniques,
         "library": library, "engine": engine, "profiles": profiles,
@@ -128,7 +133,10 @@ def simulate(
     if readers:
         laid = layout if prefill_layout is None else prefill_layout
         reads = Setting.of(model, kinds[1], layout=laid, hardware_set=others, **asked)
-        run = partial(_apart, reads, replace(setting, decodes_only=True), readers, when, common)
+        run = partial(
+            _apart, reads, replace(setting, decodes_only=True), common, readers=readers,
+            travel_s=transfer_s(reads, setting, common["traffic"], link), overlapped=when is KvTransfer.OVERLAPPED,
+        )  # fmt: skip
     else:
         run = partial(_alone, setting, chosen, common)
     unknown = "" if bound else Steps(setting).unknown or (Steps(reads).unknown if readers else "")
@@ -226,16 +234,20 @@ def _alone(setting: Setting, policy: Policy, common: dict[str, Any], *, expected
 
 
 def _apart(
-    reads: Setting, writes: Setting, readers: int, when: KvTransfer, common: dict[str, Any], *, expected: bool
+    reads: Setting,
+    writes: Setting,
+    common: dict[str, Any],
+    *,
+    readers: int,
+    travel_s: Times,
+    overlapped: bool,
+    expected: bool,
 ) -> Simulation:
     """Prompts are read by some, and answered by others."""
     traffic: Traffic = common["traffic"]
     policy = POLICIES["prefill-first"]  # of what lost its cache and is read again
-    travel = transfer_s(reads, writes, traffic)
     reader, writer = (Steps(side, expected) for side in (reads, writes))
-    read = prefill(
-        reader, traffic, copies=readers, transfer_s=travel, overlapped=when is KvTransfer.OVERLAPPED
-    )  # fmt: skip
+    read = prefill(reader, traffic, copies=readers, transfer_s=travel_s, overlapped=overlapped)
     order = np.argsort(read.ready_s, kind="stable")
     ready = replace(traffic.only(order), arrival_s=read.ready_s[order], blocks=None)
     servers = common["copies"] * writer.apart

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import __version__
 from ..costs import By
-from ..disaggregation import KvTransfer
+from ..disaggregation import KvLink, KvTransfer
 from ..facts import finite
 from ..model import Model
 from ..transforms.quantize import PUBLISHED
@@ -42,7 +42,7 @@ class ServicePlan:
     rejected    for each device that is in none of them, the candidate that comes closest; nearest first
     considered  how many devices were; `priced` of them have a price, and `left_out` are those that nobody named and
                 nobody can buy
-    kv_transfer  when caches travel from copies that read to others that write; None where all do both
+    kv_transfer  when caches travel from copies that read to others that write, over `kv_link`; None where all do both
     asked_by    what was asked to be low; None where that was left to what is known
     tried       how many settings of devices, layouts, precisions, copies and batches there were
     common      arguments of plan() that simulate() has too
@@ -58,6 +58,7 @@ class ServicePlan:
     years: float | None
     max_devices: int
     kv_transfer: KvTransfer | None
+    kv_link: KvLink
     considered: int
     priced: int
     left_out: tuple[str, ...]
@@ -156,7 +157,8 @@ class ServicePlan:
         return {
             "rate": self.rate, "policy": None, "copies": one.copies, "readers": readers.copies,
             "prefill_layout": None if readers.layout == one.layout else laid,
-            "kv_transfer": str(self.kv_transfer) if self.kv_transfer is KvTransfer.OVERLAPPED else None, **others,
+            "kv_transfer": str(self.kv_transfer) if self.kv_transfer is KvTransfer.OVERLAPPED else None,
+            "kv_link": str(self.kv_link) if self.kv_link is KvLink.SCALE_UP else None, **others,
         }  # fmt: skip
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -190,7 +192,8 @@ class ServicePlan:
             "rate": self.rate, "prompt": self.prompt, "gen": self.gen, "by": str(self.by), "years": self.years,
             "max_devices": self.max_devices, "quants": list(self.quants),
             "techniques": list(self.common["techniques"]), "kernels": self.kernels,
-            **asdict(self.goals), **({"kv_transfer": str(self.kv_transfer)} if self.disaggregated else {}),
+            **asdict(self.goals),
+            **({"kv_transfer": self.kv_transfer, "kv_link": self.kv_link} if self.disaggregated else {}),
         })  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:

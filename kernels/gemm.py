@@ -226,8 +226,8 @@ def tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
     else:
         cut = [replace(own, num_stages=3), replace(own, block_m=64, block_n=128, num_warps=4)]
     cut = [_spread(target, tile, m, n, k, itemsize) for tile in cut]
-    # Parts of the widest tiles are summed in registers that are not there.
-    cut = [tile for tile in cut if tile.parts == 1 or tile.block_m * tile.block_n <= 128 * 128]
+    # Parts of wide tiles are summed in registers that are not there: those of 64 sums a thread are.
+    cut = [tile for tile in cut if tile.parts == 1 or tile.block_m * tile.block_n <= 64 * 32 * tile.num_warps]
     if target.generation == 90 and own.persistent and itemsize == 2:
         wide = replace(own, block_m=128, block_n=256, num_warps=4, num_stages=3, specialized=True)
         cut += [wide, replace(wide, block_n=128, num_stages=4)]  # last: the compiler's newest way is its least tried

@@ -176,7 +176,7 @@ def _tilings(bits: int) -> Callable[[Target, Case], tuple[Tiling, ...]]:
         if m > 64:
             cut.append(replace(own, block_m=own.block_m // 2, num_warps=own.block_m // 16))
         else:
-            cut.append(replace(own, block_n=64, num_warps=own.num_warps // 2))
+            cut.append(replace(own, block_n=64, num_warps=max(own.num_warps // 2, own.block_m // 16)))
         if own.block_m == 8:  # from 16 on by asynchronous instructions of the matrix unit
             cut.append(replace(own, block_m=16))
         return others(own, [_split(target, tile, m, n, k, bits) for tile in cut])

@@ -158,6 +158,15 @@ def test_what_tuning_tries_fits_and_is_not_what_the_rule_has(name):
                 assert row * tile.block_k * tile.num_stages <= 227 * 1024, tile
 
 
+@pytest.mark.parametrize("m", [1, 16, 64, 128, 256])
+def test_sums_beside_others_leave_a_thread_registers(m):
+    """A thread has 255: of tiles with more than 64 sums each, some would be in memory."""
+    plain = load_kernel("gemm").tilings(H100, case("bf16", M=m, N=4096, K=4096))
+    coded = load_kernel("gemm_w4a16").tilings(H100, case("bf16", M=m, N=4096, K=4096, group=128))
+    tiles = [*(tile for tile in plain if tile.parts > 1), *coded]
+    assert all(tile.block_m * tile.block_n <= 64 * 32 * tile.num_warps for tile in tiles)
+
+
 @pytest.mark.parametrize("name", TUNED)
 def test_a_product_cut_up_otherwise_is_the_same(name, monkeypatch):
     """One way of tuning's, chosen anew each time."""

@@ -23,6 +23,7 @@ from llmviewer.errors import InputError
 from llmviewer.expectation.device import of
 from llmviewer.expectation.rows import read
 from llmviewer.hardware_files import load_hardware
+from llmviewer.measuring import ceilings as ceilings_module
 from llmviewer.measuring import machine as machine_module
 from llmviewer.measuring import session as session_module
 from llmviewer.measuring import timing, work
@@ -503,6 +504,23 @@ def test_a_launch_that_does_not_end_is_given_up(monkeypatch):
     assert breaks(error.value)
 
 
+@pytest.mark.parametrize(
+    ("said", "gone"),
+    [  # cudaGetErrorString
+        ("an illegal memory access was encountered", True),
+        ("operation not supported on global/shared address space", True),
+        ("invalid program counter", True),
+        ("the launch timed out and was terminated", True),
+        ("unspecified launch failure", True),
+        ("invalid argument", False),
+        ("out of memory", False),
+        ("too many resources requested for launch", False),
+    ],
+)
+def test_a_device_is_given_up_after_errors_that_it_does_not_recover_from(said, gone):
+    assert breaks(RuntimeError(f"Triton Error [CUDA]: {said}")) == gone
+
+
 def test_a_tiling_that_was_tried_first_when_the_process_ended_is_not_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(session_module, "_TUNING_PART", inf)
     tuned(tmp_path, Tuned())
@@ -581,6 +599,20 @@ def test_a_run_ends_where_a_ceiling_does_not(tmp_path, capsys, monkeypatch):
     after = f"gave nothing more after the ceiling {CEILINGS[0].what}:\nthe same command measures the ceilings again"
     assert after in capsys.readouterr().out
     assert not Journal(folder, header(MACHINE, [Library()])).complete
+
+
+def test_the_ceiling_of_a_link_may_be_missing(monkeypatch):
+    """Where the system pins no memory, the others are there."""
+
+    def links(timed):
+        raise RuntimeError("CUDA error: OS call failed")
+        yield
+
+    for part in ("_launches", "_streams"):
+        monkeypatch.setattr(ceilings_module, part, lambda *given: iter(CEILINGS[:1]))
+    monkeypatch.setattr(ceilings_module, "_links", links)
+    found = ceilings_module.ceilings("cuda", Clock(), cache=5e7, dtypes=(), limit_s=0.1)
+    assert [*found] == [CEILINGS[0]] * 2
 
 
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
@@ -1023,6 +1055,14 @@ def test_torch_kernels_are_checked_against_their_formulas(monkeypatch):
     backend._operations["add"] = replace(backend._operations["add"], run=lambda x, y: x - y)
     with pytest.raises(LaunchError, match="is off its reference"):
         backend.check(able["elementwise", "add", "bf16", ""], "")
+    attention = backend._operations["attention_decode"]
+    seen = []
+    watched = replace(attention, run=lambda q, k, v: seen.append(q.shape[3]) or attention.run(q, k, v))
+    backend._operations["attention_decode"] = watched
+    question = next(q for q in able.values() if q.family == "attention_decode")
+    assert question["head_dim"] == 128
+    backend.check(question, "")
+    assert seen == [64]  # which all libraries have: a width that one has not is left out alone
 
 
 def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):

@@ -25,7 +25,7 @@ _SMALL: Final[Mapping[str, Mapping[str, int]]] = {  # of a case that is checked
     "attention_decode": {"batch": 3, "kv_len": 150},
     "elementwise": {"rows": 13, "cols": 256, "table": 50},
 }
-_HEADS: Final = {"q_heads": 4, "kv_heads": 2}
+_HEADS: Final = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64}  # which every kernel has
 
 
 @dataclass(frozen=True)

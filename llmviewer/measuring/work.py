@@ -14,9 +14,10 @@ _SETS: Final = 256  # of tensors, at most
 _BEYOND: Final = 8  # times the cache, that sets take together: caches do not drop the oldest first
 _WITHIN: Final = 0.25  # of the cache
 AT_ONCE: Final = 2**26  # elements that are looked at, which takes several copies of them in fp32
-_FATAL: Final = (  # CUDA errors after which a process gets nothing more done: CUDA Runtime API, cudaError
-    "illegal memory access", "illegal instruction", "illegal address space", "misaligned address", "invalid pc",
-    "unspecified launch failure", "hardware stack error", "device-side assert", "uncorrectable ECC error",
+_FATAL: Final = (  # CUDA errors after which a process gets nothing more done: cudaError, in cudaGetErrorString's words
+    "illegal memory access", "illegal instruction", "global/shared address space", "misaligned address",
+    "invalid program counter", "unspecified launch failure", "launch timed out", "hardware stack error",
+    "device-side assert", "uncorrectable ECC error",
 )  # fmt: skip
 
 

@@ -1,14 +1,17 @@
 """benchmarks/gpu.py, without a GPU: what it tells of parts that fail, hang or die, and of ways that do."""
 
+from dataclasses import replace
 from importlib import util
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from llmviewer.measuring.timing import Sample
+from llmviewer.measuring.timing import HungError, Sample
 
 PATH = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 
@@ -58,6 +61,9 @@ class Clock:
         seconds = calls[0]()
         return lambda: Sample(seconds)
 
+    def wait(self):
+        pass
+
 
 def fails():
     raise RuntimeError("does not fit\nas is said below")
@@ -85,3 +91,64 @@ def test_each_way_is_told_as_soon_as_its_time_is_known(gpu, monkeypatch, capsys)
         "the rule's",
         "wide",
     ]
+
+
+def hangs():
+    raise HungError("a launch did not end")
+
+
+def test_nothing_is_timed_after_a_launch_that_does_not_end(gpu, monkeypatch):
+    ways = {("rule", "ours"): lambda: 2e-3, ("torch", "theirs"): lambda: 1e-3, ("tuning", "hangs"): hangs}
+    ways |= {("tuning", "after"): lambda: pytest.fail("was launched")}
+    monkeypatch.setattr(gpu, "GpuClock", Clock)
+    monkeypatch.setattr(gpu, "_copy", lambda clock: 1e12)
+    monkeypatch.setattr(gpu, "_ways", lambda question: ((*name, lambda way=way: [way]) for name, way in ways.items()))
+    lines = gpu.timed(0)
+    names = [line.rsplit("  ", 1)[-1] for line in islice(lines, 7)]
+    assert names[3:] == ["hangs: a launch did not end", "the fastest first:", "theirs", "ours"]
+    with pytest.raises(HungError):
+        next(lines)
+
+
+@pytest.fixture
+def copied(gpu, monkeypatch):
+    """Lines of a check of one case of "copy", where each launch gives `run` of a number of multiprocessors and x."""
+
+    def checked(run, clock=Clock):
+        kernel = gpu.load_kernel("copy")
+        small = replace(
+            kernel,
+            make=lambda case, device, seed: kernel.make(case, "cpu", seed),
+            plan=lambda target, x: lambda: (run(target.multiprocessors, x),),
+            cases=kernel.cases[-1:],
+        )
+        monkeypatch.setattr(gpu, "load_kernel", lambda name: small)
+        monkeypatch.setattr(gpu, "GpuClock", clock)
+        driver = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: driver)
+        return gpu.check("copy")
+
+    return checked
+
+
+@pytest.mark.parametrize("wrong", [3, 132])
+def test_cases_are_checked_as_they_are_cut_up_for_many_multiprocessors_and_for_few(copied, wrong):
+    assert [*copied(lambda count, x: x)] == []
+    first, second = copied(lambda count, x: x + 1e3 * (count == wrong))
+    assert first.startswith("copy at fp16 rows=7 width=1337: is off its reference by 1e+03")
+    assert second.startswith("copy at bf16 rows=7 width=1337: is off its reference by 1e+03")
+
+
+def test_what_a_launch_does_to_its_inputs_is_no_part_of_what_is_wanted(copied):
+    assert "is off its reference" in next(copied(lambda count, x: x.fill_(7.0)))
+
+
+def test_a_check_ends_where_a_launch_does_not(copied):
+    class Hanging(Clock):
+        def wait(self):
+            hangs()
+
+    lines = copied(lambda count, x: x, Hanging)
+    assert next(lines) == "copy at fp16 rows=7 width=1337: a launch did not end"
+    with pytest.raises(HungError):
+        next(lines)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 64  # tokens of a cache
 _CHECKED: Final = 2  # cases of a kernel
+_FEW: Final = 3  # multiprocessors, of which persistent programs take many tiles
 _GEMM: Final[Mapping[str, str]] = {
     "bf16": "gemm", "fp16": "gemm", "sq": "gemm", "int4_wo": "gemm_w4a16", "int8_wo": "gemm_w8a16",
     "w4a16_mxfp4": "gemm_mxfp4",
@@ -147,7 +148,7 @@ class TritonBackend:
             if not own and self._device == "cuda":  # the interpreter cannot do all of bf16, which most cases are not of
                 own = [replace(case, dtype=part.dtype) for case in alike if case.dtype == "fp16"]
             for case in (own or alike)[:_CHECKED]:
-                _check(found, case, self._device, self.clock)
+                check_case(found, case, self._device, self.clock)
 
     def tilings(self, question: Question, kernel: str) -> Sequence[Any]:  # noqa: ARG002
         """Those of the last kernel, which takes the most time; compiled side by side, where that is of use."""
@@ -210,11 +211,21 @@ def _case(part: _Part) -> Case:
     return case(part.dtype, **part.sizes)
 
 
-def _check(kernel: Kernel, case: Case, device: str, clock: Clock) -> None:
-    inputs = kernel.make(case, device, 1)
-    found = kernel.run(**inputs)
-    clock.wait()
-    _compare(kernel, case, found, kernel.reference(**inputs))
+def check_case(kernel: Kernel, case: Case, device: str, clock: Clock) -> None:
+    """Launches it as it is shaped for this GPU, and for one with few multiprocessors.
+
+    Raises LaunchError where it gives something else than its reference.
+    """
+    import torch
+
+    from ..kernels.base import Target
+
+    target, inputs = Target.of(torch.device(device)), kernel.make(case, device, 1)
+    wanted = kernel.reference(**inputs)  # before a launch writes to its inputs, as those of a cache do
+    for count in {target.multiprocessors, _FEW}:
+        found = kernel.plan(replace(target, multiprocessors=count), **inputs)()
+        clock.wait()
+        _compare(kernel, case, found, wanted)
 
 
 def _agree(kernel: Kernel, case: Case, tiled: Call, ruled: Call, clock: Clock) -> None:

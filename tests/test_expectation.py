@@ -1315,6 +1315,29 @@ def test_slower_matrix_units_that_wait_for_others_reach_more_of_their_peak():
     assert parameters_on(find("a100-sxm-80gb"), products)["alpha"] == products.parameters["alpha"]
 
 
+def test_attention_is_expected_from_the_same_kernel_before_the_same_kind_of_memory():
+    """By name and matrix instructions, or compiled for all. Of others all libraries' speak alike, but between siblings,
+    where a library has the same ones by other names.
+    """
+    asked = STACKS["attention_decode"]
+
+    def measured(device, kernel, library="vllm"):
+        stack = replace(asked, kernel=kernel, library=library)
+        return replace(entry("attention_decode", device=device, stack=stack), rows=1000)
+
+    fa2, fa3 = measured("a100-sxm-80gb", "vllm_flash_attn"), measured("h100-sxm", "vllm_flash_attn_fa3")
+    other, triton = measured("h100-sxm", "fa3", "sglang"), measured("b200", "vllm_triton_attn")
+    for device, kernel, own in (
+        ("l40s", "vllm_flash_attn_fa2", (fa2,)),
+        ("h200-sxm", "vllm_flash_attn_fa3", (fa3,)),
+        ("h200-sxm", "vllm_flash_attn", (fa3,)),
+        ("b200", "vllm_flashinfer_trtllmdecode", (fa3, other)),
+        ("l40s", "vllm_triton_attn", (triton,)),
+    ):
+        known = [e for e in (fa2, fa3, other, triton) if e.device != device]
+        assert choose("attention_decode", find(device), replace(asked, kernel=kernel), known).entries == own
+
+
 def test_cards_whose_matrix_units_are_slowed_down_are_relatives():
     """But of products, whose model counts that by itself."""
     measured = ("rtx-3090", "l40s", "a100-sxm-80gb")

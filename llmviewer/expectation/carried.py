@@ -9,7 +9,7 @@ from typing import Final
 from .device import Device, Kin
 from .families import FAMILIES, Family
 from .index import kin
-from .kinship import GENERATIONS, earlier, generation, slowed
+from .kinship import GENERATIONS, earlier, generation, instructions, slowed
 from .profile import Entry
 
 # Since Ampere NVIDIA's devices for data centres have an L2 cache in two halves, each of which keeps what its own cores
@@ -40,6 +40,16 @@ def parameters_on(device: Device, entry: Entry) -> Parameters:
     for rule in _OWN if there else _RULES:
         found |= rule(found, move)
     return found
+
+
+def same_code(entry: Entry, device: Device) -> bool:
+    """Whether its kernel is the same on a device: in the same matrix instructions, or written for none."""
+    return _portable(entry) or instructions(kin(entry.device)) == instructions(device)
+
+
+def _portable(entry: Entry) -> bool:
+    """Whether it is the same on all devices, whatever kind of attention it is for."""
+    return entry.stack.kernel.partition(" ")[0] in FAMILIES[entry.family].portable
 
 
 def over_host(entry: Entry, device: Device) -> bool:

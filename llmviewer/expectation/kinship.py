@@ -39,6 +39,16 @@ def apart(a: Kin, b: Kin) -> int:
     return len(GENERATIONS)
 
 
+def instructions(device: Kin) -> str:
+    """The generation whose matrix instructions its kernels are written in. Hopper's, and Blackwell's with stacked
+    memory, run nowhere else (NVIDIA, PTX ISA: wgmma needs sm_90a, tcgen05 sm_100a and its like); all others of NVIDIA
+    have Ampere's.
+    """
+    own = generation(device)
+    alone = own == "hopper" or (own == "blackwell" and device.stacked) or device.vendor != "nvidia"
+    return own if alone else "ampere"
+
+
 def relation(other: Kin, device: Kin) -> tuple[int, ...]:
     """How far away a device is, what counts most first: another maker, another kind of memory, generations."""
     return int(other.vendor != device.vendor), int(other.stacked != device.stacked), apart(other, device)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from ..errors import InputError
-from .carried import over_host, parameters_on
+from .carried import over_host, parameters_on, same_code
 from .device import Device
 from .families import FAMILIES, Family, Stack
 from .families._family import Array, Shapes
@@ -23,7 +23,7 @@ from .sources import unknown
 _KINDS: Final = {"gpu": "GPU", "cpu": "CPU"}
 FOR_OTHERS: Final = ", kernels for "  # a type that is alike, and not the one that is asked for
 _RELATIVES: Final = 5  # stacks that are asked at most
-_ALIKE: Final = 4  # of the numbers that say how far away a stack is, those before its architecture's
+_ALIKE: Final = 5  # of the numbers that say how far away a stack is, those before its architecture's
 _FADES: Final = 0.5  # what a stack counts beside one of an architecture that is one nearer
 _PLAIN: Final = "add"
 _TELLING: Final = 6  # rows for each parameter that a stack of another library or architecture must have to be asked
@@ -128,7 +128,7 @@ def nearest(entries: Sequence[Entry], device: Device) -> list[Entry]:
 
 
 def _nearest(entries: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
-    """Those of the same maker, kind of memory and nearest architecture, there of the same kernel and library.
+    """Those of the same kernel, maker, kind of memory and nearest architecture.
 
     What a host launches each time says little of what is replayed from a graph, whichever device it was measured on.
     One of each device and library. Few rows do not tell all parameters, so those of another library or architecture are
@@ -165,15 +165,28 @@ def _count(entry: Entry) -> int:
 
 
 def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
+    """How far away an entry is, what counts most first. Kernels that are written for matrix instructions are told by
+    the same ones first, whatever memory they were measured with. But on siblings, what a library runs by another kernel
+    says no more than other libraries' do.
+    """
     other, family = kin(entry.device), FAMILIES[entry.family]
-    kernel = 0 if entry.stack.kernel == stack.kernel else 1 + (entry.variant in family.alone)
-    library = 0 if entry.stack.library == stack.library else 1
     maker, *near = relation(other, device)
     if not family.aged:
         return (maker,)
     weak = family.computes and not family.halves and slowed(other) != slowed(device)
     paced = _paced(entry.stack) != _paced(stack)
-    return (maker, int(weak), int(paced), *near, library + kernel)
+    library, kernel = entry.stack.library != stack.library, entry.stack.kernel != stack.kernel
+    untuned = kernel and entry.variant in family.alone
+    if _same(entry, device) or not family.computes:
+        return (maker, int(weak), int(paced), 0, *near, library + kernel + untuned)
+    known = family.rewritten and _of_name(entry, stack) and same_code(entry, device)
+    return (maker, int(weak), int(paced), 1 - known, *near, (library or kernel) + untuned)
+
+
+def _of_name(entry: Entry, stack: Stack) -> bool:
+    """Whether it is of the library's kernel of that name, or of the beginning of it, as later versions add to names."""
+    own, asked = entry.stack.kernel, stack.kernel
+    return entry.stack.library == stack.library and (own.startswith(asked) or asked.startswith(own))
 
 
 def _paced(stack: Stack) -> bool:

@@ -86,6 +86,8 @@ class Family(ABC):
     halves      it knows by itself that GeForce cards add up at half their rate
     aged        how well kernels use a device depends on its generation and kind of memory
     steady      they are cut up alike from one generation to the next, so that those of several tell more than of one
+    rewritten   its kernels are written anew for the matrix instructions of a generation
+    portable    names of kernels that are not, and are the same on all devices
     waits       matrix units wait for loads and exponentials, in clocks that do not depend on how much they do in one
     heats       matrix units are at work for long enough that the power which the device may draw limits their clock
     on_cpu      usual parameters of a CPU's kernels, where they are others: fitted to torch 2.13 on an EPYC
@@ -102,6 +104,8 @@ class Family(ABC):
     halves: ClassVar[bool] = False
     aged: ClassVar[bool] = True
     steady: ClassVar[bool] = False
+    rewritten: ClassVar[bool] = False
+    portable: ClassVar[tuple[str, ...]] = ()
     waits: ClassVar[bool] = False
     heats: ClassVar[bool] = False
     on_cpu: ClassVar[Parameters] = {}

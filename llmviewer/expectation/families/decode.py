@@ -47,6 +47,8 @@ class Decode(Family):
     columns = ("batch", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
     optional: ClassVar = {"window": 0.0, "loop": 0.0}
     groups = ("q_heads", "kv_heads", "head_dim")
+    rewritten = True
+    portable = ("triton", "vllm_triton_attn", "flashinfer")
     waits = True
     on_cpu: ClassVar = {"alpha": 0.008}  # each head alone, without matrix units
     parameters = (

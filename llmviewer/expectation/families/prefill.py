@@ -49,6 +49,8 @@ class Prefill(Family):
     columns = ("batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim", "v_head_dim")
     optional: ClassVar = {"window": 0.0, "causal": 1.0, "loop": 0.0}
     groups = ("q_heads", "kv_heads", "head_dim")
+    rewritten = True
+    portable = ("triton", "vllm_triton_attn")
     heats = True
     on_cpu: ClassVar = {"alpha": 0.2}
     variants = ("64", "128", "128 packed", "192 packed", "256", "128 blind", "192 packed width", "128 only", "256 only",

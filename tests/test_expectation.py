@@ -1315,6 +1315,72 @@ def test_slower_matrix_units_that_wait_for_others_reach_more_of_their_peak():
     assert parameters_on(find("a100-sxm-80gb"), products)["alpha"] == products.parameters["alpha"]
 
 
+def test_faster_matrix_units_wait_as_many_clocks_where_the_kernel_is_the_same():
+    """In the same matrix instructions, or compiled: A100 has twice the units of an L40S, B200 8 times."""
+    for name, device, kernel, same in (
+        ("attention_decode", "a100-sxm-80gb", "vllm_flash_attn", True),
+        ("attention_decode", "b200", "vllm_flash_attn", False),
+        ("attention_decode", "b200", "vllm_triton_attn", True),
+        ("attention_prefill", "b200", "vllm_triton_attn", True),
+        ("attention_prefill", "a100-sxm-80gb", "vllm_flash_attn", False),
+    ):
+        known = entry(name, device="l40s", stack=replace(STACKS[name], kernel=kernel))
+        known.parameters["alpha"] = 0.4
+        other, own = find(device), find("l40s")
+        clocks = other.multiplies / own.multiplies * own.clock / other.clock
+        found = parameters_on(other, known)
+        assert clocks > 1.9
+        assert found["alpha"] == pytest.approx(1 / (1 + 1.5 * clocks) if same else 0.4, rel=0.15)  # less power, too
+        if same and name == "attention_prefill":
+            assert found["softmax"] / found["alpha"] == pytest.approx(
+                known.parameters["softmax"] / 0.4 * clocks, rel=0.15
+            )
+
+
+def test_starts_of_tiles_are_hidden_by_others_as_shared_memory_has_room_for():
+    """192 KiB of a core of an A100, 128 of an L40S; compiled kernels need little of it."""
+    for name, kernel, device, factor in (
+        ("attention_prefill", "vllm_flash_attn", "l40s", 192 / 128),
+        ("attention_decode", "vllm_flash_attn", "l40s", 192 / 128),
+        ("attention_decode", "vllm_triton_attn", "l40s", 1),
+        ("attention_prefill", "vllm_flash_attn", "h100-sxm", 1),  # has kernels of its own
+        ("moe", "moe_torch_flow", "l40s", 1),
+    ):
+        known = entry(name, device="a100-sxm-80gb", stack=replace(STACKS[name], kernel=kernel))
+        clocks = find("a100-sxm-80gb").clock / find(device).clock
+        found = parameters_on(find(device), known)
+        assert found["tau_us"] == pytest.approx(known.parameters["tau_us"] * clocks * factor, rel=0.01)
+
+
+def test_a_core_takes_no_more_bytes_in_a_clock_where_it_takes_less_than_memory_has():
+    known = entry("attention_decode")
+    usual = known.parameters["beta"]
+
+    def others(device, beta):
+        """What a byte takes beside the memory's time, in that time."""
+        known.parameters["beta"] = beta
+        return 1 / parameters_on(device, known)["beta"] - 1 / usual
+
+    own = 1 / 0.4 - 1 / usual
+    assert others(find("h200-sxm"), 0.4) == pytest.approx(own * 4800 / 3352)
+    assert others(find("h20-sxm"), 0.4) == pytest.approx(own * (4000 / 78) / (3352 / 132))  # its clock is not known
+    assert others(of(load_hardware("h100-sxm", ["memory.bandwidth=2x"])), 0.4) == pytest.approx(2 * own)
+    assert others(find("b200"), 0.4) == pytest.approx(own)  # has kernels of its own
+    assert others(find("h200-sxm"), 0.95) == pytest.approx(1 / 0.95 - 1 / usual)
+
+
+@pytest.mark.parametrize(
+    ("own", "device", "factor"),
+    [("h100-sxm", "a100-sxm-80gb", 989.4e3 / 132 / 1980 / 2.048), ("l40s", "a100-sxm-80gb", 1),
+     ("h100-sxm", "b200", (989.4 / 132 / 1980) / (2250 / 148 / 1965))],
+)  # fmt: skip
+def test_kernels_in_instructions_of_ampere_do_as_much_in_a_clock_on_later_devices(own, device, factor):
+    for kernel, quotient in (("sglang_marlin_moe", factor), ("sglang_fused_moe_triton", 1)):
+        known = entry("moe", device=own, stack=replace(STACKS["moe"], dtype="int4_wo", kernel=kernel))
+        known.parameters["alpha"] = 0.3
+        assert parameters_on(find(device), known)["alpha"] == pytest.approx(0.3 * quotient, rel=2e-3)
+
+
 def test_attention_is_expected_from_the_same_kernel_before_the_same_kind_of_memory():
     """By name and matrix instructions, or compiled for all. Of others all libraries' speak alike, but between siblings,
     where a library has the same ones by other names.

@@ -24,6 +24,11 @@ _LAUNCH_US: Final = 5.0  # of what only moves bytes: what more it takes to start
 # Part of their peak that products reach where power hardly limits them, as bf16 ones of engines do on A100: their fits
 # have an alpha of 0.96 to 1, and a `hot` of 0.06 at most (profiles/a100-sxm-80gb.*.yaml).
 _UNLIMITED: Final = 0.95
+# Kernels in Ampere's matrix instructions (github.com/IST-DASLab/marlin has mma.m16n8k16) do no more in matrix units of
+# later devices, whose peak needs instructions of their own (arXiv:2402.13499): in a clock of a core 1,100 to 1,300 OPs
+# of 16 bits on A100, H100, H200 and B200 alike (profiles/*.sglang.yaml), of the 2,048 that A100 can do.
+_MARLIN: Final = "marlin"
+_AMPERE: Final = 2048.0
 
 Parameters = Mapping[str, float]
 
@@ -93,6 +98,16 @@ class _Move:
         return self.device.multiplies / self.own.multiplies * self.clocks if known else 0.0
 
     @property
+    def bytes(self) -> float:
+        """What memory has for a core in a clock, as a part of what it had."""
+        return self.device.bandwidth / self.own.bandwidth * self.own.cores / self.device.cores * self.clocks
+
+    @property
+    def waits(self) -> bool:
+        """Whether matrix units do, as those do of kernels that are not written for them."""
+        return self.family.waits or _portable(self.entry)
+
+    @property
     def back(self) -> bool:
         """Whether it is to an earlier generation, whose kernels are others."""
         return earlier(self.device, self.own)
@@ -151,21 +166,51 @@ def _cache_halves(found: Parameters, move: _Move) -> Parameters:
 
 
 def _waits(found: Parameters, move: _Move) -> Parameters:
-    """Where matrix units wait for others, slower ones wait as many clocks, and reach more of their peak; faster ones
-    have kernels of their own, which hide more.
+    """Where matrix units wait for others, they wait as many clocks: slower ones reach more of their peak, and faster
+    ones less, unless they have kernels of their own, which hide more.
     """
-    if not move.family.waits or not 0 < move.multiplies < 1:
+    if not move.waits or not move.multiplies or (move.multiplies > 1 and not same_code(move.entry, move.device)):
         return {}
     return {"alpha": 1 / (1 + (1 / found["alpha"] - 1) * move.multiplies)}
+
+
+def _hidden(found: Parameters, move: _Move) -> Parameters:
+    """Starts and ends of tiles, by others: a core holds as many as its shared memory has room for, of which kernels
+    that are not written for matrix instructions need little.
+    """
+    written = move.family.rewritten and not _portable(move.entry) and same_code(move.entry, move.device)
+    was, now = move.own.shared, move.device.shared
+    return {"tau_us": found["tau_us"] * was / now} if written and move.alike and was and now else {}
+
+
+def _core_rate(found: Parameters, move: _Move) -> Parameters:
+    """Where a kernel reaches less of the memory bandwidth than most do, the rest of its time is its cores', which have
+    no more bytes under way on another device, and widen no more of them in a clock.
+    """
+    if not (move.family.streams and move.alike and same_code(move.entry, move.device)):
+        return {}
+    most = next(q.usual for q in move.family.parameters if q.name == "beta")
+    own = max(1 / found["beta"] - 1 / most, 0.0)  # for each byte, beside what memory takes
+    return {"beta": 1 / (1 / most + own * move.bytes)} if own else {}
+
+
+def _old_instructions(found: Parameters, move: _Move) -> Parameters:
+    """Kernels that are written in those of Ampere do as much in a clock on later devices."""
+    if _MARLIN not in move.entry.stack.kernel or not move.multiplies:
+        return {}
+    was = move.own.multiplies / move.own.clock if move.own.clock else 0.0
+    slower = max(was, _AMPERE) / max(was * move.multiplies, _AMPERE)
+    return {"alpha": min(found["alpha"] * slower, 1.0)}
 
 
 def _exponentials(found: Parameters, move: _Move) -> Parameters:
     """Units of their own do them, so that they are not sped up with multiplications, by whose time `softmax` counts
     them (FlashAttention-3, arXiv:2407.08608); kernels of earlier generations hide less of them.
     """
-    if "softmax" not in found or not move.multiplies or move.back:
+    if "softmax" not in found or not move.multiplies or (move.back and not move.waits):
         return {}
-    return {"softmax": found["softmax"] * move.multiplies * move.own.exponentials / move.device.exponentials}
+    reached = found["alpha"] / move.entry.parameters["alpha"]
+    return {"softmax": found["softmax"] * move.multiplies * reached * move.own.exponentials / move.device.exponentials}
 
 
 def _power(found: Parameters, move: _Move) -> Parameters:
@@ -207,5 +252,8 @@ def _density(device: Kin) -> float:
 
 
 _Rule = Callable[[Parameters, _Move], Parameters]
-_OWN: Final[tuple[_Rule, ...]] = (_cache_bandwidth, _core_bandwidth, _waits, _exponentials)
-_RULES: Final[tuple[_Rule, ...]] = (_fixed_times, _cache_bandwidth, _cache_halves, _waits, _exponentials, _power)
+_OWN: Final[tuple[_Rule, ...]] = (_cache_bandwidth, _core_bandwidth, _core_rate, _waits, _exponentials)
+_RULES: Final[tuple[_Rule, ...]] = (
+    _fixed_times, _hidden, _cache_bandwidth, _core_rate, _cache_halves, _old_instructions, _waits, _exponentials,
+    _power,
+)  # fmt: skip

@@ -52,6 +52,7 @@ class Kin:
     clock         of its cores, at most; 0 if unknown [Hz]
     exponentials  that the special units of a core do in a clock
     multiplies    OPs of 16 bits that the matrix units of a core do [OP/s]
+    shared        memory of a core that its threads share; 0 if unknown [B]
     power         that it alone may draw; 0 if unknown [W]
     """
 
@@ -66,6 +67,7 @@ class Kin:
     clock: float
     exponentials: float
     multiplies: float
+    shared: float
     power: float
 
 
@@ -129,6 +131,7 @@ def of(hardware: Hardware) -> Device:
         clock=numbers.get("clock.boost", 0.0),
         exponentials=numbers.get("cores.exponentials_per_clock", _EXPONENTIALS),
         multiplies=max(hardware.rates.get(matrix(dtype), 0.0) for dtype in ("bf16", "fp16")) / numbers["cores.count"],
+        shared=numbers.get("shared_memory.capacity", 0.0) / numbers["cores.count"],
         power=0.0 if "power.shared" in said else numbers.get("power.tdp", 0.0),
         rated=hardware.said.get("clock.boost", numbers.get("clock.boost", 0.0)),
         l2=numbers[last_cache],

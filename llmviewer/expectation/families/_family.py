@@ -88,6 +88,7 @@ class Family(ABC):
     steady      they are cut up alike from one generation to the next, so that those of several tell more than of one
     rewritten   its kernels are written anew for the matrix instructions of a generation
     portable    names of kernels that are not, and are the same on all devices
+    streams     most of what its kernels take is that of bytes which they read once
     waits       matrix units wait for loads and exponentials, in clocks that do not depend on how much they do in one
     heats       matrix units are at work for long enough that the power which the device may draw limits their clock
     on_cpu      usual parameters of a CPU's kernels, where they are others: fitted to torch 2.13 on an EPYC
@@ -106,6 +107,7 @@ class Family(ABC):
     steady: ClassVar[bool] = False
     rewritten: ClassVar[bool] = False
     portable: ClassVar[tuple[str, ...]] = ()
+    streams: ClassVar[bool] = False
     waits: ClassVar[bool] = False
     heats: ClassVar[bool] = False
     on_cpu: ClassVar[Parameters] = {}

@@ -49,6 +49,7 @@ class Decode(Family):
     groups = ("q_heads", "kv_heads", "head_dim")
     rewritten = True
     portable = ("triton", "vllm_triton_attn", "flashinfer")
+    streams = True
     waits = True
     on_cpu: ClassVar = {"alpha": 0.008}  # each head alone, without matrix units
     parameters = (

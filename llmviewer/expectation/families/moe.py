@@ -33,6 +33,7 @@ class Moe(Family):
     columns = ("tokens", "hidden", "inter", "topk", "experts")
     optional: ClassVar = {"tp": 1.0, "ep": 1.0, "gated": 1.0, "skew": 0.0, "reached": 0.0, "loop": 0.0}
     groups = ("hidden", "inter", "topk", "experts")
+    streams = True
     heats = True
     variants = ("", "whole", "triton", "triton whole", "tokens", "mean", "marlin", "marlin whole", "tall")
     alone = ("tall",)

@@ -57,6 +57,11 @@ def _portable(entry: Entry) -> bool:
     return entry.stack.kernel.partition(" ")[0] in FAMILIES[entry.family].portable
 
 
+def launch_us(entry: Entry) -> float:
+    """What of the start of a kernel that only moves bytes is a host's. [us]"""
+    return max(entry.parameters["start_us"] - _LAUNCH_US, 0.0)
+
+
 def over_host(entry: Entry, device: Device) -> bool:
     """Whether it is of messages that pass a host on their way between devices."""
     return entry.family == "collectives" and device.hosted
@@ -119,7 +124,7 @@ def _fixed_times(found: Parameters, move: _Move) -> Parameters:
         return {}
     times = {name: value * move.clocks for name, value in found.items() if name.endswith(("_us", "_ns"))}
     if not move.family.aged:
-        times["start_us"] += max(move.entry.parameters["start_us"] - _LAUNCH_US, 0.0) * (1 - move.clocks)
+        times["start_us"] += launch_us(move.entry) * (1 - move.clocks)
     return times
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from ..errors import InputError
-from .carried import over_host, parameters_on, same_code
+from .carried import launch_us, over_host, parameters_on, same_code
 from .device import Device
 from .families import FAMILIES, Family, Stack
 from .families._family import Array, Shapes
@@ -101,9 +101,18 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
 
 
 def _carried_over(found: Sequence[Entry], device: Device, stack: Stack) -> Choice:
-    near = _nearest(found, device, stack)
+    near = [_launched(e, found) for e in _nearest(found, device, stack)]
     error = _measured_error(near[0].family, stack, near=sibling(near[0], device))
     return Choice(entries=tuple(near), error=error, source=_told(near, device, stack))
+
+
+def _launched(entry: Entry, found: Sequence[Entry]) -> Entry:
+    """With the launch of the median of all hosts that were measured, as it is not the device's."""
+    if FAMILIES[entry.family].aged:
+        return entry
+    hosts = [np.asarray(launch_us(e)) for e in found if e.stack.library == entry.stack.library]
+    start = entry.parameters["start_us"] - launch_us(entry) + float(_middle(hosts))
+    return replace(entry, parameters={**entry.parameters, "start_us": start})
 
 
 def _told(near: Sequence[Entry], device: Device, stack: Stack) -> str:
@@ -172,7 +181,7 @@ def _distance(entry: Entry, device: Device, stack: Stack) -> tuple[float, ...]:
     other, family = kin(entry.device), FAMILIES[entry.family]
     maker, *near = relation(other, device)
     if not family.aged:
-        return (maker,)
+        return (maker, near[0])
     weak = family.computes and not family.halves and slowed(other) != slowed(device)
     paced = _paced(entry.stack) != _paced(stack)
     library, kernel = entry.stack.library != stack.library, entry.stack.kernel != stack.kernel

@@ -84,7 +84,7 @@ class Family(ABC):
     groups      the columns that make a shape family, which are held out together
     computes    its kernels multiply matrices, so that they have a place on the roofline
     halves      it knows by itself that GeForce cards add up at half their rate
-    aged        how well kernels use a device depends on its generation and kind of memory
+    aged        how well kernels use a device depends on its generation, and not on its kind of memory alone
     steady      they are cut up alike from one generation to the next, so that those of several tell more than of one
     rewritten   its kernels are written anew for the matrix instructions of a generation
     portable    names of kernels that are not, and are the same on all devices

@@ -30,7 +30,7 @@ class Elementwise(Family):
     optional: ClassVar = {"cols": 1.0}
     groups = ("cols",)
     computes = False
-    aged = False  # their launches are the host's, and bandwidths are reached alike
+    aged = False  # their launches are the host's, and bandwidths of a kind of memory are reached alike
     parameters = (
         Parameter(name="beta", usual=0.75, low=0.03, high=1, meaning="part of the memory bandwidth that is reached"),
         Parameter(name="start_us", usual=3, low=0.3, high=120, meaning="launch and ramp [us]"),

@@ -105,11 +105,19 @@ WEAK = """\
 - Products of fp8 blocks that others published of devices in no profile are 7 % off on H20 (121 of DeepGEMM, from an
   H800), 12 % on MI300X and 21 % on MI308X (37 and 16 of AITER, from MI355X). int8 on the latter is 39 and 49 % off (32
   and 36), too slow: its kernels reach less of MI355X's doubled rate (`tests/test_products_elsewhere.py`).
+- Decode attention by FlashAttention-2 on L40S: where a few heads go alone, a core reads as many bytes in a second from
+  memory as from the L2 cache, and the model has it read a part of what either gives to all: of long caches that outgrow
+  the L2 cache up to 2.3 times too slow. A core's own rate instead makes 4 % of its 6 %, and as many other stacks worse
+  as better.
 - Another device's element-wise kernels by PyTorch: 16 to 57 us of them are a launch by a host, which differs by as much
-  from one machine to the next, and not with the device: those of P4 and T4 are alike, whose clocks are not. With the
-  right launch, the error would be 6 to 10 %.
-- Another device's decode attention: kernels of Blackwell (TensorRT-LLM's, in all libraries) were measured on B200
-  alone, and Ampere's latent attention is another kernel than Hopper's: 15 to 50 %, and 65 to 70 %.
+  from one machine to the next, and not with the device. That of the median host is taken: two thirds of the one with
+  P100, and 1.5 times the one with MI100, which are 32 and 29 % off, and others 6 to 13 %. With the right launch, the
+  error would be 3 to 10 %.
+- Another device's attention: kernels of Blackwell (TensorRT-LLM's, in all libraries) were measured on B200 alone, and
+  what others' kernels say of them is 15 to 37 % off in decode steps. Some are like none that was measured elsewhere:
+  TensorRT-LLM's masked attention with caches of 8 bits on Ada, latent attention by Triton, and Intel's, 46 to 74 %.
+  SGLang's latent attention over a prompt takes twice as long on Hopper as TensorRT-LLM's, and B200 has the latter in
+  both: 62 and 64 %.
 - NCCL on B200 starts 1.5 times later than on Hopper and takes 1.6 times as long for each further device, at the same
   clock: 20 to 28 % where it is expected from others.
 - Devices of other makers than NVIDIA have one or two stacks each, so what is expected of their like is a guess with a

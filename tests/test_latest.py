@@ -232,6 +232,27 @@ MODULES = {  # the end of a module's path in transformers -> name of the operato
     "attn": "attention",
     "dense_h_to_4h": "up_proj",
     "dense_4h_to_h": "down_proj",
+    "shared_expert_gate": "shared_gate",
+    "linear_attn": "scan",
+    "in_proj_a": "a_proj",
+    "in_proj_b": "b_proj",
+    "in_proj_qkv": "qkv_proj",
+    "in_proj_z": "z_proj",
+    "ple.key_proj": "ngrams_k_proj",
+    "ple.value_proj": "ngrams_v_proj",
+    **{
+        f"{theirs}.{part}": f"{ours}_{end}"
+        for theirs, ours in (
+            ("attn_hyper_connection", "attn_hc"),
+            ("mlp_hyper_connection", "mlp_hc"),
+            ("hyper_connection_mixer", "hc_head"),
+        )
+        for part, end in (
+            ("input_mix_weight_down", "down"),
+            ("input_mix_weight_up", "up"),
+            ("block_inject_weight", "back"),
+        )
+    },
 }
 
 HEADLESS = ("step3p5", "mistral_large4_text", "glm5_next_text")  # classes without a head
@@ -281,10 +302,16 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
     if name.startswith("glm5_next"):  # gates without a module; keys of whole groups alone, which are 6 of 4 tokens here
         ours["indexer"] *= Fraction(24, TORCH["length"] + (phase == "decode"))
         ours["indexer"] += ours.pop("index_gate_proj")
+    if name == "qwen4_exp_text":  # whose keys are those of whole groups of four alone; its scan is a reference
+        seen = range(1, 25) if phase == "prefill" else [25]
+        ours["indexer"] *= Fraction(4 * sum(keys // 4 for keys in seen), len(seen) * max(seen))
     if _type(name) in HEADLESS:
         assert ours.pop("lm_head") == PASSES[phase].tokens() * 2 * 96 * 64
     theirs = _by_torch(TORCH["models"][name][phase])
-    assert bool(theirs.pop("conv", 0)) == (name == "lfm3")  # short convolutions, which are vector OPs here
+    filters = theirs.pop("conv", 0) + theirs.pop("conv1d", 0)  # which are vector OPs here
+    assert bool(filters) == (name in ("lfm3", "qwen4_exp_text"))
+    if name == "qwen4_exp_text":
+        assert ours.pop("scan") > 0 < theirs.pop("scan")
     if name == "diffllama":  # whose class makes scores twice, once for each half of the values
         theirs["attention"] *= Fraction(3, 4)
     if _type(name) == "glm5_next_text":  # streams are mixed after both halves of each of 5 layers: vector OPs here
@@ -399,6 +426,43 @@ def test_glm_5_3_keeps_a_key_for_four_tokens_and_those_of_a_group_that_is_not_fu
 def test_what_glm_5_3_cannot_say(changes, message):
     with pytest.raises(InputError, match=message):
         _graph(GLM5, **changes)
+
+
+QWEN4 = TORCH["models"]["qwen4_exp_text"]["config"]
+
+
+def test_qwen4_keeps_a_mean_of_four_keys_and_those_of_a_group_that_is_not_full():
+    """Of 5 layers the fourth attends: 2 heads of 16, twice, a token, and 16 for four. The others keep a state."""
+    graph = _graph(QWEN4)
+    held = [kv_cache_bytes(graph, batch=1, context=context) for context in (48, 96)]
+    assert held[1] - held[0] == 2 * 48 * (2 * 2 * 16 + 16 // 4)
+    delta = 4 * (4 * 8 * 12 * 4 + 3 * (2 * 2 * 8 + 4 * 12) * 2)  # in fp32, and three tokens before a filter
+    assert 2 * held[0] - held[1] == delta + 4 * 16 * 2 + 3 * 3 * 4 * 64 * 2  # and nine of the filter of looked up ones
+
+
+def test_qwen4_looks_up_the_last_tokens_in_tables_of_prime_numbers_of_rows():
+    """Eight tables of 4 numbers a row, of two tokens and of three, filled up to a multiple of 128."""
+    (table,) = (w for b, op in _graph(QWEN4) if op.name == "ngrams" for w in op.weights)
+    assert table.shape == (640, 4)
+    assert 53 + 59 + 61 + 67 + 71 + 73 + 79 + 83 == 546
+    one = Workload.decode(batch=1, kv_len=20)
+    assert evaluate(table.nbytes, one) == 8 * 4 * 2
+    assert table.active * table.numel == 8 * 4
+    assert [b.layers for b, op in _graph(QWEN4) if op.name == "ngrams"] == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"indexer_kv_heads": 2}, "indexer_kv_heads: must be 1: all heads of this indexer share a key"),
+        ({"indexer_budget": 42}, "indexer_budget: must be a multiple of indexer_compress_ratio, 4; got 42"),
+        ({"ple_layer_ids": [6]}, "ple_layer_ids: must be numbers of the 5 layers, the first of which is 1"),
+        ({"ple_embed_dim": 36}, "ple_embed_dim: must be a multiple of the 8 tables; got 36"),
+    ],
+)
+def test_what_qwen4_cannot_say(changes, message):
+    with pytest.raises(InputError, match=message):
+        _graph(QWEN4, **changes)
 
 
 def test_latest_json_is_what_torch_counts_today(recounted):

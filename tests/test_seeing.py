@@ -109,6 +109,16 @@ CONFIGS = {
         "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
                           "out_hidden_size": 64, "projection_intermediate_size": 56},
     },
+    "qwen4_exp": {
+        "text_config": TEXT | {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                               "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2, "hc_lowrank": 6,
+                               "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+                               "full_attention_interval": 2, "indexer_n_heads": 2, "indexer_head_dim": 16,
+                               "indexer_budget": 8, "indexer_compress_ratio": 4,
+                               "rope_parameters": {"partial_rotary_factor": 0.25}},
+        "vision_config": {"hidden_size": 24, "intermediate_size": 40, "depth": 3, "num_heads": 2, "patch_size": 8,
+                          "image_size": [64, 96], "out_hidden_size": 64, "num_position_embeddings": 64},
+    },
     "idefics2": {
         "text_config": TEXT | {"model_type": "mistral"}, "picture_size": 392,
         "vision_config": TOWER | {"image_size": 392, "patch_size": 56},
@@ -144,6 +154,7 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
     "qwen3_omni_moe": (306200, 24, (1769472, 4644864, 2654208)),
     "glm_ocr": (275232, 12, (884736, 2623488, 663552)),  # the convolution over four patches is a product here
     "glm5_next": (260522, 12, (884736, 1996800, 663552)),
+    "qwen4_exp": (304252, 24, (1769472, 3170304, 2654208)),
     "idefics2": (558560, 6, (22127616, 4298496, 818208)),
     "blip-2": (304968, 5, (147456, 811776, 114592)),
     "lfm2_vl": (218008, 16, (589824, 1867776, 1179648)),  # and there that over the pixels of a patch

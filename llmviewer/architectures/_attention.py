@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ..operators.attention import QK, SV, Heads, Indexer, Softmax
 from ..operators.base import Operator, Tensor
@@ -89,6 +90,25 @@ class SelfAttention:
         sinks = (parts.weight("sinks", heads.num_heads),) if self.sinks else ()
         qk, softmax, sv = scored(parts, heads, q, (k,), v, bias=self.alibi)
         return (qk, replace(softmax, weights=sinks), sv)
+
+
+class KeyChooser(Protocol):
+    """What chooses keys for an attention that looks at the same x."""
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedAttention:
+    """Grouped-query attention to keys that `index` chooses."""
+
+    attention: SelfAttention
+    index: KeyChooser
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        made = self.attention.operators(parts, x)
+        scores = next(place for place, op in enumerate(made) if isinstance(op, QK))
+        return (*made[:scores], *self.index.operators(parts, x), *made[scores:])
 
 
 @dataclass(frozen=True, kw_only=True)

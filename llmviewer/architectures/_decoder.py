@@ -67,10 +67,9 @@ class Layer:
     def _branch(self, parts: Parts, x: Tensor, run: Mixer | FeedForward, name: str) -> tuple[Operator, ...]:
         """X and what `run` makes of it, added; leaves "`name`_add", or "`name`_norm" where that comes last."""
         if self.hyper:
-            taken = self.hyper.taken(parts, f"{name}_hc", x)
-            norm = parts.norm(f"{name}_norm", taken.outputs[0])
-            made = run.operators(parts, norm.outputs[0])
-            return (taken, norm, *made, self.hyper.merged(parts, f"{name}_add", x, result(made), taken.outputs[1]))
+            taken, back = self.hyper.taken(parts, name, x)
+            made = run.operators(parts, result(taken))
+            return (*taken, *made, self.hyper.merged(parts, f"{name}_add", x, result(made), back))
         before = self.residual in (Residual.PRE, Residual.SANDWICH)
         first = (parts.norm(f"{name}_norm", x),) if before else ()
         made = run.operators(parts, first[0].outputs[0] if first else x)
@@ -179,7 +178,7 @@ class Decoder:
 
     def _logits(self, parts: Parts, x: Tensor, norm: str, *, tied: bool) -> tuple[Operator, ...]:
         """The last norm over all tokens; logits where they are wanted."""
-        before: tuple[Operator, ...] = (self.hyper.last(parts, x),) if self.hyper else ()
+        before: tuple[Operator, ...] = self.hyper.last(parts, x) if self.hyper else ()
         if self.final_norm:
             before = (*before, parts.norm(norm, result(before) if before else x))
         width = self.embed_width or self.hidden

@@ -21,12 +21,13 @@ class HyperConnections:
     streams: int
     iterations: int
 
-    def taken(self, parts: Parts, name: str, x: Tensor) -> StreamsIn:
-        """What a mixer or network is given of the streams, and the weights by which its result comes back."""
+    def taken(self, parts: Parts, name: str, x: Tensor) -> tuple[tuple[Operator, ...], Tensor]:
+        """What gives a mixer or network its part of the streams, and the weights by which its result comes back."""
         mixes = bool(self.iterations)
         mixture = self.streams * (1 + self.streams) if mixes else self.streams
-        back = replace(parts.tensor(f"{name}_mix", mixture), format=FP32)
-        return self._collapsed(parts, name, x, self.streams + mixture, scales=2 + mixes, back=(back,))
+        back = replace(parts.tensor(f"{name}_hc_mix", mixture), format=FP32)
+        taken = self._collapsed(parts, f"{name}_hc", x, self.streams + mixture, scales=2 + mixes, back=(back,))
+        return (taken, parts.norm(f"{name}_norm", taken.outputs[0])), back
 
     def merged(self, parts: Parts, name: str, x: Tensor, made: Tensor, back: Tensor) -> Elementwise:
         """Every stream as a mixture of all of them, or itself, and of `made`."""
@@ -39,9 +40,9 @@ class HyperConnections:
             ops_per_element=2 * self.streams + 1 if self.iterations else 2,
         )
 
-    def last(self, parts: Parts, x: Tensor) -> Operator:
-        """What the last norm is given."""
-        return self._collapsed(parts, "hc_head", x, self.streams, scales=1)
+    def last(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        """What makes of the streams what the last norm is given."""
+        return (self._collapsed(parts, "hc_head", x, self.streams, scales=1),)
 
     def joined(self, parts: Parts, x: Tensor, embedded: Tensor) -> tuple[Operator, ...]:
         """Every stream with the embedding of the next token, each after a norm and a projection."""

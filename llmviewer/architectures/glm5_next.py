@@ -85,9 +85,9 @@ class PooledIndex(Index):
 class MeanOfStreams(HyperConnections):
     """Streams whose mean goes to the last norm."""
 
-    def last(self, parts: Parts, x: Tensor) -> Operator:
+    def last(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         out = parts.tensor("hc_head", x.width // self.streams)
-        return Elementwise(name=out.name, inputs=(x,), outputs=(out,), ops_per_element=self.streams)
+        return (Elementwise(name=out.name, inputs=(x,), outputs=(out,), ops_per_element=self.streams),)
 
 
 @architecture("glm5_next_text")

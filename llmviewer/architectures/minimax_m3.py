@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 from ..documents import Section
 from ..graph import Graph
-from ..operators.attention import QK, Heads
+from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.block_sparse import BlockIndexer
 from ..operators.elementwise import Rope
 from ..operators.masks import Chosen
 from ..precision import FP32, Format
 from . import architecture
-from ._attention import SelfAttention
+from ._attention import IndexedAttention, SelfAttention
 from ._decoder import FeedForward, Layer, Mixer
 from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
@@ -81,23 +81,19 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockSparseAttention:
-    """Attention to blocks of keys; `index` are the heads of what chooses them, which share a key for each token.
+class BlockIndex:
+    """Heads that choose blocks of keys and share a key for each token.
 
-    blocks  that each query keeps
+    blocks      that each query keeps
+    rotary_dim  elements of each head that are rotated
     """
 
-    attention: SelfAttention
-    index: Heads
+    heads: Heads
     blocks: int
+    rotary_dim: int
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        made = self.attention.operators(parts, x)
-        scores = next(place for place, op in enumerate(made) if isinstance(op, QK))
-        return (*made[:scores], *self._indexer(parts, x), *made[scores:])
-
-    def _indexer(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        heads = self.index
+        heads = self.heads
         q = parts.project("index_q_proj", x, heads.q_width)
         k = parts.project("index_k_proj", x, heads.head_dim)
         q_norm = parts.norm("index_q_norm", q.outputs[0], shared=heads.num_heads, kind=NormKind.RMS)
@@ -108,7 +104,7 @@ class BlockSparseAttention:
             inputs=(q_norm.outputs[0], k_norm.outputs[0]),
             outputs=rotated,
             heads=heads,
-            rotary_dim=min(self.attention.rotary_dim, heads.head_dim),
+            rotary_dim=self.rotary_dim,
         )
         chosen = Tensor(name="index_choice", width=heads.num_heads * self.blocks, format=FP32)
         indexer = BlockIndexer(
@@ -152,7 +148,7 @@ def _mlp(inner: int) -> Mlp:
     return Mlp(inner=inner, act="silu", gated=True)
 
 
-def _indexed(config: Section, attention: SelfAttention) -> BlockSparseAttention:
+def _indexed(config: Section, attention: SelfAttention) -> IndexedAttention:
     """By the fields of the checkpoint, in a section of their own, or those of transformers."""
     section = config.section("sparse_attention_config") if config.get("sparse_attention_config") else config
     section.costless(
@@ -165,13 +161,14 @@ def _indexed(config: Section, attention: SelfAttention) -> BlockSparseAttention:
 
     blocks = said("sparse_topk_blocks", "index_topk_blocks", 16)
     keys = blocks * said("sparse_block_size", "index_block_size", 128)
-    index = Heads(
+    heads = Heads(
         num_heads=said("sparse_num_index_heads", "index_n_heads", 4),
         num_kv_heads=1,
         head_dim=said("sparse_index_dim", "index_head_dim", 128),
     )
     chosen = replace(attention, heads=replace(attention.heads, mask=Chosen(keys)))
-    return BlockSparseAttention(attention=chosen, index=index, blocks=blocks)
+    index = BlockIndex(heads=heads, blocks=blocks, rotary_dim=min(attention.rotary_dim, heads.head_dim))
+    return IndexedAttention(attention=chosen, index=index)
 
 
 def _choosing(config: Section) -> list[bool]:

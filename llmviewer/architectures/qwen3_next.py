@@ -45,9 +45,9 @@ def _build(config: Section, fmt: Format, *, fused: bool, tied: bool = False) -> 
             "language_model_only",
         )
         return seeing(config, _build(config.section("text_config"), fmt, fused=fused, tied=tied), fmt)
-    kinds: dict[str, Mixer] = {"linear_attention": _delta(config, fused=fused), "full_attention": _attention(config)}
+    kinds: dict[str, Mixer] = {"linear_attention": delta(config, fused=fused), "full_attention": attention(config)}
     layers = [
-        Layer(mixer=kinds[kind], feed_forward=_experts(config) or _mlp(config), name=kind.split("_")[0])
+        Layer(mixer=kinds[kind], feed_forward=experts(config) or _mlp(config), name=kind.split("_")[0])
         for kind in _layer_types(config)
     ]
     config.costless(
@@ -79,7 +79,7 @@ def _layer_types(config: Section) -> list[str]:
     return listed
 
 
-def _delta(config: Section, *, fused: bool) -> GatedDeltaNet:
+def delta(config: Section, *, fused: bool) -> GatedDeltaNet:
     return GatedDeltaNet(
         key_heads=config.integer("linear_num_key_heads"),
         value_heads=config.integer("linear_num_value_heads"),
@@ -90,7 +90,7 @@ def _delta(config: Section, *, fused: bool) -> GatedDeltaNet:
     )
 
 
-def _attention(config: Section) -> SelfAttention:
+def attention(config: Section) -> SelfAttention:
     kv_heads = config.integer("num_key_value_heads", config.integer("num_attention_heads"))
     hidden = config.integer("hidden_size")
     heads = heads_of(config, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=_HEAD_DIM)
@@ -109,7 +109,7 @@ def _mlp(config: Section) -> Mlp:
     return Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "silu"), gated=True)
 
 
-def _experts(config: Section) -> Experts | None:
+def experts(config: Section) -> Experts | None:
     """The experts of all layers; None for a dense model."""
     if config.get("num_experts") in (None, 0):
         return None

@@ -100,18 +100,20 @@ class SV(Attention):
 class Indexer(Attention):
     """The `count` best keys of each query (arXiv:2512.02556, equation 1), for another attention to look at.
 
-    score[query, key] = sum over heads of w[query, head] * relu(q[query, head, :] . k[key, :]). Scores stay on the chip;
-    each is compared once. What is written is a number for each key chosen.
+    score[query, key] = sum over heads of w[query, head] * relu(q[query, head, :] . k[key, :]), or of relu alone where
+    there is no w among `inputs`. Scores stay on the chip; each is compared once. What is written is a number for each
+    key chosen.
     """
 
     def arithmetic(self) -> dict[Resource, Form]:
-        products = self._product(self.inputs[1], self.heads.head_dim + 1)  # with a key, and of a score with its weight
-        seen = (self.heads.num_heads + 1) * self.heads.mask.pairs
-        return products | {vector("fp32"): seen}
+        weighted = len(self.inputs) > 2  # by a product, whose sum is then no addition of its own
+        products = self._product(self.inputs[1], self.heads.head_dim + weighted)
+        ops = self.heads.num_heads * (1 if weighted else 2) + 1
+        return products | {vector("fp32"): ops * self.heads.mask.pairs}
 
     def dequantized(self) -> tuple[Form, ...]:
         """Keys in another format than queries; weights are multiplied in fp32."""
-        query, key, _ = self.inputs
+        query, key, *_ = self.inputs
         return (key.elements,) if key.format.compute != query.format.compute else ()
 
 

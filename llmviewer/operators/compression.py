@@ -14,10 +14,10 @@ class Compress(Operator):
     """entry = rotate(norm(sum over tokens of softmax(gate + bias) * value)), element by element, for each group.
 
     `inputs` are values, gates, and what the next group has of them so far. A pass reads a row for each of its tokens:
-    from the projections or from that state, as the group fills in one pass or in many.
+    from the projections or from that state, as the group fills in one pass or in many. Without gates it is their mean.
 
-    An element of a value takes a bias, five OPs of softmax and a multiply-add; one of an entry four of the norm, and
-    three more where it is rotated.
+    An element of a value takes a bias, five OPs of softmax and a multiply-add, or an addition; one of an entry four of
+    the norm, and three more where it is rotated.
 
     normed  there is a norm of entries
     """
@@ -30,7 +30,8 @@ class Compress(Operator):
     def arithmetic(self) -> dict[Resource, Form]:
         values, entries = self.inputs[0], self.outputs[0]
         of_entry = 4 * entries.width * self.normed + 3 * self.rotary_dim
-        return {vector("fp32"): 8 * values.elements + of_entry * entries.rows}
+        gated = len(self.inputs) > 2
+        return {vector("fp32"): (8 if gated else 1) * values.elements + of_entry * entries.rows}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,6 +127,13 @@ CONFIGS: dict[str, dict[str, Any]] = {  # by model_type, and what is said of it 
     },
     "nanochat": {**_GROUPED, "intermediate_size": 80},
     "persimmon": {**_GROUPED, "intermediate_size": 80},
+    "qwen4_exp_text": {
+        **_GROUPED, **_EXPERTS, "num_hidden_layers": 5, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 12, "hc_lowrank": 6, "indexer_n_heads": 3,
+        "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 40, "indexer_compress_ratio": 4,
+        "ple_layer_ids": [2], "ple_embed_dim": 32, "heads_per_ngram": 4, "ngram_vocab_size_base": 50,
+    },
     "youtu": {**_LATENT, "intermediate_size": 80, "num_hidden_layers": 3, "head_dim": 8, "num_key_value_heads": 4},
     "step3p5": {
         "vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 4,

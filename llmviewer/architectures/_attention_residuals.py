@@ -7,7 +7,7 @@ are the sources that each mixer and each network mixes with its own run's sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..graph import Block
 from ..operators.attention_residuals import Sources
@@ -23,19 +23,18 @@ _EMBEDDED = "embed_tokens"
 class SourcedLayer(Layer):
     """A layer of such a run.
 
-    sources  names of the sums that runs before have left, but for one that this layer is the first to see
-    first    it begins a run: what it reads becomes a source, and what it makes is a new sum
-    leaves   what its own result is named, where it ends a run; "" where it does not
+    given   names of the sums that runs before have left, but for one that this layer is the first to see
+    first   it begins a run: what it reads becomes a source, and what it makes is a new sum
+    leaves  what its own result is named, where it ends a run; "" where it does not
     """
 
-    sources: tuple[str, ...]
     first: bool
     leaves: str = ""
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if self.mixer is None or self.feed_forward is None:
             raise RuntimeError("attention residuals of a layer without a mixer or a network")
-        sources = _given(parts, self.sources, x)
+        sources = _given(parts, self.given, x)
         seen = mixed(parts, "attn_sources", (*sources, x))
         norm = parts.norm("attn_norm", seen.outputs[0])
         made = self.mixer.operators(parts, norm.outputs[0])
@@ -58,10 +57,6 @@ class SourcedDecoder(Decoder):
 
     sources: tuple[str, ...]
 
-    def _blocks(self, parts: Parts) -> list[Block]:
-        given = {layer.name: layer.sources for layer in self.layers if isinstance(layer, SourcedLayer)}
-        return [replace(block, given=given[block.name]) for block in super()._blocks(parts)]
-
     def _head(self, parts: Parts) -> Block:
         x = self._hidden(parts)
         seen = mixed(parts, "head_sources", (*_given(parts, self.sources, x), x))
@@ -81,7 +76,7 @@ def sourced(decoder: Decoder, run: int) -> SourcedDecoder:
             mixer=plain.mixer,
             feed_forward=plain.feed_forward,
             name=f"{plain.name}_{at}{'_first' if first else ''}{'_last' if last else ''}",
-            sources=sums[:at] if first else sums[: at + 1],
+            given=sums[:at] if first else sums[: at + 1],
             first=first,
             leaves=sums[at + 1] if last else "",
         )

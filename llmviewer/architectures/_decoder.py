@@ -47,6 +47,7 @@ class Layer:
     Layers that are equal are folded into one block of the graph, named `name`.
 
     hyper  how residual streams are mixed, where there are several; norms then stand before
+    given  tensors that blocks before have left, which it reads besides
     """
 
     mixer: Mixer | None
@@ -54,6 +55,7 @@ class Layer:
     residual: Residual = Residual.PRE
     name: str = "layer"
     hyper: HyperConnections | None = None
+    given: tuple[str, ...] = ()
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if self.mixer and self.feed_forward and self.residual in (Residual.PARALLEL, Residual.PARALLEL_TWO):
@@ -149,10 +151,15 @@ class Decoder:
         blocks = []
         for layer, indices in places.items():
             operators = layer.operators(parts, x)
-            output = result(operators).name
-            blocks.append(
-                Block(name=layer.name, operators=operators, input=HIDDEN, output=output, layers=tuple(indices))
+            block = Block(
+                name=layer.name,
+                operators=operators,
+                input=HIDDEN,
+                output=result(operators).name,
+                layers=tuple(indices),
+                given=layer.given,
             )
+            blocks.append(block)
         return blocks
 
     def _embedding(self, parts: Parts) -> Block:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ..forms import TOKENS, distinct_experts
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Combine, Permute, Route
-from ..operators.linear import ExpertsLinear, Linear, Router
+from ..operators.linear import ChosenLinear, ExpertsLinear, Linear, Router
 from ._parts import Parts, result
 
 
@@ -71,9 +71,8 @@ class Experts:
 
     def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
         """`seen` is what the router looks at, where that is not x."""
-        router = parts.project("router", seen or x, self.experts + self.zero, bias=self.router_bias, kind=Router)
-        weights = parts.tensor("route", self.chosen)
-        route = Route(name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen)
+        routing = self.routing(parts, seen or x)
+        weights = result(routing)
         down = (parts.project("fc1_latent_proj", x, self.latent, bias=self.bias),) if self.latent else ()
         taken = result(down) if down else x
         copies = replace(parts.tensor("permute", taken.width), rows=self.computed * TOKENS)
@@ -83,7 +82,13 @@ class Experts:
         gate = tuple(op.outputs[0] for op in shared if op.name == "shared_gate")
         beside = (*(op.outputs[0] for op in shared[-1:]), *gate, *((x,) if self.zero else ()))
         mixed = self._mixed(parts, (result(experts), weights), beside, x, latent=taken.width)
-        return (router, route, *down, permute, *experts, *shared, *mixed)
+        return (*routing, *down, permute, *experts, *shared, *mixed)
+
+    def routing(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        """What chooses experts for each token; leaves "route"."""
+        router = parts.project("router", x, self.experts + self.zero, bias=self.router_bias, kind=Router)
+        weights = parts.tensor("route", self.chosen)
+        return (router, Route(name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen))
 
     def _mixed(
         self, parts: Parts, chosen: tuple[Tensor, ...], beside: tuple[Tensor, ...], x: Tensor, *, latent: int
@@ -101,17 +106,7 @@ class Experts:
 
     def _experts(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         def project(name: str, x: Tensor, width: int) -> Linear:
-            made = ((f"{name}.weight", (width, x.width)), *(((f"{name}.bias", (width,)),) if self.bias else ()))
-            held = tuple(
-                replace(
-                    parts.weight(weight, self.experts, *shape),
-                    rows=distinct_experts(self.experts, self.computed),
-                    active=self.computed / self.experts,
-                )
-                for weight, shape in made
-            )
-            out = replace(parts.tensor(name, width), rows=x.rows)
-            return ExpertsLinear(name=name, inputs=(x,), outputs=(out,), weights=held)
+            return experts_linear(parts, name, x, width, experts=self.experts, chosen=self.computed, bias=self.bias)
 
         up = project("expert_up_proj", x, self.inner)
         first = (project("expert_gate_proj", x, self.inner), up) if self.gated else (up,)
@@ -123,3 +118,24 @@ class Experts:
             return ()
         gate = (parts.project("shared_gate", x, 1, kind=Router),) if self.shared_gate else ()
         return (*gate, *self.shared.operators(parts, x, prefix="shared_", act_name="shared_act"))
+
+
+def experts_linear(
+    parts: Parts,
+    name: str,
+    x: Tensor,
+    width: int,
+    *,
+    experts: int,
+    chosen: int,
+    bias: bool = False,
+    kind: type[ChosenLinear] = ExpertsLinear,
+) -> ChosenLinear:
+    """A projection of each row of x by its own of so many experts, of which a token takes as many as `chosen`."""
+    shapes = {f"{name}.weight": (width, x.width), **({f"{name}.bias": (width,)} if bias else {})}
+    held = tuple(
+        replace(parts.weight(weight, experts, *shape), rows=distinct_experts(experts, chosen), active=chosen / experts)
+        for weight, shape in shapes.items()
+    )
+    out = replace(parts.tensor(name, width), rows=x.rows)
+    return kind(name=name, inputs=(x,), outputs=(out,), weights=held)

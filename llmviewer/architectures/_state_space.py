@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ..forms import SEQUENCES
 from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import Elementwise
-from ..operators.linear import BlockLinear
+from ..operators.linear import BlockLinear, Linear
 from ..operators.state_space import CausalConv, Scan
 from ..precision import FP32
 from ._parts import NormKind, Parts, result
@@ -47,6 +47,8 @@ class Mamba:
 
     OPs of a token, channel and element of state: step times decay, exp, times h; step times x times B, added; C times
     h, added: 8; and for each channel softplus of the step, D x added and the gate: 12.
+
+    heads  parts of the channels, each of which makes its step, B and C of its own channels alone
     """
 
     inner: int
@@ -56,29 +58,40 @@ class Mamba:
     conv_bias: bool = True
     bias: bool = False
     norms: bool = False  # RMSNorm of step, B and C (Jamba)
+    heads: int = 1
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         gate = parts.tensor("gate", self.inner)
         in_proj = parts.linear("in_proj", x, parts.tensor("in_proj", self.inner), gate, bias=self.bias)
         conv = convolved(parts, in_proj.outputs[0], self.taps, bias=self.conv_bias)
-        parted = (parts.tensor(name, width) for name, width in (("step_in", self.step_rank), ("bc", 2 * self.state)))
-        x_proj = parts.linear("x_proj", conv.outputs[0], *parted)
+        widths = {"step_in": self.heads * self.step_rank, "bc": self.heads * 2 * self.state}
+        parted = (parts.tensor(name, width) for name, width in widths.items())
+        x_proj = self._by_head(parts.linear("x_proj", conv.outputs[0], *parted))
         norms = tuple(parts.norm(f"{t.name}_norm", t, kind=NormKind.RMS) for t in x_proj.outputs) if self.norms else ()
         step_in, bc = (op.outputs[0] for op in norms) if norms else x_proj.outputs
-        dt_proj = parts.project("dt_proj", step_in, self.inner, bias=True)
+        dt_proj = self._by_head(parts.project("dt_proj", step_in, self.inner, bias=True))
         state = kept("ssm_state", self.inner * self.state)
+        apart = self.heads if self.heads > 1 else self.inner  # channels that share step, B and C have to stay together
         weights = (parts.weight("A_log", self.inner, self.state), parts.weight("D", self.inner))
         scan = Scan(
             name="scan",
             inputs=(conv.outputs[0], dt_proj.outputs[0], bc, gate, state),
             outputs=(parts.tensor("scan", self.inner), state),
             weights=weights,
-            heads=self.inner,
-            groups=self.inner,
+            heads=apart,
+            groups=apart,
             token_ops=self.inner * (8 * self.state + 12),
         )
         out_proj = parts.project("out_proj", scan.outputs[0], x.width, bias=self.bias)
         return (in_proj, conv, x_proj, *norms, dt_proj, scan, out_proj)
+
+    def _by_head(self, plain: Linear) -> Linear:
+        """The projection in which what a head makes comes of its own part of what is projected."""
+        if self.heads == 1:
+            return plain
+        wide, narrow = plain.weight.shape
+        held = (replace(plain.weight, shape=(wide, narrow // self.heads)), *plain.weights[1:])
+        return BlockLinear(name=plain.name, inputs=plain.inputs, outputs=plain.outputs, weights=held)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ class Router(Linear):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsLinear(Linear):
+class ChosenLinear(Linear):
     """y[row, n] = x[row, k] @ weight[expert of the row, n, k].T, for rows gathered by expert.
 
     A pass reads the experts that its tokens reach: the weight says how many, on average.
@@ -75,3 +75,8 @@ class ExpertsLinear(Linear):
         x = self.inputs[0]
         one = self.weight.numel // self.weight.shape[0]
         return {matrix(product(x.format, self.weight.format)): 2 * one * x.rows}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsLinear(ChosenLinear):
+    """That of experts by which several devices may share out tokens: MLPs."""

@@ -12,7 +12,7 @@ from ..graph import Block, Graph
 from ..hardware import Hardware
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Activation
-from ..operators.linear import ExpertsLinear, Linear
+from ..operators.linear import ChosenLinear, Linear
 from ..precision import HALF, resolved
 from . import technique
 from ._linears import layers
@@ -127,7 +127,7 @@ def _feed_forward(block: Block) -> Iterator[Linear]:
             op
             for op in block.operators
             if isinstance(op, Linear)
-            and not isinstance(op, ExpertsLinear)
+            and not isinstance(op, ChosenLinear)
             and (inputs & {t.name for t in op.outputs} or outputs & {t.name for t in op.inputs})
         ]
         yield from around

@@ -11,7 +11,7 @@ from ..operators.attention import QK, SV, Attention, Heads, Softmax
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.elementwise import Activation, Add, Elementwise, Norm, Rope
 from ..operators.embedding import Embedding
-from ..operators.linear import ExpertsLinear, Linear
+from ..operators.linear import ChosenLinear, Linear
 from . import technique
 from ._linears import compressible, layers
 from ._parameters import parameter
@@ -96,7 +96,7 @@ class StructuredPruning(Technique):
         if self.heads == self.ffn == self.layers == self.hidden == 1:
             return "give heads, ffn, layers or hidden: with 1 for each of them nothing is left out"
         between = {op.name: op for block in graph.blocks if block.main for op in _on_stream(block)}
-        strange = [name for name, op in between.items() if not isinstance(op, _KNOWN) or isinstance(op, ExpertsLinear)]
+        strange = [name for name, op in between.items() if not isinstance(op, _KNOWN) or isinstance(op, ChosenLinear)]
         if self.hidden < 1 and strange:
             return f"how {strange[0]} of {machine.model.name} gets narrower is not known here; leave out hidden"
         if self.heads < 1 and not any(layers(block) and _prunable(block) for block in graph.blocks):

@@ -19,7 +19,7 @@ from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.compression import Turn
 from ..operators.elementwise import Activation, Add, Norm, Quantize, Rope
 from ..operators.embedding import Embedding
-from ..operators.linear import ExpertsLinear, Linear, LMHead
+from ..operators.linear import ChosenLinear, Linear, LMHead
 from ..precision import FP16, Format, Scheme, product
 from ..resource import Resource, matrix
 
@@ -116,7 +116,7 @@ def _counted(op: Operator, formats: _Formats, block: Block) -> Operator | None:
             weights = (replace(op.weight, format=formats.weight, tied=True),)
         case Embedding() | Rope() | Quantize():
             return None
-        case ExpertsLinear():
+        case ChosenLinear():
             ops = 2 * (op.weight.numel // op.weight.shape[0]) * op.inputs[0].rows  # each row meets one of them
             weights = (replace(op.weight, format=formats.weight),)
         case Linear():

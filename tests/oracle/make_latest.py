@@ -2,8 +2,9 @@
 
 transformers builds each of `CONFIGS` on the CPU with random weights and runs a prefill of LENGTH tokens and a decode
 step after it under `torch.utils.flop_counter.FlopCounterMode`. FLOPs are those that no module inside counts, layers
-folded. A multiply-accumulate is 2 FLOPs. Experts of LongCat-Flash are left out, as how many of a token's have matrices
-is up to chance; of parameters those are left out that its class keeps for experts that have none.
+folded, and without short convolutions. A multiply-accumulate is 2 FLOPs. Experts of LongCat-Flash are left out, as how
+many of a token's have matrices is up to chance; of parameters those are left out that its class keeps for experts that
+have none.
 
     python tests/oracle/make_latest.py           rewrite latest.json
     python tests/oracle/make_latest.py --check   exit 1 where it differs
@@ -96,8 +97,16 @@ CONFIGS: dict[str, dict[str, Any]] = {  # by model_type, and what is said of it 
         **_GROUPED, "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 30,
         "shared_intermediate_size": 24, "layer_rope_theta": [0, 1e4, 1e4, 1e4],
     },
+    "hrm_text": {
+        "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 16,
+        "intermediate_size": 80, "prefix_lm": False,
+    },
     "hyperclovax": {**_GROUPED, "intermediate_size": 80},
     "iquestcoder": {**_GROUPED, "intermediate_size": 80},
+    "jetmoe": {
+        "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 3, "num_key_value_heads": 2, "kv_channels": 12,
+        "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 3,
+    },
     "kolibri1": {
         **_GROUPED, **_EXPERTS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 24,
         "sliding_window": 30,
@@ -135,6 +144,14 @@ CONFIGS: dict[str, dict[str, Any]] = {  # by model_type, and what is said of it 
         "ple_layer_ids": [2], "ple_embed_dim": 32, "heads_per_ngram": 4, "ngram_vocab_size_base": 50,
     },
     "youtu": {**_LATENT, "intermediate_size": 80, "num_hidden_layers": 3, "head_dim": 8, "num_key_value_heads": 4},
+    "zamba": {
+        "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 9, "num_attention_heads": 4, "n_mamba_heads": 2,
+        "num_key_value_heads": 4, "intermediate_size": 80, "mamba_d_state": 6, "mamba_dt_rank": 5,
+    },
+    "zaya": {
+        **_GROUPED, "num_hidden_layers": 3, "moe_intermediate_size": 32, "num_experts": 8, "router_hidden_size": 24,
+        "cca_time0": 3, "sliding_window": 30, "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+    },
     "step3p5": {
         "vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 4,
         "num_attention_groups": 2, "head_dim": 12, "attention_other_setting": {"num_attention_heads": 6},
@@ -176,7 +193,8 @@ def _counted(name: str) -> dict[str, Any]:
 
 
 def _flops(model: PreTrainedModel, tokens: torch.Tensor, cache: Cache) -> dict[str, int]:
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    none = {torch.ops.aten.convolution: lambda *_, **__: 0}
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=none) as counter:
         model(tokens, past_key_values=cache, use_cache=True)
     return {path: n for path, n in own_flops(counter).items() if not (idle(model) and path.endswith("experts"))}
 

@@ -13,7 +13,7 @@ from ...operators.attention import Attention
 from ...operators.base import Operator
 from ...operators.elementwise import Quantize
 from ...operators.fused import Fused
-from ...operators.linear import ExpertsLinear, Linear
+from ...operators.linear import ChosenLinear, Linear
 from ...precision import Format
 from ..families import Stack
 from ..formats import kernel_type
@@ -56,7 +56,7 @@ def _linears(op: Operator) -> tuple[Linear, ...]:
     """The products with dense weights that a launch of `op` does; none where it does others, or none."""
     parts = op.parts if isinstance(op, Fused) else (op,)
     found = tuple(part for part in parts if isinstance(part, Linear))
-    dense = all(_whole(part).dense and not isinstance(_whole(part), ExpertsLinear) for part in found)
+    dense = all(_whole(part).dense and not isinstance(_whole(part), ChosenLinear) for part in found)
     return found if dense else ()
 
 

@@ -1,15 +1,19 @@
-"""Zamba2: Mamba-2 in every layer, and before some a transformer block that layers share (arXiv:2411.15242).
+"""Zamba and Zamba2: Mamba or Mamba-2 in every layer, and before some a transformer block that layers share
+(arXiv:2405.16712, arXiv:2411.15242).
 
 The block sees the layer's input beside the embedding, twice as wide as either; what it makes is added to the input of
-the layer's Mamba-2 and not to the residual stream. Layers that share a block have low-rank adapters of their own.
+the layer's Mamba and not to the residual stream. Layers of Zamba2 that
+share a block have low-rank adapters of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from ..documents import Section
-from ..graph import Block, Graph
+from ..graph import Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Add, Elementwise, Rope
@@ -17,18 +21,20 @@ from ..operators.linear import Linear
 from ..precision import Format
 from . import architecture
 from ._attention import scored
-from ._decoder import Decoder, Layer
+from ._decoder import Decoder, Layer, Mixer
+from ._feed_forward import Mlp
 from ._parts import Parts, activation, result
 from ._reused import again
-from ._state_space import Mamba2
+from ._state_space import Mamba, Mamba2
 
 _MAMBA = ("mamba", "linear_attention")
 _HYBRID = "hybrid"
 _EMBEDDED = "embed_tokens"  # left by the block before the layers
 _COSTLESS = """
-    attention_head_dim attention_hidden_size ffn_hidden_size hybrid_layer_ids kv_channels mamba_headdim
-    num_logits_to_keep num_query_groups time_step_floor time_step_limit time_step_max time_step_min use_conv_bias
-    use_long_context use_mamba_kernels use_mem_eff_path conv_kernel d_model d_state expand
+    attention_head_dim attention_hidden_size attn_layer_offset attn_layer_period ffn_hidden_size hybrid_layer_ids
+    kv_channels mamba_headdim use_associative_scan hidden_mamba_act num_logits_to_keep num_query_groups
+    time_step_floor time_step_limit time_step_max time_step_min use_conv_bias use_long_context use_mamba_kernels
+    use_mem_eff_path conv_kernel d_model d_state expand
 """
 
 
@@ -36,18 +42,18 @@ _COSTLESS = """
 class SharedBlock:
     """Attention and a gated MLP without residuals, on a layer's input beside the embedding; leaves "linear".
 
-    rank       of the adapters of the MLP, and of queries, keys and values where `adapted`
+    rank       of the adapters of the MLP, and of queries, keys and values where `adapted`; 0 where there are none
     reused     its parameters are those of an earlier layer, but for the adapters and the last projection
     """
 
     heads: Heads
     inner: int
     act: str
-    rank: int
-    adapted: bool
-    rotated: bool
-    bias: bool
-    reused: bool
+    rank: int = 0
+    adapted: bool = False
+    rotated: bool = False
+    bias: bool = False
+    reused: bool = False
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         embedded = parts.tensor(_EMBEDDED, x.width)
@@ -82,6 +88,8 @@ class SharedBlock:
         return self._with_adapter(parts, plain, name, x, out)
 
     def _mlp(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        if not self.rank:
+            return Mlp(inner=self.inner, act=self.act, gated=True, bias=self.bias).operators(parts, x)
         plain = parts.project("gate_up_proj", x, 2 * self.inner, bias=self.bias)
         gate_up = self._with_adapter(parts, plain, "gate_up", x, parts.tensor("gate_up", 2 * self.inner))
         halved = tuple(replace(result(gate_up), width=self.inner, name=name) for name in ("mlp_gate", "mlp_up"))
@@ -100,13 +108,14 @@ class SharedBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class HybridLayer(Layer):
-    """A layer whose Mamba-2 sees its input with a shared block's result added; the residual stream does without."""
+    """A layer whose Mamba sees its input with a shared block's result added; the residual stream does without."""
 
     shared: SharedBlock
+    given: tuple[str, ...] = (_EMBEDDED,)
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if self.mixer is None:
-            raise RuntimeError("a hybrid layer without Mamba-2")
+            raise RuntimeError("a hybrid layer without Mamba")
         shared = self.shared.operators(parts, x)
         add = parts.add("shared_add", x, result(shared))
         norm = parts.norm("mamba_norm", add.outputs[0])
@@ -114,22 +123,36 @@ class HybridLayer(Layer):
         return (*shared, add, norm, *made, parts.add("mamba_add", x, result(made)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class HybridDecoder(Decoder):
-    """A decoder whose shared blocks are given the embedding."""
-
-    def _blocks(self, parts: Parts) -> list[Block]:
-        return [
-            replace(block, given=(_EMBEDDED,)) if block.name.startswith(_HYBRID) else block
-            for block in super()._blocks(parts)
-        ]
-
-
 @architecture("zamba2")
 def build(config: Section, fmt: Format) -> Graph:
     hidden = config.integer("hidden_size", 2560)
-    mamba, kinds, blocks = _mamba(config, hidden), _kinds(config), config.integer("num_mem_blocks", 1)
-    first, again = (_shared(config, hidden, reused=reused) for reused in (False, True))
+    shared = replace(
+        _shared(config, hidden, heads=32),
+        rank=config.integer("adapter_rank", 128),
+        adapted=config.flag("use_shared_attention_adapter", default=False),
+        rotated=config.flag("use_mem_rope", default=False),
+        bias=config.flag("add_bias_linear", default=False),
+    )
+    if not config.texts("layers_block_type"):
+        raise config.error("layers_block_type", "is missing; it says which layers have a shared block")
+    kinds, blocks = _kinds(config, config.integer("num_hidden_layers", 54)), config.integer("num_mem_blocks", 1)
+    return _decoder(config, hidden, _mamba2(config, hidden), shared, kinds, blocks=blocks).graph(fmt)
+
+
+@architecture("zamba")
+def build_zamba(config: Section, fmt: Format) -> Graph:
+    """One block, whose attention has no positions; Mamba's channels are in heads, which make their own steps."""
+    hidden, layers = config.integer("hidden_size", 3712), config.integer("num_hidden_layers", 76)
+    shared = _shared(config, hidden, heads=16)
+    kinds = _kinds(config, layers) if config.texts("layers_block_type") else _pattern(config, layers)
+    return _decoder(config, hidden, _mamba(config, hidden), shared, kinds).graph(fmt)
+
+
+def _decoder(
+    config: Section, hidden: int, mamba: Mixer, first: SharedBlock, kinds: Sequence[str], *, blocks: int = 1
+) -> Decoder:
+    """`blocks` shared blocks like `first`, each of which layers later take again."""
+    again = replace(first, reused=True)
     layers: list[Layer] = []
     for index, kind in enumerate(kinds):
         if kind != _HYBRID:
@@ -139,19 +162,24 @@ def build(config: Section, fmt: Format) -> Graph:
         name = "hybrid_again" if reused else "hybrid"
         layers.append(HybridLayer(mixer=mamba, feed_forward=None, shared=again if reused else first, name=name))
     config.costless(*_COSTLESS.split())
-    return HybridDecoder(
+    return Decoder(
         vocab=config.integer("vocab_size", 32000),
         hidden=hidden,
         layers=layers,
         tied=config.flag("tie_word_embeddings", default=True),
-    ).graph(fmt)
+    )
 
 
-def _kinds(config: Section) -> tuple[str, ...]:
+def _pattern(config: Section, layers: int) -> tuple[str, ...]:
+    """The third layer has the block, and of those after it every so manieth."""
+    period, offset = config.integer("attn_layer_period", 6), config.integer("attn_layer_offset", 4, least=0)
+    later = (_HYBRID if index % period == offset else _MAMBA[0] for index in range(layers - 3))
+    return (_MAMBA[0], _MAMBA[0], _HYBRID, *later)[:layers]
+
+
+def _kinds(config: Section, layers: int) -> tuple[str, ...]:
     """What each layer is."""
-    kinds, layers = config.texts("layers_block_type"), config.integer("num_hidden_layers", 54)
-    if not kinds:
-        raise config.error("layers_block_type", "is missing; it says which layers have a shared block")
+    kinds = config.texts("layers_block_type")
     unknown = [kind for kind in kinds if kind not in (*_MAMBA, _HYBRID)]
     if len(kinds) != layers or unknown:
         given = f"{len(kinds)} of them" if not unknown else repr(unknown[0])
@@ -159,10 +187,30 @@ def _kinds(config: Section) -> tuple[str, ...]:
     return kinds
 
 
-def _mamba(config: Section, hidden: int) -> Mamba2:
-    inner, heads = config.integer("mamba_expand", 2) * hidden, config.integer("n_mamba_heads", 8)
+def _mamba(config: Section, hidden: int) -> Mamba:
+    inner, heads = _inner(config, hidden, heads=2)
+    rank = config.get("mamba_dt_rank")
+    return Mamba(
+        inner=inner,
+        state=config.integer("mamba_d_state", 16),
+        taps=config.integer("mamba_d_conv", 4),
+        step_rank=ceil(hidden / 16) if rank in (None, "auto") else config.integer("mamba_dt_rank"),
+        conv_bias=config.flag("mamba_conv_bias", default=True),
+        bias=config.flag("mamba_proj_bias", default=False),
+        heads=heads,
+    )
+
+
+def _inner(config: Section, hidden: int, *, heads: int) -> tuple[int, int]:
+    """The width of Mamba, and its heads."""
+    inner, heads = config.integer("mamba_expand", 2) * hidden, config.integer("n_mamba_heads", heads)
     if inner % heads:
         raise config.error("n_mamba_heads", f"must divide the inner width {inner}; got {heads}")
+    return inner, heads
+
+
+def _mamba2(config: Section, hidden: int) -> Mamba2:
+    inner, heads = _inner(config, hidden, heads=8)
     return Mamba2(
         inner=inner,
         heads=heads,
@@ -175,8 +223,8 @@ def _mamba(config: Section, hidden: int) -> Mamba2:
     )
 
 
-def _shared(config: Section, hidden: int, *, reused: bool) -> SharedBlock:
-    count = config.integer("num_attention_heads", 32)
+def _shared(config: Section, hidden: int, *, heads: int) -> SharedBlock:
+    count = config.integer("num_attention_heads", heads)
     kv_heads = config.integer("num_key_value_heads", count)
     if 2 * hidden % count or count % kv_heads:
         raise config.error(
@@ -187,9 +235,4 @@ def _shared(config: Section, hidden: int, *, reused: bool) -> SharedBlock:
         heads=Heads(num_heads=count, num_kv_heads=kv_heads, head_dim=2 * hidden // count),
         inner=config.integer("intermediate_size", 4 * hidden),
         act=activation(config, "hidden_act", "gelu"),
-        rank=config.integer("adapter_rank", 128),
-        adapted=config.flag("use_shared_attention_adapter", default=False),
-        rotated=config.flag("use_mem_rope", default=False),
-        bias=config.flag("add_bias_linear", default=False),
-        reused=reused,
     )

@@ -1,0 +1,103 @@
+"""JetMoE: experts that are MLPs, and in attention experts that make queries and take results back, on keys and values
+that all of them share (arXiv:2404.07413, section 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..documents import Section
+from ..forms import TOKENS
+from ..graph import Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Elementwise, Rope, Route
+from ..operators.linear import ChosenLinear, Router
+from ..precision import Format
+from . import architecture
+from ._attention import scored
+from ._decoder import Layer
+from ._feed_forward import Experts, experts_linear
+from ._fields import decoder
+from ._moe import at_most, costless
+from ._parts import Parts, activation, result
+
+_COSTLESS: Final = "num_attention_heads aux_loss_coef glu rotary_percent bias applied_layer_norm moe_num_experts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureOfAttention:
+    """Attention whose heads are those of the experts that a token chooses; leaves "attn_combine". Of several devices
+    each has all of it.
+
+    heads  of all experts that a token chooses, which share as many keys as one of them has heads
+    """
+
+    heads: Heads
+    experts: int
+    chosen: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        heads, width = self.heads, self.heads.kv_width
+        router = parts.project("attn_router", x, self.experts, kind=Router)
+        weights = parts.tensor("attn_route", self.chosen)
+        route = Route(name="attn_route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen)
+        copies = self._moved((x, weights), self._copies("attn_permute", x))
+        made = self._linear(parts, "expert_q_proj", result((copies,)), width)
+        q, k = parts.tensor("q", heads.q_width), parts.tensor("k", width)
+        gather = self._moved(made.outputs, q)
+        kv = parts.linear("kv_proj", x, k, parts.cached("v_cache", width))
+        turned = (parts.tensor("q_rope", heads.q_width), parts.cached("k_cache", width))
+        rope = Rope(name="rope", inputs=(q, k), outputs=turned, heads=heads, rotary_dim=heads.head_dim)
+        attended = scored(parts, heads, turned[0], (parts.cache("k_cache", width),), parts.cache("v_cache", width))
+        scatter = self._moved((result(attended), weights), self._copies("attn_scatter", k))
+        back = self._linear(parts, "expert_o_proj", result((scatter,)), x.width)
+        combine = self._moved((*back.outputs, weights), parts.tensor("attn_combine", x.width), ops=2 * self.chosen)
+        return (router, route, copies, made, gather, kv, rope, *attended, scatter, back, biased(parts, combine))
+
+    def _moved(self, inputs: tuple[Tensor, ...], out: Tensor, *, ops: int = 0) -> Elementwise:
+        """Rows of experts from those of tokens, or back."""
+        return Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=ops)
+
+    def _copies(self, name: str, x: Tensor) -> Tensor:
+        return replace(x, name=name, rows=self.chosen * TOKENS)
+
+    def _linear(self, parts: Parts, name: str, x: Tensor, width: int) -> Operator:
+        return experts_linear(parts, name, x, width, experts=self.experts, chosen=self.chosen, kind=ChosenLinear)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasedExperts(Experts):
+    """Experts to whose sum a bias is added."""
+
+    def operators(self, parts: Parts, x: Tensor, seen: Tensor | None = None) -> tuple[Operator, ...]:
+        *made, last = super().operators(parts, x, seen)
+        return (*made, biased(parts, last))
+
+
+def biased(parts: Parts, op: Operator) -> Operator:
+    return replace(op, weights=(parts.weight(f"{op.name}.bias", op.outputs[0].width),))
+
+
+@architecture("jetmoe")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config, *_COSTLESS.split())
+    count = config.integer("num_local_experts", 8)
+    chosen = at_most(config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok", 2), 8)
+    kv_heads = config.integer("num_key_value_heads", 16)
+    heads = Heads(
+        num_heads=chosen * kv_heads,
+        num_kv_heads=kv_heads,
+        head_dim=config.integer(config.first("kv_channels", "head_dim"), 128),
+    )
+    layer = Layer(
+        mixer=MixtureOfAttention(heads=heads, experts=count, chosen=chosen),
+        feed_forward=BiasedExperts(
+            experts=count,
+            chosen=chosen,
+            inner=config.integer("intermediate_size", 5632),
+            act=activation(config, "activation_function", "silu"),
+        ),
+    )
+    return decoder(config, [layer] * config.integer("num_hidden_layers", 12), tied=True).graph(fmt)

@@ -1,0 +1,202 @@
+"""ZAYA1: attention in a narrow space whose queries and keys two filters mix with the tokens before (arXiv:2510.04476),
+experts that a small network chooses, which hears what that of the layer before made, and learned scales on both sides
+of every addition.
+
+A token that chooses no expert counts as one that chooses some. The residual stream counts in the model's format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..documents import Section
+from ..graph import Block, Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Elementwise, Rope, Route
+from ..operators.linear import BlockLinear, Router
+from ..operators.masks import Causal
+from ..operators.recurrence import ShortConv
+from ..precision import Format
+from . import architecture
+from ._attention import scored
+from ._decoder import Decoder, FeedForward, Layer, Mixer
+from ._feed_forward import Experts
+from ._fields import grouped_heads, rotary_dim
+from ._moe import at_most, costless, kinds
+from ._parts import NormKind, Parts, activation, result
+from ._state_space import kept
+
+_WHOLE, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionalAttention:
+    """Queries and keys go through a filter of each channel and one of each head, and are added to the mean of a query
+    and its key; values are half of this token and half of the one before it.
+
+    rotary_dim     elements of each head that are rotated
+    taps           of the filter of each channel
+    head_taps      of that of each head, whose channels it mixes
+    """
+
+    heads: Heads
+    rotary_dim: int
+    taps: int
+    head_taps: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        heads = self.heads
+        q, k = parts.tensor("q_proj", heads.q_width), parts.tensor("k_proj", heads.kv_width)
+        halves = [parts.tensor(f"v_proj_{name}", heads.kv_width // 2) for name in ("current", "delayed")]
+        made = tuple(parts.linear(t.name, x, t) for t in (q, k, *halves))
+        mixed = self._mixed(parts, q, k)
+        query, key = mixed[-1].outputs
+        norms = self._norms(parts, query, key)
+        rope = Rope(
+            name="rope",
+            inputs=tuple(op.outputs[0] for op in norms),
+            outputs=(parts.tensor("q_rope", heads.q_width), parts.kept("k_cache", heads.kv_width, heads.mask)),
+            heads=heads,
+            rotary_dim=self.rotary_dim,
+        )
+        before = kept("v_state", heads.kv_width // 2, parts)
+        delay = Elementwise(
+            name="v",
+            inputs=(*halves, before),
+            outputs=(parts.kept("v_cache", heads.kv_width, heads.mask), before),
+            ops_per_element=0,
+        )
+        keys, values = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
+        attended = scored(parts, heads, rope.outputs[0], (keys,), values)
+        o_proj = parts.project("o_proj", result(attended), x.width)
+        return (*made, *mixed, *norms, rope, delay, *attended, o_proj)
+
+    def _mixed(self, parts: Parts, q: Tensor, k: Tensor) -> tuple[Operator, ...]:
+        wide, state = q.width + k.width, kept("qk_state", (self.taps + self.head_taps - 2) * (q.width + k.width), parts)
+        conv = ShortConv(
+            name="qk_conv",
+            inputs=(q, k, state),
+            outputs=(parts.tensor("qk_conv", wide), state),
+            weights=(parts.weight("qk_conv.weight", wide, self.taps), parts.weight("qk_conv.bias", wide)),
+            taps=self.taps,
+        )
+        mix = BlockLinear(
+            name="qk_mix",
+            inputs=conv.outputs[:1],
+            outputs=(parts.tensor("qk_mix", wide),),
+            weights=(
+                parts.weight("qk_mix.weight", wide, self.heads.head_dim * self.head_taps),
+                parts.weight("qk_mix.bias", wide),
+            ),
+        )
+        out = (parts.tensor("q_mixed", q.width), parts.tensor("k_mixed", k.width))
+        ops = 4 + 2 * k.width / q.width  # the mean with the key, its part in that for the key, and two sums
+        add = Elementwise(name="qk_add", inputs=(*mix.outputs, q, k), outputs=out, ops_per_element=ops)
+        return (conv, mix, add)
+
+    def _norms(self, parts: Parts, q: Tensor, k: Tensor) -> tuple[Operator, Operator]:
+        """To one length; that of keys is learned for each head."""
+        heads = self.heads
+        q_norm = parts.norm("q_norm", q, shared=heads.num_heads, kind=NormKind.UNIT)
+        k_norm = parts.norm("k_norm", k, shared=heads.num_kv_heads, kind=NormKind.UNIT)
+        scale = (parts.weight("k_norm.scale", heads.num_kv_heads),)
+        return q_norm, replace(k_norm, weights=scale, ops_per_element=k_norm.ops_per_element + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeardExperts(Experts):
+    """Experts whose router is a network.
+
+    rank   of its layers
+    heard  what the router of the layer before made is added, scaled
+    """
+
+    rank: int
+    heard: bool
+
+    def routing(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        down = parts.project("router_down", x, self.rank, bias=True, kind=Router)
+        made: tuple[Operator, ...] = (down,)
+        if self.heard:  # states of the layer before, which are as many as its own
+            out = parts.tensor("router_states", self.rank)
+            inputs = (down.outputs[0], down.outputs[0])
+            scale = (parts.weight("router_states.scale", self.rank),)
+            made = (down, Elementwise(name=out.name, inputs=inputs, outputs=(out,), weights=scale, ops_per_element=2))
+        made = (*made, parts.norm("router_norm", result(made)))
+        for name in ("router_fc1", "router_fc2"):
+            linear = parts.project(name, result(made), self.rank, bias=True, kind=Router)
+            made = (*made, linear, parts.activate(f"{name}_act", "gelu", linear.outputs[0]))
+        router = parts.project("router", result(made), self.experts + 1, kind=Router)  # the last one is no expert
+        weights = parts.tensor("route", self.chosen)
+        return (*made, router, Route(name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledLayer(Layer):
+    """A layer whose additions scale and shift both sides."""
+
+    def _branch(self, parts: Parts, x: Tensor, run: Mixer | FeedForward, name: str) -> tuple[Operator, ...]:
+        *made, add = super()._branch(parts, x, run, name)
+        return (*made, rescaled(parts, add, 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledDecoder(Decoder):
+    """A decoder whose embedding is scaled and shifted."""
+
+    def _embedding(self, parts: Parts) -> Block:
+        block = super()._embedding(parts)
+        x = result(block.operators)
+        out = parts.tensor("embed_scale", x.width)
+        scale = rescaled(parts, Elementwise(name=out.name, inputs=(x,), outputs=(out,), ops_per_element=0))
+        return replace(block, operators=(*block.operators, scale), output=out.name)
+
+
+def rescaled(parts: Parts, op: Elementwise, sides: int = 1) -> Elementwise:
+    """`op` with a scale and a shift of each of its `sides`."""
+    width = op.outputs[0].width
+    names = [f"{op.name}.{kind}_{side}" for side in range(sides) for kind in ("scale", "bias")]
+    return replace(
+        op,
+        weights=tuple(parts.weight(name, width) for name in names),
+        ops_per_element=op.ops_per_element + len(names),
+    )
+
+
+@architecture("zaya")
+def build(config: Section, fmt: Format) -> Graph:
+    costless(config)
+    for key in ("attention_bias", "lm_head_bias"):
+        if config.flag(key, default=False):
+            raise config.error(key, "must be false: no published model of this architecture has it")
+    layers = config.integer("num_hidden_layers", 40)
+    found = kinds(config, "layer_types", _KINDS) if config.get("layer_types") is not None else [_WHOLE] * layers
+    return ScaledDecoder(
+        vocab=config.integer("vocab_size", 262272),
+        hidden=config.integer("hidden_size", 2048),
+        layers=[_layer(config, kind, heard=index > 0) for index, kind in enumerate(found)],
+        tied=config.flag("tie_word_embeddings", default=True),
+    ).graph(fmt)
+
+
+def _layer(config: Section, kind: str, *, heard: bool) -> ScaledLayer:
+    heads = grouped_heads(config, kv_heads=2, head_dim=128)
+    if kind == _SLIDING:
+        heads = replace(heads, mask=Causal(config.integer("sliding_window")))
+    attention = ConvolutionalAttention(
+        heads=heads,
+        rotary_dim=rotary_dim(config, heads.head_dim, default=0.5, kind=kind),
+        taps=config.integer("cca_time0", 2),
+        head_taps=config.integer("cca_time1", 2),
+    )
+    experts = HeardExperts(
+        experts=config.integer("num_experts", 16),
+        chosen=at_most(config, "num_experts_per_tok", "num_experts", config.integer("num_experts_per_tok", 1), 16),
+        inner=config.integer("moe_intermediate_size", 2048),
+        act=activation(config, "hidden_act", "silu"),
+        rank=config.integer("router_hidden_size", 256),
+        heard=heard,
+    )
+    name = ("local" if kind == _SLIDING else "global") + ("" if heard else "_first")
+    return ScaledLayer(mixer=attention, feed_forward=experts, name=name)

@@ -14,9 +14,9 @@ from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV
-from llmviewer.operators.convolution import Conv1d
+from llmviewer.operators.convolution import Convolution
 from llmviewer.operators.linear import Linear
-from llmviewer.operators.pictures import Patches, Place
+from llmviewer.operators.pictures import Patches, Place, RelativePositions
 from llmviewer.workload import Workload
 
 from .strategies import built
@@ -132,6 +132,37 @@ CONFIGS = {
         "qformer_config": {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                            "intermediate_size": 48, "encoder_hidden_size": 24},
     },
+    "ovis2": {
+        "text_config": TEXT | {"model_type": "qwen2"}, "hidden_size": 64, "vocab_size": 1000,
+        "vision_config": TOWER | {"vocab_size": 90, "hidden_stride": 2},
+    },
+    "janus": {
+        "text_config": TEXT | {"model_type": "llama"},
+        "vision_config": {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32,
+                          "patch_size": 8, "projection_dim": 64},
+        "vq_config": {"base_channels": 32, "latent_channels": 16, "num_embeddings": 50, "projection_dim": 20,
+                      "image_token_embed_dim": 64, "channel_multiplier": [1, 2, 4]},
+    },
+    "deepseek_vl": {
+        "text_config": TEXT | {"model_type": "llama"},
+        "vision_config": TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+    },
+    "fuyu": {
+        "text_config": {key: value for key, value in TEXT.items() if key != "num_key_value_heads"},
+        "patch_size": 8, "picture_size": 32,
+    },
+    "got_ocr2": {
+        "text_config": TEXT | {"model_type": "qwen2"},
+        "vision_config": {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 64,
+                          "patch_size": 8, "mlp_dim": 40, "window_size": 4, "global_attn_indexes": [2],
+                          "output_channels": 10},
+    },
+    "molmo2": {
+        "text_config": TEXT | {"head_dim": 16, "additional_vocab_size": 7}, "picture_size": 80,
+        "vision_config": TOWER | {"head_dim": 12, "image_size": [80, 80], "num_hidden_layers": 4},
+        "adapter_config": {"vision_feature_layer": [3, 1], "hidden_size": 24, "num_attention_heads": 2,
+                           "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 40, "text_hidden_size": 64},
+    },
     "lfm2_vl": {
         "text_config": TEXT | {"layer_types": ["conv", "full_attention"]}, "projector_hidden_size": 48,
         "vision_config": TOWER | {"num_patches": 16, "vision_use_head": False},
@@ -157,6 +188,12 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
     "qwen4_exp": (304252, 24, (1769472, 3170304, 2654208)),
     "idefics2": (558560, 6, (22127616, 4298496, 818208)),
     "blip-2": (304968, 5, (147456, 811776, 114592)),
+    "ovis2": (160866, 4, (147456, 609024, 73728)),
+    "janus": (3995681, 16, (147456, 843776, 73728)),
+    "deepseek_vl": (150024, 16, (147456, 585728, 73728)),
+    "fuyu": (199296, 16, (393216, 0, 0)),  # where patches are a product there, as in Molmo2
+    "got_ocr2": (164980, 4, (885504, 1654784, 688128)),
+    "molmo2": (223832, 50, (1843200, 8300800, 7699200)),
     "lfm2_vl": (218008, 16, (589824, 1867776, 1179648)),  # and there that over the pixels of a patch
 }
 
@@ -182,11 +219,12 @@ def test_ops_of_a_tower_equal_torchs_to_the_digit(kind):
     """The classes run all of a tower, also what nobody reads."""
     found = [Fraction(0)] * 3
     graph, w = _graph(kind), Workload.prefill(batch=1, prompt=1000, images=1)
-    first = (block for block, op in graph if isinstance(op, Patches | Conv1d) and not block.name.startswith("film"))
+    first = (b for b, op in graph if isinstance(op, Patches | Convolution) and not b.name.startswith("film"))
     stream = next(first).stream
     for block, op in graph:
         own = stream if "unused" in block.name else block.stream
-        kinds = (isinstance(op, Patches | Conv1d), isinstance(op, Linear), isinstance(op, QK | SV))
+        attends = isinstance(op, QK | SV | RelativePositions)
+        kinds = (isinstance(op, Patches | Convolution), isinstance(op, Linear), attends)
         if any(kinds) and not block.main:
             found[kinds.index(True)] += block.repeat * Fraction(evaluate(op.work().ops.on(own), w))
     assert tuple(found) == COUNTED[kind][2]
@@ -303,6 +341,48 @@ def test_tiles_of_a_picture_of_lfm2(size, tokens):
     w = Workload.prefill(batch=1, prompt=5000, images=1)
     (place,) = (op for _, op in graph if isinstance(op, Place))
     assert evaluate(place.features.rows, w) == tokens
+
+
+@pytest.mark.parametrize(
+    ("size", "crops", "tokens"),
+    [
+        (378, 1, 2 * 196),
+        (1024, 4, 196 + 23**2),  # 2 x 2 of 27 patches to a side, 8 of which two share: 46
+        ([400, 1600], 6, 196 + 14 * 61),
+    ],
+)
+def test_crops_of_molmo2_overlap(size, crops, tokens):
+    """As many as the processor of transformers makes, besides all of the picture."""
+    tower = TOWER | {"image_size": [378, 378], "patch_size": 14, "num_hidden_layers": 25}
+    graph = _graph("molmo2", picture_size=size, vision_config=tower)
+    w = Workload.prefill(batch=1, prompt=5000, images=1)
+    (place,) = (op for _, op in graph if isinstance(op, Place))
+    assert evaluate(place.features.rows, w) == tokens
+    ((block, op),) = ((b, op) for b, op in graph if isinstance(op, Patches))
+    assert evaluate(op.outputs[0].rows.on(block.stream), w) == (crops + 1) * 27 * 27
+
+
+def test_molmo2_counts_as_its_published_files_name_it():
+    """Three layers of 27 before the last one are where features are taken from first; those after have no weights."""
+    sizes = TOWER | {"num_hidden_layers": 27}
+    older = {key: value for key, value in sizes.items() if key not in ("image_size", "patch_size")}
+    older |= {"image_default_input_size": [80, 80], "image_patch_size": 8, "image_num_pos": 100}
+    adapter = {key: value for key, value in CONFIGS["molmo2"]["adapter_config"].items() if "layer" not in key}
+    text = {key: CONFIGS["molmo2"][key] for key in ("text_config", "picture_size")}
+    named = built(model_type="molmo2", vit_config=older, adapter_config=adapter | {"vit_layers": [-3, -9]}, **text)
+    tower = sizes | {"num_hidden_layers": 25, "image_size": [80, 80]}
+    assert named == _graph("molmo2", vision_config=tower, adapter_config=adapter | {"vision_feature_layer": [24, 18]})
+
+
+def test_windows_of_segment_anything_are_filled_up_at_the_edge():
+    """8 x 8 patches in windows of 5 x 5: each of 64 sees 25 keys; 2 heads of 12, in two layers of three."""
+    vision = CONFIGS["got_ocr2"]["vision_config"] | {"window_size": 5}
+    w = Workload.prefill(batch=1, prompt=100, images=1)
+    ops = {f"{b.name}.{op.name}": b.repeat * evaluate(op.work().on(b.stream).ops, w)
+           for b, op in _graph("got_ocr2", vision_config=vision) if not b.main}  # fmt: skip
+    assert ops["vision_local.vision_qk_matmul"] == 2 * 2 * 24 * 64 * 25
+    assert ops["vision_local.vision_positions"] == 2 * 2 * 24 * 64 * (5 + 5)
+    assert ops["vision_global.vision_positions"] == 2 * 24 * 64 * (8 + 8)
 
 
 def test_text_and_pictures_have_experts_of_their_own():

@@ -11,8 +11,8 @@ from .linear import Linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conv1d(Linear):
-    """y[row, n] = sum over taps and k of x[stride row + tap, k] * weight[n, k, tap]; x is read once."""
+class Convolution(Linear):
+    """A product of each row of y with all that its filter sees, weight[n, k, taps]; x is read once."""
 
     kind: str = "conv"
     left_as_published: bool = True
@@ -20,3 +20,13 @@ class Conv1d(Linear):
     def arithmetic(self) -> dict[Resource, Form]:
         x, y = self.inputs[0], self.outputs[0]
         return {matrix(product(x.format, self.weight.format)): 2 * self.weight.numel * y.rows}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv1d(Convolution):
+    """y[row, n] = sum over taps and k of x[stride row + tap, k] * weight[n, k, tap]"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv2d(Convolution):
+    """y[row, column, n] = sum over taps and k of x[stride row + tap, stride column + tap, k] * weight[n, k, taps]"""

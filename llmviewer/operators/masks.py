@@ -272,6 +272,30 @@ class Features(Mask):
 
 
 @dataclass(frozen=True)
+class Own(Mask):
+    """`keys` of its own for each query: what it is the mean of, or what else stands for it alone."""
+
+    keeps: ClassVar[bool] = False
+
+    keys: int
+
+    @property
+    def pairs(self) -> Form:
+        return self.keys * TOKENS
+
+    @property
+    def cells(self) -> Form:
+        return self.keys * TOKENS
+
+    @property
+    def read(self) -> Form:
+        return self.keys * TOKENS
+
+    def __str__(self) -> str:
+        return f"{self.keys} of its own"
+
+
+@dataclass(frozen=True)
 class Across(Mask):
     """All that the encoder has read: the cross-attention of a decoder."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..forms import Form
-from ..resource import Resource, vector
+from ..precision import product
+from ..resource import Resource, matrix, vector
 from .base import Operator, Tensor
 from .linear import Linear
 
@@ -45,3 +46,19 @@ class Place(Operator):
 
     def writes(self) -> tuple[Tensor, ...]:
         return (replace(self.outputs[0], rows=self.features.rows),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativePositions(Operator):
+    """bias[query, head, row or column] = q[query, head, :] . table[distance to it, :] (arXiv:2112.01526, equation 3).
+
+    head_dim  elements of a head
+    """
+
+    head_dim: int
+
+    kind: str = "positions"
+
+    def arithmetic(self) -> dict[Resource, Form]:
+        dtype = product(self.inputs[0].format, self.weights[0].format)
+        return {matrix(dtype): 2 * self.head_dim * self.outputs[0].elements}

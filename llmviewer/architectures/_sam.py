@@ -1,0 +1,118 @@
+"""The tower of Segment Anything: patches that see those of their window and in some layers all, by their positions
+relative to each other, and filters after the layers (arXiv:2304.02643, appendix A).
+
+A window at the edge of a picture is filled up with patches of nothing, which take part as keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Final
+
+from ..documents import Section
+from ..operators.attention import QK
+from ..operators.base import Operator, Tensor
+from ..operators.convolution import Conv2d
+from ..operators.masks import Tiled
+from ..operators.pictures import RelativePositions
+from ._attention import SelfAttention
+from ._decoder import Layer
+from ._encoder import both_ways
+from ._feed_forward import Mlp
+from ._moe import integers
+from ._parts import NormKind, Parts, heads_of, result, with_rows
+from ._tower import Picture, Tower, filled, of_pictures, patches_of, picture, tower_activation
+
+_PICTURES: Final[Mapping[str, Any]] = {  # as transformers.SamVisionConfig has it
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 1024,
+    "patch_size": 16,
+    "global_attn_indexes": [2, 5, 8, 11],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedAttention:
+    """Attention whose scores have biases that queries make of rows and columns between them and a key.
+
+    rows, columns  of patches that a query sees
+    """
+
+    attention: SelfAttention
+    rows: int
+    columns: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        made, heads = self.attention.operators(parts, x), self.attention.heads
+        place = next(index for index, op in enumerate(made) if isinstance(op, QK))
+        out = parts.tensor("positions", heads.num_heads * (self.rows + self.columns))
+        tables = {"rows": 2 * self.rows - 1, "columns": 2 * self.columns - 1}
+        biases = RelativePositions(
+            name=out.name,
+            inputs=made[place].inputs[:1],
+            outputs=(out,),
+            weights=tuple(parts.weight(f"positions.{name}", count, heads.head_dim) for name, count in tables.items()),
+            head_dim=heads.head_dim,
+        )
+        return (*made[:place], biases, *made[place:])
+
+
+def sam_tower(config: Section) -> Tower:
+    """Without what follows the layers."""
+    config = filled(config, _PICTURES)
+    hidden, seen = config.integer("hidden_size"), picture(config)
+    inner = config.integer("mlp_dim", int(hidden * config.number("mlp_ratio", 4)))
+    mlp = Mlp(inner=inner, act=tower_activation(config, "gelu"), bias=True)
+    window, whole = config.integer("window_size", 14, least=0), integers(config, "global_attn_indexes")
+    local = Layer(mixer=_attention(config, seen, window), feed_forward=mlp, name="local")
+    everywhere = Layer(mixer=_attention(config, seen, 0), feed_forward=mlp, name="global")
+    return Tower(
+        picture=seen,
+        hidden=hidden,
+        layers=[everywhere if n in whole else local for n in range(config.integer("num_hidden_layers"))],
+        patch_bias=True,
+        positions=seen.patches if config.flag("use_abs_pos", default=True) else 0,
+    )
+
+
+def _attention(config: Section, seen: Picture, window: int) -> SelfAttention | PlacedAttention:
+    """Of windows of so many patches to a side, or 0 for all."""
+    heads = both_ways(heads_of(config, config.integer("hidden_size"), "num_attention_heads"))
+    if window:
+        heads = replace(heads, mask=Tiled(seen.patches * window**2))
+    placed = config.flag("use_rel_pos", default=True)
+    bias = config.flag("qkv_bias", default=True)
+    plain = SelfAttention(heads=heads, fused_qkv=True, qkv_bias=bias, o_bias=True, alibi=placed)
+    if not placed:
+        return plain
+    return PlacedAttention(attention=plain, rows=window or seen.height, columns=window or seen.width)
+
+
+def neck(config: Section, tower: Tower, parts: Parts, widths: tuple[int, ...]) -> tuple[Operator, ...]:
+    """Filters after the layers, of one patch and of 3 x 3 with a norm after each, and then of 3 x 3 of every second row
+    and column, to each of `widths`.
+    """
+    height, width, out = tower.picture.height, tower.picture.width, config.integer("output_channels", 256)
+    made: tuple[Operator, ...] = ()
+    x = patches_of(tower, parts)
+    for name, taps in (("neck_1", 1), ("neck_2", 9)):
+        conv = _filter(parts, name, x, out, taps=taps)
+        made = (*made, conv, parts.norm(f"{name}_norm", conv.outputs[0], kind=NormKind.LAYER))
+        x = result(made)
+    for index, wide in enumerate(widths, start=1):
+        height, width = ceil(height / 2), ceil(width / 2)
+        x = with_rows(x, of_pictures(height * width, tower.tiles))
+        made = (*made, _filter(parts, f"downsample_{index}", x, wide, taps=9))
+        x = result(made)
+    return made
+
+
+def _filter(parts: Parts, name: str, x: Tensor, width: int, *, taps: int) -> Conv2d:
+    """Without a bias, of as many rows as x has."""
+    out = with_rows(parts.tensor(name, width), x.rows)
+    weight = parts.weight(f"{name}.weight", width, x.width, taps)
+    return Conv2d(name=name, inputs=(x,), outputs=(out,), weights=(weight,))

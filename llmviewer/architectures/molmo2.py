@@ -1,0 +1,177 @@
+"""Molmo2: a tower reads crops of a picture that overlap, and all of it once more; attention of their mean to four
+patches makes a token of them, before a language model of the form of Qwen3 (arXiv:2409.17146, section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any, Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Elementwise, Permute
+from ..operators.masks import Own
+from ..precision import Format
+from . import architecture
+from ._attention import scored
+from ._decoder import Layer, Residual
+from ._encoder import both_ways, holding
+from ._feed_forward import Mlp
+from ._fields import decoder, gated_mlp
+from ._moe import attention, integers, language_model
+from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
+from ._tiles import best_fit, picture_size
+from ._tower import (
+    Picture,
+    Tower,
+    filled,
+    joined,
+    layer,
+    layers_run,
+    of_pictures,
+    part,
+    picture,
+    sides,
+    tower_activation,
+)
+
+_TEXT: Final[Mapping[str, Any]] = {  # as transformers.Molmo2TextConfig has it
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_hidden_layers": 36,
+    "intermediate_size": 12288,
+}
+_PICTURES: Final[Mapping[str, Any]] = {  # as transformers.Molmo2VisionConfig has it
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 25,
+    "num_attention_heads": 16,
+    "head_dim": 72,
+    "image_size": [378, 378],
+    "patch_size": 14,
+}
+_OLDER: Final = {  # names of fields in published files
+    "image_default_input_size": "image_size",
+    "image_patch_size": "patch_size",
+    "image_num_pos": "num_position_embeddings",
+}
+_CROPS: Final = 8  # at most, in the processors of all published models
+_OVERLAP: Final = 8  # patches of a row or column that two crops share
+_POOLED: Final = 2  # patches to a side of a token
+_COSTLESS: Final = """
+    image_start_token_id low_res_image_start_token_id image_end_token_id image_patch_id frame_start_token_id
+    frame_end_token_id image_col_id use_frame_special_tokens
+"""
+_PARTS_COSTLESS: Final = "model_type float32_attention residual_dropout num_key_value_heads pooling_attention_mask"
+
+
+@architecture("molmo2_text")
+def build_text(config: Section, fmt: Format) -> Graph:
+    """Tokens besides those of the vocabulary have a table of their own, and are never written."""
+    config = filled(config, _TEXT)
+    config.costless("rope_scaling_layers", "embedding_dropout", "residual_dropout", "use_qk_norm", "layer_norm_eps")
+    whole = config.choice("qk_norm_type", ("qwen3", "olmo"), "qwen3") == "olmo"
+    bias = config.flag(config.first("attention_bias", "qkv_bias"), default=False)
+    after = config.flag("norm_after", default=False)
+    one = Layer(
+        mixer=attention(config, qkv_bias=bias, qk_norm=NormKind.RMS, qk_norm_whole=whole),
+        feed_forward=gated_mlp(config),
+        residual=Residual.INNER if after else Residual.PRE,
+    )
+    graph = decoder(config, [one] * config.integer("num_hidden_layers")).graph(fmt)
+    first, *others = graph.blocks
+    shape = (config.integer("additional_vocab_size", 128, least=0), config.integer("hidden_size"))
+    held = first.map(lambda op: holding(op, Parts(format=fmt), {"additional_tokens.weight": shape}))
+    return Graph((held, *others))
+
+
+@architecture("molmo2")
+def build(config: Section, fmt: Format) -> Graph:
+    text = build_text(language_model(config) if config.get("text_config") else Section({}, config.file), fmt)
+    config.costless(*_COSTLESS.split())
+    seen = config.first("vision_config", "vit_config")
+    if config.get(seen) is None:
+        return text
+    adapter, given = part(config, "adapter_config"), config.section(seen)
+    for section in (adapter, given):
+        section.costless(*_PARTS_COSTLESS.split())
+    named = given.with_data({_OLDER.get(key, key): value for key, value in given.data.items()})
+    runs = _runs(adapter, section := filled(named, _PICTURES))
+    tower, patch = _tower(section, max(runs)), sides(section, "patch_size")
+    rows, columns = _crops(picture_size(config), tower.picture, patch)
+    tower = replace(tower, tiles=rows * columns + 1)
+    tokens = _tokens(tower.picture, 1, 1) + _tokens(tower.picture, rows, columns)
+    parts = tower.parts(fmt)
+    x = with_rows(parts.tensor(HIDDEN, len(runs) * tower.hidden), of_pictures(tower.picture.patches, tower.tiles))
+    project = _pooled(adapter, parts, x, tokens)
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
+
+
+def _runs(adapter: Section, section: Section) -> tuple[int, ...]:
+    """How many layers run up to each that features are taken from, which are given by their places."""
+    key = adapter.first("vision_feature_layer", "vit_layers")
+    places = integers(adapter, key) or (24, 18)
+    after = adapter.with_data({**adapter.data, key: [place + 1 if place >= 0 else place for place in places]})
+    return layers_run(after, key, section.integer("num_hidden_layers"), -1)
+
+
+def _tower(section: Section, layers: int) -> Tower:
+    """Of so many layers: published checkpoints have none after the last one that features are taken from."""
+    seen = picture(section)
+    heads = both_ways(heads_of(section, section.integer("hidden_size"), "num_attention_heads"))
+    mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "gelu_pytorch_tanh"), bias=True)
+    one = layer(heads, mlp, qkv_bias=section.flag("attention_bias", default=True))
+    return Tower(
+        picture=seen,
+        hidden=section.integer("hidden_size"),
+        layers=[one] * layers,
+        patch_bias=True,
+        positions=section.integer("num_position_embeddings", seen.patches),
+    )
+
+
+def _crops(size: tuple[int, int], crop: Picture, patch: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of crops, each of which has patches of its own besides those that it shares."""
+    own = ((crop.height - _OVERLAP) * patch[0], (crop.width - _OVERLAP) * patch[1])
+    return best_fit((size[0] - _OVERLAP * patch[0], size[1] - _OVERLAP * patch[1]), own, most=_CROPS)
+
+
+def _tokens(crop: Picture, rows: int, columns: int) -> int:
+    """Of crops side by side, squares of whose patches are one each."""
+    tall, wide = rows * (crop.height - _OVERLAP) + _OVERLAP, columns * (crop.width - _OVERLAP) + _OVERLAP
+    return ceil(tall / _POOLED) * ceil(wide / _POOLED)
+
+
+def _pooled(config: Section, parts: Parts, x: Tensor, tokens: int) -> tuple[Operator, ...]:
+    """The mean of four patches of x looks at them; a gated MLP follows, which leaves what is as wide as text."""
+    config = filled(config, {"hidden_size": 1152, "num_attention_heads": 16, "head_dim": 72})
+    count, each, bias = config.integer("num_attention_heads"), _POOLED**2, config.flag("attention_bias", default=True)
+    heads = Heads(
+        num_heads=count,
+        num_kv_heads=config.integer("num_key_value_heads", count),
+        head_dim=config.integer("head_dim"),
+        mask=Own(each),
+    )
+    rows, mean = of_pictures(each * tokens), parts.tensor("pool_mean", x.width)
+    patches = with_rows(parts.tensor("pool_patches", x.width), rows)
+    gather = Permute(name=patches.name, inputs=(x,), outputs=(patches,))
+    average = Elementwise(name=mean.name, inputs=(patches,), outputs=(mean,), ops_per_element=each)
+    q = parts.project("pool_q_proj", mean, heads.q_width, bias=bias)
+    k, v = (
+        parts.linear(name, patches, with_rows(parts.tensor(name, heads.kv_width), rows), bias=bias)
+        for name in ("pool_k_proj", "pool_v_proj")
+    )
+    attended = scored(parts, heads, q.outputs[0], k.outputs, v.outputs[0])
+    o_proj = parts.project("pool_o_proj", result(attended), config.integer("hidden_size"), bias=bias)
+    inner, act = config.integer("intermediate_size", 18944), activation(config, "hidden_act", "silu")
+    gate, up = (parts.project(f"pool_{name}_proj", o_proj.outputs[0], inner) for name in ("gate", "up"))
+    mid = parts.activate("pool_act", act, *gate.outputs, *up.outputs)
+    down = parts.project("pool_down_proj", mid.outputs[0], config.integer("text_hidden_size", 3584))
+    return (gather, average, q, k, v, *attended, o_proj, gate, up, mid, down)

@@ -1,0 +1,84 @@
+"""Ovis2: a tower whose squares of patches become probabilities of visual words, by which rows of a table are mixed
+(arXiv:2405.20797).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Elementwise, Permute
+from ..precision import Format
+from . import architecture
+from ._encoder import both_ways
+from ._feed_forward import Mlp
+from ._parts import NormKind, Parts, heads_of
+from ._tower import Tower, filled, joined, language, layer, patches_of, picture, tower_activation, vision
+
+_PICTURES: Final = {  # as transformers.Ovis2VisionConfig has it
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "image_size": 224,
+    "patch_size": 14,
+    "vocab_size": 16384,
+}
+_SOFTMAX: Final = 5  # OPs of an element
+_COSTLESS: Final = "visual_indicator_token_ids vocab_size hidden_size"
+
+
+@architecture("ovis2")
+def build(config: Section, fmt: Format) -> Graph:
+    text, width = language(filled(config, {"tie_word_embeddings": True}), fmt, "qwen2")
+    config.costless(*_COSTLESS.split())
+    if config.get("vision_config") is None:
+        return text
+    section = vision(config)
+    section.costless("tokenize_function")
+    section = filled(section, _PICTURES)
+    tower, side = _tower(section), section.integer("hidden_stride", 1)
+    tokens = ceil(tower.picture.height / side) * ceil(tower.picture.width / side)
+    parts = tower.parts(fmt)
+    wide = parts.tensor("side_by_side", side**2 * tower.hidden)
+    gather = Permute(name=wide.name, inputs=(patches_of(tower, parts),), outputs=(wide,))
+    project = (gather, *_mixed_words(section, parts, wide, width))
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
+
+
+def _tower(section: Section) -> Tower:
+    hidden, seen = section.integer("hidden_size"), picture(section)
+    heads = both_ways(heads_of(section, hidden, "num_attention_heads"))
+    mlp = Mlp(
+        inner=section.integer("intermediate_size"),
+        act=tower_activation(section, "silu"),
+        gated=True,
+        bias=section.flag("mlp_bias", default=False),
+    )
+    bias = section.flag("qkv_bias", default=False)
+    return Tower(
+        picture=seen,
+        hidden=hidden,
+        layers=[layer(heads, mlp, qkv_bias=bias, o_bias=bias)] * section.integer("num_hidden_layers"),
+        norm=NormKind.RMS,
+        patch_bias=True,
+        positions=seen.patches,
+        patch_norm=True,
+        post_norm=True,
+    )
+
+
+def _mixed_words(section: Section, parts: Parts, x: Tensor, width: int) -> tuple[Operator, ...]:
+    """Probabilities of words, and rows of their table by them. Some words stand around a picture, and have none."""
+    words = section.integer("vocab_size")
+    named = words - section.integer("num_visual_indicator_tokens", 5)
+    head = parts.project("visual_head", x, named)
+    norm = parts.norm("visual_head_norm", head.outputs[0], kind=NormKind.LAYER)
+    likely = parts.tensor("probabilities", words)
+    softmax = Elementwise(
+        name=likely.name, inputs=norm.outputs, outputs=(likely,), ops_per_element=_SOFTMAX * named / words
+    )
+    return (head, norm, softmax, parts.project("visual_table", likely, width))

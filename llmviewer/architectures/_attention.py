@@ -42,6 +42,11 @@ class SelfAttention:
     gated: bool = False
     gates: int = 0
 
+    def within(self, window: float) -> SelfAttention:
+        """The same that sees the last `window` keys alone and rotates all of each head."""
+        heads = replace(self.heads, mask=Causal(window))
+        return replace(self, heads=heads, rotary_dim=heads.head_dim)
+
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
         straight = not self.rotary_dim and not self.qk_norm  # keys need nothing before they are cached

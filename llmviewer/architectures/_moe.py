@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final, TypeVar
 
 from ..documents import Section
 from ._attention import LatentAttention, SelfAttention
-from ._decoder import Layer
+from ._decoder import FeedForward, Layer, Mixer, Residual
 from ._feed_forward import Experts, Mlp
 from ._fields import grouped_heads, rotary_dim
 from ._parts import NormKind, activation
@@ -107,6 +107,37 @@ def experts(config: Section, count: str, chosen: str, *, inner: int, shared: int
         act=act,
         shared=Mlp(inner=shared, act=act, gated=True) if shared else None,
     )
+
+
+def experts_beside_shared(
+    config: Section, count: str, *, usual: int, inner: int | None = None, each: int | None = None
+) -> Experts:
+    """Gated experts, as many as field `count` says, each as wide as moe_intermediate_size or `inner`; and those that
+    every token takes, as many as n_shared_experts says or is `usual`, which are one MLP.
+
+    each  width of one of those, where it is another
+    """
+    inner = config.integer("moe_intermediate_size") if inner is None else inner
+    shared = config.integer("n_shared_experts", usual, least=0) * (inner if each is None else each)
+    return experts(config, count, "num_experts_per_tok", inner=inner, shared=shared)
+
+
+def windows_and_experts(
+    mixers: Mapping[bool, Mixer],
+    networks: Mapping[bool, FeedForward],
+    each: Iterable[tuple[bool, bool]],
+    residual: Residual = Residual.PRE,
+) -> list[Layer]:
+    """A layer for each entry, which says whether it has a window, and whether it has experts; named after both."""
+    return [
+        Layer(
+            mixer=mixers[slides],
+            feed_forward=networks[sparse],
+            residual=residual,
+            name=f"{'local' if slides else 'global'}_{'moe' if sparse else 'dense'}",
+        )
+        for slides, sparse in each
+    ]
 
 
 def at_most(config: Section, chosen: str, count: str, number: int, default: int | None = None) -> int:

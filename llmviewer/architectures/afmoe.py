@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
-from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Residual
+from ._decoder import Residual
 from ._fields import decoder, grouped_heads, sliding_layers
-from ._moe import costless, dense, experts
+from ._moe import costless, dense, experts_beside_shared, windows_and_experts
 from ._parts import NormKind
 
 
@@ -24,27 +23,11 @@ def build(config: Section, fmt: Format) -> Graph:
     )  # fmt: skip
     if config.flag("attention_bias", default=False):
         raise config.error("attention_bias", "must be false: biases of this attention are not modelled")
-    heads = grouped_heads(config, head_dim=128)
-    unrotated = SelfAttention(heads=heads, qk_norm=NormKind.RMS, gated=True)
-    window = Causal(config.integer("sliding_window", 1024))
-    mixers = {
-        "local": replace(unrotated, heads=replace(heads, mask=window), rotary_dim=heads.head_dim),
-        "global": unrotated,
-    }
-    inner = config.integer("moe_intermediate_size")
-    moe = experts(
-        config,
-        "num_experts",
-        "num_experts_per_tok",
-        inner=inner,
-        shared=config.integer("num_shared_experts", 2) * inner,
-    )
-    networks: dict[str, FeedForward] = {"moe": replace(moe, router_bias=True), "dense": dense(config)}
+    far = SelfAttention(heads=grouped_heads(config, head_dim=128), qk_norm=NormKind.RMS, gated=True)
+    mixers = {True: far.within(config.integer("sliding_window", 1024)), False: far}
+    moe = replace(experts_beside_shared(config, "num_experts", usual=2), router_bias=True)
     first = config.integer("num_dense_layers", 1, least=0)
     pattern = config.integer("global_attn_every_n_layers", 4)
-    layers = []
-    for index, slides in enumerate(sliding_layers(config, pattern=pattern)):
-        reach, network = "local" if slides else "global", "dense" if index < first else "moe"
-        layer = Layer(mixer=mixers[reach], feed_forward=networks[network], residual=Residual.SANDWICH)
-        layers.append(replace(layer, name=f"{reach}_{network}"))
+    each = ((slides, index >= first) for index, slides in enumerate(sliding_layers(config, pattern=pattern)))
+    layers = windows_and_experts(mixers, {True: moe, False: dense(config)}, each, Residual.SANDWICH)
     return decoder(config, layers).graph(fmt)

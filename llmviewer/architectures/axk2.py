@@ -15,7 +15,7 @@ from . import architecture
 from ._attention import LatentAttention
 from ._decoder import FeedForward, Layer, Mixer
 from ._fields import decoder
-from ._moe import costless, dense, experts, latent_attention, sparse_layers
+from ._moe import costless, dense, experts_beside_shared, latent_attention, sparse_layers
 from ._parts import NormKind, Parts, result
 from .deepseek import check_sparse, published_index
 
@@ -73,9 +73,7 @@ def build(config: Section, fmt: Format) -> Graph:
         config, GatedLatentAttention, q_rank=384, kv_rank=128, nope_dim=64, rope_dim=32, value_dim=64
     )
     attention = Gated(run=replace(plain, index=published_index(config, heads=16)), rank=rank, name="attn")
-    inner = config.integer("moe_intermediate_size")
-    shared = config.integer("n_shared_experts", 1, least=0) * inner
-    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)
+    moe = experts_beside_shared(config, "n_routed_experts", usual=1)
     networks: dict[bool, FeedForward] = {True: Gated(run=moe, rank=rank, name="mlp"), False: dense(config)}
     layers = [
         Layer(mixer=attention, feed_forward=networks[sparse], name="moe" if sparse else "dense")

@@ -16,11 +16,10 @@ from ..precision import Format
 from . import architecture
 from ._attention import LatentAttention
 from ._decoder import FeedForward, Layer, Mixer, Prediction
-from ._feed_forward import Experts
 from ._fields import decoder
-from ._moe import costless, dense, experts, first_dense, kinds, latent_attention
+from ._moe import costless, dense, first_dense, kinds, latent_attention
 from ._recurrent import Kda
-from .bailing_moe import LinearAttention, linear_layers
+from .bailing_moe import LinearAttention, linear_layers, shared_experts
 
 _KDA: Final = "linear_attention"
 _MLA: Final = "full_attention"
@@ -55,7 +54,7 @@ def build(config: Section, fmt: Format) -> Graph:
     costless(config, *_COSTLESS.split())
     heads = config.integer("num_attention_heads")
     mixers: dict[str, Mixer] = {_KDA: _kda(config, heads), _MLA: _attention(config)}
-    networks: dict[bool, FeedForward] = {True: _experts(config), False: dense(config)}
+    networks: dict[bool, FeedForward] = {True: shared_experts(config, 1), False: dense(config)}
     types, sparse = _layer_types(config), _sparse(config)
 
     def layer(kind: str, *, has_experts: bool) -> Layer:
@@ -75,7 +74,7 @@ def _before(config: Section, fmt: Format) -> Graph:
         True: LinearAttention.of(config),
         False: latent_attention(config, LatentAttention, q_rank=0),
     }
-    networks: dict[bool, FeedForward] = {True: _experts(config), False: dense(config)}
+    networks: dict[bool, FeedForward] = {True: shared_experts(config, 1), False: dense(config)}
 
     def layer(*, linear: bool, has_experts: bool) -> Layer:
         name = f"{'linear' if linear else 'mla'}_{'sparse' if has_experts else 'dense'}"
@@ -120,10 +119,3 @@ def _attention(config: Section) -> LatentAttention:
     plain = latent_attention(config, LatentAttention, q_rank=0)
     gates = {"head_wise": plain.num_heads, "element_wise": plain.num_heads * plain.value_dim}
     return replace(plain, gates=gates[config.choice("gated_attention_proj_granularity_type", gates, "head_wise")])
-
-
-def _experts(config: Section) -> Experts:
-    inner = config.integer("moe_intermediate_size")
-    shared = config.integer("moe_shared_expert_intermediate_size", inner)
-    number = config.integer("num_shared_experts", 1, least=0)
-    return experts(config, "num_experts", "num_experts_per_tok", inner=inner, shared=shared * number)

@@ -20,7 +20,7 @@ from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Mixer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder, grouped_heads, rotary_dim, rotated
-from ._moe import costless, dense, experts, first_dense
+from ._moe import costless, dense, experts_beside_shared, first_dense
 from ._parts import NormKind, Parts, result
 from ._recurrent import SIGMOID, fused, linear_scan
 
@@ -74,12 +74,10 @@ def attention(config: Section) -> SelfAttention:
     )
 
 
-def shared_experts(config: Section) -> Experts:
+def shared_experts(config: Section, usual: int = 0) -> Experts:
     """Gated experts, with an MLP for all tokens as wide as several of them."""
-    inner = config.integer("moe_intermediate_size")
-    each = config.integer("moe_shared_expert_intermediate_size", inner)
-    shared = config.integer("num_shared_experts", 0, least=0) * each
-    return experts(config, "num_experts", "num_experts_per_tok", inner=inner, shared=shared)
+    each = config.integer("moe_shared_expert_intermediate_size", config.integer("moe_intermediate_size"))
+    return experts_beside_shared(config, "num_experts", usual=usual, each=each)
 
 
 def linear_layers(config: Section) -> list[bool]:

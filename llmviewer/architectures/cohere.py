@@ -17,7 +17,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Residual
 from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
-from ._moe import costless, dense, experts, kinds
+from ._moe import costless, dense, experts_beside_shared, kinds
 from ._parts import NormKind
 
 _WINDOW = 4096
@@ -70,11 +70,8 @@ def build_cohere2_moe(config: Section, fmt: Format) -> Graph:
     if config.flag("use_qk_norm", default=False):
         raise config.error("use_qk_norm", "must be false: no class of this architecture has such norms")
     sparse = _sparse(config)
-    inner = config.integer("intermediate_size")
-    shared = config.integer("num_shared_experts", 0, least=0) * inner
-    networks: dict[bool, FeedForward] = {
-        True: experts(config, "num_experts", "num_experts_per_tok", inner=inner, shared=shared)
-    }
+    moe = experts_beside_shared(config, "num_experts", usual=0, inner=config.integer("intermediate_size"))
+    networks: dict[bool, FeedForward] = {True: moe}
     if not all(sparse):
         networks[False] = dense(config, config.first("prefix_dense_intermediate_size", "intermediate_size"))
     attention, window = _attention(config), Causal(sliding_window(config, _WINDOW))

@@ -18,7 +18,7 @@ from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder
-from ._moe import costless, dense, experts, first_dense, kinds, latent_attention, sparse_layers
+from ._moe import costless, dense, experts_beside_shared, first_dense, kinds, latent_attention, sparse_layers
 from ._parts import Parts, result
 
 
@@ -157,7 +157,8 @@ def _graph(
         raise config.error("q_lora_rank", "must not be null: the indexer takes its queries from their latent")
     networks: dict[bool, FeedForward] = {False: dense(config)}
     if any(sparse):
-        networks[True] = Normed(_experts(config)) if normed else _experts(config)
+        moe = experts_beside_shared(config, "n_routed_experts", usual=0)
+        networks[True] = Normed(moe) if normed else moe
     own = own or [True] * len(sparse)
     layers = [
         Layer(
@@ -176,9 +177,3 @@ def _attention(config: Section) -> LatentAttention:
     direct = "q_lora_rank" in config and config.get("q_lora_rank") is None  # null: queries have no latent
     said = dict.fromkeys(("kv_rank", "nope_dim", "rope_dim", "value_dim"))
     return latent_attention(config, LatentAttention, q_rank=0 if direct else 1536, **said)
-
-
-def _experts(config: Section) -> Experts:
-    inner = config.integer("moe_intermediate_size")
-    shared = config.integer("n_shared_experts", 0, least=0) * inner
-    return experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)

@@ -17,7 +17,16 @@ from . import architecture
 from ._attention import LatentAttention
 from ._decoder import FeedForward, Layer
 from ._fields import decoder
-from ._moe import costless, dense, experts, for_each_layer, integers, kinds, latent_attention, sparse_layers
+from ._moe import (
+    costless,
+    dense,
+    experts_beside_shared,
+    for_each_layer,
+    integers,
+    kinds,
+    latent_attention,
+    sparse_layers,
+)
 from .deepseek import published_index
 
 _WINDOW: Final = 512
@@ -42,8 +51,8 @@ def build(config: Section, fmt: Format) -> Graph:
     sparse = _sparse(config)
     inner = config.integer("moe_intermediate_size", 1536)
     shared = config.first("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
-    width = config.integer(shared, 1536) * config.integer("n_shared_experts", 1)
-    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=width)
+    each = config.integer(shared, 1536)
+    moe = experts_beside_shared(config, "n_routed_experts", usual=1, inner=inner, each=each)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
     layers = [
         Layer(

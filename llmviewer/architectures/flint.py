@@ -4,17 +4,13 @@ shared one.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..documents import Section
 from ..graph import Graph
-from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer
 from ._fields import decoder, grouped_heads, sliding_layers
-from ._moe import costless, dense, experts
+from ._moe import costless, dense, experts, windows_and_experts
 from ._parts import NormKind
 from ._tower import filled
 from .qwen_moe import sparse_steps
@@ -28,11 +24,7 @@ def build(config: Section, fmt: Format) -> Graph:
     )
     heads, bias = grouped_heads(config, kv_heads=4, head_dim=128), config.flag("attention_bias", default=False)
     far = SelfAttention(heads=heads, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS, sinks=True)
-    window = Causal(config.integer("sliding_window", 513))
-    mixers = {
-        True: replace(far, heads=replace(heads, mask=window), rotary_dim=heads.head_dim),
-        False: far,
-    }
+    mixers = {True: far.within(config.integer("sliding_window", 513)), False: far}
     moe = experts(
         config,
         "num_experts",
@@ -40,15 +32,8 @@ def build(config: Section, fmt: Format) -> Graph:
         inner=config.integer("moe_intermediate_size", 512),
         shared=config.integer("shared_expert_intermediate_size", 1024),
     )
-    networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
-    layers = [
-        Layer(
-            mixer=mixers[slides],
-            feed_forward=networks[sparse],
-            name=f"{'local' if slides else 'global'}_{'moe' if sparse else 'dense'}",
-        )
-        for slides, sparse in zip(sliding_layers(config, pattern=1), sparse_steps(config), strict=True)
-    ]
+    each = zip(sliding_layers(config, pattern=1), sparse_steps(config), strict=True)
+    layers = windows_and_experts(mixers, {True: moe, False: dense(config)}, each)
     return decoder(config, layers).graph(fmt)
 
 

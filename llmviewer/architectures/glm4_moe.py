@@ -13,7 +13,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Prediction
 from ._fields import decoder
-from ._moe import Kinds, attention, costless, dense, experts, first_dense, sparse_layers
+from ._moe import Kinds, attention, costless, dense, experts_beside_shared, first_dense, sparse_layers
 from ._parts import NormKind
 
 
@@ -57,9 +57,7 @@ def build_hy_v3(config: Section, fmt: Format) -> Graph:
 
 def _graph(config: Section, fmt: Format, mixer: SelfAttention, sparse: list[bool]) -> Graph:
     costless(config)
-    inner = config.integer("moe_intermediate_size")
-    shared = config.integer("n_shared_experts", 0, least=0) * inner
-    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)
+    moe = experts_beside_shared(config, "n_routed_experts", usual=0)
     kinds = Kinds(mixer=mixer, moe=moe, dense=None if all(sparse) else dense(config))
     layers = kinds.layers([*sparse, sparse[-1]])  # the last one predicts further tokens
     prediction = Prediction.of(config, "num_nextn_predict_layers", layers.pop())

@@ -22,7 +22,7 @@ from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer, Mixer
 from ._fields import decoder
 from ._hyper_connections import HyperConnections
-from ._moe import costless, dense, experts, kinds, sparse_layers
+from ._moe import costless, dense, experts_beside_shared, kinds, sparse_layers
 from ._parts import NormKind, Parts
 from ._recurrent import Kda
 from .deepseek import own_index
@@ -102,9 +102,7 @@ def build(config: Section, fmt: Format) -> Graph:
     for has_index in (True, False):
         mixers[_LINEAR, has_index] = _kda(config)
         mixers[_INDEXED, has_index] = _attention(config, own=has_index)
-    inner = config.integer("moe_intermediate_size")
-    shared = config.integer("n_shared_experts", 1, least=0) * inner
-    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)
+    moe = experts_beside_shared(config, "n_routed_experts", usual=1)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
     layers = [
         Layer(

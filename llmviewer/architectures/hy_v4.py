@@ -17,7 +17,7 @@ from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer
 from ._fields import decoder
 from ._hyper_connections import HyperConnections
-from ._moe import costless, dense, experts, kinds, latent_attention
+from ._moe import costless, dense, experts_beside_shared, kinds, latent_attention
 
 _EVERY: Final = 4  # layers, of which the first one chooses keys, after the very first
 _COSTLESS: Final = """
@@ -38,9 +38,7 @@ def build(config: Section, fmt: Format) -> Graph:
         kinds(config, "layer_types", ("indexed_attention", "deepseek_sparse_attention", "sparse_attention"))
     hyper = HyperConnections(streams=config.integer("hc_mult", 4), iterations=0)
     mixers = {own: _attention(config, own=own) for own in (True, False)}
-    inner = config.integer("moe_intermediate_size")
-    shared = config.integer("n_shared_experts", 1, least=0) * inner
-    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)
+    moe = experts_beside_shared(config, "n_routed_experts", usual=1)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
     layers = [
         Layer(

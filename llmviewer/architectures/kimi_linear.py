@@ -21,7 +21,7 @@ from ._attention_residuals import sourced
 from ._decoder import FeedForward, Layer, Mixer
 from ._feed_forward import Experts
 from ._fields import decoder
-from ._moe import costless, dense, experts, first_dense, for_each_layer, integers, latent_attention
+from ._moe import costless, dense, experts_beside_shared, first_dense, for_each_layer, integers, latent_attention
 from ._parts import Parts
 from ._recurrent import Kda
 
@@ -128,9 +128,7 @@ def _attention(config: Section) -> UnrotatedLatentAttention:
 
 
 def _experts(config: Section) -> Experts:
-    inner = config.integer("moe_intermediate_size")
-    shared = config.integer("num_shared_experts", 1, least=0) * inner
-    plain = experts(config, "num_experts", "num_experts_per_token", inner=inner, shared=shared)
+    plain = experts_beside_shared(config, "num_experts", usual=1)
     latent = config.integer("routed_expert_hidden_size", 0, least=0)
     norm = config.flag("latent_moe_use_norm", default=False)
     if not latent:

@@ -4,11 +4,8 @@ shared one.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..documents import Section
 from ..graph import Graph
-from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -21,10 +18,8 @@ from ._parts import NormKind
 @architecture("kolibri1")
 def build(config: Section, fmt: Format) -> Graph:
     costless(config)
-    heads = grouped_heads(config, head_dim=128)
-    unrotated = SelfAttention(heads=heads, qk_norm=NormKind.RMS)
-    window = Causal(config.integer("sliding_window", 513))
-    local = replace(unrotated, heads=replace(heads, mask=window), rotary_dim=heads.head_dim)
+    unrotated = SelfAttention(heads=grouped_heads(config, head_dim=128), qk_norm=NormKind.RMS)
+    local = unrotated.within(config.integer("sliding_window", 513))
     moe = experts(
         config,
         "num_experts",

@@ -4,11 +4,8 @@ windows in some of its attention, gates of each head, and norms after the branch
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..documents import Section
 from ..graph import Graph
-from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -52,7 +49,7 @@ def build_lfm3(config: Section, fmt: Format) -> Graph:
         qk_norm=NormKind.RMS,
         gates=heads.num_heads if config.flag("use_attention_gate", default=True) else 0,
     )
-    local = replace(full, heads=replace(heads, mask=Causal(sliding_window(config, 256))), rotary_dim=heads.head_dim)
+    local = full.within(sliding_window(config, 256))
     mixers: dict[str, Mixer] = {
         "conv": _convolution(config, taps=7),
         "full_attention": full,

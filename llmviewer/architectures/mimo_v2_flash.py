@@ -15,9 +15,8 @@ from ..operators.masks import CAUSAL, Causal, Mask
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer
 from ._fields import decoder, rotary_dim
-from ._moe import costless, dense, experts, for_each_layer, integers, kinds
+from ._moe import costless, dense, experts, for_each_layer, integers, kinds, windows_and_experts
 
 _KINDS = ("full_attention", "sliding_attention")
 _ROTATED = 0.334  # of each head
@@ -37,18 +36,13 @@ def build(config: Section, fmt: Format) -> Graph:
     plain = SelfAttention(heads=_heads(config, "", CAUSAL), qkv_bias=bias, sinks=everywhere)
     local = SelfAttention(heads=_heads(config, "swa_", Causal(_window(config))), qkv_bias=bias, sinks=windowed)
     mixers = {
-        name: replace(mixer, rotary_dim=rotary_dim(config, mixer.heads.head_dim, default=_ROTATED) // 2 * 2)
-        for name, mixer in (("global", plain), ("local", local))
+        slides: replace(mixer, rotary_dim=rotary_dim(config, mixer.heads.head_dim, default=_ROTATED) // 2 * 2)
+        for slides, mixer in ((False, plain), (True, local))
     }
     inner = config.integer("moe_intermediate_size")
-    networks: dict[str, FeedForward] = {
-        "moe": experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner),
-        "dense": dense(config),
-    }
-    layers = []
-    for slides, sparse in zip(_sliding(config), _sparse(config), strict=True):
-        reach, network = "local" if slides else "global", "moe" if sparse else "dense"
-        layers.append(Layer(mixer=mixers[reach], feed_forward=networks[network], name=f"{reach}_{network}"))
+    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner)
+    each = zip(_sliding(config), _sparse(config), strict=True)
+    layers = windows_and_experts(mixers, {True: moe, False: dense(config)}, each)
     return decoder(config, layers).graph(fmt)
 
 

@@ -18,7 +18,7 @@ from . import architecture
 from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer
 from ._fields import decoder
-from ._moe import costless, dense, experts, for_each_layer, integers, latent_attention, sparse_layers
+from ._moe import costless, dense, experts_beside_shared, for_each_layer, integers, latent_attention, sparse_layers
 from ._parts import NormKind, Parts, result
 from .deepseek import own_index
 from .gemma4 import query_rope
@@ -77,9 +77,7 @@ def build(config: Section, fmt: Format) -> Graph:
     costless(config, "rope_interleave", "final_logit_softcapping", "layer_types", "kv_sharing_modes")
     # Keys and values are expanded for every head, and heads are as wide as their parts.
     config.costless("num_key_value_heads", "head_dim", "qk_head_dim")
-    inner = config.integer("moe_intermediate_size")
-    shared = config.integer("n_shared_experts", 1, least=0) * inner
-    moe = experts(config, "n_routed_experts", "num_experts_per_tok", inner=inner, shared=shared)
+    moe = experts_beside_shared(config, "n_routed_experts", usual=1)
     networks: dict[bool, FeedForward] = {True: moe, False: dense(config)}
     rotated = rotated_layers(config)
     each = zip(sparse_layers(config, default=1), rotated, _borrowed(config, rotated), own_index(config), strict=True)

@@ -163,6 +163,22 @@ CONFIGS = {
         "adapter_config": {"vision_feature_layer": [3, 1], "hidden_size": 24, "num_attention_heads": 2,
                            "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 40, "text_hidden_size": 64},
     },
+    "minicpmv4_6": {
+        "text_config": TEXT | {"head_dim": 16, "full_attention_interval": 2, "linear_num_key_heads": 2,
+                               "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12},
+        "vision_config": TOWER | {"num_hidden_layers": 4, "image_size": 112, "patch_size": 14}, "insert_layer_id": 1,
+    },
+    "deepseek_ocr2": {
+        "text_config": TEXT | {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2,
+                               "moe_intermediate_size": 24, "mlp_layer_types": ["dense", "sparse"]},
+        "vision_config": {
+            "sam_config": {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "mlp_dim": 40,
+                           "window_size": 16, "global_attn_indexes": [2], "output_channels": 10,
+                           "downsample_channels": [12, 32]},
+            "encoder_config": {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
+                               "num_attention_heads": 4, "num_key_value_heads": 2},
+        },
+    },
     "lfm2_vl": {
         "text_config": TEXT | {"layer_types": ["conv", "full_attention"]}, "projector_hidden_size": 48,
         "vision_config": TOWER | {"num_patches": 16, "vision_use_head": False},
@@ -194,6 +210,8 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
     "fuyu": (199296, 16, (393216, 0, 0)),  # where patches are a product there, as in Molmo2
     "got_ocr2": (164980, 4, (885504, 1654784, 688128)),
     "molmo2": (223832, 50, (1843200, 8300800, 7699200)),
+    "minicpmv4_6": (265092, 424, (191471616, 252690432, 1344552960)),  # 32 x 32 patches, and six of 24 x 40
+    "deepseek_ocr2": (395652, 833, (534024192, 386793472, 4563927040 - 56909824)),  # less what is masked there
     "lfm2_vl": (218008, 16, (589824, 1867776, 1179648)),  # and there that over the pixels of a patch
 }
 
@@ -341,6 +359,31 @@ def test_tiles_of_a_picture_of_lfm2(size, tokens):
     w = Workload.prefill(batch=1, prompt=5000, images=1)
     (place,) = (op for _, op in graph if isinstance(op, Place))
     assert evaluate(place.features.rows, w) == tokens
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "tokens"),
+    [
+        (300, "16x", 64),  # as many pixels as a slice has
+        (300, "4x", 256),
+        ([500, 2000], "16x", (16 * 64 + 4 * 32 * 32) // 16),  # 16 x 64 patches, and four slices of 32 x 32
+        ([3000, 1000], "16x", (56 * 20 + 8 * 40 * 28) // 16),
+    ],
+)
+def test_slices_of_minicpm(size, mode, tokens):
+    """As many as the processor of transformers makes."""
+    graph = _graph("minicpmv4_6", picture_size=size, downsample_mode=mode)
+    (place,) = (op for _, op in graph if isinstance(op, Place))
+    assert evaluate(place.features.rows, Workload.prefill(batch=1, prompt=5000, images=1)) == tokens
+    assert graph.parameters == COUNTED["minicpmv4_6"][0]
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(700, 257), ([700, 1500], 256 + 2 * 144 + 1), (3000, 833)])
+def test_tiles_of_deepseek_ocr_2_are_read_by_the_same_weights(size, tokens):
+    graph = _graph("deepseek_ocr2", picture_size=size)
+    (place,) = (op for _, op in graph if isinstance(op, Place))
+    assert evaluate(place.features.rows, Workload.prefill(batch=1, prompt=5000, images=1)) == tokens
+    assert graph.parameters == COUNTED["deepseek_ocr2"][0]
 
 
 @pytest.mark.parametrize(

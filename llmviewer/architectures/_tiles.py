@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from math import ceil
+from math import ceil, log
 from typing import Final
 
 from ..documents import Section
@@ -69,3 +69,14 @@ def longest_side(size: tuple[int, int], tile: tuple[int, int], tiles: int) -> tu
         return rows, columns
     short = tiles * tile[1] * size[0] // size[1]
     return max(ceil((short + short % 2) / tile[0]), 1), tiles
+
+
+def nearest_slices(size: tuple[int, int], side: int, *, most: int) -> tuple[int, int]:
+    """Rows and columns of slices, about as many as there are `side` x `side` pixels in a picture, in the shape nearest
+    to its own, as get_sliced_grid of transformers has it for MiniCPM-V; 1, 1 where it is not cut.
+    """
+    wanted = min(ceil(size[0] * size[1] / side**2), most)
+    counts = [n for n in (wanted - 1, wanted, wanted + 1) if 1 < n <= most] if wanted > 1 else []
+    grids = [(rows, n // rows) for n in counts for rows in range(1, n + 1) if n % rows == 0]
+    shape = log(size[1] / size[0])
+    return min(grids, key=lambda grid: (abs(shape - log(grid[1] / grid[0])), -grid[0]), default=(1, 1))

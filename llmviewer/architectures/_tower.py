@@ -23,10 +23,11 @@ from ..precision import Format
 from . import builder
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Mixer
-from ._encoder import Head, holding, stack
+from ._encoder import Head, holding, leaving, stack
 from ._feed_forward import Mlp
 from ._moe import _GENERATION_FIELDS, language_model
 from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
+from ._reused import again
 from ._texts import TEXTS
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of weights by their names
@@ -330,6 +331,7 @@ def joined(
     tokens: int,
     projected: int = 0,
     deep: Sequence[Block] = (),
+    given: tuple[str, ...] = (),
     name: str = "vision",
 ) -> Graph:
     """A language model with a tower before it, whose tokens are brought to the prompt by the operators `project`.
@@ -338,8 +340,9 @@ def joined(
     tokens     that one picture puts into the prompt
     projected  those that are projected, where the last of `project` leaves others
     deep       each makes features that are added after one of the first layers (arXiv:2406.04334)
+    given      what `project` reads besides the tower's result
     """
-    project_block = feature_block("projector", project, projected or tokens)
+    project_block = replace(feature_block("projector", project, projected or tokens), given=given)
     features = with_rows(result(project_block.operators), of_pictures(tokens))
     after = [_placed(b, features, adds=False) if not b.input else _given_seen(b, language) for b in language.blocks]
     for place, block in enumerate(deep):
@@ -347,6 +350,14 @@ def joined(
         after = [piece for one in after for piece in _deepened(one, place, added)]
     before = (beside(block, name=name) for block in (*blocks, project_block, *deep))
     return Graph((*before, *after), language.prediction)
+
+
+def seen_again(blocks: Sequence[Block], name: str) -> tuple[Block, ...]:
+    """`blocks` once more, on pictures of another size: they read the same weights. The last leaves `name`_features."""
+    named = (replace(block, name=f"{name}_{block.name}") for block in blocks)
+    *before, last = (block.map(lambda op: op.with_weights(again)) for block in named)
+    left = f"{name}_features"
+    return (*before, replace(last, operators=leaving(last.operators, left), output=left))
 
 
 def feature_block(name: str, operators: Sequence[Operator], tokens: int, given: str = "") -> Block:

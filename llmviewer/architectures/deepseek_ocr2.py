@@ -1,0 +1,125 @@
+"""DeepSeek-OCR 2: the tower of Segment Anything; a small language model reads what filters make of its patches, and
+learned queries after them, which become tokens before a mixture of experts (arXiv:2601.20552).
+
+A picture larger than a tile is read in tiles, and all of it in one that is larger; both have queries of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import Any, Final
+
+from ..documents import Section
+from ..forms import images
+from ..graph import Block, Graph
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Permute
+from ..operators.masks import Tiled
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer
+from ._encoder import holding, stack
+from ._fields import decoder, gated_mlp, grouped_heads
+from ._moe import Kinds, attention, costless, dense, experts_beside_shared, integers, language_model, sparse_layers
+from ._parts import HIDDEN, Parts, result, with_rows
+from ._sam import neck, sam_tower
+from ._tiles import closest_grid, picture_size
+from ._tower import Tower, feature_block, filled, joined, of_pictures, part, seen_again
+
+_WHOLE, _TILE = 1024, 768  # pixels to a side of what is read, by the processor's defaults
+_QUERIES: Final = {_WHOLE: 256, _TILE: 144}
+_LEAST, _MOST = 2, 6  # tiles, likewise
+_ENCODER: Final[dict[str, Any]] = {  # as transformers.Qwen2Config has it
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+}
+
+
+@architecture("deepseek_ocr2_text")
+def build_text(config: Section, fmt: Format) -> Graph:
+    """Grouped queries in the place of DeepSeek-V2's latents."""
+    costless(config, "use_mla", "lm_head", "rm_head", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",
+             "qk_rope_head_dim", "v_head_dim", "mlp_bias")  # fmt: skip
+    bias = config.flag("attention_bias", default=False)
+    moe = experts_beside_shared(config, "n_routed_experts", usual=2)
+    kinds = Kinds(mixer=attention(config, qkv_bias=bias, o_bias=bias), moe=moe, dense=dense(config))
+    return decoder(config, kinds.layers(sparse_layers(config, default=1))).graph(fmt)
+
+
+@architecture("deepseek_ocr2")
+def build(config: Section, fmt: Format) -> Graph:
+    text = language_model(config)
+    language, width = build_text(text, fmt), text.integer("hidden_size")
+    if config.get("vision_config") is None:
+        return language
+    section, size = config.section("vision_config"), picture_size(config)
+    section.costless("model_type")
+    rows, columns = closest_grid(size, (_TILE, _TILE), least=_LEAST, most=_MOST)
+    tiles = rows * columns if max(size) > _TILE else 0
+    blocks, project = _seen(section, fmt, _WHOLE, width)
+    before: tuple[Block, ...] = ()
+    features = [result(project)]
+    if tiles:
+        read, made = _seen(section, fmt, _TILE, width, tiles=tiles)
+        before = seen_again((*read, feature_block("projector", made, tiles * _QUERIES[_TILE])), "tiles")
+        features.insert(0, replace(result(made), name=before[-1].output))
+    tokens, parts = tiles * _QUERIES[_TILE] + _QUERIES[_WHOLE] + 1, Parts(format=fmt)
+    packed = with_rows(parts.tensor("pack", width), of_pictures(tokens))
+    separator = (parts.weight("separator", width),)
+    pack = Permute(name=packed.name, inputs=tuple(features), outputs=(packed,), weights=separator)
+    given = tuple(block.output for block in before[-1:])
+    return joined((*before, *blocks), (*project, pack), language, tokens=tokens, given=given)
+
+
+def _seen(
+    section: Section, fmt: Format, side: int, width: int, *, tiles: int = 1
+) -> tuple[tuple[Block, ...], tuple[Operator, ...]]:
+    """What reads squares of `side` pixels, or tiles of them, and what brings its queries to the width of text."""
+    tower = replace(sam_tower(filled(part(section, "sam_config"), instead={"image_size": side})), tiles=tiles)
+    encoder = filled(part(section, "encoder_config"), _ENCODER)
+    hidden, queries, parts = encoder.integer("hidden_size"), _QUERIES[side], Parts(format=fmt)
+    patches = ceil(tower.picture.height / 4) * ceil(tower.picture.width / 4)
+    filters = _filters(part(section, "sam_config"), tower, fmt, hidden)
+    stream = images(patches + queries, tiles)
+    joins = _queried(parts, with_rows(parts.tensor(HIDDEN, hidden), of_pictures(patches, tiles)), queries, tiles)
+    blocks = (
+        *tower.blocks(fmt, tower.stream),
+        Block(name="neck", operators=filters, input=HIDDEN, output=result(filters).name, stream=images(patches, tiles)),
+        Block(name="queries", operators=joins, input=HIDDEN, output=result(joins).name, stream=stream),
+        *stack(parts, _layers(encoder, patches, queries), hidden, stream=stream),
+    )
+    every, own = of_pictures(patches + queries, tiles), of_pictures(queries, tiles)
+    norm = parts.norm("encoder_norm", with_rows(parts.tensor(HIDDEN, hidden), every))
+    x, out = with_rows(norm.outputs[0], own), with_rows(parts.tensor("linear", width), own)
+    return blocks, (norm, parts.linear("linear", x, out, bias=True))
+
+
+def _filters(config: Section, tower: Tower, fmt: Format, hidden: int) -> tuple[Operator, ...]:
+    widths = integers(config, "downsample_channels") or (512, 896)
+    if widths[-1] != hidden:
+        raise config.error(
+            "downsample_channels", f"must end with the encoder's hidden_size, {hidden}; got {widths[-1]}"
+        )
+    return neck(config, tower, tower.parts(fmt), widths)
+
+
+def _queried(parts: Parts, x: Tensor, queries: int, tiles: int) -> tuple[Operator, ...]:
+    """Learned queries after x. Those for squares of another size are held beside them."""
+    others = {f"queries_{side}.weight": (n, x.width) for side, n in _QUERIES.items() if n != queries}
+    embed = holding(parts.embed("queries", {"queries.weight": queries}, x.width), parts, others)
+    embed = embed.with_tensors(lambda t: with_rows(t, of_pictures(queries, tiles)))
+    out = parts.tensor("sequence", x.width)
+    return (embed, Permute(name=out.name, inputs=(x, embed.outputs[0]), outputs=(out,)))
+
+
+def _layers(config: Section, patches: int, queries: int) -> list[Layer]:
+    """Of a Qwen2, in which patches see all patches, and queries all those and what is before them."""
+    pairs = patches * (patches + queries) + queries * (queries + 1) // 2
+    heads = replace(grouped_heads(config), mask=Tiled(pairs))
+    attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=True)
+    return [Layer(mixer=attention, feed_forward=gated_mlp(config))] * config.integer("num_hidden_layers")

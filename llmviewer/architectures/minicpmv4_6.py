@@ -1,0 +1,159 @@
+"""MiniCPM-V 4.6 and 4.7: SigLIP's layers, after some of which squares of patches look at each other and become one, and
+a merger of squares of those, before a Qwen3.5.
+
+A picture is read small as a whole, and where it is larger in slices besides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from typing import Final, NamedTuple
+
+from ..documents import Section
+from ..forms import Stream, images
+from ..graph import Block, Graph
+from ..operators.base import Operator
+from ..operators.elementwise import Elementwise, Permute
+from ..operators.masks import Tiled
+from ..precision import Format
+from . import architecture
+from ._decoder import Layer
+from ._encoder import both_ways, stack
+from ._feed_forward import Mlp
+from ._parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
+from ._tiles import nearest_slices, picture_size
+from ._tower import (
+    UNUSED,
+    Picture,
+    Tower,
+    feature_block,
+    filled,
+    joined,
+    language,
+    layer,
+    merger,
+    of_pictures,
+    seen_again,
+    tower_activation,
+    vision,
+)
+
+_SIDE: Final = 448  # pixels to a side of a slice, or as many in another shape, by the processor's default
+_SLICES: Final = 9  # at most, likewise
+_SQUARE: Final = 4  # patches that become one
+_PICTURES: Final = {  # as transformers.SiglipVisionConfig has it
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 16,
+}
+_COSTLESS: Final = """
+    image_size image_start_id image_end_id slice_start_id slice_end_id newline_id patch_size drop_vision_last_layer
+"""
+
+
+class Seen(NamedTuple):
+    """What reads pictures of a size, or tiles of them, what makes tokens of the result, and how many of each."""
+
+    blocks: tuple[Block, ...]
+    project: tuple[Operator, ...]
+    tokens: int
+
+
+@architecture("minicpmv4_6", "minicpmv4_7")
+def build(config: Section, fmt: Format) -> Graph:
+    text, width = language(config, fmt, "qwen3_5_text")
+    config.costless(*_COSTLESS.split())
+    if config.get("vision_config") is None:
+        return text
+    section = filled(vision(config), {**_PICTURES, "insert_layer_id": config.integer("insert_layer_id", 6, least=0)})
+    if config.integer("merger_times", 1) != 1:
+        raise config.error("merger_times", "must be 1: no published model merges more often")
+    merges = config.choice("downsample_mode", ("16x", "4x"), "16x") == "16x"
+    unit, size = section.integer("patch_size") * (4 if merges else 2), picture_size(config)
+    rows, columns = nearest_slices(size, _SIDE, most=_SLICES)
+    whole = _seen(section, fmt, _resized(size, unit), width, merges=merges)
+    if rows * columns == 1:
+        return joined(whole.blocks, whole.project, text, tokens=whole.tokens)
+    slice_size = (_nearest(size[0], rows) / rows, _nearest(size[1], columns) / columns)
+    each = _seen(section, fmt, _resized(slice_size, unit), width, merges=merges, tiles=rows * columns)
+    sliced = rows * columns * each.tokens
+    again = seen_again((*each.blocks, feature_block("projector", each.project, sliced)), "slices")
+    tokens, parts = whole.tokens + sliced, Parts(format=fmt)
+    packed = with_rows(parts.tensor("pack", width), of_pictures(tokens))
+    slices = with_rows(parts.tensor(again[-1].output, width), of_pictures(sliced))
+    pack = Permute(name=packed.name, inputs=(result(whole.project), slices), outputs=(packed,))
+    return joined(
+        (*again, *whole.blocks),
+        (*whole.project, pack),
+        text,
+        tokens=tokens,
+        projected=whole.tokens,
+        given=(again[-1].output,),
+    )
+
+
+def _resized(size: tuple[float, float], unit: int) -> tuple[int, int]:
+    """Height and width of a picture that is brought to the pixels of a slice in its own shape, in whole units."""
+    shape = size[1] / size[0]
+    height = int(_SIDE / sqrt(shape))
+    return _nearest(height, unit), _nearest(int(height * shape), unit)
+
+
+def _nearest(length: int, unit: int) -> int:
+    """The multiple of `unit` that is nearest, one at least."""
+    return max(round(length / unit) * unit, unit)
+
+
+def _seen(section: Section, fmt: Format, size: tuple[int, int], width: int, *, merges: bool, tiles: int = 1) -> Seen:
+    """By layers of which some run on all patches, and where squares of them become one the others on those."""
+    patch, hidden = section.integer("patch_size"), section.integer("hidden_size")
+    pixels = section.integer("num_channels", 3) * patch**2
+    seen = Picture(height=size[0] // patch, width=size[1] // patch, pixels=pixels)
+    first, count = section.integer("insert_layer_id", least=0) + 1, section.integer("num_hidden_layers")
+    one = _layer(section)
+    tower = Tower(
+        picture=seen,
+        hidden=hidden,
+        layers=[one] * first,
+        patch_bias=True,
+        positions=(section.integer("image_size") // patch) ** 2,
+        tiles=tiles,
+    )
+    parts, left = tower.parts(fmt), seen.patches // _SQUARE if merges else seen.patches
+    merged = images(left, tiles)
+    after = stack(parts, [replace(one, name="merged_layer")] * (count - first), hidden, stream=merged)
+    norm = parts.norm("post_norm", parts.tensor(HIDDEN, hidden))
+    last = Block(name="norm", operators=(norm,), input=HIDDEN, output=norm.name, stream=merged)
+    squares = _squares(section, tower, parts, merged if merges else UNUSED)
+    blocks = (*tower.blocks(fmt, tower.stream), *squares, *after, last)
+    project = merger(parts, tower, _SQUARE, width, norm=NormKind.LAYER, norm_after=True)
+    return Seen(blocks=blocks, project=project, tokens=left // _SQUARE)
+
+
+def _layer(section: Section) -> Layer:
+    heads = both_ways(heads_of(section, section.integer("hidden_size"), "num_attention_heads"))
+    act = tower_activation(section, "gelu_pytorch_tanh")
+    return layer(heads, Mlp(inner=section.integer("intermediate_size"), act=act, bias=True))
+
+
+def _squares(section: Section, tower: Tower, parts: Parts, stream: Stream) -> tuple[Block, ...]:
+    """Attention within squares of patches, and an MLP of each, which is added to its mean; `stream` is what they leave,
+    or UNUSED.
+    """
+    plain, hidden, inner = _layer(section), tower.hidden, _SQUARE * section.integer("intermediate_size")
+    heads = replace(plain.mixer.heads, mask=Tiled(tower.picture.patches * _SQUARE))
+    attention = replace(plain, mixer=replace(plain.mixer, heads=heads), feed_forward=None, name="squares")
+    inside = stack(parts, [attention], hidden, stream=tower.stream if stream != UNUSED else UNUSED)
+    wide, mean = parts.tensor(HIDDEN, _SQUARE * hidden), parts.tensor("square_mean", hidden)
+    average = Elementwise(name=mean.name, inputs=(wide,), outputs=(mean,), ops_per_element=_SQUARE)
+    norm = parts.norm("square_norm", wide)
+    up = parts.project("square_linear_1", norm.outputs[0], inner, bias=True)
+    act = parts.activate("square_act", "gelu_tanh", up.outputs[0])
+    down = parts.project("square_linear_2", act.outputs[0], hidden, bias=True)
+    made = (average, norm, up, act, down, parts.add("square_add", mean, down.outputs[0]))
+    merging = Block(name="merging", operators=made, input=HIDDEN, output=result(made).name, stream=stream)
+    return (*inside, merging)

@@ -217,6 +217,7 @@ MODULES = {  # the end of a module's path in transformers -> name of the operato
     "self_attn": "attention",
     "self_attention": "attention",
     "gate.down_proj": "router_down",
+    "rel_logits_proj": "positions",
     "router_mlp.fc1": "router_fc1",
     "router_mlp.fc2": "router_fc2",
     "router_mlp.out_proj": "router",
@@ -321,6 +322,8 @@ def test_products_of_small_models_equal_torchs_to_the_digit(name, phase):
     if name == "zaya":  # whose heads have a filter each, and half of whose values begin with a row of nothing
         assert ours.pop("qk_mix") == 3 * PASSES[phase].tokens() * 2 * (4 + 2) * 16 * 16 * 2
         theirs["v_proj_delayed"] *= Fraction(24, 25) if phase == "prefill" else 1
+    if name == "inkling_text":  # whose shared experts are one module
+        ours["shared_experts"] = sum(ours.pop(f"shared_{part}_proj") for part in ("gate", "up", "down"))
     if name == "jetmoe":  # both of whose mixtures have modules of the same names
         theirs["experts"] = theirs.pop("input_linear") + theirs.pop("output_linear")
         ours["layer"] = ours.pop("router") + ours.pop("attn_router")
@@ -486,6 +489,22 @@ def test_zaya_keeps_rows_before_its_filters_and_half_a_value():
     graph = _graph(TORCH["models"]["zaya"]["config"])
     states = 3 * (3 * 6 * 16 + 16)
     assert kv_cache_bytes(graph, batch=1, context=50) == 2 * ((50 + 30 + 50) * 2 * 2 * 16 + states)
+
+
+def test_inkling_keeps_rows_before_its_filters():
+    """At 50 tokens, two layers of the last 30 with 3 heads of 12, two of all with 2 of 16; three rows in fp32 of keys,
+    of values, and of what attention and the network leave.
+    """
+    config = TORCH["models"]["inkling_text"]["config"]
+    graph = _graph(config)
+    rows = 2 * (2 * 36 + 2 * 64) + 2 * (2 * 32 + 2 * 64)
+    assert kv_cache_bytes(graph, batch=1, context=50) == 2 * 2 * 2 * (30 * 36 + 50 * 32) + 3 * rows * 4
+    silent = {key: value for key, value in config.items() if "layer_types" not in key}
+    older = silent | {"dense_mlp_idx": 1, "local_layer_ids": [0, 2], "sconv_kernel_size": 4}
+    older |= {"dense_intermediate_size": 80, "intermediate_size": 32}
+    whole = {"model_type": "inkling_mm_model", "text_config": older, "vision_config": {}}
+    assert _graph(whole) == graph
+    assert [b.layers for b in _graph(silent, num_hidden_layers=7).blocks if b.layers] == [(0, 1, 2, 3, 4, 6), (5,)]
 
 
 def test_heads_of_jetmoe_are_those_of_the_experts_that_a_token_chooses():

@@ -102,6 +102,12 @@ CONFIGS: dict[str, dict[str, Any]] = {  # by model_type, and what is said of it 
         "intermediate_size": 80, "prefix_lm": False,
     },
     "hyperclovax": {**_GROUPED, "intermediate_size": 80},
+    "inkling_text": {
+        **_GROUPED, "intermediate_size": 80, "moe_intermediate_size": 32, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 3, "swa_head_dim": 12,
+        "sliding_window_size": 30, "d_rel": 5, "rel_extent": 40, "mlp_layer_types": ["dense", *["sparse"] * 3],
+        "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"],
+    },
     "iquestcoder": {**_GROUPED, "intermediate_size": 80},
     "jetmoe": {
         "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 3, "num_key_value_heads": 2, "kv_channels": 12,

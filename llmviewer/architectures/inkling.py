@@ -1,0 +1,199 @@
+"""Inkling's text part: a window in five layers of six, biases that each token makes for its distance to keys, short
+filters over keys, values and what attention and networks leave, and experts.
+
+The towers that see and hear are left out, and the layers that predict further tokens. Of several devices each makes the
+biases of all heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
+
+from ..documents import Section
+from ..graph import Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Elementwise, Route
+from ..operators.linear import Router
+from ..operators.masks import Causal
+from ..operators.pictures import RelativePositions
+from ..precision import FP32, Format
+from . import architecture
+from ._attention import scored
+from ._decoder import FeedForward, Mixer
+from ._feed_forward import Experts, Mlp
+from ._fields import decoder
+from ._moe import at_most, costless, integers, kinds, windows_and_experts
+from ._parts import NormKind, Parts, activation, result
+from ._state_space import kept
+from ._tower import Scaled
+
+_WHOLE, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
+_EVERY: Final = 6  # layers, of which the last one has no window
+_COSTLESS: Final = """
+    unpadded_vocab_size logits_mup_width_multiplier embedding_multiplier log_scaling_n_floor log_scaling_alpha
+    shared_expert_sink route_scale rms_norm_eps_moe_gate chain_hidden_post_norm mtp_hidden_states_first
+    mtp_local_layer_ids number_of_conv_states model_max_length use_gate_bias gate_activation norm_after_topk
+    final_logit_softcapping
+"""
+_SAID: Final = {"q_bias": False, "o_bias": False, "use_sconv": True, "use_embed_norm": True, "use_global_scale": True}
+_MEDIA: Final = """
+    audio_config vision_config mtp_config image_token_id audio_token_id image_bos_token_id audio_bos_token_id
+    tie_word_embeddings
+"""
+
+
+def filtered(parts: Parts, name: str, x: Tensor, taps: int, out: Tensor | None = None) -> Elementwise:
+    """X and a filter of each channel over the last `taps` tokens, added, in fp32."""
+    state = kept(f"{name}_state", x.width * (taps - 1))
+    weight = replace(parts.weight(f"{name}.weight", x.width, taps), format=FP32)
+    left = out or parts.tensor(name, x.width)
+    return Elementwise(
+        name=name,
+        kind="conv",
+        inputs=(x, state),
+        outputs=(left, state),
+        weights=(weight,),
+        ops_per_element=2 * taps + 1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filtered:
+    """What a part of a layer makes, through a filter."""
+
+    part: Mixer | FeedForward
+    name: str
+    taps: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        made = self.part.operators(parts, x)
+        return (*made, filtered(parts, self.name, result(made), self.taps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistantAttention:
+    """Attention whose scores have biases by distance, which each token makes for each head.
+
+    rank    of what they are made of
+    extent  distances that have one
+    taps    of the filters over keys and values
+    """
+
+    heads: Heads
+    rank: int
+    extent: int
+    taps: int
+
+    def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        heads, mask = self.heads, self.heads.mask
+        q, k, v, r = (
+            parts.project(f"{name}_proj", x, width)
+            for name, width in (
+                ("q", heads.q_width), ("k", heads.kv_width), ("v", heads.kv_width), ("r", heads.num_heads * self.rank),
+            )
+        )  # fmt: skip
+        k_conv = filtered(parts, "k_conv", k.outputs[0], self.taps)
+        v_conv = filtered(parts, "v_conv", v.outputs[0], self.taps, parts.kept("v_cache", heads.kv_width, mask))
+        q_norm = parts.norm("q_norm", q.outputs[0], shared=heads.num_heads, kind=NormKind.RMS)
+        k_norm = parts.norm("k_norm", k_conv.outputs[0], shared=heads.num_kv_heads, kind=NormKind.RMS)
+        k_norm = replace(k_norm, outputs=(parts.kept("k_cache", heads.kv_width, mask),))
+        biases = RelativePositions(
+            name="positions",
+            inputs=r.outputs,
+            outputs=(parts.tensor("positions", heads.num_heads * self.extent),),
+            weights=(parts.weight("positions.weight", self.rank, self.extent),),
+            head_dim=self.rank,
+        )
+        keys, values = (parts.cache(name, heads.kv_width, mask) for name in ("k_cache", "v_cache"))
+        attended = scored(parts, heads, q_norm.outputs[0], (keys,), values, bias=True)
+        o_proj = parts.project("o_proj", result(attended), x.width)
+        return (q, k, v, r, k_conv, v_conv, q_norm, k_norm, biases, *attended, o_proj)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeighedExperts(Experts):
+    """Experts whose router weighs those that every token takes, too; as many as `always`, in one MLP."""
+
+    always: int
+
+    def routing(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
+        router = parts.project("router", x, self.experts + self.always, kind=Router)
+        out, scale = parts.tensor("route", self.chosen), (parts.weight("route.scale", 1),)
+        return (router, Route(name="route", inputs=router.outputs, outputs=(out,), weights=scale, chosen=self.chosen))
+
+
+@architecture("inkling_mm_model")
+def build(config: Section, fmt: Format) -> Graph:
+    config.costless(*_MEDIA.split())
+    return build_text(config.section("text_config"), fmt)
+
+
+@architecture("inkling_text")
+def build_text(config: Section, fmt: Format) -> Graph:
+    costless(config, *_COSTLESS.split())
+    for key, usual in _SAID.items():
+        if config.flag(key, default=usual) != usual:
+            raise config.error(key, f"must be {str(usual).lower()}: no class of this architecture is otherwise")
+    taps = config.integer(config.first("conv_kernel_size", "sconv_kernel_size"), 4)
+    wide = config.first("dense_intermediate_size", "intermediate_size")
+    narrow = "intermediate_size" if wide == "dense_intermediate_size" else "moe_intermediate_size"
+    act = activation(config, "hidden_act", "silu")
+    mixers = {slides: Filtered(part=_attention(config, taps, slides=slides), name="attn_conv", taps=taps)
+              for slides in (True, False)}  # fmt: skip
+    plain = Scaled(Mlp(inner=config.integer(wide), act=act, gated=True), alike=True)
+    networks = {
+        sparse: Filtered(part=part, name="mlp_conv", taps=taps)
+        for sparse, part in ((True, _experts(config, config.integer(narrow, 3072), act)), (False, plain))
+    }
+    each = zip(_sliding(config), _sparse(config), strict=True)
+    layers = windows_and_experts(mixers, networks, each)
+    return replace(decoder(config, layers), embed_norm=True, tied=False).graph(fmt)
+
+
+def _attention(config: Section, taps: int, *, slides: bool) -> DistantAttention:
+    prefix, usual = ("swa_", 16) if slides else ("", 8)
+    window = config.integer(config.first("sliding_window_size", "sliding_window"), 512) if slides else inf
+    heads = Heads(
+        num_heads=config.integer(f"{prefix}num_attention_heads", 64),
+        num_kv_heads=config.integer(f"{prefix}num_key_value_heads", usual),
+        head_dim=config.integer(f"{prefix}head_dim", 128),
+        mask=Causal(window),
+    )
+    extent = int(window) if slides else config.integer("rel_extent", 1024)
+    return DistantAttention(heads=heads, rank=config.integer("d_rel", 16), extent=extent, taps=taps)
+
+
+def _experts(config: Section, inner: int, act: str) -> WeighedExperts:
+    always = config.integer("n_shared_experts", 2)
+    return WeighedExperts(
+        experts=config.integer("n_routed_experts", 256),
+        chosen=at_most(
+            config, "num_experts_per_tok", "n_routed_experts", config.integer("num_experts_per_tok", 6), 256
+        ),
+        inner=inner,
+        act=act,
+        shared=Mlp(inner=always * inner, act=act, gated=True),
+        always=always,
+    )
+
+
+def _sliding(config: Section) -> list[bool]:
+    """Whether each layer has a window: as listed, or all but every sixth."""
+    layers = config.integer("num_hidden_layers")
+    if config.get("layer_types") is not None:
+        return [kind == _SLIDING for kind in kinds(config, "layer_types", _KINDS)]
+    if config.get("local_layer_ids") is not None:
+        local = integers(config, "local_layer_ids")
+        return [index in local for index in range(layers)]
+    return [(index + 1) % _EVERY != 0 for index in range(layers)]
+
+
+def _sparse(config: Section) -> list[bool]:
+    """Whether each layer has experts: as listed, or all but the first dense_mlp_idx."""
+    if config.get("mlp_layer_types") is not None:
+        return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+    first = config.integer("dense_mlp_idx", 0, least=0)
+    return [index >= first for index in range(config.integer("num_hidden_layers"))]

@@ -163,6 +163,13 @@ CONFIGS = {
         "adapter_config": {"vision_feature_layer": [3, 1], "hidden_size": 24, "num_attention_heads": 2,
                            "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 40, "text_hidden_size": 64},
     },
+    "exaone4_5": {
+        "text_config": TEXT | {"head_dim": 16},
+        "vision_config": {"hidden_size": 32, "intermediate_size": 40, "depth": 3, "num_heads": 4, "patch_size": 8,
+                          "num_key_value_heads": 2, "image_size": [64, 96], "out_hidden_size": 64, "window_size": 32,
+                          "fullatt_block_indexes": [1]},
+    },
+    "qianfan_ocr": {"text_config": TEXT | {"head_dim": 16}, "vision_config": TOWER, "picture_size": 32},
     "minicpmv4_6": {
         "text_config": TEXT | {"head_dim": 16, "full_attention_interval": 2, "linear_num_key_heads": 2,
                                "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12},
@@ -210,6 +217,8 @@ COUNTED = {  # parameters, tokens of a picture, and OPs of convolutions, of prod
     "fuyu": (199296, 16, (393216, 0, 0)),  # where patches are a product there, as in Molmo2
     "got_ocr2": (164980, 4, (885504, 1654784, 688128)),
     "molmo2": (223832, 50, (1843200, 8300800, 7699200)),
+    "exaone4_5": (248464, 24, (2359296, 5160960, 1572864)),
+    "qianfan_ocr": (219032, 4, (147456, 512768, 83232)),
     "minicpmv4_6": (265092, 424, (191471616, 252690432, 1344552960)),  # 32 x 32 patches, and six of 24 x 40
     "deepseek_ocr2": (395652, 833, (534024192, 386793472, 4563927040 - 56909824)),  # less what is masked there
     "lfm2_vl": (218008, 16, (589824, 1867776, 1179648)),  # and there that over the pixels of a patch
@@ -426,6 +435,18 @@ def test_windows_of_segment_anything_are_filled_up_at_the_edge():
     assert ops["vision_local.vision_qk_matmul"] == 2 * 2 * 24 * 64 * 25
     assert ops["vision_local.vision_positions"] == 2 * 2 * 24 * 64 * (5 + 5)
     assert ops["vision_global.vision_positions"] == 2 * 24 * 64 * (8 + 8)
+
+
+def test_some_are_others_by_another_name():
+    """Whose classes in transformers are those of the others."""
+    gpt = {"vocab_size": 1000, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 50}
+    assert built(model_type="gpt-sw3", **gpt) == built(model_type="gpt2", **gpt)
+    shield = {"text_config": TEXT | {"head_dim": 16}, "vision_config": TOWER | {"vision_use_head": False}}
+    shield |= {"mm_tokens_per_image": 4}
+    assert built(model_type="shieldgemma2", **shield) == built(model_type="gemma3", **shield)
+    assert _graph("minicpmv4_6") == built(model_type="minicpmv4_7", **CONFIGS["minicpmv4_6"])
+    glm = {"text_config": TEXT | {"model_type": "glm4v_text"}, "vision_config": CONFIGS["glm_ocr"]["vision_config"]}
+    assert built(model_type="glmga", **glm) == built(model_type="glm46v", **glm)
 
 
 def test_text_and_pictures_have_experts_of_their_own():

@@ -24,7 +24,7 @@ from .siglip import siglip_tower
 _TOKENS: Final = 256
 
 
-@architecture("gemma3")
+@architecture("gemma3", "shieldgemma2")
 def build(config: Section, fmt: Format) -> Graph:
     text, width = language(config, fmt, "gemma3_text")
     tokens = config.integer("mm_tokens_per_image", _TOKENS)

@@ -81,7 +81,7 @@ _COSTLESS: Final = "image_start_token_id image_end_token_id video_start_token_id
 _TEXT_COSTLESS: Final = "image_token_id video_token_id"
 
 
-@architecture("glm4v", "glm4v_moe", "glm46v")
+@architecture("glm4v", "glm4v_moe", "glm46v", "glmga")
 def build(config: Section, fmt: Format) -> Graph:
     """Fields of the language model stand in text_config, or in older files beside vision_config."""
     config.costless(*_COSTLESS.split(), "tie_word_embeddings")

@@ -20,7 +20,7 @@ _CODEGEN_ROTARY_DIM = 64
 _NEO_LAYERS = [[["global", "local"], 12]]
 
 
-@architecture("gpt2")
+@architecture("gpt2", "gpt-sw3")
 def build_gpt2(config: Section, fmt: Format) -> Graph:
     """Learned positions, one projection for q, k and v, biases everywhere, tied head."""
     hidden = config.integer("n_embd")

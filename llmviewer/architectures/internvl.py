@@ -70,11 +70,22 @@ _FIRST_TOWER_COSTLESS: Final = """
 
 @architecture("internvl")
 def build(config: Section, fmt: Format) -> Graph:
-    text, width = language(config, fmt, "qwen2")
+    return _build(config, fmt, "qwen2", bias=False)
+
+
+@architecture("qianfan_ocr")
+def build_qianfan_ocr(config: Section, fmt: Format) -> Graph:
+    """Biases of the tower's attention go without saying."""
+    return _build(config, fmt, "qwen3", bias=True)
+
+
+def _build(config: Section, fmt: Format, kind: str, *, bias: bool) -> Graph:
+    text, width = language(config, fmt, kind)
     config.costless("image_seq_length", "tie_word_embeddings")
     if config.get("vision_config") is None:
         return text
-    section = filled(vision(config), _PICTURES)
+    section = filled(vision(config), {**_PICTURES, "attention_bias": bias})
+    section.costless("drop_path_rate")
     run = _run(config, "vision_feature_layer", section)
     config.choice("vision_feature_select_strategy", ("default",), "default")
     tower = _tower(section, run=run, tiles=_tiles(config, section, least=1, most=_MOST_TILES))

@@ -35,6 +35,7 @@ from ._tower import (
     vision,
 )
 from .cohere import build_compass as build_compass_text
+from .exaone import build_exaone4
 from .llama import build as build_qwen2
 from .qwen3 import build as build_qwen3
 from .qwen_moe import build_qwen3_moe
@@ -56,6 +57,17 @@ def build_qwen2_vl(config: Section, fmt: Format) -> Graph:
         return behind_qwen2_5_tower(section, text, fmt)
     out = section.integer("hidden_size", 3584)
     return _merging(section, _qwen2_tower(section), text, fmt, out=out, norm=NormKind.LAYER)
+
+
+@architecture("exaone4_5")
+def build_exaone4_5(config: Section, fmt: Format) -> Graph:
+    """The tower of Qwen2.5-VL, four of whose heads share a key, before an EXAONE 4."""
+    text = filled(language_model(config), instead={"model_type": "exaone4"})
+    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    language = build_exaone4(filled(text, instead={"tie_word_embeddings": tied}), fmt)
+    if config.get("vision_config") is None:
+        return language
+    return behind_qwen2_5_tower(filled(vision(config), {"num_key_value_heads": 8}), language, fmt)
 
 
 def behind_qwen2_5_tower(section: Section, language: Graph, fmt: Format, *, fused_qkv: bool = True) -> Graph:
@@ -206,6 +218,8 @@ def _qwen3_tower(section: Section) -> Tower:
 def _layer(
     section: Section, hidden: int, mlp: Mlp, *, mask: Mask | None = None, name: str = "layer", fused_qkv: bool = True
 ) -> Layer:
-    heads = both_ways(heads_of(section, hidden, section.first("num_heads", "num_attention_heads")))
+    count = section.first("num_heads", "num_attention_heads")
+    kv_heads = section.integer("num_key_value_heads", section.integer(count))
+    heads = both_ways(heads_of(section, hidden, count, num_kv_heads=kv_heads))
     heads = replace(heads, mask=mask) if mask else heads
     return layer(heads, mlp, fused_qkv=fused_qkv, rotated=True, name=name)

@@ -531,6 +531,18 @@ def test_the_block_of_zamba_is_held_once_and_heads_of_its_mamba_make_their_own_s
     assert shapes["dt_proj.weight"] == (128, 5)
 
 
+def test_means_of_keys_of_qwen4_by_hand():
+    """A token adds 16 numbers to the mean; a quarter of an entry has a norm and rotates its 4. Of 3 heads, each score is
+    cut at zero and added, and their sum compared.
+    """
+    ops = {op.name: op.work() for b, op in _graph(QWEN4) if b.name == "indexed"}
+    step = Workload.decode(batch=1, kv_len=40)
+    assert evaluate(ops["index_entries"].ops, step) == 16 + (4 * 16 + 3 * 4) / 4
+    amounts = {resource: evaluate(form, step) for resource, form in ops["indexer"].amounts}
+    assert amounts[vector("fp32")] == (3 * 2 + 1) * 40 / 4
+    assert amounts[matrix("fp16")] == 2 * 3 * 16 * 40 / 4
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

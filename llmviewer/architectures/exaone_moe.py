@@ -9,6 +9,7 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._decoder import FeedForward
 from ._fields import decoder, grouped_heads, sliding_window
 from ._moe import costless, dense, experts_beside_shared, sparse_layers, windows_and_experts
 from ._parts import NormKind
@@ -25,6 +26,9 @@ def build(config: Section, fmt: Format) -> Graph:
     far = SelfAttention(heads=heads, qk_norm=NormKind.RMS)
     local = far.within(window)
     mixers = {True: local, False: far if window < inf else local}
-    networks = {True: experts_beside_shared(config, "num_experts", usual=1), False: dense(config)}
+    networks: dict[bool, FeedForward] = {
+        True: experts_beside_shared(config, "num_experts", usual=1),
+        False: dense(config),
+    }
     each = zip(sliding(config), sparse_layers(config, default=1), strict=True)
     return decoder(config, windows_and_experts(mixers, networks, each)).graph(fmt)

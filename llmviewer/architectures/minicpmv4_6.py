@@ -13,11 +13,13 @@ from typing import Final, NamedTuple
 from ..documents import Section
 from ..forms import Stream, images
 from ..graph import Block, Graph
+from ..operators.attention import Heads
 from ..operators.base import Operator
 from ..operators.elementwise import Elementwise, Permute
 from ..operators.masks import Tiled
 from ..precision import Format
 from . import architecture
+from ._attention import SelfAttention
 from ._decoder import Layer
 from ._encoder import both_ways, stack
 from ._feed_forward import Mlp
@@ -114,7 +116,8 @@ def _seen(section: Section, fmt: Format, size: tuple[int, int], width: int, *, m
     pixels = section.integer("num_channels", 3) * patch**2
     seen = Picture(height=size[0] // patch, width=size[1] // patch, pixels=pixels)
     first, count = section.integer("insert_layer_id", least=0) + 1, section.integer("num_hidden_layers")
-    one = _layer(section)
+    act = tower_activation(section, "gelu_pytorch_tanh")
+    one = layer(_heads(section), Mlp(inner=section.integer("intermediate_size"), act=act, bias=True))
     tower = Tower(
         picture=seen,
         hidden=hidden,
@@ -134,20 +137,23 @@ def _seen(section: Section, fmt: Format, size: tuple[int, int], width: int, *, m
     return Seen(blocks=blocks, project=project, tokens=left // _SQUARE)
 
 
-def _layer(section: Section) -> Layer:
-    heads = both_ways(heads_of(section, section.integer("hidden_size"), "num_attention_heads"))
-    act = tower_activation(section, "gelu_pytorch_tanh")
-    return layer(heads, Mlp(inner=section.integer("intermediate_size"), act=act, bias=True))
+def _heads(section: Section) -> Heads:
+    return both_ways(heads_of(section, section.integer("hidden_size"), "num_attention_heads"))
 
 
 def _squares(section: Section, tower: Tower, parts: Parts, stream: Stream) -> tuple[Block, ...]:
     """Attention within squares of patches, and an MLP of each, which is added to its mean; `stream` is what they leave,
     or UNUSED.
     """
-    plain, hidden, inner = _layer(section), tower.hidden, _SQUARE * section.integer("intermediate_size")
-    heads = replace(plain.mixer.heads, mask=Tiled(tower.picture.patches * _SQUARE))
-    attention = replace(plain, mixer=replace(plain.mixer, heads=heads), feed_forward=None, name="squares")
-    inside = stack(parts, [attention], hidden, stream=tower.stream if stream != UNUSED else UNUSED)
+    hidden, inner = tower.hidden, _SQUARE * section.integer("intermediate_size")
+    heads = replace(_heads(section), mask=Tiled(tower.picture.patches * _SQUARE))
+    attention = SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
+    inside = stack(
+        parts,
+        [Layer(mixer=attention, feed_forward=None, name="squares")],
+        hidden,
+        stream=tower.stream if stream != UNUSED else UNUSED,
+    )
     wide, mean = parts.tensor(HIDDEN, _SQUARE * hidden), parts.tensor("square_mean", hidden)
     average = Elementwise(name=mean.name, inputs=(wide,), outputs=(mean,), ops_per_element=_SQUARE)
     norm = parts.norm("square_norm", wide)

@@ -138,7 +138,7 @@ class ScaledLayer(Layer):
 
     def _branch(self, parts: Parts, x: Tensor, run: Mixer | FeedForward, name: str) -> tuple[Operator, ...]:
         *made, add = super()._branch(parts, x, run, name)
-        return (*made, rescaled(parts, add, 2))
+        return (*made, rescaled(parts, parts.add(add.name, *add.inputs), 2))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -532,8 +532,8 @@ def test_the_block_of_zamba_is_held_once_and_heads_of_its_mamba_make_their_own_s
 
 
 def test_means_of_keys_of_qwen4_by_hand():
-    """A token adds 16 numbers to the mean; a quarter of an entry has a norm and rotates its 4. Of 3 heads, each score is
-    cut at zero and added, and their sum compared.
+    """A token adds 16 numbers to the mean; a quarter of an entry has a norm and rotates 4. Scores of 3 heads are cut at
+    zero and added, and their sum compared.
     """
     ops = {op.name: op.work() for b, op in _graph(QWEN4) if b.name == "indexed"}
     step = Workload.decode(batch=1, kv_len=40)

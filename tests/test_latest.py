@@ -679,6 +679,7 @@ def test_parameters_of_ling_tiny_by_hand():
         ("hy4-preview", {"enable_ihc": False}, "enable_ihc: must be true"),
         ("hy4-preview", {"indexer_types": ["shared"] * 78}, "indexer_types: must give the first layer an indexer"),
         ("north-mini-code", {"use_qk_norm": True}, "use_qk_norm: must be false"),
+        ("zaya1-8b", {"num_hidden_layers": 80, "ffn_hidden_size": 4096}, "ffn_hidden_size: must be absent: its format"),
         ("step-3.5-flash", {"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate: must be true"),
         ("step-3.5-flash", {"sink": True}, "sink: must be false"),
         ("step-3.5-flash", {"att_impl_type": "MFA"}, "att_impl_type: must be one of GQA; got 'MFA'"),

@@ -167,6 +167,8 @@ def rescaled(parts: Parts, op: Elementwise, sides: int = 1) -> Elementwise:
 @architecture("zaya")
 def build(config: Section, fmt: Format) -> Graph:
     costless(config)
+    if config.get("ffn_hidden_size") is not None:
+        raise config.error("ffn_hidden_size", "must be absent: its format counts each layer twice; see transformers'")
     for key in ("attention_bias", "lm_head_bias"):
         if config.flag(key, default=False):
             raise config.error(key, "must be false: no published model of this architecture has it")

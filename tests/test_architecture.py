@@ -68,8 +68,13 @@ def place(path):
     return parts[0] if parts[0] in ("reports", "kernels", "webapp") else parts[1]
 
 
+@cache
 def imported(path):
     """(dotted name inside llmviewer or of another package, line, whether at the top of the module) of each import."""
+    return list(_imported(path))
+
+
+def _imported(path):
     package = ("llmviewer", *path.relative_to(ROOT).parts[:-1])
     package = package[1:] if package[1:2] == ("llmviewer",) else package
     tree = parsed(path)

@@ -73,7 +73,7 @@ class Spans:
     def pairs(self, window: float) -> Num:
         past = self.past
         most = np.minimum(self.kv_len, window)  # keys the last query sees
-        growing = np.clip(most - past, 0, self.q_len)  # queries that still see every key before them
+        growing: Num = np.minimum(np.maximum(most - past, 0), self.q_len)  # queries that see every key before them
         return growing * past + growing * (growing + 1) / 2 + (self.q_len - growing) * most
 
     def chunked_pairs(self, chunk: float) -> Num:
@@ -94,7 +94,7 @@ class Spans:
     def kv_streams(self, tile: float, resident: float, window: float) -> Num:
         held = self.kv_tokens(window)
         stays = np.less_equal(held, resident)
-        return held if np.all(stays) else np.where(stays, held, self._kv_tiled(tile, window))
+        return held if stays.all() else np.where(stays, held, self._kv_tiled(tile, window))
 
     def _kv_tiled(self, tile: float, window: float) -> Num:
         past = self.past
@@ -120,19 +120,18 @@ class Sequences(Spans):
     """
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # whole numbers of few bits would overflow
-            value = getattr(self, field.name)
-            if isinstance(value, np.ndarray | np.generic):
-                object.__setattr__(self, field.name, np.asarray(value, dtype=np.float64)[()])
+        for name, value in tuple(vars(self).items()):
+            if isinstance(value, np.ndarray | np.generic):  # whole numbers of few bits would overflow
+                object.__setattr__(self, name, np.asarray(value, dtype=np.float64)[()])
         for name in ("batch", "q_len"):
-            if not np.all(np.greater_equal(getattr(self, name), 1)):
+            if not np.greater_equal(getattr(self, name), 1).all():
                 raise InputError(f"{name} must be at least 1; got {_least(getattr(self, name))}")
-        if not np.all(np.greater_equal(self.kv_len, self.q_len)):
+        if not np.greater_equal(self.kv_len, self.q_len).all():
             raise InputError(
                 "kv_len must be >= q_len, as new tokens attend to themselves; "
                 f"got q_len={self.q_len}, kv_len={self.kv_len}"
             )
-        if not np.all((np.asarray(self.logits) >= 0) & np.less_equal(self.logits, self.q_len)):
+        if not (np.greater_equal(self.logits, 0) & np.less_equal(self.logits, self.q_len)).all():
             raise InputError(f"logits must be between 0 and q_len={self.q_len}; got {self.logits}")
 
     def times(self, number: Num) -> Spans:

@@ -70,7 +70,7 @@ class Bounds:
         return np.less_equal(group.q_len, self.width)
 
     def _decodes(self, group: Spans) -> bool:
-        return bool(np.all(self._few(group)))
+        return bool(self._few(group).all())
 
     @cached_property
     def _shares(self) -> _Shares:
@@ -124,12 +124,13 @@ class Paces(Bounds):
         their own. [s]
         """
         once = self._few(group)
-        own = self._apart.decode if np.all(once) else self._apart.read
+        alone = once.all()
+        own = self._apart.decode if alone else self._apart.read
         bound = _if_any((group,), own.time_s(Workload((group,))))
-        if np.all(once):
+        if alone:
             return bound * self._attending(group.batch, group.kv_len)
         read = self._reading(group.q_len, group.kv_len)
-        return bound * (np.where(once, self._attending(group.batch, group.kv_len), read) if np.any(once) else read)
+        return bound * (np.where(once, self._attending(group.batch, group.kv_len), read) if once.any() else read)
 
     @cached_property
     def _apart(self) -> _Shares:

@@ -179,7 +179,7 @@ class _Server:
         if self.short:
             return
         self.blocked = ""
-        if self.policy.drains and self.held:
+        if not self.waiting or (self.policy.drains and self.held):
             return
         used = [self._used(rank) for rank in self.ranks]
         while self.waiting:
@@ -294,7 +294,7 @@ class _Server:
         groups = tuple(self._span(request, lane.reading[request] + take, take) for request, take in parts)
         if not len(decoding):
             return groups
-        mean = float(np.mean(self.prompt[decoding] + self.written[decoding]))
+        mean = _mean(self.prompt[decoding] + self.written[decoding])
         return (self.steps.going_on(float(len(decoding)), mean), *groups)
 
     def _span(self, request: int, end: int, take: int) -> Spans:
@@ -318,7 +318,7 @@ class _Server:
     def _decode(self) -> None:
         """Steps in which nobody comes or goes: until the first is done, memory is full, or somebody can be taken up."""
         ids = np.concatenate([lane.ids for lane in self.lanes])
-        steps = int(np.min(self.progress.passes[ids] - self.passes[ids]))
+        steps = int((self.progress.passes[ids] - self.passes[ids]).min())
         if self._without_room(steps):
             fitting = 0
             while steps - fitting > 1:
@@ -344,7 +344,7 @@ class _Server:
         """Sequences that decode, and the tokens that each attends to on average so many steps later."""
         if not len(lane.ids):
             return 0, 0.0
-        return len(lane.ids), float(np.mean(self.prompt[lane.ids] + self._after(lane.ids, later)))
+        return len(lane.ids), _mean(self.prompt[lane.ids] + self._after(lane.ids, later))
 
     def _write(self, ids: Requests, steps: int, *, last_s: float = 0.0, rest_s: float = 0.0) -> None:
         """`steps` of each until now: the last took `last_s`, all but the first `rest_s`. [s]"""
@@ -356,7 +356,7 @@ class _Server:
         before_them = self.written[ids]
         self.passes[ids] += steps
         self.written[ids] = self.progress.written(ids, self.passes[ids])
-        self.spent["written"] += int(np.sum(self.written[ids] - before_them))
+        self.spent["written"] += int((self.written[ids] - before_them).sum())
 
     def _join(self, lane: _Lane, requests: list[int]) -> None:
         lane.ids = np.concatenate((lane.ids, np.array(requests, dtype=np.int64)))
@@ -364,7 +364,7 @@ class _Server:
 
     def _leave(self, lane: _Lane) -> None:
         done = self.written[lane.ids] >= self.gen[lane.ids]
-        if np.any(done):
+        if done.any():
             ids = lane.ids[done]
             self.finish[ids] = self.clock
             self._let_go(lane.rank, ids.tolist())
@@ -420,6 +420,11 @@ class _Server:
         if self.blocked:
             self.spent[self.blocked] += time_s
         self.peak = max(self.peak, sum(self._used(rank) for rank in self.ranks))
+
+
+def _mean(lengths: Tokens) -> float:
+    """Of the few that most steps have, in a tenth of the time that np.mean takes."""
+    return float(lengths.sum(dtype=np.float64)) / len(lengths)
 
 
 def _steps_in(time_s: float, first: float, slope: float) -> int:

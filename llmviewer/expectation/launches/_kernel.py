@@ -40,7 +40,11 @@ class Kernel:
         family = FAMILIES[self.family]
         wanted = {**dict.fromkeys(family.columns, 0.0), **family.optional}
         columns = {key: np.asarray(self.shapes.get(key, usual), dtype=float) for key, usual in wanted.items()}
-        return {key: np.broadcast_to(column, chosen.shape)[chosen] for key, column in columns.items()}
+        count = np.count_nonzero(chosen)
+        return {
+            key: np.broadcast_to(column, chosen.shape)[chosen] if column.ndim else np.full(count, column)
+            for key, column in columns.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from . import __version__
@@ -131,7 +131,7 @@ class Analysis:
             "model": describe_model(model),
             "hardware": describe_hardware(hardware),
             "inputs": asdict(self.inputs),
-            "phases": {"decode": None} | {name: asdict(phase) for name, phase in self.phases},
+            "phases": {"decode": None} | {name: phase.to_dict() for name, phase in self.phases},
             "memory": {
                 **asdict(self.memory),
                 "total_bytes": self.memory.total_bytes,
@@ -253,9 +253,9 @@ def analyzed(
         """Whether an offer has room; an offer without counts too where what is asked has none either."""
         return not footprint.fits or float(changed.footprint.total_bytes(**held)) <= footprint.capacity_bytes
 
-    told = partial(phase, batch=batch, max_batch=footprint.max_batch, fits=fits)
-    cures = find_cures(setting, footprint, **held)
-    each = {name: told(setting, name, workload, cures=cures) for name, workload in workloads.items()}
+    cures = cache(partial(find_cures, setting, footprint, **held))
+    told = partial(phase, setting, batch=batch, max_batch=footprint.max_batch, fits=fits, cures=cures)
+    each = {name: told(name, workload) for name, workload in workloads.items()}
     phases = Phases(prefill=each["prefill"], decode=each.get("decode"))
     schedule = setting.schedule(**asked) if setting.techniques else None
     if schedule and written and arranges(setting.techniques):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -113,6 +114,8 @@ class Phase:
     Of several `devices`, this is what one of them does, in every one of the `stages` of a pipeline. `micro_batches`
     such passes follow each other through it, and the batch of all takes `time_s`, and as expected `expected_time_s`:
     more than the sum over operators where stages wait.
+
+    advises  works out `advice`: only when it is asked for, as it takes almost as long as all else
     """
 
     devices: int
@@ -127,7 +130,18 @@ class Phase:
     kv_len: int
     operators: tuple[OperatorResult, ...] = field(repr=False)
     total: Total
-    advice: str
+    advises: Callable[[], str] = field(repr=False, compare=False)
+
+    @cached_property
+    def advice(self) -> str:
+        """A sentence: what bounds it, and what would help."""
+        return self.advises()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its part of the JSON document."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "advises"}
+        parts = {"operators": tuple(map(asdict, self.operators)), "total": asdict(self.total)}
+        return {**own, **parts, "advice": self.advice}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +164,11 @@ def phase(
     batch: int,
     max_batch: int | None,
     fits: Callable[[Setting], bool],
-    cures: Sequence[Cure] | None,
+    cures: Callable[[], Sequence[Cure] | None],
 ) -> Phase:
     """The "prefill" or "decode" of `workload`, which is one micro-batch of a `batch` of all devices.
 
-    max_batch, fits, cures  as those of advise()
+    max_batch, fits, cures  as those of advise(); cures are worked out when its advice is
     """
     (sequences,) = workload.groups
     rows = setting.plan_of(name).estimate(workload).operators
@@ -174,8 +188,8 @@ def phase(
         kv_len=int(sequences.kv_len),
         operators=tuple(_operator(row, each, total) for row, each in zip(estimate.operators, launches, strict=True)),
         total=total,
-        advice=advise(
-            setting, workload, name, estimate, found, batch=batch, max_batch=max_batch, fits=fits, cures=cures
+        advises=lambda: advise(
+            setting, workload, name, estimate, found, batch=batch, max_batch=max_batch, fits=fits, cures=cures()
         ),
     )
 

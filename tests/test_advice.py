@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict, fields
 
 import pytest
 
@@ -192,3 +193,16 @@ def test_activations_of_4_bit_weights_are_named_where_that_changes_nothing(name,
     assert (plain.graph == named.graph) == (said == "W4A16g128")
     if said:
         assert f"--quant {said})" in analyze(name, "h100-sxm", batch=16).phases.decode.advice
+
+
+def test_it_is_worked_out_when_it_is_asked_for_and_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr("llmviewer.phases.advise", lambda *_, **__: calls.append(1) or "buy another")
+    found = analyze("gpt2", "t4")
+    assert not calls
+    for name, phase in found.phases:
+        told = found.to_dict()["phases"][name]
+        assert told["advice"] == phase.advice == "buy another"
+        assert told.keys() == {f.name for f in fields(phase)} - {"advises"} | {"advice"}
+        assert told["operators"][0] == asdict(phase.operators[0])
+    assert len(calls) == 2

@@ -76,7 +76,7 @@ def test_without_a_policy_steps_are_as_large_as_serves_most():
 def test_a_long_run_has_the_same_pace(asked):
     """Filling up and running empty are a small part of it."""
     found = saturate(MODEL, DEVICE, max_batch=64, bound=True, **asked)
-    many = saturate(MODEL, DEVICE, max_batch=64, bound=True, requests=3000, **asked)
+    many = saturate(MODEL, DEVICE, max_batch=64, bound=True, requests=1500, **asked)
     assert found.bound.tokens_per_s == pytest.approx(many.bound.tokens_per_s, rel=0.02)
     steps = Steps(many.setting)
     whole = serve(steps, many.traffic, policy=many.policy, max_batch=64, block=16)

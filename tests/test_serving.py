@@ -303,7 +303,7 @@ def test_up_to_two_thirds_of_the_load_the_closed_form_is_near(policy):
     asked = {"policy": policy, "gen_lengths": "200", "bound": True}
     most = simulate("llama-3.1-8b", "h100-sxm", rate=1, requests=1, **asked).closed
     for share in (0.2, 0.4, 0.66):
-        found = simulate("llama-3.1-8b", "h100-sxm", rate=share * most.max_rate, requests=2000, **asked)
+        found = simulate("llama-3.1-8b", "h100-sxm", rate=share * most.max_rate, requests=1200, **asked)
         closed, running = found.closed, found.usage.sequence_s / found.span_s
         assert float(np.mean(found.tpot_s)) == pytest.approx(closed.tpot_s, rel=0.06)
         assert float(np.mean(found.ttft_s)) == pytest.approx(closed.ttft_s, rel=0.1)
@@ -405,9 +405,9 @@ def test_the_limit_is_the_time_that_a_request_takes_of_a_full_batch(steps):
 @pytest.mark.parametrize("prompt", ["128", "512", "uniform:50-400"])
 def test_short_prompts_share_steps_in_the_closed_form_too(policy, prompt):
     asked = {"policy": policy, "prompt_lengths": prompt, "max_batch": 2048, "bound": True}
-    most = simulate("llama-3.1-8b", "h100-sxm", rate=1e6, requests=3000, **asked)
+    most = simulate("llama-3.1-8b", "h100-sxm", rate=1e6, requests=1500, **asked)
     assert most.requests_per_s == pytest.approx(most.closed.max_rate, rel=0.15)
-    run = simulate("llama-3.1-8b", "h100-sxm", rate=0.6 * most.closed.max_rate, requests=3000, **asked)
+    run = simulate("llama-3.1-8b", "h100-sxm", rate=0.6 * most.closed.max_rate, requests=1500, **asked)
     assert float(np.mean(run.ttft_s)) == pytest.approx(run.closed.ttft_s, rel=0.12)
     assert float(np.mean(run.tpot_s)) == pytest.approx(run.closed.tpot_s, rel=0.15)
 

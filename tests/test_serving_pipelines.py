@@ -113,7 +113,7 @@ def test_steps_of_all_turns_are_near_turns_that_go_on_by_themselves(layout, poli
 @pytest.mark.parametrize(("layout", "policy"), WAYS)
 @pytest.mark.parametrize(("share", "exact"), [(0.02, 0.02), (0.3, 0.08), (0.66, 0.2)])
 def test_the_closed_form_is_near(layout, policy, share, exact):
-    found = at_load(share, layout, policy, ALIKE, 600)
+    found = at_load(share, layout, policy, ALIKE, 400)
     closed = found.closed
     assert float(np.mean(found.tpot_s)) == pytest.approx(closed.tpot_s, rel=exact)
     assert float(np.mean(found.ttft_s)) == pytest.approx(closed.ttft_s, rel=max(exact, 0.09))

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from llmviewer.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +37,7 @@ def snippets(page):
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if snippets(page)]
 
 
-# One process for those of a page, each of which has names of its own: what they import is loaded once.
+# One process for all, each of which has names of its own: what they import is loaded once.
 RUN = """
 import runpy, sys
 sys.path.insert(0, "")
@@ -48,16 +46,18 @@ for name in sys.argv[1:]:
 """
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != OF_A_GPU], ids=lambda page: page.name)
-def test_snippets_run_as_printed(page, tmp_path):
+def test_snippets_run_as_printed(tmp_path):
     """Those of trace.md see its first one as my_models, and ours as my_package."""
     (tmp_path / "my_package.py").write_text(MODULES)
-    names = ["my_models.py", *(f"snippet_{number}.py" for number in range(1, len(snippets(page))))]
-    for name, text in zip(names, snippets(page), strict=True):
-        (tmp_path / name).write_text(text)
+    names = []
+    for page in PAGES:
+        for number, text in enumerate(snippets(page) if page.name != OF_A_GPU else ()):
+            names.append("my_models.py" if (page.name, number) == ("trace.md", 0) else f"{page.stem}_{number}.py")
+            (tmp_path / names[-1]).write_text(text)
+    assert {"README_0.py", "my_models.py", "trace_1.py"} < set(names)
     run = [sys.executable, "-P", "-c", RUN, *names]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{page.name}:\n{done.stderr}"
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_first_command_prints_what_the_readme_shows(capsys):

@@ -276,7 +276,7 @@ def test_numbers_that_a_module_draws_by_hand_are_not_kept(own):
     assert load_traced(own + "drawn").parameters == load_traced(own + "Own").parameters
 
 
-# Kinds of transformers without an architecture here, against torch's flop counter.
+# Further kinds of transformers, against torch's flop counter: CTRL and Doge have no architecture here.
 
 TINY = {
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 320,
@@ -286,17 +286,10 @@ SHARED_KV = {**TINY, "num_key_value_heads": 2}
 ROUTED = {**SHARED_KV, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 KINDS = {
     "afmoe": {**ROUTED, "sliding_window": 64},
-    "biogpt": TINY,
-    "bitnet": SHARED_KV,
     "ctrl": {"n_embd": 128, "dff": 256, "n_layer": 2, "n_head": 4, "vocab_size": 320, "n_positions": 2048},
     "diffllama": SHARED_KV,
     "doge": SHARED_KV,
-    "flex_olmo": ROUTED,
     "modernbert-decoder": {**TINY, "local_attention": 64, "num_hidden_layers": 3},
-    "nanochat": SHARED_KV,
-    "persimmon": TINY,
-    "vaultgemma": {**SHARED_KV, "sliding_window": 64},
-    "xglm": {"d_model": 128, "ffn_dim": 256, "num_layers": 2, "attention_heads": 4, "vocab_size": 320},
 }
 
 
@@ -325,7 +318,7 @@ def counted(module, *, batch, kv_len):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds_without_an_architecture(kind):
+def test_further_kinds(kind):
     module = made(kind, KINDS[kind])
     model = trace(module, name=kind)
     assert model.parameters == sum(p.numel() for p in module.parameters())

@@ -476,7 +476,7 @@ def test_a_summary_is_what_a_look_at_every_point_finds(tmp_path, monkeypatch, by
     over = {**OVER, "batch": [1, 2, 64, 4096], "prompt": [64, 128, 4096]}
     if not gen:
         del over["gen"]
-    run(tmp_path, Design.of(["gpt2", "llama-2-7b"], ["t4", "h100-sxm"], over, shard_points=7))
+    run(tmp_path, Design.of(["gpt2", "llama-2-7b"], ["t4", "h100-sxm"], over, shard_points=17))
     found, points = summarize(tmp_path, by), rows(tmp_path).to_dict("records")
     able = [point for point in points if point["fits"]]
     assert (found.points, found.fitting) == (len(points), len(able))

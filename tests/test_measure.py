@@ -36,6 +36,7 @@ from llmviewer.measuring.session import Machine, Session, ask, header
 from llmviewer.measuring.summary import ceilings_text, goals, goals_text, kernels_text
 from llmviewer.measuring.timing import BusyError, HungError, Sample, settled
 from llmviewer.measuring.work import LaunchError, Sets, breaks
+from llmviewer.units import counted
 
 H200 = load_hardware("h200")
 MACHINE = Machine(
@@ -1079,7 +1080,7 @@ def test_the_whole_loop_on_this_cpu(capsys, tmp_path, monkeypatch, request):
         assert main(arguments) == 0
         out = capsys.readouterr().out
         before, rows = rows, len(pd.read_parquet(folder / "gemm.parquet"))
-        assert f"{folder}: {rows} rows, {rows - before} of them new" in out
+        assert f"{folder}: {counted(rows, 'row')}, {rows - before} of them new" in out
         if rows >= 60:
             break
     assert "bandwidth [GB/s]" in out

@@ -108,7 +108,7 @@ def traced(launches, steps=(), device=0):
         for name, start, duration in launches
     ]  # fmt: skip
     named = [
-        {"ph": "X", "cat": "gpu_user_annotation", "name": name, "pid": 0, "tid": 7, "ts": start, "dur": 1}
+        {"ph": "X", "cat": "gpu_user_annotation", "name": name, "pid": 0, "tid": 7, "ts": start, "dur": 60}
         for name, start in steps
     ]
     host = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 99, "tid": 1, "ts": 1, "dur": 9e6}, "not an event"]
@@ -220,6 +220,7 @@ def test_passes_that_an_engine_named_are_taken_as_named(tmp_path, llama, names, 
     """Whatever their kernels are: there are none of attention here."""
     launches = [("nvjet_a", 100.0 * i + 10 * j, 5 + (kept[i] == "U")) for i in range(5) for j in range(3)]
     steps = [(names[letter == "U"], 100.0 * i) for i, letter in enumerate(kept)]
+    steps += [(name, start + 30) for name, start in steps]  # as a second stream has them
     found = recorded(written(tmp_path / "t.gz", launches, steps=steps), llama, phase=phase)
     assert of(found)["matrix products"] == pytest.approx(15e-6 if phase == "decode" else 18e-6, **EXACT)
     assert found.passes.passes == (2 if phase == "decode" else 1)

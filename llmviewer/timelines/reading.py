@@ -9,6 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +35,7 @@ _VLLM: Final = re.compile(r"context_(?P<reads>\d+)\([^)]*\)[ _]generation_(?P<wr
 _SGLANG: Final = re.compile(r"step\[(?P<mode>\w+) bs=(?P<batch>\d+)")
 _UNITS_S: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "nsec": 1e-9, "usec": 1e-6, "msec": 1e-3}
 _HEAD: Final = re.compile(r"(?P<name>.*?)(?: \((?P<unit>\w+)\))?$")
+_CLOCK: Final = 1e-6  # to which times of a range and of the next one may differ [s]
 _SKIPPED: Final = 100  # lines that may stand before the head of a table
 
 
@@ -125,14 +128,24 @@ def _events(
 
 
 def _steps(named: Iterable[tuple[str, str, float, float]]) -> tuple[Step, ...]:
-    found: dict[float, Step] = {}
-    for _, name, start, _ in named:
-        if said := _VLLM.search(name):
-            found[start] = Step(start_s=start, reads=int(said["reads"]), writes=int(said["writes"]))
-        elif said := _SGLANG.search(name):
-            decodes, batch = said["mode"] == "DECODE", int(said["batch"])
-            found[start] = Step(start_s=start, reads=0 if decodes else batch, writes=batch if decodes else 0)
-    return tuple(found[start] for start in sorted(found))
+    """One after another: of a range that is there for each of its streams, the first."""
+    found: list[Step] = []
+    until = -inf
+    for _, name, start, taken in sorted(named, key=itemgetter(2)):
+        step = _step(name, start)
+        if step and start > until - _CLOCK:
+            found.append(step)
+            until = start + taken
+    return tuple(found)
+
+
+def _step(name: str, start: float) -> Step | None:
+    if said := _VLLM.search(name):
+        return Step(start_s=start, reads=int(said["reads"]), writes=int(said["writes"]))
+    if said := _SGLANG.search(name):
+        decodes, batch = said["mode"] == "DECODE", int(said["batch"])
+        return Step(start_s=start, reads=0 if decodes else batch, writes=batch if decodes else 0)
+    return None
 
 
 def _of_csv(text: str, path: Path) -> Launches | Sums:

@@ -317,6 +317,17 @@ def test_a_published_profile_by_hand():
     assert "of which the file has sums alone" in said
 
 
+def test_kernels_that_are_listed_for_each_grid_are_one(tmp_path, llama):
+    """Two passes: 64 launches of attention in two rows, as older versions of Nsight Systems have them."""
+    (tmp_path / "t.csv").write_text("Time(%),Total Time (us),Instances,GridXYZ,Name\n"
+        "50,600,40,1 1 1,flash_fwd\n25,300,24,2 1 1,flash_fwd\n25,300,6,1 1 1,nvjet\n")  # fmt: skip
+    found = recorded(tmp_path / "t.csv", llama)
+    assert {k.name: (k.launches, round(1e6 * k.measured_s)) for k in found.kernels} == {
+        "flash_fwd": (32, 450), "nvjet": (3, 150),
+    }  # fmt: skip
+    assert found.passes.passes == 2
+
+
 @pytest.mark.parametrize(
     ("text", "more", "wrong"),
     [

@@ -107,11 +107,16 @@ def _sequence(passes: Sequence[tuple[list[str], list[float]]]) -> tuple[tuple[st
 
 
 def _of_sums(found: Sums, parts: Mapping[str, Part], layers: int, passes: int | None) -> Averaged:
-    counts = dict(zip(found.names, found.launches.tolist(), strict=True))
+    """The mean of all passes; a name may stand several times, once for each grid."""
+    counts: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    for name, launches, total_s in zip(found.names, found.launches.tolist(), found.total_s.tolist(), strict=True):
+        counts[name] += launches
+        times[name] += total_s
     count = passes or _whole({name: n for name, n in counts.items() if marks_a_layer(name, parts[name])}, layers)
     return Averaged(
         launches={name: n / count for name, n in counts.items()},
-        kernels_s=dict(zip(found.names, (found.total_s / count).tolist(), strict=True)),
+        kernels_s={name: time_s / count for name, time_s in times.items()},
         passes=count, others=0, each_s=np.empty(0),
     )  # fmt: skip
 

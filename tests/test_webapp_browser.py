@@ -356,7 +356,7 @@ def test_a_mistake_in_folded_settings_is_said_on_their_head(page, server):
 def test_a_new_user_finds_what_bounds_a_model_and_what_fewer_bits_would_buy(page, server):
     open_page(page, server)
     page.click("#model")
-    page.keyboard.type("llama 3 70b")
+    page.keyboard.type("llama 3 70b", delay=20)
     page.click(".dash-dropdown-option:has-text('Llama 3 70B') >> nth=0")
     page.wait_for_function("document.querySelector('#answer h2').innerText.startsWith('Llama 3 70B')")
     settled(page)

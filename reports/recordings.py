@@ -6,13 +6,12 @@ from typing import Final
 
 import plotly.graph_objects as go
 
-from llmviewer.timelines.against import Recorded
+from llmviewer.timelines.against import IDLE, Recorded
 from llmviewer.timelines.kinds import Part
 from llmviewer.units import seconds
 
 from .drawing import BLUE, GREEN, GRID, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION, YELLOW, frame, time_unit
 
-_IDLE: Final = "nothing runs"
 _COLOR: Final = {
     Part.PRODUCTS: GREEN, Part.EXPERTS: SKY, Part.ATTENTION: VERMILLION, Part.STATE: YELLOW, Part.ELEMENTWISE: ORANGE,
     Part.COMMUNICATION: BLUE, Part.SAMPLING: PURPLE, Part.COPIES: INK, Part.OTHER: GRID,
@@ -27,7 +26,7 @@ def part_bars(found: Recorded) -> go.Figure:
     colors: dict[str, str] = {part.part: _COLOR[Part(part.part)] for part in found.parts}
     if found.idle_s is not None:
         idle = {"recorded": found.idle_s, "expected": found.of_phase.total.host_s or 0.0}
-        bars[_IDLE], colors[_IDLE] = [idle.get(row, 0.0) for row in rows], PAPER
+        bars[IDLE], colors[IDLE] = [idle.get(row, 0.0) for row in rows], PAPER
     scale, unit = time_unit(found.time_s)
     height = 190 + 50 * len(rows)
     figure = frame(

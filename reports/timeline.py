@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from llmviewer.timelines.against import PartOfPass, Recorded
+from llmviewer.timelines.against import IDLE, PartOfPass, Recorded
 from llmviewer.timelines.kinds import Part
 from llmviewer.units import counted, seconds
 
@@ -21,7 +21,6 @@ _NAME: Final = 33  # characters of a kernel's name
 _PLAIN: Final = re.compile(r"^(?:void |std::enable_if<.*?>::type )+")
 _BESIDE: Final = 0.05  # of a pass, below which nothing is worth a word
 _BELOW: Final = 0.97  # of its bound, from which a part is said to be below it
-_IDLE: Final = "nothing runs"
 
 
 def title(found: Recorded) -> str:
@@ -78,7 +77,7 @@ def _over(found: Recorded) -> list[str]:
     ]
     host = found.of_phase.total.host_s or 0.0
     if found.idle_s is not None:
-        over.append((found.idle_s - host, f"{_IDLE}, as the host, or what it waits for, is late"))
+        over.append((found.idle_s - host, f"{IDLE}, as the host, or what it waits for, is late"))
     told = [
         f"{text}, {seconds(more)} more" for more, text in sorted(over, reverse=True) if more > _BESIDE * found.time_s
     ]
@@ -123,7 +122,7 @@ def _parts(found: Recorded) -> Table:
     if found.idle_s is not None:
         host = found.of_phase.total.host_s
         rows.append((
-            Item(text=_IDLE), NOTHING, time_item(found.idle_s), _share(found.idle_s, found), NOTHING,
+            Item(text=IDLE), NOTHING, time_item(found.idle_s), _share(found.idle_s, found), NOTHING,
             NOTHING if host is None else time_item(host), NOTHING,
         ))  # fmt: skip
     return Table(
@@ -209,7 +208,7 @@ def _short(name: str) -> str:
 
 def _cards(found: Recorded) -> list[Card]:
     total = found.of_phase.total
-    others = {"at least": total.bound_time_s, "expected": total.expected_time_s, _IDLE: found.idle_s}
+    others = {"at least": total.bound_time_s, "expected": total.expected_time_s, IDLE: found.idle_s}
     return [Card(label="a pass", value=seconds(found.time_s), about="recorded")] + [
         Card(label=label, value=seconds(taken), about=f"{taken / found.time_s:.0%} of it")
         for label, taken in others.items()

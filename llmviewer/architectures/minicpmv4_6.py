@@ -40,18 +40,11 @@ from ._tower import (
     tower_activation,
     vision,
 )
+from .siglip import PICTURES
 
 _SIDE: Final = 448  # pixels to a side of a slice, or as many in another shape, by the processor's default
 _SLICES: Final = 9  # at most, likewise
 _SQUARE: Final = 4  # patches that become one
-_PICTURES: Final = {  # as transformers.SiglipVisionConfig has it
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 224,
-    "patch_size": 16,
-}
 _COSTLESS: Final = """
     image_size image_start_id image_end_id slice_start_id slice_end_id newline_id patch_size drop_vision_last_layer
 """
@@ -71,7 +64,7 @@ def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS.split())
     if config.get("vision_config") is None:
         return text
-    section = filled(vision(config), {**_PICTURES, "insert_layer_id": config.integer("insert_layer_id", 6, least=0)})
+    section = filled(vision(config), {**PICTURES, "insert_layer_id": config.integer("insert_layer_id", 6, least=0)})
     if config.integer("merger_times", 1) != 1:
         raise config.error("merger_times", "must be 1: no published model merges more often")
     merges = config.choice("downsample_mode", ("16x", "4x"), "16x") == "16x"

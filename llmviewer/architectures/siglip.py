@@ -25,7 +25,7 @@ from ._parts import HIDDEN, Parts, heads_of, result, with_rows
 from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision
 
 _COSTLESS: Final = ("initializer_factor", "projection_dim")
-_PICTURES: Final = {  # as transformers.SiglipVisionConfig has it
+PICTURES: Final = {  # as transformers.SiglipVisionConfig has it
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
@@ -89,7 +89,7 @@ def without_head(config: Section) -> None:
 
 def plain_tower(config: Section, *, multiple: int = 1) -> Tower:
     """Without the head that pools; `multiple` patches to a side are merged after it."""
-    config = filled(config, _PICTURES)
+    config = filled(config, PICTURES)
     seen, hidden = picture(config, multiple=multiple), config.integer("hidden_size")
     return Tower(
         picture=seen,
@@ -112,7 +112,7 @@ def _mlp(config: Section) -> Mlp:
 
 def pooled_head(config: Section, tower: Tower, fmt: Format) -> list[Block]:
     """The head: attention of a learned query to all patches, a norm, an MLP added."""
-    config = filled(config, _PICTURES)
+    config = filled(config, PICTURES)
     if not config.flag("vision_use_head", default=True):
         return []
     parts, one = tower.parts(fmt), SEQUENCES

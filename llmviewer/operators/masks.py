@@ -248,8 +248,8 @@ class Probe(Mask):
 
 
 @dataclass(frozen=True)
-class Features(Mask):
-    """`keys` features of each sequence that something else has made, all of which each query sees."""
+class _AsMany(Mask):
+    """Each query sees `keys`, however long its sequence is."""
 
     keeps: ClassVar[bool] = False
 
@@ -262,6 +262,11 @@ class Features(Mask):
     @property
     def cells(self) -> Form:
         return self.keys * TOKENS
+
+
+@dataclass(frozen=True)
+class Features(_AsMany):
+    """`keys` features of each sequence that something else has made, all of which each query sees."""
 
     @property
     def read(self) -> Form:
@@ -272,20 +277,8 @@ class Features(Mask):
 
 
 @dataclass(frozen=True)
-class Own(Mask):
+class Own(_AsMany):
     """`keys` of its own for each query: what it is the mean of, or what else stands for it alone."""
-
-    keeps: ClassVar[bool] = False
-
-    keys: int
-
-    @property
-    def pairs(self) -> Form:
-        return self.keys * TOKENS
-
-    @property
-    def cells(self) -> Form:
-        return self.keys * TOKENS
 
     @property
     def read(self) -> Form:

@@ -20,6 +20,7 @@ from .products import ProductOfPass, products_of
 from .reading import Launches, read_timeline
 
 SCHEMA_VERSION: Final = 1
+IDLE: Final = "nothing runs"  # what the time between kernels is called beside the parts
 _MIXING: Final = ("attention", "scan")  # kinds of operators that mix tokens
 _BESIDE: Final = ("indexer",)  # those of them that no kernel of attention runs
 

@@ -15,23 +15,23 @@ from ._layout import IN_CHECKOUT as _IN_CHECKOUT
 from ._layout import ROOT as _ROOT
 
 if TYPE_CHECKING:
-    from .analysis import Analysis, analyze
-    from .choice import Choice, choose
-    from .comparison import Comparison, compare
-    from .disaggregation import Disaggregated, disaggregate
+    from .analyzing.analysis import Analysis, analyze
+    from .analyzing.disaggregation import Disaggregated, disaggregate
+    from .analyzing.one_kernel import KernelEstimate, estimate_kernel
+    from .comparing.choice import Choice, choose
+    from .comparing.comparison import Comparison, compare
+    from .devices.files import hardware_names, load_hardware
+    from .devices.hardware import Hardware
     from .errors import InputError
-    from .grid import Sweep, sweep
-    from .hardware import Hardware
-    from .hardware_files import hardware_names, load_hardware
     from .model import Model
     from .model_files import load_model, model_names
-    from .one_kernel import KernelEstimate, estimate_kernel
     from .serving.advising import Advice, recommend
     from .serving.outcome import Simulation
     from .serving.planning import plan
     from .serving.saturation import Saturation, saturate
     from .serving.service import simulate
     from .serving.service_plan import ServicePlan
+    from .sweeping.grid import Sweep, sweep
     from .timelines.against import Recorded, recorded
 
 if _IN_CHECKOUT:  # reports/ lies beside this folder, not inside it
@@ -40,25 +40,25 @@ if _IN_CHECKOUT:  # reports/ lies beside this folder, not inside it
 __version__ = "0.1.0"
 
 _HOME = {
-    "Analysis": "analysis",
-    "analyze": "analysis",
-    "Choice": "choice",
-    "choose": "choice",
-    "Comparison": "comparison",
-    "compare": "comparison",
-    "Disaggregated": "disaggregation",
-    "disaggregate": "disaggregation",
-    "Hardware": "hardware",
-    "hardware_names": "hardware_files",
-    "load_hardware": "hardware_files",
+    "Analysis": "analyzing.analysis",
+    "analyze": "analyzing.analysis",
+    "Choice": "comparing.choice",
+    "choose": "comparing.choice",
+    "Comparison": "comparing.comparison",
+    "compare": "comparing.comparison",
+    "Disaggregated": "analyzing.disaggregation",
+    "disaggregate": "analyzing.disaggregation",
+    "Hardware": "devices.hardware",
+    "hardware_names": "devices.files",
+    "load_hardware": "devices.files",
     "InputError": "errors",
     "Model": "model",
     "load_model": "model_files",
     "model_names": "model_files",
-    "KernelEstimate": "one_kernel",
-    "estimate_kernel": "one_kernel",
-    "Sweep": "grid",
-    "sweep": "grid",
+    "KernelEstimate": "analyzing.one_kernel",
+    "estimate_kernel": "analyzing.one_kernel",
+    "Sweep": "sweeping.grid",
+    "sweep": "sweeping.grid",
     "Advice": "serving.advising",
     "recommend": "serving.advising",
     "ServicePlan": "serving.service_plan",

@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 
 from .forms import PERIODIC, STEADY, TARGET, WHOLE, Feature, Num
-from .layout import ALONE, Layout
+from .parallel.layout import ALONE, Layout
 from .roofline import Plan
 from .workload import Workload
 

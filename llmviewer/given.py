@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from .devices.hardware import Hardware
 from .errors import InputError
 from .expectation.profile import Profile
-from .hardware import Hardware
-from .layout import Layout
 from .model import Model
+from .parallel.layout import Layout
 from .techniques import Technique
 from .transforms.offload import Offload
 

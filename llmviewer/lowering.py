@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache, partial
 
+from .devices.hardware import Hardware
 from .errors import InputError
 from .graph import Graph
-from .hardware import Hardware
-from .layout import Layout, Network
 from .memory import Footprint
 from .model import Model
 from .operators.attention import Indexer
 from .operators.base import Operator
 from .operators.linear import LatentExpansion
 from .parallel import parallel
+from .parallel.layout import Layout, Network
 from .parallel.overlap import overlapped
 from .roofline import Plan, plan
 from .techniques import Technique

@@ -10,9 +10,9 @@ import numpy as np
 
 from .forms import Form, Num, evaluate, total
 from .graph import Block, Graph
-from .layout import ALONE, Layout
 from .model import kv_cache, kv_cache_away
 from .operators.base import Role
+from .parallel.layout import ALONE, Layout
 from .transforms.offload import HOST, ON_DEVICE, STORAGE, Offload
 from .workload import Workload
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .devices.hardware import Hardware
 from .forms import Feature, Form, Num, Stream, total
 from .graph import Block, Graph
-from .hardware import Hardware
 from .operators.base import Operator, Work
 from .resource import Resource, Unit, link
 from .workload import Workload

@@ -11,6 +11,8 @@ from typing import Self
 import numpy as np
 
 from . import given
+from .devices.files import loaded
+from .devices.hardware import Hardware
 from .documents import LARGEST
 from .errors import InputError
 from .expectation.engines import Engine, find_engine
@@ -20,13 +22,11 @@ from .expectation.library import check_library
 from .expectation.profile import Profile, read_given
 from .forms import Num
 from .graph import Graph
-from .hardware import Hardware
-from .hardware_files import loaded
-from .layout import ALONE, Layout, parse_layout
 from .lowering import Accounting, Attention, Lowering, Mla
 from .memory import Footprint, Shapes
 from .model import Model
 from .model_files import load_model
+from .parallel.layout import ALONE, Layout, parse_layout
 from .roofline import Plan, plan
 from .techniques import Run, Schedule, Technique, altered, parse_techniques
 from .transforms.offload import ON_DEVICE, Offload, parse_offload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from llmviewer.hardware import Hardware
+from llmviewer.devices.hardware import Hardware
 from llmviewer.memory import weight_bytes
 from llmviewer.model import Model
 from llmviewer.resource import Resource, Unit

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from llmviewer.cells import Cell
-from llmviewer.choice import Choice, Ranked
-from llmviewer.costs import By
+from llmviewer.analyzing.costs import By
+from llmviewer.comparing.cells import Cell
+from llmviewer.comparing.choice import Choice, Ranked
+from llmviewer.comparing.limits import Rejected
 from llmviewer.expectation.expected import Interval
-from llmviewer.limits import Rejected
 from llmviewer.units import counted, seconds
 
 from .comparison import BOUNDS_SAID, boxes, followers, of_models, pictured, pictures

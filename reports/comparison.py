@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmviewer.analysis import Analysis, analyze
-from llmviewer.cells import Cell
-from llmviewer.comparison import Comparison
+from llmviewer.analyzing.analysis import Analysis, analyze
+from llmviewer.comparing.cells import Cell
+from llmviewer.comparing.comparison import Comparison
+from llmviewer.comparing.waits import ALL
 from llmviewer.operators.collectives import OUT, UP
 from llmviewer.transforms.quantize import unless_published
 from llmviewer.units import seconds
-from llmviewer.waits import ALL
 
 from .comparison_tables import first_batch, groups_of, tables
 from .listing import digits

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from llmviewer.cells import Cell, memory_share
-from llmviewer.choice import Choice
+from llmviewer.comparing.cells import Cell, memory_share
+from llmviewer.comparing.choice import Choice
 from llmviewer.setting import arranges
 from llmviewer.units import seconds, si
 

@@ -6,8 +6,8 @@ import csv
 import io
 from dataclasses import fields
 
-from llmviewer.analysis import Analysis
-from llmviewer.phases import OperatorResult
+from llmviewer.analyzing.analysis import Analysis
+from llmviewer.analyzing.phases import OperatorResult
 
 from .listing import json_of
 

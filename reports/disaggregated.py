@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmviewer.disaggregation import Disaggregated, KvTransfer
+from llmviewer.analyzing.disaggregation import Disaggregated, KvTransfer
 from llmviewer.units import seconds, si
 
 from . import data, html, markdown, text

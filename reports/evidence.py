@@ -8,7 +8,7 @@ from functools import cached_property
 from math import inf
 from typing import Any, Final
 
-from llmviewer.analysis import Analysis, analyze
+from llmviewer.analyzing.analysis import Analysis, analyze
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 

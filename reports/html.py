@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from llmviewer.analysis import Analysis
-from llmviewer.phases import Phase
+from llmviewer.analyzing.analysis import Analysis
+from llmviewer.analyzing.phases import Phase
 from llmviewer.units import fold, seconds, si
 
 from .marks import spare

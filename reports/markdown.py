@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmviewer.analysis import Analysis
-from llmviewer.phases import Phase
+from llmviewer.analyzing.analysis import Analysis
+from llmviewer.analyzing.phases import Phase
 
 from .table import COLUMNS, LEGEND, rows, shows_calls
 from .text import Lines, called, headline, phase_line, sentence, summary

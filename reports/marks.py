@@ -9,9 +9,9 @@ from itertools import groupby
 from math import isclose
 from typing import Final, NamedTuple, Self
 
-from llmviewer.hardware import Hardware
+from llmviewer.analyzing.phases import OperatorResult, Phase
+from llmviewer.devices.hardware import Hardware
 from llmviewer.memory import Memory
-from llmviewer.phases import OperatorResult, Phase
 from llmviewer.resource import Resource, Unit
 from llmviewer.units import seconds, si
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmviewer import __version__
+from llmviewer.analyzing.one_kernel import SCHEMA_VERSION, KernelEstimate, kinds
 from llmviewer.expectation.sources import why_unknown
-from llmviewer.one_kernel import SCHEMA_VERSION, KernelEstimate, kinds
 from llmviewer.units import fold, seconds, si
 
 from .columns import columns

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from math import inf, isnan, nan
 from typing import Any, Final
 
-from llmviewer.costs import By
-from llmviewer.disaggregation import KvLink, KvTransfer
+from llmviewer.analyzing.costs import By
+from llmviewer.analyzing.disaggregation import KvLink, KvTransfer
 from llmviewer.serving.candidates import Candidate, Readers
 from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import counted, seconds

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from llmviewer import export
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
 from llmviewer.errors import InputError
 from llmviewer.given import each_once
 from llmviewer.setting import Setting
+from llmviewer.sweeping import export
 
 from . import figures
 from .page import figure_page

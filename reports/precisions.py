@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
+from llmviewer.devices.hardware import Hardware
 from llmviewer.errors import InputError
-from llmviewer.hardware import Hardware
 from llmviewer.memory import activation_bytes, weight_bytes
 from llmviewer.model import Model, kv_cache_bytes
 from llmviewer.roofline import Plan

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
-from llmviewer.analysis import Analysis
+from llmviewer.analyzing.analysis import Analysis
+from llmviewer.devices.hardware import Hardware
 from llmviewer.errors import InputError
-from llmviewer.hardware import Hardware
 from llmviewer.resource import Resource, Unit, vector
 from llmviewer.units import si
 

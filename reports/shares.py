@@ -7,8 +7,8 @@ from typing import Final
 
 import plotly.graph_objects as go
 
-from llmviewer.analysis import Analysis
-from llmviewer.phases import Total
+from llmviewer.analyzing.analysis import Analysis
+from llmviewer.analyzing.phases import Total
 from llmviewer.units import seconds, si
 
 from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK, frame, time_unit

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from llmviewer.choice import Choice, choose
-from llmviewer.export import write_text
+from llmviewer.comparing.choice import Choice, choose
+from llmviewer.sweeping.export import write_text
 
 from .choice import REPORT
 

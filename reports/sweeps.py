@@ -9,8 +9,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
-from llmviewer.axes import NUMBERS
-from llmviewer.shard_summary import Row, Summary
+from llmviewer.sweeping.axes import NUMBERS
+from llmviewer.sweeping.summary import Row, Summary
 from llmviewer.units import seconds, si
 
 from .columns import columns

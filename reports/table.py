@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from llmviewer.analysis import Analysis
+from llmviewer.analyzing.analysis import Analysis
+from llmviewer.analyzing.phases import OperatorResult, PerCall, Phase, Total
 from llmviewer.lowering import Accounting
-from llmviewer.phases import OperatorResult, PerCall, Phase, Total
 from llmviewer.units import seconds, si
 
 COLUMNS: Final = (

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Final
 
-from llmviewer.effect import changes
+from llmviewer.analyzing.effect import changes
 from llmviewer.setting import Setting
 from llmviewer.techniques import About, Technique, about
 

@@ -11,11 +11,11 @@ from typing import Final, TypeAlias
 
 import click
 
-from llmviewer.analysis import Analysis
-from llmviewer.answering import GenerationResult
-from llmviewer.effect import Effect
+from llmviewer.analyzing.analysis import Analysis
+from llmviewer.analyzing.answering import GenerationResult
+from llmviewer.analyzing.effect import Effect
+from llmviewer.analyzing.phases import Phase
 from llmviewer.expectation.engines import find_engine
-from llmviewer.phases import Phase
 from llmviewer.precision import AS_PUBLISHED
 from llmviewer.units import fold, seconds, si
 

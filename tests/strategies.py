@@ -9,10 +9,10 @@ from math import inf
 from hypothesis import strategies as st
 
 from llmviewer.architectures import builder
+from llmviewer.devices.files import hardware_names, load_hardware
+from llmviewer.devices.hardware import Hardware
 from llmviewer.documents import Section
 from llmviewer.graph import Graph
-from llmviewer.hardware import Hardware
-from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.precision import FP16, Format
 from llmviewer.resource import Unit
 from llmviewer.workload import Sequences, Workload

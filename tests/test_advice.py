@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 import pytest
 
 from llmviewer import analyze
-from llmviewer.advice import larger_batch
+from llmviewer.analyzing.advice import larger_batch
 from llmviewer.setting import Setting
 from llmviewer.units import seconds
 
@@ -197,7 +197,7 @@ def test_activations_of_4_bit_weights_are_named_where_that_changes_nothing(name,
 
 def test_it_is_worked_out_when_it_is_asked_for_and_once(monkeypatch):
     calls = []
-    monkeypatch.setattr("llmviewer.phases.advise", lambda *_, **__: calls.append(1) or "buy another")
+    monkeypatch.setattr("llmviewer.analyzing.phases.advise", lambda *_, **__: calls.append(1) or "buy another")
     found = analyze("gpt2", "t4")
     assert not calls
     for name, phase in found.phases:

@@ -3,6 +3,7 @@
 import ast
 import re
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,32 +15,22 @@ LAYERS = (
     ("_layout", "errors", "plugins"),
     ("units", "resource", "forms"),
     ("precision", "ggml", "workload", "documents"),
-    ("hardware_keys",),
+    ("devices",),
     ("operators",),
-    ("graph", "hardware"),
-    ("layout",),
+    ("graph",),
     ("transforms", "architectures", "parallel"),
     ("stored", "hub"),
     ("roofline", "model"),
     ("tracing",),
-    ("memory", "generation", "what_ifs", "hardware_files", "hardware_checks", "local", "model_files"),
+    ("memory", "generation", "model_files"),
     ("expectation",),
     ("techniques",),
     ("lowering", "given"),
     ("setting",),
-    ("cures",),
-    ("advice", "notes", "effect", "facts", "costs", "axes"),
-    ("arranged", "answering"),
-    ("phases",),
-    ("analysis", "faster", "disaggregation", "one_kernel", "fleet", "grid_checks", "grid"),
-    ("timelines",),
-    ("waits", "cells", "crossings"),
-    ("comparison", "limits", "choice"),
+    ("analyzing",),
+    ("timelines", "sweeping"),
+    ("comparing",),
     ("serving",),
-    ("export",),
-    ("design",),
-    ("shards",),
-    ("shard_summary",),
     ("reports",),
     ("kernels",),
     ("measuring",),
@@ -66,6 +57,13 @@ def place(path):
     """The name in LAYERS that a file belongs to."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return parts[0] if parts[0] in ("reports", "kernels", "webapp") else parts[1]
+
+
+def dotted(path):
+    """The name by which a file is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "llmviewer" else ("llmviewer", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
@@ -99,6 +97,12 @@ def test_imports_point_down(path):
         parts = name.split(".")
         if parts[0] == "llmviewer" and parts[1:] and parts[1] != "__version__":
             assert RANK[parts[1]] <= RANK[own], f"{path.name}:{line} imports {name}"
+
+
+def test_no_module_needs_itself_by_way_of_others():
+    modules = {dotted(path): path for path in FILES if dotted(path) != "llmviewer"}
+    needs = {name: {n for n, *_ in imported(path) if n in modules} - {name} for name, path in modules.items()}
+    assert len(list(TopologicalSorter(needs).static_order())) == len(FILES) - 1
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmviewer.devices.files import load_hardware
+from llmviewer.devices.hardware import Hardware
 from llmviewer.forms import Form, evaluate
 from llmviewer.generation import decode_s, generation
 from llmviewer.graph import Block, Graph
-from llmviewer.hardware import Hardware
-from llmviewer.hardware_files import load_hardware
 from llmviewer.memory import Footprint, _largest, activation_bytes, live_bytes, memory
 from llmviewer.model_files import load_model
 from llmviewer.operators.base import Role, Tensor

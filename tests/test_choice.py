@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import llmviewer
-from llmviewer.choice import choose, unsold
 from llmviewer.cli import main
+from llmviewer.comparing.choice import choose, unsold
+from llmviewer.devices.files import hardware_names, hardware_yaml, load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation.statistics import rank_correlation
-from llmviewer.hardware_files import hardware_names, hardware_yaml, load_hardware
 from llmviewer.reports import stories
 from llmviewer.reports.choice import REPORT
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import pytest
 
+from llmviewer.devices.files import load_hardware
 from llmviewer.forms import evaluate
-from llmviewer.hardware_files import load_hardware
-from llmviewer.layout import Layout, Network
 from llmviewer.operators.base import Tensor
 from llmviewer.operators.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
+from llmviewer.parallel.layout import Layout, Network
 from llmviewer.precision import FP16
 from llmviewer.resource import Unit
 from llmviewer.workload import Workload

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import llmviewer
-from llmviewer.cells import LAYOUT, LINK
-from llmviewer.choice import choose
 from llmviewer.cli import main
-from llmviewer.comparison import compare
+from llmviewer.comparing.cells import LAYOUT, LINK
+from llmviewer.comparing.choice import choose
+from llmviewer.comparing.comparison import compare
+from llmviewer.comparing.waits import RESOURCES
+from llmviewer.devices.files import hardware_names, load_hardware
 from llmviewer.errors import InputError
-from llmviewer.hardware_files import hardware_names, load_hardware
-from llmviewer.layout import Layout
+from llmviewer.parallel.layout import Layout
 from llmviewer.reports.choice import REPORT as CHOICE
 from llmviewer.reports.comparison import REPORT
 from llmviewer.transforms.quantize import PUBLISHED
-from llmviewer.waits import RESOURCES
 
 DEVICES = ("h100-sxm", "mi300x", "l40s", "tpu-v5e")
 

@@ -8,13 +8,13 @@ import io
 import pytest
 
 import llmviewer
-from llmviewer.cells import TECHNIQUE
 from llmviewer.cli import main
-from llmviewer.comparison import compare
+from llmviewer.comparing.cells import TECHNIQUE
+from llmviewer.comparing.comparison import compare
 from llmviewer.errors import InputError
-from llmviewer.grid import sweep
 from llmviewer.reports.comparison import REPORT
 from llmviewer.setting import Setting, arranges
+from llmviewer.sweeping.grid import sweep
 from llmviewer.techniques import parse_technique, techniques
 
 from .test_techniques import GIVEN, SPECULATIVE

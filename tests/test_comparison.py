@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 import llmviewer
-from llmviewer.cells import memory_share
+from llmviewer.analyzing.costs import hourly
 from llmviewer.cli import main
-from llmviewer.comparison import compare
-from llmviewer.costs import hourly
+from llmviewer.comparing.cells import memory_share
+from llmviewer.comparing.comparison import compare
+from llmviewer.comparing.fleet import fleets
+from llmviewer.comparing.waits import ALL, GROUPS, RESOURCES
+from llmviewer.devices.files import hardware_names, load_hardware
+from llmviewer.devices.hardware import Fact, Hardware
 from llmviewer.errors import InputError
-from llmviewer.fleet import fleets
 from llmviewer.generation import generation
-from llmviewer.hardware import Fact, Hardware
-from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.reports.comparison import REPORT
 from llmviewer.reports.comparison_tables import expectations
 from llmviewer.resource import MEMORY, matrix, vector
@@ -28,7 +29,6 @@ from llmviewer.roofline import plan
 from llmviewer.setting import Setting
 from llmviewer.transforms.quantize import PUBLISHED
 from llmviewer.units import seconds
-from llmviewer.waits import ALL, GROUPS, RESOURCES
 from llmviewer.workload import Workload
 
 DEVICES = ("h100-sxm", "rtx-4090", "v100-sxm2-16gb", "i9-13900k", "m2-ultra", "tpu-v5e")

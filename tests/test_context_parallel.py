@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from llmviewer import analyze
+from llmviewer.devices.files import load_hardware
 from llmviewer.forms import evaluate
-from llmviewer.hardware_files import load_hardware
 from llmviewer.model import kv_cache
 from llmviewer.model_files import load_model, model_names
 from llmviewer.operators.attention import QK, SV, FlashAttention, Softmax

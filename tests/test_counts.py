@@ -10,9 +10,9 @@ from llmviewer.architectures._attention import SelfAttention
 from llmviewer.architectures._decoder import Decoder, Layer
 from llmviewer.architectures._feed_forward import Mlp
 from llmviewer.architectures._parts import NormKind, Parts
+from llmviewer.devices.files import load_hardware
 from llmviewer.forms import evaluate
 from llmviewer.graph import Block, Graph
-from llmviewer.hardware_files import load_hardware
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import FlashAttention, Heads
 from llmviewer.operators.base import Operator

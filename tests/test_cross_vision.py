@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from llmviewer import analyze, sweep
-from llmviewer.disaggregation import disaggregate
+from llmviewer.analyzing.disaggregation import disaggregate
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.generation import decode_s

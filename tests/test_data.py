@@ -9,9 +9,9 @@ from math import isinf
 import pytest
 
 from llmviewer._layout import data_dir
+from llmviewer.devices.checks import violations
+from llmviewer.devices.files import hardware_names, load_hardware
 from llmviewer.documents import read_yaml
-from llmviewer.hardware_checks import violations
-from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.model_files import load_model, model_names
 from llmviewer.resource import MEMORY, Resource, Unit, matrix, vector
 

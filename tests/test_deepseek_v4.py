@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.generation import decode_s
-from llmviewer.hardware_files import load_hardware
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.attention import QK, SV

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.analyzing.disaggregation import disaggregate
 from llmviewer.cli import main
-from llmviewer.disaggregation import disaggregate
 from llmviewer.errors import InputError
 from llmviewer.model_files import load_model
 

@@ -16,10 +16,10 @@ import pytest
 
 import llmviewer
 from llmviewer.cli import main
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.forms import SOURCE, TARGET, evaluate
 from llmviewer.generation import decode_s
-from llmviewer.hardware_files import load_hardware
 from llmviewer.memory import Footprint
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model

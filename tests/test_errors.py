@@ -8,12 +8,12 @@ import os
 import numpy as np
 import pytest
 
-from llmviewer.analysis import analyze
-from llmviewer.disaggregation import disaggregate
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.analyzing.disaggregation import disaggregate
+from llmviewer.analyzing.one_kernel import estimate_kernel
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
-from llmviewer.hardware_files import load_hardware
 from llmviewer.model_files import load_model
-from llmviewer.one_kernel import estimate_kernel
 from llmviewer.serving.advising import recommend
 from llmviewer.serving.planning import plan
 from llmviewer.serving.policy import POLICIES

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import llmviewer
 from llmviewer import load_hardware
+from llmviewer.devices.files import hardware_file
 from llmviewer.errors import InputError
 from llmviewer.expectation import calibrate as calibrating
 from llmviewer.expectation.calibrate import entry_of
@@ -26,7 +27,6 @@ from llmviewer.expectation.residual import Residual, points_of
 from llmviewer.expectation.rows import Rows
 from llmviewer.expectation.rows import read as read_rows
 from llmviewer.expectation.transfer import choose, expect
-from llmviewer.hardware_files import hardware_file
 from llmviewer.reports.text import render_text
 
 H100 = find("H100-SXM-80GB")

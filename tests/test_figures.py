@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
-from llmviewer.hardware_files import load_hardware
 from llmviewer.reports import drawing, figures, marks
 from llmviewer.reports.plot import draw, write
 from llmviewer.resource import matrix

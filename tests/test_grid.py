@@ -5,10 +5,10 @@ import csv
 import pytest
 
 import llmviewer
-from llmviewer.axes import parse_axis
 from llmviewer.cli import main
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
-from llmviewer.hardware_files import load_hardware
+from llmviewer.sweeping.axes import parse_axis
 
 
 def test_every_point_equals_its_own_analysis():

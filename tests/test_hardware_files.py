@@ -11,9 +11,8 @@ import pytest
 
 from llmviewer import analyze
 from llmviewer.cli import main
-from llmviewer.errors import InputError
-from llmviewer.hardware_checks import CHECKS, clashes, violations
-from llmviewer.hardware_files import (
+from llmviewer.devices.checks import CHECKS, clashes, violations
+from llmviewer.devices.files import (
     each_changed,
     hardware_aliases,
     hardware_file,
@@ -21,8 +20,9 @@ from llmviewer.hardware_files import (
     hardware_yaml,
     load_hardware,
 )
-from llmviewer.hardware_keys import KINDS, PLAIN, SECTIONS, STATUSES, TOPOLOGIES
-from llmviewer.local import draft
+from llmviewer.devices.keys import KINDS, PLAIN, SECTIONS, STATUSES, TOPOLOGIES
+from llmviewer.devices.local import draft
+from llmviewer.errors import InputError
 
 CHIP = """\
 name: chip

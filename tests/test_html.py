@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 from plotly.offline import get_plotlyjs
 
-from llmviewer.analysis import analyze
-from llmviewer.comparison import compare
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.comparing.comparison import compare
 from llmviewer.reports.comparison import REPORT as COMPARISON
 from llmviewer.reports.html import render_html as render
 from llmviewer.reports.text import expectation

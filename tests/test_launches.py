@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import llmviewer
 from llmviewer import InputError, analyze, load_hardware
-from llmviewer.arranged import steps_expected
+from llmviewer.analyzing.arranged import steps_expected
 from llmviewer.cli import main
+from llmviewer.devices.files import hardware_names
 from llmviewer.expectation import index as index_file
 from llmviewer.expectation import times
 from llmviewer.expectation.families import FAMILIES, Stack
@@ -21,7 +22,6 @@ from llmviewer.expectation.kernels import Kernels
 from llmviewer.expectation.launches import launches
 from llmviewer.expectation.profile import Profile, shipped, to_yaml, transferred
 from llmviewer.expectation.times import Asked
-from llmviewer.hardware_files import hardware_names
 from llmviewer.model_files import model_names
 from llmviewer.setting import Setting
 from llmviewer.workload import Spans, Workload

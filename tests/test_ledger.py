@@ -24,8 +24,8 @@ import pytest
 import yaml
 
 from llmviewer._layout import ROOT
-from llmviewer.analysis import analyze
-from llmviewer.hardware_files import load_hardware
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.devices.files import load_hardware
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model

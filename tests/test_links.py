@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from llmviewer import analyze
 from llmviewer.cli import main
+from llmviewer.devices.files import hardware_names, load_hardware
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
-from llmviewer.hardware_files import hardware_names, load_hardware
-from llmviewer.layout import ALONE, Layout, Network, layouts, nearest_divisors
 from llmviewer.operators.collectives import Algorithm, AllToAll
 from llmviewer.operators.elementwise import Permute
+from llmviewer.parallel.layout import ALONE, Layout, Network, layouts, nearest_divisors
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from llmviewer import analyze
+from llmviewer.devices.files import load_hardware
 from llmviewer.expectation.device import find
-from llmviewer.hardware_files import load_hardware
 from llmviewer.resource import matrix
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload

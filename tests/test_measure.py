@@ -19,10 +19,10 @@ import pandas as pd
 import pytest
 
 from llmviewer.cli import main
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation.device import of
 from llmviewer.expectation.rows import read
-from llmviewer.hardware_files import load_hardware
 from llmviewer.measuring import ceilings as ceilings_module
 from llmviewer.measuring import machine as machine_module
 from llmviewer.measuring import session as session_module

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
-from llmviewer.hardware_files import load_hardware
 from llmviewer.memory import live_bytes, weight_bytes
 from llmviewer.model_files import load_model
 from llmviewer.setting import Setting

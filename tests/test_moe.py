@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmviewer._layout import data_dir
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
 from llmviewer.architectures import builder
 from llmviewer.architectures._attention import LatentAttention
 from llmviewer.architectures._feed_forward import Experts, Mlp
@@ -23,7 +23,6 @@ from llmviewer.cli import main
 from llmviewer.documents import Section, read_yaml
 from llmviewer.errors import InputError
 from llmviewer.forms import distinct_experts, evaluate
-from llmviewer.grid import sweep
 from llmviewer.memory import live_bytes, weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model, model_names
@@ -31,6 +30,7 @@ from llmviewer.operators.linear import ExpertsLinear
 from llmviewer.operators.masks import CAUSAL, Chunked
 from llmviewer.precision import FP16
 from llmviewer.setting import Setting
+from llmviewer.sweeping.grid import sweep
 from llmviewer.transforms.flash_attention import flash_attention
 from llmviewer.transforms.quantize import parse_quantization, quantize
 from llmviewer.workload import Workload

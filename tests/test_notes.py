@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmviewer import analyze, estimate_kernel
+from llmviewer.devices.files import load_hardware
 from llmviewer.expectation.kernels import Kernels
-from llmviewer.hardware_files import load_hardware
 
 _STANDS_IN = "no kernel of "
 _MOST = "q_proj, k_proj, v_proj, o_proj and 3 more"

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
-from llmviewer.grid import sweep
-from llmviewer.hardware_files import load_hardware
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
 from llmviewer.resource import link
 from llmviewer.setting import Setting
+from llmviewer.sweeping.grid import sweep
 from llmviewer.transforms.offload import ON_DEVICE, parse_offload
 from llmviewer.workload import Workload
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from llmviewer import InputError, analyze, estimate_kernel
+from llmviewer.analyzing.one_kernel import SCHEMA_VERSION
 from llmviewer.cli import main
-from llmviewer.one_kernel import SCHEMA_VERSION
 
 
 def operator(name, phase, model, hardware="h100-sxm", **asked):

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.generation import decode_s, generation, prefill_s
-from llmviewer.hardware_files import load_hardware
-from llmviewer.layout import Layout, Network, parse_layout
 from llmviewer.memory import memory, weight_bytes
 from llmviewer.model import kv_cache
 from llmviewer.model_files import load_model, model_names
@@ -26,6 +25,7 @@ from llmviewer.operators.elementwise import Rope
 from llmviewer.operators.linear import ExpertsLinear, Linear, LMHead
 from llmviewer.operators.state_space import Scan
 from llmviewer.parallel import parallel
+from llmviewer.parallel.layout import Layout, Network, parse_layout
 from llmviewer.precision import FP16
 from llmviewer.resource import hop, link
 from llmviewer.setting import Setting

@@ -11,13 +11,13 @@ from itertools import product
 import numpy as np
 import pytest
 
+from llmviewer.analyzing.costs import By, hourly
 from llmviewer.cli import main
-from llmviewer.costs import By, hourly
+from llmviewer.devices.files import hardware_names, load_hardware
 from llmviewer.errors import InputError
 from llmviewer.generation import prefill_s
-from llmviewer.hardware_files import hardware_names, load_hardware
-from llmviewer.layout import Layout, Network, parse_layout
 from llmviewer.model_files import load_model
+from llmviewer.parallel.layout import Layout, Network, parse_layout
 from llmviewer.reports.fronts import front
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving import laying_out, search

@@ -12,8 +12,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from llmviewer.analyzing.disaggregation import KvLink, pace
 from llmviewer.cli import main
-from llmviewer.disaggregation import KvLink, pace
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving.pairing import waited_s
 from llmviewer.serving.planning import plan

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from llmviewer.cli import main
+from llmviewer.comparing.fleet import Known
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
-from llmviewer.fleet import Known
-from llmviewer.hardware_files import load_hardware
 from llmviewer.memory import weight_bytes
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving import passes

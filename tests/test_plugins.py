@@ -13,7 +13,7 @@ from llmviewer.documents import read_yaml
 CONFIG = read_yaml(ROOT / "models" / "llama-2-7b.yaml").data["config"]
 OWN = '''
 from dataclasses import dataclass
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
 from llmviewer.architectures import architecture
 from llmviewer.architectures.llama import build
 from llmviewer.techniques import Kind, Technique, Touches, technique

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmviewer.analyzing.one_kernel import estimate_kernel
 from llmviewer.cli.analyze import analyze
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
-from llmviewer.hardware_files import load_hardware
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
-from llmviewer.one_kernel import estimate_kernel
 from llmviewer.operators.linear import Linear
 from llmviewer.precision import BF16, FP16, FP32, HALF, NAMED, WIDER, Format, Scheme, notation, parse_scheme, product
 from llmviewer.resource import matrix, vector

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.devices.files import load_hardware
+from llmviewer.devices.hardware import Hardware
 from llmviewer.forms import evaluate
 from llmviewer.graph import Graph
-from llmviewer.hardware import Hardware
-from llmviewer.hardware_files import load_hardware
 from llmviewer.model_files import load_model, model_names
 from llmviewer.operators.base import Role
 from llmviewer.precision import parse_scheme

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.analyzing.facts import describe_model
 from llmviewer.errors import InputError
-from llmviewer.facts import describe_model
 from llmviewer.memory import weight_bytes
 from llmviewer.model_files import load_model
 from llmviewer.operators.base import Role

@@ -11,10 +11,10 @@ import pytest
 
 from llmviewer import analyze
 from llmviewer.cli import main
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation.engines import ENGINES, IDLE, SERVERS, TABLE
 from llmviewer.expectation.kernels import Kernels
-from llmviewer.hardware_files import load_hardware
 from llmviewer.serving.service import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting

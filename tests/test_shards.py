@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import llmviewer
-from llmviewer import shards
-from llmviewer.axes import NUMBERS
 from llmviewer.cli import main
-from llmviewer.design import DESIGN, SETTINGS, Design, digest, named
 from llmviewer.errors import InputError
-from llmviewer.shard_summary import summarize
-from llmviewer.shards import begin, finished, path_of, run, schema, write_shard
+from llmviewer.sweeping import shards
+from llmviewer.sweeping.axes import NUMBERS
+from llmviewer.sweeping.design import DESIGN, SETTINGS, Design, digest, named
+from llmviewer.sweeping.shards import begin, finished, path_of, run, schema, write_shard
+from llmviewer.sweeping.summary import summarize
 
 OVER = {"batch": [1, 2, 3, 4, 5], "prompt": [64, 128, 256], "gen": [2, 16], "quant": ["W16A16", "W4A16g128"]}
 ARGUMENTS = (
@@ -472,7 +472,7 @@ def beaten(one, other, least, most):
 @pytest.mark.parametrize("by", [(), ("model",), ("model", "prompt", "quant")])
 @pytest.mark.parametrize("gen", [True, False])
 def test_a_summary_is_what_a_look_at_every_point_finds(tmp_path, monkeypatch, by, gen):
-    monkeypatch.setattr("llmviewer.shard_summary._MANY", 10)
+    monkeypatch.setattr("llmviewer.sweeping.summary._MANY", 10)
     over = {**OVER, "batch": [1, 2, 64, 4096], "prompt": [64, 128, 4096]}
     if not gen:
         del over["gen"]

@@ -257,7 +257,7 @@ def test_what_is_no_name_of_the_hub_is_not_looked_up(models, name):
 
 
 def test_names_that_ship_do_not_import_the_hub(tmp_path):
-    code = "import sys; from llmviewer.analysis import analyze; analyze('gpt2', 't4')"
+    code = "import sys; from llmviewer.analyzing.analysis import analyze; analyze('gpt2', 't4')"
     asked = f"{code}; print('huggingface_hub' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout == "False\n"

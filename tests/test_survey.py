@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
 from llmviewer.forms import evaluate
 from llmviewer.memory import activation_bytes, weight_bytes
 from llmviewer.model import kv_cache

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmviewer._layout import ROOT
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.analyzing.effect import changes
 from llmviewer.cli import main
-from llmviewer.effect import changes
+from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.generation import generation
-from llmviewer.hardware_files import load_hardware
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.model_files import load_model

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
 from llmviewer.reports.table import COLUMNS, rate, rows
 from llmviewer.reports.text import between, headline, render_text, sentence

@@ -21,11 +21,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
 from llmviewer.cli import main
+from llmviewer.devices.files import hardware_names
 from llmviewer.errors import InputError
 from llmviewer.forms import SOURCE, Feature, images, replicas
-from llmviewer.hardware_files import hardware_names
 from llmviewer.reports.drawing import GRID, INK, PAPER
 from llmviewer.reports.marks import identity
 from llmviewer.techniques import techniques

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmviewer.analysis import analyze
+from llmviewer.analyzing.analysis import analyze
 from llmviewer.units import seconds, si
 
 pytest.importorskip("dash")

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmviewer.analysis import analyze
-from llmviewer.grid import sweep
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.sweeping.grid import sweep
 
 pytest.importorskip("dash")
 

@@ -13,14 +13,14 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from llmviewer._layout import data_dir
-from llmviewer.analysis import Analysis, analyzed
+from llmviewer.analyzing.analysis import Analysis, analyzed
+from llmviewer.analyzing.phases import Phase
+from llmviewer.devices.files import hardware_names, load_hardware
+from llmviewer.devices.hardware import Hardware
 from llmviewer.documents import read_yaml
 from llmviewer.errors import InputError, suggest
-from llmviewer.hardware import Hardware
-from llmviewer.hardware_files import hardware_names, load_hardware
 from llmviewer.model import Model
 from llmviewer.model_files import load_model, model_names
-from llmviewer.phases import Phase
 from llmviewer.setting import Setting
 from llmviewer.techniques import about, techniques
 

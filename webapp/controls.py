@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 from dash_ag_grid import AgGrid
 
 from llmviewer.expectation.engines import ENGINES
-from llmviewer.layout import DEGREES
+from llmviewer.parallel.layout import DEGREES
 
 from .answers import model_catalogue
 from .fields import FILE_TYPES, PARTS, SLIDERS, USUAL

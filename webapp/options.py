@@ -8,7 +8,7 @@ from typing import Any, Final
 from dash import html
 from dash.development.base_component import Component
 
-from llmviewer.hardware import Hardware
+from llmviewer.devices.hardware import Hardware
 from llmviewer.reports.techniques import describe
 from llmviewer.techniques import techniques
 from llmviewer.units import si

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote, urlencode
 
+from llmviewer.devices.files import hardware_names
 from llmviewer.errors import InputError, suggest
 from llmviewer.expectation.engines import ENGINES
 from llmviewer.expectation.index import index
-from llmviewer.hardware_files import hardware_names
-from llmviewer.layout import Layout
 from llmviewer.model_files import model_names
+from llmviewer.parallel.layout import Layout
 
 LARGEST_FILE: Final = 1_000_000  # of a file that a user drops in [B]
 LONGEST_LINK: Final = 3_800  # servers in front of the page refuse requests of more than some 4000 characters

@@ -17,9 +17,9 @@ from . import options as shared
 from . import questions
 
 if TYPE_CHECKING:
-    from ..analysis import Analysis
-    from ..disaggregation import Disaggregated
-    from ..layout import Layout
+    from ..analyzing.analysis import Analysis
+    from ..analyzing.disaggregation import Disaggregated
+    from ..parallel.layout import Layout
 
 _REPORTS: Final = "llmviewer.reports"
 _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "markdown", "html": "html"}
@@ -80,7 +80,7 @@ def analyze(
     GGUF or safetensors file, a YAML file, or package.module:callable; HARDWARE is a name of `llmviewer hardware` or a
     YAML file.
     """
-    from ..analysis import analyze as run
+    from ..analyzing.analysis import analyze as run
 
     chosen = shared.form_of(form, output)
     if per_call is not None and chosen not in ("text", "markdown"):
@@ -89,7 +89,7 @@ def analyze(
             "launches how many they are"
         )
     if sides:
-        from ..disaggregation import disaggregate
+        from ..analyzing.disaggregation import disaggregate
 
         if question.pop("techniques"):
             raise InputError("--with is for one kind of device; leave out --prefill-... and --decode-...")
@@ -108,8 +108,8 @@ def analyze(
 
 def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None:
     """Raises InputError where what is said of both kinds of device is of neither, as each has its own."""
-    from ..hardware_files import load_hardware
-    from ..layout import ALONE
+    from ..devices.files import load_hardware
+    from ..parallel.layout import ALONE
 
     own = {what: [sides[f"{side}_{what}"] for side in questions.SIDES if f"{side}_{what}" in sides]
            for what in ("hardware", "layout")}  # fmt: skip
@@ -123,7 +123,7 @@ def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None
 
 
 def _rendered(found: Analysis | Disaggregated, form: str, *, per_call: bool | None, to_file: bool) -> str:
-    from ..analysis import Analysis
+    from ..analyzing.analysis import Analysis
 
     report = import_module(f"{_REPORTS}.{_OF_ONE[form] if isinstance(found, Analysis) else 'disaggregated'}")
     render = partial(getattr(report, f"render_{form}"), found)

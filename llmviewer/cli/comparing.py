@@ -79,10 +79,10 @@ def compare(
     combination is compared.
     """
     shared.check_output(form, output)
-    from ..axes import parse_axis
-    from ..comparison import compare as run
-    from ..hardware_files import hardware_names
+    from ..comparing.comparison import compare as run
+    from ..devices.files import hardware_names
     from ..reports.comparison import REPORT
+    from ..sweeping.axes import parse_axis
     from ..transforms.quantize import PUBLISHED
 
     asked = _or_all([name for text in hardware for name in _split(text)])
@@ -132,8 +132,8 @@ def choose(
 ) -> None:
     """Which device for a use, and how many: those that qualify, ranked, and what disqualifies the others."""
     shared.check_output(form, output)
-    from ..choice import QUANTS
-    from ..choice import choose as run
+    from ..comparing.choice import QUANTS
+    from ..comparing.choice import choose as run
     from ..reports.choice import REPORT
 
     question |= {"hardware": named(hardware), "quants": quants or QUANTS}

@@ -50,7 +50,7 @@ def kernel(
         return
     if hardware is None or "=" in hardware:
         raise InputError(f"kernel {name}: needs HARDWARE, and then sizes; `llmviewer kernel` lists them")
-    from ..one_kernel import estimate_kernel
+    from ..analyzing.one_kernel import estimate_kernel
 
     time_s = _time(measured) if measured is not None else None
     listed: dict[str, Any] = _sizes(name, sizes)
@@ -70,8 +70,8 @@ def kernel(
 
 
 def _sizes(kernel: str, texts: tuple[str, ...]) -> dict[str, list[int]]:
-    from ..axes import parse_numbers
-    from ..one_kernel import check_sizes
+    from ..analyzing.one_kernel import check_sizes
+    from ..sweeping.axes import parse_numbers
 
     found: dict[str, list[int]] = {}
     for text in texts:

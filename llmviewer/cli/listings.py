@@ -14,7 +14,7 @@ from ..units import counted
 from . import options as shared
 
 if TYPE_CHECKING:
-    from ..hardware import Hardware
+    from ..devices.hardware import Hardware
 
 _DRAWN: Final = {".txt": "text", ".json": "json", ".dot": "dot", ".mmd": "mermaid", ".mermaid": "mermaid"}
 _CARDS: Final = {".txt": "text", ".json": "json", ".yaml": "yaml", ".yml": "yaml"}
@@ -32,7 +32,7 @@ _CARDS: Final = {".txt": "text", ".json": "json", ".yaml": "yaml", ".yml": "yaml
 @shared.output(what="the list")
 def models(name: str | None, form: str | None, output: Path | None, *, graph: bool) -> None:
     """The models that ship, or the facts or the graph of one (a NAME, or what analyze takes as MODEL)."""
-    from ..facts import describe_model
+    from ..analyzing.facts import describe_model
     from ..model_files import load_model, model_names
 
     form = shared.form_of(form, output, _DRAWN)
@@ -67,8 +67,8 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
 @shared.output(what="the list")
 def hardware(name: str | None, form: str | None, output: Path | None, *, check: bool, local: bool) -> None:
     """The devices that ship, or every number of one with its source (a NAME, or the path of a YAML file)."""
-    from ..facts import hardware_facts
-    from ..hardware_files import hardware_names, hardware_yaml, load_hardware
+    from ..analyzing.facts import hardware_facts
+    from ..devices.files import hardware_names, hardware_yaml, load_hardware
 
     form = shared.form_of(form, output, _CARDS)
     if check and (local or output or form != "text"):
@@ -76,7 +76,7 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
     if local:
         if name or form == "json":
             raise InputError("--local drafts a YAML file of this machine; leave out NAME and json")
-        from ..local import draft
+        from ..devices.local import draft
 
         shared.emit(draft(), output)
         return
@@ -101,8 +101,8 @@ def hardware(name: str | None, form: str | None, output: Path | None, *, check: 
 
 def _check(devices: Sequence[Hardware]) -> None:
     """A line for each violation, and one for a device without; at the end, if all is well, what was checked."""
-    from ..hardware_checks import CHECKS, clashes, violations
-    from ..hardware_files import hardware_aliases
+    from ..devices.checks import CHECKS, clashes, violations
+    from ..devices.files import hardware_aliases
 
     aliases, wrong = hardware_aliases(), 0
     for device in devices:

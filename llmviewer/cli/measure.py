@@ -116,10 +116,10 @@ def measure(
 
 def _report(session: Session, form: str, before: int) -> None:
     """What was found, in report.md too; what was in the way; and what to do with it."""
-    from ..export import write_text
-    from ..hardware_files import load_hardware
+    from ..devices.files import load_hardware
     from ..measuring.session import header
     from ..measuring.summary import ceilings_text, goals, goals_text, kernels_text, report
+    from ..sweeping.export import write_text
 
     journal, machine, folder = session.journal, session.machine, session.journal.folder
     parts = {}

@@ -29,8 +29,8 @@ def profiles(name: str | None, form: str) -> None:
     fitted to, and how far off the expectation is on shapes that were held out of the fit, of all kernels and of those
     under 20 us. A data type such as bf16/fp8 is that of the queries and that of the cache.
     """
+    from ..devices.files import hardware_names, load_hardware
     from ..expectation.profile import profiles as every
-    from ..hardware_files import hardware_names, load_hardware
     from ..reports.listing import filled
 
     found = list(every())
@@ -55,7 +55,7 @@ def profiles(name: str | None, form: str) -> None:
 
 
 def _is_device(name: str) -> bool:
-    from ..hardware_files import load_hardware
+    from ..devices.files import load_hardware
 
     try:
         load_hardware(name)
@@ -65,8 +65,8 @@ def _is_device(name: str) -> bool:
 
 
 def _document(profile: Profile, entry: Entry) -> dict[str, Any]:
+    from ..analyzing.facts import finite
     from ..expectation.trend import plain
-    from ..facts import finite
 
     return {
         "device": entry.device,

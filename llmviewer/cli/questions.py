@@ -75,8 +75,8 @@ def layout(command: _F, *, several: bool = False) -> _F:
 
     @functools.wraps(command)
     def with_layout(*arguments: Any, **options: Any) -> object:
-        from ..layout import Layout, layouts
         from ..operators.collectives import Algorithm
+        from ..parallel.layout import Layout, layouts
 
         given = {name: options.pop(name) for name in (*DEGREES, "micro_batches")}
         algorithm, hierarchical = options.pop("collective"), options.pop("hierarchical_all_to_all")
@@ -89,7 +89,7 @@ def layout(command: _F, *, several: bool = False) -> _F:
         }  # fmt: skip
         if not several:
             return command(*arguments, layout=Layout(**given, **ways), **options)
-        from ..axes import parse_numbers
+        from ..sweeping.axes import parse_numbers
 
         numbers = [parse_numbers(given[name], where=f"--{name} {given[name]}", most=_LAYOUTS) for name in DEGREES]
         each = (dict(zip(DEGREES, combined, strict=True)) for combined in itertools.product(*numbers))

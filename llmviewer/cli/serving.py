@@ -71,7 +71,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     def decorator(command: _F) -> _F:
         @functools.wraps(command)
         def with_layout(*arguments: Any, layout: str | None, **options: Any) -> object:
-            from ..layout import ALONE, Layout, parse_layout
+            from ..parallel.layout import ALONE, Layout, parse_layout
 
             laid = Layout(**{name: options.pop(name) for name in degrees})
             if layout is not None and laid != ALONE:

@@ -105,9 +105,9 @@ def sweep(
     for text in (model, hardware):
         if (text == "all" or set(",*?") & set(text)) and not Path(text).exists():
             raise InputError(f"{text}: several models or devices fill a folder; give one with -o DIR/")
-    from ..axes import parse_axis
-    from ..export import sweep_csv, write_sweep
-    from ..grid import sweep as run
+    from ..sweeping.axes import parse_axis
+    from ..sweeping.export import sweep_csv, write_sweep
+    from ..sweeping.grid import sweep as run
 
     axes = _once(map(parse_axis, over), over)
     path = Path(output) if output else None
@@ -141,12 +141,12 @@ def _fill(
     shard_points: int | None,
 ) -> None:
     """Works out shards of a sweep."""
-    from ..axes import NUMBERS
-    from ..design import SHARD_POINTS, Design, named, parse_over
-    from ..hardware_files import hardware_names
-    from ..layout import ALONE, parse_layout
+    from ..devices.files import hardware_names
     from ..model_files import model_names
-    from ..shards import run
+    from ..parallel.layout import ALONE, parse_layout
+    from ..sweeping.axes import NUMBERS
+    from ..sweeping.design import SHARD_POINTS, Design, named, parse_over
+    from ..sweeping.shards import run
 
     if output is None:
         raise InputError("-o DIR/ must name the folder that --workers, --shard and --dask fill")
@@ -182,7 +182,7 @@ def _once(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> d
     Raises InputError where one is there twice, or an option says what one of them does, unless it is one of a scenario
     and --over comes before that.
     """
-    from ..axes import laid_out
+    from ..sweeping.axes import laid_out
 
     axes, context = dict(parsed), click.get_current_context()
     of_axes = context.get_parameter_source("over")
@@ -229,7 +229,7 @@ def _summarize(
     folder: Path, model: str | None, by: str, form: str | None, output: Path | None, *, expected: bool
 ) -> None:
     from ..reports.sweeps import render
-    from ..shard_summary import summarize
+    from ..sweeping.summary import summarize
 
     if model:
         raise InputError(f"--summary is of what a folder holds; leave out {model}")

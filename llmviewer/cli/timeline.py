@@ -41,7 +41,7 @@ def timeline(
     FILE is a trace of torch.profiler (.json or .json.gz; vLLM and SGLang write such), of one rank where there are
     several, or what `nsys stats --format csv --report cuda_gpu_trace` (or cuda_gpu_kern_sum) printed.
     """
-    from ..analysis import analyze
+    from ..analyzing.analysis import analyze
     from ..reports.timeline import REPORT
     from ..timelines.against import recorded
 

@@ -74,7 +74,7 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     from ..expectation.index import index
     from ..expectation.profile import read_given, to_yaml
     from ..expectation.rows import joined, read
-    from ..export import write_text
+    from ..sweeping.export import write_text
 
     if output.suffix not in (".yaml", ".yml"):
         raise InputError(f"{output}: must end in .yaml, the format of a profile")
@@ -204,14 +204,14 @@ def validate(
 
 def _check_folder() -> None:
     """Raises InputError where the folder of hardware files is none: of rows, only a device would be missing."""
-    from ..hardware_files import hardware_names
+    from ..devices.files import hardware_names
 
     hardware_names()
 
 
 def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]], width: int) -> str:
     if form == "json":
-        from ..facts import finite
+        from ..analyzing.facts import finite
 
         found = {k: v for k, v in asdict(scores).items() if k != "points"}
         document = {
@@ -229,7 +229,7 @@ def _report(scores: Validation, form: str, inputs: Mapping[str, Sequence[str]], 
 def _write(path: Path, predictions: Sequence[Predictions]) -> None:
     import pandas as pd
 
-    from ..export import write
+    from ..sweeping.export import write
 
     frame = pd.concat([one.frame() for one in predictions], ignore_index=True)
     if path.suffix == ".csv":

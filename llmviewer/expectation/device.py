@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from .._layout import PATH_VARIABLE
+from ..devices.files import known_file, load_hardware
+from ..devices.hardware import Hardware
 from ..documents import is_there
 from ..errors import InputError
-from ..hardware import Hardware
-from ..hardware_files import known_file, load_hardware
 from ..resource import MEMORY, Unit, matrix, vector
 
 _VENDORS: Final = re.compile(r"^(?:nvidia|amd|intel|instinct)-")

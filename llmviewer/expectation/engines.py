@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from ..devices.hardware import Hardware
 from ..errors import InputError, suggest
 from ..forms import Num
-from ..hardware import Hardware
 
 TABLE: Final = "arXiv:2404.14294, table 6"
 SERVERS: Final = "tables of whole servers (docs/serving.md)"

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
+from ..devices.hardware import Hardware
 from ..errors import InputError, suggest
-from ..hardware import Hardware
 from ..resource import matrix
 from .device import Device, of
 from .families import Stack

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..hardware import Hardware
 from ..transforms.offload import HOST
 from .device import Device
 from .expected import ExpectedLaunch

@@ -12,9 +12,9 @@ from threading import Thread
 from time import monotonic
 from typing import Any, Final
 
+from ..devices.files import hardware_file, load_hardware
+from ..devices.local import draft
 from ..errors import InputError
-from ..hardware_files import hardware_file, load_hardware
-from ..local import draft
 from ..units import parse, si
 
 _REASONS: Final = {  # why clocks are lowered: NVML API reference, NvmlClocksEventReasons

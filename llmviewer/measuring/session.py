@@ -10,10 +10,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+from ..devices.files import hardware_file, load_hardware
 from ..errors import InputError
 from ..expectation.device import Device, of
-from ..export import write_text
-from ..hardware_files import hardware_file, load_hardware
+from ..sweeping.export import write_text
 from .ceilings import ceilings, disturbed, rates
 from .journal import SCHEMA, Journal
 from .machine import Machine, Watch, with_rates

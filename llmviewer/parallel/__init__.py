@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..graph import Block, Graph, Transform
-from ..layout import Network
 from ..operators.base import Weight
 from ..operators.elementwise import Permute
 from ..operators.linear import ExpertsLinear
 from ._placement import Placement
 from .context import shared_context
 from .experts import ExpertPlaces
+from .layout import Network
 from .pipeline import staged
 
 

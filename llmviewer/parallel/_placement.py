@@ -15,7 +15,6 @@ from typing import Final
 
 from ..errors import InputError
 from ..graph import Block
-from ..layout import nearest_divisors
 from ..operators.attention import QK, SV, FlashAttention, Heads, Softmax
 from ..operators.base import KEPT, Operator, Role, Tensor, Weight
 from ..operators.collectives import AllGather, AllReduce, Group
@@ -27,6 +26,7 @@ from ..operators.recurrence import LongConv
 from ..operators.state_space import CausalConv, Scan
 from ..precision import FP32
 from .experts import ExpertPlaces
+from .layout import nearest_divisors
 
 _ATTENTION: Final = (QK, Softmax, SV, FlashAttention)
 

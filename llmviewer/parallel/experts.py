@@ -16,11 +16,11 @@ from functools import cached_property
 
 from ..errors import InputError
 from ..forms import Form, any_of, replicas, total
-from ..layout import nearest_divisors
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.collectives import AllToAll, Group
 from ..operators.elementwise import Permute
 from ..workload import popularity
+from .layout import nearest_divisors
 
 
 @dataclass(frozen=True, kw_only=True)

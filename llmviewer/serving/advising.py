@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import __version__
+from ..devices.files import loaded
+from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.profile import Profile, read_given
 from ..given import among, listed, several
-from ..hardware import Hardware
-from ..hardware_files import loaded
-from ..layout import ALONE, Layout
 from ..model import Model
 from ..model_files import load_model
+from ..parallel.layout import ALONE, Layout
 from ..setting import Setting, whole
 from ..techniques import Touches
 from .generated import For, Generated

@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from ..costs import By, usd_per_h, watts
-from ..hardware import Hardware
-from ..layout import Layout
+from ..analyzing.costs import By, usd_per_h, watts
+from ..devices.hardware import Hardware
+from ..parallel.layout import Layout
 from ..units import counted, fold, seconds, si
 from .load import Grid, Load, StepTimes
 from .steady_grid import Steady, able_rates, most_within

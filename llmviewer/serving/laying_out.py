@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..comparing.fleet import Known, fleets
+from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..fleet import Known, fleets
 from ..graph import Graph
-from ..hardware import Hardware
-from ..layout import Network
 from ..lowering import Attention
 from ..memory import Footprint, Shapes
 from ..operators.base import Operator
 from ..operators.collectives import Collective
+from ..parallel.layout import Network
 from ..setting import Setting
 from ..techniques import Drafter, altered
 from ..transforms.flash_attention import flash_attention

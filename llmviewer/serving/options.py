@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..cures import fitting
+from ..analyzing.cures import fitting
 from ..errors import InputError
 from ..lowering import Attention
 from ..memory import memory

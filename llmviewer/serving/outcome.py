@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__
-from ..costs import per_dollar, per_joule
+from ..analyzing.costs import per_dollar, per_joule
+from ..analyzing.facts import finite
+from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..facts import finite
-from ..hardware import Hardware
 from ..setting import Setting
 from ..units import seconds
 from .policy import Policy

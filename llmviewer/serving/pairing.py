@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..costs import usd_per_h, watts
-from ..disaggregation import KvLink, joined, sent_bytes_per_s
+from ..analyzing.costs import usd_per_h, watts
+from ..analyzing.disaggregation import KvLink, joined, sent_bytes_per_s
+from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..forms import Num
-from ..hardware import Hardware
-from ..layout import Layout
+from ..parallel.layout import Layout
 from ..units import fold, seconds, si
 from .candidates import Candidate, Readers
 from .load import Grid, Load, StepTimes

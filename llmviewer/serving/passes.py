@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ..comparing.fleet import Fleet
+from ..devices.hardware import Hardware
 from ..expectation.expected import ExpectedPass
 from ..expectation.kernels import Kernels, Launched
 from ..expectation.launches import Launch
-from ..fleet import Fleet
 from ..forms import Num
-from ..hardware import Hardware
-from ..layout import Layout
+from ..parallel.layout import Layout
 from ..roofline import OperatorEstimate, PlannedOperator
 from ..techniques import Drafter
 from ..workload import Spans, Workload

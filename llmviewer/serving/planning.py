@@ -12,19 +12,19 @@ from typing import Any, Final
 import numpy as np
 
 from .. import given
-from ..choice import unsold
-from ..costs import By
-from ..disaggregation import KvLink, KvTransfer
+from ..analyzing.costs import By
+from ..analyzing.disaggregation import KvLink, KvTransfer
+from ..comparing.choice import unsold
+from ..devices.files import each_changed, hardware_names, loaded
+from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.engines import Engine, find_engine
 from ..expectation.kernels import Kernels
 from ..expectation.profile import Profile
 from ..graph import Graph
-from ..hardware import Hardware
-from ..hardware_files import each_changed, hardware_names, loaded
-from ..layout import Layout, parse_layout
 from ..model import Model
 from ..operators.linear import ExpertsLinear
+from ..parallel.layout import Layout, parse_layout
 from ..setting import Setting, whole
 from ..techniques import Technique, parse_techniques
 from ..transforms.quantize import PUBLISHED, parse_quantization

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..disaggregation import KvLink, pace
+from ..analyzing.disaggregation import KvLink, pace
 from ..errors import InputError
 from ..forms import Num
-from ..layout import ALONE
 from ..model import kv_cache_bytes
+from ..parallel.layout import ALONE
 from ..setting import Setting
 from ..transforms.offload import ON_DEVICE
 from .steps import Steps

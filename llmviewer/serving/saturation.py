@@ -11,14 +11,14 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__, given
-from ..costs import per_dollar, per_joule
+from ..analyzing.costs import per_dollar, per_joule
+from ..analyzing.facts import finite
+from ..devices.files import loaded
+from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.profile import Profile
-from ..facts import finite
-from ..hardware import Hardware
-from ..hardware_files import loaded
-from ..layout import ALONE, Layout
 from ..model import Model
+from ..parallel.layout import ALONE, Layout
 from ..setting import Setting, whole
 from ..techniques import Technique
 from .lengths import Lengths, Tokens

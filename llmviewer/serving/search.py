@@ -8,10 +8,10 @@ from itertools import count, groupby
 from math import isfinite
 from typing import Any, Final
 
+from ..comparing.fleet import Known
+from ..devices.hardware import Hardware
 from ..expectation.kernels import Kernels
-from ..fleet import Known
-from ..hardware import Hardware
-from ..layout import Layout
+from ..parallel.layout import Layout
 from ..setting import Setting
 from .candidates import Candidate, judged
 from .laying_out import Left, laid_out

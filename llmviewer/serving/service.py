@@ -12,14 +12,14 @@ from typing import Any, Final
 import numpy as np
 
 from .. import given
-from ..disaggregation import KvLink, KvTransfer
+from ..analyzing.disaggregation import KvLink, KvTransfer
+from ..devices.files import each_changed, loaded
+from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.engines import find_engine
 from ..expectation.profile import Profile
-from ..hardware import Hardware
-from ..hardware_files import each_changed, loaded
-from ..layout import ALONE, Layout
 from ..model import Model
+from ..parallel.layout import ALONE, Layout
 from ..setting import Setting, whole
 from ..techniques import Technique, altered
 from .arrivals import read_traffic

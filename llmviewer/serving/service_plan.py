@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__
-from ..costs import By
-from ..disaggregation import KvLink, KvTransfer
-from ..facts import finite
+from ..analyzing.costs import By
+from ..analyzing.disaggregation import KvLink, KvTransfer
+from ..analyzing.facts import finite
 from ..model import Model
 from ..transforms.quantize import PUBLISHED
 from .candidates import PRICES, Candidate, Readers

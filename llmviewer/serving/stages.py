@@ -17,9 +17,9 @@ from ..expectation.engines import IDLE, Host
 from ..expectation.kernels import Kernels
 from ..expectation.launches import counted
 from ..forms import Form, Num, evaluate
-from ..layout import Layout
 from ..operators.base import Operator
 from ..operators.collectives import AllToAll
+from ..parallel.layout import Layout
 from ..roofline import Plan
 from ..setting import Setting
 from ..techniques import Drafter

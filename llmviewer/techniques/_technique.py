@@ -11,11 +11,11 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from ..devices.hardware import Hardware
 from ..forms import Num
 from ..graph import Graph
-from ..hardware import Hardware
-from ..layout import Layout
 from ..model import Model
+from ..parallel.layout import Layout
 from ..roofline import Plan
 from ..workload import Spans, Workload
 from ._parameters import check

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..devices.hardware import Hardware
 from ..forms import Feature, Form, kv_tokens, total
 from ..graph import Block, Graph
-from ..hardware import Hardware
 from ..operators.attention import QK, SV, FlashAttention
 from ..operators.base import Operator, Role, Tensor
 from ..operators.collectives import Collective

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log2
 
+from ..devices.hardware import Hardware
 from ..graph import Block, Graph
-from ..hardware import Hardware
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise
 from ..operators.linear import LMHead

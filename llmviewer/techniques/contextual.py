@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ..architectures._parts import Parts
+from ..devices.hardware import Hardware
 from ..forms import any_of
 from ..graph import Block, Graph
-from ..hardware import Hardware
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Activation
 from ..operators.linear import ChosenLinear, Linear

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
+from ..devices.hardware import Hardware
 from ..forms import ONE, WHOLE, replicas, sampled, thinned, together
 from ..graph import Block, Graph
-from ..hardware import Hardware
 from ..operators.base import KEPT, Operator, Tensor, Weight
 from ..operators.linear import LMHead
 from ..operators.pictures import Place

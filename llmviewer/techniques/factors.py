@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import ClassVar, Final
 
+from ..devices.hardware import Hardware
 from ..errors import suggest
 from ..forms import SINGLE, Form, distinct_experts
 from ..graph import Block, Graph
-from ..hardware import Hardware
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.linear import Linear
 from ..precision import HALF, product, resolved

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ..devices.hardware import Hardware
 from ..graph import Block, Graph
-from ..hardware import Hardware
 from ..operators.base import Operator
 from ..operators.elementwise import Activation, Add, Norm, Rope
 from ..operators.fused import Fused, once

@@ -8,9 +8,9 @@ from math import inf
 
 from ..architectures._attention import LatentAttention
 from ..architectures._parts import Parts
+from ..devices.hardware import Hardware
 from ..forms import TOKENS, Form, kv_tokens, pairs
 from ..graph import Block, Graph
-from ..hardware import Hardware
 from ..operators.attention import QK, Attention
 from ..operators.base import Operator, Role
 from ..operators.masks import Causal, Mask

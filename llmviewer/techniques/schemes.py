@@ -9,9 +9,9 @@ from functools import partial
 from math import log2
 from typing import Final
 
+from ..devices.hardware import Hardware
 from ..forms import Form
 from ..graph import Block, Graph
-from ..hardware import Hardware
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.elementwise import Elementwise
 from ..operators.linear import Linear

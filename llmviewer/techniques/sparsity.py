@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Final
 
+from ..devices.hardware import Hardware
 from ..forms import Form
 from ..graph import Graph
-from ..hardware import Hardware
 from ..operators.base import Operator
 from ..operators.linear import Linear
 from ..precision import Format

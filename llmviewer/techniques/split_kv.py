@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..devices.hardware import Hardware
 from ..forms import TOKENS
 from ..graph import Block, Graph
-from ..hardware import Hardware
 from ..operators.attention import QK, FlashAttention
 from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import Elementwise

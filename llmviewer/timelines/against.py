@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__
-from ..analysis import Analysis
+from ..analyzing.analysis import Analysis
+from ..analyzing.phases import OperatorResult, Phase
 from ..errors import InputError
-from ..phases import OperatorResult, Phase
 from ..setting import whole
 from .kinds import Part, marks_a_layer, part_of_operator, parts_of
 from .passes import Averaged, averaged

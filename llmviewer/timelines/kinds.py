@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Final
 
-from ..phases import OperatorResult
+from ..analyzing.phases import OperatorResult
 
 
 class Part(StrEnum):

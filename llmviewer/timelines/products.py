@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations, groupby
 from typing import TypeAlias
 
+from ..analyzing.phases import OperatorResult
 from ..graph import Block, Graph
-from ..phases import OperatorResult
 from .kinds import Part, part_of_operator
 
 Place: TypeAlias = tuple[str, tuple[str, ...]]  # a block, and those of its operators that one kernel computes

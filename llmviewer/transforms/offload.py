@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..forms import Form, Num, total
 from ..graph import Block, Graph, Transform
-from ..hardware import Hardware
 from ..operators.base import Operator, Role, Tensor, Weight
 from ..operators.collectives import Collective
 from ..operators.transfer import Transfer

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from llmviewer.advice import larger_batch
-from llmviewer.analysis import Analysis
+from llmviewer.analyzing.advice import larger_batch
+from llmviewer.analyzing.analysis import Analysis
 from llmviewer.precision import Format, Scheme, parse_scheme
 from llmviewer.reports.techniques import describe
 from llmviewer.reports.text import between

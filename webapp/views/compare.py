@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from llmviewer.analysis import Analysis
+from llmviewer.analyzing.analysis import Analysis
+from llmviewer.analyzing.phases import Phase
 from llmviewer.errors import InputError
-from llmviewer.phases import Phase
 from llmviewer.reports import figures
 from llmviewer.reports.marks import identity, roofs
 from llmviewer.reports.shown import Shown, shown

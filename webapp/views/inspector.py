@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from llmviewer.advice import larger_batch
+from llmviewer.analyzing.advice import larger_batch
+from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.errors import InputError
 from llmviewer.forms import evaluate
 from llmviewer.lowering import Accounting, Attention
 from llmviewer.operators.base import KEPT, Role, Tensor
-from llmviewer.phases import OperatorResult, Phase
 from llmviewer.precision import parse_scheme
 from llmviewer.reports.graph import shape, weight_shape
 from llmviewer.reports.marks import identity

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import hypot
 from typing import Any, Final
 
+from llmviewer.analyzing.phases import OperatorResult
 from llmviewer.graph import Block, Graph
-from llmviewer.phases import OperatorResult
 from llmviewer.reports.graph import edges, shape, title
 from llmviewer.reports.marks import identity
 from llmviewer.units import seconds

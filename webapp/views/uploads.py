@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from llmviewer.devices.files import hardware_aliases
 from llmviewer.errors import InputError, suggest
 from llmviewer.expectation import rows as measurements
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
 from llmviewer.expectation.validate import Predictions, Validation, predict, validate
-from llmviewer.hardware_files import hardware_aliases
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from llmviewer.analyzing.facts import finite
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
 from llmviewer.expectation.profile import SIBLINGS, Entry, Error
-from llmviewer.facts import finite
 from llmviewer.reports.shown import Shown, shown
 from llmviewer.reports.trust import Dot, against, errors
 from llmviewer.units import counted, seconds

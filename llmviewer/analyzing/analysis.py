@@ -1,0 +1,348 @@
+"""analyze(): a model on a device, operator by operator, for prefill and decode; memory; and the whole generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, Final
+
+from .. import __version__
+from ..devices.hardware import Hardware
+from ..documents import LARGEST
+from ..errors import InputError
+from ..expectation.profile import Profile
+from ..lowering import Accounting, Attention, Mla
+from ..memory import Memory, largest_batch, memory
+from ..model import Model
+from ..parallel.layout import ALONE, Layout
+from ..setting import Setting, arranges, check_images, whole
+from ..techniques import Schedule, Technique
+from ..transforms.offload import ON_DEVICE, Offload
+from ..units import counted, fold, si
+from ..workload import Workload
+from .answering import GenerationResult, generated, scheduled
+from .cures import find_cures
+from .effect import Effect, effect
+from .facts import describe_hardware, describe_model, plain
+from .faster import Faster, faster
+from .notes import notes
+from .phases import OperatorResult, Phases, phase, unmodelled
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+
+SCHEMA_VERSION: Final = 1  # of to_dict(); rises when a key changes its meaning or goes
+MAX: Final = "max"  # in place of a batch: the largest that fits
+_CONTEXT: Final = 1e9  # of CUDA at most; below that, what is to spare may be none [B]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What was asked. gen and kv_len are None where the model does not generate.
+
+    batch_found  "max" was asked for, and `batch` is the largest that fits
+    """
+
+    batch: int
+    prompt: int
+    gen: int | None
+    kv_len: int | None
+    images: int
+    quant: str
+    attention: Attention
+    accounting: Accounting
+    mla: Mla
+    expert_skew: float
+    mtp: bool
+    layout: str
+    devices: int
+    offload: str
+    hardware_set: tuple[str, ...]
+    techniques: tuple[str, ...] = ()
+    library: str = ""  # of the kernels whose times are expected: as asked for, or what stands in
+    engine: str = ""  # serving engine that launches the kernels
+    profiles: tuple[str, ...] = ()  # used before those that ship; files by the path that was given
+    batch_found: bool = False
+
+    @classmethod
+    def of(cls, setting: Setting, **said: Any) -> Inputs:
+        """`said` is what a setting does not hold."""
+        several = setting.layout.devices > 1
+        return cls(
+            quant=str(setting.quantization),
+            attention=setting.attention,
+            accounting=setting.accounting,
+            mla=setting.mla,
+            expert_skew=setting.expert_skew,
+            layout=str(setting.layout) if several else "",
+            devices=setting.layout.devices,
+            offload=str(setting.offload),
+            hardware_set=tuple(setting.hardware.changes),
+            techniques=tuple(map(str, setting.techniques)),
+            library=setting.kernels.library if setting.kernels else "",
+            engine=setting.engine.name if setting.engine else "",
+            profiles=tuple(dict.fromkeys(profile.name for profile in setting.profiles)),
+            **said,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """All that analyze() finds, as plain numbers in OPs, bytes and seconds.
+
+    rivals  works out `faster`: only when it is asked for, as it takes time and only reports show it
+    """
+
+    model: Model
+    hardware: Hardware
+    inputs: Inputs
+    phases: Phases
+    memory: Memory
+    generation: GenerationResult
+    notes: tuple[str, ...]
+    effect: Effect | None = None  # of techniques, where any were asked for
+    rivals: Callable[[], tuple[Faster, ...]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def faster(self) -> tuple[Faster, ...]:
+        """For each phase the fastest library, where that is another than the default and no library was asked for."""
+        return self.rivals()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and whether another library than the default is expected to be notably faster."""
+        by_library: dict[str, list[str]] = {}
+        for one in self.faster:
+            phase = one.phase if self.model.generates else "the one pass"
+            by_library.setdefault(one.library, []).append(f"{phase} {fold(one.speed_up, 2)}")
+        said = "; ".join(f"{' and '.join(gains)} with --library {name}" for name, gains in by_library.items())
+        usual = f"other libraries than {self.inputs.library}, the default here, are faster"
+        return (*self.notes, *((f"as expected of kernels, {usual}: {said}",) if said else ()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/json.md has its keys. Whole numbers are ints, what is unknown is None."""
+        model, hardware = self.model, self.hardware
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "model": describe_model(model),
+            "hardware": describe_hardware(hardware),
+            "inputs": asdict(self.inputs),
+            "phases": {"decode": None} | {name: phase.to_dict() for name, phase in self.phases},
+            "memory": {
+                **asdict(self.memory),
+                "total_bytes": self.memory.total_bytes,
+                "fits": self.memory.fits,
+            },
+            "generation": asdict(self.generation),
+            "effect": asdict(self.effect) | {"speed_up": self.effect.speed_up} if self.effect else None,
+            "faster": [asdict(one) for one in self.faster],
+            "notes": list(self.remarks),
+        }
+        return plain(document)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per phase and operator, the fields of OperatorResult as columns."""
+        import pandas as pd
+
+        names = [f.name for f in fields(OperatorResult) if f.name != "per_call"]
+        return pd.DataFrame(
+            {"phase": phase_name, **{name: getattr(op, name) for name in names}}
+            for phase_name, phase in self.phases
+            for op in phase.operators
+        )
+
+
+def analyze(
+    model: str | Model,
+    hardware: str | Hardware,
+    *,
+    batch: int | str = 1,
+    prompt: int = 1024,
+    gen: int = 128,
+    kv_len: int | None = None,
+    images: int = 0,
+    quant: str | None = None,
+    attention: str | None = None,
+    accounting: str = "faithful",
+    mla: str = "auto",
+    expert_skew: float = 0,
+    mtp: bool = False,
+    layout: str | Layout = ALONE,
+    offload: str | Offload = ON_DEVICE,
+    hardware_set: Sequence[str] = (),
+    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
+    library: str = "",
+    engine: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
+    bound: bool = False,
+) -> Analysis:
+    """The roofline of `model` on `hardware`.
+
+    model, hardware  names that ship, paths of files, or objects
+    batch            sequences at a time; "max" are as many as fit the memory
+    prompt, gen      tokens read and tokens written, of each of `batch` sequences: by encoder and decoder where there
+                     are both; what does not generate writes none
+    kv_len           tokens that the decode step shown attends to, its own included; those of the first step if None
+    images           pictures in each prompt, of which their tokens are a part; a tower reads them in the prefill
+    quant            precision, such as "W4A16g128", "W8A8KV8", "fp8" or "W4A16,down_proj=W8A16"; as published if None
+    attention        "flash" or "eager"; if None, "flash", but "eager" in the survey's accounting
+    accounting       "faithful": what kernels have to do; "survey": the conventions of arXiv:2402.16363
+    mla              latent attention, "naive" or "absorbed"; "auto" is naive in the prefill and absorbed in decode
+    expert_skew      popularity of experts is rank^-expert_skew; at 0 all are alike popular
+    mtp              every pass also runs the layers that predict further tokens, once for each of its tokens
+    layout           degrees of parallelism, such as "tp=8 pp=2"; `batch` is that of all devices together
+    offload          parts that lie in host memory or on storage, such as "weights=0.5,kv=0.2@storage"
+    hardware_set     what-ifs such as "memory.bandwidth=2x"
+    techniques       those in use, such as "speculative:draft=llama-68m,gamma=4,alpha=0.7" (docs/techniques.md)
+    library          library of kernels whose times are expected, such as "vllm"; if "", the one that was measured most
+                     on the device
+    engine           serving engine that launches the kernels, such as "huggingface" (docs/serving.md); if "", there are
+                     no gaps between them
+    profiles         files that `llmviewer calibrate` wrote, used before those that ship
+    bound            only lower bounds: nothing is expected of measured kernels
+
+    Raises InputError, one line of text, where something given cannot be used.
+    """
+    setting = Setting.of(
+        model,
+        hardware,
+        quant=quant,
+        attention=attention,
+        accounting=accounting,
+        mla=mla,
+        expert_skew=expert_skew,
+        mtp=mtp,
+        layout=layout,
+        offload=offload,
+        hardware_set=hardware_set,
+        techniques=techniques,
+        library=library,
+        engine=engine,
+        profiles=profiles,
+        bound=bound,
+    )
+    return analyzed(setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, mtp=mtp)
+
+
+def analyzed(
+    setting: Setting, *, batch: int | str, prompt: int, gen: int, kv_len: int | None, images: int, mtp: bool
+) -> Analysis:
+    """What analyze() finds of a setting."""
+    given = None if isinstance(batch, str) and batch == MAX else whole("batch", batch)
+    prompt, gen = whole("prompt", prompt), whole("gen", gen)
+    check_images(setting.model, prompt=prompt, images=whole("images", images, least=0))
+    context = _context(setting.model, prompt=prompt, kv_len=kv_len)
+    written = gen if context else 0
+    longest = max(gen, context - prompt) if context else 0  # the step shown has to fit too
+    batch = _most(setting, prompt=prompt, gen=longest, images=images) if given is None else given
+    _check_countable(batch, prompt + longest)
+    held = {"batch": batch, "prompt": prompt, "gen": longest, "images": images}
+    asked = {**held, "gen": written or 1}
+    share = int(setting.layout.share(batch))
+    read = {"prompt": prompt, "images": images}
+    workloads = {"prefill": setting.prefill(Workload.prefill(batch=share, **read))}
+    if context:
+        workloads["decode"] = setting.step(Workload.decode(batch=share, kv_len=context, **read))
+    footprint = memory(setting.footprint, setting.hardware.capacity, **held)
+
+    def fits(changed: Setting) -> bool:
+        """Whether an offer has room; an offer without counts too where what is asked has none either."""
+        return not footprint.fits or float(changed.footprint.total_bytes(**held)) <= footprint.capacity_bytes
+
+    cures = cache(partial(find_cures, setting, footprint, **held))
+    told = partial(phase, setting, batch=batch, max_batch=footprint.max_batch, fits=fits, cures=cures)
+    each = {name: told(name, workload) for name, workload in workloads.items()}
+    phases = Phases(prefill=each["prefill"], decode=each.get("decode"))
+    schedule = setting.schedule(**asked) if setting.techniques else None
+    if schedule and written and arranges(setting.techniques):
+        answer = scheduled(setting, schedule)
+    else:
+        answer = generated(setting, batch=batch, prompt=prompt, gen=written, images=images)
+    return Analysis(
+        model=setting.model,
+        hardware=setting.hardware,
+        inputs=Inputs.of(
+            setting, **{**held, "gen": written or None}, kv_len=context, mtp=mtp, batch_found=given is None
+        ),
+        phases=phases,
+        memory=footprint,
+        generation=answer,
+        notes=(
+            *(_said(setting, batch=batch, tokens=prompt + longest) if given is None else _tight(footprint)),
+            *notes(setting, batch=batch, prompt=prompt, written=longest, images=images),
+            *(() if setting.bound else unmodelled(phases)),
+        ),
+        effect=_effect(setting, schedule, workloads.get("decode"), answer, **asked) if schedule else None,
+        rivals=partial(faster, setting, phases, workloads, batch),
+    )
+
+
+def _check_countable(batch: int, tokens: int) -> None:
+    """Raises InputError where `batch` sequences of `tokens` are too many to be counted exactly."""
+    if batch * tokens > LARGEST:
+        must = f"batch x tokens of a sequence must be at most {LARGEST}, the largest that is counted exactly"
+        raise InputError(f"{must}; got {batch} x {tokens}")
+
+
+def _most(setting: Setting, *, prompt: int, gen: int, images: int) -> int:
+    """The largest batch that fits.
+
+    Raises InputError where not one sequence does, or nothing limits them.
+    """
+    device, size = setting.hardware, {"prompt": prompt, "gen": gen, "images": images}
+    found = largest_batch(setting.footprint, device.capacity, **size)
+    if found is None:
+        raise InputError(f"batch max: nothing in the memory of {device.name} limits the batch; give a number")
+    if not found:
+        weights, cache, live = map(float, setting.footprint.parts(batch=1, **size))
+        each = "each device" if setting.layout.devices > 1 else "it"
+        raise InputError(
+            f"batch max: {setting.model.name} with one sequence of {prompt + gen} tokens does not fit {device.name}: "
+            f"{each} needs {si(weights + cache + live)}B (weights {si(weights)}B, KV cache {si(cache)}B, live "
+            f"activations {si(live)}B) and has {si(device.capacity)}B; use fewer bits (--quant), more devices (--tp) "
+            "or larger ones"
+        )
+    return found
+
+
+def _said(setting: Setting, *, batch: int, tokens: int) -> Iterator[str]:
+    """That the batch was found, and of what."""
+    where = f"the {si(setting.hardware.capacity)}B of {'each' if setting.layout.devices > 1 else 'the'} device"
+    yield (
+        f"batch max: {counted(batch, 'sequence')} of {tokens} tokens: as many as have room for weights, KV cache and "
+        f"the live activations of all prompts read at once in {where}; what allocators and engines keep is not counted"
+    )
+
+
+def _tight(held: Memory) -> Iterator[str]:
+    """That it fits by so little that it may not."""
+    spare = held.capacity_bytes - held.total_bytes
+    if 0 <= spare < _CONTEXT:
+        kept = "what allocators, engines and drivers keep (CUDA's context 0.3 to 1 GB) is not counted"
+        yield f"{si(spare)}B to spare may be too little: {kept}"
+
+
+def _effect(
+    setting: Setting, schedule: Schedule, step: Workload | None, answer: GenerationResult, **asked: int
+) -> Effect:
+    """effect(), with what is expected of it."""
+    found, with_it = effect(setting, schedule, step, **asked), answer.expected_latency_s
+    without = generated(setting.bare(), **asked).expected_latency_s if with_it else None
+    return replace(found, expected_speed_up=without / with_it) if with_it and without else found
+
+
+def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
+    """Tokens that the decode step shown attends to; None where there is none."""
+    given = None if kv_len is None else whole("kv_len", kv_len)
+    if not model.generates:
+        if given:
+            raise InputError(f"kv_len is of a decode step, and {model.name} does not generate; leave it out")
+        return None
+    if given and model.encodes and given <= prompt:
+        must = f"kv_len must be more than the {prompt} tokens of the prompt, which the encoder of {model.name} reads"
+        raise InputError(f"{must}; got {given}")
+    return given or prompt + 1

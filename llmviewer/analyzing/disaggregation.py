@@ -1,0 +1,245 @@
+"""disaggregate(): prefills on one kind of device, decode steps on another (arXiv:2311.18677, arXiv:2401.09670)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from .. import given
+from ..devices.hardware import Hardware
+from ..errors import InputError
+from ..expectation.profile import Profile
+from ..model import Model, kv_cache_bytes
+from ..model_files import load_model
+from ..parallel.layout import ALONE, Layout
+from ..setting import Setting
+from ..transforms.offload import ON_DEVICE, Offload
+from .analysis import MAX, Analysis, analyzed
+from .answering import GenerationResult
+from .faster import Faster
+from .phases import Phases
+
+
+class KvTransfer(StrEnum):
+    """When the cache of the prompts goes. after: the prefill; overlapped: layer by layer, while it runs."""
+
+    AFTER = "after"
+    OVERLAPPED = "overlapped"
+
+
+class KvLink(StrEnum):
+    """What it goes over. scale-out: links of nodes, or of hosts where there are none; scale-up: those of a domain."""
+
+    SCALE_OUT = "scale-out"
+    SCALE_UP = "scale-up"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disaggregated:
+    """What both kinds of device do; of each side its own phase counts. Lower bounds.
+
+    prefill                  of a side that reads the prompts and writes the first token
+    decode                   of a side that writes the others; its memory is that of decode steps
+    kv_transfer_bytes        cache of the prompts, each part of it once [B]
+    kv_transfer_bytes_per_s  over the links of the slower side, all of its devices at once [B/s]
+    """
+
+    prefill: Analysis
+    decode: Analysis
+    kv_transfer: KvTransfer
+    kv_link: KvLink
+    kv_transfer_bytes: float
+    kv_transfer_bytes_per_s: float
+
+    @property
+    def kv_transfer_s(self) -> float:
+        return self.kv_transfer_bytes / self.kv_transfer_bytes_per_s
+
+    @property
+    def generation(self) -> GenerationResult:
+        """Of one batch; its first token is there when the decode side can go on from it."""
+        read, asked = self.prefill.generation.ttft_s, self.decode.inputs
+        overlapped = self.kv_transfer is KvTransfer.OVERLAPPED
+        ttft = max(read, self.kv_transfer_s) if overlapped else read + self.kv_transfer_s
+        latency = ttft + self.decoding_s
+        tokens = asked.batch * (asked.gen or 0)
+        tpot = self.decode.generation.tpot_s
+        return GenerationResult(
+            ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=tokens / latency, **self._expected(tokens)
+        )
+
+    def _expected(self, tokens: int) -> dict[str, float | None]:
+        """What is expected of both sides; the cache travels as fast as its links."""
+        reads, writes = self.prefill.generation, self.decode.generation
+        found: dict[str, float | None] = {}
+        for end in ("", "_low", "_high"):
+            read, whole, first, each = (
+                getattr(side, f"expected_{what}{end}_s")
+                for side, what in ((reads, "ttft"), (writes, "latency"), (writes, "ttft"), (writes, "tpot"))
+            )
+            if read is None or whole is None:
+                return {}
+            overlapped = self.kv_transfer is KvTransfer.OVERLAPPED
+            ttft = max(read, self.kv_transfer_s) if overlapped else read + self.kv_transfer_s
+            latency = ttft + whole - first
+            found |= {f"expected_ttft{end}_s": ttft, f"expected_tpot{end}_s": each, f"expected_latency{end}_s": latency}
+            if not end:
+                found["expected_tokens_per_s"] = tokens / latency
+        return found
+
+    @property
+    def decoding_s(self) -> float:
+        """All decode steps of a batch. [s]"""
+        return self.decode.generation.latency_s - self.decode.generation.ttft_s
+
+    @property
+    def decode_per_prefill(self) -> float:
+        """Devices that decode what one device that reads prompts keeps them busy with."""
+        reading = self.prefill.generation.ttft_s * self.prefill.inputs.devices
+        return self.decoding_s * self.decode.inputs.devices / reading
+
+    @property
+    def joint(self) -> Analysis:
+        """Each side's phase in one, on the devices that decode."""
+        phases = Phases(prefill=self.prefill.phases.prefill, decode=self.decode.phases.decode)
+        both = set(self.prefill.notes) & set(self.decode.notes)
+        of_one = (f"{name}: {note}" for name, side in self.sides for note in side.notes if note not in both)
+        notes = (*(note for note in self.decode.notes if note in both), *of_one)
+        return replace(self.decode, phases=phases, generation=self.generation, notes=notes, rivals=self._rivals)
+
+    def _rivals(self) -> tuple[Faster, ...]:
+        return tuple(one for name, side in self.sides for one in side.faster if one.phase == name)
+
+    @property
+    def sides(self) -> tuple[tuple[str, Analysis], ...]:
+        return (("prefill", self.prefill), ("decode", self.decode))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document: that of analyze() for each side, with its own phase, and what is of both."""
+        joint = self.joint.to_dict()
+        documents = {}
+        for name, side in self.sides:
+            document = side.to_dict()
+            documents[name] = document | {
+                "phases": {phase: found if phase == name else None for phase, found in document["phases"].items()}
+            }
+        return {
+            "schema_version": joint["schema_version"],
+            "llmviewer_version": joint["llmviewer_version"],
+            **documents,
+            "kv_transfer": {
+                "when": self.kv_transfer,
+                "link": self.kv_link,
+                "bytes": self.kv_transfer_bytes,
+                "bytes_per_s": self.kv_transfer_bytes_per_s,
+                "time_s": self.kv_transfer_s,
+            },
+            "decode_per_prefill": self.decode_per_prefill,
+            "generation": joint["generation"],
+        }
+
+
+def disaggregate(
+    model: str | Model,
+    prefill_hardware: str | Hardware,
+    decode_hardware: str | Hardware,
+    *,
+    prefill_layout: str | Layout = ALONE,
+    decode_layout: str | Layout = ALONE,
+    kv_transfer: str = "after",
+    kv_link: str = "scale-out",
+    batch: int = 1,
+    prompt: int = 1024,
+    gen: int = 128,
+    kv_len: int | None = None,
+    images: int = 0,
+    quant: str | None = None,
+    attention: str | None = None,
+    accounting: str = "faithful",
+    mla: str = "auto",
+    expert_skew: float = 0,
+    mtp: bool = False,
+    offload: str | Offload = ON_DEVICE,
+    hardware_set: Sequence[str] = (),
+    library: str = "",
+    engine: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
+    bound: bool = False,
+) -> Disaggregated:
+    """`batch` prompts are read on one kind of device, and continued on another.
+
+    kv_transfer   when the cache goes from one to the other: "after" the prefill, or "overlapped" with it
+    kv_link       over which links: "scale-out", or "scale-up" where both sides are in one domain
+    hardware_set  what-ifs on both kinds of device
+
+    The other arguments are those of analyze().
+
+    Raises InputError where something given cannot be used, and where the model does not generate.
+    """
+    if str(batch) == MAX:
+        raise InputError("batch max is of one kind of device, and here are two; give a number")
+    given.one(model=model)
+    loaded = load_model(model) if isinstance(model, str) else model
+    if not loaded.generates:
+        raise InputError(f"{loaded.name} does not generate: there are no decode steps to take on other devices")
+    asked: dict[str, Any] = {
+        "quant": quant, "attention": attention, "accounting": accounting, "mla": mla, "expert_skew": expert_skew,
+        "mtp": mtp, "offload": offload, "hardware_set": hardware_set, "library": library,
+        "engine": engine, "profiles": profiles, "bound": bound,
+    }  # fmt: skip
+    when, link = given.among("kv_transfer", kv_transfer, KvTransfer), given.among("kv_link", kv_link, KvLink)
+    reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **asked)
+    writes = replace(Setting.of(loaded, decode_hardware, layout=decode_layout, **asked), decodes_only=True)
+    request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images, "mtp": mtp}
+    prefill = analyzed(reads, gen=1, kv_len=None, **request)
+    decode = analyzed(writes, gen=gen, kv_len=kv_len, **request)
+    whole = replace(writes, layout=ALONE, offload=ON_DEVICE).graph
+    return Disaggregated(
+        prefill=prefill,
+        decode=decode,
+        kv_transfer=when,
+        kv_link=link,
+        kv_transfer_bytes=float(
+            kv_cache_bytes(whole, batch=batch, context=_cached(loaded, prompt), prompt=prompt, images=images)
+        ),
+        kv_transfer_bytes_per_s=pace(reads, writes, link),
+    )
+
+
+def _cached(model: Model, prompt: int) -> int:
+    """Tokens whose keys and values there are after the prefill: a decoder beside an encoder has read one more."""
+    return prompt + 1 if model.encodes else prompt
+
+
+def pace(reads: Setting, writes: Setting, link: KvLink) -> float:
+    """Of all devices of the slower side. [B/s]
+
+    Raises InputError where such links do not join both sides, or nothing is known of them.
+    """
+    sides = [(one.hardware, one.layout.devices) for one in (reads, writes)]
+    if link is KvLink.SCALE_UP and not joined(*sides):
+        (reader, some), (writer, others) = sides
+        raise InputError(
+            f"kv_link must be scale-out where no domain of one kind of device has both sides; got {some} x "
+            f"{reader.name} that read and {others} x {writer.name} that write"
+        )
+    return min(devices * sent_bytes_per_s(hardware, link) for hardware, devices in sides)
+
+
+def joined(reads: tuple[Hardware, int], writes: tuple[Hardware, int]) -> bool:
+    """Whether a domain of scale-up links has room for as many devices of both sides."""
+    (reader, some), (writer, others) = reads, writes
+    return reader.name == writer.name and some + others <= reader.numbers.get("scale_up.devices", inf)
+
+
+def sent_bytes_per_s(hardware: Hardware, link: KvLink) -> float:
+    """Of one device. [B/s]
+
+    Raises InputError where nothing is known of its links.
+    """
+    tier = "scale_out" if "scale_out.bandwidth" in hardware.numbers else "host"
+    return hardware.fact(f"{'scale_up' if link is KvLink.SCALE_UP else tier}.bandwidth")

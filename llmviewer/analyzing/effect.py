@@ -1,0 +1,203 @@
+"""What techniques do to a whole generation: its passes, and everything that counts, with them and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..forms import Num
+from ..setting import Setting
+from ..techniques import Run, Schedule
+from ..workload import Workload
+
+_LARGEST: Final = 4096  # batch that is looked at
+_FAN: Final = 16  # batches at a time
+_LONG: Final = 512  # tokens of an answer that say enough
+_WORTH: Final = 1.001  # less than that is no gain
+_ALIKE: Final = 1e-12  # of an amount: rounding
+_AMOUNTS: Final = ("ops", "weight_bytes", "activation_bytes", "kv_bytes")
+_WHOLE: Final = ("ops", "bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """Passes of one kind in a generation. `before` says whether they come before the first token.
+
+    passes  how many there are on average
+    """
+
+    name: str
+    before: bool
+    passes: float
+    time_s: float
+    ops: float
+    bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A generation in numbers. Times are lower bounds; tpot_s is None where one token is generated.
+
+    ops, bytes    of all passes, on one device of each stage [OP], [B]
+    memory_bytes  at the peak [B]
+    """
+
+    ttft_s: float
+    tpot_s: float | None
+    latency_s: float
+    tokens_per_s: float
+    ops: float
+    bytes: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """What techniques do. Where a technique says when it pays and when not, `findings` has the number and the words.
+
+    tokens_per_step    of each sequence, after the first, for each pass of the model; None where there is no such pass
+    pays_from_batch    the smallest batch at which tokens after the first come faster; None where there is none
+    pays_up_to_batch   the largest before one at which they do not: 0 where there is none, None where all are to 4096
+    expected_speed_up  latency without the techniques over that with them, as expected; None where only bounds are known
+    """
+
+    techniques: tuple[str, ...]
+    runs: tuple[RunResult, ...]
+    tokens_per_step: float | None
+    result: Whole
+    without: Whole
+    pays_from_batch: int | None
+    pays_up_to_batch: int | None
+    findings: dict[str, float | None]
+    said: tuple[str, ...]
+    expected_speed_up: float | None = None
+
+    @property
+    def speed_up(self) -> float:
+        """Latency without the techniques over that with them."""
+        return self.without.latency_s / self.result.latency_s
+
+
+def effect(
+    setting: Setting, schedule: Schedule, step: Workload | None, *, batch: int, prompt: int, gen: int, images: int
+) -> Effect:
+    """Of the techniques of `setting`, whose passes are those of `schedule`; `step` is the decode step shown."""
+    asked = {"batch": batch, "prompt": prompt, "gen": gen, "images": images}
+    bare = setting.bare()
+    findings = [f for one in setting.techniques if step for f in one.findings(setting, step)]
+    first, last = _pays(setting, bare, prompt=prompt, gen=gen) if schedule.rest else (None, 0)
+    return Effect(
+        techniques=tuple(map(str, setting.techniques)),
+        runs=(*(_run(run, before=True) for run in schedule.first), *(_run(run, before=False) for run in schedule.rest)),
+        tokens_per_step=float(schedule.tokens_per_step) if schedule.rest else None,
+        result=_whole(setting, schedule, **asked),
+        without=_whole(bare, bare.schedule(**asked), **asked),
+        pays_from_batch=first,
+        pays_up_to_batch=last,
+        findings={f.key: f.value for f in findings},
+        said=(*(f.text for f in findings if f.text), *_said(first, last)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What techniques lower (-), leave as it was (=) and raise (+).
+
+    prefill, step  OPs, bytes of weights, of activations and of the cache of one pass
+    held           bytes of weights, cache and live activations
+    answer         passes of the model after the first token, OPs and bytes of all passes
+    """
+
+    prefill: str
+    step: str
+    held: str
+    answer: str
+
+
+def changes(setting: Setting, *, batch: int, prompt: int, gen: int) -> Changes:
+    """Of the techniques of `setting`, beside the same precision without them."""
+    bare = replace(setting, techniques=())
+    asked = {"batch": batch, "prompt": prompt, "gen": gen}
+    found = []
+    for one in (setting, bare):
+        read = one.prefill(Workload.prefill(batch=batch, prompt=prompt))
+        step = one.step(Workload.decode(batch=batch, kv_len=prompt + 1, prompt=prompt))
+        passes = (one.plan.estimate(read), one.decode_plan.estimate(step))
+        schedule = one.schedule(**asked)
+        runs = (*schedule.first, *schedule.rest)
+        found.append((
+            *([estimate.sum(name) for name in _AMOUNTS] for estimate in passes),
+            one.footprint.parts(**asked),
+            (sum(run.passes for run in schedule.rest if run.main), *(sum(r.amount(n) for r in runs) for n in _WHOLE)),
+        ))  # fmt: skip
+    signs = ["".join(map(_sign, ours, theirs)) for ours, theirs in zip(*found, strict=True)]
+    return Changes(**dict(zip(("prefill", "step", "held", "answer"), signs, strict=True)))
+
+
+def _sign(ours: Num, theirs: Num) -> str:
+    more = float(ours) - float(theirs)
+    return "=" if abs(more) <= _ALIKE * max(abs(float(theirs)), 1) else "-" if more < 0 else "+"
+
+
+def _pays(setting: Setting, bare: Setting, *, prompt: int, gen: int) -> tuple[int | None, int | None]:
+    """Effect.pays_from_batch and Effect.pays_up_to_batch, found by a few batches at a time."""
+
+    def faster(batch: Num) -> npt.NDArray[np.bool_]:
+        each, steps = np.asarray(batch)[:, None], min(gen, _LONG)
+        ours, theirs = (one.schedule(batch=each, prompt=prompt, gen=steps).decoding_s for one in (setting, bare))
+        return np.greater(theirs, np.multiply(ours, _WORTH))
+
+    tried = np.unique(np.geomspace(1, _LARGEST, _FAN).round())
+    found = faster(tried)
+    if not np.any(found):
+        return None, 0
+    first = int(np.argmax(found))
+    after = np.flatnonzero(~found[first:]) + first
+    start = _smallest(faster, tried[first - 1], tried[first]) if first else 1
+    return start, _smallest(lambda b: ~faster(b), tried[after[0] - 1], tried[after[0]]) - 1 if after.size else None
+
+
+def _smallest(holds: Callable[[Num], npt.NDArray[np.bool_]], low: float, high: float) -> int:
+    """The smallest whole number above `low`, where it does not hold, up to `high`, where it does."""
+    while high - low > 1:
+        tried = np.unique(np.linspace(low, high, _FAN).round())
+        place = int(np.argmax(holds(tried[1:]))) + 1
+        low, high = tried[place - 1], tried[place]
+    return int(high)
+
+
+def _said(first: int | None, last: int | None) -> tuple[str, ...]:
+    if first is None:
+        return ()
+    if first == 1:
+        return (f"tokens after the first come faster up to batch {last}, if it fits",) if last else ()
+    upto = f"to {last}" if last else "on"
+    return (f"tokens after the first come faster from batch {first} {upto}, if it fits",)
+
+
+def _run(run: Run, *, before: bool) -> RunResult:
+    return RunResult(
+        name=run.name,
+        before=before,
+        passes=float(run.passes),
+        time_s=float(run.time_s),
+        ops=float(run.amount("ops")),
+        bytes=float(run.amount("bytes")),
+    )
+
+
+def _whole(setting: Setting, schedule: Schedule, *, batch: int, prompt: int, gen: int, images: int) -> Whole:
+    runs = (*schedule.first, *schedule.rest)
+    return Whole(
+        ttft_s=float(schedule.ttft_s),
+        tpot_s=float(schedule.tpot_s) if schedule.rest else None,
+        latency_s=float(schedule.latency_s),
+        tokens_per_s=float(schedule.answer / schedule.latency_s),
+        ops=float(sum(run.amount("ops") for run in runs)),
+        bytes=float(sum(run.amount("bytes") for run in runs)),
+        memory_bytes=float(setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen, images=images)),
+    )

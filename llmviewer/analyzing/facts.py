@@ -1,0 +1,84 @@
+"""What there is to know of a model and of a device, as JSON documents have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from math import isfinite
+from typing import Any, Final
+
+from ..devices.hardware import Hardware
+from ..memory import weight_bytes
+from ..model import Model
+
+_LINKS: Final = ("scale_up", "scale_out", "host", "storage")
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """The facts of a model that a list of models shows."""
+    return {
+        "name": model.name,
+        "title": model.title,
+        "model_type": model.model_type,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "looked_up_parameters": model.looked_up_parameters,
+        "layers": model.graph.layers,
+        "attention": model.attention,
+        "generates": model.generates,
+        "dtype": model.format.name,
+        "quantization": str(model.quantization),
+        "weight_bytes": None if model.unknown else _whole(weight_bytes(model.published)),
+        "kv_bytes_per_token": _whole(model.kv_bytes_per_token),
+        "image_tokens": model.image_tokens,
+        "max_context": model.max_context or None,
+        "source": model.source,
+        "aliases": list(model.aliases),
+    }
+
+
+def describe_hardware(hardware: Hardware) -> dict[str, Any]:
+    """The rates that an analysis used, what-ifs included. [OP/s], [B/s], [B], [s]"""
+    return {
+        "name": hardware.name,
+        "title": hardware.title,
+        "rates": {str(resource): rate for resource, rate in hardware.rates.items()},
+        "links": {key: value for key, value in hardware.numbers.items() if key.partition(".")[0] in _LINKS},
+        "capacity_bytes": hardware.capacity,
+        "on_chip_bytes": hardware.on_chip_bytes,
+    }
+
+
+def hardware_facts(hardware: Hardware) -> dict[str, Any]:
+    """describe_hardware() and every number of the device's file, each with its source. SI units."""
+    sources = {key: asdict(source) for key, source in hardware.sources.items()}
+    facts = [
+        {"key": f.key, "value": f.value, "text": f.text, "source": sources.get(f.source), "note": f.note}
+        for f in hardware.facts
+    ]
+    about = ("vendor", "kind", "architecture", "released", "status", "aliases", "notes")
+    return plain({**describe_hardware(hardware), **{key: getattr(hardware, key) for key in about}, "facts": facts})
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else value
+
+
+def finite(document: Mapping[str, Any]) -> dict[str, Any]:
+    """`document` for JSON, which has no numbers that are not finite: None in their place, however deep they stand."""
+    return {key: _changed(value, lambda number: number) for key, value in document.items()}
+
+
+def plain(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with whole floats as ints, so that counts read as counts."""
+    return {key: _changed(value, _whole) for key, value in document.items()}
+
+
+def _changed(value: Any, change: Callable[[float], float]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _changed(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_changed(item, change) for item in value]
+    if isinstance(value, float):
+        return change(value) if isfinite(value) else None
+    return value

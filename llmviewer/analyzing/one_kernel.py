@@ -1,0 +1,334 @@
+"""One kernel by itself: its work, the time that no kernel beats, and what measured ones of its sizes take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from math import inf
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .. import given
+from ..architectures._attention import scored
+from ..architectures._feed_forward import Experts
+from ..architectures._parts import HIDDEN, Parts
+from ..devices.files import loaded
+from ..devices.hardware import Hardware
+from ..documents import LARGEST
+from ..errors import InputError, suggest
+from ..expectation.expected import ExpectedPass
+from ..expectation.profile import Profile
+from ..forms import Num
+from ..graph import Block, Graph
+from ..model import Model
+from ..operators.attention import Heads
+from ..operators.base import Operator
+from ..operators.elementwise import Permute
+from ..operators.fused import Fused
+from ..operators.masks import Causal
+from ..precision import NAMED
+from ..resource import matrix
+from ..setting import Setting
+from ..workload import Workload
+
+SCHEMA_VERSION: Final = 1  # of estimates as JSON
+_Sizes = Mapping[str, int]
+_MOST: Final = 10_000  # estimates of one call
+_OR_NONE: Final[Mapping[str, float]] = {"window": inf, "gated": 1}  # sizes that may be 0, with their most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kernel that can be asked for.
+
+    what      it computes
+    needed    sizes that have to be given
+    usual     others, with what they are if not given: a number, or as another one
+    varied    those of the pass; the others are of weights and heads
+    make      what of Parts and sizes: operators that one kernel does
+    workload  the pass of sizes, numbers or arrays
+    """
+
+    what: str
+    needed: tuple[str, ...]
+    usual: Mapping[str, int | str] = field(default_factory=dict)
+    varied: tuple[str, ...]
+    make: Callable[[Parts, _Sizes], tuple[Operator, ...]]
+    workload: Callable[[Mapping[str, Num]], Workload]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelEstimate:
+    """What one launch takes. Times are in seconds, OPs and bytes as in analyze().
+
+    bound        what sets the least time: memory, compute or link
+    dtype        what it is computed in
+    expected_time_s   of a measured library's kernel, with the ends of its 80 % interval; None where nothing is known
+    latency      whether launch and other fixed costs are most of the time expected
+    source       where the expectation comes from
+    """
+
+    kernel: str
+    hardware: str
+    quant: str
+    sizes: Mapping[str, int]
+    ops: float
+    bytes: float
+    intensity: float
+    bound: str
+    dtype: str
+    bound_time_s: float
+    attainable_ops_per_s: float
+    expected_time_s: float | None
+    expected_low_s: float | None
+    expected_high_s: float | None
+    latency: bool
+    source: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "sizes": dict(self.sizes)}
+
+
+def estimate_kernel(
+    kernel: str,
+    hardware: str | Hardware,
+    sizes: Mapping[str, int | Sequence[int]],
+    *,
+    quant: str | None = None,
+    library: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
+    hardware_set: Sequence[str] = (),
+) -> tuple[KernelEstimate, ...]:
+    """What one launch of a kernel takes, for every combination of sizes; those that `kinds` names last vary fastest.
+
+    kernel    a name of kinds(), such as "gemm"
+    sizes     by the names that kinds() has for them, each a number or several
+    quant     a scheme such as "W4A16g128", "fp8" or "KV8"; 16 bits if None. Activations come in 16 bits: where they are
+              quantized first, the time for that counts too
+
+    The other arguments are those of analyze().
+
+    Raises InputError where a size is missing, unknown or none, or the device is not known.
+    """
+    given.one(kernel=kernel, hardware=hardware, quant=quant, library=library)
+    given.listed(hardware_set=hardware_set, profiles=profiles)
+    kind = _kind(kernel)
+    listed = _listed(kernel, kind, sizes)
+    device = loaded(hardware, hardware_set)
+    found: list[KernelEstimate] = []
+    fixed = [name for name in listed if name not in kind.varied]
+    varied = [name for name in listed if name in kind.varied]
+    for values in product(*(listed[name] for name in fixed)):
+        own = dict(zip(fixed, values, strict=True))
+        points = [dict(zip(varied, each, strict=True)) for each in product(*(listed[name] for name in varied))]
+        at = {name: np.array([point[name] for point in points], dtype=float) for name in varied}
+        setting = Setting.of(_model(kernel, kind, own, device), device, quant=quant, library=library, profiles=profiles)
+        named = quant or setting.model.format.name
+        found += _estimates(setting, named, kind.workload(at), [_resolved(kind, own | point) for point in points])
+    places = {name: {value: place for place, value in enumerate(values)} for name, values in listed.items()}
+    return tuple(sorted(found, key=lambda each: [at[each.sizes[name]] for name, at in places.items()]))
+
+
+def kinds() -> Mapping[str, Kind]:
+    """What can be asked for, by name."""
+    return _KINDS
+
+
+def check_sizes(kernel: str, names: Iterable[str]) -> None:
+    """Raises InputError where the kernel is not known, or has no size of such a name."""
+    kind = _kind(kernel)
+    known = (*kind.needed, *kind.usual)
+    for name in names:
+        if name not in known:
+            quant = " (formats are --quant)" if name in ("dtype", "quant") else ""
+            raise InputError(f"{kernel}: no size {name!r}; {suggest(name, known)}{quant}")
+
+
+def _kind(kernel: str) -> Kind:
+    if kernel not in _KINDS:
+        raise InputError(f"no kernel {kernel!r}; {suggest(kernel, _KINDS)}")
+    return _KINDS[kernel]
+
+
+def _listed(kernel: str, kind: Kind, sizes: Mapping[str, int | Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    if not isinstance(sizes, Mapping):
+        raise InputError(f"{kernel}: sizes must be a mapping of names to numbers; got {sizes!r}")
+    check_sizes(kernel, sizes)
+    known = (*kind.needed, *kind.usual)
+    missing = [name for name in kind.needed if name not in sizes]
+    if missing:
+        raise InputError(f"{kernel}: needs {', '.join(kind.needed)}; give {', '.join(missing)}")
+    found: dict[str, tuple[int, ...]] = {}
+    for name in known:
+        asked = sizes.get(name, kind.usual.get(name, 0))
+        if name not in sizes and isinstance(asked, str):  # as another size: said of each combination
+            continue
+        plain: Any = asked.tolist() if isinstance(asked, np.ndarray | np.integer) else asked
+        values = tuple(plain) if isinstance(plain, Sequence) and not isinstance(plain, str) else (plain,)
+        least = 0 if name in _OR_NONE else 1
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"{kernel}: {name} must be a whole number of at least {least}; got {value!r}")
+            if value > LARGEST:
+                raise InputError(f"{kernel}: {name} must be at most {LARGEST}, the largest that is counted exactly")
+            if value > _OR_NONE.get(name, value):
+                raise InputError(f"{kernel}: {name} must be 0 or 1; got {value}")
+        if len(set(values)) < len(values) or not values:
+            raise InputError(f"{kernel}: {name} must be each value once; got {', '.join(map(str, values)) or 'none'}")
+        found[name] = values
+    count = int(np.prod([float(len(values)) for values in found.values()]))
+    if count > _MOST:
+        raise InputError(f"{kernel}: must be at most {_MOST} combinations of sizes; got {count}")
+    return found
+
+
+def _resolved(kind: Kind, sizes: _Sizes) -> dict[str, int]:
+    """All sizes, those that are as another one among them."""
+    as_another = {name: sizes[of] for name, of in kind.usual.items() if isinstance(of, str) and name not in sizes}
+    return {name: {**sizes, **as_another}[name] for name in (*kind.needed, *kind.usual)}
+
+
+def _model(kernel: str, kind: Kind, sizes: _Sizes, device: Hardware) -> Model:
+    half = NAMED["bf16" if matrix("bf16") in device.rates or matrix("fp16") not in device.rates else "fp16"]
+    operators = kind.make(Parts(format=half), _resolved(kind, {**dict.fromkeys(kind.varied, 1), **sizes}))
+    block = Block(name=kernel, operators=operators, input=HIDDEN, output=operators[-1].outputs[0].name, layers=(0,))
+    return Model(name=kernel, title=kernel, model_type=kernel, graph=Graph((block,)), format=half)
+
+
+def _estimates(
+    setting: Setting, quant: str, workload: Workload, sizes: Sequence[Mapping[str, int]]
+) -> Iterator[KernelEstimate]:
+    rows = setting.plan.estimate(workload).operators
+    whole = rows[0] if len(rows) == 1 else setting.planned(_together(setting.graph)).estimate(workload).operators[0]
+    if (most := np.max(whole.ops)) > LARGEST:
+        must = f"OPs must be at most {LARGEST}, the largest number that is counted exactly"
+        raise InputError(f"{setting.model.name}: {must}; got {most:.3g}")
+    found = setting.kernels.expect(rows, workload) if setting.kernels else None
+    count = len(sizes)
+
+    def each(values: Any) -> list[Any]:
+        listed: list[Any] = np.broadcast_to(np.asarray(values), (count,)).tolist()
+        return listed
+
+    times = _times(found, count)
+    limits = np.broadcast_to(np.asarray(whole.limiting, dtype=object), (count,))
+    columns = (whole.ops, whole.bytes, whole.intensity, whole.time_s, whole.attainable, *times)
+    for own, limit, (ops, moved, intensity, least, attainable, *expected, latency) in zip(
+        sizes, limits, zip(*map(each, columns), strict=True), strict=True
+    ):
+        known = [None if np.isnan(time) else time for time in expected]
+        yield KernelEstimate(
+            kernel=setting.model.name, hardware=setting.hardware.name, quant=quant, sizes=own, ops=ops,
+            bytes=moved, intensity=intensity, bound=limit.bound, dtype=whole.compute.dtype, bound_time_s=least,
+            attainable_ops_per_s=attainable, expected_time_s=known[0], expected_low_s=known[1],
+            expected_high_s=known[2], latency=latency, source=found.source if found else "",
+        )  # fmt: skip
+
+
+def _times(found: ExpectedPass | None, count: int) -> tuple[Num, Num, Num, Num]:
+    """Expected, low, high and whether fixed costs are most of it; nan where only the bound is known."""
+    if not found or not found.modelled:
+        unknown = np.full(count, np.nan)
+        return unknown, unknown, unknown, np.zeros(count, dtype=bool)
+    total = found.total
+    latency = np.any([np.broadcast_to(launch.latency, (count,)) for launch in found.launches], axis=0)
+    return total.expected, total.low, total.high, latency
+
+
+def _together(graph: Graph) -> Graph:
+    """All that a block does as one launch, which keeps on the chip what is between."""
+    (block,) = graph.blocks
+    fused = Fused.of(block.operators, read={block.output})
+    return Graph((replace(block, operators=(fused,)),))
+
+
+def _gemm(parts: Parts, sizes: _Sizes) -> tuple[Operator, ...]:
+    return (parts.project("gemm", parts.tensor(HIDDEN, sizes["K"]), sizes["N"]),)
+
+
+def _attention(parts: Parts, sizes: _Sizes) -> tuple[Operator, ...]:
+    q_heads, kv_heads, width, value = (sizes[name] for name in ("q_heads", "kv_heads", "head_dim", "v_head_dim"))
+    if q_heads % kv_heads:
+        raise InputError(f"attention: q_heads must be a multiple of kv_heads; got {q_heads} and {kv_heads}")
+    if value > width:
+        raise InputError(f"attention: v_head_dim must be at most head_dim; got {value} and {width}")
+    mask = Causal(sizes["window"]) if sizes["window"] else Causal()
+    heads = Heads(num_heads=q_heads, num_kv_heads=kv_heads, head_dim=width, value_dim=value, mask=mask)
+    q = parts.tensor(HIDDEN, heads.q_width)
+    if kv_heads == 1 and value < width:  # latent attention, absorbed: values are the first elements of the key
+        latent = parts.cache("latent_cache", value, mask)
+        return scored(parts, heads, q, (latent, parts.cache("rope_cache", width - value, mask)), latent)
+    k, v = (parts.cache(f"{name}_cache", kv_heads * each, mask) for name, each in (("k", width), ("v", value)))
+    return scored(parts, heads, q, (k,), v)
+
+
+def _attended(sizes: Mapping[str, Num]) -> Workload:
+    past = np.asarray(sizes["kv_len"]) - sizes["q_len"]
+    if np.any(past < 0):
+        raise InputError("attention: kv_len must be at least q_len, as keys are those of the queries and before")
+    return Workload.chunk(batch=sizes["batch"], chunk=sizes["q_len"], past=past)
+
+
+def _moe(parts: Parts, sizes: _Sizes) -> tuple[Operator, ...]:
+    if sizes["topk"] > sizes["experts"]:
+        raise InputError(f"moe: topk must be at most experts; got {sizes['topk']} and {sizes['experts']}")
+    made = Experts(
+        experts=sizes["experts"], chosen=sizes["topk"], inner=sizes["inter"], gated=bool(sizes["gated"])
+    ).operators(parts, parts.tensor(HIDDEN, sizes["hidden"]))
+    first = next(place for place, op in enumerate(made) if isinstance(op, Permute))
+    return made[first:]
+
+
+def _norm(parts: Parts, sizes: _Sizes) -> tuple[Operator, ...]:
+    return (parts.norm("norm", parts.tensor(HIDDEN, sizes["cols"])),)
+
+
+def _activation(parts: Parts, sizes: _Sizes) -> tuple[Operator, ...]:
+    return (parts.activate("activation", "silu", *(parts.tensor(name, sizes["cols"]) for name in (HIDDEN, "up"))),)
+
+
+def _add(parts: Parts, sizes: _Sizes) -> tuple[Operator, ...]:
+    return (parts.add("add", *(parts.tensor(name, sizes["cols"]) for name in (HIDDEN, "residual"))),)
+
+
+def _tokens(name: str) -> Callable[[Mapping[str, Num]], Workload]:
+    return lambda sizes: Workload.prefill(batch=1, prompt=sizes[name])
+
+
+_KINDS: Final[Mapping[str, Kind]] = {
+    "gemm": Kind(
+        what="y[M, N] = x[M, K] w[N, K]^T",
+        needed=("M", "N", "K"),
+        varied=("M",),
+        make=_gemm,
+        workload=_tokens("M"),
+    ),
+    "attention": Kind(
+        what="causal attention of the last q_len of kv_len tokens of a sequence; one key head with narrower values is "
+        "MLA, absorbed",
+        needed=("kv_len", "q_heads", "head_dim"),
+        usual={"batch": 1, "q_len": 1, "kv_heads": "q_heads", "v_head_dim": "head_dim", "window": 0},
+        varied=("batch", "q_len", "kv_len"),
+        make=_attention,
+        workload=_attended,
+    ),
+    "moe": Kind(
+        what="topk of the experts for each token, each a gated MLP, in one kernel; no router",
+        needed=("tokens", "hidden", "inter", "experts", "topk"),
+        usual={"gated": 1},
+        varied=("tokens",),
+        make=_moe,
+        workload=_tokens("tokens"),
+    ),
+    "norm": Kind(
+        what="RMSNorm of rows", needed=("rows", "cols"), varied=("rows",), make=_norm, workload=_tokens("rows")
+    ),
+    "activation": Kind(
+        what="silu(x) * y", needed=("rows", "cols"), varied=("rows",), make=_activation, workload=_tokens("rows")
+    ),
+    "add": Kind(what="x + y", needed=("rows", "cols"), varied=("rows",), make=_add, workload=_tokens("rows")),
+}

@@ -1,0 +1,272 @@
+"""A forward pass, operator by operator: bounds, what to expect of real kernels, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from ..expectation.expected import LATENCY, ExpectedLaunch, ExpectedPass, Interval
+from ..expectation.sources import unknown, why_unknown
+from ..roofline import Estimate, OperatorEstimate
+from ..setting import Setting
+from ..workload import Workload
+from .advice import advise
+from .answering import ends
+from .cures import Cure
+
+_TOLD: Final = 0.01  # of the time expected, when operators of which only the bound is known are named
+_NAMED: Final = 4
+_SUMS: Final = ("ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerCall:
+    """One launch of an operator."""
+
+    ops: float
+    bytes: float
+    weight_bytes: float
+    activation_bytes: float
+    kv_bytes: float
+    bound_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorResult:
+    """One operator of a phase. OPs, bytes and times are of all its `repeat` launches; `per_call` is of one.
+
+    attainable_ops_per_s  OPs over the bound; min(peak, intensity x bandwidth) where one unit does all the OPs
+    bound                 "memory", "compute" or "link"; `limited_by` names the resource
+    link_bytes            to and from other devices, host memory and storage
+    compute_dtype         the type this device computes in, on its `compute_unit`; operands ask for `operand_dtype`
+    expected_time_s       what to expect of real kernels, as `expectation_source` says; of measured times, 80 % lie from
+                          expected_low_s to expected_high_s, which is None where only the bound is known
+    regime                "latency" where fixed costs are most of what is expected, else `bound`
+    share                 part of the phase's bound
+    """
+
+    name: str
+    kind: str
+    block: str
+    repeat: int
+    ops: float
+    bytes: float
+    weight_bytes: float
+    activation_bytes: float
+    kv_bytes: float
+    link_bytes: float
+    conversion_ops: float
+    intensity: float
+    attainable_ops_per_s: float
+    bound: str
+    limited_by: str
+    compute_unit: str
+    compute_dtype: str
+    operand_dtype: str
+    bound_time_s: float
+    expected_time_s: float | None
+    expected_low_s: float | None
+    expected_high_s: float | None
+    expectation_source: str
+    regime: str | None
+    share: float
+    per_call: PerCall
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """A phase as a whole. `bound` is what most of its time is bound by; `time_by_bound_s` has the parts. [s]
+
+    expectation_sources  parts of the time expected: what most of it comes from, then kinds of other sources
+    unmodelled_share     of the time expected, that of operators of which only the bound is known
+    host_s               of the time expected, that in which no kernel runs: the engine's host is not done with the next
+    time_by_regime_s     parts of the time expected in which kernels run
+    """
+
+    ops: float
+    bytes: float
+    weight_bytes: float
+    activation_bytes: float
+    kv_bytes: float
+    intensity: float
+    attainable_ops_per_s: float
+    bound: str
+    bound_time_s: float
+    expected_time_s: float | None
+    expected_low_s: float | None
+    expected_high_s: float | None
+    expectation_source: str
+    expectation_sources: Mapping[str, float]
+    unmodelled_share: float | None
+    host_s: float | None
+    time_by_bound_s: Mapping[str, float]
+    time_by_regime_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One forward pass: `batch` sequences of q_len new tokens that attend to kv_len.
+
+    Of several `devices`, this is what one of them does, in every one of the `stages` of a pipeline. `micro_batches`
+    such passes follow each other through it, and the batch of all takes `time_s`, and as expected `expected_time_s`:
+    more than the sum over operators where stages wait.
+
+    advises  works out `advice`: only when it is asked for, as it takes almost as long as all else
+    """
+
+    devices: int
+    stages: int
+    batch: int
+    micro_batches: int
+    time_s: float
+    expected_time_s: float | None
+    expected_low_s: float | None
+    expected_high_s: float | None
+    q_len: int
+    kv_len: int
+    operators: tuple[OperatorResult, ...] = field(repr=False)
+    total: Total
+    advises: Callable[[], str] = field(repr=False, compare=False)
+
+    @cached_property
+    def advice(self) -> str:
+        """A sentence: what bounds it, and what would help."""
+        return self.advises()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its part of the JSON document."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "advises"}
+        parts = {"operators": tuple(map(asdict, self.operators)), "total": asdict(self.total)}
+        return {**own, **parts, "advice": self.advice}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    """Both phases; iterates over (name, phase). A model that does not generate has one pass, the prefill."""
+
+    prefill: Phase
+    decode: Phase | None
+
+    def __iter__(self) -> Iterator[tuple[str, Phase]]:
+        named = (("prefill", self.prefill), ("decode", self.decode))
+        return iter([(name, phase) for name, phase in named if phase])
+
+
+def phase(
+    setting: Setting,
+    name: str,
+    workload: Workload,
+    *,
+    batch: int,
+    max_batch: int | None,
+    fits: Callable[[Setting], bool],
+    cures: Callable[[], Sequence[Cure] | None],
+) -> Phase:
+    """The "prefill" or "decode" of `workload`, which is one micro-batch of a `batch` of all devices.
+
+    max_batch, fits, cures  as those of advise(); cures are worked out when its advice is
+    """
+    (sequences,) = workload.groups
+    rows = setting.plan_of(name).estimate(workload).operators
+    estimate = Estimate(operators=tuple(row for row in rows if row.time_s > 0))  # what is run in this pass
+    found = setting.kernels.expect(estimate.operators, workload) if setting.kernels else None
+    whole = setting.expected(name, found, batch) if found and found.modelled else None
+    total = _total(estimate, found, unknown(setting.why_bound_alone))
+    launches: Sequence[ExpectedLaunch | None] = found.launches if found else [None] * len(estimate.operators)
+    return Phase(
+        devices=setting.layout.devices,
+        stages=setting.layout.pp,
+        batch=int(sequences.batch),
+        micro_batches=int(setting.layout.parts(batch)),
+        time_s=float(setting.time_s(name, workload, batch)),
+        **_expected(whole),
+        q_len=int(sequences.q_len),
+        kv_len=int(sequences.kv_len),
+        operators=tuple(_operator(row, each, total) for row, each in zip(estimate.operators, launches, strict=True)),
+        total=total,
+        advises=lambda: advise(
+            setting, workload, name, estimate, found, batch=batch, max_batch=max_batch, fits=fits, cures=cures()
+        ),
+    )
+
+
+def _expected(whole: Interval | None) -> dict[str, Any]:
+    """Fields of what a phase is expected to take."""
+    return {f"expected{end or '_time'}_s": value for end, value in ends(whole).items()}
+
+
+def _operator(row: OperatorEstimate, each: ExpectedLaunch | None, phase: Total) -> OperatorResult:
+    n = row.repeat
+    limiting = row.limiting
+    known = each if phase.expected_time_s is not None else None
+    high = float(n * known.high[0]) if known and known.modelled else None
+    return OperatorResult(
+        name=row.operator.name,
+        kind=row.operator.kind,
+        block=row.block.name,
+        repeat=n,
+        **{field: float(n * getattr(row, field)) for field in (*_SUMS, "link_bytes", "conversion_ops")},
+        intensity=float(row.intensity),
+        attainable_ops_per_s=float(row.attainable),
+        bound=limiting.bound,
+        limited_by=str(limiting),
+        compute_unit=str(row.compute.unit),
+        compute_dtype=row.compute.dtype,
+        operand_dtype=row.wanted.dtype,
+        bound_time_s=float(n * row.time_s),
+        expected_time_s=float(n * known.expected[0]) if known else None,
+        expected_low_s=float(n * known.low[0]) if known else None,
+        expected_high_s=high,
+        expectation_source=each.source if each else phase.expectation_source,
+        regime=_regime(row, known) if known else None,
+        share=float(n * row.time_s / phase.bound_time_s),
+        per_call=PerCall(**{f: float(getattr(row, f)) for f in _SUMS}, bound_time_s=float(row.time_s)),
+    )
+
+
+def _regime(row: OperatorEstimate, each: ExpectedLaunch) -> str:
+    return LATENCY if each.latency[0] else str(row.limiting.bound)
+
+
+def _total(estimate: Estimate, found: ExpectedPass | None, why_not: str) -> Total:
+    """`why_not` is what is said where nothing was found."""
+    by_bound = estimate.waits_s
+    by_regime: dict[str, float] = {}
+    known = found if found and found.modelled else None
+    for row, each in zip(estimate.operators, known.launches if known else (), strict=known is not None):
+        regime = _regime(row, each)
+        by_regime[regime] = by_regime.get(regime, 0.0) + float(row.repeat * each.expected[0])
+    sums = {field: float(estimate.sum(field)) for field in _SUMS}
+    time_s = float(estimate.time_s)
+    return Total(
+        **sums,
+        intensity=sums["ops"] / sums["bytes"],
+        attainable_ops_per_s=sums["ops"] / time_s,
+        bound=max(by_bound, key=by_bound.__getitem__),
+        bound_time_s=time_s,
+        **_expected(known.total if known else None),
+        expectation_source=found.source if found else why_not,
+        expectation_sources=found.sources if found else {why_not: 1.0},
+        unmodelled_share=float(known.unmodelled_share[0]) if known else None,
+        host_s=float(np.sum(known.total.expected) - np.sum(known.kernels.expected)) if known else None,
+        time_by_bound_s=by_bound,
+        time_by_regime_s=by_regime,
+    )
+
+
+def unmodelled(phases: Phases) -> Iterator[str]:
+    """Of what no time above the bound is expected, where it is worth telling."""
+    for name, phase in phases:
+        total = phase.total
+        if total.expected_time_s is None:
+            yield f"no time is expected above the bound: {why_unknown(total.expectation_source)}"
+            return
+        if total.unmodelled_share and total.unmodelled_share > _TOLD:
+            alone = dict.fromkeys(op.name for op in phase.operators if op.expected_high_s is None)
+            more = ", ..." if len(alone) > _NAMED else ""
+            names = f"{', '.join(list(alone)[:_NAMED])}{more}"
+            yield f"{total.unmodelled_share:.0%} of the {name} expected is the bound: no kernel of {names} was measured"

@@ -1,0 +1,1 @@
+"""Many devices side by side: `compare()`, where bounds change, and `choose()`."""

@@ -1,0 +1,284 @@
+"""choose(): which device for this use, and how many: those that qualify, ranked, and the others with what disqualifies
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from math import inf, isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from .. import __version__, given
+from .._layout import data_dir
+from ..analyzing.costs import By
+from ..devices.files import hardware_file, hardware_names, load_hardware, loaded
+from ..devices.hardware import Hardware
+from ..errors import InputError
+from ..expectation.profile import Profile
+from ..expectation.statistics import rank_correlation
+from ..model import Model
+from ..model_files import load_model
+from ..operators.collectives import OUT, UP
+from ..parallel import parallel
+from ..parallel.layout import Layout, Network
+from ..setting import whole
+from ..transforms.quantize import PUBLISHED
+from .cells import LAYOUT, Cell
+from .comparison import Comparison, compare
+from .limits import Limits, Rejected, closest, faults
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What is allowed where nothing is said: the model as it is; weights and activations in the two 8-bit types that
+# devices multiply; and 4-bit weights alone, the smallest that is in common use (arXiv:2210.17323, arXiv:2306.00978).
+QUANTS: Final = (PUBLISHED, "fp8", "W8A8", "W4A16g128")
+SCHEMA_VERSION: Final = 1  # of to_dict()
+_UNSOLD: Final = "announced"  # the status of a device that nobody can buy
+_MOST: Final = 1024  # devices that one tensor is cut for: more than any model has heads for
+_LEAST: Final = 3  # devices from which on a correlation says something
+
+
+_MERIT: Final = {By.SPEED: "tokens/s", By.COST: "tokens/USD", By.ENERGY: "tokens/J at TDP"}  # most first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """A device, or the fewest of its kind that qualify, in the best precision that qualifies there, by `merit`."""
+
+    cell: Cell
+    merit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The answer. `comparison` has a cell for every device in every precision and number that is allowed.
+
+    left_out  devices that were not looked at, as nobody named them and nobody can buy them
+    """
+
+    model: Model
+    users: int
+    quants: tuple[str, ...]
+    max_devices: int
+    by: By
+    limits: Limits
+    comparison: Comparison = field(repr=False)
+    ranked: tuple[Ranked, ...] = field(repr=False)
+    rejected: tuple[Rejected, ...] = field(repr=False)
+    left_out: tuple[str, ...]
+
+    @property
+    def merit(self) -> str:
+        """The unit of what is ranked by."""
+        return _MERIT[self.by]
+
+    @property
+    def priced(self) -> int:
+        """Devices whose files have what is needed to rank by cost, or by energy; all, by speed."""
+        found = {cell.hardware.name: cell.hardware for cell in self.comparison.cells}.values()
+        return sum(self.by.known(device, self.comparison.years) for device in found)
+
+    def follows(self) -> dict[str, float]:
+        """Spearman's rank correlation of the ranking with bandwidth, matrix peak and capacity of all devices together.
+
+        Empty where fewer than three devices qualify, or all are alike.
+        """
+        if len(self.ranked) < _LEAST:
+            return {}
+        merit, cells = [r.merit for r in self.ranked], [r.cell for r in self.ranked]
+        numbers = {
+            "memory bandwidth": [cell.layout.devices * cell.hardware.bandwidth() for cell in cells],
+            "peak OP/s": [cell.layout.devices * cell.peak for cell in cells],
+            "memory capacity": [cell.layout.devices * cell.hardware.capacity for cell in cells],
+        }
+        found = {name: rank_correlation(merit, values) for name, values in numbers.items()}
+        return {name: value for name, value in found.items() if not isnan(value)}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each device: those that qualify by rank, then the others."""
+        for rank, one in enumerate(self.ranked, 1):
+            yield {"rank": rank, **self._facts(one.cell), "merit": one.merit, "factor": None, "reason": None}
+        for other in self.rejected:
+            yield {
+                "rank": None, **self._facts(other.cell), "merit": None, "factor": other.factor, "reason": other.reason,
+            }  # fmt: skip
+
+    def to_frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows()))
+
+    def _facts(self, cell: Cell) -> dict[str, Any]:
+        """What a comparison says of a cell, without what all cells here share."""
+        left = {"model", "batch", "refused", "capacity_elasticity"}
+        (row,) = self.comparison.rows_of(cell)
+        return {key: value for key, value in row.items() if key not in left}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as the JSON document has it."""
+        return {
+            "users": self.users, "prompt": self.comparison.prompt, "gen": self.comparison.gen,
+            "quants": list(self.quants), "by": str(self.by), "merit": self.merit, "years": self.comparison.years,
+            **asdict(self.limits), **({"max_devices": self.max_devices} if self.max_devices > 1 else {}),
+            **self.comparison.said,
+        }  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/compare.md has its keys."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "model": self.model.name,
+            "inputs": self.inputs,
+            "left_out": list(self.left_out),
+            "follows": self.follows(),
+            "devices": list(self.rows()),
+        }  # fmt: skip
+
+
+def choose(
+    model: str | Model,
+    *,
+    users: int = 1,
+    prompt: int = 1024,
+    gen: int = 128,
+    quants: Sequence[str] = QUANTS,
+    hardware: Sequence[str | Hardware] | None = None,
+    max_devices: int = 1,
+    by: str = "speed",
+    budget: float | None = None,
+    power: float | None = None,
+    ttft: float | None = None,
+    tpot: float | None = None,
+    native: bool = False,
+    years: float | None = None,
+    bound: bool = False,
+    hardware_set: Sequence[str] = (),
+    library: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
+    progress: Callable[[int, int], object] = lambda done, settings: None,
+) -> Choice:
+    """Ranks devices for `users` who each send `prompt` tokens at once and are written `gen`.
+
+    quants       precisions that are allowed; a device is ranked by its best one
+    hardware     devices to choose from; if None, those that ship and can be bought, and those of the user's folder
+    max_devices  at most so many of a kind, in one box, by tensor parallelism: the fewest that qualify are ranked, of
+                 the numbers that the model can be cut by
+    by           "speed": tokens of all users per second, from their prompts to their last tokens; "cost": per dollar;
+                 "energy": per joule at TDP
+    budget       the highest price of all devices together [USD]
+    power        the highest TDP of all devices together [W]
+    ttft, tpot   the longest time to first token and time per output token [s]
+    native       only precisions whose products the device's matrix units multiply as they are
+    years        of use without a pause over which a purchase price is spread; if None, only cloud prices count
+    bound        only lower bounds: nothing is expected of measured kernels. Devices are ranked by bounds in any case
+    library      library of kernels whose times are expected, and profiles used before those that ship, as in analyze()
+    hardware_set what-ifs on every device, as in analyze()
+    progress     is called with how many combinations of precision and number of devices are done, and how many there
+                 are
+
+    Raises InputError where something given cannot be used, or where the model does not generate.
+    """
+    wanted = given.among("by", by, _MERIT)
+    limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
+    given.one(model=model)
+    named, left = _devices(hardware)
+    allowed, asked = given.several("quants", quants), whole("users", users)
+    most, own = whole("max_devices", max_devices), load_model(model) if isinstance(model, str) else model
+    if most > _MOST:
+        raise InputError(f"max_devices must be at most {_MOST}; got {most}")
+    comparison = compare(
+        own, named, quants=allowed, batch=asked, prompt=prompt, gen=gen, years=years, bound=bound, library=library,
+        profiles=profiles, hardware_set=hardware_set, layout=[Layout(tp=n) for n in _cuts(own, loaded(named[0]), most)],
+        progress=progress,
+    )  # fmt: skip
+    found = comparison.cells[0].model
+    if not found.generates:
+        raise InputError(f"{found.name} does not generate, so there is no answer to be fast at; use llmviewer compare")
+    ranked, rejected = _qualified(comparison, limits, wanted)
+    return Choice(
+        model=found,
+        users=comparison.batches[0],
+        quants=allowed,
+        max_devices=most,
+        by=wanted,
+        limits=limits,
+        comparison=comparison,
+        ranked=ranked,
+        rejected=rejected,
+        left_out=left,
+    )
+
+
+def _devices(hardware: Sequence[str | Hardware] | None) -> tuple[tuple[str | Hardware, ...], tuple[str, ...]]:
+    """Those to choose from, and the names of those that are left out as nobody named them and nobody can buy them.
+
+    Raises InputError where there are none, or one is there twice.
+    """
+    left = unsold(map(load_hardware, hardware_names())) if hardware is None else ()
+    every = hardware_names() if hardware is None else given.several("hardware", hardware)
+    named = tuple(one for one in every if one not in left)
+    if not named:
+        raise InputError("hardware: nothing to choose from")
+    devices = [loaded(one) for one in named]
+    given.each_once("hardware", devices)
+    given.told_apart(zip(named, (device.name for device in devices), strict=True))
+    return named, left
+
+
+def _qualified(comparison: Comparison, limits: Limits, by: By) -> tuple[tuple[Ranked, ...], tuple[Rejected, ...]]:
+    """Of each device the fewest that qualify, in their best precision, best first; the others, nearest first."""
+    by_device: dict[str, list[Cell]] = {}
+    for cell in comparison.cells:
+        if cell.obstacle != LAYOUT and not _spread(cell):
+            by_device.setdefault(cell.hardware.name, []).append(cell)
+    ranked, rejected = [], []
+    for cells in by_device.values():
+        alone = {cell.asked: cell for cell in cells if cell.layout.devices == 1}
+        found = [(cell, faults(cell, alone[cell.asked], limits, by=by, years=comparison.years)) for cell in cells]
+        able = [Ranked(cell=cell, merit=_merit(cell, comparison, by)) for cell, own in found if not own]
+        if able:
+            ranked.append(min(able, key=lambda one: (one.cell.layout.devices, -one.merit)))
+        else:
+            rejected.append(closest([own for _, own in found]))
+    return (
+        tuple(sorted(ranked, key=lambda one: -one.merit)),
+        tuple(sorted(rejected, key=lambda one: (one.factor, one.excess))),
+    )
+
+
+def unsold(devices: Iterable[Hardware]) -> tuple[str, ...]:
+    """Names of those that ship here and nobody can buy; a device of the user's own folder is meant, whatever it is."""
+    announced = (device.name for device in devices if device.status == _UNSOLD)
+    return tuple(name for name in announced if hardware_file(name).parent == data_dir("hardware"))
+
+
+def _cuts(model: Model, device: Hardware, most: int) -> list[int]:
+    """Numbers of devices, up to `most`, by which tensor parallelism can cut the model; `device` is any."""
+    found = [1]
+    for n in range(2, most + 1):
+        joined = Network(hardware=device, layout=Layout(tp=n), inside=UP, outside=OUT, domain=inf)
+        try:
+            parallel(joined, decode=False)(model.graph)
+        except InputError:
+            continue
+        found.append(n)
+    return found
+
+
+def _spread(cell: Cell) -> bool:
+    """Whether its devices need links beyond those that join a few of them."""
+    if cell.refused or cell.layout.devices == 1:
+        return False
+    return OUT in cell.tiers and len(cell.tiers) > 1
+
+
+def _merit(cell: Cell, of: Comparison, by: By) -> float:
+    rate = float(cell.tokens_per_s[0])
+    if by is By.COST:
+        return float(cell.per_dollar(rate, of.years))
+    return float(cell.per_joule(rate)) if by is By.ENERGY else rate

@@ -1,0 +1,305 @@
+"""compare(): models on devices in precisions; where each waits, where that changes, and what more of anything buys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from .. import __version__, given
+from ..analyzing.analysis import MAX
+from ..analyzing.facts import plain
+from ..devices.files import each_changed, loaded
+from ..devices.hardware import Hardware
+from ..errors import InputError
+from ..expectation.profile import Profile, read_given
+from ..model import Model
+from ..model_files import load_model
+from ..parallel.layout import ALONE, Layout, parse_layout
+from ..setting import Setting, whole
+from ..techniques import Technique, parse_techniques
+from ..transforms.quantize import PUBLISHED, unless_published
+from .cells import LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, ExpectedTimes, cells_of
+from .crossings import Crossing, crossings_of
+from .fleet import Known
+from .waits import RESOURCES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION: Final = 1  # of to_dict()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All models in all precisions in all layouts on all devices, in that order. Times are lower bounds, throughputs
+    upper ones.
+
+    batches       empty where each cell is at the largest that fits it
+    years         of use without a pause over which a purchase price is spread; None where only cloud prices count
+    bound         whether nothing is expected of measured kernels
+    hardware_set  what-ifs on all devices
+    library       the library of kernels that was asked for, "" where none was
+    profiles      those that were given, files by their path
+    """
+
+    batches: tuple[int, ...]
+    prompt: int
+    gen: int
+    years: float | None
+    bound: bool
+    techniques: tuple[str, ...]
+    hardware_set: tuple[str, ...]
+    library: str
+    profiles: tuple[str, ...]
+    cells: tuple[Cell, ...] = field(repr=False)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Those that were asked for; empty where all is on single devices."""
+        found = tuple(dict.fromkeys(cell.layout for cell in self.cells))
+        return found if any(layout.devices > 1 for layout in found) else ()
+
+    @property
+    def answered(self) -> tuple[Cell, ...]:
+        """Those that their device can run."""
+        return tuple(cell for cell in self.cells if not cell.refused)
+
+    @cached_property
+    def crossings(self) -> tuple[Crossing, ...]:
+        """Where bounds change: over batches at these lengths, and over lengths at the first batch."""
+        return tuple(crossing for cell in self.answered for crossing in crossings_of(cell))
+
+    def expected(self, cell: Cell) -> ExpectedTimes | None:
+        """What to expect of measured kernels; None where only bounds are asked for, or known."""
+        return None if self.bound else cell.expected
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each cell and batch, in SI units; what is unknown is None."""
+        for cell in self.cells:
+            yield from self.rows_of(cell)
+
+    def rows_of(self, cell: Cell) -> Iterator[dict[str, Any]]:
+        """One for each batch."""
+        columns = {
+            key: np.broadcast_to(np.asarray(values), len(cell.batches)).tolist()
+            for key, values in self._columns(cell).items()
+        }
+        for values in zip(*columns.values(), strict=True):
+            yield plain(dict(zip(columns, values, strict=True)))
+
+    def _columns(self, cell: Cell) -> dict[str, Any]:
+        """What is said of a cell: one value, or one for each batch."""
+        largest, expected = cell.largest, self.expected(cell)
+        times = {"ttft": expected.ttft, "tpot": expected.tpot} if expected else {"ttft": None, "tpot": None}
+        columns: dict[str, Any] = {
+            "model": cell.model.name,
+            "quant": cell.quant,
+            "hardware": cell.hardware.name,
+            **self._of_layout(cell),
+            "batch": cell.batches,
+            "ttft_s": cell.ttft_s,
+            "tpot_s": cell.tpot_s,
+            "latency_s": cell.latency_s,
+            "tokens_per_s": cell.tokens_per_s,
+            "weight_bytes": cell.weight_bytes,
+            "total_bytes": cell.total_bytes,
+            "capacity_bytes": cell.hardware.capacity,
+            "fits": None if cell.refused else cell.fits,
+            "max_batch": None if cell.refused else largest.batch,
+            "max_batch_tokens_per_s": largest.tokens_per_s,
+            "tokens_per_joule_at_tdp": cell.per_joule(cell.tokens_per_s),
+            "tokens_per_dollar": cell.per_dollar(cell.tokens_per_s, self.years),
+        }
+        for name in ("prefill", "decode"):
+            own = cell.passes.get(name)
+            columns[f"{name}_bound"] = own.bounds() if own else None
+            columns |= {f"{name}_{r}_share": own.shares(resource=r) if own else None for r in RESOURCES}
+        for name, interval in times.items():
+            for end, side in (("", "expected"), ("_low", "low"), ("_high", "high")):
+                columns[f"expected_{name}{end}_s"] = getattr(interval, side) if interval else None
+        source = expected.source if expected else None
+        return {
+            **columns, "expectation_source": source, "capacity_elasticity": largest.capacity,
+            "refused": cell.refused or None,
+        }  # fmt: skip
+
+    def _of_layout(self, cell: Cell) -> dict[str, Any]:
+        """Left out where nobody asked for layouts."""
+        return {"layout": str(cell.layout), "devices": cell.layout.devices} if self.layouts else {}
+
+    def to_frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows()))
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as the JSON document has it."""
+        return {
+            "quants": list(dict.fromkeys(cell.asked for cell in self.cells)), "batches": list(self.batches) or [MAX],
+            "prompt": self.prompt, "gen": self.gen, "years": self.years,
+            **({"layouts": list(map(str, self.layouts))} if self.layouts else {}),
+            **({"techniques": list(self.techniques)} if self.techniques else {}), **self.said,
+        }  # fmt: skip
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What was said of devices, and of the kernels that are expected, as the JSON document has it."""
+        said = {"hardware_set": list(self.hardware_set), "library": self.library, "profiles": list(self.profiles)}
+        return {name: value for name, value in said.items() if value}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; docs/compare.md has its keys."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "inputs": self.inputs,
+            "rows": list(self.rows()),
+            "groups": list(self.groups()),
+            "crossings": [
+                {
+                    "model": c.cell.model.name, "quant": c.cell.quant, "hardware": c.cell.hardware.name,
+                    **self._of_layout(c.cell),
+                    **{key: getattr(c, key) for key in ("phase", "group", "axis", "at", "before", "after")},
+                }
+                for c in self.crossings
+            ],
+        }  # fmt: skip
+
+    def groups(self) -> Iterator[dict[str, Any]]:
+        """Bound and share of every group of operators, one row for each cell, batch, phase and group."""
+        for cell in self.answered:
+            for name, own in cell.passes.items():
+                for group in own.groups:
+                    each = zip(cell.batches, own.bounds(group), own.shares(group=group).tolist(), strict=True)
+                    for batch, bound, share in each:
+                        yield {
+                            "model": cell.model.name, "quant": cell.quant, "hardware": cell.hardware.name,
+                            **self._of_layout(cell),
+                            "batch": batch, "phase": name, "group": group, "bound": bound, "share": share,
+                        }  # fmt: skip
+
+
+def compare(
+    models: str | Model | Sequence[str | Model],
+    hardware: str | Hardware | Sequence[str | Hardware],
+    *,
+    quants: Sequence[str] = (PUBLISHED,),
+    batch: int | str | Sequence[int] = 1,
+    prompt: int = 1024,
+    gen: int = 128,
+    layout: str | Layout | Sequence[str | Layout] = ALONE,
+    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
+    years: float | None = None,
+    bound: bool = False,
+    hardware_set: Sequence[str] = (),
+    library: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
+    progress: Callable[[int, int], object] = lambda done, settings: None,
+) -> Comparison:
+    """Every model in every precision on every device.
+
+    quants        precisions as in analyze(), or "published"
+    batch         sequences at a time, a number or several, each a column; the bottleneck is shown at the first. "max":
+                  as many as fit, which differs from cell to cell
+    prompt, gen   tokens of each prompt and of each answer
+    layout        degrees of parallelism as in analyze(); of several, each is a setting
+    techniques    those of all settings, as in analyze()
+    years         of use without a pause over which a purchase price is spread; if None, only cloud prices count
+    bound         only lower bounds: nothing is expected of measured kernels, which takes a tenth of the time
+    hardware_set  what-ifs on every device, as in analyze(), or on one, as in "l40s:price.cloud=1 USD/h"
+    library       library of kernels whose times are expected, and profiles used before those that ship, as in analyze()
+    progress      is called with how many combinations of model, precision and layout are done, and how many there are
+
+    Raises InputError where something given cannot be used, or is given twice. A cell says why instead where its device
+    has no unit for its precision, no links for its layout or not the number that a what-if multiplies, or where its
+    model cannot be laid out so or has no use for a technique.
+    """
+    fullest = isinstance(batch, str) and batch == MAX
+    batches = (1,) if fullest else tuple(whole("batch", b) for b in given.counts(batch))
+    prompt, gen = whole("prompt", prompt), whole("gen", gen)
+    given.positive(years=years)
+    given.one(library=library)
+    given.bound_alone(bound, library, profiles)
+    given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
+    devices, lacking = _changed(given.several("hardware", hardware), hardware_set)
+    named = [load_model(m) if isinstance(m, str) else m for m in given.several("models", models)]
+    allowed = given.several("quants", quants)
+    ways = [parse_layout(way) if isinstance(way, str) else way for way in given.several("layout", layout)]
+    listed: dict[str, Sequence[object]] = {
+        "models": named, "hardware": devices, "quants": allowed, "batch": batches, "layout": ways,
+    }  # fmt: skip
+    for name, values in listed.items():
+        if not values:
+            raise InputError(f"{name}: nothing to compare")
+        given.each_once(name, values)
+    known, measured, ours = Known(), read_given(profiles), parse_techniques(techniques)
+    bases = [Setting.of(model, devices[0], library=library, profiles=measured) for model in named]
+    settings = list(product(bases, allowed, ways))
+    cells: list[Cell] = []
+    for done, (base, quant, way) in enumerate(settings, 1):
+        one, why = _setting(base, quant, way, ours)
+        refused = dict.fromkeys(range(len(devices)), (TECHNIQUE, why)) if why else lacking
+        found = cells_of(one, quant, devices, known, refused, batches=batches, prompt=prompt, gen=gen)
+        cells += (_fullest(cell, known) if fullest else cell for cell in found)
+        progress(done, len(settings))
+    if all(cell.obstacle in (LINK, LAYOUT, TECHNIQUE, WHAT_IF) for cell in cells):
+        raise InputError(cells[0].refused)
+    return Comparison(
+        batches=() if fullest else batches, prompt=prompt, gen=gen, years=years, bound=bound,
+        techniques=tuple(map(str, ours)),
+        hardware_set=tuple(hardware_set), library=library,
+        profiles=tuple(dict.fromkeys(profile.name for profile in measured)), cells=tuple(cells),
+    )  # fmt: skip
+
+
+def _changed(
+    hardware: Sequence[str | Hardware], changes: Sequence[str]
+) -> tuple[list[Hardware], dict[int, tuple[str, str]]]:
+    """Devices under what-ifs; and those, by place, of which these make no sense, with the reason.
+
+    Raises InputError where they make sense of none.
+    """
+    asked = list(zip(hardware, each_changed(hardware, changes), strict=True))
+    devices = [loaded(one, () if isinstance(one, str) else own) for one, own in asked]
+    lacking: dict[int, tuple[str, str]] = {}
+    for place, (one, own) in enumerate(asked):
+        try:
+            devices[place] = loaded(one, own)
+        except InputError as error:
+            lacking[place] = WHAT_IF, str(error)
+    if devices and len(lacking) == len(devices):
+        raise InputError(lacking[0][1])
+    return devices, lacking
+
+
+def _setting(base: Setting, quant: str, layout: Layout, techniques: Sequence[Technique]) -> tuple[Setting, str]:
+    """`base` so; where techniques make no sense there, without them, with the reason."""
+    one = base if quant == PUBLISHED else base.having(quant=quant)
+    bare = one if layout == ALONE else replace(one, layout=layout)
+    if not techniques:
+        return bare, ""
+    try:
+        found = Setting.of(
+            bare.model, bare.hardware, quant=unless_published(quant), layout=bare.layout,
+            techniques=techniques, library=bare.library, profiles=bare.profiles,
+        )  # fmt: skip
+    except InputError as error:
+        return bare, str(error)
+    return found, ""
+
+
+def _fullest(cell: Cell, known: Known) -> Cell:
+    """The same at the largest batch that fits; as it is where not one sequence does."""
+    if cell.refused or cell.largest.batch < 2:
+        return cell
+    lengths: dict[str, Any] = {"prompt": cell.prompt, "gen": cell.gen}
+    return next(
+        cells_of(cell.setting, cell.asked, [cell.hardware], known, {}, batches=(cell.largest.batch,), **lengths)
+    )

@@ -1,0 +1,224 @@
+"""A graph laid out on many devices at once: what differs between them are columns, so a time is [device, point]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..devices.hardware import Hardware
+from ..errors import InputError
+from ..forms import Feature, Form, Num, Stream
+from ..graph import Graph
+from ..operators.base import Operator, Work
+from ..resource import Resource, Unit
+from ..roofline import Plan, PlannedOperator, kept_busy
+from ..workload import Workload
+
+
+@dataclass(frozen=True)
+class Fleet(Plan):
+    """A plan whose coefficients are columns, [device, 1], of devices that do all work on the same kinds of unit, if not
+    in the same data types: those it names are the first device's.
+
+    devices  places of its devices in the list that they were taken from
+    keys     of each operator: those with equal keys take equally long
+    """
+
+    devices: tuple[int, ...]
+    keys: tuple[object, ...]
+
+    @property
+    def rows(self) -> list[int]:
+        """`devices`, to index the rows of an array with."""
+        return list(self.devices)
+
+    @cached_property
+    def stages(self) -> tuple[Fleet, ...]:
+        """The parts of it that the stages of a pipeline run."""
+        places: dict[int, list[int]] = {}
+        for place, row in enumerate(self.operators):
+            places.setdefault(row.block.stage, []).append(place)
+        return tuple(
+            Fleet(tuple(self.operators[p] for p in own), devices=self.devices, keys=tuple(self.keys[p] for p in own))
+            for _, own in sorted(places.items())
+        )
+
+    @cached_property
+    def distinct(self) -> tuple[tuple[PlannedOperator, int], ...]:
+        """One operator of each key, and how many launches have it."""
+        rows: dict[object, PlannedOperator] = {}
+        launches: dict[object, int] = {}
+        for key, row in zip(self.keys, self.operators, strict=True):
+            rows.setdefault(key, row)
+            launches[key] = launches.get(key, 0) + row.block.repeat
+        return tuple((row, launches[key]) for key, row in rows.items())
+
+    @cached_property
+    def alike(self) -> tuple[tuple[tuple[Form, ...], int], ...]:
+        return tuple((tuple(row.busy_s.values()), launches) for row, launches in self.distinct)
+
+    def waits(self, workload: Workload) -> dict[tuple[str, Unit], Num]:
+        """How long operators of a kind wait for a unit in one pass; together its bound. [s], [device, point]"""
+        values = self.values(workload)
+        found: dict[tuple[str, Unit], Num] = {}
+        for row, launches in self.distinct:
+            busy = [form(values) for form in row.busy_s.values()]
+            time_s = launches * reduce(np.maximum, busy)
+            left: Any = np.ones(np.shape(time_s), dtype=bool)
+            for resource, own in zip(row.busy_s, busy, strict=True):  # the first of equals, as an estimate has it
+                first = left & np.equal(launches * own, time_s)
+                key = row.operator.kind, resource.unit
+                found[key] = found.get(key, 0.0) + np.where(first, time_s, 0.0)
+                left = left & ~first
+        return found
+
+
+def fleets(
+    lower: Callable[[float], Graph], devices: Sequence[Hardware], known: Known | None = None
+) -> tuple[list[Fleet], dict[int, str]]:
+    """`devices` in as few fleets as it takes, and for those with no unit for some data type why not, by place.
+
+    lower  gives the graph that a device runs from what it holds on chip [B]
+    known  what was worked out of operators of other graphs, which these may share
+    """
+    known = known or Known()
+    lowered: dict[float, _Lowered] = {}
+    groups: dict[object, list[tuple[int, _Lowered]]] = {}
+    refused: dict[int, str] = {}
+    for place, device in enumerate(devices):
+        size = device.on_chip_bytes
+        if size not in lowered:
+            lowered[size] = known.lowered(lower(size))
+        own = lowered[size]
+        try:
+            supplied = list(map(device.supply, own.wanted))
+        except InputError as error:
+            refused[place] = str(error)
+            continue
+        units = tuple((resource.unit, supplied.index(resource)) for resource in supplied)
+        groups.setdefault((own.wanted, units, own.pattern), []).append((place, own))
+    return [_fleet(members, devices) for members in groups.values()], refused
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """A graph, and for each of its operators what it takes and a number that those which take the same share.
+
+    wanted   what all of them ask a device for
+    pattern  what two graphs have to have in common for their works to become one
+    """
+
+    graph: Graph
+    works: tuple[Work, ...]
+    numbers: tuple[int, ...]
+    wanted: tuple[Resource, ...]
+    pattern: tuple[int, ...]
+
+
+class Known:
+    """What operators take, each worked out once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int], _Row] = {}  # by identities, which the rows keep from being given away
+        self._equal: dict[tuple[Operator, Stream], _Row] = {}
+        self._numbers: dict[object, int] = {}
+
+    def lowered(self, graph: Graph) -> _Lowered:
+        rows = [self._row(op, block.stream) for block, op in graph]
+        works, numbers = tuple(row.work for row in rows), tuple(row.number for row in rows)
+        distinct = dict(zip(numbers, works, strict=True)).values()
+        asked = dict.fromkeys(resource for work in distinct for resource in _wanted(work))
+        return _Lowered(graph, works, numbers, tuple(asked), tuple(row.pattern for row in rows))
+
+    def _row(self, op: Operator, stream: Stream) -> _Row:
+        key = id(op), id(stream)
+        if key not in self._rows:
+            equal = self._equal.get((op, stream)) or self._worked_out(op, stream)
+            self._equal[op, stream] = equal
+            self._rows[key] = equal._replace(op=op, stream=stream)
+        return self._rows[key]
+
+    def _worked_out(self, op: Operator, stream: Stream) -> _Row:
+        work = op.work().on(stream)
+        names = tuple((resource, *(f.name for f, _ in form.terms)) for resource, form in work.amounts)
+        return _Row(op, stream, work, self._number((op.kind, work.amounts)), self._number(names))
+
+    def _number(self, key: object) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+
+class _Row(NamedTuple):
+    op: Operator
+    stream: Stream
+    work: Work
+    number: int
+    pattern: int
+
+
+def _wanted(work: Work) -> tuple[Resource, ...]:
+    return (work.wanted, *(resource for resource, form in work.amounts if form))
+
+
+def _fleet(members: Sequence[tuple[int, _Lowered]], devices: Sequence[Hardware]) -> Fleet:
+    graph, wanted = members[0][1].graph, members[0][1].wanted
+    machines = [devices[place] for place, _ in members]
+    first = {resource: machines[0].supply(resource) for resource in wanted}
+    rates = {resource: np.array([[m.rates[m.supply(resource)]] for m in machines]) for resource in wanted}
+    rows: dict[object, tuple[Work, Mapping[Resource, Form], Resource]] = {}
+    keys = list(zip(*(own.numbers for _, own in members), strict=True))
+    all_works = zip(*(own.works for _, own in members), strict=True)
+    operators = []
+    for (block, op), key, works in zip(graph, keys, all_works, strict=True):
+        if key not in rows:
+            one = _merged(works)
+            rows[key] = one, _busy(one, first, rates), first[one.wanted]
+        work, busy, compute = rows[key]
+        operators.append(PlannedOperator(operator=op, block=block, work=work, busy_s=busy, compute=compute))
+    return Fleet(tuple(operators), devices=tuple(place for place, _ in members), keys=tuple(keys))
+
+
+def _busy(work: Work, first: Mapping[Resource, Resource], rates: Mapping[Resource, Num]) -> dict[Resource, Form]:
+    """How long each resource is kept busy, under its name on the first device, with columns of coefficients."""
+    terms: dict[Resource, dict[Feature, Any]] = {}
+    for wanted, form in work.amounts:
+        if form:
+            supplied = first[wanted]
+            own = terms.setdefault(kept_busy(supplied, terms), {})
+            for feature, c in form.terms:
+                own[feature] = own.get(feature, 0.0) + c / rates[wanted]
+    return {resource: Form(tuple(own.items())) for resource, own in terms.items()}
+
+
+def _merged(works: Sequence[Work]) -> Work:
+    """One work for all devices; forms that are the same on all stay as they are."""
+    first = works[0]
+    if all(work is first for work in works):
+        return first
+    forms: dict[str, Any] = {
+        f.name: _column([getattr(w, f.name) for w in works]) for f in fields(Work) if f.type == "Form"
+    }
+    amounts = tuple(
+        (resource, _column([work.amounts[i][1] for work in works])) for i, (resource, _) in enumerate(first.amounts)
+    )
+    return replace(first, **forms, amounts=amounts)
+
+
+def _column(forms: Sequence[Form]) -> Form:
+    if all(form == forms[0] for form in forms):
+        return forms[0]
+    terms: list[tuple[Feature, Any]] = []
+    for same in zip(*(form.terms for form in forms), strict=True):
+        features, coefficients = zip(*same, strict=True)
+        terms.append((_feature(features), np.array(coefficients)[:, None]))
+    return Form(tuple(terms))
+
+
+def _feature(features: Sequence[Feature]) -> Feature:
+    first = features[0]
+    if all(feature == first for feature in features):
+        return first
+    return first._replace(each=tuple(f.arguments for f in features))

@@ -1,0 +1,130 @@
+"""What a device has to keep to for a use, and what disqualifies one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, isnan, nan
+from typing import Any, Final
+
+from .. import given
+from ..analyzing.costs import By
+from ..resource import Unit
+from ..units import seconds, si
+from .cells import DATA_TYPE, LINK, WHAT_IF, Cell
+from .waits import Breakdown
+
+MEMORY: Final = "memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A device that does not qualify, in the precision and the number that come closest.
+
+    factor  "data type", "what-if", "memory", "price", "budget", "power", "time to first token", "time per token", or
+            "link" where that is what keeps several from it
+    excess  what it takes over what is there or allowed; inf where that is no matter of degree
+    reason  both, in words
+    """
+
+    cell: Cell
+    factor: str
+    excess: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a device, or all of a layout together, have to keep to; None where anything goes. [USD], [W], [s]"""
+
+    budget: float | None = None
+    power: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    native: bool = False
+
+    def __post_init__(self) -> None:
+        given.positive(budget=self.budget, power=self.power, ttft=self.ttft_s, tpot=self.tpot_s)
+
+
+def closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:
+    """Of what disqualifies each precision and number, the worst where there is least; links, where more would do."""
+    worst = [(len(own), max(own, key=lambda fault: fault.excess)) for own in faults]
+    found = min(worst, key=lambda one: (one[0], one[1].factor != LINK, one[1].excess))[1]
+    return replace(found, reason=found.reason + _read_at_once(found.cell)) if found.factor == MEMORY else found
+
+
+def _read_at_once(cell: Cell) -> str:
+    """How much of the memory is for reading all prompts in one pass, where it would do without."""
+    if cell.refused:
+        return ""
+    lengths = {"batch": float(cell.batches[0]), "prompt": cell.prompt, "gen": cell.gen if cell.decode else 0}
+    weights, cache, live = (float(part) for part in cell.setting.footprint.parts(**lengths))
+    if weights + cache > cell.hardware.capacity:
+        return ""
+    return f"; {si(live)}B of it are activations of prompts read at once: plan reads them in chunks"
+
+
+def faults(cell: Cell, alone: Cell, limits: Limits, *, by: By, years: float | None) -> list[Rejected]:
+    """All that disqualifies a device in a precision and number.
+
+    alone  one of it in that precision
+    by     what devices are ranked by, which has to be known of it; a purchase is spread over `years`
+    """
+    several, numbers = cell.layout.devices, cell.hardware.numbers
+    together = f", with {several} devices" if several > 1 else ""
+
+    def fault(factor: str, excess: float, reason: str) -> Rejected:
+        return Rejected(cell=cell, factor=factor, excess=excess, reason=f"{factor}: {reason}")
+
+    def over(factor: str, value: float, limit: float | None, shown: Any, unlinked: float = inf) -> list[Rejected]:
+        if limit is None or value <= limit:
+            return []
+        if isnan(value):
+            return [fault(factor, inf, "not known for it")]
+        most = "there is" if factor == MEMORY else "allowed"
+        excess = value / limit
+        times = f"{excess:.3g}" if excess < 1000 else f"{excess:,.0f}"
+        said = f"{shown(value)}, {times}x the {shown(limit)} {most}{together}"
+        if unlinked <= limit:
+            return [fault(LINK, excess, f"{factor} {said}; {shown(unlinked)} if links took no time")]
+        return [fault(factor, excess, said)]
+
+    if cell.obstacle in (DATA_TYPE, WHAT_IF):
+        return [fault(cell.obstacle, inf, cell.refused)]
+    needed = float(alone.total_bytes[0]) / several if cell.refused else float(cell.total_bytes[0])
+    price, tdp = (several * numbers.get(key, nan) for key in ("price.purchase", "power.tdp"))
+    found = [
+        *over(MEMORY, needed, cell.hardware.capacity, lambda v: f"{si(v)}B"),
+        *over("budget", price, limits.budget, lambda v: f"{v:,.0f} USD"),
+        *over("power", tdp, limits.power, lambda v: f"{v:.0f} W"),
+    ]
+    if cell.refused:
+        found.append(fault(LINK, inf, f"none is known that joins {several} of them"))
+    timed, share = (alone, several) if cell.refused else (cell, 1)  # with links of any kind it takes no less
+    if timed.prefill:
+        ttft = float(timed.ttft_s[0]) / share
+        found += over("time to first token", ttft, limits.ttft_s, seconds, _unlinked(ttft, timed.prefill, several))
+    if timed.decode:
+        tpot = float(timed.tpot_s[0]) / share
+        found += over("time per token", tpot, limits.tpot_s, seconds, _unlinked(tpot, timed.decode, several))
+    foreign = _foreign(alone) if limits.native else ()
+    if foreign:
+        found.append(fault(DATA_TYPE, inf, f"no {' or '.join(foreign)} matrix units"))
+    if not by.known(cell.hardware, years):
+        bought = by is By.COST and "price.purchase" in numbers
+        reason = "no cloud price, and no years to spread the purchase over" if bought else "not known for it"
+        found.append(fault("price" if by is By.COST else "power", inf, reason))
+    return found
+
+
+def _unlinked(time_s: float, own: Breakdown, devices: int) -> float:
+    """What of a time is not spent waiting for links; inf where there are none. [s]"""
+    return time_s * (1 - own.share(resource="link")) if devices > 1 else inf
+
+
+def _foreign(cell: Cell) -> tuple[str, ...]:
+    """Types of matrix products that the device has no matrix units for."""
+    rates = cell.hardware.rates
+    wanted = (row.work.wanted for row in cell.setting.plan.operators)
+    return tuple(dict.fromkeys(w.dtype for w in wanted if w.unit is Unit.MATRIX and w not in rates))

@@ -1,0 +1,173 @@
+"""What a pass waits for, by group of operators: on one device, or on many that run the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, reduce
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..devices.hardware import Hardware
+from ..forms import Num
+from ..graph import Graph
+from ..lowering import Attention
+from ..parallel.overlap import overlapped
+from ..setting import Setting
+from ..transforms.flash_attention import flash_attention
+from ..workload import Workload
+from .fleet import Fleet, Known, fleets
+
+Column = npt.NDArray[Any]
+Waits = Mapping[tuple[str, str], Num]  # (group, resource) -> how long that group waits for that resource [s]
+
+GROUPS: Final = ("linear", "experts", "attention", "state", "head", "elementwise", "communication")
+RESOURCES: Final = ("memory", "matrix", "vector", "link")
+BOUNDS: Final = ("memory", "compute", "link")
+ALL: Final = "all"  # groups together
+_GROUP: Final = {
+    "linear": "linear", "matmul": "linear", "lm_head": "head", "attention": "attention",
+    "experts": "experts", "router": "experts", "route": "experts", "permute": "experts", "combine": "experts",
+    "conv": "state", "scan": "state", "communication": "communication",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """Where the time of a pass goes, for every batch: of a prefill, or of the decode step in the middle of the answer.
+
+    Of a pipeline, what takes longest: all stages for one micro-batch, and the slowest for each that follows.
+
+    length  tokens of each prompt, or tokens that each sequence attends to
+    """
+
+    length: int
+    waits: Waits
+
+    @cached_property
+    def time_s(self) -> Column:
+        return np.asarray(self.spent())
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Those that take time."""
+        return tuple(g for g in GROUPS if np.any(np.greater(self.spent(group=g), 0)))
+
+    def spent(self, *, group: str = ALL, resource: str = "", bound: str = "") -> Num:
+        """Time in a group, waiting for a resource or for those of a bound; for any where none is given. [s]"""
+        return spent(self.waits, group=group, resource=resource, bound=bound)
+
+    def shares(self, **of: str) -> Column:
+        """Part of the time that is spent so, at every batch."""
+        return np.broadcast_to(self.spent(**of) / self.time_s, self.time_s.shape)
+
+    def share(self, at: int = 0, **of: str) -> float:
+        """That at the batch in one place."""
+        return float(self.shares(**of)[at])
+
+    def bounds(self, group: str = ALL) -> list[str]:
+        """What most of the time of a group is bound by, at every batch."""
+        times = np.stack([self.shares(group=group, bound=bound) for bound in BOUNDS])
+        return [BOUNDS[place] for place in np.argmax(times, axis=0)]
+
+    def bound(self, at: int = 0, group: str = ALL) -> str:
+        """That at the batch in one place."""
+        return self.bounds(group)[at]
+
+    def sensitivity(self, at: int = 0) -> dict[str, float]:
+        """-d log time / d log rate of each resource: the share of the time that waits for it. Together they are 1."""
+        return {resource: self.share(at, resource=resource) for resource in RESOURCES}
+
+
+def fleets_of(
+    one: Setting, phase: str, devices: Mapping[int, Hardware], known: Known | None = None
+) -> tuple[list[Fleet], dict[int, str]]:
+    """`devices`, by place, each with its links, running a pass of `one` with tiles of attention as large as its own
+    memory on chip; and those that have no unit for a data type, with the reason.
+    """
+    apart = bool(one.techniques)  # they see the attention as it is fused, and may ask for more of a device than that
+    alike: dict[object, list[int]] = {}
+    for place, device in devices.items():
+        wiring = _wiring(device) if one.layout.devices > 1 else None
+        alike.setdefault(place if apart else wiring, []).append(place)
+    after = (overlapped,) if one.layout.overlap else ()
+    bare = one if apart else replace(one, attention=Attention.EAGER, layout=replace(one.layout, overlap=False))
+    found: list[Fleet] = []
+    refused: dict[int, str] = {}
+    for places in alike.values():
+        own = replace(bare, hardware=devices[places[0]])
+        graph = own.decode_graph if phase == "decode" else own.graph
+
+        def lower(size: float, graph: Graph = graph) -> Graph:
+            return graph if apart else graph.then(flash_attention(size), *after)
+
+        together, others = fleets(lower, [devices[place] for place in places], known)
+        found += [replace(fleet, devices=tuple(places[n] for n in fleet.devices)) for fleet in together]
+        refused |= {places[n]: why for n, why in others.items()}
+    return found, refused
+
+
+def _wiring(device: Hardware) -> object:
+    """All that the file of a device says of its links but how fast they are: what is sent depends on no more."""
+    return tuple(
+        (f.key, None if f.key.endswith((".bandwidth", ".latency")) else f.value)
+        for f in device.facts
+        if f.key.startswith(("scale_up.", "scale_out.", "host."))
+    )
+
+
+def waits_of(fleet: Fleet, setting: Setting, phase: str, *, batch: Num, length: Num, prompt: Num) -> Waits:
+    """What a fleet waits for in a pass of a batch, by group of operators; of a pipeline, while all stages have one
+    micro-batch, and the slowest the others. [s], [device, point]
+    """
+    workload, layout = workload_of(setting, phase, batch=batch, length=length, prompt=prompt), setting.layout
+    if layout.pp == 1:
+        return _by_group(fleet, workload)
+    stages, parts = [_by_group(stage, workload) for stage in fleet.stages], layout.parts(batch)
+    through, slowest = reduce(partial(_joined, times=1.0), stages), reduce(_longer, stages)
+    if phase == "prefill":
+        return _joined(through, slowest, times=parts - 1)
+    return _longer(through, _joined({}, slowest, times=parts))
+
+
+def workload_of(setting: Setting, phase: str, *, batch: Num, length: Num, prompt: Num) -> Workload:
+    share = setting.layout.share(batch)
+    if phase == "prefill":
+        return setting.prefill(Workload.prefill(batch=share, prompt=length))
+    read = np.minimum(prompt, length) if setting.techniques else prompt  # which techniques count from
+    return setting.step(Workload.decode(batch=share, kv_len=length, prompt=read))
+
+
+def _by_group(fleet: Fleet, workload: Workload) -> Waits:
+    found: dict[tuple[str, str], Num] = {}
+    for (kind, unit), time_s in fleet.waits(workload).items():
+        key = _GROUP.get(kind, "elementwise"), str(unit)
+        found[key] = found.get(key, 0.0) + time_s
+    return found
+
+
+def _joined(one: Waits, other: Waits, *, times: Num) -> Waits:
+    """One, and `times` the other."""
+    return {key: one.get(key, 0.0) + times * other.get(key, 0.0) for key in {**one, **other}}
+
+
+def _longer(one: Waits, other: Waits) -> Waits:
+    """The one that takes longer, at every point."""
+    first = np.greater_equal(spent(one), spent(other))
+    return {key: np.where(first, one.get(key, 0.0), other.get(key, 0.0)) for key in {**one, **other}}
+
+
+def spent(waits: Waits, *, group: str = ALL, resource: str = "", bound: str = "") -> Num:
+    """Time in a group, waiting for a resource or for those of a bound; for any where none is given. [s]"""
+    chosen = (
+        time_s
+        for (own, unit), time_s in waits.items()
+        if group in (ALL, own) and resource in ("", unit) and bound in ("", _bound(unit))
+    )
+    return sum(chosen, start=0.0)
+
+
+def _bound(resource: str) -> str:
+    return resource if resource in BOUNDS else "compute"

@@ -1,0 +1,248 @@
+"""What a hardware file must be to be believed: its numbers fit together and are physically possible."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+from .hardware import Hardware, products
+from .keys import ON_CHIP
+
+_ROUNDING: Final = 0.015  # datasheets print three digits, and clocks in steps of 15 MHz
+_ORDERS: Final = (  # from wide to narrow; bf16 and fp16 are not always multiplied alike
+    ("fp64", "fp32", "tf32", "fp16", "fp8", "fp6", "fp4"),
+    ("fp64", "fp32", "tf32", "bf16", "fp8", "fp6", "fp4"),
+    ("int32", "int8", "int4", "int1"),
+)
+_RIDGES: Final = (0.01, 10_000)  # OP/B; outside it a unit is wrong by a prefix
+_PCIE: Final = {  # bits that a lane carries in a second, without coding (128b/130b) or, of PCIe 6.0, checks of flits
+    "3": 8e9 * 128 / 130, "4": 16e9 * 128 / 130, "5": 32e9 * 128 / 130, "6": 64e9 * 242 / 256,
+}  # fmt: skip
+_PCIE_LINK: Final = re.compile(r"PCIe ([3456])(?:\.0)? x(\d+)")
+# All links of a GPU by generation of NVLink, one way; NVIDIA prints twice that. 4 x 20, 6 x 25, 12 x 25, ... [B/s]
+_NVLINK: Final = {"1": 80e9, "2": 150e9, "3": 300e9, "4": 450e9, "5": 900e9, "6": 1800e9}
+_NVLINK_LINKS: Final = re.compile(r"NVLink ([1-6])\b")
+_MEMORY: Final = re.compile(r"(HBM|GDDR|LPDDR|MRDIMM|DDR)(\d?)", re.IGNORECASE)
+# The fastest rate of a pin by generation, E and X among them, as standards and makers have it (recalled). [Gbit/s]
+_PINS: Final = {
+    "HBM2": 3.6, "HBM3": 9.2, "HBM4": 11, "GDDR5": 12, "GDDR6": 24, "GDDR7": 48, "LPDDR4": 4.3,
+    "LPDDR5": 10.7, "DDR4": 3.2, "DDR5": 8.8, "MRDIMM": 12.8,
+}  # fmt: skip
+_HEADROOM: Final = 1.5  # for chips that come later, and are clocked higher
+# How often a second all of a memory is read. A chip has so many pins for its capacity: HBM of Fiji, 512 GB/s for 4 GiB
+# (recalled), comes to 119, GDDR6X of an RTX 3080 to 71, LPDDR and DDR of what ships to 6.
+_TURNS: Final = {"HBM": 200, "GDDR": 200, "LPDDR": 40, "DDR": 40, "MRDIMM": 40}
+_PACES: Final = {  # OPs of a core and clock, four times what any that ships does; of accelerators, a core may be a chip
+    "gpu": {"matrix": 2**18, "vector": 2**12},
+    "cpu": {"matrix": 2**14, "vector": 2**12},
+    "accelerator": {"matrix": 2**23, "vector": 2**15},
+}
+_DATE: Final = re.compile(r"20\d\d-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12]\d|3[01]))?")
+
+
+def violations(device: Hardware) -> tuple[str, ...]:
+    """What is wrong with the numbers of a device, one line each that begins with the key."""
+    return tuple(line for check in CHECKS.values() for line in check(device))
+
+
+def clashes(device: Hardware, aliases: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Names of a device that others claim too. `aliases`: the names of each device there is."""
+    own = (device.name, *(alias.lower() for alias in device.aliases))
+    return tuple(
+        f"aliases: {name} is a name of {other} too"
+        for other, names in aliases.items()
+        if other != device.name
+        for name in own
+        if name in names
+    )
+
+
+def _order(device: Hardware) -> Iterator[str]:
+    numbers, seen = device.numbers, set()
+    for unit in ("matrix", "sparse", "vector"):
+        for order in _ORDERS:
+            known = [key for dtype in order if (key := f"{unit}.{dtype}") in numbers]
+            for wide, narrow in pairwise(known):
+                if numbers[narrow] < numbers[wide] * (1 - _ROUNDING) and (wide, narrow) not in seen:
+                    seen.add((wide, narrow))
+                    yield f"{narrow}: must not be below {wide}, whose type is wider"
+
+
+def _units(device: Hardware) -> Iterator[str]:
+    numbers = device.numbers
+    for key, rate in numbers.items():
+        unit, _, dtype = key.partition(".")
+        matrix = numbers.get(f"matrix.{dtype}")
+        if unit == "vector" and matrix and rate > matrix * (1 + _ROUNDING):
+            yield f"{key}: must not be above matrix.{dtype}"
+        if unit in ("matrix", "vector"):
+            ridge = rate / numbers["memory.bandwidth"]
+            if not _RIDGES[0] < ridge < _RIDGES[1]:
+                yield f"{key}: its ridge point, {ridge:g} OP/B, must be between {_RIDGES[0]} and {_RIDGES[1]}"
+
+
+def _sparsity(device: Hardware) -> Iterator[str]:
+    for fact in device.facts:
+        unit, _, dtype = fact.key.partition(".")
+        if unit != "sparse":
+            continue
+        dense = device.numbers.get(f"matrix.{dtype}")
+        if dense is None:
+            yield f"{fact.key}: there is no matrix.{dtype}"
+        elif not _close(device.numbers[fact.key], 2 * dense) and not fact.note:
+            yield f"{fact.key}: must be twice matrix.{dtype}, or have a note that says why not"
+
+
+def _peaks(device: Hardware) -> Iterator[str]:
+    """Peak = units x width x clock, where all are given."""
+    yield from (line for line in _products(device) if not line.startswith("memory."))
+    clock = device.numbers.get("clock.matrix")
+    if clock and clock == device.numbers.get("clock.boost", device.numbers.get("clock.base")):
+        yield "clock.matrix: says what the clock says already"
+
+
+def _products(device: Hardware) -> Iterator[str]:
+    for one in products(device.numbers):
+        expected = one.of(device.numbers)
+        if not _close(device.numbers[one.key], expected):
+            per = f" / {one.per:g}" if one.per > 1 else ""
+            scale, unit = (1e9, "GB/s") if one.key.startswith("memory.") else (1e12, "TOP/s")
+            must = f"{' x '.join(one.factors)}{per} = {expected / scale:,.6g} {unit}"
+            yield f"{one.key}: must be {must}; got {device.numbers[one.key] / scale:,.6g} {unit}"
+
+
+def _bandwidths(device: Hardware) -> Iterator[str]:
+    """Bandwidth = width x rate, of memory pins and of PCIe lanes; NVLink at most that of all its links."""
+    numbers = device.numbers
+    yield from (line for line in _products(device) if line.startswith("memory."))
+    links = _NVLINK_LINKS.search(_text(device, "scale_up.type"))
+    if links and numbers.get("scale_up.bandwidth", 0) > _NVLINK[links[1]] * (1 + _ROUNDING):
+        most, got = _NVLINK[links[1]] / 1e9, numbers["scale_up.bandwidth"] / 1e9
+        yield f"scale_up.bandwidth: must be at most {most:,.0f} GB/s, that of {links[0]} one way; got {got:,.6g} GB/s"
+    link = _PCIE_LINK.search(_text(device, "host.type"))
+    if link and "host.bandwidth" in numbers:
+        expected = _PCIE[link[1]] * int(link[2]) / 8
+        if not _close(numbers["host.bandwidth"], expected):
+            yield f"host.bandwidth: must be {expected / 1e9:.4g} GB/s, that of {link[0]} one way"
+
+
+def _memory_types(device: Hardware) -> Iterator[str]:
+    """Bandwidths that chips of the memory's type have, by their pins and by their capacity."""
+    numbers = device.numbers
+    said = _text(device, "memory.type")
+    found = _MEMORY.search(said)
+    if said and not found:  # SRAM, and what is not known here
+        return
+    kind, generation = (found[1].upper(), "".join(found.groups()).upper()) if found else ("HBM", "")
+    bandwidth, capacity = numbers["memory.bandwidth"], numbers["memory.capacity"]
+    rate = numbers.get("memory.data_rate", bandwidth * 8 / numbers.get("memory.bus_width", inf))
+    fastest = _PINS.get(generation, inf) * _HEADROOM
+    if rate > fastest * 1e9:
+        key = "data_rate" if "memory.data_rate" in numbers else "bandwidth"
+        yield f"memory.{key}: must be at most {fastest:g} Gbit/s a pin, of {said}; got {rate / 1e9:,.6g} Gbit/s"
+    most = _TURNS[kind] * capacity
+    if bandwidth > most:
+        what = said or "memory that is not said to be SRAM,"
+        yield (
+            f"memory.bandwidth: must be at most {most / 1e9:,.0f} GB/s, at which {what} of {capacity / 2**30:g} GiB "
+            f"is read {_TURNS[kind]} times a second; got {bandwidth / 1e9:,.0f} GB/s"
+        )
+
+
+def _paces(device: Hardware) -> Iterator[str]:
+    """OPs of a core in a clock, where the file says how many there are and how fast."""
+    numbers = device.numbers
+    clock = numbers.get("clock.boost", numbers.get("clock.base"))
+    if not clock or "cores.count" not in numbers:
+        return
+    for key, rate in numbers.items():
+        unit = key.partition(".")[0]
+        most = _PACES[device.kind].get(unit)
+        pace = rate / numbers["cores.count"] / (numbers.get("clock.matrix", clock) if unit == "matrix" else clock)
+        if most and pace > most:
+            yield f"{key}: must be at most {most:,} OPs a core and clock of kind {device.kind}; got {pace:,.0f}"
+
+
+def _private(device: Hardware) -> Iterator[str]:
+    """What the cores of a GPU have of their own, each of them as much."""
+    count = device.numbers.get("cores.count")
+    for level in ("registers", "shared_memory"):
+        key = f"{level}.capacity"
+        if count and device.kind == "gpu" and device.numbers.get(key, 0) % (2**10 * count):
+            each = device.numbers[key] / 2**10 / count
+            yield f"{key}: must be whole KiB of each of {count:,.0f} cores; got {each:,.6g} KiB"
+
+
+def _memories(device: Hardware) -> Iterator[str]:
+    """Further from the units is larger and slower."""
+    numbers = device.numbers
+    capacity = numbers["memory.capacity"]
+    if not 0.5 * capacity <= numbers.get("memory.usable", capacity) <= capacity:
+        yield "memory.usable: must be between half of memory.capacity and all of it"
+    for level in ON_CHIP:
+        if numbers.get(f"{level}.capacity", 0) >= capacity:
+            yield f"{level}.capacity: must be below memory.capacity"
+    known = [key for level in (*ON_CHIP, "memory") if (key := f"{level}.bandwidth") in numbers]
+    for inner, outer in pairwise(known):
+        if numbers[outer] > numbers[inner]:
+            yield f"{outer}: must not be above {inner}, which is nearer to the units"
+    for link in ("scale_up", "scale_out"):
+        if numbers.get(f"{link}.bandwidth", 0) > numbers["memory.bandwidth"]:
+            yield f"{link}.bandwidth: must not be above memory.bandwidth"
+
+
+def _links(device: Hardware) -> Iterator[str]:
+    topology, devices = _text(device, "scale_up.topology"), device.numbers.get("scale_up.devices")
+    if devices is not None and devices < 2:
+        yield "scale_up.devices: must be at least 2"
+    if topology and devices is not None and (topology == "pair") != (devices == 2):
+        yield f"scale_up.topology: two devices are a pair, more are not; got {topology} of {devices:.0f}"
+
+
+def _power_and_price(device: Hardware) -> Iterator[str]:
+    if device.numbers.get("power.idle", 0) > device.numbers.get("power.tdp", inf):
+        yield "power.idle: must not be above power.tdp"
+    prices = {fact.key: str(fact.value) for fact in device.facts if fact.key.startswith("price.")}
+    date = prices.get("price.date")
+    if prices and (date is None or not _DATE.fullmatch(date)):
+        yield f"price.date: must be the day or the month of the price, such as 2024-06; got {date!r}"
+
+
+def _sources(device: Hardware) -> Iterator[str]:
+    used = {fact.source for fact in device.facts}
+    for key, source in device.sources.items():
+        if key not in used:
+            yield f"sources.{key}: no number comes from it"
+        if not 1970 <= source.year <= 2100:
+            yield f"sources.{key}.year: must be a year; got {source.year}"
+        if source.url and not source.url.startswith(("https://", "http://")):
+            yield f"sources.{key}.url: must begin with https://; got {source.url!r}"
+    if not 1970 <= device.released <= 2100:
+        yield f"released: must be a year; got {device.released}"
+
+
+CHECKS: Final[Mapping[str, Callable[[Hardware], Iterator[str]]]] = {
+    "narrower types not slower": _order,
+    "matrix units not slower than vector units, ridge points": _units,
+    "sparse rates twice the dense ones": _sparsity,
+    "peak = units x width x clock": _peaks,
+    "bandwidth = width x rate": _bandwidths,
+    "bandwidths of memory types": _memory_types,
+    "OPs a core and clock": _paces,
+    "memories of cores alike": _private,
+    "memories larger and slower outwards": _memories,
+    "links": _links,
+    "power and price": _power_and_price,
+    "sources": _sources,
+}
+
+
+def _text(device: Hardware, key: str) -> str:
+    return next((str(fact.value) for fact in device.facts if fact.key == key), "")
+
+
+def _close(value: float, expected: float) -> bool:
+    return abs(value / expected - 1) <= _ROUNDING

@@ -1,0 +1,253 @@
+"""hardware/*.yaml -> Hardware. Every number has a unit in its text and a source."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from math import inf
+from pathlib import Path
+from typing import Final
+
+from .._layout import PATH_VARIABLE, data_dir
+from ..documents import Section, check_path, is_there, read_text, read_yaml
+from ..errors import InputError, suggest
+from ..resource import MEMORY, Resource, Unit
+from ..units import parse, si
+from .hardware import Fact, Hardware, Source
+from .keys import COUNT, KINDS, ON_CHIP, PLAIN, SECTIONS, STATUSES, TEXT, TOPOLOGIES, TOPOLOGY
+from .what_ifs import altered
+
+_REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
+_ROUNDING: Final = 1e-9  # of what follows from a factor
+_OPTIONAL: Final = ("compute_capability", "aliases", "notes")  # of the device as a whole
+
+
+def hardware_names() -> tuple[str, ...]:
+    """The devices that ship, and those of the user's folder."""
+    return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.yaml")}))
+
+
+def load_hardware(name: str, changes: Sequence[str] = ()) -> Hardware:
+    """A device by its name, an alias of it, or the path of a YAML file.
+
+    The files of the folder that LLMVIEWER_HARDWARE_PATH names come before those that ship.
+
+    changes  what-ifs such as "memory.bandwidth=2x" or "matrix.fp16=155 TOP/s", applied to the file's numbers
+
+    Raises InputError, with the nearest names, where there is none such, or where the file or a change is wrong.
+    """
+    if not isinstance(name, str):
+        raise InputError(f"hardware must be text; got {name!r}")
+    path = hardware_file(name)
+    return (_shipped if path.parent == data_dir("hardware") else _read)(path, tuple(changes))
+
+
+def loaded(hardware: str | Hardware, changes: Sequence[str] = ()) -> Hardware:
+    """A device as callers in Python give it, by name or as it was loaded.
+
+    Raises InputError where it has to be read and cannot be, or was loaded before what-ifs could be applied.
+    """
+    if isinstance(hardware, str):
+        return load_hardware(hardware, changes)
+    if changes:
+        raise InputError("hardware_set needs hardware given by name; change a Hardware with dataclasses.replace")
+    return hardware
+
+
+def each_changed(hardware: Sequence[str | Hardware], changes: Sequence[str]) -> list[tuple[str, ...]]:
+    """Of each device those of `changes` that are of all of them, KEY=VALUE, and those that are of it, NAME:KEY=VALUE.
+
+    Raises InputError where NAME is none of them.
+    """
+    names = [one.name if isinstance(one, Hardware) else hardware_file(one).stem for one in hardware]
+    aimed: list[tuple[str, str]] = []
+    for change in changes:
+        key, equals, value = change.partition("=")
+        name, colon, own = key.rpartition(":")
+        device = name.strip()
+        if colon and device not in names:  # another name of it, or its file
+            device = hardware_file(device).stem
+        if colon and device not in names:
+            raise InputError(f"{change}: {name} is none of the devices that are looked at")
+        aimed.append((device, f"{own}{equals}{value}"))
+    return [tuple(change for device, change in aimed if device in ("", name)) for name in names]
+
+
+def hardware_file(name: str) -> Path:
+    """The file that load_hardware(name) reads."""
+    if found := known_file(name):
+        return found
+    if is_there(name):
+        raise InputError(f"{name}: is no hardware file; give a .yaml file, or a name of `llmviewer hardware`")
+    check_path(name)
+    devices = {known: own for own, names in hardware_aliases().items() for known in names}
+    near = "give one; `llmviewer compare` takes several" if "," in name else suggest(name, devices, of=devices)
+    raise InputError(f"no hardware {name!r}: {near} (`llmviewer hardware` lists all)")
+
+
+def known_file(name: str) -> Path | None:
+    """The same; None where there is none such."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    for folder in _folders():
+        files = _shipped_files() if folder == data_dir("hardware") else _files(folder)
+        found = files.get(name.lower()) or _with_alias(name.lower(), files.values())
+        if found:
+            return found
+    return None
+
+
+def hardware_yaml(name: str, new: str = "") -> str:
+    """The text of a device's file, to begin one of one's own with: as that of `new`, which has no other names."""
+    text = read_text(hardware_file(name))
+    if not new:
+        return text
+    text = re.sub(r"^name:.*$", f"name: {new}", text, count=1, flags=re.MULTILINE)
+    return re.sub(r"^aliases:.*(?:\n[ -].*)*$", "aliases: []", text, count=1, flags=re.MULTILINE)
+
+
+def hardware_aliases() -> dict[str, tuple[str, ...]]:
+    """All names that each device goes by, its own first."""
+    files = {path.stem: path for folder in reversed(_folders()) for path in sorted(folder.glob("*.yaml"))}
+    return {name: (name, *_aliases(path)) for name, path in files.items()}
+
+
+def _folders() -> tuple[Path, ...]:
+    """Where devices are looked for, in order."""
+    own = os.environ.get(PATH_VARIABLE)
+    if not own:
+        return (data_dir("hardware"),)
+    if not Path(own).is_dir():
+        raise InputError(f"{PATH_VARIABLE} (--hardware-path): must be a folder of hardware YAML files; got {own!r}")
+    return (Path(own), data_dir("hardware"))
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {path.stem.lower(): path for path in sorted(folder.glob("*.yaml"))}
+
+
+@cache
+def _shipped_files() -> dict[str, Path]:
+    return _files(data_dir("hardware"))
+
+
+def _with_alias(alias: str, files: Iterable[Path]) -> Path | None:
+    """Parses only files that have the text: a hundred files take longer to parse than a model takes to analyze."""
+    return next((path for path in files if alias in read_text(path).lower() and alias in _aliases(path)), None)
+
+
+def _aliases(path: Path) -> tuple[str, ...]:
+    return tuple(alias.lower() for alias in read_yaml(path).texts("aliases"))
+
+
+@lru_cache(maxsize=1024)
+def _shipped(path: Path, changes: tuple[str, ...]) -> Hardware:
+    return _read(path, changes)
+
+
+def _read(path: Path, changes: tuple[str, ...]) -> Hardware:
+    file = read_yaml(path)
+    _check_keys(file, changes)
+    if file.text("name") != path.stem:
+        raise file.error("name", f"must be the name of the file, {path.stem}; got {file.text('name')!r}")
+    sources = {key: _source(file.section("sources").section(key)) for key in file.section("sources")}
+    facts = {fact.key: fact for name in SECTIONS if name in file for fact in _facts(file.section(name), name, sources)}
+    written = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
+    facts, follows = altered(facts, changes, path.stem)
+    value = {key: fact.value for key, fact in facts.items() if isinstance(fact.value, float)}
+    if value.get("memory.usable", 0) > value["memory.capacity"] * (1 + _ROUNDING):
+        where = next((change for change in changes if change.startswith("memory.usable")), f"{path}: memory.usable")
+        most, got = (f"{si(value[key])}B" for key in ("memory.capacity", "memory.usable"))
+        raise InputError(f"{where}: must be at most memory.capacity, {most}; got {got}")
+    rates = {Resource(unit, key.split(".")[1]): rate for key, rate in value.items()
+             for unit in (Unit.MATRIX, Unit.VECTOR) if key.startswith(f"{unit}.")}  # fmt: skip
+    on_chip = [value[key] for level in ON_CHIP if (key := f"{level}.capacity") in value]
+    return Hardware(
+        name=file.text("name"),
+        title=file.text("title"),
+        rates={**rates, MEMORY: value["memory.bandwidth"]},
+        capacity=value.get("memory.usable", value["memory.capacity"]),
+        on_chip_bytes=sum(on_chip) if on_chip else inf,
+        vendor=file.text("vendor"),
+        kind=file.choice("kind", KINDS),
+        architecture=file.text("architecture"),
+        released=file.integer("released"),
+        status=file.choice("status", STATUSES),
+        aliases=file.texts("aliases"),
+        facts=tuple(facts.values()),
+        sources=sources,
+        notes=file.texts("notes"),
+        changes=changes,
+        follows=follows,
+        said={key: number for key, number in written.items() if value.get(key) != number},
+    )
+
+
+def _check_keys(file: Section, changes: Sequence[str]) -> None:
+    """Raises InputError where a key is unknown, and, with all of them, where some are missing that no what-if gives."""
+    file.only((*PLAIN, *SECTIONS))
+    for name in SECTIONS:
+        if name in file:
+            file.section(name).only(("source", *SECTIONS[name]))
+    given = {change.partition("=")[0].strip() for change in changes}
+    needed: list[tuple[str, ...]] = [(key,) for key in PLAIN if key not in _OPTIONAL]
+    needed += [("sources", key, of) for key in _mapping(file.data.get("sources")) for of in ("title", "year")]
+    needed += [(name, "source") for name in SECTIONS if name in file]
+    needed += [(block, key) for block, _, key in (key.partition(".") for key in _REQUIRED if key not in given)]
+    missing = [".".join(path) for path in needed if _is_missing(file.data, path)]
+    if missing:
+        raise InputError(f"{file.file}: {', '.join(missing)}: {'is' if len(missing) == 1 else 'are'} missing")
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_missing(data: Mapping[str, object], path: Sequence[str]) -> bool:
+    """Whether there is nothing at the end of a path of keys; not where something else than a mapping is on it."""
+    value: object = data
+    for key in path:
+        if value is not None and not isinstance(value, Mapping):
+            return False
+        value = _mapping(value).get(key)
+    return value is None
+
+
+def _source(section: Section) -> Source:
+    section.only(("title", "version", "page", "year", "url"))
+    return Source(
+        title=section.text("title"),
+        year=section.integer("year"),
+        **{key: section.text(key, "") for key in ("version", "page", "url")},
+    )
+
+
+def _facts(section: Section, name: str, sources: Mapping[str, Source]) -> list[Fact]:
+    source = section.choice("source", sources)
+    return [_fact(section, f"{name}.{key}", source, sources) for key in section if key != "source"]
+
+
+def _fact(section: Section, full_key: str, source: str, sources: Mapping[str, Source]) -> Fact:
+    """A value as it stands, or as `{value, source, note}` where its source differs from that of its block."""
+    block, key = full_key.split(".")
+    unit, note = SECTIONS[block][key], ""
+    if isinstance(section.data[key], Mapping):
+        section = section.section(key)
+        section.only(("value", "source", "note"))
+        source, note, key = section.choice("source", sources, source), section.text("note", ""), "value"
+    value: float | str
+    if unit == COUNT:
+        value, text = float(section.integer(key)), str(section.integer(key))
+    elif unit == TEXT:
+        value = text = section.text(key)
+    elif unit == TOPOLOGY:
+        value = text = section.choice(key, TOPOLOGIES)
+    else:
+        text = str(section.get(key))
+        try:
+            value = parse(section.get(key), unit)
+        except ValueError as error:
+            raise section.error(key, str(error)) from None
+    return Fact(key=full_key, text=text, value=value, source=source, note=note)

@@ -1,0 +1,45 @@
+"""What a hardware file can say: its keys, and the units of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ..precision import WIDER
+
+PLAIN: Final = (  # of the device as a whole
+    "name", "title", "vendor", "kind", "architecture", "compute_capability", "released", "status", "aliases",
+    "sources", "notes",
+)  # fmt: skip
+COUNT, TEXT, TOPOLOGY = "count", "text", "topology"  # values without a unit
+KINDS: Final = ("gpu", "cpu", "accelerator")
+STATUSES: Final = ("shipping", "discontinued", "announced")
+TOPOLOGIES: Final = ("switch", "mesh", "cube", "ring", "torus2d", "torus3d", "pair")
+_RATES: Final = dict.fromkeys((*WIDER.keys() - {"table"}, "int1", "int32"), "OP/s")
+_CACHE: Final = {"capacity": "B", "bandwidth": "B/s"}
+SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "clock": dict.fromkeys(("base", "boost", "matrix", "memory"), "Hz"),  # matrix: where it differs from boost
+    "matrix": _RATES,
+    "sparse": _RATES,
+    "vector": _RATES,
+    "memory": {
+        "type": TEXT, "capacity": "B", "usable": "B", "bandwidth": "B/s", "bus_width": COUNT, "data_rate": "bit/s",
+    },
+    "registers": _CACHE,
+    "shared_memory": _CACHE,
+    "l2": _CACHE,
+    "l3": _CACHE,
+    "cores": dict.fromkeys(
+        ("count", "matrix_fp16_per_clock", "vector_fp32_per_clock", "exponentials_per_clock"), COUNT  # of one core
+    ),
+    "scale_up": {
+        "type": TEXT, "bandwidth": "B/s", "latency": "s", "devices": COUNT, "topology": TOPOLOGY,
+        "in_network": TEXT,  # what adds up what passes, where switches do
+    },
+    "scale_out": {"type": TEXT, "bandwidth": "B/s", "latency": "s", "topology": TOPOLOGY},
+    "host": {"type": TEXT, "bandwidth": "B/s", "latency": "s"},
+    "storage": {"type": TEXT, "bandwidth": "B/s"},  # behind the host link: a device's share of it
+    "power": {"tdp": "W", "idle": "W", "shared": TEXT},  # shared: who else draws it, such as a CPU beside the GPU
+    "price": {"purchase": "USD", "cloud": "USD/h", "date": TEXT},
+}  # fmt: skip
+ON_CHIP: Final = ("registers", "shared_memory", "l2", "l3")  # levels of memory, from the inside to the outside

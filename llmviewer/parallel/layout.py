@@ -1,0 +1,231 @@
+"""How a model lies on several devices of one kind, and which links they use to talk about which part of it.
+
+Ranks are numbered as engines place them: tensor parallelism innermost, on the fastest links, then context and data
+parallelism, and pipeline stages outermost. Experts lie on the ranks of tensor and data parallelism together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import inf, isqrt, prod
+from typing import Any, Final
+
+import numpy as np
+
+from ..devices.hardware import Hardware
+from ..errors import InputError
+from ..forms import Num
+from ..operators.collectives import OUT, UP, Algorithm, Group
+from ..resource import hop, link
+
+_HOST: Final = "host"
+_PORTS: Final = {"ring": 2, "cube": 3, "torus2d": 4, "torus3d": 6}
+DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
+_MOST: Final = 1 << 20  # ranks or parts: more than any machine has
+_DIGITS: Final = 4000  # of a number that Python reads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Degrees of parallelism; `devices` is their product, experts apart.
+
+    tp  tensor: every weight, head and expert is cut
+    pp  pipeline: layers are shared out
+    ep  expert: experts are shared out among ranks of tp x dp
+    dp  data: sequences are shared out; attention and dense layers are copied
+    cp  context: the tokens of a prompt and of the cache are shared out
+
+    overlap        collectives travel while the launch before them still works
+    micro_batches  parts of a batch that follow each other through the pipeline; as many as stages, or sequences, if 0
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    dp: int = 1
+    cp: int = 1
+    micro_batches: int = 0
+    algorithm: Algorithm = Algorithm.AUTO
+    hierarchical: bool = False
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        for name in DEGREES:
+            _within(name, getattr(self, name), least=1)
+        _within("micro_batches", self.micro_batches, least=0)
+        ranks = self.tp * self.dp
+        if ranks % self.ep:
+            if ranks == 1:
+                raise InputError(
+                    f"ep must divide the ranks of tp x dp, on which experts lie, and there is one; got {self.ep}; give "
+                    f"tp={self.ep} or dp={self.ep}, too"
+                )
+            near = nearest_divisors(ranks, self.ep)
+            raise InputError(
+                f"ep must divide the {ranks} ranks of tp x dp, on which experts lie; got {self.ep}; try {near}"
+            )
+        if self.ep > self.tp and self.ep % self.tp:
+            raise InputError(f"ep must be a multiple of tp={self.tp} where it is larger; got {self.ep}")
+        if self.ep < self.tp and self.tp % self.ep:
+            raise InputError(f"ep must divide tp={self.tp} where it is smaller; got {self.ep}")
+        for name, (used, otherwise) in _WAYS.items():
+            if getattr(self, name) != getattr(type(self), name) and not used(self):
+                raise InputError(otherwise)
+
+    @property
+    def devices(self) -> int:
+        return self.tp * self.pp * self.dp * self.cp
+
+    def __str__(self) -> str:
+        degrees = [f"{name}={value}" for name in DEGREES if (value := getattr(self, name)) > 1]
+        return " ".join(degrees) or "one device"
+
+    def local(self, batch: Num) -> Num:
+        """Sequences of a batch that the busiest rank of data parallelism has."""
+        return batch if self.dp == 1 else np.ceil(np.divide(batch, self.dp))
+
+    def parts(self, batch: Num) -> Num:
+        """Micro-batches that those are cut into for the pipeline: no more than it takes, of equal size but the last."""
+        return 1 if self.pp == 1 else np.ceil(self.local(batch) / self.share(batch))
+
+    def share(self, batch: Num) -> Num:
+        """Sequences of one micro-batch, the largest."""
+        local = self.local(batch)
+        return local if self.pp == 1 else np.ceil(local / np.minimum(self.micro_batches or self.pp, local))
+
+
+def _within(name: str, number: int, *, least: int) -> None:
+    """Raises InputError where `number` is below `least` or beyond all measure."""
+    if number < least:
+        raise InputError(f"{name} must be at least {least}; got {number}")
+    if number > _MOST:
+        raise InputError(f"{name} must be at most {_MOST}; got {number}")
+
+
+def _shares(layout: Layout) -> bool:
+    return layout.tp * layout.cp * layout.ep > 1
+
+
+_WAYS: Final[Mapping[str, tuple[Callable[[Layout], bool], str]]] = {  # what each is of use to, and what to give for it
+    "micro_batches": (lambda layout: layout.pp > 1, "micro_batches are for a pipeline; give pp"),
+    "algorithm": (_shares, "a collective is for ranks with parts of one tensor; give tp, cp or ep"),
+    "hierarchical": (
+        lambda layout: layout.ep > layout.tp,
+        "a hierarchical all-to-all is for experts on other ranks than their tokens; give dp, and ep above tp",
+    ),
+    "overlap": (_shares, "overlap is of collectives with launches before them; give tp, cp or ep"),
+}
+
+ALONE = Layout()
+
+
+def layouts(degrees: Iterable[Mapping[str, Any]], **ways: Any) -> list[Layout]:
+    """One for each of several degrees, with those of the `ways` to work together that are of use to it.
+
+    Raises InputError where one is of use to none.
+    """
+    found = [Layout(**one) for one in degrees]
+    for name, way in ways.items():
+        used, otherwise = _WAYS[name]
+        if way != getattr(Layout, name) and not any(map(used, found)):
+            raise InputError(otherwise)
+    return [replace(one, **{name: way for name, way in ways.items() if _WAYS[name][0](one)}) for one in found]
+
+
+def parse_layout(text: str) -> Layout:
+    """Read "tp=8 pp=2", "dp=16,ep=16" or "" for one device.
+
+    Raises InputError where the text is none of these.
+    """
+    degrees: dict[str, int] = {}
+    for part in text.replace(",", " ").split():
+        name, _, value = part.partition("=")
+        if name not in DEGREES or not value.isdecimal() or len(value) > _DIGITS or name in degrees:
+            raise InputError(
+                f"layout {text!r}: must be degrees of {', '.join(DEGREES)}, such as tp=8 pp=2; got {part!r}"
+            )
+        degrees[name] = int(value)
+    return replace(ALONE, **degrees)  # type: ignore[arg-type]
+
+
+def nearest_divisors(number: int, wanted: int) -> str:
+    """The divisors of `number` on both sides of `wanted`, as text."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    able = [*small, *(number // n for n in reversed(small))]
+    below, above = [n for n in able if n < wanted], [n for n in able if n > wanted]
+    return " or ".join(map(str, (*below[-1:], *above[:1])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The links of a device, as far as a layout uses them.
+
+    inside, outside  those within a domain and between domains
+    domain           devices that the links inside join
+    """
+
+    hardware: Hardware
+    layout: Layout
+    inside: str
+    outside: str
+    domain: float
+
+    @classmethod
+    def of(cls, hardware: Hardware, layout: Layout) -> Network:
+        """Devices meet on scale-up links, and beyond those on scale-out links. Cards in a bridge reach others over host
+        links, as do those without scale-up links, but over scale-out links where nothing else is known.
+        """
+        known = [tier for tier in (UP, _HOST, OUT) if f"{tier}.bandwidth" in hardware.numbers]
+        inside = known[0] if known else UP
+        bridged = any(f.key == f"{UP}.type" and "bridge" in str(f.value) for f in hardware.facts)
+        outside = _HOST if bridged and OUT not in known else OUT
+        domain = hardware.numbers.get(f"{UP}.devices", inf) if inside == UP else inf
+        network = cls(hardware=hardware, layout=layout, inside=inside, outside=outside, domain=domain)
+        if layout.devices > 1:
+            hardware.fact(f"{inside}.bandwidth")
+        return network
+
+    def group(self, *names: str) -> Group:
+        """The ranks that differ in the degrees named, neighbours of each other."""
+        order = ("tp", "cp", "dp", "pp")
+        size = prod(getattr(self.layout, name) for name in names)
+        stride = prod(getattr(self.layout, name) for name in order[: order.index(names[0])])
+        return self.members("+".join(names), size, stride)
+
+    def members(self, name: str, size: int, stride: int) -> Group:
+        """`size` ranks, every `stride`-th one; as many in a domain as it has room for."""
+        room = int(min(size, max(self.domain / stride, 1)))
+        inner = next(n for n in range(room, 0, -1) if size % n == 0)
+        topology = str(next((f.value for f in self.hardware.facts if f.key == f"{UP}.topology"), "switch"))
+        domain = int(self.domain) if self.domain < inf else size
+        return Group(
+            name=name,
+            inner=inner,
+            outer=size // inner,
+            inside=self.inside,
+            outside=self.outside,
+            algorithm=self.layout.algorithm,
+            hierarchical=self.layout.hierarchical,
+            topology=topology if self.inside == UP else "switch",
+            ports=max(domain - 1, 1) if topology == "mesh" else _PORTS.get(topology, 1),
+            reducing=self.inside == UP and any(f.key == f"{UP}.in_network" for f in self.hardware.facts),
+        )
+
+    def linked(self) -> Hardware:
+        """The device with its links among what it supplies. A latency that is not known counts as none.
+
+        Raises InputError where the layout spans domains and nothing is known of the links between them.
+        """
+        if self.layout.devices == 1:
+            return self.hardware
+        tiers = [self.inside]
+        if self.layout.devices > self.domain:
+            tiers.append(self.outside)
+        rates = {link(tier): self.hardware.fact(f"{tier}.bandwidth") for tier in tiers}
+        hops = {hop(tier): self._hops_per_s(tier) for tier in tiers}
+        return replace(self.hardware, rates={**self.hardware.rates, **rates, **hops})
+
+    def _hops_per_s(self, tier: str) -> float:
+        latency = self.hardware.numbers.get(f"{tier}.latency")
+        return 1 / latency if latency else inf

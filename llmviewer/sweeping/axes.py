@@ -1,0 +1,131 @@
+"""The axes of a sweep: how they are written, and what can be on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+
+from .. import given
+from ..devices.keys import SECTIONS
+from ..errors import InputError, suggest
+from ..parallel.layout import DEGREES
+from ..setting import whole
+
+NUMBERS: Final = ("batch", "prompt", "gen", "kv_len", "images")  # axes along which arrays run
+TECHNIQUES: Final = ("quant", "attention", "layout")  # axes with a graph for each value
+DEVICE: Final = frozenset(f"{section}.{key}" for section, keys in SECTIONS.items() for key in keys)  # what-ifs on it
+_MOST: Final = 10_000_000  # values of an axis
+_RANGE: Final = re.compile(r"(\d+)\.\.(\d+)(?:([*+])(\d+))?")
+
+
+def parse_axis(text: str, *, option: str = "--over ", most: int = _MOST) -> tuple[str, list[int] | list[str]]:
+    """Read "batch=1..256", "batch=1..256*2", "prompt=128..4096+128", "prompt=128,512", "quant=W16A16,W4A16g128",
+    "layout=tp=1,tp=4 pp=2" or "memory.bandwidth=1x,2x".
+
+    option  where the user wrote it
+    most    values that there may be
+
+    Raises InputError where the text is none of these.
+    """
+    name, equals, given = (part.strip() for part in text.partition("="))
+    where = f"{option}{text}"
+    if equals and "." in name and name not in DEVICE:
+        raise InputError(f"{where}: no number {name!r} in a hardware file; {suggest(name, DEVICE)}")
+    if not equals or name not in (*NUMBERS, *TECHNIQUES, *DEGREES, *DEVICE):
+        known = ", ".join((*NUMBERS, *TECHNIQUES, *DEGREES))
+        must = f"must be AXIS=VALUES, with an axis of {known}, in a folder also offload"
+        such = "such as batch=1..256, prompt=128,512,2048 or tp=1,2,4"
+        raise InputError(f"{where}: {must}, {such}; or a what-if on the device, memory.bandwidth=1x,2x")
+    if name not in (*NUMBERS, *DEGREES):
+        values = [part.strip() for part in given.split(",")]
+        if not all(values):
+            such = "memory.bandwidth=1x,2x" if name in DEVICE else "quant=published,fp8"
+            raise InputError(f"{where}: must be values with commas between, such as {such}; got {given!r}")
+        return name, values
+    return name, parse_numbers(given, where=where, most=most)
+
+
+def parse_numbers(given: str, *, where: str, most: int = _MOST) -> list[int]:
+    """Read "8", "1,8,64", "1..64" or "1..64*2", written `where`.
+
+    Raises InputError where the text is none of these, or there are more than `most`.
+    """
+    try:
+        ranges = [_values(part.strip()) for part in given.split(",")]
+    except ValueError:
+        must = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) or 128..4096+128 (in steps)"
+        raise InputError(f"{where}: {must}; got {given!r}") from None
+    count = sum(_count(values) for values in ranges)
+    if count > most:
+        raise InputError(f"{where}: must be at most {most} values; got {count}")
+    return [value for values in ranges for value in values]
+
+
+def _count(values: Sequence[int]) -> int:
+    """Of a range, without len(), which overflows."""
+    return (values.stop - values.start - 1) // values.step + 1 if isinstance(values, range) else len(values)
+
+
+def _values(part: str) -> Sequence[int]:
+    match = _RANGE.fullmatch(part)
+    if not match:
+        return [int(part)]
+    first, last, step = int(match[1]), int(match[2]), int(match[4] or 1)
+    if last < first or (match[3] == "*" and (step < 2 or first < 1)) or step < 1:
+        raise ValueError(part)
+    if match[3] != "*":
+        return range(first, last + 1, step)
+    values = [first]
+    while values[-1] * step <= last:
+        values.append(values[-1] * step)
+    return values
+
+
+def laid_out(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """`over` with the degrees of parallelism among its axes as one axis of layouts, in the place of the first of them.
+
+    Raises InputError where layouts are an axis, too, or a degree is not a whole number from 1.
+    """
+    degrees = {name: over[name] for name in DEGREES if name in over}
+    if degrees and "layout" in over:
+        raise InputError(f"{next(iter(degrees))}: the axis layout says it too; give one of them")
+    for name, values in degrees.items():
+        _check_values(name, values)
+    each = ([f"{name}={whole(name, value)}" for value in values] for name, values in degrees.items())
+    layouts = list(map(" ".join, product(*each)))
+    return {"layout" if name in degrees else name: layouts if name in degrees else over[name] for name in over}
+
+
+def _check_values(name: str, values: object) -> None:
+    if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+        raise InputError(f"{name}: must be a list of values; got {values!r}")
+    if not len(values):
+        raise InputError(f"{name}: nothing to sweep over")
+
+
+def check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
+    if name not in (*NUMBERS, *TECHNIQUES, *DEVICE):
+        raise InputError(f"no axis {name!r} to sweep over; {suggest(name, (*NUMBERS, *TECHNIQUES, *DEVICE))}")
+    _check_values(name, values)
+    if name in DEVICE:
+        for value in values:
+            if not isinstance(value, str):
+                raise InputError(f"{name}: must be texts, such as '2x' or '155 TOP/s'; got {value!r}")
+    elif name in TECHNIQUES:
+        for value in values:
+            given.one(**{name: value})
+    else:
+        for value in values:
+            whole(name, value, least=0 if name == "images" else 1)
+    check_distinct(name, values)
+
+
+def check_distinct(name: str, values: Sequence[int] | Sequence[str]) -> None:
+    """Raises InputError where a value of an axis is there twice."""
+    found = np.asarray(values)
+    if found.dtype == object or len(np.unique(found)) < len(found):  # as published, None, is not sorted among texts
+        given.each_once(name, values)

@@ -1,0 +1,72 @@
+"""What can be asked of a sweep: axes, and what stands beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..errors import InputError
+from ..model import Model
+from ..setting import arranges, check_images, whole
+from ..techniques import Technique
+from .axes import check_axis, laid_out
+
+
+def checked_axes(over: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """`over` with degrees of parallelism as one axis of layouts.
+
+    Raises InputError where it is no mapping of axes to their values.
+    """
+    if not isinstance(over, Mapping):
+        raise InputError(f"over must be a mapping of axes to their values; got {over!r}")
+    found = laid_out(over)
+    for axis, values in found.items():
+        check_axis(axis, values)
+    return found
+
+
+def check_techniques(techniques: Sequence[Technique], over: Iterable[str], gen: int | None) -> None:
+    """Raises InputError where an axis says what a technique says, or passes are arranged for an answer of no length."""
+    for one in techniques:
+        if one.quant and "quant" in over:
+            raise InputError(f"{one.name}: is {one.quant}, and the axis quant says the precision too; give one of them")
+        if arranges([one]) and gen is None and "gen" not in over:
+            raise InputError(f"{one.name}: arranges the passes of an answer; give gen (--gen), its length")
+
+
+def check_changes(hardware_set: Iterable[str], over: Iterable[str]) -> None:
+    """Raises InputError where an axis says what a what-if says."""
+    for change in hardware_set:
+        if (key := change.partition("=")[0].strip()) in over:
+            raise InputError(f"--hardware-set {change}: the axis {key} says {key} too; give one of them")
+
+
+def check_expected(library: str, profiles: Sequence[object], *, expected: bool) -> None:
+    """Raises InputError where something is said of what is expected, and nothing is."""
+    if (library or profiles) and not expected:
+        raise InputError(
+            f"{'library' if library else 'profiles'}: is of what kernels are expected to take; give expected=True "
+            "(--expected)"
+        )
+
+
+def check_numbers(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping[str, int | None]) -> None:
+    """Raises InputError where a number is none, or what the model cannot take."""
+    for name, value in fixed.items():
+        if value is not None or (name in ("batch", "prompt") and name not in over):
+            whole(name, value, least=0 if name == "images" else 1)
+    prompts, images = (list(map(int, over.get(name, (fixed[name] or 0,)))) for name in ("prompt", "images"))
+    check_images(model, prompt=min(prompts), images=max(images))
+    _check_steps(model, over, fixed)
+
+
+def _check_steps(model: Model, over: Mapping[str, Sequence[Any]], fixed: Mapping[str, int | None]) -> None:
+    """Raises InputError where decode steps are asked for that the model cannot take."""
+    steps = [name for name in ("gen", "kv_len") if name in over or fixed[name] is not None]
+    if steps and not model.generates:
+        raise InputError(f"{steps[0]} is of decode steps, and {model.name} does not generate; leave it out")
+    if model.encodes and "kv_len" in steps:
+        prompts, contexts = (over.get(name, [fixed[name]]) for name in ("prompt", "kv_len"))
+        if min(contexts) <= max(prompts):
+            must = f"kv_len must be more than the {max(prompts)} tokens of the prompt, which the encoder reads"
+            raise InputError(f"{must}; got {min(contexts)}")

@@ -1,0 +1,292 @@
+"""What a sweep of shards is of: every combination of settings and numbers, and which of them a shard has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from functools import cached_property
+from inspect import signature
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from .. import __version__
+from ..devices.files import load_hardware
+from ..devices.hardware import Hardware
+from ..documents import read_json
+from ..errors import InputError
+from ..expectation.profile import read_given
+from ..given import told_apart
+from ..model import Model
+from ..model_files import load_model
+from ..setting import Setting, whole
+from ..techniques import parse_techniques
+from ..transforms.quantize import PUBLISHED, unless_published
+from .axes import DEVICE, NUMBERS, check_distinct, parse_axis
+from .checks import check_changes, check_expected, check_techniques
+from .grid import sweep
+
+SETTINGS: Final = ("model", "hardware", "quant", "attention", "layout", "offload")  # of sweep(), a graph for each value
+SHARD_POINTS: Final = 1_000_000
+DESIGN: Final = "design.json"
+_USUAL: Final = {"batch": [1], "prompt": [1024]}
+_TOGETHER: Final = 500  # settings of a shard at most: to lower one takes as long as to work out thousands of points
+
+Numbers = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """Every combination of settings and numbers; the last axis runs fastest.
+
+    settings      values of each of SETTINGS, and of some of DEVICE, as a user writes them; "" is what sweep() takes if
+                  not told
+    numbers       values of some of NUMBERS
+    options       other arguments of sweep() that are not as usual, the same for all
+    digests       of what the names of models, devices and profiles stood for when the design was made
+    shard_points  points that a shard has at most
+    """
+
+    settings: Mapping[str, Sequence[str]]
+    numbers: Numbers
+    options: Mapping[str, Any]
+    digests: Mapping[str, str]
+    shard_points: int = SHARD_POINTS
+    version: str = __version__
+
+    def __post_init__(self) -> None:
+        whole("shard_points", self.shard_points)
+        for axis, values in (*self.settings.items(), *self.numbers.items()):
+            if not len(values):
+                raise InputError(f"{axis}: nothing to sweep over")
+        for axis, numbers in self.numbers.items():
+            for value in numbers:
+                whole(axis, value, least=0 if axis == "images" else 1)
+
+    @classmethod
+    def of(
+        cls,
+        models: Sequence[str],
+        hardware: Sequence[str],
+        over: Mapping[str, Sequence[int] | Sequence[str]],
+        *,
+        shard_points: int = SHARD_POINTS,
+        **options: Any,
+    ) -> Design:
+        """From what a user writes; `over` is by SETTINGS, NUMBERS and DEVICE.
+
+        Raises InputError where a name is not known, or a value does not parse.
+        """
+        for axis in over:
+            if axis not in (*SETTINGS[2:], *NUMBERS, *DEVICE):
+                raise InputError(f"no axis {axis!r} to sweep over; there is {', '.join((*SETTINGS[2:], *NUMBERS))}")
+            check_distinct(axis, over[axis])
+        given = {"model": models, "hardware": hardware, **over}
+        axes = (*SETTINGS, *(axis for axis in over if axis in DEVICE))
+        settings = {axis: list(map(str, dict.fromkeys(given.get(axis, [""])))) for axis in axes}
+        settings["quant"] = [unless_published(quant) or PUBLISHED for quant in settings["quant"]]
+        usual = {name: parameter.default for name, parameter in signature(sweep).parameters.items()}
+        unusual = {name: value for name, value in options.items() if value != usual[name]}
+        changes, expected = unusual.pop("hardware_set", ()), unusual.pop("expected", False)
+        ours = parse_techniques(unusual.pop("techniques", ()))
+        check_techniques(ours, over, None)
+        check_changes(changes, over)
+        profiles = [str(path) for path in unusual.pop("profiles", ())]
+        measured = read_given(profiles)
+        check_expected(unusual.get("library", ""), profiles, expected=expected)
+        loaded = {f"model {name}": load_model(name) for name in settings["model"]}
+        devices = {f"hardware {name}": load_hardware(name, changes) for name in settings["hardware"]}
+        told_apart((asked, one.name) for asked, one in loaded.items())
+        told_apart((asked, one.name) for asked, one in devices.items())
+        for axis in axes[len(SETTINGS) :]:
+            for value in settings[axis]:
+                _check_change(settings["hardware"], changes, f"{axis}={value}")
+        written = ({axis: v} for axis in SETTINGS[2:] for v in settings[axis] if unless_published(v))
+        parsed: list[dict[str, Any]] = [unusual, *written]
+        for asked in parsed:
+            Setting.of(next(iter(loaded.values())), next(iter(devices.values())), profiles=measured, **asked)
+        numbers = {**_USUAL, **over}
+        return cls(
+            settings=settings,
+            numbers={axis: list(map(int, numbers[axis])) for axis in NUMBERS if axis in numbers},
+            options={
+                **unusual,
+                **({"hardware_set": list(changes)} if changes else {}),
+                **({"techniques": list(map(str, ours))} if ours else {}),
+                **({"expected": True} if expected else {}),
+                **({"profiles": profiles} if profiles else {}),
+            },
+            digests={
+                **{name: digest(thing) for named in (loaded, devices) for name, thing in named.items()},
+                **{f"profile {path}": hash_of(path) for path in profiles},
+            },
+            shard_points=shard_points,
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Design:
+        """The design of the sweep in a folder.
+
+        Raises InputError where there is none, or where it was edited.
+        """
+        path = folder / DESIGN
+        if not path.exists():
+            raise InputError(f"{folder}: holds no sweep; there is no {DESIGN} in it")
+        file = read_json(path)
+        try:
+            design = cls(**file.data)
+            same = design.text == path.read_text(encoding="utf-8")
+        except (TypeError, AttributeError, InputError):
+            same = False
+        if not same:
+            raise InputError(f"{path}: is not as it was written; give another folder, or remove this one")
+        return design
+
+    @cached_property
+    def text(self) -> str:
+        """What design.json holds: a line for each part."""
+        lines = (f"{json.dumps(field.name)}: {json.dumps(getattr(self, field.name))}" for field in fields(self))
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    @cached_property
+    def key(self) -> str:
+        """What a shard carries to say of which design it is."""
+        return _hash(self.text)
+
+    def difference(self, other: Design) -> str:
+        """The first thing in which another design differs; "" where nothing does."""
+        for name, here, there in (
+            ("version", self.version, other.version),
+            *(
+                (axis, self.settings.get(axis), other.settings.get(axis))
+                for axis in {**self.settings, **other.settings}
+            ),
+            *((axis, self.numbers.get(axis), other.numbers.get(axis)) for axis in NUMBERS),
+            *((name, self.options.get(name), other.options.get(name)) for name in {**self.options, **other.options}),
+            ("shard_points", self.shard_points, other.shard_points),
+        ):
+            if here != there:
+                return f"{name} is {_shown(there)} there and {_shown(here)} here"
+        changed = [name for name, value in self.digests.items() if other.digests.get(name) != value]
+        return f"{changed[0]} has changed since" if changed else ""
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(len, self.settings.values()))
+
+    @cached_property
+    def blocks(self) -> tuple[Numbers, ...]:
+        """The numbers, in as few grids as have no more points than a shard."""
+        return tuple(_cut(self.numbers, self.shard_points))
+
+    @cached_property
+    def together(self) -> int:
+        """Settings that share a shard."""
+        return min(max(1, self.shard_points // prod(map(len, self.numbers.values()))), _TOGETHER)
+
+    @property
+    def expects(self) -> bool:
+        """Whether it has columns of what is expected."""
+        return bool(self.options.get("expected"))
+
+    @property
+    def points(self) -> int:
+        return prod(self.shape) * prod(map(len, self.numbers.values()))
+
+    @property
+    def shards(self) -> int:
+        return -(-prod(self.shape) // self.together) * len(self.blocks)
+
+    def setting(self, number: int) -> dict[str, str]:
+        """One of the settings, by its place."""
+        values = {}
+        for axis, given in reversed(list(self.settings.items())):
+            number, place = divmod(number, len(given))
+            values[axis] = given[place]
+        return {axis: values[axis] for axis in self.settings}
+
+    def part(self, shard: int) -> tuple[range, Numbers]:
+        """The settings, by their places, and the numbers of a shard."""
+        group, block = divmod(shard, len(self.blocks))
+        first = group * self.together
+        return range(first, min(first + self.together, prod(self.shape))), self.blocks[block]
+
+    def points_of(self, shard: int) -> int:
+        settings, numbers = self.part(shard)
+        return len(settings) * prod(map(len, numbers.values()))
+
+
+def parse_over(text: str) -> tuple[str, list[int] | list[str]]:
+    """Read "layout=tp=8,tp=4 pp=2", or what parse_axis() reads."""
+    axis, equals, values = (part.strip() for part in text.partition("="))
+    if equals and axis in ("layout", "offload"):  # which may be empty
+        return axis, [value.strip() for value in values.split(",")]
+    return parse_axis(text)
+
+
+def named(text: str, known: Sequence[str], *, command: str) -> list[str]:
+    """The names in "llama-2-7b,qwen3*", or of "all" that are `known`; `command` lists those.
+
+    Raises InputError where a pattern fits none.
+    """
+    names: list[str] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        pattern = "*" if part == "all" else part.lower()
+        found = [name for name in known if fnmatchcase(name.lower(), pattern)] if set("*?[") & set(pattern) else [part]
+        if not found:
+            raise InputError(f"{part!r} fits no name that `llmviewer {command}` lists")
+        names += found
+    return list(dict.fromkeys(names))
+
+
+def digest(thing: Model | Hardware) -> str:
+    """Of all that results depend on."""
+    if isinstance(thing, Model):
+        run = ((one.graph, one.quantization) for one in (thing, thing.predicting) if one)  # mtp runs the other one
+        return _hash(repr((thing.name, *run)))
+    return _hash(repr((thing, thing.numbers)))
+
+
+def _cut(numbers: Numbers, most: int) -> Iterator[Numbers]:
+    """Grids of at most `most` points that make up the whole, in its order."""
+    if prod(map(len, numbers.values())) <= most:
+        yield numbers
+        return
+    axis = next(axis for axis, values in numbers.items() if len(values) > 1)
+    values = numbers[axis]
+    inner = prod(map(len, numbers.values())) // len(values)
+    step = max(1, most // inner)
+    for start in range(0, len(values), step):
+        yield from _cut({**numbers, axis: values[start : start + step]}, most)
+
+
+def _check_change(devices: Sequence[str], changes: Sequence[str], change: str) -> None:
+    """Raises InputError where a what-if makes sense of no device."""
+    found: list[InputError] = []
+    for name in devices:
+        try:
+            load_hardware(name, (*changes, change))
+        except InputError as error:
+            found.append(error)
+        else:
+            return
+    raise found[0]
+
+
+def hash_of(path: str) -> str:
+    """Of the text of a file."""
+    return _hash(Path(path).read_text(encoding="utf-8"))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list) and len(value) > 4:
+        return f"{len(value)} values from {value[0]} to {value[-1]}"
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value or "")
+    return text or "nothing"

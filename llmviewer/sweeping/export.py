@@ -1,0 +1,71 @@
+"""Files that come into being whole: written under a temporary name and renamed, or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from .grid import Sweep
+
+
+def write(path: Path, fill: Callable[[Path], object]) -> None:
+    """`fill` is given a temporary path beside `path` to write to, which then takes its name.
+
+    Raises InputError where the file cannot be written; nothing is left behind, and what was there stays.
+    """
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give a file to write to")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+    try:  # tempfile makes files that only their owner can read
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    try:
+        fill(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_sweep(path: Path, sweep: Sweep) -> None:
+    """The rows of a sweep as .csv or .parquet, by the name of the file."""
+    from pyarrow import parquet
+
+    if path.suffix == ".csv":
+        text = sweep_csv(sweep)
+        write(path, lambda temporary: temporary.write_bytes(text))
+    elif path.suffix == ".parquet":
+        table = _table(sweep)
+        write(path, lambda temporary: parquet.write_table(table, temporary, compression="zstd"))
+    else:
+        raise InputError(f"{path}: must end in .csv or .parquet, the formats a sweep is written in")
+
+
+def sweep_csv(sweep: Sweep) -> bytes:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    text = pa.BufferOutputStream()
+    csv.write_csv(_table(sweep), text)
+    return bytes(text.getvalue())
+
+
+def _table(sweep: Sweep) -> pa.Table:
+    import pyarrow as pa
+
+    about = {"model": sweep.model, "hardware": sweep.hardware, "source": "llmviewer sweep"}
+    return pa.table(dict(sweep.columns)).replace_schema_metadata(about)

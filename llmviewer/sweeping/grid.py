@@ -1,0 +1,323 @@
+"""sweep(): the same questions over a grid of settings, as arrays. Only techniques and what-ifs are looped over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+from operator import add
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import given
+from ..analyzing.arranged import answer, expected_answer
+from ..devices.files import load_hardware
+from ..devices.hardware import Hardware
+from ..errors import InputError
+from ..expectation.expected import Interval
+from ..expectation.profile import Profile
+from ..forms import Num
+from ..generation import generation
+from ..model import Model
+from ..parallel.layout import ALONE, Layout, parse_layout
+from ..setting import Setting, arranges
+from ..techniques import Technique, parse_techniques
+from ..transforms.offload import ON_DEVICE, Offload
+from ..transforms.quantize import PUBLISHED, unless_published
+from ..workload import Workload
+from .axes import DEVICE, NUMBERS
+from .checks import check_changes, check_expected, check_numbers, check_techniques, checked_axes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+
+_MOST_POINTS: Final = 100_000_000  # whose columns are in memory at once, some 20 GB
+_CHUNK: Final = 16_384  # points whose arrays stay in a core's cache together
+
+Column = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """One row per point; the last axis given runs fastest. Times are lower bounds. [s], [B], [OP]
+
+    batch, prompt, kv_len, gen, quant, attention    the point; kv_len is that of the decode step
+    images                                          of each prompt, where given
+    memory.bandwidth, ...                           what-ifs on the device, as they were written
+    ttft_s, prefill_ops, prefill_bytes              the prefill
+    decode_step_s, decode_ops, decode_bytes         one decode step of the whole batch
+    decode_tokens_per_s                             batch over decode_step_s
+    tpot_s, latency_s, tokens_per_s                 the whole generation, where `gen` is given
+    weight_bytes, kv_cache_bytes, activation_bytes, total_bytes, fits
+    expected_ttft_s, expected_decode_step_s, and with `gen` expected_tpot_s and expected_latency_s, each with its _low_s
+    and _high_s, and the tokens_per_s of both, where asked for; nan where only bounds are known
+
+    A model that does not generate has one pass, the prefill, and no columns of decode steps. Where techniques arrange
+    passes, ttft_s, prefill_ops and prefill_bytes are of all those until the first token, a decode step is one pass of
+    the model, and decode_tokens_per_s is nan: how many tokens a pass makes is in tokens_per_s.
+    """
+
+    model: str
+    hardware: str
+    columns: Mapping[str, Column] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def to_frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(dict(self.columns))
+
+
+def sweep(
+    model: str | Model,
+    hardware: str | Hardware,
+    over: Mapping[str, Sequence[int] | Sequence[str]],
+    *,
+    batch: int = 1,
+    prompt: int = 1024,
+    gen: int | None = None,
+    kv_len: int | None = None,
+    images: int | None = None,
+    quant: str | None = None,
+    attention: str | None = None,
+    accounting: str = "faithful",
+    mla: str = "auto",
+    expert_skew: float = 0,
+    mtp: bool = False,
+    layout: str | Layout = ALONE,
+    offload: str | Offload = ON_DEVICE,
+    hardware_set: Sequence[str] = (),
+    techniques: Sequence[str | Mapping[str, object] | Technique] = (),
+    expected: bool = False,
+    library: str = "",
+    engine: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
+    progress: Callable[[int, int], object] = lambda done, points: None,
+) -> Sweep:
+    """A row for every combination of the values in `over`. Its keys are axes: batch, prompt, gen, kv_len, images,
+    quant, attention, layout or degrees of parallelism (tp, pp, ep, dp, cp, all combinations of which are one axis of
+    layouts), or a number of the device, such as "memory.bandwidth", whose values are what-ifs, such as "2x".
+
+    The other arguments are those of analyze(), for what `over` does not name, but for these:
+
+    gen       without it no generation is summed up, and memory is for the prompt and one token; techniques that arrange
+              passes need it
+    kv_len    prompt + 1 if None
+    images    none if None
+    expected  also what to expect of real kernels, of `library` and `engine`
+    progress  is called with how many points are done, and how many there are
+
+    Raises InputError where an axis is unknown, empty or holds a number below 1.
+    """
+    over = checked_axes(over)
+    given.one(quant=quant)
+    given.listed(hardware_set=hardware_set, techniques=techniques)
+    ours = parse_techniques(techniques)
+    check_techniques(ours, over, gen)
+    check_changes(hardware_set, over)
+    precisions: Sequence[Any] = over.get("quant", (quant,))
+    asked = list(map(unless_published, precisions))
+    named = asked[0] or next((one.quant for one in ours if one.quant), PUBLISHED)
+    base = Setting.of(
+        model,
+        hardware,
+        quant=None if None in asked else asked[0],
+        attention=attention,
+        accounting=accounting,
+        mla=mla,
+        expert_skew=expert_skew,
+        mtp=mtp,
+        layout=layout,
+        offload=offload,
+        hardware_set=hardware_set,
+        techniques=ours,
+        library=library,
+        engine=engine,
+        profiles=profiles,
+    )
+    check_expected(library, profiles, expected=expected)
+    if expected and base.kernels is None:
+        raise InputError("expected: survey accounting counts what no kernel does; use faithful")
+    numbers = {"batch": batch, "prompt": prompt, "gen": gen, "kv_len": kv_len, "images": images}
+    check_numbers(base.model, over, numbers)
+    shape = tuple(len(values) for values in over.values())
+    points = prod(shape)
+    if points > _MOST_POINTS:
+        raise InputError(f"a sweep has at most {_MOST_POINTS} points at once; got {points}; fill a folder with -o DIR/")
+    columns: dict[str, Column] = {}
+    done = 0
+    for chosen, rows in _settings(over, shape):
+        setting, said = _changed(base, hardware, hardware_set, chosen), {"quant": named, **chosen}
+        for start in range(0, len(rows), _CHUNK):
+            chunk = rows[start : start + _CHUNK]
+            at = _numbers(over, shape, chunk, numbers)
+            found = said | _points(setting, at) | (_expected(setting, at) if expected else {})
+            for name, column in found.items():
+                if name not in columns:
+                    columns[name] = np.empty(points, dtype=_dtype(name, column))
+                columns[name][chunk] = column
+            done += len(chunk)
+            progress(done, points)
+    return Sweep(model=base.model.name, hardware=base.hardware.name, columns=columns)
+
+
+def _changed(
+    base: Setting, hardware: str | Hardware, hardware_set: Sequence[str], chosen: Mapping[str, str]
+) -> Setting:
+    """`base` with the techniques and the what-ifs of one combination."""
+    changes = [f"{key}={value}" for key, value in chosen.items() if key in DEVICE]
+    device, laid = base.hardware, parse_layout(chosen["layout"]) if "layout" in chosen else base.layout
+    if changes:
+        if not isinstance(hardware, str):
+            raise InputError("what-ifs need hardware given by name; change a Hardware with dataclasses.replace")
+        device = load_hardware(hardware, (*hardware_set, *changes))
+    own = {"quant": unless_published(chosen.get("quant")), "attention": chosen.get("attention")}
+    return replace(base, hardware=device, layout=laid).having(**own).agreed()
+
+
+def _dtype(name: str, column: Num | str) -> npt.DTypeLike:
+    if isinstance(column, str):
+        return object
+    return np.int64 if name in NUMBERS else np.asarray(column).dtype
+
+
+def _settings(over: Mapping[str, Sequence[Any]], shape: tuple[int, ...]) -> Iterator[tuple[dict[str, str], Column]]:
+    """Each combination of techniques and what-ifs, and the rows of the grid that have it."""
+    grid = np.arange(prod(shape)).reshape(shape)
+    names = [name for name in over if name not in NUMBERS]
+    for index in product(*(range(len(over[name])) for name in names)):
+        places = dict(zip(names, index, strict=True))
+        rows = grid[tuple(places.get(name, slice(None)) for name in over)]
+        yield {name: over[name][place] for name, place in places.items()}, rows.ravel()
+
+
+def _numbers(
+    over: Mapping[str, Sequence[Any]], shape: tuple[int, ...], rows: Column, fixed: Mapping[str, int | None]
+) -> dict[str, Num | None]:
+    """The numbers of some rows of the grid: arrays for the axes, and what is fixed as it is."""
+    places = np.unravel_index(rows, shape) if shape else ()
+    axes = {
+        name: np.asarray(values, dtype=np.float64)[place]
+        for (name, values), place in zip(over.items(), places, strict=True)
+        if name in NUMBERS
+    }
+    return {**fixed, **axes}
+
+
+def _points(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
+    """All columns for the numbers `at`, under one setting."""
+    batch, prompt, gen, kv_len, asked = (at[name] for name in NUMBERS)
+    images = 0 if asked is None else asked
+    assert batch is not None
+    assert prompt is not None
+    context = prompt + 1 if kv_len is None else kv_len
+    plan, decode_plan, generates = setting.plan, setting.decode_plan, setting.model.generates
+    columns: dict[str, Num | str] = {
+        "attention": str(setting.attention),
+        "batch": batch,
+        "prompt": prompt,
+    }
+    columns |= {"kv_len": context} if generates else {}
+    columns |= {} if asked is None else {"images": asked}
+    layout, share = setting.layout, setting.layout.share(batch)
+    lengths = {"prompt": prompt, "images": images}
+    values = plan.values(Workload.prefill(batch=share, **lengths))
+    ttft = plan.in_parts(values, layout.parts(batch), turns=False)
+    columns |= {"ttft_s": ttft, "prefill_ops": plan.ops(values), "prefill_bytes": plan.bytes(values)}
+    if generates:
+        values = decode_plan.values(setting.step(Workload.decode(batch=share, kv_len=context, **lengths)))
+        step = decode_plan.in_parts(values, layout.parts(batch), turns=True)
+        columns |= {"decode_step_s": step, "decode_ops": decode_plan.ops(values)}
+        columns |= {"decode_bytes": decode_plan.bytes(values)}
+        columns |= {"decode_tokens_per_s": batch / step}
+    if gen is not None:
+        whole = generation(plan, decode_plan, batch=batch, gen=gen, layout=layout, **lengths)
+        columns |= {"gen": gen, "tpot_s": whole.tpot_s, "latency_s": whole.latency_s}
+        columns |= {"tokens_per_s": whole.tokens_per_s}
+    if arranges(setting.techniques):
+        columns |= _arranged(setting, at)
+    tokens = np.maximum(1 if gen is None else gen, context - prompt) if generates else 0  # the step shown has to fit
+    weights, cache, activations = setting.footprint.parts(batch=batch, gen=tokens, **lengths)
+    total = weights + cache + activations
+    columns |= {"weight_bytes": weights, "kv_cache_bytes": cache, "activation_bytes": activations}
+    return columns | {"total_bytes": total, "fits": total <= setting.hardware.capacity}
+
+
+def _arranged(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
+    """Columns that are otherwise where techniques arrange passes: how many tokens one makes is not the batch."""
+    places, batches, lengths = _by_lengths(at)
+    found = [answer(setting, batch=batch, **own) for batch, own in zip(batches, lengths, strict=True)]
+
+    def column(name: str) -> Column:
+        return _joined(places, [getattr(one, name) for one in found])
+
+    columns: dict[str, Num | str] = {"ttft_s": column("ttft_s"), "prefill_ops": column("ops")}
+    columns |= {"prefill_bytes": column("nbytes"), "decode_tokens_per_s": np.nan}
+    return columns | {name: column(name) for name in ("tpot_s", "latency_s", "tokens_per_s")}
+
+
+def _by_lengths(at: Mapping[str, Num | None]) -> tuple[list[Column], list[Column], list[dict[str, int]]]:
+    """Rows whose answers have equal lengths: their places, their batches, and those lengths."""
+    usual = {"batch": 1, "prompt": 1, "gen": 1, "images": 0}
+    given = [np.atleast_1d(value if (value := at[name]) is not None else least) for name, least in usual.items()]
+    batch, *lengths = np.broadcast_arrays(*given)
+    distinct, group = np.unique(np.stack(lengths), axis=1, return_inverse=True)
+    places = [np.flatnonzero(group.ravel() == i) for i in range(distinct.shape[1])]
+    names = [name for name in usual if name != "batch"]
+    each = [dict(zip(names, map(int, values), strict=True)) for values in distinct.T]
+    return places, [batch[rows].astype(np.float64) for rows in places], each
+
+
+def _joined(places: Sequence[Column], parts: Sequence[Num | str]) -> Column:
+    """A column of all rows."""
+    whole = np.empty(sum(map(len, places)))
+    for rows, part in zip(places, parts, strict=True):
+        whole[rows] = part
+    return whole
+
+
+def _expected(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
+    """Columns of what real kernels are expected to take for the numbers `at`."""
+    batch, prompt, gen, kv_len, asked = (at[name] for name in NUMBERS)
+    assert batch is not None
+    assert prompt is not None
+    context = prompt + 1 if kv_len is None else kv_len
+    share = setting.layout.share(batch)
+    lengths = {"prompt": prompt, "images": 0 if asked is None else asked}
+    read = setting.prefill(Workload.prefill(batch=share, **lengths))
+    columns = _interval("expected_ttft", setting.expected_time("prefill", read, batch))
+    if setting.model.generates:
+        step = setting.step(Workload.decode(batch=share, kv_len=context, **lengths))
+        time = setting.expected_time("decode", step, batch)
+        rate = batch / time.expected if time and not arranges(setting.techniques) else np.nan
+        columns |= _interval("expected_decode_step", time) | {"expected_decode_tokens_per_s": rate}
+    return columns | (_expected_answers(setting, at) if gen is not None else {})
+
+
+def _expected_answers(setting: Setting, at: Mapping[str, Num | None]) -> dict[str, Num | str]:
+    """Those of whole generations; errors until the first token and after it are those of the same kernels, so they
+    add.
+    """
+    places, batches, lengths = _by_lengths(at)
+    parts: list[dict[str, Num | str]] = []
+    for batch, own in zip(batches, lengths, strict=True):
+        first, rest = expected_answer(setting, batch=batch, **own)
+        steps = own["gen"] - 1
+        whole = first.join(rest, add) if first and rest else None if steps else first
+        found = _interval("expected_ttft", first)
+        found |= _interval("expected_tpot", rest.map(lambda s, n=steps: s / n) if rest else None)  # type: ignore[misc]
+        found |= _interval("expected_latency", whole)
+        parts.append(found | {"expected_tokens_per_s": batch * own["gen"] / whole.expected if whole else np.nan})
+    return {name: _joined(places, [part[name] for part in parts]) for name in parts[0]}
+
+
+def _interval(name: str, found: Interval | None) -> dict[str, Num | str]:
+    expected, low, high = (found.expected, found.low, found.high) if found else (np.nan, np.nan, np.nan)
+    return {f"{name}_s": expected, f"{name}_low_s": low, f"{name}_high_s": high}

@@ -1,0 +1,209 @@
+"""What a sweep of shards found: the best of each device, what no other point beats, and what was refused.
+
+Row groups are read one after the other, so 10^9 points take no more memory than 10^6.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError
+from .axes import NUMBERS
+from .design import Design
+from .shards import finished, path_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MANY: Final = 100_000  # candidates, after which those that others beat are let go
+
+Row = Mapping[str, str | int | float | None]
+
+
+class Measures(NamedTuple):
+    """The columns that points are ranked by: times until the first token, of the whole, between two tokens, and tokens
+    of the whole batch. [s], [1/s]
+    """
+
+    first: str
+    latency: str
+    time: str
+    rate: str
+
+
+def measures(design: Design, *, expected: bool = False) -> Measures:
+    """Those that a design has; of what is expected of measured kernels, or of the bounds."""
+    whole = ("latency_s", "tpot_s", "tokens_per_s")
+    step = ("decode_step_s", "decode_step_s", "decode_tokens_per_s")
+    names = ("ttft_s", *(whole if "gen" in design.numbers else step))
+    return Measures(*(f"expected_{name}" if expected else name for name in names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Of the points that fit on their device. [s, 1/s]
+
+    by        axes whose values are not compared with each other
+    expected  whether they are ranked by what is expected of measured kernels, and not by bounds
+    finished  shards that are there
+    points    in those, how many of them are `fitting`, and of how many of these what is ranked by is `unknown`
+    best      a row of each value of `by`, device and measure, which `best` names: the first in the design of equals
+    front     rows of each value of `by` that no other beats in time or rate without losing in the other
+    refused   settings that cannot run, with the reason
+    """
+
+    folder: str
+    design: Design
+    by: tuple[str, ...]
+    expected: bool
+    finished: int
+    points: int
+    fitting: int
+    unknown: int
+    best: tuple[Row, ...]
+    front: tuple[Row, ...]
+    refused: tuple[Mapping[str, str], ...]
+
+    @property
+    def measures(self) -> Measures:
+        return measures(self.design, expected=self.expected)
+
+
+def summarize(folder: Path, by: Sequence[str] = ("model",), *, expected: bool = False) -> Summary:
+    """Reads the shards that are there, and ranks points by bounds or by what is `expected` of measured kernels.
+
+    Raises InputError where the folder holds no sweep, or none of what is expected, an axis is not known or a shard is
+    damaged.
+    """
+    design = Design.read(folder)
+    for axis in by:
+        if axis not in (*design.settings, *NUMBERS):
+            raise InputError(f"--by must name axes of {', '.join((*design.settings, *NUMBERS))}; got {axis!r}")
+    if expected and not design.expects:
+        raise InputError(f"{folder}: has no columns of what is expected; sweep into another folder with --expected")
+    each = tuple(dict.fromkeys((*by, "hardware")))
+    of = measures(design, expected=expected)
+    kept_as = partial(_Kept, texts=tuple(design.settings))
+    best = {
+        of.first: kept_as(partial(_least, each, of.first, 1)),
+        of.latency: kept_as(partial(_least, each, of.latency, 1)),
+        of.rate: kept_as(partial(_least, each, of.rate, -1)),
+    }
+    front = kept_as(partial(_front, by, of.time, of.rate))
+    columns = [*design.settings, *(axis for axis in NUMBERS if axis in design.numbers or axis == "kv_len")]
+    columns += [*dict.fromkeys(of), "total_bytes", "fits"]
+    there = [shard for shard in range(design.shards) if finished(folder, design, shard)]
+    refused: dict[str, Mapping[str, str]] = {}
+    points = fitting = unknown = 0
+    for shard in there:
+        refused.update({json.dumps(setting): setting for setting in _refused(path_of(folder, shard))})
+        for frame in _row_groups(path_of(folder, shard), columns):
+            able = frame[frame["fits"]].drop(columns="fits")
+            points, fitting = points + len(frame), fitting + len(able)
+            unknown += int(able[of.first].isna().sum()) if expected else 0
+            for kept in (*best.values(), front):
+                kept.add(able)
+    rows = [{"best": name, **row} for name, kept in best.items() for row in kept.rows()]
+    return Summary(
+        folder=str(folder),
+        design=design,
+        by=tuple(by),
+        expected=expected,
+        finished=len(there),
+        points=points,
+        fitting=fitting,
+        unknown=unknown,
+        best=tuple(sorted(rows, key=partial(_place, each))),
+        front=tuple(sorted(front.rows(), key=partial(_place, (*by, of.time)))),
+        refused=tuple(refused.values()),
+    )
+
+
+class _Kept:
+    """Rows that `choose` leaves of all it is given: choosing among chosen ones is choosing among all."""
+
+    def __init__(self, choose: Callable[[pd.DataFrame], pd.DataFrame], *, texts: Sequence[str]) -> None:
+        self.choose = choose
+        self.texts = texts
+        self.frames: list[pd.DataFrame] = []
+
+    def add(self, frame: pd.DataFrame) -> None:
+        chosen = self.choose(frame)
+        self.frames.append(chosen.astype(dict.fromkeys(self.texts, object)))
+        if sum(map(len, self.frames)) > _MANY:
+            self.frames = [self.all()]
+
+    def all(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return self.choose(pd.concat(self.frames, ignore_index=True))
+
+    def rows(self) -> list[dict[str, Any]]:
+        records = self.all().to_dict("records") if self.frames else []
+        return [{str(name): _plain(value) for name, value in record.items()} for record in records]
+
+
+def _least(each: Sequence[str], measure: str, sign: int, frame: pd.DataFrame) -> pd.DataFrame:
+    """The first row of the least `sign` times `measure` for each value of some axes."""
+    known = frame[frame[measure].notna()]
+    places = (sign * known[measure]).groupby(_groups(each, known)).idxmin()
+    return known.loc[places]
+
+
+def _front(by: Sequence[str], least: str, most: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """For each value of some axes, the rows that none has less of one measure, or more of the other, at no loss."""
+    known = frame[frame[least].notna() & frame[most].notna()]
+    groups = _groups(by, known)
+    places = np.lexsort((-known[most].to_numpy(), known[least].to_numpy(), groups))  # stable
+    ordered, groups = known.iloc[places], groups[places]
+    before = ordered[most].groupby(groups).cummax().groupby(groups).shift()
+    return ordered[~(ordered[most] <= before).to_numpy()]
+
+
+def _groups(axes: Sequence[str], frame: pd.DataFrame) -> npt.NDArray[np.integer]:
+    """A number for each row, equal where the values of the axes are."""
+    if not axes:
+        return np.zeros(len(frame), dtype=np.int64)
+    return frame.groupby(list(axes), observed=True, dropna=False, sort=False).ngroup().to_numpy()
+
+
+def _row_groups(path: Path, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    nullable = {pa.int64(): pd.Int64Dtype()}
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group, columns=list(columns)).to_pandas(types_mapper=nullable.get)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: is damaged; remove it and run the same sweep again: {error}") from None
+
+
+def _refused(path: Path) -> list[dict[str, str]]:
+    from pyarrow import parquet
+
+    found: list[dict[str, str]] = json.loads(parquet.read_metadata(path).metadata[b"refused"])
+    return found
+
+
+def _place(axes: Sequence[str], row: Row) -> list[tuple[bool, Any]]:
+    """Rows in the order of these columns, what is not known last."""
+    return [(row[axis] is None, row[axis]) for axis in axes]
+
+
+def _plain(value: Any) -> str | int | float | None:
+    import pandas as pd
+
+    if value is None or pd.isna(value):
+        return None
+    return value if isinstance(value, str) else value.item() if isinstance(value, np.generic) else value

@@ -15,6 +15,7 @@ from ._layout import IN_CHECKOUT as _IN_CHECKOUT
 from ._layout import ROOT as _ROOT
 
 if TYPE_CHECKING:
+    from .analyzing.afd import ExpertDisaggregation, afd
     from .analyzing.analysis import Analysis, analyze
     from .analyzing.disaggregation import Disaggregated, disaggregate
     from .analyzing.one_kernel import KernelEstimate, estimate_kernel
@@ -40,6 +41,8 @@ if _IN_CHECKOUT:  # reports/ lies beside this folder, not inside it
 __version__ = "0.1.0"
 
 _HOME = {
+    "ExpertDisaggregation": "analyzing.afd",
+    "afd": "analyzing.afd",
     "Analysis": "analyzing.analysis",
     "analyze": "analyzing.analysis",
     "Choice": "comparing.choice",
@@ -76,6 +79,7 @@ __all__ = [
     "Choice",
     "Comparison",
     "Disaggregated",
+    "ExpertDisaggregation",
     "Hardware",
     "InputError",
     "KernelEstimate",
@@ -86,6 +90,7 @@ __all__ = [
     "Simulation",
     "Sweep",
     "__version__",
+    "afd",
     "analyze",
     "choose",
     "compare",

@@ -15,8 +15,8 @@ from ..errors import InputError
 from . import options as shared
 
 _MODULES = (
-    "analyze", "comparing", "kernel", "listings", "measure", "profiles", "serving", "sweep", "techniques", "timeline",
-    "validation", "web",
+    "afd", "analyze", "comparing", "kernel", "listings", "measure", "profiles", "serving", "sweep", "techniques",
+    "timeline", "validation", "web",
 )  # fmt: skip
 
 

@@ -1,0 +1,437 @@
+"""afd(): decode steps with attention on one kind of device and experts on another (arXiv:2504.02263, arXiv:2507.19427).
+
+Attention-FFN disaggregation (AFD): tokens of all attention devices go to the devices of their experts and come back in
+every layer. A batch is cut into micro-batches, so that one is with the experts while others are with attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from math import isnan, nan, prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import __version__, given
+from ..devices.hardware import Hardware
+from ..errors import InputError
+from ..expectation.profile import Profile
+from ..forms import Num
+from ..graph import Block, Graph
+from ..memory import Footprint, largest_batch
+from ..model import Model
+from ..model_files import load_model
+from ..operators.base import Operator, Tensor
+from ..operators.collectives import AllToAll
+from ..operators.elementwise import Combine, Permute
+from ..operators.linear import ExpertsLinear
+from ..parallel.layout import ALONE, Layout, nearest_divisors, parse_layout
+from ..roofline import Plan
+from ..setting import Setting, whole
+from ..workload import Workload, popularity
+from .costs import Devices, per_dollar
+from .disaggregation import KvLink, joined, sent_bytes_per_s
+
+SCHEMA_VERSION: Final = 1
+MOST_MICRO_BATCHES: Final = 8  # that are tried
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Busy:
+    """How long a decode step of the whole batch keeps each part at work, and how long it takes. Arrays over the batch.
+
+    attention, experts   all micro-batches on the devices of that side [s]
+    dispatch, collect    their way to the experts, and back [s]
+    alone                one micro-batch through all layers, which waits for nothing but itself [s]
+    """
+
+    attention: Array
+    experts: Array
+    dispatch: Array
+    collect: Array
+    alone: Array
+
+    @cached_property
+    def step_s(self) -> Array:
+        """No schedule is faster than the part that is busy longest, or than one micro-batch by itself. [s]"""
+        return reduce(np.maximum, (self.attention, self.experts, self.dispatch, self.collect, self.alone))
+
+    @property
+    def limits(self) -> list[str]:
+        """What the step takes as long as: attention, experts, links, or latency, where nothing is busy all the time."""
+        links = np.maximum(self.dispatch, self.collect)
+        parts = np.stack([self.attention, self.experts, links, self.alone])
+        return [("attention", "experts", "links", "latency")[n] for n in np.argmax(parts, axis=0)]
+
+    def at(self, places: npt.NDArray[np.intp]) -> Busy:
+        """That of the batches in some places."""
+        return Busy(**{name: getattr(self, name)[places] for name in _PARTS})
+
+
+_PARTS: Final = ("attention", "experts", "dispatch", "collect", "alone")
+_ENDS: Final = ("expected", "low", "high")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What a step is expected to take of measured kernels, and between what 80 % lie. Links take their bound."""
+
+    expected: Busy
+    low: Busy
+    high: Busy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertDisaggregation:
+    """Decode steps for every batch. Lower bounds, and what is expected where kernels of both sides are known.
+
+    attention, experts  the settings of the two sides; experts lie on all devices of theirs
+    batch               sequences of all attention devices together
+    micro_batches       that they are cut into: of 1 to 8 those that give the shortest step, if no number was asked for
+    together            tokens a second and device where attention devices have the experts too, with as many sequences
+                        for each device; nan where those do not fit, None where the devices do not divide the experts
+    copies              devices that a token goes to in a layer, on average
+    attention_bytes, expert_bytes  that a device of a side has to hold [B]
+    attention_batch, expert_batch  the largest that the memory of a side holds; None where nothing limits it
+    years               that the purchase of a device without a cloud price is spread over
+    """
+
+    attention: Setting
+    experts: Setting
+    link: KvLink
+    kv_len: int
+    batch: Array
+    micro_batches: Array
+    bound: Busy
+    expected: Expected | None
+    together: Array | None
+    copies: float
+    attention_bytes: Array
+    expert_bytes: Array
+    attention_batch: int | None
+    expert_batch: int | None
+    years: float | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.attention.layout.devices + self.experts.layout.devices
+
+    @property
+    def likely(self) -> Busy:
+        """As expected, or at the bound where nothing is."""
+        return self.expected.expected if self.expected else self.bound
+
+    @property
+    def tokens_per_s(self) -> Array:
+        """Of one device, on average."""
+        return self.batch / self.likely.step_s / self.devices
+
+    @property
+    def tokens_per_usd(self) -> Array | None:
+        """None where a side has no price."""
+        devices = [(one.hardware, one.layout.devices) for one in (self.attention, self.experts)]
+        return self._bought(self.tokens_per_s * self.devices, devices)
+
+    @property
+    def together_tokens_per_usd(self) -> Array | None:
+        return None if self.together is None else self._bought(self.together, [(self.attention.hardware, 1)])
+
+    def _bought(self, tokens_per_s: Array, devices: Devices) -> Array | None:
+        found = np.asarray(per_dollar(tokens_per_s, devices, self.years))
+        return None if np.isnan(found).all() else found
+
+    @property
+    def fits(self) -> npt.NDArray[np.bool_]:
+        inside = (
+            self.batch <= (np.inf if most is None else most) for most in (self.attention_batch, self.expert_batch)
+        )
+        return reduce(np.logical_and, inside)
+
+    @property
+    def best(self) -> int:
+        """The place of the batch that writes most tokens of those that fit."""
+        return int(np.argmax(np.where(self.fits, self.tokens_per_s, 0)))
+
+    @property
+    def attention_per_expert(self) -> Array:
+        """Attention devices for each device of experts that would keep both sides busy alike."""
+        ratio = self.attention.layout.devices / self.experts.layout.devices
+        return ratio * self.likely.attention / self.likely.experts
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """What was asked."""
+        return {
+            "model": self.attention.model.name,
+            "attention hardware": self.attention.hardware.name,
+            "attention layout": str(self.attention.layout),
+            "expert hardware": self.experts.hardware.name,
+            "expert devices": self.experts.layout.devices,
+            "link": self.link,
+            "kv_len": self.kv_len,
+            "quant": str(self.attention.quantization),
+        }
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each batch."""
+        likely, limits = self.likely, self.likely.limits
+        ends = {f"{end}_step_s": getattr(self.expected, end).step_s if self.expected else None for end in _ENDS}
+        columns: dict[str, Array | None] = {
+            "bound_step_s": self.bound.step_s,
+            **ends,
+            "tokens_per_s_per_device": self.tokens_per_s,
+            "together_tokens_per_s_per_device": self.together,
+            "tokens_per_usd": self.tokens_per_usd,
+            "together_tokens_per_usd": self.together_tokens_per_usd,
+            **{f"{part}_busy": getattr(likely, part) / likely.step_s for part in _PARTS[:-1]},
+            "attention_bytes": self.attention_bytes,
+            "expert_bytes": self.expert_bytes,
+        }
+        for at, batch in enumerate(self.batch):
+            row: dict[str, Any] = {"batch": int(batch), "micro_batches": int(self.micro_batches[at])}
+            known = {
+                name: column[at] for name, column in columns.items() if column is not None and not isnan(column[at])
+            }
+            row |= {name: float(known[name]) if name in known else None for name in columns}
+            yield row | {"limited_by": limits[at], "fits": bool(self.fits[at])}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "llmviewer_version": __version__,
+            "inputs": {name.replace(" ", "_"): value for name, value in self.inputs.items()},
+            "copies": self.copies,
+            "attention_batch": self.attention_batch,
+            "expert_batch": self.expert_batch,
+            "steps": list(self.rows()),
+        }
+
+
+def afd(
+    model: str | Model,
+    attention_hardware: str | Hardware,
+    expert_hardware: str | Hardware,
+    *,
+    attention_layout: str | Layout = ALONE,
+    expert_devices: int = 1,
+    batch: int | Sequence[int] = 1,
+    kv_len: int = 4096,
+    micro_batches: int = 0,
+    link: str = "scale-out",
+    quant: str | None = None,
+    expert_skew: float = 0,
+    hardware_set: Sequence[str] = (),
+    library: str = "",
+    profiles: Sequence[str | Path | Profile] = (),
+    bound: bool = False,
+    years: float | None = None,
+) -> ExpertDisaggregation:
+    """Decode steps of `batch` sequences at a context of `kv_len`, with experts on devices of their own.
+
+    attention_layout  of the devices that have all but the experts: degrees of tp and dp
+    expert_devices    that experts are divided among
+    batch             sequences of all attention devices together; may be several
+    micro_batches     that a batch is cut into; if 0, of 1 to 8 those that give the shortest step
+    link              between the sides: "scale-out", or "scale-up" where both are in one domain
+    years             over which the price of a device that no cloud has is spread
+
+    The other arguments are those of analyze().
+
+    Raises InputError where something given cannot be used, and where the model has no experts.
+    """
+    given.one(model=model)
+    loaded = load_model(model) if isinstance(model, str) else model
+    asked: dict[str, Any] = {
+        "quant": quant, "expert_skew": expert_skew, "hardware_set": hardware_set, "library": library,
+        "profiles": profiles, "bound": bound,
+    }  # fmt: skip
+    layout = parse_layout(attention_layout) if isinstance(attention_layout, str) else attention_layout
+    if layout.ep * layout.pp * layout.cp > 1:
+        raise InputError(f"attention_layout must be of degrees of tp and dp; got {attention_layout}")
+    many, cut = whole("expert_devices", expert_devices), whole("micro_batches", micro_batches, least=0)
+    listed = batch if isinstance(batch, Sequence) else [batch]
+    sizes = np.array([whole("batch", n) for n in listed], dtype=np.float64)
+    given.positive(years=years)
+    attention = Setting.of(loaded, attention_hardware, layout=layout, **asked)
+    experts = Setting.of(loaded, expert_hardware, layout=Layout(dp=many, ep=many), **asked)
+    way = _joined(attention, experts, given.among("link", link, KvLink))
+    pair = _Sides(attention, experts, way, whole("kv_len", kv_len))
+    tried = np.array([cut] if cut else range(1, MOST_MICRO_BATCHES + 1), dtype=np.float64)
+    parts, every = np.repeat(tried, len(sizes)), np.tile(sizes, len(tried))
+    bounds, likely = pair.bound(parts, every), pair.expected(parts, every)
+    steps = (likely.expected if likely else bounds).step_s.reshape(len(tried), -1)
+    best = np.argmin(steps, axis=0) * len(sizes) + np.arange(len(sizes))
+    held: dict[str, Any] = {"prompt": kv_len, "gen": 0}
+    needed = [np.broadcast_to(one.total_bytes(batch=sizes, **held), sizes.shape) for one in pair.footprints]
+    room = zip(pair.footprints, pair, strict=True)
+    most = [largest_batch(one, side.hardware.capacity, **held) for one, side in room]
+    return ExpertDisaggregation(
+        attention=attention,
+        experts=experts,
+        link=way,
+        kv_len=kv_len,
+        batch=sizes,
+        micro_batches=parts[best],
+        bound=bounds.at(best),
+        expected=likely and Expected(**{end: getattr(likely, end).at(best) for end in _ENDS}),
+        together=pair.together(sizes),
+        copies=pair.copies,
+        attention_bytes=needed[0],
+        expert_bytes=needed[1],
+        attention_batch=most[0],
+        expert_batch=most[1],
+        years=years,
+    )
+
+
+def _joined(attention: Setting, experts: Setting, link: KvLink) -> KvLink:
+    """The links, if they join both sides."""
+    (some, other), (many, others) = ((one.layout.devices, one.hardware) for one in (attention, experts))
+    if link is KvLink.SCALE_UP and not joined((other, some), (others, many)):
+        raise InputError(
+            f"link must be scale-out where no domain has both sides; got {some} x {other.name} and {many} x "
+            f"{others.name}"
+        )
+    return link
+
+
+def expert_operators(block: Block) -> tuple[Operator, ...]:
+    """Those that run where the experts are: from the sorting of tokens by expert to the sum of a token's results."""
+    carried: set[str] = set()
+    found = []
+    for op in block.operators:
+        if isinstance(op, Permute) or carried & {t.name for t in op.inputs}:
+            found.append(op)
+            carried |= set() if isinstance(op, Combine) else {t.name for t in op.outputs}
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Crossing:
+    """What a token sends in layers that are alike.
+
+    reached  the part of all tokens that has an expert on each device, the most popular first
+    """
+
+    layers: int
+    experts: int
+    there_bytes: float  # to one device, in the format of the experts' operands
+    back_bytes: float
+    reached: tuple[float, ...]
+
+    @classmethod
+    def of(cls, block: Block, own: Sequence[Operator], setting: Setting) -> _Crossing:
+        first = next(op for op in own if isinstance(op, ExpertsLinear))
+        experts, ranks = first.weight.shape[0], setting.layout.devices
+        shares = popularity(experts, round(first.weight.active * experts), setting.expert_skew)
+        return cls(
+            layers=block.repeat,
+            experts=experts,
+            there_bytes=_row_bytes(first.inputs[0]),
+            back_bytes=_row_bytes(own[-1].outputs[0]),
+            reached=tuple(1 - prod(1 - share for share in shares[rank::ranks]) for rank in range(ranks)),
+        )
+
+
+def _row_bytes(tensor: Tensor) -> float:
+    return tensor.width * tensor.format.stored_bits / 8
+
+
+class _Sides:
+    """Both settings, and what goes between them."""
+
+    def __init__(self, attention: Setting, experts: Setting, link: KvLink, kv_len: int) -> None:
+        self._attention, self._experts, self._kv_len = attention, experts, kv_len
+        blocks = replace(experts, layout=ALONE).decode_graph.blocks
+        crossings = [_Crossing.of(block, own, experts) for block in blocks if (own := expert_operators(block))]
+        if not crossings:
+            raise InputError(f"{experts.model.name} has no experts that could be on devices of their own")
+        for one in crossings:
+            if one.experts % experts.layout.ep:
+                near = nearest_divisors(one.experts, experts.layout.ep)
+                raise InputError(
+                    f"expert_devices must divide the {one.experts} experts; got {experts.layout.ep}; try {near}"
+                )
+        layers = sum(one.layers for one in crossings)
+        self.copies = sum(one.layers * sum(one.reached) for one in crossings) / layers
+        self._plans = tuple(_part(one, apart=one is experts) for one in self)
+        leaves, comes = (sent_bytes_per_s(one.hardware, link) for one in self)
+        leaves *= attention.layout.devices
+        # Of a token: all its copies over the links of all attention devices, and those for the busiest of the others.
+        paces = [(one, max(sum(one.reached) / leaves, one.reached[0] / comes)) for one in crossings]
+        self._there_s = sum(one.layers * one.there_bytes * pace for one, pace in paces)
+        self._back_s = sum(one.layers * one.back_bytes * pace for one, pace in paces)
+
+    def __iter__(self) -> Iterator[Setting]:
+        return iter((self._attention, self._experts))
+
+    @property
+    def footprints(self) -> list[Footprint]:
+        """What a device of each side holds."""
+        graphs = [_graph(one, apart=one is self._experts) for one in self]
+        return [Footprint.of(graph, layout=one.layout).decoding() for graph, one in zip(graphs, self, strict=True)]
+
+    def _workloads(self, parts: Array, batch: Array) -> tuple[Workload, ...]:
+        """One micro-batch, as a device of each side has it."""
+        size = np.ceil(batch / parts)
+        return tuple(Workload.decode(batch=one.layout.share(size), kv_len=self._kv_len) for one in self)
+
+    def bound(self, parts: Array, batch: Array) -> Busy:
+        each = zip(self._plans, self._workloads(parts, batch), strict=True)
+        return self._busy(parts, batch, *(plan.time_s(workload) for plan, workload in each))
+
+    def expected(self, parts: Array, batch: Array) -> Expected | None:
+        """None where nothing is known of a side's kernels."""
+        kernels = [one.kernels for one in self]
+        found = []
+        for known, plan, workload in zip(kernels, self._plans, self._workloads(parts, batch), strict=True):
+            run = known.run(plan, workload) if known else None
+            if run is None or not run.modelled:
+                return None
+            found.append(run.total)
+        return Expected(**{end: self._busy(parts, batch, *(getattr(one, end) for one in found)) for end in _ENDS})
+
+    def _busy(self, parts: Array, batch: Array, attention: Num, experts: Num) -> Busy:
+        tokens = np.ceil(batch / parts)
+        there, back = tokens * self._there_s, tokens * self._back_s
+        whole = (np.broadcast_to(parts * one, tokens.shape) for one in (attention, experts, there, back))
+        alone = np.broadcast_to(attention + experts + there + back, tokens.shape)
+        return Busy(**dict(zip(_PARTS, (*whole, alone), strict=True)))
+
+    def together(self, batch: Array) -> Array | None:
+        """Tokens a second and device, as many sequences for each, where attention devices have the experts too."""
+        one, devices = self._attention, self._attention.layout.devices
+        try:
+            both = replace(one, layout=replace(one.layout, ep=devices), decodes_only=True)
+            both.decode_plan  # noqa: B018  # which lays it out
+        except InputError:
+            return None
+        share = np.ceil(batch * devices / (devices + self._experts.layout.devices))
+        workload = Workload.decode(batch=both.layout.share(share), kv_len=self._kv_len)
+        likely = both.expected_time("decode", workload, share)
+        step = likely.expected if likely else both.time_s("decode", workload, share)
+        held = both.footprint.total_bytes(batch=share, prompt=self._kv_len, gen=0)
+        return np.where(held <= both.hardware.capacity, share / step / devices, nan)
+
+
+def _of(setting: Setting, *, apart: bool) -> Callable[[Block, Operator], bool]:
+    """Whether an operator runs on a side. What goes between devices of experts goes between the sides instead."""
+    own = {block.name: {op.name for op in expert_operators(block)} for block in setting.decode_graph.blocks}
+    return lambda block, op: (op.name in own[block.name]) is apart and not (apart and isinstance(op, AllToAll))
+
+
+def _part(setting: Setting, *, apart: bool) -> Plan:
+    runs = _of(setting, apart=apart)
+    return Plan(tuple(row for row in setting.decode_plan.operators if runs(row.block, row.operator)))
+
+
+def _graph(setting: Setting, *, apart: bool) -> Graph:
+    """What a side runs, and holds."""
+    runs = _of(setting, apart=apart)
+    blocks = (replace(b, operators=tuple(op for op in b.operators if runs(b, op))) for b in setting.decode_graph.blocks)
+    return Graph(tuple(block for block in blocks if block.operators))

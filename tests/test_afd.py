@@ -1,0 +1,177 @@
+"""Attention on one kind of device, experts on another: what goes between them, and how long a step takes."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmviewer import afd
+from llmviewer.analyzing.afd import Busy, expert_operators
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.setting import Setting
+from llmviewer.workload import Workload
+
+NODES = ["scale_out.bandwidth=50 GB/s"]
+
+
+def _found(**changes):
+    question = {"attention_layout": "dp=4", "expert_devices": 8, "batch": [64, 256], "hardware_set": NODES, **changes}
+    return afd("mixtral-8x7b", "h100-sxm", "h100-sxm", **question)
+
+
+# By hand.
+
+
+def test_what_a_token_sends_in_a_pass():
+    found = _found(micro_batches=1)
+    each = 32 * 4096 * 2  # layers, hidden, bytes
+    assert found.copies == pytest.approx(2)  # experts, of which every device has one
+    assert found.bound.dispatch == pytest.approx([n * each * max(2 / 4, 2 / 8) / 50e9 for n in (64, 256)])
+    assert found.bound.collect == pytest.approx(found.bound.dispatch)
+
+
+def test_a_token_goes_once_to_a_device_with_several_of_its_experts():
+    found = _found(expert_devices=2, micro_batches=1)
+    reached = 1 - (1 - 2 / 8) ** 4  # a device with four experts of eight, each of which has a quarter of all tokens
+    assert found.copies == pytest.approx(2 * reached)
+    assert found.bound.dispatch[0] == pytest.approx(64 * 32 * 4096 * 2 * max(2 * reached / 4, reached) / 50e9)
+
+
+def test_tokens_go_in_the_format_of_the_experts_operands_and_come_back_in_16_bits():
+    found = _found(quant="fp8", micro_batches=1)
+    assert found.bound.collect / found.bound.dispatch == pytest.approx(2)
+
+
+def test_shared_experts_and_routers_stay_with_attention():
+    block = next(b for b in Setting.of("deepseek-v3", "h200-sxm").decode_graph.blocks if b.name == "moe")
+    apart = [op.name for op in expert_operators(block)]
+    assert apart == ["permute", "expert_gate_proj", "expert_up_proj", "expert_act", "expert_down_proj", "combine"]
+
+
+def test_a_step_is_as_long_as_what_is_busy_longest():
+    times = Busy(**{
+        name: np.array([value])
+        for name, value in {"attention": 3, "experts": 5, "dispatch": 1, "collect": 2, "alone": 4}.items()
+    })  # fmt: skip
+    assert (times.step_s, times.limits) == ([5], ["experts"])
+
+
+# Laws.
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "gpt-oss-120b", "qwen3-235b-a22b", "jamba-v0.1"])
+def test_both_sides_together_run_what_one_device_runs(name):
+    free = ["scale_out.bandwidth=1e24 B/s"]
+    found = afd(name, "h200-sxm", "h200-sxm", batch=[1, 64], micro_batches=1, hardware_set=free)
+    setting = Setting.of(name, "h200-sxm")
+    whole = setting.decode_plan.time_s(Workload.decode(batch=np.array([1.0, 64.0]), kv_len=4096))
+    assert found.bound.attention + found.bound.experts == pytest.approx(whole)
+    assert found.bound.step_s == pytest.approx(whole)
+    held = setting.footprint.stages[0].weight_bytes
+    weights = [side.footprint.stages[0].weight_bytes for side in (found.attention, found.experts)]
+    assert weights == [held, held]  # of which each side has a part
+    cache = setting.footprint.parts(batch=1, prompt=4096, gen=0)[1]
+    assert found.attention_bytes[0] + found.expert_bytes[0] == pytest.approx(held + cache, rel=2e-3)  # and activations
+
+
+@pytest.mark.parametrize("changes", [{}, {"expert_skew": 0.8}, {"kv_len": 100}, {"attention_layout": "tp=2 dp=2"}])
+def test_the_number_of_micro_batches_is_the_best_of_all(changes):
+    best = _found(**changes)
+    each = [_found(micro_batches=n, **changes).likely.step_s for n in range(1, 9)]
+    assert best.likely.step_s == pytest.approx(np.min(each, axis=0))
+    assert list(best.micro_batches) == [1 + n for n in np.argmin(each, axis=0)]
+
+
+def test_what_is_expected_is_not_below_the_bound():
+    found = _found(batch=[1, 8, 64, 512, 4096])
+    ends = [found.expected.low, found.expected.expected, found.expected.high]
+    for faster, slower in zip([found.bound, *ends], ends, strict=False):
+        assert np.all(faster.step_s <= slower.step_s * (1 + 1e-9))
+
+
+def test_skew_sends_more_to_the_busiest_device():
+    even, skewed = (_found(expert_skew=skew, micro_batches=1, attention_layout="dp=64") for skew in (0, 1.0))
+    assert np.all(skewed.bound.dispatch > even.bound.dispatch)
+    assert np.all(skewed.bound.experts >= even.bound.experts * (1 - 1e-9))
+
+
+# Against a schedule worked out event by event.
+
+
+def _scheduled(stages, parts, layers, steps):
+    """Time from one step to the next when every part takes the first place that is free, in turns."""
+    free = [0.0] * len(stages)
+    ready = [0.0] * parts
+    ends = []
+    for _ in range(steps):
+        for _ in range(layers):
+            for part in range(parts):
+                for place, time in enumerate(stages):
+                    ready[part] = free[place] = max(ready[part], free[place]) + time
+        ends.append(max(ready))
+    return (ends[-1] - ends[steps // 2 - 1]) / (steps - steps // 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=4, max_size=4), st.integers(1, 8), st.integers(1, 6))
+def test_micro_batches_that_take_turns_reach_the_bound(stages, parts, layers):
+    names = ("attention", "dispatch", "experts", "collect")
+    whole = {name: np.array([parts * layers * time]) for name, time in zip(names, stages, strict=True)}
+    times = Busy(**whole, alone=np.array([layers * sum(stages)]))
+    assert _scheduled(stages, parts, layers, 40) == pytest.approx(float(times.step_s[0]))
+
+
+# What a user sees.
+
+
+def test_the_report_says_which_side_waits(capsys):
+    assert main(["afd", "deepseek-v3", "h200-sxm", "h20-sxm", "--expert-devices", "32", "--quant", "fp8"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(
+        "DeepSeek-V3: attention on 8 x h200-sxm, experts on 32 x h20-sxm: decode at a\ncontext of 4096"
+    )
+    assert "expert devices for each attention device would keep" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 88
+
+
+def test_formats_say_the_same(tmp_path, capsys):
+    asked = ["afd", "mixtral-8x7b", "h100-sxm", "l40s", "--batch", "64,256", "-o"]
+    for suffix in (".json", ".csv", ".md", ".html"):
+        assert main([*asked, str(tmp_path / f"report{suffix}")]) == 0
+    capsys.readouterr()
+    document = json.loads((tmp_path / "report.json").read_text())
+    rows = list(csv.DictReader((tmp_path / "report.csv").read_text().splitlines()))
+    assert [float(row["bound_step_s"]) for row in rows] == [step["bound_step_s"] for step in document["steps"]]
+    assert [step["batch"] for step in document["steps"]] == [64, 256]
+    assert "Mixtral" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("question", "told"),
+    [
+        ({"attention_layout": "dp=2 ep=2"}, "attention_layout must be of degrees of tp and dp; got dp=2 ep=2"),
+        ({"expert_devices": 3}, "expert_devices must divide the 8 experts; got 3; try 2 or 4"),
+        ({"expert_devices": 0}, "expert_devices must be a whole number of at least 1; got 0"),
+        ({"batch": [0]}, "batch must be a whole number of at least 1; got 0"),
+        (
+            {"link": "scale-up"},
+            "link must be scale-out where no domain has both sides; got 4 x h100-sxm and 8 x h100-sxm",
+        ),
+        ({"link": "air"}, "link must be one of scale-out, scale-up; got 'air'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_told(question, told):
+    with pytest.raises(InputError) as error:
+        _found(**question)
+    assert str(error.value) == told
+
+
+def test_a_model_without_experts_is_refused():
+    with pytest.raises(InputError, match=r"^llama-2-7b has no experts that could be on devices of their own$"):
+        afd("llama-2-7b", "h100-sxm", "h100-sxm")

@@ -8,9 +8,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from .kept import Block, Prompt
 from .lengths import Tokens
 from .policy import Policy
+from .prefix_cache import Block, Prompt
 from .steps import Steps
 from .traffic import HASHED, Traffic
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from ..workload import Spans
 from .blocks import Caches
-from .kept import Kept
 from .lengths import Tokens
 from .paces import Groups
 from .policy import Policy
+from .prefix_cache import PrefixCache
 from .progress import Requests
 from .served import Served, Span, Usage
 from .steps import Steps
@@ -82,13 +82,14 @@ class _Lane:
 class _Server:
     """The state between two steps.
 
-    waiting  requests that have come, in their order; those that lost their cache are in front
-    passes   that each has taken, of its prompt and of its answer
-    written  tokens of each; its cache holds the prompt and all of them but the last, and comes with it where it has any
-    kept     blocks of prompts in the memory of each rank, where the traffic names them
-    blocks   of a prompt; the one in front is asked for again and again
-    short    somebody has lost its cache since the last step: nobody is taken up before the next one, or who was sent
-             away would come back to the room that it left for others
+    waiting        requests that have come, in their order; those that lost their cache are in front
+    passes         that each has taken, of its prompt and of its answer
+    written        tokens of each; its cache holds the prompt and all of them but the last, and comes with it where it
+                   has any
+    prefix_caches  blocks of prompts in the memory of each rank, where the traffic names them
+    blocks         of a prompt; the one in front is asked for again and again
+    short          somebody has lost its cache since the last step: nobody is taken up before the next one, or who was
+                   sent away would come back to the room that it left for others
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class _Server:
         self.waiting: deque[int] = deque()
         self.lanes = [_Lane(rank) for rank in range(steps.ranks) for _ in range(steps.turns)]
         self.ranks = [self.lanes[at : at + steps.turns] for at in range(0, steps.lanes, steps.turns)]
-        self.kept = [Kept() for _ in self.ranks]
+        self.prefix_caches = [PrefixCache() for _ in self.ranks]
         self.blocks = lru_cache(maxsize=1)(self.caches.of_prompt)
         self.clock, self.come, self.peak = 0.0, 0, 0.0
         self.blocked, self.short = "", False
@@ -185,7 +186,7 @@ class _Server:
         while self.waiting:
             request = self.waiting[0]
             own = self._needs(request)
-            more = [own - each.held_bytes(self.blocks(request)) for each in self.kept]
+            more = [own - each.held_bytes(self.blocks(request)) for each in self.prefix_caches]
             counts = [sum(lane.held for lane in rank) for rank in self.ranks]
             open_ranks = [at for at, count in enumerate(counts) if count < self.max_batch]
             able = [at for at in open_ranks if not self._full(used[at] + more[at], counts[at], request)]
@@ -211,8 +212,8 @@ class _Server:
         """Tokens of its prompt that are in a rank which takes it up, and whose caches take `used` with it. [B]"""
         if not self.caches.named:
             return int((self.caches.common if self.preempted[request] else self.caches.known)[request])
-        there = min(self.kept[at].found(self.blocks(request)), int(self.prompt[request]) - 1)
-        self.kept[at].hold(request, self.blocks(request))
+        there = min(self.prefix_caches[at].hit_tokens(self.blocks(request)), int(self.prompt[request]) - 1)
+        self.prefix_caches[at].acquire(request, self.blocks(request))
         self._evict(at, used)
         return there
 
@@ -224,11 +225,11 @@ class _Server:
         if self.caches.named:
             self._evict(at, self._used(self.ranks[at]))
             for request in requests:
-                self.kept[at].release(request, made)
+                self.prefix_caches[at].release(request, made)
 
     def _evict(self, at: int, used: float) -> None:
         """Blocks of prompts that nobody works on, where the caches of a rank take `used`. [B]"""
-        self.spent["evicted"] += self.kept[at].evict(self.room - used)
+        self.spent["evicted"] += self.prefix_caches[at].evict(self.room - used)
 
     def _full(self, used: float, busy: int, request: int) -> bool:
         """Whether a rank with so many sequences has no room for one more, with which they take `used`. [B]"""
@@ -248,7 +249,7 @@ class _Server:
     def _used(self, rank: Sequence[_Lane], more: int = 0) -> float:
         """What the caches of a rank take when all that decode have taken `more` steps. [B]"""
         own = (self.caches.own(lane.ids, self.prompt[lane.ids] + self._after(lane.ids, more) - 1) for lane in rank)
-        return sum(lane.reserved for lane in rank) + sum(own) - self.kept[rank[0].rank].shared_bytes
+        return sum(lane.reserved for lane in rank) + sum(own) - self.prefix_caches[rank[0].rank].shared_bytes
 
     def _after(self, ids: Requests, more: int) -> Tokens:
         """Tokens of some that decode after so many more steps."""

@@ -23,53 +23,53 @@ Prompt = Sequence[Block]  # from its first token on
 
 
 @dataclass(eq=False)
-class Kept:
-    """Those of a rank.
+class PrefixCache:
+    """The prefix cache of a rank.
 
-    worked_on     those of each request that is
-    held          how many of these have each
-    idle          the others, from the one used last longest ago
+    in_use        blocks of each request that is worked on
+    references    how many of these requests have each
+    idle          the other blocks, from the one used last longest ago
     idle_bytes    that those take
     shared_bytes  that sequences which have the same block would take if each had one of its own, beyond one
     """
 
-    worked_on: dict[int, Prompt] = field(default_factory=dict)
-    held: dict[int, int] = field(default_factory=dict)
+    in_use: dict[int, Prompt] = field(default_factory=dict)
+    references: dict[int, int] = field(default_factory=dict)
     idle: dict[int, Block] = field(default_factory=dict)
     idle_bytes: float = 0.0
     shared_bytes: float = 0.0
 
-    def found(self, prompt: Prompt) -> int:
+    def hit_tokens(self, prompt: Prompt) -> int:
         """Tokens of a prompt whose blocks are there, from the first on."""
-        there = takewhile(lambda block: block.id in self.held or block.id in self.idle, prompt)
+        there = takewhile(lambda block: block.id in self.references or block.id in self.idle, prompt)
         return sum(block.tokens for block in there)
 
     def held_bytes(self, prompt: Prompt) -> float:
         """Of what the blocks of a prompt take, what others that are worked on hold already. [B]"""
-        return sum(block.nbytes for block in prompt if block.id in self.held)
+        return sum(block.nbytes for block in prompt if block.id in self.references)
 
-    def hold(self, request: int, prompt: Prompt) -> None:
+    def acquire(self, request: int, prompt: Prompt) -> None:
         """While it is worked on: those that are there and those that it makes."""
-        self.worked_on[request] = prompt
+        self.in_use[request] = prompt
         for block in prompt:
-            if block.id in self.held:
+            if block.id in self.references:
                 self.shared_bytes += block.nbytes
             elif self.idle.pop(block.id, None):
                 self.idle_bytes -= block.nbytes
-            self.held[block.id] = self.held.get(block.id, 0) + 1
+            self.references[block.id] = self.references.get(block.id, 0) + 1
 
     def release(self, request: int, made: float = inf) -> None:
         """It is worked on no more; of its prompt all is there, or so many tokens. The end of a prompt is evicted before
         its beginning, without which nobody finds it.
         """
-        prompt = self.worked_on.pop(request)
+        prompt = self.in_use.pop(request)
         ends = list(accumulate(block.tokens for block in prompt))
         for block, end in zip(reversed(prompt), reversed(ends), strict=True):
-            self.held[block.id] -= 1
-            if self.held[block.id]:
+            self.references[block.id] -= 1
+            if self.references[block.id]:
                 self.shared_bytes -= block.nbytes
                 continue
-            del self.held[block.id]
+            del self.references[block.id]
             if end <= made:
                 self.idle[block.id] = block
                 self.idle_bytes += block.nbytes

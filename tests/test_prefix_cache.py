@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from llmviewer.cli import main
 from llmviewer.serving.arrivals import read_traffic
-from llmviewer.serving.kept import Block, Kept
 from llmviewer.serving.policy import parse_policy
+from llmviewer.serving.prefix_cache import Block, PrefixCache
 from llmviewer.serving.service import simulate
 from llmviewer.serving.simulation import serve
 from llmviewer.serving.steps import Steps
@@ -37,16 +37,16 @@ def prompts(draw):
 
 def hits(requests, room):
     """Blocks that requests find that are worked on one after the other, in memory for so many."""
-    kept, found = Kept(), []
+    cache, found = PrefixCache(), []
     for request, names in enumerate(requests):
         prompt = [Block(name, 1, 1.0) for name in names]
-        found.append(kept.found(prompt))
-        kept.hold(request, prompt)
-        kept.evict(room - len(prompt))
-        kept.release(request)
-        assert kept.idle_bytes == len(kept.idle) <= max(room, len(prompt))
-        assert not kept.held
-        assert kept.shared_bytes == 0
+        found.append(cache.hit_tokens(prompt))
+        cache.acquire(request, prompt)
+        cache.evict(room - len(prompt))
+        cache.release(request)
+        assert cache.idle_bytes == len(cache.idle) <= max(room, len(prompt))
+        assert not cache.references
+        assert cache.shared_bytes == 0
     return found
 
 
@@ -74,18 +74,18 @@ def test_more_room_never_has_fewer_hits(requests, room, more):
 
 
 def test_those_who_are_worked_on_share_blocks_and_keep_them():
-    kept = Kept()
+    cache = PrefixCache()
     one, other = ([Block(name, 512, 2.0) for name in names] for names in ((1, 2, 3), (1, 2, 4)))
-    kept.hold(0, one)
-    assert (kept.found(other), kept.held_bytes(other)) == (1024, 4.0)
-    kept.hold(1, other)
-    assert kept.shared_bytes == 4.0
-    kept.release(0)
-    assert (kept.shared_bytes, kept.idle_bytes) == (0, 2.0)
-    assert kept.evict(0) == 512
-    assert kept.found(one) == 1024
-    kept.release(1, made=700)  # who is sent away while it is read
-    assert (kept.found(one), kept.idle_bytes) == (512, 2.0)
+    cache.acquire(0, one)
+    assert (cache.hit_tokens(other), cache.held_bytes(other)) == (1024, 4.0)
+    cache.acquire(1, other)
+    assert cache.shared_bytes == 4.0
+    cache.release(0)
+    assert (cache.shared_bytes, cache.idle_bytes) == (0, 2.0)
+    assert cache.evict(0) == 512
+    assert cache.hit_tokens(one) == 1024
+    cache.release(1, made=700)  # who is sent away while it is read
+    assert (cache.hit_tokens(one), cache.idle_bytes) == (512, 2.0)
 
 
 # --- what a server makes of a trace ---

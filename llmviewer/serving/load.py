@@ -14,9 +14,9 @@ import numpy.typing as npt
 from ..workload import Spans
 from .chain import Reading, held_up_s, reading
 from .outcome import Goals
-from .paces import going_on
 from .policy import POLICIES
 from .progress import mean_passes
+from .step_times import going_on
 
 Grid = npt.NDArray[np.float64]  # [device, copies] or [device, copies, batch]
 

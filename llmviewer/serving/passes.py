@@ -20,8 +20,8 @@ from ..roofline import OperatorEstimate, PlannedOperator
 from ..techniques import Drafter
 from ..workload import Spans, Workload
 from .load import Grid, Load, StepTimes
-from .paces import going_on
 from .stages import among_experts, waiting_ranks
+from .step_times import going_on
 
 _AT_ONCE: Final = 1 << 22  # times of operators, of all devices, that are held at once
 Key = tuple[Layout, str]  # and the name of a device

@@ -19,11 +19,11 @@ import numpy as np
 from ..workload import Spans
 from .blocks import Caches
 from .lengths import Tokens
-from .paces import Groups
 from .policy import Policy
 from .prefix_cache import PrefixCache
 from .progress import Requests
 from .served import Served, Span, Usage
+from .step_times import Groups
 from .steps import Steps
 from .traffic import Traffic
 

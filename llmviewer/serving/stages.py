@@ -24,7 +24,7 @@ from ..roofline import Plan
 from ..setting import Setting
 from ..techniques import Drafter
 from ..workload import Spans, Workload
-from .paces import Bounds, Groups, Paces, going_on
+from .step_times import BoundTimes, ExpectedTimes, Groups, going_on
 
 _POINTS: Final = 64  # lengths of a row of decode steps; between them it is a line
 _REMEMBERED: Final = 1 << 16  # steps that read prompts
@@ -49,7 +49,7 @@ class _Rows:
     longest  tokens that a sequence has at most
     """
 
-    times: Bounds
+    times: BoundTimes
     longest: int
     _decode: dict[float, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
     _mixed: dict[Groups, float] = field(default_factory=dict, repr=False)
@@ -85,8 +85,8 @@ class Stage:
     drafts  what proposes tokens for a step that decodes; None where nothing does
     """
 
-    own: Bounds
-    shared: Bounds | None
+    own: BoundTimes
+    shared: BoundTimes | None
     ranks: int
     host: Host
     longest: int
@@ -111,10 +111,10 @@ class Stage:
     ) -> Stage:
         host = kernels.host if kernels else IDLE
 
-        def some(experts: bool | None) -> Bounds:
+        def some(experts: bool | None) -> BoundTimes:
             one = _experts(plan, experts)
             other = one if decode_plan is plan else _experts(decode_plan, experts)
-            return Paces(one, other, width, kernels) if kernels else Bounds(one, other, width)
+            return ExpectedTimes(one, other, width, kernels) if kernels else BoundTimes(one, other, width)
 
         if ranks == 1:
             return cls(own=some(None), shared=None, ranks=1, host=host, longest=longest, width=width)

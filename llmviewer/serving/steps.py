@@ -19,8 +19,8 @@ from ..setting import Setting, arranges
 from ..units import si
 from ..workload import Spans, Workload
 from .lengths import Tokens
-from .paces import Groups, going_on
 from .stages import Stage, waiting_ranks
+from .step_times import Groups, going_on
 from .traffic import Traffic
 
 PARTS: Final = 16  # of an answer, whose middles stand for it

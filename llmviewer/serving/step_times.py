@@ -40,7 +40,7 @@ class _Shares(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bounds:
+class BoundTimes:
     """Launches that follow each other.
 
     plan, decode_plan  of steps that read, and of those that decode alone
@@ -100,7 +100,7 @@ def _if_any(groups: Groups, time_s: Num) -> Num:
 
 
 @dataclass(frozen=True)
-class Paces(Bounds):
+class ExpectedTimes(BoundTimes):
     """The same as expected of the kernels of a setting."""
 
     kernels: Kernels
@@ -178,14 +178,14 @@ class Paces(Bounds):
         ratio = np.divide(expected, bound, out=np.ones(first.shape), where=bound > 0).reshape(shape)
         logs = tuple(map(np.log, axes))
 
-        def pace(one: Num, other: Num) -> Num:
+        def ratio_at(one: Num, other: Num) -> Num:
             row, part = _between(np.log(np.maximum(one, 1)), logs[0])
             column, rest = _between(np.log(np.maximum(other, 1)), logs[1])
             left, right = (ratio[row + i, column] * (1 - rest) + ratio[row + i, column + 1] * rest for i in (0, 1))
             found: Num = left * (1 - part) + right * part
             return found
 
-        return pace
+        return ratio_at
 
 
 def _between(at: Num, places: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:

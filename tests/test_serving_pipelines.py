@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from llmviewer import saturate, simulate
-from llmviewer.serving.chain import held_up_s, saturated_s
+from llmviewer.serving.markov_chain import held_up_s, saturated_s
 from llmviewer.serving.policy import parse_policy
 from llmviewer.serving.steps import Steps
 from llmviewer.workload import Spans

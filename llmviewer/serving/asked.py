@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ..workload import Spans
-from .chain import Column
 from .lengths import Tokens
+from .markov_chain import Column
 from .policy import Policy
 from .steps import Steps
 from .traffic import Traffic

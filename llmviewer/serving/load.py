@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..workload import Spans
-from .chain import Reading, held_up_s, reading
+from .markov_chain import Reading, held_up_s, reading
 from .outcome import Goals
 from .policy import POLICIES
 from .progress import mean_passes

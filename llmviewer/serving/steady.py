@@ -15,7 +15,7 @@ import numpy as np
 
 from ..workload import Spans
 from .asked import Asked, Prompts, prompts_of
-from .chain import Column, Reading, held_up_s, reading, saturated_s
+from .markov_chain import Column, Reading, held_up_s, reading, saturated_s
 from .policy import Policy
 from .steps import Steps
 from .traffic import Traffic

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .chain import saturated_s
 from .load import Grid, Load, StepTimes
+from .markov_chain import saturated_s
 
 _TAIL: Final = 3.09  # deviations above the mean that 999 of 1000 moments stay below, where sequences vary normally
 _LEAST: Final = 0.05  # of how steeply it falls: no batch is twenty times as wide

@@ -15,7 +15,6 @@ from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.reports.serving import REPORT
-from llmviewer.serving.arrivals import read_traffic
 from llmviewer.serving.asked import _grouped
 from llmviewer.serving.blocks import Blocks
 from llmviewer.serving.lengths import PUBLISHED, parse_lengths
@@ -25,6 +24,7 @@ from llmviewer.serving.service import simulate
 from llmviewer.serving.simulation import _steps_in, serve
 from llmviewer.serving.steady import steady
 from llmviewer.serving.steps import Steps
+from llmviewer.serving.trace_files import read_traffic
 from llmviewer.serving.traffic import Traffic, poisson
 from llmviewer.setting import Setting
 from llmviewer.units import seconds

@@ -13,7 +13,6 @@ from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.reports.serving import REPORT
-from llmviewer.serving.arrivals import read_traffic
 from llmviewer.serving.blocks import Caches
 from llmviewer.serving.policy import POLICIES, parse_policy
 from llmviewer.serving.progress import Progress, mean_passes
@@ -22,6 +21,7 @@ from llmviewer.serving.service import simulate
 from llmviewer.serving.simulation import serve
 from llmviewer.serving.steady import steady
 from llmviewer.serving.steps import Steps
+from llmviewer.serving.trace_files import read_traffic
 from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.techniques import parse_technique

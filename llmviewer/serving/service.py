@@ -22,7 +22,6 @@ from ..model import Model
 from ..parallel.layout import ALONE, Layout
 from ..setting import Setting, whole
 from ..techniques import Technique, altered
-from .arrivals import read_traffic
 from .lengths import Lengths, parse_lengths
 from .outcome import Goals, Simulation
 from .policy import POLICIES, Policy, parse_policy
@@ -31,6 +30,7 @@ from .served import Served, Usage
 from .simulation import serve
 from .steady import steady
 from .steps import Steps
+from .trace_files import read_traffic
 from .traffic import Times, Traffic, poisson
 
 _POLICY: Final = "chunked:512"  # where nothing is said; the block and the lengths likewise

@@ -18,7 +18,7 @@ from .laying_out import Left, laid_out
 from .load import Load, StepTimes
 from .pairing import Pairing, Reader, paired
 from .passes import Key, LaidOut, expected
-from .pools import moved_bytes
+from .prefill_pool import moved_bytes
 
 Timed = tuple[LaidOut, Sequence[int], StepTimes]  # devices at some places, and what their steps take
 

@@ -25,7 +25,7 @@ from ..techniques import Technique, altered
 from .lengths import Lengths, parse_lengths
 from .outcome import Goals, Simulation
 from .policy import POLICIES, Policy, parse_policy
-from .pools import prefill, transfer_s
+from .prefill_pool import prefill, transfer_s
 from .served import Served, Usage
 from .simulation import serve
 from .steady import steady

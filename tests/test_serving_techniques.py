@@ -13,7 +13,7 @@ from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.reports.serving import REPORT
-from llmviewer.serving.blocks import Caches
+from llmviewer.serving.kv_cache import Caches
 from llmviewer.serving.policy import POLICIES, parse_policy
 from llmviewer.serving.progress import Progress, mean_passes
 from llmviewer.serving.saturation import saturate

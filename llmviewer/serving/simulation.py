@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from ..workload import Spans
-from .blocks import Caches
+from .kv_cache import Caches
 from .lengths import Tokens
 from .policy import Policy
 from .prefix_cache import PrefixCache

@@ -12,7 +12,7 @@ from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.reports.plans import REPORT
-from llmviewer.serving import passes
+from llmviewer.serving import fleet_times
 from llmviewer.serving.laying_out import laid_out
 from llmviewer.serving.load import Load
 from llmviewer.serving.outcome import Goals
@@ -55,7 +55,7 @@ def test_many_devices_at_once_take_what_each_takes_by_itself(model, layout, tech
         times = own.bounds(load)
         if expected:
             kernels = {one.hardware.name: one.kernels for one in settings}
-            (times,) = passes.expected([(own, own.able)], load, kernels.__getitem__)
+            (times,) = fleet_times.expected([(own, own.able)], load, kernels.__getitem__)
         for place, one in enumerate(settings):
             steps = Steps(one, expected)
             batch = load.limits / one.layout.dp

@@ -21,8 +21,8 @@ from ..parallel.layout import Network
 from ..setting import Setting
 from ..techniques import Drafter, altered
 from ..transforms.flash_attention import flash_attention
+from .fleet_times import LaidOut, Needed, Passes
 from .load import Load
-from .passes import LaidOut, Needed, Passes
 
 
 class _Graphs(NamedTuple):

@@ -23,8 +23,8 @@ from ..forms import Num
 from ..parallel.layout import Layout
 from ..units import fold, seconds, si
 from .candidates import Candidate, Readers
+from .fleet_times import Key, LaidOut
 from .load import Grid, Load, StepTimes
-from .passes import Key, LaidOut
 
 _AT_ONCE: Final = 1 << 20  # pairs that are worked out together
 _HALVINGS: Final = 40  # of the rates among which the highest is looked for

@@ -14,10 +14,10 @@ from ..expectation.kernels import Kernels
 from ..parallel.layout import Layout
 from ..setting import Setting
 from .candidates import Candidate, judged
+from .fleet_times import Key, LaidOut, expected
 from .laying_out import Left, laid_out
 from .load import Load, StepTimes
 from .pairing import Pairing, Reader, paired
-from .passes import Key, LaidOut, expected
 from .prefill_pool import moved_bytes
 
 Timed = tuple[LaidOut, Sequence[int], StepTimes]  # devices at some places, and what their steps take

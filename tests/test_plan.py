@@ -20,7 +20,7 @@ from llmviewer.model_files import load_model
 from llmviewer.parallel.layout import Layout, Network, parse_layout
 from llmviewer.reports.fronts import front
 from llmviewer.reports.plans import REPORT
-from llmviewer.serving import laying_out, search
+from llmviewer.serving import placement, search
 from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, plan, usual_layouts
 from llmviewer.serving.service import simulate
 from llmviewer.setting import Setting
@@ -487,13 +487,13 @@ ASKED = [
 def test_what_has_no_room_is_worked_out_no_further_than_matters(monkeypatch):
     asked = {"hardware": ["t4", "l4", "rtx-4090", "h100-sxm", "trainium1"], "max_devices": 8, **GOALS}
     found = plan("llama-3.1-70b", **asked)
-    whole, tried = search.laid_out, []
+    whole, tried = search.placements, []
 
     def every(one, devices, load, known, *, large):
         tried.append(large)
         return whole(one, devices, load, known, large=True)
 
-    monkeypatch.setattr(search, "laid_out", every)
+    monkeypatch.setattr(search, "placements", every)
     assert plan("llama-3.1-70b", **asked).to_dict() == found.to_dict()
     assert {one.hardware.name for one in found.rejected} >= {"t4"}
     assert not any(tried)  # nothing is left to look at a second time
@@ -508,9 +508,9 @@ def test_what_has_no_room_is_worked_out_no_further_than_matters(monkeypatch):
 def test_a_graph_with_other_links_is_that_of_the_device_that_has_them(model, layout):
     devices = [load_hardware(name) for name in ("h100-sxm", "l40s", "gaudi-3", "tpu-v5e", "rtx-3090")]
     one = Setting.of(model, devices[0], layout=layout)
-    first = laying_out._Lowered.of(one, devices[0])
+    first = placement._Lowered.of(one, devices[0])
     for device in devices[1:]:
-        assert first.relinked(Network.of(device, one.layout)) == laying_out._Lowered.of(one, device)
+        assert first.relinked(Network.of(device, one.layout)) == placement._Lowered.of(one, device)
 
 
 def test_one_of_something_is_not_called_several():

@@ -13,9 +13,9 @@ from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving import fleet_times
-from llmviewer.serving.laying_out import laid_out
 from llmviewer.serving.load import Load
 from llmviewer.serving.outcome import Goals
+from llmviewer.serving.placement import placements
 from llmviewer.serving.planning import plan
 from llmviewer.serving.service import simulate
 from llmviewer.serving.steps import Steps
@@ -37,7 +37,7 @@ def laid(model, layout, *techniques):
         max_devices=16, years=None,
     )  # fmt: skip
     devices = [load_hardware(name) for name in DEVICES]
-    return load, list(laid_out(one, devices, load, Known(), large=True))
+    return load, list(placements(one, devices, load, Known(), large=True))
 
 
 @pytest.mark.parametrize(

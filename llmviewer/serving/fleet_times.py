@@ -44,7 +44,7 @@ class Needed(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """Those of a network that read prompts and that decode, on fleets whose `devices` are places in LaidOut."""
+    """Those of a network that read prompts and that decode, on fleets whose `devices` are places in Placement."""
 
     prefills: Sequence[Fleet]
     steps: Sequence[Fleet]
@@ -113,7 +113,7 @@ class _Part(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaidOut:
+class Placement:
     """A setting on devices whose links make the same graph.
 
     model    the passes of those that run them
@@ -208,7 +208,7 @@ class LaidOut:
 
 
 def expected(
-    several: Sequence[tuple[LaidOut, Sequence[int]]], load: Load, kernels: Callable[[str], Kernels]
+    several: Sequence[tuple[Placement, Sequence[int]]], load: Load, kernels: Callable[[str], Kernels]
 ) -> list[StepTimes]:
     """Of each, the devices at some places; nan where nothing is expected above the bound. What a device runs in several
     of them is worked out together.

@@ -23,7 +23,7 @@ from ..forms import Num
 from ..parallel.layout import Layout
 from ..units import fold, seconds, si
 from .candidates import Candidate, Readers
-from .fleet_times import Key, LaidOut
+from .fleet_times import Key, Placement
 from .load import Grid, Load, StepTimes
 
 _AT_ONCE: Final = 1 << 20  # pairs that are worked out together
@@ -67,7 +67,7 @@ class Reader(NamedTuple):
     memory: float
 
     @classmethod
-    def each(cls, laid: LaidOut, places: Iterable[int], times: StepTimes) -> Iterator[Reader]:
+    def each(cls, laid: Placement, places: Iterable[int], times: StepTimes) -> Iterator[Reader]:
         """None where ranks wait for each other: whoever reads would hold up the others."""
         for place in places if laid.ranks == 1 else ():
             device = laid.devices[place]

@@ -14,13 +14,13 @@ from ..expectation.kernels import Kernels
 from ..parallel.layout import Layout
 from ..setting import Setting
 from .candidates import Candidate, judged
-from .fleet_times import Key, LaidOut, expected
-from .laying_out import Left, laid_out
+from .fleet_times import Key, Placement, expected
 from .load import Load, StepTimes
 from .pairing import Pairing, Reader, paired
+from .placement import Excluded, placements
 from .prefill_pool import moved_bytes
 
-Timed = tuple[LaidOut, Sequence[int], StepTimes]  # devices at some places, and what their steps take
+Timed = tuple[Placement, Sequence[int], StepTimes]  # devices at some places, and what their steps take
 
 _AT_ONCE: Final = 1 << 22  # numbers of copies and batches, of all devices, that are judged together
 
@@ -79,11 +79,11 @@ class Search:
         for one in settings:
             if found:
                 told()
-            every = list(laid_out(one, devices, self.load, self.known, large=large))
-            laid = [(each, each.able, each.bounds(self.load)) for each in every if isinstance(each, LaidOut)]
+            every = list(placements(one, devices, self.load, self.known, large=large))
+            laid = [(each, each.able, each.bounds(self.load)) for each in every if isinstance(each, Placement)]
             own = self._judged(quant, laid)
             for each in every:
-                if isinstance(each, Left):
+                if isinstance(each, Excluded):
                     found[one.layout, each.device.name] = _left(each, quant, one.layout)
                 else:
                     found |= {key: own[key] for key in map(each.key, each.able)}
@@ -107,7 +107,7 @@ class Search:
         yield from found.values()
         told()
 
-    def _expected(self, several: Sequence[tuple[LaidOut, Sequence[int]]]) -> list[Timed]:
+    def _expected(self, several: Sequence[tuple[Placement, Sequence[int]]]) -> list[Timed]:
         """Those of the devices at some places of whose kernels anything is expected, and what their steps take."""
         assert self.kernels
         times = expected(several, self.load, self.kernels)
@@ -177,7 +177,7 @@ class Search:
                     missed[one.kind][quant, layout] = one
 
 
-def _left(one: Left, quant: str, layout: Layout) -> Candidate:
+def _left(one: Excluded, quant: str, layout: Layout) -> Candidate:
     reason = one.reason and f"{one.factor}: {one.reason}"
     return Candidate(
         hardware=one.device, quant=quant, layout=layout, factor=one.factor, excess=one.excess, reason=reason

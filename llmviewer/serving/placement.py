@@ -21,7 +21,7 @@ from ..parallel.layout import Network
 from ..setting import Setting
 from ..techniques import Drafter, altered
 from ..transforms.flash_attention import flash_attention
-from .fleet_times import LaidOut, Needed, Passes
+from .fleet_times import Needed, Passes, Placement
 from .load import Load
 
 
@@ -37,7 +37,7 @@ class _Graphs(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
+class Excluded:
     """A device that a setting is not laid out on: what rules it out, how far it is off at least, and why in words, ""
     where more was not worked out.
     """
@@ -48,9 +48,9 @@ class Left:
     reason: str = ""
 
 
-def laid_out(
+def placements(
     one: Setting, devices: Sequence[Hardware], load: Load, known: Known, *, large: bool
-) -> Iterator[LaidOut | Left]:
+) -> Iterator[Placement | Excluded]:
     """`one` on all devices, those together that run the same graph; and those left whose links, sizes or units do not
     allow it.
 
@@ -63,7 +63,7 @@ def laid_out(
             network = Network.of(device, one.layout)
             linked = network.linked()
         except InputError as error:
-            yield Left(device=device, factor="link", reason=str(error))
+            yield Excluded(device=device, factor="link", reason=str(error))
             continue
         alike.setdefault(device.name if apart else _signature(network), []).append((network, linked))
     first: _Lowered | None = None
@@ -74,7 +74,7 @@ def laid_out(
             try:
                 lowered = first.relinked(network) if first and not apart else _Lowered.of(one, network.hardware)
             except InputError as error:
-                yield from (Left(device=other.hardware, factor="layout", reason=str(error)) for other, _ in members)
+                yield from (Excluded(device=other.hardware, factor="layout", reason=str(error)) for other, _ in members)
                 continue
             if needed is None:
                 needed = _needed(one, lowered, network.hardware.on_chip_bytes, load)
@@ -83,7 +83,7 @@ def laid_out(
         own = [pair for pair, excess in zip(members, over, strict=True) if excess <= 1]
         for (other, _), excess in zip(members, over, strict=True):
             if excess > 1:
-                yield Left(device=other.hardware, factor="memory", excess=excess)
+                yield Excluded(device=other.hardware, factor="memory", excess=excess)
         if not own:
             continue
         linked_only = [linked for _, linked in own]
@@ -91,8 +91,8 @@ def laid_out(
         drafts, others = lowered.fleets(lowered.drafts, linked_only, known) if lowered.drafts else (None, {})
         refused = {**others, **refused}
         for place, reason in refused.items():
-            yield Left(device=own[place][0].hardware, factor="data type", reason=reason)
-        yield LaidOut(
+            yield Excluded(device=own[place][0].hardware, factor="data type", reason=reason)
+        yield Placement(
             devices=tuple(other.hardware for other, _ in own), layout=one.layout, model=model, drafter=lowered.drafter,
             drafts=drafts, able=[place for place in range(len(own)) if place not in refused], needed=needed,
         )  # fmt: skip

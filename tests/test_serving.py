@@ -15,7 +15,7 @@ from llmviewer.errors import InputError
 from llmviewer.memory import weight_bytes
 from llmviewer.model import kv_cache_bytes
 from llmviewer.reports.serving import REPORT
-from llmviewer.serving.asked import _grouped
+from llmviewer.serving.demand import _grouped
 from llmviewer.serving.kv_cache import Blocks
 from llmviewer.serving.lengths import PUBLISHED, parse_lengths
 from llmviewer.serving.outcome import summary

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ..workload import Spans
-from .asked import Asked, Prompts, prompts_of
+from .demand import Demand, Prompts, prompts_of
 from .markov_chain import Column, Reading, held_up_s, reading, saturated_s
 from .policy import Policy
 from .steps import Steps
@@ -53,19 +53,19 @@ def steady(steps: Steps, traffic: Traffic, *, rate: float, policy: Policy, max_b
     max_batch  sequences at a time of each rank, if memory has room for the caches of so many in the middle of their
                answers
     """
-    asked, lanes = Asked.of(traffic, steps), steps.lanes * steps.apart
-    longest = int(asked.prompt[-1])
+    demand, lanes = Demand.of(traffic, steps), steps.lanes * steps.apart
+    longest = int(demand.prompt[-1])
     if policy.padded:
         ranks = steps.ranks
-        fitting = steps.fitting(max_batch * ranks, prompt=longest, gen=int(asked.gen[-1])) // ranks
+        fitting = steps.fitting(max_batch * ranks, prompt=longest, gen=int(demand.gen[-1])) // ranks
     else:
         room = steps.room_bytes(policy.most_read(longest)) - steps.common_bytes(traffic.prompt)
-        fitting = int(room / float(steps.cache_bytes(asked.own + steps.ahead))) if room > 0 else 0
+        fitting = int(room / float(steps.cache_bytes(demand.own + steps.ahead))) if room > 0 else 0
     most = min(max_batch, fitting) / steps.turns
     if not most:
         return _overrun(max_rate=0, most=0)
     kind = _in_batches if policy.drains else _flowing
-    found = kind(steps, asked, rate / lanes, policy, max(most, 1))
+    found = kind(steps, demand, rate / lanes, policy, max(most, 1))
     return replace(
         found, batch=found.batch * lanes, max_rate=found.max_rate * lanes, max_batch=round(most * lanes),
     )  # fmt: skip
@@ -96,18 +96,18 @@ class _Flow:
     alone_s: Column
 
     @classmethod
-    def of(cls, steps: Steps, asked: Asked, policy: Policy, most: float) -> _Flow:
+    def of(cls, steps: Steps, demand: Demand, policy: Policy, most: float) -> _Flow:
         batch, turns = np.concatenate(([0.0], np.geomspace(1 / 64, most, _BATCHES))), steps.turns
         filled = 1 - (1 - 1 / turns) * np.exp(-batch)  # of the turns, those that have anybody, who decodes being in one
         step_s, alone_s = (
             np.broadcast_to(
-                np.asarray(steps.decode_s(batch=count, kv_len=asked.middle, filled=part), dtype=float), batch.shape
+                np.asarray(steps.decode_s(batch=count, kv_len=demand.middle, filled=part), dtype=float), batch.shape
             )
             for count, part in ((1 + batch, filled), (np.maximum(batch, 1), 1.0))
         )
         return cls(
-            batch=batch, turns=turns, wanted=asked.wanted, policy=policy,
-            prompts=prompts_of(steps, asked, policy, batch), step_s=step_s, alone_s=alone_s,
+            batch=batch, turns=turns, wanted=demand.wanted, policy=policy,
+            prompts=prompts_of(steps, demand, policy, batch), step_s=step_s, alone_s=alone_s,
         )  # fmt: skip
 
     @property
@@ -177,28 +177,28 @@ class _At(NamedTuple):
         return float(values[max(self.place - 1, 0)] * (1 - self.part) + values[self.place] * self.part)
 
 
-def _flowing(steps: Steps, asked: Asked, rate: float, policy: Policy, most: float) -> Steady:
+def _flowing(steps: Steps, demand: Demand, rate: float, policy: Policy, most: float) -> Steady:
     """Requests come and go while others decode, of whom there are as many as Little's law has."""
-    flow = _Flow.of(steps, asked, policy, most)
+    flow = _Flow.of(steps, demand, policy, most)
     max_rate = flow.max_rate
     if rate >= max_rate:
         return _overrun(max_rate=max_rate, most=most)
     read = flow.reading(rate)
     busy = steps.turns * rate * read.read_s / read.prompts
     between = flow.between_s(rate, read, busy)
-    missing = rate * asked.wanted * between - flow.batch
+    missing = rate * demand.wanted * between - flow.batch
     place = int(np.argmax(missing <= 0))
     if missing[place] > 0:
         return _overrun(max_rate=max_rate, most=most)
     at = _At(place, 0.0 if place == 0 else missing[place - 1] / (missing[place - 1] - missing[place]))
     ttft_s, decoding = flow.ttft_s(rate, read, at)
     return Steady(
-        batch=at(flow.batch), utilization=at(busy) + decoding, ttft_s=ttft_s, tpot_s=at(between) * asked.often,
+        batch=at(flow.batch), utilization=at(busy) + decoding, ttft_s=ttft_s, tpot_s=at(between) * demand.often,
         max_rate=max_rate, max_batch=int(most),
     )  # fmt: skip
 
 
-def _in_batches(steps: Steps, asked: Asked, rate: float, policy: Policy, most: float) -> Steady:
+def _in_batches(steps: Steps, demand: Demand, rate: float, policy: Policy, most: float) -> Steady:
     """Those who came while a batch was served are the next; a request that finds nobody is a batch alone.
 
     Rough where lengths vary, as the longest answer of a batch stands for a random one.
@@ -207,20 +207,20 @@ def _in_batches(steps: Steps, asked: Asked, rate: float, policy: Policy, most: f
     longest = batch / (batch + 1)  # the quantile that the longest of so many is at on average
     prompts, new, answers, passes = (
         np.where(batch > 1, np.quantile(each, longest), np.mean(each))
-        for each in (asked.prompt, asked.new, asked.gen, asked.passes)
+        for each in (demand.prompt, demand.new, demand.gen, demand.passes)
     )
     if policy.padded:
         read = np.asarray(steps.mixed_s((Spans(batch=batch, q_len=new, kv_len=prompts),)), dtype=float)
         parts = np.ones(len(batch))
     else:
-        each = steps.mixed_s((Spans(batch=1.0, q_len=asked.new, kv_len=asked.prompt),))
-        read = batch * np.mean(np.broadcast_to(each, asked.prompt.shape))
-        parts = np.maximum(batch * np.mean(asked.new) / policy.budget, 1)
+        each = steps.mixed_s((Spans(batch=1.0, q_len=demand.new, kv_len=demand.prompt),))
+        read = batch * np.mean(np.broadcast_to(each, demand.prompt.shape))
+        parts = np.maximum(batch * np.mean(demand.new) / policy.budget, 1)
     through = (np.arange(_STEPS) + 0.5) / _STEPS
     step, written = (through * np.maximum(each - 1, 0)[:, None] for each in (passes, answers))
-    left = np.mean(asked.passes - 1 > step[:, :, None], axis=2)
+    left = np.mean(demand.passes - 1 > step[:, :, None], axis=2)
     alive = batch[:, None] * (1.0 if policy.padded else left)
-    context = (prompts[:, None] if policy.padded else float(np.mean(asked.prompt))) + written + 1
+    context = (prompts[:, None] if policy.padded else float(np.mean(demand.prompt))) + written + 1
     step_s = np.mean(np.broadcast_to(steps.decode_s(batch=np.maximum(alive, 1), kv_len=context), step.shape), axis=1)
     decoding = step_s * np.maximum(passes - 1, 0)
     cycle = read + decoding
@@ -238,14 +238,14 @@ def _in_batches(steps: Steps, asked: Asked, rate: float, policy: Policy, most: f
         return float(np.interp(taken, batch, values))
 
     utilization = spent / (spent + float(np.exp(-rate * spent)) / rate)
-    several = asked.gen[asked.gen > 1] - 1
+    several = demand.gen[demand.gen > 1] - 1
     each = float(np.mean(1 / several)) if len(several) else nan
     later = found(read * (parts - 1) / (2 * parts)) * each  # for the prompts of the same batch that are read after it
     return Steady(
         batch=taken,
         utilization=utilization,
         ttft_s=utilization * spent / 2 + found(read * (parts + 1) / (2 * parts)),
-        tpot_s=found(decoding) * each if policy.padded else found(step_s) * asked.often + later,
+        tpot_s=found(decoding) * each if policy.padded else found(step_s) * demand.often + later,
         max_rate=max_rate,
         max_batch=int(most),
     )

@@ -17,7 +17,7 @@ from .traffic import Traffic
 _REQUESTS: Final = 128  # of the traffic whose lengths stand for all; groups of prompts likewise
 
 
-class Asked(NamedTuple):
+class Demand(NamedTuple):
     """Those of the traffic, each from the shortest to the longest, evenly. [tokens]
 
     new     tokens of each prompt that are to be read
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
     own: float
 
     @classmethod
-    def of(cls, traffic: Traffic, steps: Steps) -> Asked:
+    def of(cls, traffic: Traffic, steps: Steps) -> Demand:
         count, passes = min(_REQUESTS, len(traffic)), traffic.progress.passes
         place = ((np.arange(count) + 0.5) * len(traffic) / count).astype(int)
         reads = traffic.prompt - steps.hits(traffic)
@@ -96,7 +96,7 @@ class Prompts(NamedTuple):
     together: Column | int
 
 
-def prompts_of(steps: Steps, lengths: Asked, policy: Policy, batch: Column) -> Prompts:
+def prompts_of(steps: Steps, lengths: Demand, policy: Policy, batch: Column) -> Prompts:
     """Steps that read a prompt, beside `batch` sequences that decode where the policy mixes.
 
     The parts of a prompt differ in how many tokens are before them; the one in the middle stands for all, as the time

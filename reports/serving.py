@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from llmviewer.model import Model
+from llmviewer.serving.metrics import Usage
 from llmviewer.serving.outcome import PERCENTILES, Simulation, summary
 from llmviewer.serving.saturation import Saturation
-from llmviewer.serving.served import Usage
 from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds

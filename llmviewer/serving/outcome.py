@@ -17,8 +17,8 @@ from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..setting import Setting
 from ..units import seconds
+from .metrics import Usage
 from .policy import Policy
-from .served import Usage
 from .steady import Steady
 from .traffic import Times, Traffic
 

@@ -22,9 +22,9 @@ from ..parallel.layout import ALONE, Layout
 from ..setting import Setting, whole
 from ..techniques import Technique
 from .lengths import Lengths, Tokens
+from .metrics import Span
 from .outcome import summary
 from .policy import Policy, parse_policy
-from .served import Span
 from .service import check_requests, drawn_from, scheduler
 from .simulation import SPARE
 from .simulation import saturate as span_of

@@ -23,10 +23,10 @@ from ..parallel.layout import ALONE, Layout
 from ..setting import Setting, whole
 from ..techniques import Technique, altered
 from .lengths import Lengths, parse_lengths
+from .metrics import Served, Usage
 from .outcome import Goals, Simulation
 from .policy import POLICIES, Policy, parse_policy
 from .prefill_pool import prefill, transfer_s
-from .served import Served, Usage
 from .simulation import serve
 from .steady import steady
 from .steps import Steps

@@ -19,10 +19,10 @@ import numpy as np
 from ..workload import Spans
 from .kv_cache import Caches
 from .lengths import Tokens
+from .metrics import Served, Span, Usage
 from .policy import Policy
 from .prefix_cache import PrefixCache
 from .progress import Requests
-from .served import Served, Span, Usage
 from .step_times import Groups
 from .steps import Steps
 from .traffic import Traffic

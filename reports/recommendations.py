@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from llmviewer.serving.advising import Advice, Line
-from llmviewer.serving.generated import For
+from llmviewer.serving.objectives import Objective
 from llmviewer.serving.options import TAU
 from llmviewer.serving.steps import Steps
 from llmviewer.techniques import Touches
@@ -31,8 +31,8 @@ _TOUCHES: Final = (
 )
 _WANTS: Final = re.compile(r"give ([^:]*)|(\w+) must be given(: .*)")
 _NAMES: Final = {
-    For.LATENCY: "the whole answer", For.TTFT: "the time to first token", For.TPOT: "the time per token",
-    For.THROUGHPUT: "tokens per second",
+    Objective.LATENCY: "the whole answer", Objective.TTFT: "the time to first token",
+    Objective.TPOT: "the time per token", Objective.THROUGHPUT: "tokens per second",
 }  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def tables(found: Advice) -> list[Table]:
         f"{known}: times better. Relieves: of a device, for each token; passes are those of the model."
         f"{_TOUCHES}{_LEFT}",
     )  # fmt: skip
-    shown = ("TTFT",) if found.wanted is For.TTFT else ("TPOT",)
+    shown = ("TTFT",) if found.wanted is Objective.TTFT else ("TPOT",)
     together = _table("Together, each better than its parts", found, found.together[:_MOST], shown, "")
     kept: list[Table] = [Folded(**vars(table.without_constants("left"))) for table in (alone, together) if table.body]
     return [t if "left" in t.head else replace(t, about=t.about.removesuffix(_LEFT)) for t in kept]

@@ -22,7 +22,7 @@ from ..model_files import load_model
 from ..parallel.layout import ALONE, Layout
 from ..setting import Setting, whole
 from ..techniques import Touches
-from .generated import For, Generated
+from .objectives import Generated, Objective
 from .options import Option, options_of, with_options, without_usual
 
 SCHEMA_VERSION: Final = 1  # of to_dict()
@@ -48,7 +48,7 @@ class Line:
     options: tuple[Option, ...]
     base: Generated = field(repr=False)
     result: Generated = field(repr=False)
-    wanted: For = field(repr=False)
+    wanted: Objective = field(repr=False)
     gain: float
     expected: float | None
     ops: float
@@ -58,12 +58,12 @@ class Line:
     before: str  # what bounds the phase in which most of the time is saved
 
     @classmethod
-    def of(cls, options: tuple[Option, ...], base: Generated, result: Generated, wanted: For) -> Line:
+    def of(cls, options: tuple[Option, ...], base: Generated, result: Generated, wanted: Objective) -> Line:
         ratios = {name: getattr(result, name) / getattr(base, name) for name in _AMOUNTS}
         gain = result.times.merit(wanted) / base.times.merit(wanted)
         saved = base.times.latency_s - result.times.latency_s
         sooner = base.times.ttft_s - result.times.ttft_s
-        before = base.reading if sooner > saved / 2 > 0 or wanted is For.TTFT else base.bound
+        before = base.reading if sooner > saved / 2 > 0 or wanted is Objective.TTFT else base.bound
         known = base.expected and result.expected
         expected = known.merit(wanted) / base.likely.merit(wanted) if known else None
         return cls(
@@ -114,7 +114,7 @@ class Advice:
     refused  options that make no sense here, with the reason
     """
 
-    wanted: For
+    wanted: Objective
     batch: int
     prompt: int
     gen: int
@@ -193,7 +193,7 @@ def recommend(
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
-    aim = among("wanted", wanted, For)
+    aim = among("wanted", wanted, Objective)
     used = several("given", given)
     listed(hardware_set=hardware_set, profiles=profiles)
     left = tuple(among("without", one, Touches) for one in several("without", without))
@@ -207,7 +207,7 @@ def recommend(
     if gen < 2:
         raise InputError("gen must be at least 2, as techniques are weighed by a whole answer; got 1")
     base = run(asked).with_expected()
-    every = options_of(base.setting, asked, most=whole("max_devices", max_devices), larger=aim is For.THROUGHPUT)
+    every = options_of(base.setting, asked, most=whole("max_devices", max_devices), larger=aim is Objective.THROUGHPUT)
     options = [option for option in every if option.touches not in left]
     steps = len(options) + _COMBINATIONS
     trial = _Trial(run=run, asked=asked, aim=aim, base=base, tell=lambda done: progress(done, steps))
@@ -245,7 +245,7 @@ class _Trial:
 
     run: Callable[[dict[str, Any]], Generated]
     asked: dict[str, Any]
-    aim: For
+    aim: Objective
     base: Generated
     tell: Callable[[int], object]
 

@@ -16,8 +16,8 @@ from ..techniques import Schedule
 from ..workload import Workload
 
 
-class For(StrEnum):
-    """What is to be better."""
+class Objective(StrEnum):
+    """What recommend() is to make better."""
 
     LATENCY = "latency"
     TTFT = "ttft"
@@ -41,11 +41,11 @@ class AnswerTimes:
         each = rest_s / float(schedule.steps)
         return cls(ttft_s=first_s, tpot_s=each, latency_s=whole, tokens_per_s=float(schedule.answer) / whole)
 
-    def merit(self, wanted: For) -> float:
+    def merit(self, wanted: Objective) -> float:
         """What is to be large. [1/s]"""
         return {
-            For.LATENCY: 1 / self.latency_s, For.TTFT: 1 / self.ttft_s, For.TPOT: 1 / self.tpot_s,
-            For.THROUGHPUT: self.tokens_per_s,
+            Objective.LATENCY: 1 / self.latency_s, Objective.TTFT: 1 / self.ttft_s, Objective.TPOT: 1 / self.tpot_s,
+            Objective.THROUGHPUT: self.tokens_per_s,
         }[wanted]  # fmt: skip
 
 

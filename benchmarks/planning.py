@@ -16,8 +16,8 @@ from collections.abc import Callable
 from functools import partial
 
 from llmviewer.model_files import load_model
-from llmviewer.serving.advising import recommend
 from llmviewer.serving.planning import BATCHES, QUANTS, plan, usual_layouts
+from llmviewer.serving.recommendation import recommend
 
 _DEVICES = (
     "a10", "a100-sxm-80gb", "b200", "gaudi-3", "gb200", "h100-sxm", "h20-sxm", "h200-sxm", "l4", "l40s", "mi300x",

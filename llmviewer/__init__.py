@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from .errors import InputError
     from .model import Model
     from .model_files import load_model, model_names
-    from .serving.advising import Advice, recommend
     from .serving.outcome import Simulation
     from .serving.planning import plan
+    from .serving.recommendation import Advice, recommend
     from .serving.saturation import Saturation, saturate
     from .serving.service import simulate
     from .serving.service_plan import ServicePlan
@@ -62,8 +62,8 @@ _HOME = {
     "estimate_kernel": "analyzing.one_kernel",
     "Sweep": "sweeping.grid",
     "sweep": "sweeping.grid",
-    "Advice": "serving.advising",
-    "recommend": "serving.advising",
+    "Advice": "serving.recommendation",
+    "recommend": "serving.recommendation",
     "ServicePlan": "serving.service_plan",
     "plan": "serving.planning",
     "Saturation": "serving.saturation",

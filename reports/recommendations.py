@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from llmviewer.serving.advising import Advice, Line
 from llmviewer.serving.objectives import Objective
 from llmviewer.serving.options import TAU
+from llmviewer.serving.recommendation import Advice, Line
 from llmviewer.serving.steps import Steps
 from llmviewer.techniques import Touches
 from llmviewer.units import seconds, si

@@ -13,7 +13,7 @@ from llmviewer.errors import InputError
 from llmviewer.reports.listing import Item
 from llmviewer.reports.recommendations import REPORT, Folded
 from llmviewer.serving import options
-from llmviewer.serving.advising import recommend
+from llmviewer.serving.recommendation import recommend
 from llmviewer.techniques import Touches, techniques
 
 MODEL, DEVICE = "llama-3.1-8b", "rtx-4090"

@@ -14,9 +14,9 @@ from llmviewer.analyzing.one_kernel import estimate_kernel
 from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.model_files import load_model
-from llmviewer.serving.advising import recommend
 from llmviewer.serving.planning import plan
 from llmviewer.serving.policy import POLICIES
+from llmviewer.serving.recommendation import recommend
 from llmviewer.serving.saturation import saturate
 from llmviewer.serving.service import simulate
 from llmviewer.techniques import Touches

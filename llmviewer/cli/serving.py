@@ -326,7 +326,7 @@ def advise(*, form: str | None, output: Path | None, **question: Any) -> None:
     """
     shared.check_output(form, output)
     from ..reports.recommendations import REPORT
-    from ..serving.advising import recommend as run
+    from ..serving.recommendation import recommend as run
 
     found = on_a_bar("techniques", functools.partial(run, **question))
     shared.emit_report(REPORT, found, form, output)

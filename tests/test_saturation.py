@@ -13,7 +13,7 @@ from llmviewer.cli import main
 from llmviewer.errors import InputError
 from llmviewer.reports.saturation import REPORT
 from llmviewer.serving.policy import POLICIES
-from llmviewer.serving.simulation import serve
+from llmviewer.serving.server import serve
 from llmviewer.serving.steps import Steps
 
 MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"

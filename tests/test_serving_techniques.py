@@ -17,8 +17,8 @@ from llmviewer.serving.kv_cache import Caches
 from llmviewer.serving.policy import POLICIES, parse_policy
 from llmviewer.serving.progress import Progress, mean_passes
 from llmviewer.serving.saturation import saturate
+from llmviewer.serving.server import serve
 from llmviewer.serving.service import simulate
-from llmviewer.serving.simulation import serve
 from llmviewer.serving.steady import steady
 from llmviewer.serving.steps import Steps
 from llmviewer.serving.trace_files import read_traffic

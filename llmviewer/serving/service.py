@@ -27,7 +27,7 @@ from .metrics import Served, Usage
 from .outcome import Goals, Simulation
 from .policy import POLICIES, Policy, parse_policy
 from .prefill_pool import prefill, transfer_s
-from .simulation import serve
+from .server import serve
 from .steady import steady
 from .steps import Steps
 from .trace_files import read_traffic

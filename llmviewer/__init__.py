@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .serving.planning import plan
     from .serving.recommendation import Advice, recommend
     from .serving.saturation import Saturation, saturate
-    from .serving.service import simulate
     from .serving.service_plan import ServicePlan
+    from .serving.simulation import simulate
     from .sweeping.grid import Sweep, sweep
     from .timelines.against import Recorded, recorded
 
@@ -71,7 +71,7 @@ _HOME = {
     "Recorded": "timelines.against",
     "recorded": "timelines.against",
     "Simulation": "serving.outcome",
-    "simulate": "serving.service",
+    "simulate": "serving.simulation",
 }
 __all__ = [
     "Advice",

@@ -18,7 +18,7 @@ from llmviewer.serving.planning import plan
 from llmviewer.serving.policy import POLICIES
 from llmviewer.serving.recommendation import recommend
 from llmviewer.serving.saturation import saturate
-from llmviewer.serving.service import simulate
+from llmviewer.serving.simulation import simulate
 from llmviewer.techniques import Touches
 
 CHIP = """\

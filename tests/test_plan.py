@@ -22,7 +22,7 @@ from llmviewer.reports.fronts import front
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving import placement, search
 from llmviewer.serving.planning import BATCHES, LAYOUTS, QUANTS, plan, usual_layouts
-from llmviewer.serving.service import simulate
+from llmviewer.serving.simulation import simulate
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload
 

@@ -17,7 +17,7 @@ from llmviewer.cli import main
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving.pairing import waited_s
 from llmviewer.serving.planning import plan
-from llmviewer.serving.service import simulate
+from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Workload

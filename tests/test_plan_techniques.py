@@ -17,7 +17,7 @@ from llmviewer.serving.load import Load
 from llmviewer.serving.outcome import Goals
 from llmviewer.serving.placement import placements
 from llmviewer.serving.planning import plan
-from llmviewer.serving.service import simulate
+from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Spans

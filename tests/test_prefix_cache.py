@@ -12,7 +12,7 @@ from llmviewer.cli import main
 from llmviewer.serving.policy import parse_policy
 from llmviewer.serving.prefix_cache import Block, PrefixCache
 from llmviewer.serving.server import serve
-from llmviewer.serving.service import simulate
+from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.serving.trace_files import read_traffic
 from llmviewer.serving.traffic import HASHED

@@ -44,7 +44,7 @@ from llmviewer.analyzing.answering import generated
 from llmviewer.memory import memory
 from llmviewer.serving.policy import parse_policy
 from llmviewer.serving.server import serve
-from llmviewer.serving.service import simulate
+from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting

@@ -21,7 +21,7 @@ from llmviewer.serving.lengths import PUBLISHED, parse_lengths
 from llmviewer.serving.outcome import summary
 from llmviewer.serving.policy import POLICIES, parse_policy
 from llmviewer.serving.server import _steps_in, serve
-from llmviewer.serving.service import simulate
+from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steady import steady
 from llmviewer.serving.steps import Steps
 from llmviewer.serving.trace_files import read_traffic

@@ -15,7 +15,7 @@ from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation.engines import ENGINES, IDLE, SERVERS, TABLE
 from llmviewer.expectation.kernels import Kernels
-from llmviewer.serving.service import simulate
+from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
 from llmviewer.workload import Spans, Workload

@@ -18,7 +18,7 @@ from llmviewer.serving.policy import POLICIES, parse_policy
 from llmviewer.serving.progress import Progress, mean_passes
 from llmviewer.serving.saturation import saturate
 from llmviewer.serving.server import serve
-from llmviewer.serving.service import simulate
+from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steady import steady
 from llmviewer.serving.steps import Steps
 from llmviewer.serving.trace_files import read_traffic

@@ -171,7 +171,7 @@ def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
         _saturate(form, output, **question)
         return
     from ..reports.serving import REPORT
-    from ..serving.service import simulate as run
+    from ..serving.simulation import simulate as run
 
     shared.emit_report(REPORT, run(**question), form, output)
 

@@ -27,7 +27,7 @@ from .outcome import summary
 from .policy import Policy, parse_policy
 from .server import SPARE
 from .server import saturate as span_of
-from .service import check_requests, drawn_from, scheduler
+from .simulation import check_requests, drawn_from, scheduler
 from .steady import Steady, steady
 from .steps import PARTS, Steps
 from .traffic import Traffic

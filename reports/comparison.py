@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmviewer.analyzing.analysis import Analysis, analyze
+from llmviewer.comparing.breakdown import ALL
 from llmviewer.comparing.cells import Cell
 from llmviewer.comparing.comparison import Comparison
-from llmviewer.comparing.waits import ALL
 from llmviewer.operators.collectives import OUT, UP
 from llmviewer.transforms.quantize import unless_published
 from llmviewer.units import seconds

@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from llmviewer.comparing.breakdown import ALL, BOUNDS, GROUPS, RESOURCES
 from llmviewer.comparing.cells import Cell, ExpectedTimes
 from llmviewer.comparing.comparison import Comparison
 from llmviewer.comparing.crossings import Crossing
-from llmviewer.comparing.waits import ALL, BOUNDS, GROUPS, RESOURCES
 
 from .listing import NOTHING, Item, Table, digits, number_item, time_item
 

@@ -10,10 +10,10 @@ import pytest
 
 import llmviewer
 from llmviewer.cli import main
+from llmviewer.comparing.breakdown import RESOURCES
 from llmviewer.comparing.cells import LAYOUT, LINK
 from llmviewer.comparing.choice import choose
 from llmviewer.comparing.comparison import compare
-from llmviewer.comparing.waits import RESOURCES
 from llmviewer.devices.files import hardware_names, load_hardware
 from llmviewer.errors import InputError
 from llmviewer.parallel.layout import Layout

@@ -14,10 +14,10 @@ import pytest
 import llmviewer
 from llmviewer.analyzing.costs import hourly
 from llmviewer.cli import main
+from llmviewer.comparing.breakdown import ALL, GROUPS, RESOURCES
 from llmviewer.comparing.cells import memory_share
 from llmviewer.comparing.comparison import compare
 from llmviewer.comparing.fleet import fleets
-from llmviewer.comparing.waits import ALL, GROUPS, RESOURCES
 from llmviewer.devices.files import hardware_names, load_hardware
 from llmviewer.devices.hardware import Fact, Hardware
 from llmviewer.errors import InputError

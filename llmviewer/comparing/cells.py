@@ -23,8 +23,8 @@ from ..parallel.layout import Layout
 from ..resource import Resource, Unit
 from ..setting import Setting, arranges
 from ..workload import Workload
+from .breakdown import Breakdown, Column, Waits, fleets_of, spent, waits_of, workload_of
 from .fleet import Fleet, Known
-from .waits import Breakdown, Column, Waits, fleets_of, spent, waits_of, workload_of
 
 DATA_TYPE, LINK, LAYOUT, TECHNIQUE, WHAT_IF = "data type", "link", "layout", "technique", "what-if"  # refused for what
 _MORE: Final = 1.1  # times the capacity: steps of a whole sequence are too coarse for less

@@ -24,10 +24,10 @@ from ..parallel.layout import ALONE, Layout, parse_layout
 from ..setting import Setting, whole
 from ..techniques import Technique, parse_techniques
 from ..transforms.quantize import PUBLISHED, unless_published
+from .breakdown import RESOURCES
 from .cells import LAYOUT, LINK, TECHNIQUE, WHAT_IF, Cell, ExpectedTimes, cells_of
 from .crossings import Crossing, crossings_of
 from .fleet import Known
-from .waits import RESOURCES
 
 if TYPE_CHECKING:
     import pandas as pd

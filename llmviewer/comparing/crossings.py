@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from .breakdown import ALL, Breakdown, Column, waits_of
 from .cells import Cell
 from .fleet import Fleet
-from .waits import ALL, Breakdown, Column, waits_of
 
 _MOST_SEQUENCES, _LONGEST = 1 << 16, 1 << 17  # where a search for a crossing ends
 _FAN: Final = 32  # points looked at together in it

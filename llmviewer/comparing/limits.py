@@ -11,8 +11,8 @@ from .. import given
 from ..analyzing.costs import By
 from ..resource import Unit
 from ..units import seconds, si
+from .breakdown import Breakdown
 from .cells import DATA_TYPE, LINK, WHAT_IF, Cell
-from .waits import Breakdown
 
 MEMORY: Final = "memory"
 

@@ -26,12 +26,12 @@ from statistics import median
 from llmviewer.kernels import kernel_names, load_kernel
 from llmviewer.kernels.base import Target, case
 from llmviewer.kernels.decoder import decode_step
+from llmviewer.measuring.backend import LaunchError, Sets, breaks
 from llmviewer.measuring.questions import Question, questions
 from llmviewer.measuring.session import words
 from llmviewer.measuring.timing import Call, GpuClock, HungError, Sample, settled
 from llmviewer.measuring.torch_backend import TorchBackend
 from llmviewer.measuring.triton_backend import TritonBackend, check_case
-from llmviewer.measuring.work import LaunchError, Sets, breaks
 
 _MODEL = "llama-3.1-8b"
 _PARTS = ["check", "step", "time"]

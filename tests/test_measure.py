@@ -23,10 +23,12 @@ from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation.device import of
 from llmviewer.expectation.rows import read
+from llmviewer.measuring import backend as backend_module
 from llmviewer.measuring import ceilings as ceilings_module
 from llmviewer.measuring import machine as machine_module
 from llmviewer.measuring import session as session_module
-from llmviewer.measuring import timing, work
+from llmviewer.measuring import timing
+from llmviewer.measuring.backend import LaunchError, Sets, breaks
 from llmviewer.measuring.ceilings import Ceiling, _product, rates, sizes
 from llmviewer.measuring.journal import Journal
 from llmviewer.measuring.machine import State, Watch, gpu_name, with_rates
@@ -35,7 +37,6 @@ from llmviewer.measuring.questions import questions
 from llmviewer.measuring.session import Machine, Session, ask, header
 from llmviewer.measuring.summary import ceilings_text, goals, goals_text, kernels_text
 from llmviewer.measuring.timing import BusyError, HungError, Sample, settled
-from llmviewer.measuring.work import LaunchError, Sets, breaks
 from llmviewer.units import counted
 
 H200 = load_hardware("h200")
@@ -1001,17 +1002,17 @@ def test_sets_are_as_many_as_their_tensors_leave_room_for():
 
 def test_large_results_are_compared_piece_by_piece(monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(work, "AT_ONCE", 7)
+    monkeypatch.setattr(backend_module, "AT_ONCE", 7)
     wanted = torch.arange(50.0).reshape(10, 5)
-    work.compare(wanted + 0.1, wanted, 0.0, 0.11)
+    backend_module.compare(wanted + 0.1, wanted, 0.0, 0.11)
     for place in ((0, 0), (4, 2), (9, 4)):
         ours = wanted.clone()
         ours[place] += 0.25
         with pytest.raises(LaunchError, match=r"^is off its reference by 0.25 above a relative 0$"):
-            work.compare(ours, wanted, 0.0, 0.11)
+            backend_module.compare(ours, wanted, 0.0, 0.11)
         ours[place] = inf
         with pytest.raises(LaunchError, match=r"^gives what is no number$"):
-            work.compare(ours, wanted, 0.0, 0.11)
+            backend_module.compare(ours, wanted, 0.0, 0.11)
 
 
 def test_tilings_of_fp8_may_lose_bits_as_sums_do_on_hopper():

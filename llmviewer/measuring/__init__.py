@@ -3,7 +3,7 @@
 questions      which launches to measure, taken from the operators of models
 order          the most telling of them first
 timing         how often to repeat one, and by which clock
-work           what a backend is
+backend        what a backend is
 torch_backend  torch, on the CPU or a GPU
 triton_backend the kernels of this package
 ceilings       bandwidths, matrix rates and latencies of the machine

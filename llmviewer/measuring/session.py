@@ -14,13 +14,13 @@ from ..devices.files import hardware_file, load_hardware
 from ..errors import InputError
 from ..expectation.device import Device, of
 from ..sweeping.export import write_text
+from .backend import Backend, LaunchError, Sets, breaks
 from .ceilings import ceilings, disturbed, rates
 from .journal import SCHEMA, Journal
 from .machine import Machine, Watch, with_rates
 from .order import spread
 from .questions import Question, questions
 from .timing import BusyError, Call, HungError, Times, settled
-from .work import Backend, LaunchError, Sets, breaks
 
 MODELS: Final = {  # of several head layouts and widths; on a GPU also windows, latent attention and experts
     "cpu": ("qwen3-0.6b", "llama-3.2-1b", "smollm2-360m"),

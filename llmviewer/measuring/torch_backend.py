@@ -9,9 +9,9 @@ from functools import partial
 from math import prod
 from typing import Any, Final
 
+from .backend import compare
 from .questions import Question
 from .timing import Call, Clock, GpuClock, HostClock
-from .work import compare
 
 _FLOATS: Final = ("bf16", "fp16", "fp32")
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

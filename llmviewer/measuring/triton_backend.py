@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..kernels import kernel_names, load_kernel
+from .backend import AT_ONCE, LaunchError, compare
 from .questions import Question
 from .timing import Call, Clock, GpuClock
-from .work import AT_ONCE, LaunchError, compare
 
 if TYPE_CHECKING:
     from ..kernels.base import Case, Kernel, Target

@@ -13,8 +13,8 @@ import click
 from click.core import ParameterSource
 
 from ..errors import InputError
+from . import inputs
 from . import options as shared
-from . import questions
 
 if TYPE_CHECKING:
     from ..analyzing.analysis import Analysis
@@ -26,11 +26,11 @@ _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "ma
 
 
 @click.command()
-@questions.setting
-@questions.expert_skew
-@questions.mtp
-@questions.layout
-@questions.offload
+@inputs.setting
+@inputs.expert_skew
+@inputs.mtp
+@inputs.layout
+@inputs.offload
 @click.option(
     "--batch",
     metavar="N|max",
@@ -62,8 +62,8 @@ _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "ma
 @shared.profiles
 @shared.engine
 @shared.bound
-@questions.two_kinds
-@questions.with_techniques
+@inputs.two_kinds
+@inputs.with_techniques
 @shared.output(what="the report")
 def analyze(
     *,
@@ -95,7 +95,7 @@ def analyze(
             raise InputError("--with is for one kind of device; leave out --prefill-... and --decode-...")
         both = {what: question.pop(what) for what in ("hardware", "layout")}
         _check_used(sides, **both)
-        usual = {f"{side}_{what}": value for side in questions.SIDES for what, value in both.items()}
+        usual = {f"{side}_{what}": value for side in inputs.SIDES for what, value in both.items()}
         found = disaggregate(hardware_set=hardware_set, **(usual | sides), **question)
         shared.emit(_rendered(found, chosen, per_call=per_call, to_file=output is not None), output)
         return
@@ -111,7 +111,7 @@ def _check_used(sides: Mapping[str, Any], hardware: str, layout: Layout) -> None
     from ..devices.files import load_hardware
     from ..parallel.layout import ALONE
 
-    own = {what: [sides[f"{side}_{what}"] for side in questions.SIDES if f"{side}_{what}" in sides]
+    own = {what: [sides[f"{side}_{what}"] for side in inputs.SIDES if f"{side}_{what}" in sides]
            for what in ("hardware", "layout")}  # fmt: skip
     named = [load_hardware(name).name for name in own["hardware"]]
     if len(named) > 1 and load_hardware(hardware).name not in named:

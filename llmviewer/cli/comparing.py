@@ -10,8 +10,8 @@ from typing import Any, Final
 import click
 
 from ..errors import InputError, suggest
+from . import inputs
 from . import options as shared
-from . import questions
 from .progress import on_a_bar
 
 FIGURES: Final = ("roofline", "dtypes", "memory", "decode-time", "prefill-time")
@@ -58,8 +58,8 @@ def _split(text: str) -> list[str]:
 )
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
-@functools.partial(questions.layout, several=True)
-@questions.techniques_alone
+@functools.partial(inputs.layout, several=True)
+@inputs.techniques_alone
 @shared.compared
 def compare(
     *,
@@ -143,7 +143,7 @@ def choose(
 
 @click.command()
 @click.argument("figure", metavar=f"{{{'|'.join(FIGURES)}}}")
-@questions.setting
+@inputs.setting
 @click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option(

@@ -15,8 +15,8 @@ from click.core import ParameterSource
 
 from ..errors import InputError
 from ..units import counted
+from . import inputs
 from . import options as shared
-from . import questions
 from .progress import Ticker
 
 _SUMMARIES: Final = {".txt": "text", ".csv": "csv", ".json": "json"}
@@ -24,11 +24,11 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
 
 
 @click.command()
-@functools.partial(questions.setting, required=False)
-@questions.expert_skew
-@questions.mtp
-@questions.layout
-@questions.offload
+@functools.partial(inputs.setting, required=False)
+@inputs.expert_skew
+@inputs.mtp
+@inputs.layout
+@inputs.offload
 @click.option(
     "--over",
     metavar="AXIS=VALUES",
@@ -44,7 +44,7 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
 @click.option("--gen", type=int, help="Tokens generated; adds time per token and latency of the whole generation.")
 @click.option("--kv-len", type=int, help="Context of the decode step; prompt + 1 if not given.")
 @click.option("--images", type=int, help="Pictures in each prompt; none if not given.")
-@questions.with_techniques
+@inputs.with_techniques
 @click.option("--expected", is_flag=True, help="Add what to expect of real kernels to the rows; a summary ranks by it.")
 @shared.library
 @shared.profiles
@@ -189,7 +189,7 @@ def _once(parsed: Iterable[tuple[str, Sequence[Any]]], over: Sequence[str]) -> d
     if len(axes) < len(over):
         raise InputError(f"--over: an axis is given twice; got {', '.join(over)}")
     for axis in axes:
-        for name in questions.DEGREES if axis in ("layout", *questions.DEGREES) else (axis,):
+        for name in inputs.DEGREES if axis in ("layout", *inputs.DEGREES) else (axis,):
             if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, of_axes):
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{option}: the axis {axis} of --over says it too; give one of them")

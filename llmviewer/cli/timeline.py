@@ -7,15 +7,15 @@ from typing import Any, Final
 
 import click
 
+from . import inputs
 from . import options as shared
-from . import questions
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@questions.setting
-@questions.expert_skew
-@questions.layout
+@inputs.setting
+@inputs.expert_skew
+@inputs.layout
 @click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time, when it was recorded.")
 @click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
 @click.option("--kv-len", type=int, help="Tokens that decode steps attend to, on average; --prompt + 1 if not given.")
@@ -31,7 +31,7 @@ from . import questions
 @shared.profiles
 @shared.engine
 @shared.bound
-@questions.techniques_alone
+@inputs.techniques_alone
 @shared.reported
 def timeline(
     file: Path, *, phase: str, passes: int | None, form: str | None, output: Path | None, **asked: Any

@@ -27,7 +27,7 @@ from llmviewer.kernels import kernel_names, load_kernel
 from llmviewer.kernels.base import Target, case
 from llmviewer.kernels.decoder import decode_step
 from llmviewer.measuring.backend import LaunchError, Sets, breaks
-from llmviewer.measuring.questions import Question, questions
+from llmviewer.measuring.problems import Problem, problems
 from llmviewer.measuring.session import words
 from llmviewer.measuring.timing import Call, GpuClock, HungError, Sample, settled
 from llmviewer.measuring.torch_backend import TorchBackend
@@ -111,20 +111,20 @@ def timed(number: int) -> Iterator[str]:
     """Lines on one of the sizes: each way to compute it as soon as its time is known, then all, the fastest first. What
     is being tried goes to stderr.
     """
-    question, clock = _question(number), GpuClock()
-    copy, ops = _copy(clock), _ops(question)
+    problem, clock = _problem(number), GpuClock()
+    copy, ops = _copy(clock), _ops(problem)
     found: list[tuple[float, str]] = []
     best: dict[str, tuple[float, str, Callable[[], Sample]]] = {}
 
     def line(seconds: float, name: str) -> str:
-        rate = question.nbytes / seconds
+        rate = problem.nbytes / seconds
         return f"  {seconds * 1e6:9.1f} us {ops / seconds / 1e12:6.0f} TOP/s {rate / copy:5.2f} of copy  {name}"
 
     def fastest() -> list[str]:
         return ["the fastest first:", *(line(*one) for one in sorted(found))]
 
-    yield f"{question.family} {question.dtype} {' '.join(f'{name}={size}' for name, size in question.sizes)}"
-    for whose, name, make in _ways(question):
+    yield f"{problem.family} {problem.dtype} {' '.join(f'{name}={size}' for name, size in problem.sizes)}"
+    for whose, name, make in _ways(problem):
         print(name, file=sys.stderr, flush=True)
         try:
             sample = clock.sampler(make())
@@ -145,34 +145,34 @@ def timed(number: int) -> Iterator[str]:
             yield line(median(times), name)
 
 
-def _ways(question: Question) -> Iterator[tuple[str, str, Callable[[], Sequence[Call]]]]:
+def _ways(problem: Problem) -> Iterator[tuple[str, str, Callable[[], Sequence[Call]]]]:
     """The rule's, torch's, and all that tuning tries: whose they are, names, and what makes their launches."""
     import torch
 
     ours, theirs = TritonBackend(), TorchBackend("cuda")
-    (kernel,) = ours.kernels(question)
-    room, cache = ours.room(question, kernel, _MEMORY), torch.cuda.get_device_properties(0).L2_cache_size
-    count = Sets.of(question.nbytes, cache, room).count
-    yield "rule", f"{kernel} by its rule", partial(ours.calls, question, kernel, count)
-    for name in theirs.kernels(question):
-        yield "torch", f"torch {name}".rstrip(), partial(theirs.calls, question, name, count)
-    for tiling in ours.tilings(question, kernel):
-        yield "tuning", words(tiling), partial(ours.calls, question, kernel, count, tiling)
+    (kernel,) = ours.kernels(problem)
+    room, cache = ours.room(problem, kernel, _MEMORY), torch.cuda.get_device_properties(0).L2_cache_size
+    count = Sets.of(problem.nbytes, cache, room).count
+    yield "rule", f"{kernel} by its rule", partial(ours.calls, problem, kernel, count)
+    for name in theirs.kernels(problem):
+        yield "torch", f"torch {name}".rstrip(), partial(theirs.calls, problem, name, count)
+    for tiling in ours.tilings(problem, kernel):
+        yield "tuning", words(tiling), partial(ours.calls, problem, kernel, count, tiling)
 
 
-def _question(number: int) -> Question:
+def _problem(number: int) -> Problem:
     wanted = dict(_TIMED[number])
     family, dtype, kv_dtype = wanted.pop("family"), wanted.pop("dtype"), wanted.pop("kv_dtype", None)
     return next(
         one
-        for one in questions([_MODEL], [str(dtype)])
+        for one in problems([_MODEL], [str(dtype)])
         if one.family == family and kv_dtype in (None, one.kv_dtype) and wanted.items() <= dict(one.sizes).items()
     )
 
 
-def _ops(question: Question) -> float:
-    sizes = dict(question.sizes)
-    if question.family == "gemm":
+def _ops(problem: Problem) -> float:
+    sizes = dict(problem.sizes)
+    if problem.family == "gemm":
         return 2.0 * sizes["M"] * sizes["N"] * sizes["K"]
     seen = (sizes["q_len"] + 1) / 2 * sizes["q_len"] if "q_len" in sizes else sizes["kv_len"]
     return 2.0 * sizes["batch"] * sizes["q_heads"] * (sizes["head_dim"] + sizes["v_head_dim"]) * seen

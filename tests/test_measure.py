@@ -33,7 +33,7 @@ from llmviewer.measuring.ceilings import Ceiling, _product, rates, sizes
 from llmviewer.measuring.journal import Journal
 from llmviewer.measuring.machine import State, Watch, gpu_name, with_rates
 from llmviewer.measuring.order import spread
-from llmviewer.measuring.questions import questions
+from llmviewer.measuring.problems import problems
 from llmviewer.measuring.session import Machine, Session, ask, header
 from llmviewer.measuring.summary import ceilings_text, goals, goals_text, kernels_text
 from llmviewer.measuring.timing import BusyError, HungError, Sample, settled
@@ -71,7 +71,7 @@ class Tiling:
 
 
 class Library:
-    """Answers every question in twice its bound, and remembers which were asked."""
+    """Solves every problem in twice its bound, and remembers which were asked."""
 
     framework, version, clock = "mine", "1.0", Clock()
     versions = MappingProxyType({"mine": "1.0"})
@@ -82,25 +82,25 @@ class Library:
     def own(self):
         return ()
 
-    def kernels(self, question):
+    def kernels(self, problem):
         return ("fast",)
 
-    def check(self, question, kernel):
-        self.checked.append(question.kind)
-        if question.op in self.wrong:
+    def check(self, problem, kernel):
+        self.checked.append(problem.kind)
+        if problem.op in self.wrong:
             raise LaunchError("is off its reference")
 
-    def tilings(self, question, kernel):
+    def tilings(self, problem, kernel):
         return ()
 
-    def room(self, question, kernel, memory):
-        return int(memory / question.kept)
+    def room(self, problem, kernel, memory):
+        return int(memory / problem.kept)
 
-    def calls(self, question, kernel, sets, tiling=None):
+    def calls(self, problem, kernel, sets, tiling=None):
         if len(self.asked) == self.breaks_at:
             raise KeyboardInterrupt
-        self.asked.append(question)
-        return [lambda: 2 * question.bound(of(H200)) + 1e-6] * sets
+        self.asked.append(problem)
+        return [lambda: 2 * problem.bound(of(H200)) + 1e-6] * sets
 
     def finite(self, outputs):
         return np.isfinite(outputs)
@@ -285,7 +285,7 @@ def test_tensors_come_from_memory_or_all_of_them_from_the_cache(nbytes, wanted):
 
 
 def test_questions_are_the_operators_of_the_model():
-    found = questions(["llama-3.1-8b"], ["bf16"])
+    found = problems(["llama-3.1-8b"], ["bf16"])
     assert len(set(found)) == len(found)
     assert {(q["N"], q["K"]) for q in found if q.family == "gemm"} == {
         (4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336), (128256, 4096),
@@ -297,7 +297,7 @@ def test_questions_are_the_operators_of_the_model():
 
 
 def test_questions_of_experts_latent_attention_and_windows():
-    found = questions(["deepseek-v2-lite", "gemma-3-12b"], ["bf16"])
+    found = problems(["deepseek-v2-lite", "gemma-3-12b"], ["bf16"])
     experts = {tuple(q[n] for n in ("hidden", "inter", "topk", "experts", "gated")) for q in found if q.family == "moe"}
     assert experts == {(2048, 1408, 6, 64, 1)}
     latent = {(q.op, q["head_dim"], q["v_head_dim"], q["kv_heads"]) for q in found if q.op.startswith("mla")}
@@ -306,13 +306,13 @@ def test_questions_of_experts_latent_attention_and_windows():
 
 
 def test_questions_of_quantized_weights_are_matrix_products():
-    found = questions(["qwen3-30b-a3b"], ["int4_wo"])
+    found = problems(["qwen3-30b-a3b"], ["int4_wo"])
     assert {q.family for q in found} == {"gemm", "moe"}
 
 
 def test_a_type_without_a_kernel_is_refused_where_it_was_asked_for():
     library = Library()
-    library.kernels = lambda question: ("fast",) if question.dtype == "bf16" else ()
+    library.kernels = lambda problem: ("fast",) if problem.dtype == "bf16" else ()
     few = ask([library], ["qwen3-0.6b"], ["gemm"], ["bf16", "fp8"])
     assert {q.dtype for q in few} == {"bf16"}
     with pytest.raises(InputError, match=r"^mine: no kernel of gemm in fp8 at shapes of qwen3-0.6b$"):
@@ -320,7 +320,7 @@ def test_a_type_without_a_kernel_is_refused_where_it_was_asked_for():
 
 
 def test_bytes_and_bounds_by_hand():
-    found = questions(["deepseek-v2-lite", "llama-3.1-8b"], ["bf16"])
+    found = problems(["deepseek-v2-lite", "llama-3.1-8b"], ["bf16"])
     device = of(H200)
 
     def one(family, **sizes):
@@ -340,7 +340,7 @@ def test_bytes_and_bounds_by_hand():
     assert norm.nbytes == 2 * 16 * 4096 * 2
     experts = one("moe", tokens=4)
     assert (experts.nbytes, experts.kept) == tuple(3 * n * 2048 * 1408 * 2 + 4 * 4 * 2048 for n in (24, 64))
-    found = questions(["gemma-3-12b"], ["bf16"])
+    found = problems(["gemma-3-12b"], ["bf16"])
     window = one("attention_decode", batch=4, kv_len=8192, window=1024)
     assert (window.nbytes, window.kept) == tuple(4 * (2 * 16 * 256 * 2 + n * 8 * 2 * 256 * 2) for n in (1024, 8192))
 
@@ -378,10 +378,10 @@ def test_kinds_take_turns_and_each_begins_with_what_is_quickly_done(tmp_path):
 def test_time_ends_a_run_and_what_takes_too_long_is_left_out(tmp_path):
     library = Library()
     found = run(tmp_path / "a", library, seconds=0.2)
-    assert 0 < len(library.asked) < len(questions(["qwen3-0.6b"], ["bf16"]))
+    assert 0 < len(library.asked) < len(problems(["qwen3-0.6b"], ["bf16"]))
     assert found.elapsed < 2
     slow = Library()
-    slow.calls = lambda question, kernel, sets: [lambda: question["M"] * 1.0] * sets
+    slow.calls = lambda problem, kernel, sets: [lambda: problem["M"] * 1.0] * sets
     found = session(tmp_path / "b", slow)
     found.measure_kernels(ask([slow], ("qwen3-0.6b",), ("gemm",), ("bf16",)), lambda _: None)
     assert found.left_out["it takes too long for the time given"] > 0
@@ -408,15 +408,15 @@ class Tuned(Library):
 
     others = (Tiling(8, 1), Tiling(16, 1), Tiling(16, 2), Tiling(32, 4))
 
-    def tilings(self, question, kernel):
+    def tilings(self, problem, kernel):
         sleep(self.pause)
-        return self.others if question["M"] > 1 else ()
+        return self.others if problem["M"] > 1 else ()
 
-    def calls(self, question, kernel, sets, tiling=None):
+    def calls(self, problem, kernel, sets, tiling=None):
         if tiling == self.others[0]:
             raise LaunchError("is off its reference")
         times = {None: 2.0, self.others[1]: 3.0, self.others[2]: 1.999, self.others[3]: 1.0}
-        return [lambda: times[tiling] * question.bound(of(H200)) + 1e-6] * sets
+        return [lambda: times[tiling] * problem.bound(of(H200)) + 1e-6] * sets
 
     def __init__(self, pause=0.0):
         super().__init__()
@@ -457,7 +457,7 @@ def test_what_broke_the_device_is_not_tried_again(tmp_path):
     class Breaking(Library):
         framework = "ours"
 
-        def calls(self, question, kernel, sets, tiling=None):
+        def calls(self, problem, kernel, sets, tiling=None):
             raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
 
     def both():
@@ -481,11 +481,11 @@ def test_of_a_tiling_that_broke_the_device_only_that_is_not_tried_again(tmp_path
     class Breaking(Tuned):
         broken = False
 
-        def calls(self, question, kernel, sets, tiling=None):
+        def calls(self, problem, kernel, sets, tiling=None):
             self.broken |= tiling == self.others[1]
             if self.broken:
                 raise RuntimeError("Triton Error [CUDA]: misaligned address")
-            return super().calls(question, kernel, sets, tiling)
+            return super().calls(problem, kernel, sets, tiling)
 
     first, second = tuned(tmp_path, Breaking()), tuned(tmp_path, Breaking())
     assert re.match(r"mine fast gemm bf16 M=\d+ N=\d+ K=\d+ keys=16 splits=1$", first.broken)
@@ -540,7 +540,7 @@ def test_a_tiling_that_was_tried_first_when_the_process_ended_is_not_tried_again
 
 def test_a_run_ends_where_a_launch_does_not(tmp_path, capsys, monkeypatch):
     class Hanging(Library):
-        def calls(self, question, kernel, sets, tiling=None):
+        def calls(self, problem, kernel, sets, tiling=None):
             raise HungError("a launch did not end within 60 s")
 
     def measure_ceilings(session, progress):
@@ -888,7 +888,7 @@ def test_triton_kernels_answer_questions_in_the_interpreter(tmp_path):
             pass
 
     backend = TritonBackend("cpu", Fake())
-    found = questions(["llama-3.1-8b", "deepseek-v2-lite"], ["bf16", "int4_wo", "fp8"])
+    found = problems(["llama-3.1-8b", "deepseek-v2-lite"], ["bf16", "int4_wo", "fp8"])
     kernels = {(q.family, q.op, q.dtype, q.kv_dtype, *backend.kernels(q)) for q in found if backend.kernels(q)}
     assert kernels >= {
         ("gemm", "gemm", "bf16", "", "gemm"), ("gemm", "gemm", "bf16", "", "gemv"),
@@ -901,21 +901,21 @@ def test_triton_kernels_answer_questions_in_the_interpreter(tmp_path):
     sizes = {"gemm": {"M": 3, "N": 64, "K": 96}, "attention_decode": {"batch": 2, "kv_len": 70},
              "attention_prefill": {"batch": 1, "q_len": 40, "kv_len": 40}}  # fmt: skip
     for family, small in sizes.items():
-        question = next(q for q in found if q.family == family and q.op in ("gemm", "gqa") and q.dtype == "bf16"
+        problem = next(q for q in found if q.family == family and q.op in ("gemm", "gqa") and q.dtype == "bf16"
                         and q.kv_dtype in ("", "bf16"))  # fmt: skip
         heads = (
-            {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "v_head_dim": 32} if "q_heads" in dict(question.sizes) else {}
+            {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "v_head_dim": 32} if "q_heads" in dict(problem.sizes) else {}
         )
-        question = replace(question, sizes=tuple((dict(question.sizes) | small | heads).items()))
-        (kernel,) = backend.kernels(question)
-        backend.check(question, kernel)
-        calls = backend.calls(question, kernel, 2)
+        problem = replace(problem, sizes=tuple((dict(problem.sizes) | small | heads).items()))
+        (kernel,) = backend.kernels(problem)
+        backend.check(problem, kernel)
+        calls = backend.calls(problem, kernel, 2)
         first, second = (call() for call in calls)
         assert backend.finite(first)
         assert torch.equal(first[0], second[0])
         assert first[0].data_ptr() != second[0].data_ptr()
-        for tiling in backend.tilings(question, kernel)[:2]:
-            (other,) = backend.calls(question, kernel, 1, tiling)
+        for tiling in backend.tilings(problem, kernel)[:2]:
+            (other,) = backend.calls(problem, kernel, 1, tiling)
             torch.testing.assert_close(other()[0].float(), first[0].float(), rtol=0.02, atol=0.02)
 
 
@@ -961,8 +961,8 @@ def test_a_tiling_that_computes_something_else_is_refused(monkeypatch):
     from llmviewer.measuring import triton_backend
 
     kernel = load_kernel("gemm")
-    question = next(q for q in questions(["llama-3.1-8b"], ["bf16"]) if q.family == "gemm" and q["M"] == 8)
-    question = replace(question, sizes=(("M", 8), ("N", 32), ("K", 32)))
+    problem = next(q for q in problems(["llama-3.1-8b"], ["bf16"]) if q.family == "gemm" and q["M"] == 8)
+    problem = replace(problem, sizes=(("M", 8), ("N", 32), ("K", 32)))
 
     def plan(target, tile=None, **inputs):
         found = kernel.plan(target, **inputs)
@@ -971,8 +971,8 @@ def test_a_tiling_that_computes_something_else_is_refused(monkeypatch):
     backend = triton_backend.TritonBackend("cpu", Clock())
     monkeypatch.setattr(triton_backend, "load_kernel", lambda name: replace(kernel, plan=plan))
     with pytest.raises(LaunchError, match=r"^gemm at bf16 M=8 N=32 K=32: is off its reference"):
-        backend.calls(question, "gemm", 1, tiling=object())
-    assert backend.calls(question, "gemm", 1)
+        backend.calls(problem, "gemm", 1, tiling=object())
+    assert backend.calls(problem, "gemm", 1)
 
 
 def test_sets_are_as_many_as_their_tensors_leave_room_for():
@@ -983,13 +983,13 @@ def test_sets_are_as_many_as_their_tensors_leave_room_for():
     from llmviewer.measuring import triton_backend
 
     backend = triton_backend.TritonBackend("cpu", Clock())
-    (question,) = (one for one in backend.own() if one.op == "rope_cache" and dict(one.sizes)["size_B"] == 64)
+    (problem,) = (one for one in backend.own() if one.op == "rope_cache" and dict(one.sizes)["size_B"] == 64)
     cache = 2 * 64 * 4096 * 8 * 128 * 2
     qkv, rest = 64 * 48 * 128 * 2, 4 * 64 * 64 + 4 * 64 + 8 * 64  # table, lengths, frequencies
-    assert question.nbytes < 2e6
-    assert backend.room(question, "rope_cache", cache) == 0
-    assert backend.room(question, "rope_cache", cache + qkv + rest) == 1
-    assert backend.room(question, "rope_cache", cache + 3 * (qkv + rest)) == 3
+    assert problem.nbytes < 2e6
+    assert backend.room(problem, "rope_cache", cache) == 0
+    assert backend.room(problem, "rope_cache", cache + qkv + rest) == 1
+    assert backend.room(problem, "rope_cache", cache + 3 * (qkv + rest)) == 3
     for name, moved in (("rope_cache", "lengths"), ("embedding", "ids")):
         kernel = load_kernel(name)
         inputs = kernel.make(kernel.cases[0], "cpu", 0)
@@ -1048,12 +1048,12 @@ def test_torch_kernels_are_checked_against_their_formulas(monkeypatch):
 
     monkeypatch.setattr(torch_backend, "_KEPT", 2**28)
     backend = torch_backend.TorchBackend("cpu")
-    every = [q for dtype in ("bf16", "fp32") for q in questions(["qwen3-0.6b"], [dtype])]
+    every = [q for dtype in ("bf16", "fp32") for q in problems(["qwen3-0.6b"], [dtype])]
     found = {q.kind: q for q in reversed(every)}
     able = {kind: q for kind, q in found.items() if backend.kernels(q)}
     assert {kind[1] for kind in able} == {"gemm", "gqa", "norm", "add", "activation", "rope", "embedding", "softmax"}
-    for question in able.values():
-        backend.check(question, "")
+    for problem in able.values():
+        backend.check(problem, "")
     backend._operations["add"] = replace(backend._operations["add"], run=lambda x, y: x - y)
     with pytest.raises(LaunchError, match="is off its reference"):
         backend.check(able["elementwise", "add", "bf16", ""], "")
@@ -1061,9 +1061,9 @@ def test_torch_kernels_are_checked_against_their_formulas(monkeypatch):
     seen = []
     watched = replace(attention, run=lambda q, k, v: seen.append(q.shape[3]) or attention.run(q, k, v))
     backend._operations["attention_decode"] = watched
-    question = next(q for q in able.values() if q.family == "attention_decode")
-    assert question["head_dim"] == 128
-    backend.check(question, "")
+    problem = next(q for q in able.values() if q.family == "attention_decode")
+    assert problem["head_dim"] == 128
+    backend.check(problem, "")
     assert seen == [64]  # which all libraries have: a width that one has not is left out alone
 
 

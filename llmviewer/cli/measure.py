@@ -86,7 +86,7 @@ def measure(
     families = _families(family)
     kind, libraries = backends(backend)
     given = _dtypes(dtype)
-    questions = ask(libraries, models or MODELS[kind], families, given or DTYPES[kind], every=bool(given))
+    problems = ask(libraries, models or MODELS[kind], families, given or DTYPES[kind], every=bool(given))
     machine = this_machine(kind, hardware)
     journal = Journal(output, header(machine, libraries))
     before = len(journal.rows)
@@ -102,7 +102,7 @@ def measure(
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit of the system's is an interrupt, too
         session.measure_ceilings(progress)
         if not session.broken:
-            session.measure_kernels(questions, progress)
+            session.measure_kernels(problems, progress)
     except KeyboardInterrupt:
         progress.end()
         click.echo("stopped; the same command goes on", err=True)

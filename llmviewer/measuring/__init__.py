@@ -1,6 +1,6 @@
 """Measures this machine: its ceilings, and kernels at the shapes of models, as rows that calibrate and validate read.
 
-questions      which launches to measure, taken from the operators of models
+problems       which launches to measure, taken from the operators of models
 order          the most telling of them first
 timing         how often to repeat one, and by which clock
 backend        what a backend is

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any, Final, Protocol
 
-from .questions import Question
+from .problems import Problem
 from .timing import Call, Clock, HungError
 
 _SETS: Final = 256  # of tensors, at most
@@ -42,25 +42,25 @@ class Backend(Protocol):
     versions: Mapping[str, str]
     clock: Clock
 
-    def own(self) -> Sequence[Question]:
+    def own(self) -> Sequence[Problem]:
         """Launches that no operator of a model is by itself."""
 
-    def kernels(self, question: Question) -> Sequence[str]:
-        """Those that answer a question, by the names that tables have for them; none where it has none."""
+    def kernels(self, problem: Problem) -> Sequence[str]:
+        """Those that solve a problem, by the names that tables have for them; none where it has none."""
 
-    def check(self, question: Question, kernel: str) -> None:
+    def check(self, problem: Problem, kernel: str) -> None:
         """A small case against a reference.
 
         Raises LaunchError where it is wrong.
         """
 
-    def tilings(self, question: Question, kernel: str) -> Sequence[Any]:
+    def tilings(self, problem: Problem, kernel: str) -> Sequence[Any]:
         """A few other ways to cut its work up than the one that the kernel chooses by rule."""
 
-    def room(self, question: Question, kernel: str, memory: float) -> int:
+    def room(self, problem: Problem, kernel: str, memory: float) -> int:
         """How many sets of its tensors so many bytes hold."""
 
-    def calls(self, question: Question, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:
+    def calls(self, problem: Problem, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:
         """Launches on so many sets of tensors of random numbers; each returns what it computed.
 
         tiling  one of `tilings`

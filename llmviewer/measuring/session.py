@@ -19,7 +19,7 @@ from .ceilings import ceilings, disturbed, rates
 from .journal import SCHEMA, Journal
 from .machine import Machine, Watch, with_rates
 from .order import spread
-from .questions import Question, questions
+from .problems import Problem, problems
 from .timing import BusyError, Call, HungError, Times, settled
 
 MODELS: Final = {  # of several head layouts and widths; on a GPU also windows, latent attention and experts
@@ -83,7 +83,7 @@ def ask(
     dtypes: Sequence[str],
     *,
     every: bool = False,
-) -> list[Question]:
+) -> list[Problem]:
     """What a run is to find out.
 
     every  all data types are wanted, not those that there are kernels for
@@ -91,7 +91,7 @@ def ask(
     Raises InputError where a model is not known, or no kernel answers.
     """
     own = [one for backend in backends for one in backend.own() if one.dtype in dtypes]
-    found = [one for one in (*questions(models, dtypes), *own) if one.family in families]
+    found = [one for one in (*problems(models, dtypes), *own) if one.family in families]
     able = [one for one in found if any(backend.kernels(one) for backend in backends)]
     missing = [dtype for dtype in dtypes if dtype not in {one.dtype for one in able}]
     if missing and (every or not able):
@@ -104,21 +104,21 @@ def ask(
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One kernel for one question."""
+    """One kernel for one problem."""
 
     backend: Backend
     kernel: str
-    question: Question
+    problem: Problem
 
     def __str__(self) -> str:
         """Such as "triton gemv gemm bf16 M=1 N=4096 K=4096": by this a row is known."""
-        sizes = (f"{name}={size}" for name, size in self.question.sizes)
-        return " ".join(filter(None, (self.backend.framework, self.kernel, *self.question.kind[1:], *sizes)))
+        sizes = (f"{name}={size}" for name, size in self.problem.sizes)
+        return " ".join(filter(None, (self.backend.framework, self.kernel, *self.problem.kind[1:], *sizes)))
 
     @property
     def kind(self) -> tuple[str, ...]:
         """What it shares with others that differ in size only."""
-        return self.backend.framework, self.kernel, *self.question.kind
+        return self.backend.framework, self.kernel, *self.problem.kind
 
 
 class _Kind:
@@ -130,7 +130,7 @@ class _Kind:
 
     def __init__(self, asked: Sequence[Asked], device: Device) -> None:
         self.waiting = {str(one): one for one in asked}
-        self.bounds = {str(one): one.question.bound(device) for one in asked}
+        self.bounds = {str(one): one.problem.bound(device) for one in asked}
         self._largest = self._ratio = 0.0
 
     def take(self, longest: float) -> Asked | None:
@@ -240,7 +240,7 @@ class Session:
         write_text(path, yaml.safe_dump(document, sort_keys=False, width=120))
         return path
 
-    def measure_kernels(self, found: Sequence[Question], progress: Callable[[str], None]) -> None:
+    def measure_kernels(self, found: Sequence[Problem], progress: Callable[[str], None]) -> None:
         """Until the time is up, or there is no more to ask: kinds of launches in turn."""
         watch = Watch(self.machine.kind)
         try:
@@ -248,7 +248,7 @@ class Session:
         finally:
             watch.close()
 
-    def _measure_kernels(self, found: Sequence[Question], watch: Watch, progress: Callable[[str], None]) -> None:
+    def _measure_kernels(self, found: Sequence[Problem], watch: Watch, progress: Callable[[str], None]) -> None:
         device = of(load_hardware(str(self.hardware())))
         turn = deque(self._kinds(found, device))
         wrong: dict[tuple[str, ...], str] = {}
@@ -281,23 +281,25 @@ class Session:
             self.journal.row(row)
             kind.learn(row)
 
-    def _kinds(self, found: Sequence[Question], device: Device) -> list[_Kind]:
+    def _kinds(self, found: Sequence[Problem], device: Device) -> list[_Kind]:
         """Launches of one kernel and data type each, without those that there are rows of."""
-        alike: dict[tuple[object, ...], list[Question]] = defaultdict(list)
-        for question in found:
-            if question.kept > _MEMORY_PART * self.machine.memory:
+        alike: dict[tuple[object, ...], list[Problem]] = defaultdict(list)
+        for problem in found:
+            if problem.kept > _MEMORY_PART * self.machine.memory:
                 self.left_out[_NO_ROOM] += 1
             else:
-                alike[question.kind].append(question)
+                alike[problem.kind].append(problem)
         kinds = []
         for same in alike.values():
-            names = {name: None for question in same for name, _ in question.sizes}
-            points = [[dict(question.sizes).get(name, 0) for name in names] for question in same]
+            names = {name: None for problem in same for name, _ in problem.sizes}
+            points = [[dict(problem.sizes).get(name, 0) for name in names] for problem in same]
             order = [same[i] for i in spread(points)]
             for backend in self.backends:
-                able = [(question, backend.kernels(question)) for question in order]
+                able = [(problem, backend.kernels(problem)) for problem in order]
                 for name in sorted({name for _, names in able for name in names}):
-                    asked = [Asked(backend=backend, kernel=name, question=q) for q, names in able if name in names]
+                    asked = [
+                        Asked(backend=backend, kernel=name, problem=problem) for problem, names in able if name in names
+                    ]
                     if (asked[0].kind, "") in self.journal.broken:
                         self.left_out[f"{' '.join(asked[0].kind[:2])} {_BROKE}"] += len(asked)
                     else:
@@ -308,12 +310,12 @@ class Session:
         return kinds
 
     def _row(self, asked: Asked, bound: float, watch: Watch) -> dict[str, Any]:
-        question, backend, machine = asked.question, asked.backend, self.machine
-        room = backend.room(question, asked.kernel, _MEMORY_PART * machine.memory)
+        problem, backend, machine = asked.problem, asked.backend, self.machine
+        room = backend.room(problem, asked.kernel, _MEMORY_PART * machine.memory)
         if not room:
             raise LaunchError(_NO_ROOM)
-        sets = Sets.of(question.nbytes, machine.cache, room)
-        calls = backend.calls(question, asked.kernel, sets.count)
+        sets = Sets.of(problem.nbytes, machine.cache, room)
+        calls = backend.calls(problem, asked.kernel, sets.count)
         if not backend.finite(calls[0]()):
             raise LaunchError("gives what is no number")
         tiling, tried = None, 1
@@ -333,7 +335,7 @@ class Session:
     def _fastest(self, asked: Asked, sets: Sets, calls: Sequence[Call]) -> tuple[Sequence[Call], Any, int]:
         """Launches of the fastest tiling, what it is (None: the rule's, whose are `calls`), and how many were tried."""
         backend = asked.backend
-        others = backend.tilings(asked.question, asked.kernel)
+        others = backend.tilings(asked.problem, asked.kernel)
         end = monotonic() + _TUNED_PART * self.seconds
         best, tiling, tried = self._brief(backend, calls) * _FASTER if others else 0.0, None, 1
         for other in others:
@@ -345,7 +347,7 @@ class Session:
                 continue
             try:
                 with self.journal.trying(asked.kind, self.trying):
-                    launches = backend.calls(asked.question, asked.kernel, sets.count, other)
+                    launches = backend.calls(asked.problem, asked.kernel, sets.count, other)
                     time = self._brief(backend, launches)
             except Exception as error:
                 if breaks(error):
@@ -370,7 +372,7 @@ def _check(asked: Asked, wrong: dict[tuple[str, ...], str]) -> None:
     if asked.kind not in wrong:
         wrong[asked.kind] = ""
         try:
-            asked.backend.check(asked.question, asked.kernel)
+            asked.backend.check(asked.problem, asked.kernel)
         except Exception as error:
             if breaks(error):
                 raise
@@ -399,9 +401,9 @@ def _columns(asked: Asked, machine: Machine, times: Times, sets: Sets) -> dict[s
         "framework": asked.backend.framework,
         "version": asked.backend.version,
         "kernel": asked.kernel,
-        **asked.question.row,
+        **asked.problem.row,
         "case": str(asked),
-        "moved_bytes": asked.question.nbytes,
+        "moved_bytes": asked.problem.nbytes,
         "time_us": times.median * 1e6,
         "p20_us": times.p20 * 1e6,
         "p80_us": times.p80 * 1e6,

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, Final
 
 from .backend import compare
-from .questions import Question
+from .problems import Problem
 from .timing import Call, Clock, GpuClock, HostClock
 
 _FLOATS: Final = ("bf16", "fp16", "fp32")
@@ -30,9 +30,9 @@ _HEADS: Final = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64} 
 
 @dataclass(frozen=True)
 class _Operation:
-    """make: question to inputs; run and reference: inputs to a tensor."""
+    """make: problem to inputs; run and reference: inputs to a tensor."""
 
-    make: Callable[[Question], dict[str, Any]]
+    make: Callable[[Problem], dict[str, Any]]
     run: Callable[..., Any]
     reference: Callable[..., Any]
 
@@ -78,39 +78,39 @@ class TorchBackend:
             ),
         }
 
-    def own(self) -> Sequence[Question]:
+    def own(self) -> Sequence[Problem]:
         return ()
 
-    def kernels(self, question: Question) -> Sequence[str]:
-        known = self._name(question) in self._operations and question.dtype in _FLOATS
-        if not known or question.kv_dtype not in ("", question.dtype) or question.kept > self._bytes / 2:
+    def kernels(self, problem: Problem) -> Sequence[str]:
+        known = self._name(problem) in self._operations and problem.dtype in _FLOATS
+        if not known or problem.kv_dtype not in ("", problem.dtype) or problem.kept > self._bytes / 2:
             return ()
-        if not question.family.startswith("attention"):
+        if not problem.family.startswith("attention"):
             return ("",)
-        if question.op != "gqa" or question["window"]:
+        if problem.op != "gqa" or problem["window"]:
             return ()
-        return ("flash", "cudnn") if self._device == "cuda" and question.dtype != "fp32" else ("",)
+        return ("flash", "cudnn") if self._device == "cuda" and problem.dtype != "fp32" else ("",)
 
-    def check(self, question: Question, kernel: str) -> None:
-        sizes = dict(question.sizes) | dict(_SMALL[question.family])
+    def check(self, problem: Problem, kernel: str) -> None:
+        sizes = dict(problem.sizes) | dict(_SMALL[problem.family])
         sizes |= _HEADS if "q_heads" in sizes else {}
-        small = replace(question, sizes=tuple(sizes.items()))
-        op = self._operations[self._name(question)]
+        small = replace(problem, sizes=tuple(sizes.items()))
+        op = self._operations[self._name(problem)]
         inputs = op.make(small)
         exact = {n: v.float() if self._torch.is_floating_point(v) else v for n, v in inputs.items()}
-        tolerance = _EPSILON[question.dtype]
+        tolerance = _EPSILON[problem.dtype]
         with self._kernel(kernel):
             wanted = op.reference(**exact)
             compare(op.run(**inputs), wanted, 4 * tolerance, 4 * tolerance * float(wanted.abs().max()))
 
-    def tilings(self, question: Question, kernel: str) -> Sequence[Any]:  # noqa: ARG002 - a vendor's choice is its own
+    def tilings(self, problem: Problem, kernel: str) -> Sequence[Any]:  # noqa: ARG002 - a vendor's choice is its own
         return ()
 
-    def room(self, question: Question, kernel: str, memory: float) -> int:  # noqa: ARG002
-        return int(memory / question.kept)
+    def room(self, problem: Problem, kernel: str, memory: float) -> int:  # noqa: ARG002
+        return int(memory / problem.kept)
 
-    def calls(self, question: Question, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:  # noqa: ARG002
-        op = self._operations[self._name(question)]
+    def calls(self, problem: Problem, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:  # noqa: ARG002
+        op = self._operations[self._name(problem)]
         outputs: list[Any] = [None] * sets  # kept until their turn comes again: one that is written again is cached
 
         def call(inputs: dict[str, Any], number: int) -> Any:
@@ -121,13 +121,13 @@ class TorchBackend:
                 outputs[number] = op.run(**inputs)
             return outputs[number]
 
-        return [partial(call, op.make(question), number) for number in range(sets)]
+        return [partial(call, op.make(problem), number) for number in range(sets)]
 
     def finite(self, outputs: Any) -> bool:
         return bool(outputs.sum(dtype=self._torch.float32).isfinite())  # a sum takes in all, and reads it once
 
-    def _name(self, question: Question) -> str:
-        return question.op if question.family == "elementwise" else question.family
+    def _name(self, problem: Problem) -> str:
+        return problem.op if problem.family == "elementwise" else problem.family
 
     def _kernel(self, name: str) -> Any:
         """Where torch has several kernels of attention, the one of that name."""
@@ -137,36 +137,36 @@ class TorchBackend:
 
         return sdpa_kernel({"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[name])
 
-    def _normal(self, question: Question, *shape: int) -> Any:
+    def _normal(self, problem: Problem, *shape: int) -> Any:
         """A part of the numbers that are there, the next one each time, so that none is in the cache."""
-        if question.dtype not in self._numbers:
-            dtype = getattr(self._torch, _DTYPES[question.dtype])
+        if problem.dtype not in self._numbers:
+            dtype = getattr(self._torch, _DTYPES[problem.dtype])
             some = self._torch.randn(_DRAWN, generator=self._random, device=self._device).to(dtype)
-            self._numbers[question.dtype] = some.repeat(max(self._bytes // some.nbytes, 1))
-        numbers, count = self._numbers[question.dtype], prod(shape)
+            self._numbers[problem.dtype] = some.repeat(max(self._bytes // some.nbytes, 1))
+        numbers, count = self._numbers[problem.dtype], prod(shape)
         start = self._next if self._next + count <= len(numbers) else 0
         self._next = start + -(-count // _ALIGNED) * _ALIGNED
         return numbers[start : start + count].view(shape)
 
-    def _rows(self, question: Question, names: str) -> dict[str, Any]:
-        return {name: self._normal(question, question["rows"], question["cols"]) for name in names}
+    def _rows(self, problem: Problem, names: str) -> dict[str, Any]:
+        return {name: self._normal(problem, problem["rows"], problem["cols"]) for name in names}
 
-    def _gemm(self, question: Question) -> dict[str, Any]:
-        m, n, k = (question[name] for name in "MNK")
-        return {"x": self._normal(question, m, k), "weight": self._normal(question, n, k)}
+    def _gemm(self, problem: Problem) -> dict[str, Any]:
+        m, n, k = (problem[name] for name in "MNK")
+        return {"x": self._normal(problem, m, k), "weight": self._normal(problem, n, k)}
 
-    def _prefill(self, question: Question) -> dict[str, Any]:
-        return self._heads(question, question["q_len"])
+    def _prefill(self, problem: Problem) -> dict[str, Any]:
+        return self._heads(problem, problem["q_len"])
 
-    def _decode(self, question: Question) -> dict[str, Any]:
-        return self._heads(question, 1)
+    def _decode(self, problem: Problem) -> dict[str, Any]:
+        return self._heads(problem, 1)
 
-    def _heads(self, question: Question, q_len: int) -> dict[str, Any]:
-        b, kv, heads, kv_heads = (question[name] for name in ("batch", "kv_len", "q_heads", "kv_heads"))
+    def _heads(self, problem: Problem, q_len: int) -> dict[str, Any]:
+        b, kv, heads, kv_heads = (problem[name] for name in ("batch", "kv_len", "q_heads", "kv_heads"))
         return {
-            "q": self._normal(question, b, heads, q_len, question["head_dim"]),
-            "k": self._normal(question, b, kv_heads, kv, question["head_dim"]),
-            "v": self._normal(question, b, kv_heads, kv, question["v_head_dim"]),
+            "q": self._normal(problem, b, heads, q_len, problem["head_dim"]),
+            "k": self._normal(problem, b, kv_heads, kv, problem["head_dim"]),
+            "v": self._normal(problem, b, kv_heads, kv, problem["v_head_dim"]),
         }
 
     def _attend(self, q: Any, k: Any, v: Any) -> Any:
@@ -181,8 +181,8 @@ class TorchBackend:
             scores = scores.masked_fill(~seen, float("-inf"))
         return scores.softmax(-1) @ v
 
-    def _normed(self, question: Question) -> dict[str, Any]:
-        return self._rows(question, "x") | {"weight": self._normal(question, question["cols"])}
+    def _normed(self, problem: Problem) -> dict[str, Any]:
+        return self._rows(problem, "x") | {"weight": self._normal(problem, problem["cols"])}
 
     def _norm(self, x: Any, weight: Any) -> Any:
         return self._torch.nn.functional.rms_norm(x, weight.shape, weight, 1e-6)
@@ -190,10 +190,10 @@ class TorchBackend:
     def _norm_reference(self, x: Any, weight: Any) -> Any:
         return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
 
-    def _rotated(self, question: Question) -> dict[str, Any]:
+    def _rotated(self, problem: Problem) -> dict[str, Any]:
         """Pairs of elements as complex numbers would have them, and the cosine and sine of each row's angle."""
-        rows = self._rows(question, "x")
-        angles = self._torch.arange(question["rows"], device=self._device)[:, None] * 0.01
+        rows = self._rows(problem, "x")
+        angles = self._torch.arange(problem["rows"], device=self._device)[:, None] * 0.01
         return rows | {name: getattr(angles, name)().to(rows["x"].dtype) for name in ("cos", "sin")}
 
     def _rope(self, x: Any, cos: Any, sin: Any) -> Any:
@@ -205,6 +205,6 @@ class TorchBackend:
         turned = self._torch.complex(x[:, :half], x[:, half:]) * self._torch.complex(cos, sin)
         return self._torch.cat((turned.real, turned.imag), -1)
 
-    def _embedded(self, question: Question) -> dict[str, Any]:
-        at = self._torch.randint(question["table"], (question["rows"],), generator=self._random, device=self._device)
-        return {"input": at, "weight": self._normal(question, question["table"], question["cols"])}
+    def _embedded(self, problem: Problem) -> dict[str, Any]:
+        at = self._torch.randint(problem["table"], (problem["rows"],), generator=self._random, device=self._device)
+        return {"input": at, "weight": self._normal(problem, problem["table"], problem["cols"])}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..kernels import kernel_names, load_kernel
 from .backend import AT_ONCE, LaunchError, compare
-from .questions import Question
+from .problems import Problem
 from .timing import Call, Clock, GpuClock
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ class _Part:
     sizes: Mapping[str, int]
 
 
-def parts(question: Question) -> tuple[_Part, ...]:
-    """The kernels that answer a question, one after the other; none where it has none."""
-    if question.family == "gemm":
-        return tuple(_gemm(question.dtype, dict(question.sizes)))
-    if question.dtype not in ("bf16", "fp16"):
+def parts(problem: Problem) -> tuple[_Part, ...]:
+    """The kernels that solve a problem, one after the other; none where it has none."""
+    if problem.family == "gemm":
+        return tuple(_gemm(problem.dtype, dict(problem.sizes)))
+    if problem.dtype not in ("bf16", "fp16"):
         return ()
-    return tuple(_others(question, dict(question.sizes)))
+    return tuple(_others(problem, dict(problem.sizes)))
 
 
 def _gemm(dtype: str, sizes: Mapping[str, int]) -> Iterator[_Part]:
@@ -77,32 +77,32 @@ def _gemm(dtype: str, sizes: Mapping[str, int]) -> Iterator[_Part]:
         yield _Part(_GEMM[dtype], own, {**sizes, **group})
 
 
-def _others(question: Question, sizes: Mapping[str, int]) -> Iterator[_Part]:
-    if question.family == "moe" and sizes["gated"]:
+def _others(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_Part]:
+    if problem.family == "moe" and sizes["gated"]:
         experts = {"experts": sizes["experts"], "chosen": sizes["topk"]}
         tokens = {"M": sizes["tokens"], "N": sizes["inter"], "K": sizes["hidden"]}
-        yield _Part("fused_moe", question.dtype, tokens | experts)
-    elif question.family.startswith("attention"):
-        yield from _attention(question, sizes)
-    elif question.moved:
+        yield _Part("fused_moe", problem.dtype, tokens | experts)
+    elif problem.family.startswith("attention"):
+        yield from _attention(problem, sizes)
+    elif problem.moved:
         own = {name.removeprefix("size_"): size for name, size in sizes.items() if name.startswith("size_")}
-        yield _Part(question.op, question.dtype, own)
-    elif question.op in _ELEMENTWISE:
-        name, arguments = _ELEMENTWISE[question.op]
-        yield _Part(name, "fp8_e4m3" if name == "quantize" else question.dtype, arguments(sizes))
+        yield _Part(problem.op, problem.dtype, own)
+    elif problem.op in _ELEMENTWISE:
+        name, arguments = _ELEMENTWISE[problem.op]
+        yield _Part(name, "fp8_e4m3" if name == "quantize" else problem.dtype, arguments(sizes))
 
 
-def _attention(question: Question, sizes: Mapping[str, int]) -> Iterator[_Part]:
-    dtype, kv_dtype = question.dtype, question.kv_dtype
+def _attention(problem: Problem, sizes: Mapping[str, int]) -> Iterator[_Part]:
+    dtype, kv_dtype = problem.dtype, problem.kv_dtype
     common = {"B": sizes["batch"], "heads": sizes["q_heads"], "kv": sizes["kv_len"]}
-    if question.op == "mla_absorb" and kv_dtype == dtype:
+    if problem.op == "mla_absorb" and kv_dtype == dtype:
         latent = {"latent": sizes["v_head_dim"], "rope": sizes["head_dim"] - sizes["v_head_dim"]}
         yield _Part("mla_decode", dtype, {**common, **latent, "page": _PAGE})
-    if question.op != "gqa":
+    if problem.op != "gqa":
         return
     common |= {"kv_heads": sizes["kv_heads"], "dim": sizes["head_dim"]}
     common |= {"window": sizes["window"]} if sizes["window"] else {}
-    if question.family == "attention_prefill":
+    if problem.family == "attention_prefill":
         yield _Part("flash_attention", dtype, common | {"q": sizes["q_len"]})
     elif kv_dtype in (dtype, "fp8"):
         yield _Part("decode_attention", dtype, common | {"page": _PAGE} | ({"kv_bits": 8} if kv_dtype == "fp8" else {}))
@@ -128,20 +128,20 @@ class TritonBackend:
         self.versions: Mapping[str, str] = {"torch": str(torch.__version__), "triton": self.version}
         self.clock: Clock = clock or GpuClock()
 
-    def own(self) -> Sequence[Question]:
-        """The kernels that no question of a model leads to, at full size."""
+    def own(self) -> Sequence[Problem]:
+        """The kernels that no problem of a model leads to, at full size."""
         asked = {name for name, _ in _ELEMENTWISE.values()}
         kernels = (load_kernel(name) for name in kernel_names() if name not in asked)
         return [_own(kernel, case) for kernel in kernels if kernel.family in _OWN for case in kernel.full_size]
 
-    def kernels(self, question: Question) -> Sequence[str]:
-        found = [load_kernel(part.kernel) for part in parts(question) if part.kernel in kernel_names()]
-        cases = [_case(part) for part in parts(question)]
+    def kernels(self, problem: Problem) -> Sequence[str]:
+        found = [load_kernel(part.kernel) for part in parts(problem) if part.kernel in kernel_names()]
+        cases = [_case(part) for part in parts(problem)]
         able = all(k.least_sm(case) <= self._target.sm for k, case in zip(found, cases, strict=True))
         return (" ".join(kernel.name for kernel in found),) if found and able else ()
 
-    def check(self, question: Question, kernel: str) -> None:  # noqa: ARG002 - the question tells
-        for part in parts(question):
+    def check(self, problem: Problem, kernel: str) -> None:  # noqa: ARG002 - the problem tells
+        for part in parts(problem):
             found = load_kernel(part.kernel)
             alike = [case for case in found.cases if case.get("kv_bits") == part.sizes.get("kv_bits", 0)]
             own = [case for case in alike if case.dtype == part.dtype]
@@ -150,19 +150,19 @@ class TritonBackend:
             for case in (own or alike)[:_CHECKED]:
                 check_case(found, case, self._device, self.clock)
 
-    def tilings(self, question: Question, kernel: str) -> Sequence[Any]:  # noqa: ARG002
+    def tilings(self, problem: Problem, kernel: str) -> Sequence[Any]:  # noqa: ARG002
         """Those of the last kernel, which takes the most time; compiled side by side, where that is of use."""
-        part = parts(question)[-1]
+        part = parts(problem)[-1]
         found: Sequence[Any] = load_kernel(part.kernel).tilings(self._target, _case(part))
         if self._device == "cuda" and found:
             _compile(part, self._target, found)
         return found
 
-    def room(self, question: Question, kernel: str, memory: float) -> int:  # noqa: ARG002
+    def room(self, problem: Problem, kernel: str, memory: float) -> int:  # noqa: ARG002
         from ..kernels.base import tensors
 
         first = further = 0
-        for part in parts(question):
+        for part in parts(problem):
             found = load_kernel(part.kernel)
             one = found.make(_case(part), "meta", 0)
             given = {id(tensor): tensor for tensor in tensors(one)}
@@ -170,8 +170,8 @@ class TritonBackend:
             further += sum(tensor.nbytes for tensor in tensors(found.again(one, 1)) if id(tensor) not in given)
         return 1 + int((memory - first) / max(further, 1)) if first <= memory else 0
 
-    def calls(self, question: Question, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:  # noqa: ARG002
-        *before, last = parts(question)
+    def calls(self, problem: Problem, kernel: str, sets: int, tiling: Any = None) -> Sequence[Call]:  # noqa: ARG002
+        *before, last = parts(problem)
         plans = [list(self._plans(part, sets)) for part in before]
         plans.append(list(self._plans(last, sets, tiling)))
         if tiling is not None:
@@ -196,11 +196,11 @@ class TritonBackend:
         return all(bool(piece.float().isfinite().all()) for piece in pieces)
 
 
-def _own(kernel: Kernel, case: Case) -> Question:
+def _own(kernel: Kernel, case: Case) -> Problem:
     rows = next(case[name] for name in _ROWS if case.get(name))
     moved = int(kernel.nbytes(case))
     sizes = {"rows": rows, "cols": moved // rows} | {f"size_{name}": size for name, size in case.sizes}
-    return Question(
+    return Problem(
         family=_OWN[kernel.family], op=kernel.name, dtype=case.dtype, sizes=tuple(sizes.items()), moved=moved
     )
 

@@ -45,8 +45,8 @@ _KINDS: Final[Mapping[type[Operator], str]] = {Add: "add", Activation: "activati
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """How long does one launch take?
+class Problem:
+    """One launch to measure: kernel, shape and types.
 
     op        of element-wise work, what it computes; of attention "gqa" or a kind of latent attention
     kv_dtype  of the cache
@@ -120,7 +120,7 @@ class Question:
         return float(family.bound(shapes, device, stack)[0])
 
 
-def questions(models: Sequence[str], dtypes: Iterable[str]) -> list[Question]:
+def problems(models: Sequence[str], dtypes: Iterable[str]) -> list[Problem]:
     """Those of the operators of models, each once.
 
     Raises InputError where a model is not known.
@@ -135,7 +135,7 @@ def _blocks(name: str) -> list[Block]:
     return [*setting.graph.blocks, *setting.decode_graph.blocks]
 
 
-def _of_block(operators: Sequence[Operator], dtype: str) -> Iterator[Question]:
+def _of_block(operators: Sequence[Operator], dtype: str) -> Iterator[Problem]:
     routes = [op.chosen for op in operators if isinstance(op, Route)]
     experts = [op.weight.shape for op in operators if isinstance(op, ExpertsLinear)]
     if routes and len(experts) > 1:
@@ -167,16 +167,16 @@ def _of_block(operators: Sequence[Operator], dtype: str) -> Iterator[Question]:
 
 def _asked(
     family: str, op: str, dtype: str, sizes: Iterable[Mapping[str, int]], kv_dtype: str = ""
-) -> Iterator[Question]:
+) -> Iterator[Problem]:
     for one in sizes:
-        yield Question(family=family, op=op, dtype=dtype, kv_dtype=kv_dtype, sizes=tuple(one.items()))
+        yield Problem(family=family, op=op, dtype=dtype, kv_dtype=kv_dtype, sizes=tuple(one.items()))
 
 
-def _elementwise(op: str, dtype: str, **columns: int) -> Iterator[Question]:
+def _elementwise(op: str, dtype: str, **columns: int) -> Iterator[Problem]:
     yield from _asked("elementwise", op, dtype, [{"rows": rows} | columns for rows in _TOKENS])
 
 
-def _attention(heads: Heads, dtype: str) -> Iterator[Question]:
+def _attention(heads: Heads, dtype: str) -> Iterator[Problem]:
     """Prompts, and tokens after a past: of latent attention the one that is computed from expanded keys and values,
     and the other from the latent.
     """
@@ -200,7 +200,7 @@ def _attention(heads: Heads, dtype: str) -> Iterator[Question]:
             yield from _asked("attention_decode", op, dtype, sizes, kv_dtype=kv_dtype)
 
 
-def _experts(shapes: Sequence[tuple[int, ...]], chosen: int, dtype: str) -> Iterator[Question]:
+def _experts(shapes: Sequence[tuple[int, ...]], chosen: int, dtype: str) -> Iterator[Problem]:
     count, inter, hidden = shapes[0]
     columns = {"hidden": hidden, "inter": inter, "topk": chosen, "experts": count, "gated": int(len(shapes) > 2)}
     yield from _asked("moe", "moe", dtype, [{"tokens": tokens} | columns for tokens in _TOKENS])

@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 import click
 
 from llmviewer.analyzing.analysis import Analysis
-from llmviewer.analyzing.answering import GenerationResult
 from llmviewer.analyzing.effect import Effect
+from llmviewer.analyzing.generation import GenerationResult
 from llmviewer.analyzing.phases import Phase
 from llmviewer.expectation.engines import find_engine
 from llmviewer.precision import AS_PUBLISHED

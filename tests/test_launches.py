@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import llmviewer
 from llmviewer import InputError, analyze, load_hardware
-from llmviewer.analyzing.arranged import steps_expected
+from llmviewer.analyzing.generation import steps_expected
 from llmviewer.cli import main
 from llmviewer.devices.files import hardware_names
 from llmviewer.expectation import index as index_file

@@ -40,7 +40,7 @@ import numpy as np
 import pytest
 
 from llmviewer import analyze
-from llmviewer.analyzing.answering import generated
+from llmviewer.analyzing.generation import generated
 from llmviewer.memory import memory
 from llmviewer.serving.policy import parse_policy
 from llmviewer.serving.server import serve

@@ -21,11 +21,11 @@ from ..techniques import Schedule, Technique
 from ..transforms.offload import ON_DEVICE, Offload
 from ..units import counted, fold, si
 from ..workload import Workload
-from .answering import GenerationResult, generated, scheduled
 from .cures import find_cures
 from .effect import Effect, effect
 from .facts import describe_hardware, describe_model, plain
 from .faster import Faster, faster
+from .generation import GenerationResult, generated, scheduled
 from .notes import notes
 from .phases import OperatorResult, Phases, phase, unmodelled
 

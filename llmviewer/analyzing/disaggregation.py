@@ -19,8 +19,8 @@ from ..parallel.layout import ALONE, Layout
 from ..setting import Setting
 from ..transforms.offload import ON_DEVICE, Offload
 from .analysis import MAX, Analysis, analyzed
-from .answering import GenerationResult
 from .faster import Faster
+from .generation import GenerationResult
 from .phases import Phases
 
 

@@ -15,8 +15,8 @@ from ..roofline import Estimate, OperatorEstimate
 from ..setting import Setting
 from ..workload import Workload
 from .advice import advise
-from .answering import ends
 from .cures import Cure
+from .generation import ends
 
 _TOLD: Final = 0.01  # of the time expected, when operators of which only the bound is known are named
 _NAMED: Final = 4

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..analyzing.arranged import answer, expected_answer
 from ..analyzing.costs import per_dollar, per_joule
+from ..analyzing.generation import answer, expected_answer
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.expected import Interval

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from ..analyzing.arranged import expected_answer
+from ..analyzing.generation import expected_answer
 from ..expectation.launches import counted
 from ..roofline import Plan
 from ..setting import Setting

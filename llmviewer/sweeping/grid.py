@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import given
-from ..analyzing.arranged import answer, expected_answer
+from ..analyzing.generation import answer, expected_answer
 from ..devices.files import load_hardware
 from ..devices.hardware import Hardware
 from ..errors import InputError

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from . import given
+from . import arguments
 from .devices.files import loaded
 from .devices.hardware import Hardware
 from .documents import LARGEST
@@ -81,17 +81,19 @@ class Setting:
 
         Raises InputError where something is not known or does not parse.
         """
-        given.one(model=model, hardware=hardware, quant=quant, attention=attention, accounting=accounting, mla=mla)
-        given.one(layout=layout, offload=offload, library=library, engine=engine)
-        given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
-        given.number(expert_skew=expert_skew)
-        given.bound_alone(bound, library, engine, profiles)
-        counted = given.among("accounting", accounting, Accounting)
+        arguments.check(
+            model=model, hardware=hardware, quant=quant, attention=attention, accounting=accounting, mla=mla
+        )
+        arguments.check(layout=layout, offload=offload, library=library, engine=engine)
+        arguments.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
+        arguments.number(expert_skew=expert_skew)
+        arguments.bound_alone(bound, library, engine, profiles)
+        counted = arguments.among("accounting", accounting, Accounting)
         device = loaded(hardware, hardware_set)
         measured = read_given(profiles)
         made = _engine(engine, library, counted, Kernels(device, profiles=measured)) if engine else None
         usual = Attention.EAGER if counted is Accounting.SURVEY else Attention.FLASH
-        usual = given.among("attention", made.attention, Attention) if made else usual
+        usual = arguments.among("attention", made.attention, Attention) if made else usual
         own = load_model(model) if isinstance(model, str) else model
         ours = parse_techniques(techniques)
         own = _predicting(own, ours) if mtp else own
@@ -103,9 +105,9 @@ class Setting:
             model=own,
             hardware=device,
             quantization=asked,
-            attention=given.among("attention", attention, Attention) if attention else usual,
+            attention=arguments.among("attention", attention, Attention) if attention else usual,
             accounting=counted,
-            mla=given.among("mla", mla, Mla),
+            mla=arguments.among("mla", mla, Mla),
             expert_skew=expert_skew,
             layout=parse_layout(layout) if isinstance(layout, str) else layout,
             offload=parse_offload(offload) if isinstance(offload, str) else offload,
@@ -275,7 +277,7 @@ class Setting:
         return replace(
             self,
             quantization=parse_quantization(quant).over(self.model.quantization) if quant else self.quantization,
-            attention=given.among("attention", attention, Attention) if attention else self.attention,
+            attention=arguments.among("attention", attention, Attention) if attention else self.attention,
         )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from llmviewer.analyzing.analysis import analyze
+from llmviewer.arguments import each_once
 from llmviewer.errors import InputError
-from llmviewer.given import each_once
 from llmviewer.setting import Setting
 from llmviewer.sweeping import export
 

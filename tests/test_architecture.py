@@ -25,7 +25,7 @@ LAYERS = (
     ("memory", "generation", "model_files"),
     ("expectation",),
     ("techniques",),
-    ("lowering", "given"),
+    ("lowering", "arguments"),
     ("setting",),
     ("analyzing",),
     ("timelines", "sweeping"),

@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from .. import given
+from .. import arguments
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.profile import Profile
@@ -182,7 +182,7 @@ def disaggregate(
     """
     if str(batch) == MAX:
         raise InputError("batch max is of one kind of device, and here are two; give a number")
-    given.one(model=model)
+    arguments.check(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
     if not loaded.generates:
         raise InputError(f"{loaded.name} does not generate: there are no decode steps to take on other devices")
@@ -191,7 +191,7 @@ def disaggregate(
         "mtp": mtp, "offload": offload, "hardware_set": hardware_set, "library": library,
         "engine": engine, "profiles": profiles, "bound": bound,
     }  # fmt: skip
-    when, link = given.among("kv_transfer", kv_transfer, KvTransfer), given.among("kv_link", kv_link, KvLink)
+    when, link = arguments.among("kv_transfer", kv_transfer, KvTransfer), arguments.among("kv_link", kv_link, KvLink)
     reads = Setting.of(loaded, prefill_hardware, layout=prefill_layout, **asked)
     writes = replace(Setting.of(loaded, decode_hardware, layout=decode_layout, **asked), decodes_only=True)
     request: dict[str, Any] = {"batch": batch, "prompt": prompt, "images": images, "mtp": mtp}

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import given
+from .. import arguments
 from ..architectures._attention import scored
 from ..architectures._feed_forward import Experts
 from ..architectures._parts import HIDDEN, Parts
@@ -114,8 +114,8 @@ def estimate_kernel(
 
     Raises InputError where a size is missing, unknown or none, or the device is not known.
     """
-    given.one(kernel=kernel, hardware=hardware, quant=quant, library=library)
-    given.listed(hardware_set=hardware_set, profiles=profiles)
+    arguments.check(kernel=kernel, hardware=hardware, quant=quant, library=library)
+    arguments.listed(hardware_set=hardware_set, profiles=profiles)
     kind = _kind(kernel)
     listed = _listed(kernel, kind, sizes)
     device = loaded(hardware, hardware_set)

@@ -10,7 +10,7 @@ from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import __version__, given
+from .. import __version__, arguments
 from .._layout import data_dir
 from ..analyzing.costs import By
 from ..devices.files import hardware_file, hardware_names, load_hardware, loaded
@@ -183,11 +183,11 @@ def choose(
 
     Raises InputError where something given cannot be used, or where the model does not generate.
     """
-    wanted = given.among("by", by, _MERIT)
+    wanted = arguments.among("by", by, _MERIT)
     limits = Limits(budget=budget, power=power, ttft_s=ttft, tpot_s=tpot, native=native)
-    given.one(model=model)
+    arguments.check(model=model)
     named, left = _devices(hardware)
-    allowed, asked = given.several("quants", quants), whole("users", users)
+    allowed, asked = arguments.several("quants", quants), whole("users", users)
     most, own = whole("max_devices", max_devices), load_model(model) if isinstance(model, str) else model
     if most > _MOST:
         raise InputError(f"max_devices must be at most {_MOST}; got {most}")
@@ -220,13 +220,13 @@ def _devices(hardware: Sequence[str | Hardware] | None) -> tuple[tuple[str | Har
     Raises InputError where there are none, or one is there twice.
     """
     left = unsold(map(load_hardware, hardware_names())) if hardware is None else ()
-    every = hardware_names() if hardware is None else given.several("hardware", hardware)
+    every = hardware_names() if hardware is None else arguments.several("hardware", hardware)
     named = tuple(one for one in every if one not in left)
     if not named:
         raise InputError("hardware: nothing to choose from")
     devices = [loaded(one) for one in named]
-    given.each_once("hardware", devices)
-    given.told_apart(zip(named, (device.name for device in devices), strict=True))
+    arguments.each_once("hardware", devices)
+    arguments.told_apart(zip(named, (device.name for device in devices), strict=True))
     return named, left
 
 

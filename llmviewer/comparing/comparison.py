@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from .. import __version__, given
+from .. import __version__, arguments
 from ..analyzing.analysis import MAX
 from ..analyzing.facts import plain
 from ..devices.files import each_changed, loaded
@@ -222,23 +222,23 @@ def compare(
     model cannot be laid out so or has no use for a technique.
     """
     fullest = isinstance(batch, str) and batch == MAX
-    batches = (1,) if fullest else tuple(whole("batch", b) for b in given.counts(batch))
+    batches = (1,) if fullest else tuple(whole("batch", b) for b in arguments.counts(batch))
     prompt, gen = whole("prompt", prompt), whole("gen", gen)
-    given.positive(years=years)
-    given.one(library=library)
-    given.bound_alone(bound, library, profiles)
-    given.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
-    devices, lacking = _changed(given.several("hardware", hardware), hardware_set)
-    named = [load_model(m) if isinstance(m, str) else m for m in given.several("models", models)]
-    allowed = given.several("quants", quants)
-    ways = [parse_layout(way) if isinstance(way, str) else way for way in given.several("layout", layout)]
+    arguments.positive(years=years)
+    arguments.check(library=library)
+    arguments.bound_alone(bound, library, profiles)
+    arguments.listed(hardware_set=hardware_set, techniques=techniques, profiles=profiles)
+    devices, lacking = _changed(arguments.several("hardware", hardware), hardware_set)
+    named = [load_model(m) if isinstance(m, str) else m for m in arguments.several("models", models)]
+    allowed = arguments.several("quants", quants)
+    ways = [parse_layout(way) if isinstance(way, str) else way for way in arguments.several("layout", layout)]
     listed: dict[str, Sequence[object]] = {
         "models": named, "hardware": devices, "quants": allowed, "batch": batches, "layout": ways,
     }  # fmt: skip
     for name, values in listed.items():
         if not values:
             raise InputError(f"{name}: nothing to compare")
-        given.each_once(name, values)
+        arguments.each_once(name, values)
     known, measured, ours = Known(), read_given(profiles), parse_techniques(techniques)
     bases = [Setting.of(model, devices[0], library=library, profiles=measured) for model in named]
     settings = list(product(bases, allowed, ways))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf, isnan, nan
 from typing import Any, Final
 
-from .. import given
+from .. import arguments
 from ..analyzing.costs import By
 from ..resource import Unit
 from ..units import seconds, si
@@ -44,7 +44,7 @@ class Limits:
     native: bool = False
 
     def __post_init__(self) -> None:
-        given.positive(budget=self.budget, power=self.power, ttft=self.ttft_s, tpot=self.tpot_s)
+        arguments.positive(budget=self.budget, power=self.power, ttft=self.ttft_s, tpot=self.tpot_s)
 
 
 def closest(faults: Sequence[Sequence[Rejected]]) -> Rejected:

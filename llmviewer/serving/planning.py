@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import given
+from .. import arguments
 from ..analyzing.costs import By
 from ..analyzing.disaggregation import KvLink, KvTransfer
 from ..comparing.choice import unsold
@@ -93,15 +93,15 @@ def plan(
 
     Raises InputError where something given cannot be used.
     """
-    given.number(rate=rate, ttft=ttft, tpot=tpot)
-    given.positive(years=years)
-    given.one(library=library, engine=engine)
-    given.bound_alone(bound, library, engine, profiles)
-    wanted = None if by is None else given.among("by", by, PRICES)
+    arguments.number(rate=rate, ttft=ttft, tpot=tpot)
+    arguments.positive(years=years)
+    arguments.check(library=library, engine=engine)
+    arguments.bound_alone(bound, library, engine, profiles)
+    wanted = None if by is None else arguments.among("by", by, PRICES)
     apart = {"prefill_hardware": prefill_hardware, "kv_transfer": kv_transfer, "kv_link": kv_link}
     _check_disaggregated(disaggregated, gen, apart)
-    when = given.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
-    link = given.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
+    when = arguments.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
+    link = arguments.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
     devices, readers, left = _devices(hardware, prefill_hardware, hardware_set)
     allowed = _some("quants", quants)
     made = find_engine(engine, library) if engine else None
@@ -196,7 +196,7 @@ def _limits(batches: Sequence[int]) -> Grid:
 
     Raises InputError where none is of sequences that decode together.
     """
-    limits = np.array(sorted({1, *(whole("batches", batch) for batch in given.counts(batches))}), dtype=np.float64)
+    limits = np.array(sorted({1, *(whole("batches", batch) for batch in arguments.counts(batches))}), dtype=np.float64)
     if limits[-1] < 2:
         raise InputError("batches must have a number above 1, for sequences that decode together; got none")
     return limits
@@ -227,7 +227,7 @@ def _devices(
     """Those that were named, each once, or all that can be bought; those that read for them; and the names of those
     that were left out.
     """
-    given.listed(hardware_set=changes)
+    arguments.listed(hardware_set=changes)
     named = tuple(hardware_names()) if hardware is None else _some("hardware", hardware)
     others = () if prefill_hardware is None else _some("prefill_hardware", prefill_hardware)
     own = each_changed((*named, *others), changes)
@@ -239,7 +239,7 @@ def _devices(
 
 def _some(name: str, values: Any) -> tuple[Any, ...]:
     """Raises InputError where there are none."""
-    found = given.several(name, values)
+    found = arguments.several(name, values)
     if not found:
         raise InputError(f"{name}: nothing to plan with")
     return found

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import __version__
+from ..arguments import among, listed, several
 from ..devices.files import loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.profile import Profile, read_given
-from ..given import among, listed, several
 from ..model import Model
 from ..model_files import load_model
 from ..parallel.layout import ALONE, Layout

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import __version__, given
+from .. import __version__, arguments
 from ..analyzing.costs import per_dollar, per_joule
 from ..analyzing.facts import finite
 from ..devices.files import loaded
@@ -235,8 +235,8 @@ def saturate(
 
     Raises InputError where something given cannot be used, a request does not fit, or there are too few of them.
     """
-    given.bound_alone(bound, library, engine, profiles)
-    given.positive(years=years)
+    arguments.bound_alone(bound, library, engine, profiles)
+    arguments.positive(years=years)
     chosen, block = scheduler(engine, policy, block, loaded(hardware))
     free = policy is None and not engine
     max_batch = None if max_batch is None else whole("max_batch", max_batch)

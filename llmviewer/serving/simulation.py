@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import given
+from .. import arguments
 from ..analyzing.disaggregation import KvLink, KvTransfer
 from ..devices.files import each_changed, loaded
 from ..devices.hardware import Hardware
@@ -100,15 +100,15 @@ def simulate(
 
     Raises InputError where something given cannot be used, or where a request does not fit.
     """
-    given.number(ttft=ttft, tpot=tpot)
-    given.positive(years=years)
-    given.listed(hardware_set=hardware_set)
+    arguments.number(ttft=ttft, tpot=tpot)
+    arguments.positive(years=years)
+    arguments.listed(hardware_set=hardware_set)
     apart = {
         "prefill_hardware": prefill_hardware, "prefill_layout": prefill_layout, "kv_transfer": kv_transfer,
         "kv_link": kv_link,
     }  # fmt: skip
     _check_readers(readers, apart, policy)
-    given.bound_alone(bound, library, engine, profiles)
+    arguments.bound_alone(bound, library, engine, profiles)
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
     traffic = _traffic(rate, arrivals, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed)
     chosen, block = scheduler(engine, policy, block, loaded(hardware))
@@ -117,15 +117,15 @@ def simulate(
         "max_batch": whole("max_batch", _MAX_BATCH if max_batch is None else max_batch), "block": block,
         "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if rate is None else seed,
     }  # fmt: skip
-    when = given.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
-    link = given.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
+    when = arguments.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
+    link = arguments.among("kv_link", kv_link or KvLink.SCALE_OUT, KvLink)
     asked: dict[str, Any] = {
         "quant": quant, "attention": attention, "mla": mla, "expert_skew": expert_skew, "techniques": techniques,
         "library": library, "engine": engine, "profiles": profiles,
     }  # fmt: skip
     kinds = (hardware, hardware if prefill_hardware is None else prefill_hardware)
     for kind in kinds:
-        given.one(hardware=kind)
+        arguments.check(hardware=kind)
     own, others = each_changed(kinds, hardware_set)
     setting = Setting.of(model, hardware, layout=layout, hardware_set=own, **asked)
     _check_hits(setting, traffic)
@@ -167,7 +167,7 @@ def _traffic(
             if value is not None:
                 raise InputError(f"{name} must be left out beside arrivals, a file that has the length of each request")
         return read_traffic(Path(str(arrivals)), count)
-    given.number(rate=rate)
+    arguments.number(rate=rate)
     if not 0 < rate < inf:
         raise InputError(f"rate must be a positive number of requests a second; got {rate:g}")
     lengths = drawn_from(prompts, gens)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import given
+from .. import arguments
 from ..devices.keys import SECTIONS
 from ..errors import InputError, suggest
 from ..parallel.layout import DEGREES
@@ -117,7 +117,7 @@ def check_axis(name: str, values: Sequence[int] | Sequence[str]) -> None:
                 raise InputError(f"{name}: must be texts, such as '2x' or '155 TOP/s'; got {value!r}")
     elif name in TECHNIQUES:
         for value in values:
-            given.one(**{name: value})
+            arguments.check(**{name: value})
     else:
         for value in values:
             whole(name, value, least=0 if name == "images" else 1)
@@ -128,4 +128,4 @@ def check_distinct(name: str, values: Sequence[int] | Sequence[str]) -> None:
     """Raises InputError where a value of an axis is there twice."""
     found = np.asarray(values)
     if found.dtype == object or len(np.unique(found)) < len(found):  # as published, None, is not sorted among texts
-        given.each_once(name, values)
+        arguments.each_once(name, values)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import __version__
+from ..arguments import told_apart
 from ..devices.files import load_hardware
 from ..devices.hardware import Hardware
 from ..documents import read_json
 from ..errors import InputError
 from ..expectation.profile import read_given
-from ..given import told_apart
 from ..model import Model
 from ..model_files import load_model
 from ..setting import Setting, whole

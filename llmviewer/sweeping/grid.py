@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .. import given
+from .. import arguments
 from ..analyzing.generation import answer, expected_answer
 from ..devices.files import load_hardware
 from ..devices.hardware import Hardware
@@ -117,8 +117,8 @@ def sweep(
     Raises InputError where an axis is unknown, empty or holds a number below 1.
     """
     over = checked_axes(over)
-    given.one(quant=quant)
-    given.listed(hardware_set=hardware_set, techniques=techniques)
+    arguments.check(quant=quant)
+    arguments.listed(hardware_set=hardware_set, techniques=techniques)
     ours = parse_techniques(techniques)
     check_techniques(ours, over, gen)
     check_changes(hardware_set, over)

@@ -32,7 +32,7 @@ _WORDS: Final[Mapping[object, str]] = {str: "text", Mapping: "a mapping", Path: 
 _E = TypeVar("_E", bound=StrEnum)
 
 
-def one(**given: object) -> None:
+def check(**given: object) -> None:
     """Raises InputError where an argument is not of its kind."""
     for name, value in given.items():
         if not isinstance(value, _KINDS[name]) and not (value is None and name in _NONE):

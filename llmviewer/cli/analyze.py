@@ -40,19 +40,11 @@ _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "ma
     show_default=True,
     help="Sequences at a time; max: as many as fit the memory.",
 )
-@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
-@click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
-@click.option(
-    "--kv-len", type=int, help="Tokens that the decode step shown attends to; if not given, those of the first step."
-)
-@click.option(
-    "--images",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Pictures in each prompt, or pieces of 30 s of sound.",
-)
-@click.option("--format", "form", type=click.Choice(shared.FORMATS), help=f"{shared.AS_NAMED}.")
+@shared.number("--prompt", "Tokens of each prompt.", default=1024)
+@shared.number("--gen", "Tokens generated of each sequence.", default=128)
+@shared.number("--kv-len", "Tokens that the decode step shown attends to; if not given, those of the first step.")
+@shared.number("--images", "Pictures in each prompt, or pieces of 30 s of sound.", default=0)
+@shared.report_format(shared.FORMATS)
 @click.option(
     "--per-call/--all-calls",
     default=None,

@@ -56,8 +56,8 @@ def _split(text: str) -> list[str]:
     show_default=True,
     help="Sequences at a time: 8 or 1,8,64 or 1..64*2; max: as many as fit the memory.",
 )
-@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
-@click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
+@shared.number("--prompt", "Tokens of each prompt.", default=1024)
+@shared.number("--gen", "Tokens generated of each sequence.", default=128)
 @functools.partial(inputs.layout, several=True)
 @inputs.techniques_alone
 @shared.compared
@@ -98,28 +98,20 @@ def compare(
 @click.option(
     "--users", type=click.IntRange(1), default=1, show_default=True, help="How many send their prompts at once."
 )
-@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
-@click.option("--gen", type=int, default=128, show_default=True, help="Tokens of each answer.")
+@shared.number("--prompt", "Tokens of each prompt.", default=1024)
+@shared.number("--gen", "Tokens of each answer.", default=128)
 @shared.quants("A precision that is allowed. May be repeated. If not given: published, fp8, W8A8, W4A16g128.")
 @hardware_option
-@click.option(
-    "--by",
-    type=click.Choice(("speed", "cost", "energy")),
-    default="speed",
-    show_default=True,
-    help="What devices are ranked by.",
-)
+@shared.choice("--by", of=("speed", "cost", "energy"), told="What devices are ranked by.", default="speed")
 @click.option("--budget", metavar="USD", type=float, help="The highest price of all devices together.")
 @click.option("--power", metavar="W", type=float, help="The highest TDP of all devices together.")
 @shared.goal("--ttft", "The longest time to first token: 0.5 or '500 ms'.")
 @shared.goal("--tpot", "The longest time per output token.")
 @click.option("--native", is_flag=True, help="Only precisions that the device multiplies without converting them.")
-@click.option(
+@shared.number(
     "--max-devices",
-    type=int,
+    "At most so many of a kind, in one box, by tensor parallelism; the fewest that qualify are ranked.",
     default=1,
-    show_default=True,
-    help="At most so many of a kind, in one box, by tensor parallelism; the fewest that qualify are ranked.",
 )
 @shared.compared
 def choose(
@@ -144,15 +136,9 @@ def choose(
 @click.command()
 @click.argument("figure", metavar=f"{{{'|'.join(FIGURES)}}}")
 @inputs.setting
-@click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time.")
-@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
-@click.option(
-    "--phase",
-    type=click.Choice(("prefill", "decode")),
-    default="prefill",
-    show_default=True,
-    help="Which phase the roofline is of.",
-)
+@shared.number("--batch", "Sequences at a time.", default=1)
+@shared.number("--prompt", "Tokens of each prompt.", default=1024)
+@shared.choice("--phase", of=("prefill", "decode"), told="Which phase the roofline is of.", default="prefill")
 @shared.output(what="the figure: .html, or .png, .svg, .pdf (with the extra `images`)")
 def plot(figure: str, output: Path | None, **question: Any) -> None:
     """One of the figures of "LLM Inference Unveiled" for any model and device.

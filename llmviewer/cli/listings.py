@@ -23,12 +23,7 @@ _CARDS: Final = {".txt": "text", ".json": "json", ".yaml": "yaml", ".yml": "yaml
 @click.command()
 @click.argument("name", required=False, callback=shared.given)
 @click.option("--graph", is_flag=True, help="The operators of NAME with their tensors and weights.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("text", "json", "dot", "mermaid")),
-    help=f"dot and mermaid draw the graph. {shared.AS_NAMED}.",
-)
+@shared.report_format(("text", "json", "dot", "mermaid"), told="dot and mermaid draw the graph. ")
 @shared.output(what="the list")
 def models(name: str | None, form: str | None, output: Path | None, *, graph: bool) -> None:
     """The models that ship, or the facts or the graph of one (a NAME, or what analyze takes as MODEL)."""
@@ -59,11 +54,10 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
 @click.option("--check", is_flag=True, help="Check whether the numbers of NAME, or of every device, fit together.")
 @click.option("--local", is_flag=True, help="Draft the YAML of the CPU and the GPUs of this machine.")
 @shared.hardware_path
-@click.option(
-    "--format", "form", type=click.Choice(("text", "json", "yaml")),
-    help="yaml: the file of NAME, to begin one of your own with (docs/hardware.md); the device is named as --output. "
-    f"{shared.AS_NAMED}.",
-)  # fmt: skip
+@shared.report_format(
+    ("text", "json", "yaml"),
+    told="yaml: the file of NAME, to begin one of your own with (docs/hardware.md); the device is named as --output. ",
+)
 @shared.output(what="the list")
 def hardware(name: str | None, form: str | None, output: Path | None, *, check: bool, local: bool) -> None:
     """The devices that ship, or every number of one with its source (a NAME, or the path of a YAML file)."""

@@ -75,6 +75,22 @@ def or_max(number: Callable[[str], float], must: str) -> Callable[..., Any]:
     return read
 
 
+def number(name: str, told: str, *, default: int | None = None) -> Callable[[_F], _F]:
+    """A whole number, with its help."""
+    return click.option(name, type=int, default=default, show_default=default is not None, help=told)
+
+
+def choice(name: str, *names: str, of: Sequence[str], told: str, default: str | None = None) -> Callable[[_F], _F]:
+    """One of some words, with its help."""
+    known = click.Choice(of)
+    return click.option(name, *names, type=known, default=default, show_default=default is not None, help=told)
+
+
+def report_format(formats: Sequence[str], *, told: str = "") -> Callable[[_F], _F]:
+    """How a report is written, if not as the name of its file ends; `told` comes before that in its help."""
+    return click.option("--format", "form", type=click.Choice(formats), help=f"{told}{AS_NAMED}.")
+
+
 def goal(name: str, told: str, *, default: float | None = None) -> Callable[[_F], _F]:
     """A time that answers are held to, with its help."""
     return click.option(
@@ -151,7 +167,7 @@ def reported(command: _F) -> _F:
     """The options of reports that can be a folder of files."""
     return all_of(
         command,
-        click.option("--format", "form", type=click.Choice(FORMATS), help=f"{AS_NAMED}."),
+        report_format(FORMATS),
         click.option(
             "-o",
             "--output",

@@ -120,23 +120,19 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     help="What a step takes: static, decode-first, prefill-first, prefill-chunks, fcfs or chunked; with :TOKENS those "
     "that it reads at most. If not given, the engine's, or chunked:512; with --rate max the chunks that serve most.",
 )
-@click.option(
+@shared.number(
     "--requests",
-    type=int,
-    help="How many arrive; with --arrivals the first so many of the file. 1000 if not given; with --rate max "
+    "How many arrive; with --arrivals the first so many of the file. 1000 if not given; with --rate max "
     "as many of each copy as it takes.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of random arrivals, lengths and accepted tokens.")
-@click.option(
+@shared.number("--seed", "Of random arrivals, lengths and accepted tokens.", default=0)
+@shared.number(
     "--max-batch",
-    type=int,
-    help="Most sequences at a time of each copy, or of each of its dp ranks, where memory has room. If not given, 256; "
+    "Most sequences at a time of each copy, or of each of its dp ranks, where memory has room. If not given, 256; "
     "with --rate max as many as it has room for, up to 2048.",
 )
-@click.option("--block", type=int, help="Tokens of a block of the KV cache; if not given, the engine's, or 16.")
-@click.option(
-    "--copies", type=int, default=1, show_default=True, help="Copies of the model; requests go to them in turn."
-)
+@shared.number("--block", "Tokens of a block of the KV cache; if not given, the engine's, or 16.")
+@shared.number("--copies", "Copies of the model; requests go to them in turn.", default=1)
 @click.option(
     "--readers", type=int, default=0, help="More copies, which only read prompts, so that the others only decode."
 )
@@ -204,13 +200,7 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
     "--gen", metavar="TOKENS", default="256", show_default=True, callback=_alike, help="Tokens of each answer."
 )
 @hardware_option
-@click.option(
-    "--max-devices",
-    type=int,
-    default=16,
-    show_default=True,
-    help="The most devices, of all copies of the model together.",
-)
+@shared.number("--max-devices", "The most devices, of all copies of the model together.", default=16)
 @shared.quants(
     "A precision that is allowed. May be repeated. If not given: published, fp8 and W8A8 with a cache of 8 bits "
     "(fp8KV8, W8A8KV8) and without, W4A16g128, W4A8g128, KV8."
@@ -243,10 +233,8 @@ def _saturate(form: str | None, output: Path | None, *, rate: str, **question: A
     "--kv-link", metavar="scale-out|scale-up", help="With --disaggregated, as in analyze; scale-out if not given."
 )
 @_served_with
-@click.option(
-    "--by",
-    type=click.Choice(("cost", "energy", "devices")),
-    help="What is to be low; if not given, the first of these that is known.",
+@shared.choice(
+    "--by", of=("cost", "energy", "devices"), told="What is to be low; if not given, the first of these that is known."
 )
 @_served
 def plan(
@@ -281,17 +269,12 @@ def plan(
 @click.command()
 @click.argument("model")
 @click.argument("hardware")
-@click.option(
-    "--for",
-    "wanted",
-    type=click.Choice(("latency", "ttft", "tpot", "throughput")),
-    default="latency",
-    show_default=True,
-    help="What is to get better.",
+@shared.choice(
+    "--for", "wanted", of=("latency", "ttft", "tpot", "throughput"), told="What is to get better.", default="latency"
 )
-@click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time.")
-@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
-@click.option("--gen", type=int, default=128, show_default=True, help="Tokens generated of each sequence.")
+@shared.number("--batch", "Sequences at a time.", default=1)
+@shared.number("--prompt", "Tokens of each prompt.", default=1024)
+@shared.number("--gen", "Tokens generated of each sequence.", default=128)
 @click.option(
     "--quant", metavar="SCHEME", callback=shared.precision, help="The precision that is in use already, as in analyze."
 )
@@ -300,12 +283,8 @@ def plan(
 @click.option(
     "--with", "given", metavar="TECHNIQUE", multiple=True, help="A technique that is in use already. May be repeated."
 )
-@click.option(
-    "--max-devices",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Also try tensor parallelism over 2, 4, ... devices, up to so many (64 at most).",
+@shared.number(
+    "--max-devices", "Also try tensor parallelism over 2, 4, ... devices, up to so many (64 at most).", default=1
 )
 @click.option(
     "--without",

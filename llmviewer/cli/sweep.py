@@ -37,13 +37,11 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
     "images=0..4, quant=published,W4A16g128, attention=eager,flash, tp=1,2,4 and pp, ep, dp, cp, 'layout=tp=8,tp=4 "
     "pp=2'; what-ifs on the device: memory.bandwidth=1x,2x,4x, matrix.bf16=1x,2x. May be repeated: all combinations.",
 )
-@click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time, where not swept over.")
-@click.option(
-    "--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt, where not swept over."
-)
-@click.option("--gen", type=int, help="Tokens generated; adds time per token and latency of the whole generation.")
-@click.option("--kv-len", type=int, help="Context of the decode step; prompt + 1 if not given.")
-@click.option("--images", type=int, help="Pictures in each prompt; none if not given.")
+@shared.number("--batch", "Sequences at a time, where not swept over.", default=1)
+@shared.number("--prompt", "Tokens of each prompt, where not swept over.", default=1024)
+@shared.number("--gen", "Tokens generated; adds time per token and latency of the whole generation.")
+@shared.number("--kv-len", "Context of the decode step; prompt + 1 if not given.")
+@shared.number("--images", "Pictures in each prompt; none if not given.")
 @inputs.with_techniques
 @click.option("--expected", is_flag=True, help="Add what to expect of real kernels to the rows; a summary ranks by it.")
 @shared.library
@@ -67,12 +65,7 @@ _LONG: Final = 200_000  # points of a sweep that take long enough for a progress
 @click.option(
     "--by", metavar="AXES", default="model", show_default=True, help="Axes whose values a summary keeps apart."
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(tuple(_SUMMARIES.values())),
-    help=f"Of a summary. {shared.AS_NAMED}.",
-)
+@shared.report_format(tuple(_SUMMARIES.values()), told="Of a summary. ")
 def sweep(
     *,
     model: str | None,

@@ -16,12 +16,7 @@ _FORMATS: Final = {".txt": "text", ".json": "json", ".md": "markdown"}
 
 @click.command()
 @click.argument("name", required=False, callback=shared.given)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(tuple(_FORMATS.values())),
-    help=f"{shared.AS_NAMED}.",
-)
+@shared.report_format(tuple(_FORMATS.values()))
 @shared.output(what="the list")
 def techniques(name: str | None, form: str | None, output: Path | None) -> None:
     """What can be switched on with --with: all techniques, or one with its parameters, its formula and its limits."""

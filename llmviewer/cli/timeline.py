@@ -16,17 +16,16 @@ from . import options as shared
 @inputs.setting
 @inputs.expert_skew
 @inputs.layout
-@click.option("--batch", type=int, default=1, show_default=True, help="Sequences at a time, when it was recorded.")
-@click.option("--prompt", type=int, default=1024, show_default=True, help="Tokens of each prompt.")
-@click.option("--kv-len", type=int, help="Tokens that decode steps attend to, on average; --prompt + 1 if not given.")
-@click.option(
+@shared.number("--batch", "Sequences at a time, when it was recorded.", default=1)
+@shared.number("--prompt", "Tokens of each prompt.", default=1024)
+@shared.number("--kv-len", "Tokens that decode steps attend to, on average; --prompt + 1 if not given.")
+@shared.choice(
     "--phase",
-    type=click.Choice(("decode", "prefill")),
+    of=("decode", "prefill"),
+    told="Where passes of both kinds were recorded: decode, those of which there are most; prefill, the longest.",
     default="decode",
-    show_default=True,
-    help="Where passes of both kinds were recorded: decode, those of which there are most; prefill, the longest.",
 )
-@click.option("--passes", type=int, help="Passes of the model in the file; if not given, counted by its layers.")
+@shared.number("--passes", "Passes of the model in the file; if not given, counted by its layers.")
 @shared.library
 @shared.profiles
 @shared.engine

@@ -159,12 +159,7 @@ def _named(device: str, family: str, stack: Stack) -> str:
     metavar="FILE",
     help="Also write the rows with what is predicted of them (.csv, .parquet).",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("text", "json", "html")),
-    help=f"{shared.AS_NAMED}.",
-)
+@shared.report_format(("text", "json", "html"))
 @click.option("-o", "--output", type=_FILE, metavar="FILE", help="Write the scores to a file (.txt, .json, .html).")
 @shared.hardware_path
 def validate(

@@ -208,23 +208,10 @@ def analyze(
     Raises InputError, one line of text, where something given cannot be used.
     """
     setting = Setting.of(
-        model,
-        hardware,
-        quant=quant,
-        attention=attention,
-        accounting=accounting,
-        mla=mla,
-        expert_skew=expert_skew,
-        mtp=mtp,
-        layout=layout,
-        offload=offload,
-        hardware_set=hardware_set,
-        techniques=techniques,
-        library=library,
-        engine=engine,
-        profiles=profiles,
-        bound=bound,
-    )
+        model, hardware, quant=quant, attention=attention, accounting=accounting, mla=mla, expert_skew=expert_skew,
+        mtp=mtp, layout=layout, offload=offload, hardware_set=hardware_set, techniques=techniques, library=library,
+        engine=engine, profiles=profiles, bound=bound,
+    )  # fmt: skip
     return analyzed(setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, mtp=mtp)
 
 

@@ -201,17 +201,9 @@ def choose(
         raise InputError(f"{found.name} does not generate, so there is no answer to be fast at; use llmviewer compare")
     ranked, rejected = _qualified(comparison, limits, wanted)
     return Choice(
-        model=found,
-        users=comparison.batches[0],
-        quants=allowed,
-        max_devices=most,
-        by=wanted,
-        limits=limits,
-        comparison=comparison,
-        ranked=ranked,
-        rejected=rejected,
-        left_out=left,
-    )
+        model=found, users=comparison.batches[0], quants=allowed, max_devices=most, by=wanted, limits=limits,
+        comparison=comparison, ranked=ranked, rejected=rejected, left_out=left,
+    )  # fmt: skip
 
 
 def _devices(hardware: Sequence[str | Hardware] | None) -> tuple[tuple[str | Hardware, ...], tuple[str, ...]]:

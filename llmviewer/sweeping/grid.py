@@ -126,22 +126,10 @@ def sweep(
     asked = list(map(unless_published, precisions))
     named = asked[0] or next((one.quant for one in ours if one.quant), PUBLISHED)
     base = Setting.of(
-        model,
-        hardware,
-        quant=None if None in asked else asked[0],
-        attention=attention,
-        accounting=accounting,
-        mla=mla,
-        expert_skew=expert_skew,
-        mtp=mtp,
-        layout=layout,
-        offload=offload,
-        hardware_set=hardware_set,
-        techniques=ours,
-        library=library,
-        engine=engine,
-        profiles=profiles,
-    )
+        model, hardware, quant=None if None in asked else asked[0], attention=attention, accounting=accounting, mla=mla,
+        expert_skew=expert_skew, mtp=mtp, layout=layout, offload=offload, hardware_set=hardware_set, techniques=ours,
+        library=library, engine=engine, profiles=profiles,
+    )  # fmt: skip
     check_expected(library, profiles, expected=expected)
     if expected and base.kernels is None:
         raise InputError("expected: survey accounting counts what no kernel does; use faithful")

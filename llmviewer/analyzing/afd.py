@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .. import __version__, given
+from .. import __version__, arguments
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.profile import Profile
@@ -244,7 +244,7 @@ def afd(
 
     Raises InputError where something given cannot be used, and where the model has no experts.
     """
-    given.one(model=model)
+    arguments.check(model=model)
     loaded = load_model(model) if isinstance(model, str) else model
     asked: dict[str, Any] = {
         "quant": quant, "expert_skew": expert_skew, "hardware_set": hardware_set, "library": library,
@@ -256,10 +256,10 @@ def afd(
     many, cut = whole("expert_devices", expert_devices), whole("micro_batches", micro_batches, least=0)
     listed = batch if isinstance(batch, Sequence) else [batch]
     sizes = np.array([whole("batch", n) for n in listed], dtype=np.float64)
-    given.positive(years=years)
+    arguments.positive(years=years)
     attention = Setting.of(loaded, attention_hardware, layout=layout, **asked)
     experts = Setting.of(loaded, expert_hardware, layout=Layout(dp=many, ep=many), **asked)
-    way = _joined(attention, experts, given.among("link", link, KvLink))
+    way = _joined(attention, experts, arguments.among("link", link, KvLink))
     pair = _Sides(attention, experts, way, whole("kv_len", kv_len))
     tried = np.array([cut] if cut else range(1, MOST_MICRO_BATCHES + 1), dtype=np.float64)
     parts, every = np.repeat(tried, len(sizes)), np.tile(sizes, len(tried))

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import click
 
+from . import inputs
 from . import options as shared
-from . import questions
 
 
 @click.command()
@@ -22,22 +22,17 @@ from . import questions
     show_default=True,
     help="Degrees of tp and dp of the devices that have all but the experts.",
 )
-@click.option(
-    "--expert-devices", type=int, default=8, show_default=True, help="Devices that experts are divided among."
-)
+@shared.number("--expert-devices", "Devices that have the experts.", default=8)
 @click.option(
     "--batch", metavar="NUMBERS", default="64..4096*4", show_default=True, help="Sequences of all attention devices."
 )
-@click.option("--kv-len", type=int, default=4096, show_default=True, help="Tokens that a sequence attends to.")
-@click.option(
-    "--micro-batches", type=int, default=0, help="That a batch is cut into; if 0, of 1 to 8 those that are fastest."
-)
-@click.option(
+@shared.number("--kv-len", "Tokens that a sequence attends to.", default=4096)
+@shared.number("--micro-batches", "That a batch is cut into; if 0, of 1 to 8 those that are fastest.", default=0)
+@shared.choice(
     "--link",
-    metavar="scale-out|scale-up",
+    of=("scale-out", "scale-up"),
+    told="Links between both sides: of nodes, or within a domain of both.",
     default="scale-out",
-    show_default=True,
-    help="Links between both sides: of nodes, or within a domain of both.",
 )
 @click.option(
     "--quant",
@@ -45,7 +40,7 @@ from . import questions
     callback=shared.precision,
     help="As in analyze; `published` if not given.",
 )
-@questions.expert_skew
+@inputs.expert_skew
 @shared.compared
 def afd(*, batch: str, form: str | None, output: Path | None, **question: Any) -> None:
     """Attention-FFN disaggregation: decode steps of MODEL with attention on one kind of device, and experts on another.

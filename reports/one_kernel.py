@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmviewer import __version__
-from llmviewer.analyzing.one_kernel import SCHEMA_VERSION, KernelEstimate, kinds
+from llmviewer.analyzing.one_kernel import KINDS, SCHEMA_VERSION, KernelEstimate
 from llmviewer.expectation.sources import why_unknown
 from llmviewer.units import fold, seconds, si
 
@@ -21,7 +21,7 @@ def render_text(found: Sequence[KernelEstimate], measured_s: float | None = None
     devices = list(dict.fromkeys(each.hardware for each in found))
     sizes = ", ".join(f"{name} {size}" for name, size in alike.items() if size)
     where = f" on {devices[0]}" if len(devices) == 1 else ""
-    what = kinds()[first.kernel].what.partition(";")[0]
+    what = KINDS[first.kernel].what.partition(";")[0]
     head = f"{first.kernel}, {what}{where}: {', '.join(filter(None, (sizes, first.quant)))}."
     several = [name for name in first.sizes if name not in alike]
     named = (["device"] if len(devices) > 1 else []) + several
@@ -86,7 +86,7 @@ def render_kinds(width: int = WIDTH) -> str:
     """What can be asked for."""
     margin = " " * 11
     lines = []
-    for name, kind in kinds().items():
+    for name, kind in KINDS.items():
         sizes = " ".join((*(f"{size}=" for size in kind.needed), *(f"[{s}={of}]" for s, of in kind.usual.items())))
         lines.append(filled(sizes, width, first=f"{name:<11}", others=margin))
         lines.append(filled(kind.what, width, first=margin, others=margin))

@@ -103,10 +103,10 @@ def estimate_kernel(
     profiles: Sequence[str | Path | Profile] = (),
     hardware_set: Sequence[str] = (),
 ) -> tuple[KernelEstimate, ...]:
-    """What one launch of a kernel takes, for every combination of sizes; those that `kinds` names last vary fastest.
+    """What one launch of a kernel takes, for every combination of sizes; those that KINDS names last vary fastest.
 
-    kernel    a name of kinds(), such as "gemm"
-    sizes     by the names that kinds() has for them, each a number or several
+    kernel    a name of KINDS, such as "gemm"
+    sizes     by the names that KINDS has for them, each a number or several
     quant     a scheme such as "W4A16g128", "fp8" or "KV8"; 16 bits if None. Activations come in 16 bits: where they are
               quantized first, the time for that counts too
 
@@ -133,11 +133,6 @@ def estimate_kernel(
     return tuple(sorted(found, key=lambda each: [at[each.sizes[name]] for name, at in places.items()]))
 
 
-def kinds() -> Mapping[str, Kind]:
-    """What can be asked for, by name."""
-    return _KINDS
-
-
 def check_sizes(kernel: str, names: Iterable[str]) -> None:
     """Raises InputError where the kernel is not known, or has no size of such a name."""
     kind = _kind(kernel)
@@ -149,9 +144,9 @@ def check_sizes(kernel: str, names: Iterable[str]) -> None:
 
 
 def _kind(kernel: str) -> Kind:
-    if kernel not in _KINDS:
-        raise InputError(f"no kernel {kernel!r}; {suggest(kernel, _KINDS)}")
-    return _KINDS[kernel]
+    if kernel not in KINDS:
+        raise InputError(f"no kernel {kernel!r}; {suggest(kernel, KINDS)}")
+    return KINDS[kernel]
 
 
 def _listed(kernel: str, kind: Kind, sizes: Mapping[str, int | Sequence[int]]) -> dict[str, tuple[int, ...]]:
@@ -299,7 +294,7 @@ def _tokens(name: str) -> Callable[[Mapping[str, Num]], Workload]:
     return lambda sizes: Workload.prefill(batch=1, prompt=sizes[name])
 
 
-_KINDS: Final[Mapping[str, Kind]] = {
+KINDS: Final[Mapping[str, Kind]] = {
     "gemm": Kind(
         what="y[M, N] = x[M, K] w[N, K]^T",
         needed=("M", "N", "K"),

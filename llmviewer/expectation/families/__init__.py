@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ...errors import InputError
 from ._family import Family, Parameter, Stack
 from .collectives import Collectives
 from .decode import Decode
@@ -18,12 +17,4 @@ FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family for family in (Gemm(), Prefill(), Decode(), Moe(), Elementwise(), Collectives())
 }
 
-
-def family(name: str) -> Family:
-    """Raises InputError, naming what there is, for a family that is not modelled."""
-    if name not in FAMILIES:
-        raise InputError(f"family must be one of {', '.join(FAMILIES)}; got {name!r}")
-    return FAMILIES[name]
-
-
-__all__ = ["FAMILIES", "Family", "Parameter", "Stack", "family"]
+__all__ = ["FAMILIES", "Family", "Parameter", "Stack"]

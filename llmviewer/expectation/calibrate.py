@@ -78,8 +78,7 @@ class Judged:
 
 def judged(rows: Rows, priors: Sequence[Entry] = (), *, residual: bool = False) -> Judged | None:
     """The fit of one stack, with what its error is made of."""
-    usable = np.isfinite(rows.measured) & (rows.measured > 0) & rows.family.kept(rows.shapes)
-    rows = rows.take(np.flatnonzero(usable))
+    rows = rows.take(np.flatnonzero(rows.timed & rows.family.kept(rows.shapes)))
     if len(rows) < LEAST:
         return None
     order, fold = folds = _shuffled(rows, 0)

@@ -41,7 +41,7 @@ def index() -> Index:
     return Index(
         entries=tuple(map(_entry, found["entries"])),
         kin={k["name"]: Kin(**k) for k in found["devices"]},
-        errors={(name, dtype, near): _error(error) for name, dtype, near, error in found["errors"]},
+        errors={(name, dtype, near): Error.of(error) for name, dtype, near, error in found["errors"]},
     )
 
 
@@ -81,21 +81,8 @@ def _entry(found: Mapping[str, Any]) -> Entry:
         version=found.get("version", ""),
         sizes={name: (least, most) for name, (least, most) in found.get("sizes", {}).items()},
         fit_mape=found["fit_mape"],
-        held_out=_error(found["held_out"]),
+        held_out=Error.of(found["held_out"]),
         trend=Trend.of(found["trend"]) if "trend" in found else None,
-    )
-
-
-def _error(found: Mapping[str, Any]) -> Error:
-    nan = float("nan")
-    return Error(
-        mape=found["mape"],
-        median=found["median"],
-        mape_short=found.get("short", nan),
-        mape_long=found.get("long", nan),
-        covered=found.get("covered", nan),
-        short=tuple(found["interval_short"]),
-        long=tuple(found["interval_long"]),
     )
 
 

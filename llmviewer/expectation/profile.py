@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +47,15 @@ class Error:
     covered: float
     short: tuple[float, float]
     long: tuple[float, float]
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Error:
+        """From what plain_error() gives."""
+        return cls(
+            mape=found["mape"], median=found["median"], mape_short=found.get("short", nan),
+            mape_long=found.get("long", nan), covered=found.get("covered", nan), short=tuple(found["interval_short"]),
+            long=tuple(found["interval_long"]),
+        )  # fmt: skip
 
     def interval(self, expected: Array) -> tuple[Array, Array]:
         """From and to. [s]"""
@@ -363,13 +372,8 @@ def _residual(section: Section, of: Family) -> Residual:
         rows = np.zeros((0, 1))
     if not len(rows) or not np.all(np.isfinite(rows)) or np.any(rows[:, :-1] < 0) or np.any(rows[:, -1] <= 0):
         raise section.error("points", f"must be rows of {', '.join(columns)} and a factor above 0")
-    return Residual(
-        columns=columns,
-        points=rows[:, :-1],
-        factors=rows[:, -1],
-        mape=section.number("mape"),
-        interval=_pair(section, "interval"),
-    )
+    mape, interval = section.number("mape"), _pair(section, "interval")
+    return Residual(columns=columns, points=rows[:, :-1], factors=rows[:, -1], mape=mape, interval=interval)
 
 
 def _parameters(section: Section, had: Sequence[Parameter]) -> dict[str, float]:
@@ -384,17 +388,9 @@ def _parameters(section: Section, had: Sequence[Parameter]) -> dict[str, float]:
 
 
 def read_error(section: Section) -> Error:
-    nan = float("nan")
-    short, long = (_pair(section, f"interval_{which}") for which in ("short", "long"))
-    return Error(
-        mape=section.number("mape"),
-        median=section.number("median"),
-        mape_short=section.number("short", nan),
-        mape_long=section.number("long", nan),
-        covered=section.number("covered", nan),
-        short=short,
-        long=long,
-    )
+    intervals = {key: _pair(section, key) for key in ("interval_short", "interval_long")}
+    needed = {key: section.number(key) for key in ("mape", "median")}
+    return Error.of(intervals | needed | {key: section.number(key, nan) for key in ("short", "long", "covered")})
 
 
 def _pair(section: Section, key: str) -> tuple[float, float]:

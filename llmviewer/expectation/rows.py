@@ -94,23 +94,21 @@ class Rows:
     def __len__(self) -> int:
         return len(self.places)
 
+    @property
+    def timed(self) -> Array:
+        """Which of them have a time."""
+        return np.isfinite(self.measured) & (self.measured > 0)
+
     def take(self, chosen: Array) -> Rows:
-        return Rows(
-            family=self.family,
-            device=self.device,
-            stack=self.stack,
-            version=self.version,
-            places=self.places[chosen],
-            shapes={name: column[chosen] for name, column in self.shapes.items()},
-            measured=self.measured[chosen],
-        )
+        shapes = {name: column[chosen] for name, column in self.shapes.items()}
+        return replace(self, places=self.places[chosen], shapes=shapes, measured=self.measured[chosen])
 
     def reliable(self) -> tuple[Rows, dict[str, int]]:
         """Those that a fit may rest on, and why others may not, with how many of them."""
         kept, left = np.ones(len(self), dtype=bool), dict[str, int]()
         bound = self.family.bound(self.shapes, self.device, self.stack)
         for why, wrong in (
-            (NO_TIME, ~(np.isfinite(self.measured) & (self.measured > 0))),
+            (NO_TIME, ~self.timed),
             ("sizes that no fit rests on, which docs/measurements.md names", ~self.family.kept(self.shapes)),
             ("time_us is less than a tenth of the bound", self.measured < _IMPOSSIBLE * bound),
         ):
@@ -305,14 +303,9 @@ def _rows(frame: pd.DataFrame, family: Family, unread: Counter[str]) -> Iterator
         shapes |= {name: np.where(unsaid, column, shapes[name]) for name, column in usual.items()}
         versions = sorted(set(labels["version"][places]) - {""})
         yield Rows(
-            family=family,
-            device=device,
-            stack=stack,
-            version=", ".join(versions[-_VERSIONS:]),
-            places=places,
-            shapes=shapes,
-            measured=times[places],
-        )
+            family=family, device=device, stack=stack, version=", ".join(versions[-_VERSIONS:]), places=places,
+            shapes=shapes, measured=times[places],
+        )  # fmt: skip
 
 
 def _wrong(frame: pd.DataFrame, family: Family, numbers: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:

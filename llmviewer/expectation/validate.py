@@ -140,9 +140,7 @@ def validate(predictions: Iterable[Predictions]) -> Validation:
     for one in predictions:
         skipped.update(one.skipped)
         for rows in one.table.rows:
-            times = np.isfinite(rows.measured) & (rows.measured > 0)
-            unmeasured = int(np.count_nonzero(~times))
-            if unmeasured:
+            if unmeasured := int(np.count_nonzero(~rows.timed)):
                 skipped[NO_TIME] += unmeasured
         groups += _groups(one)
         worst += _worst(one)
@@ -164,7 +162,7 @@ def _points(one: Predictions) -> list[Point]:
     random = np.random.default_rng(0)
     found = []
     for rows in one.table.rows:
-        usable = np.isfinite(rows.measured) & (rows.measured > 0) & scored[rows.places]
+        usable = rows.timed & scored[rows.places]
         kept = rows.take(np.flatnonzero(usable & (random.random(len(rows)) < share)))
         if not len(kept):
             continue
@@ -186,8 +184,7 @@ def _points(one: Predictions) -> list[Point]:
 def _groups(one: Predictions) -> list[Group]:
     gathered: dict[tuple[str, str, str, str], list[npt.NDArray[np.int64]]] = {}
     for rows in one.table.rows:
-        usable = np.isfinite(rows.measured) & (rows.measured > 0)
-        places = rows.places[usable & np.isfinite(one.columns["expected_us"][rows.places])]
+        places = rows.places[rows.timed & np.isfinite(one.columns["expected_us"][rows.places])]
         kinds = np.array([str(source).split()[0].rstrip(",:;") for source in one.columns["expected_source"][places]])
         for source in np.unique(kinds):
             key = (rows.family.name, rows.device.name, _type(rows.stack.dtype, rows.stack.kv_dtype), str(source))

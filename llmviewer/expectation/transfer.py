@@ -71,33 +71,44 @@ def choose(name: str, device: Device, stack: Stack, entries: Sequence[Entry]) ->
     Raises InputError where nothing like it was ever measured.
     """
     of_family = [e for e in entries if e.family == name and kin(e.device).kind == device.kind]
+    if calibrated := _calibrated(of_family, device, stack):
+        return calibrated
+    if others := _others(of_family, device, stack):
+        return _carried_over(others, device, stack)
+    if name == "elementwise" and stack.kernel != _PLAIN:
+        plain = choose(name, device, replace(stack, kernel=_PLAIN), entries)
+        return replace(plain, error=_UNKNOWN, source=f"{plain.source}, as {_PLAIN}")
+    raise InputError(f"no profile of {name} in {stack.dtype} on any {_KINDS.get(device.kind, device.kind)}")
+
+
+def _calibrated(of_family: Sequence[Entry], device: Device, stack: Stack) -> Choice | None:
+    """The stack's own parameters on the device, or else those of a twin of its type; None where there are none."""
     own = [e for e in of_family if e.device == device.name and e.stack.library == stack.library]
     exact = [e for e in own if _of_type(e, stack, stack.dtype)]
     for found in (exact, [e for e in own if e not in exact and twins(e, stack)]):
         same = [e for e in found if e.stack.kernel == stack.kernel]
         alike = [] if stack.kernel else sorted((e for e in found if _alike(e, stack)), key=lambda e: -e.rows)
-        if same or alike:
-            first = (same or alike)[0]
-            known = found is exact or name == "elementwise"
+        if chosen := same or alike:
+            first = chosen[0]
+            known = found is exact or first.family == "elementwise"
+            error = first.held_out if known else _measured_error(first.family, stack, near=True)
             note = "" if found is exact else f" in {first.stack.dtype}"
-            return Choice(
-                entries=(first,),
-                error=first.held_out if known else _measured_error(name, stack, near=True),
-                source=f"calibrated on {_named(first)}{note}",
-            )
+            return Choice(entries=(first,), error=error, source=f"calibrated on {_named(first)}{note}")
+    return None
+
+
+def _others(of_family: Sequence[Entry], device: Device, stack: Stack) -> list[Entry]:
+    """Stacks on all devices that do the same work, in the data type nearest to its own."""
+    alike = [e for e in of_family if _alike(e, stack)]
     for dtype in (stack.dtype, *SIMILAR.get(stack.dtype, ())):
-        found = [e for e in of_family if _of_type(e, stack, dtype) and _alike(e, stack)]
-        if dtype == stack.dtype and not any(_close(e, device, stack) for e in found):
-            found += [e for e in of_family if not _of_type(e, stack, dtype) and _twin_of_library(e, stack)]
+        found = [e for e in alike if _of_type(e, stack, dtype)]
+        own = (e for e in found if e.stack.library == stack.library)
+        if dtype == stack.dtype and not any(kin(e.device).stacked == device.stacked for e in own):
+            mine = (e for e in alike if e.stack.library == stack.library and twins(e, stack))
+            found += [e for e in mine if not _of_type(e, stack, dtype)]
         if found:
-            return _carried_over(found, device, stack)
-    if name == "elementwise":
-        if found := [e for e in of_family if _alike(e, stack)]:
-            return _carried_over(found, device, stack)
-        if stack.kernel != _PLAIN:
-            plain = choose(name, device, replace(stack, kernel=_PLAIN), entries)
-            return replace(plain, error=_UNKNOWN, source=f"{plain.source}, as {_PLAIN}")
-    raise InputError(f"no profile of {name} in {stack.dtype} on any {_KINDS.get(device.kind, device.kind)}")
+            return found
+    return alike if alike and alike[0].family == "elementwise" else []
 
 
 def _carried_over(found: Sequence[Entry], device: Device, stack: Stack) -> Choice:
@@ -201,14 +212,6 @@ def _of_name(entry: Entry, stack: Stack) -> bool:
 def _paced(stack: Stack) -> bool:
     """Whether a host launches it time and again, which takes it longer than replaying a graph does a short message."""
     return "_eager " in stack.kernel
-
-
-def _close(entry: Entry, device: Device, stack: Stack) -> bool:
-    return entry.stack.library == stack.library and kin(entry.device).stacked == device.stacked
-
-
-def _twin_of_library(entry: Entry, stack: Stack) -> bool:
-    return entry.stack.library == stack.library and twins(entry, stack) and _alike(entry, stack)
 
 
 def _of_type(entry: Entry, stack: Stack, dtype: str) -> bool:

@@ -62,15 +62,17 @@ class Disaggregated:
     @property
     def generation(self) -> GenerationResult:
         """Of one batch; its first token is there when the decode side can go on from it."""
-        read, asked = self.prefill.generation.ttft_s, self.decode.inputs
-        overlapped = self.kv_transfer is KvTransfer.OVERLAPPED
-        ttft = max(read, self.kv_transfer_s) if overlapped else read + self.kv_transfer_s
-        latency = ttft + self.decoding_s
-        tokens = asked.batch * (asked.gen or 0)
+        ttft, asked = self._sent_s(self.prefill.generation.ttft_s), self.decode.inputs
+        latency, tokens = ttft + self.decoding_s, asked.batch * (asked.gen or 0)
         tpot = self.decode.generation.tpot_s
         return GenerationResult(
             ttft_s=ttft, tpot_s=tpot, latency_s=latency, tokens_per_s=tokens / latency, **self._expected(tokens)
         )
+
+    def _sent_s(self, read_s: float) -> float:
+        """When the cache of prompts that take so long to read is where their answers are written. [s]"""
+        overlapped = self.kv_transfer is KvTransfer.OVERLAPPED
+        return max(read_s, self.kv_transfer_s) if overlapped else read_s + self.kv_transfer_s
 
     def _expected(self, tokens: int) -> dict[str, float | None]:
         """What is expected of both sides; the cache travels as fast as its links."""
@@ -83,8 +85,7 @@ class Disaggregated:
             )
             if read is None or whole is None:
                 return {}
-            overlapped = self.kv_transfer is KvTransfer.OVERLAPPED
-            ttft = max(read, self.kv_transfer_s) if overlapped else read + self.kv_transfer_s
+            ttft = self._sent_s(read)
             latency = ttft + whole - first
             found |= {f"expected_ttft{end}_s": ttft, f"expected_tpot{end}_s": each, f"expected_latency{end}_s": latency}
             if not end:

@@ -13,6 +13,7 @@ from ..forms import Num
 from ..setting import Setting
 from ..techniques import Run, Schedule
 from ..workload import Workload
+from .generation import bounds_of
 
 _LARGEST: Final = 4096  # batch that is looked at
 _FAN: Final = 16  # batches at a time
@@ -180,24 +181,14 @@ def _said(first: int | None, last: int | None) -> tuple[str, ...]:
 
 
 def _run(run: Run, *, before: bool) -> RunResult:
-    return RunResult(
-        name=run.name,
-        before=before,
-        passes=float(run.passes),
-        time_s=float(run.time_s),
-        ops=float(run.amount("ops")),
-        bytes=float(run.amount("bytes")),
-    )
+    numbers = {"passes": run.passes, "time_s": run.time_s, **{name: run.amount(name) for name in _WHOLE}}
+    return RunResult(name=run.name, before=before, **{name: float(number) for name, number in numbers.items()})
 
 
 def _whole(setting: Setting, schedule: Schedule, *, batch: int, prompt: int, gen: int, images: int) -> Whole:
     runs = (*schedule.first, *schedule.rest)
     return Whole(
-        ttft_s=float(schedule.ttft_s),
-        tpot_s=float(schedule.tpot_s) if schedule.rest else None,
-        latency_s=float(schedule.latency_s),
-        tokens_per_s=float(schedule.answer / schedule.latency_s),
-        ops=float(sum(run.amount("ops") for run in runs)),
-        bytes=float(sum(run.amount("bytes") for run in runs)),
+        **bounds_of(schedule),
+        **{name: float(sum(run.amount(name) for run in runs)) for name in _WHOLE},
         memory_bytes=float(setting.footprint.total_bytes(batch=batch, prompt=prompt, gen=gen, images=images)),
     )

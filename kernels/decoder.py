@@ -38,7 +38,7 @@ from ..precision import Format
 from ..transforms.flash_attention import flash_attention
 from ..transforms.quantize import AS_IT_IS
 from ..workload import Workload
-from . import decode_attention, embedding, fused_moe, gated, gemm, gemv, rms_norm, rope, rope_cache, sampling
+from . import decode_attention, embedding, fused_moe, gated, gemm, gemv, norms, rope, rope_cache, sampling
 from .base import DTYPES, EPSILON, Case, Inputs, Kernel, Plan, Random, Target, case, cdiv
 
 PAGE = 64  # tokens of a page of the cache
@@ -88,15 +88,15 @@ class Shape:
         groups = _EXPERTS if "router" in found else _DENSE
         wanted = {*chain(*_MIXER, *groups)} - {"v_write", *_HEAD_NORMS}
         head_dim = next((op.heads.head_dim for op in found.values() if isinstance(op, FlashAttention)), 0)
-        norms = found.keys() & _HEAD_NORMS
-        odd = wanted.symmetric_difference(found.keys() - norms)
+        head_norms = found.keys() & _HEAD_NORMS
+        odd = wanted.symmetric_difference(found.keys() - head_norms)
         odd |= {w.name for op in found.values() for w in op.weights if not w.name.endswith("weight")}
         odd |= {op.name for op in found.values() if not _known(op, head_dim)}
-        if odd or len(norms) == 1:
+        if odd or len(head_norms) == 1:
             raise InputError(
                 "a decode step of kernels must be of layers of grouped-query attention without biases, whole heads "
                 "rotated, and SwiGLU, alone or in experts, with RMSNorm before each; "
-                f"block {block.name} differs in {', '.join(sorted(odd or norms))}"
+                f"block {block.name} differs in {', '.join(sorted(odd or head_norms))}"
             )
         value = found["v_proj"].outputs[0]
         plain = replace(value, name="v_proj", role=Role.ACTIVATION)
@@ -247,13 +247,13 @@ def layer_plan(
         plans.append(plan)
         return plan.outputs[0]
 
-    h = run(rms_norm.plan(target, x, weights["attn_norm"], residual))
+    h = run(norms.plan(target, x, weights["attn_norm"], residual))
     before = x if residual is None else plans[-1].outputs[1]
     qkv = run(_product(target, h, weights["qkv"]))
-    norms = (weights.get("q_norm"), weights.get("k_norm"))
-    q = run(rope_cache.plan(target, qkv, pages.frequencies, k, v, pages.table, pages.lengths, *norms))
+    head_norms = (weights.get("q_norm"), weights.get("k_norm"))
+    q = run(rope_cache.plan(target, qkv, pages.frequencies, k, v, pages.table, pages.lengths, *head_norms))
     o = run(decode_attention.plan(target, q, k, v, pages.table, pages.lengths, pages.longest, window=window))
-    h = run(rms_norm.plan(target, run(_product(target, o.flatten(1), weights["o"])), weights["mlp_norm"], before))
+    h = run(norms.plan(target, run(_product(target, o.flatten(1), weights["o"])), weights["mlp_norm"], before))
     between = plans[-1].outputs[1]
     if chosen:
         logits = run(_product(target, h, weights["router"]))
@@ -280,14 +280,14 @@ def layer_reference(
     def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x.float() @ w.float().T).to(dtype)
 
-    h, *sums = (t.to(dtype) for t in rms_norm.reference(x, weights["attn_norm"], residual))
-    norms = (weights.get("q_norm"), weights.get("k_norm"))
+    h, *sums = (t.to(dtype) for t in norms.reference(x, weights["attn_norm"], residual))
+    head_norms = (weights.get("q_norm"), weights.get("k_norm"))
     qkv = product(h, weights["qkv"])
-    made = rope_cache.reference(qkv, pages.frequencies, k, v, pages.table, pages.lengths, *norms)
+    made = rope_cache.reference(qkv, pages.frequencies, k, v, pages.table, pages.lengths, *head_norms)
     q, k, v = (t.to(dtype) for t in made)
     (o,) = decode_attention.reference(q, k, v, pages.table, pages.lengths, pages.longest, window=window)
     o = product(o.to(dtype).flatten(1), weights["o"])
-    h, between = (t.to(dtype) for t in rms_norm.reference(o, weights["mlp_norm"], sums[0] if sums else x))
+    h, between = (t.to(dtype) for t in norms.reference(o, weights["mlp_norm"], sums[0] if sums else x))
     if chosen:
         (y,) = fused_moe.reference(h, product(h, weights["router"]), weights["gate_up"], weights["down"], chosen)
     else:
@@ -389,7 +389,7 @@ def decode_step(
         x, residual, *_ = plans[-1].outputs
         operators.extend(shape.launched(first=index == 0))
     weights["final_norm"] = random.uniform(width, low=0.5, high=1.5).to(first.dtype)
-    plans.append(rms_norm.plan(found, x, weights["final_norm"], residual))
+    plans.append(norms.plan(found, x, weights["final_norm"], residual))
     added = (ordered[-1].operators["mlp_add"], norm.with_tensors(_renamed))
     tied = lm_head.weights[0].tied
     scale = width**-0.5

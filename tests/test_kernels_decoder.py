@@ -153,8 +153,8 @@ def test_a_layer_launches_no_more_than_it_has_to():
         step = decode_step(name, batch=batch, kv_len=4096, layers=1, device="meta", target=H100, **more)
         return [launch.function.fn.__name__ for launch in step.plan.launches]
 
-    mixer = ["_rms_norm", "_tiled", "_rope_cache", "_decode", "_tiled", "_rms_norm"]
-    end = ["_rms_norm", "_tiled", "_best", "_best_of_parts"]
+    mixer = ["_norm", "_tiled", "_rope_cache", "_decode", "_tiled", "_norm"]
+    end = ["_norm", "_tiled", "_best", "_best_of_parts"]
     dense = ["_tiled", "_activate", "_tiled"]
     assert functions("llama-3.1-8b", 64) == ["_embedding", *mixer, *dense, *end]
     experts = ["_tiled", "_route", "_count", "_place", "_grouped", "_grouped", "_combine"]

@@ -1,31 +1,35 @@
-"""y = (x - mean(x)) / sqrt(var(x) + epsilon) * weight + bias; with a residual, x = x + residual first, and written.
+"""y = x / sqrt(mean(x^2) + epsilon) * weight, or of x - mean(x) instead of x, and with a bias; with a residual, x = x +
+residual first, which is written, too.
 
-Layer normalization (arXiv:1607.06450). A program takes a whole row, or a few where they are short, keeps it in
-registers and reads it once: the variance is that of differences from the mean, not one of squares, which cancel where
-the mean is large. All of it is in fp32.
+RMSNorm (arXiv:1910.07467, equation 4) and layer normalization (arXiv:1607.06450). A program takes a whole row, or a few
+where they are short, keeps it in registers and reads it once: a variance is that of differences from the mean, not one
+of squares, which cancel where the mean is large. All of it is in fp32.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
 from ..operators.base import Operator, Tensor, Weight
-from ..operators.elementwise import Norm
+from ..operators.elementwise import Add, Norm
 from ..workload import Workload
 from .base import EPSILON, Case, Inputs, Kernel, Launch, Plan, Random, Target, case, cdiv, poisoned, pow2
-from .rms_norm import with_residual
 
 _ELEMENTS = 4096  # of a program, where rows are shorter
-_OPS = 6  # mean, subtract, square, sum, scale, weight; the bias is one more
-_EPSILON = 1e-5
+_RMS_OPS = 4  # square, sum, scale, weight
+_LAYER_OPS = 6  # mean and subtract, too; the bias is one more
+_RMS_EPSILON, _LAYER_EPSILON = 1e-6, 1e-5
 
 
 @triton.jit
-def _layer_norm(
+def _norm(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, sum_ptr, y_ptr, m, n, epsilon,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
@@ -36,7 +40,8 @@ def _layer_norm(
     if residual_ptr is not None:
         x += tl.load(residual_ptr + at, there, 0.0).to(tl.float32)
         tl.store(sum_ptr + at, x.to(sum_ptr.dtype.element_ty), there)
-    x = tl.where(real[None, :], x - (tl.sum(x, 1) / n)[:, None], 0.0)
+    if CENTRED:
+        x = tl.where(real[None, :], x - (tl.sum(x, 1) / n)[:, None], 0.0)
     scale = 1 / tl.sqrt(tl.sum(x * x, 1) / n + epsilon)
     y = x * scale[:, None] * tl.load(weight_ptr + columns, real, 0.0).to(tl.float32)[None, :]
     if bias_ptr is not None:
@@ -48,21 +53,24 @@ def plan(
     target: Target,  # noqa: ARG001
     x: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    centred: bool = False,
 ) -> Plan:
-    """x[m, n], weight[n], bias[n] to y[m, n]; with residual[m, n] to y and the sum."""
+    """x[m, n], weight[n], bias[n] to y[m, n]; with residual[m, n] to y and the sum; `centred` with the mean at 0."""
     m, n = x.shape
     y = poisoned(m, n, dtype=x.dtype, device=x.device)
     sums = None if residual is None else poisoned(m, n, dtype=x.dtype, device=x.device)
     block_n = pow2(n)
     block_m = max(min(_ELEMENTS // block_n, pow2(m)), 1)
     launch = Launch(
-        function=_layer_norm,
+        function=_norm,
         grid=(cdiv(m, block_m),),
         arguments={
             "x_ptr": x, "residual_ptr": residual, "weight_ptr": weight, "bias_ptr": bias, "sum_ptr": sums, "y_ptr": y,
-            "m": m, "n": n, "epsilon": _EPSILON, "BLOCK_M": block_m, "BLOCK_N": block_n,
+            "m": m, "n": n, "epsilon": _LAYER_EPSILON if centred else _RMS_EPSILON, "CENTRED": centred,
+            "BLOCK_M": block_m, "BLOCK_N": block_n,
         },
         num_warps=max(min(block_m * block_n // 512, 16), 4),  # 16 elements a thread: two loads of 16 bytes
     )  # fmt: skip
@@ -70,11 +78,17 @@ def plan(
 
 
 def reference(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    centred: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     sums = x.float() if residual is None else x.float() + residual.float()
-    differences = sums - sums.mean(1, keepdim=True)
-    y = differences * (differences.square().mean(1, keepdim=True) + _EPSILON).rsqrt() * weight.float()
+    own = sums - sums.mean(1, keepdim=True) if centred else sums
+    epsilon = _LAYER_EPSILON if centred else _RMS_EPSILON
+    y = own * (own.square().mean(1, keepdim=True) + epsilon).rsqrt() * weight.float()
     y = y if bias is None else y + bias.float()
     return (y,) if residual is None else (y, sums)
 
@@ -92,15 +106,46 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
     return found
 
 
-def _operators(case: Case) -> tuple[Operator, ...]:
+def _operators(case: Case, ops: int) -> tuple[Operator, ...]:
+    """With a residual, the Add before it, whose sum is written, and stays on the chip for the Norm."""
     x, y = (Tensor(name=name, width=case["N"], format=case.format) for name in "xy")
     names = ("weight", "bias") if case.get("bias") else ("weight",)
     weights = tuple(Weight(name=name, shape=(case["N"],), format=case.format) for name in names)
-    norm = Norm(name="norm", inputs=(x,), outputs=(y,), weights=weights, ops_per_element=_OPS + len(weights) - 1)
-    return with_residual(norm) if case.get("residual") else (norm,)
+    norm = Norm(name="norm", inputs=(x,), outputs=(y,), weights=weights, ops_per_element=ops + len(weights) - 1)
+    if not case.get("residual"):
+        return (norm,)
+    operands = (x, replace(x, name="residual"))
+    add = Add(name="add", inputs=operands, outputs=(replace(x, name="sum"),), ops_per_element=1)
+    return (add, replace(norm, inputs=()))
+
+
+def _workload(case: Case) -> Workload:
+    return Workload.prefill(batch=1, prompt=case["M"])
 
 
 KERNELS = (
+    Kernel(
+        name="rms_norm",
+        family="norm",
+        cases=(
+            case("fp16", M=5, N=128),
+            case("fp16", M=3, N=300, residual=1),
+            case("fp32", M=2, N=5000, residual=1),
+            case("fp16", M=1, N=4096),
+        ),
+        full_size=(
+            case("bf16", M=8192, N=8192, residual=1),
+            case("bf16", M=16, N=4096, residual=1),
+            case("bf16", M=65536, N=128),
+        ),
+        make=_make,
+        plan=plan,
+        reference=reference,
+        # Results go up to some 15, the sum of fp32 squares is off by a few of its last bits.
+        tolerance=lambda case: (4 * EPSILON[case.dtype], EPSILON[case.dtype]),
+        operators=partial(_operators, ops=_RMS_OPS),
+        workload=_workload,
+    ),
     Kernel(
         name="layer_norm",
         family="norm",
@@ -117,8 +162,8 @@ KERNELS = (
             case("bf16", M=65536, N=128, bias=1),
         ),
         make=_make,
-        plan=plan,
-        reference=reference,
+        plan=partial(plan, centred=True),
+        reference=partial(reference, centred=True),
         # Results go up to some 15. A mean, the reference's and the kernel's, is off by its last bits in fp32, a GPU's
         # quotient by two of them (PTX ISA, div.full), as then are all differences from it, which meet weights of up to
         # some 4.
@@ -126,7 +171,7 @@ KERNELS = (
             4 * EPSILON[case.dtype],
             EPSILON[case.dtype] + 4 * 4 * (1 + case.get("mean")) * EPSILON["fp32"],
         ),
-        operators=_operators,
-        workload=lambda case: Workload.prefill(batch=1, prompt=case["M"]),
+        operators=partial(_operators, ops=_LAYER_OPS),
+        workload=_workload,
     ),
 )

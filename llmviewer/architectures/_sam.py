@@ -6,10 +6,9 @@ A window at the edge of a picture is filled up with patches of nothing, which ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
 from ..documents import Section
 from ..operators.attention import QK
@@ -18,6 +17,7 @@ from ..operators.convolution import Conv2d
 from ..operators.masks import Tiled
 from ..operators.pictures import RelativePositions
 from ._attention import SelfAttention
+from ._class_defaults import TOWERS
 from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Mlp
@@ -25,14 +25,7 @@ from ._moe import integers
 from ._parts import NormKind, Parts, heads_of, result, with_rows
 from ._tower import Picture, Tower, filled, of_pictures, patches_of, picture, tower_activation
 
-_PICTURES: Final[Mapping[str, Any]] = {  # as transformers.SamVisionConfig has it
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 1024,
-    "patch_size": 16,
-    "global_attn_indexes": [2, 5, 8, 11],
-}
+_PICTURES: Final = TOWERS["SamVisionConfig"] | {"global_attn_indexes": [2, 5, 8, 11]}
 
 
 @dataclass(frozen=True, kw_only=True)

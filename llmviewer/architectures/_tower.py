@@ -22,13 +22,13 @@ from ..operators.pictures import Patches, Place
 from ..precision import Format
 from . import builder
 from ._attention import SelfAttention
+from ._class_defaults import TEXTS
 from ._decoder import FeedForward, Layer, Mixer
 from ._encoder import Head, holding, leaving, stack
 from ._feed_forward import Mlp
 from ._moe import _GENERATION_FIELDS, language_model
 from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from ._reused import again
-from ._texts import TEXTS
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of weights by their names
 

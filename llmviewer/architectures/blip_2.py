@@ -12,6 +12,7 @@ from ..graph import Block, Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._class_defaults import TOWERS
 from ._decoder import Layer, Residual
 from ._encoder import CrossLayer, both_ways
 from ._feed_forward import Mlp
@@ -19,14 +20,6 @@ from ._parts import HIDDEN, NormKind, Parts, activation, heads_of
 from ._resampler import FEATURES, Looking, queried
 from ._tower import Tower, filled, joined, language, layer, part, picture, tower_activation, vision
 
-_PICTURES: Final = {  # as transformers.Blip2VisionConfig has it
-    "hidden_size": 1408,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 39,
-    "num_attention_heads": 16,
-    "image_size": 224,
-    "patch_size": 14,
-}
 _QUERIES: Final = {  # as transformers.Blip2QFormerConfig has it
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -53,7 +46,7 @@ def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS.split())
     if config.get("vision_config") is None:
         return text
-    tower = _tower(filled(vision(config), _PICTURES))
+    tower = _tower(filled(vision(config), TOWERS["Blip2VisionConfig"]))
     section, queries = part(config, "qformer_config"), config.integer("num_query_tokens", 32)
     section.costless(*_QUERIES_COSTLESS.split())
     section = filled(section, _QUERIES)

@@ -18,6 +18,7 @@ from ..operators.base import Operator
 from ..operators.masks import Once
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TOWERS
 from ._decoder import Layer
 from ._encoder import Encoder, both_ways, holding, task
 from ._feed_forward import Mlp
@@ -28,14 +29,6 @@ from ._tower import Tower, beside, filled, layer, picture, tower_activation, vis
 _TASKS: Final = {"ModelWithProjection": "projected", "Model": "bare"}
 _COSTLESS: Final = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
 _WIDTH: Final = 512  # of both results, where a config does not say
-_PICTURES: Final = {  # as transformers.CLIPVisionConfig has it
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 224,
-    "patch_size": 32,
-}
 _TEXTS: Final = {  # as transformers.CLIPTextConfig has it
     "vocab_size": 49408,
     "hidden_size": 512,
@@ -75,7 +68,7 @@ def build_texts(config: Section, fmt: Format) -> Graph:
 
 def clip_tower(config: Section, *, post_norm: bool = True) -> Tower:
     """`post_norm`, the norm of the class token, stands in a head where it is run."""
-    config = filled(config, _PICTURES)
+    config = filled(config, TOWERS["CLIPVisionConfig"])
     seen, hidden = picture(config), config.integer("hidden_size")
     return Tower(
         picture=seen,

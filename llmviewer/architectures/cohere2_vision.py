@@ -15,6 +15,7 @@ from ..graph import Graph
 from ..operators.base import Operator, Tensor
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TOWERS
 from ._moe import language_model
 from ._parts import HIDDEN, NormKind, Parts
 from ._tiles import best_fit, closest_grid, picture_size
@@ -27,15 +28,7 @@ _SIDE = 2  # patches to each side of what becomes a token
 _INNER = 36864
 _TILE = 224  # pixels to each side, as transformers.SiglipVisionConfig has it
 _MOST_TILES = 12  # of a picture, in the processors
-_AYA_PICTURES = {  # as transformers.AyaVisionConfig has it
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 14,
-    "image_size": 384,
-    "patch_size": 14,
-    "vision_use_head": False,
-}
+_AYA_PICTURES = TOWERS["AyaVisionConfig"] | {"vision_use_head": False}
 
 
 @architecture("cohere2_vision")

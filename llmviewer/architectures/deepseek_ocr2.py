@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
 from ..documents import Section
 from ..forms import images
@@ -19,6 +19,7 @@ from ..operators.masks import Tiled
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._class_defaults import TEXTS
 from ._decoder import Layer
 from ._encoder import holding, stack
 from ._fields import decoder, gated_mlp, grouped_heads
@@ -31,13 +32,6 @@ from ._tower import Tower, feature_block, filled, joined, of_pictures, part, see
 _WHOLE, _TILE = 1024, 768  # pixels to a side of what is read, by the processor's defaults
 _QUERIES: Final = {_WHOLE: 256, _TILE: 144}
 _LEAST, _MOST = 2, 6  # tiles, likewise
-_ENCODER: Final[dict[str, Any]] = {  # as transformers.Qwen2Config has it
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-}
 
 
 @architecture("deepseek_ocr2_text")
@@ -81,7 +75,7 @@ def _seen(
 ) -> tuple[tuple[Block, ...], tuple[Operator, ...]]:
     """What reads squares of `side` pixels, or tiles of them, and what brings its queries to the width of text."""
     tower = replace(sam_tower(filled(part(section, "sam_config"), instead={"image_size": side})), tiles=tiles)
-    encoder = filled(part(section, "encoder_config"), _ENCODER)
+    encoder = filled(part(section, "encoder_config"), TEXTS["qwen2"])
     hidden, queries, parts = encoder.integer("hidden_size"), _QUERIES[side], Parts(format=fmt)
     patches = ceil(tower.picture.height / 4) * ceil(tower.picture.width / 4)
     filters = _filters(part(section, "sam_config"), tower, fmt, hidden)

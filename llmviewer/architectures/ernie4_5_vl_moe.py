@@ -19,6 +19,7 @@ from ..operators.base import Operator, Tensor, Weight
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TEXT_CLASSES
 from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
@@ -27,13 +28,7 @@ from ._moe import attention, costless, dense, experts, integers, language_model,
 from ._parts import HIDDEN, NormKind, Parts, heads_of, result
 from ._tower import Tower, filled, joined, layer, picture, projector, tower_activation, vision
 
-_TEXT: Final = {  # as transformers.Ernie4_5_VLMoeTextConfig has it
-    "vocab_size": 103424,
-    "hidden_size": 2560,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 20,
-    "num_key_value_heads": 4,
+_TEXT: Final = TEXT_CLASSES["Ernie4_5_VLMoeTextConfig"] | {
     "moe_k": 6,
     "moe_num_experts": 64,
     "moe_num_shared_experts": 2,

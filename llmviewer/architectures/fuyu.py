@@ -13,18 +13,12 @@ from ..graph import Graph
 from ..operators.pictures import Patches
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TEXT_CLASSES
 from ._parts import HIDDEN, Parts
 from ._tiles import picture_size
 from ._tower import filled, joined, language
 
 _MOST: Final = (1080, 1920)  # pixels to a side, to which the processor brings larger pictures
-_TEXT: Final = {  # as transformers.FuyuConfig has it
-    "vocab_size": 262144,
-    "hidden_size": 4096,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 64,
-}
 _COSTLESS: Final = "image_size num_attention_heads"
 
 
@@ -32,7 +26,9 @@ _COSTLESS: Final = "image_size num_attention_heads"
 def build(config: Section, fmt: Format) -> Graph:
     """Fields of the language model stand in text_config, or, in older files, beside those of pictures."""
     given = config.get("text_config") or {key: value for key, value in config.data.items() if key != "model_type"}
-    text, width = language(filled(config, instead={"text_config": {**_TEXT, **given}}), fmt, "persimmon")
+    text, width = language(
+        filled(config, instead={"text_config": TEXT_CLASSES["FuyuConfig"] | given}), fmt, "persimmon"
+    )
     config.costless(*_COSTLESS.split())
     patch, (tall, wide) = config.integer("patch_size", 30), picture_size(config)
     scale = min(1, _MOST[0] / tall, _MOST[1] / wide)

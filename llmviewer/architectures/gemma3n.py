@@ -17,6 +17,7 @@ from ..operators.linear import BlockLinear
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TEXT_CLASSES
 from ._decoder import Layer, Residual
 from ._feed_forward import Mlp
 from ._moe import for_each_layer, integers
@@ -25,15 +26,7 @@ from ._reused import again
 from ._tower import filled
 from .gemma4 import EMBEDDED, Gemma4Attention, Gemma4Decoder, Gemma4Layer, kinds_of_layers
 
-_TEXT = {  # what a config may leave out, as transformers.Gemma3nTextConfig has it
-    "vocab_size": 262400,
-    "hidden_size": 2048,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 35,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "num_kv_shared_layers": 15,
-}
+_TEXT = TEXT_CLASSES["Gemma3nTextConfig"] | {"num_kv_shared_layers": 15}
 _COSTLESS = """
     altup_active_idx altup_coef_clip altup_lr_multiplier final_logit_softcapping query_pre_attn_scalar
     rope_local_base_freq vocab_size_per_layer_input

@@ -20,6 +20,7 @@ from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import scored
+from ._class_defaults import TEXT_CLASSES
 from ._decoder import Decoder, Layer, Residual
 from ._feed_forward import Experts, Mlp
 from ._fields import gated_mlp, of_each_layer, sliding_layers
@@ -27,16 +28,7 @@ from ._moe import at_most
 from ._parts import NormKind, Parts, result
 from ._tower import filled
 
-_TEXT = {  # what configs may leave out, as transformers.Gemma4TextConfig and Gemma4UnifiedTextConfig have it
-    "vocab_size": 262144,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-}
-_UNIFIED = _TEXT | {"hidden_size_per_layer_input": 0, "sliding_window": 1024}
+_UNIFIED = TEXT_CLASSES["Gemma4TextConfig"] | {"hidden_size_per_layer_input": 0, "sliding_window": 1024}
 _GLOBAL_HEAD_DIM = 512  # of layers that see all
 EMBEDDED, _PER_LAYER = "embed_tokens", "per_layer_inputs"  # left by the blocks before the layers
 _ROTATED = 0.25  # of a head of layers that see all
@@ -211,7 +203,7 @@ def _unweighted(parts: Parts, name: str, x: Tensor) -> Norm:
 
 @architecture("gemma4_text")
 def build(config: Section, fmt: Format) -> Graph:
-    return _decoder(filled(config, _TEXT)).graph(fmt)
+    return _decoder(filled(config, TEXT_CLASSES["Gemma4TextConfig"])).graph(fmt)
 
 
 @architecture("gemma4_unified_text")

@@ -17,6 +17,7 @@ from ..operators.base import Operator
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._class_defaults import TEXT_CLASSES
 from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Mlp
@@ -29,21 +30,7 @@ from .glm4_moe import build_glm4_moe
 from .glm5_next import build as build_glm5_next_text
 
 _BICUBIC: Final = 32  # OPs to weigh and add sixteen positions, and to add the result
-_TEXT: Final = {  # as transformers.Glm4vTextConfig has it
-    "vocab_size": 151552,
-    "hidden_size": 4096,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-}
-_SPARSE_TEXT: Final = {  # as transformers.Glm4vMoeTextConfig has it
-    "vocab_size": 151424,
-    "hidden_size": 4096,
-    "intermediate_size": 10944,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 8,
+_SPARSE_TEXT: Final = TEXT_CLASSES["Glm4vMoeTextConfig"] | {
     "moe_intermediate_size": 1408,
     "num_experts_per_tok": 8,
     "n_shared_experts": 1,
@@ -60,14 +47,6 @@ _TOWER: Final = {  # as transformers.Glm4vVisionConfig has it
     "temporal_patch_size": 2,
     "out_hidden_size": 4096,
     "intermediate_size": 13696,
-}
-_OCR_TEXT: Final = {  # as transformers.GlmOcrTextConfig has it
-    "vocab_size": 59392,
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
 }
 _OCR_TOWER: Final = {  # as transformers.GlmOcrVisionConfig has it
     **_TOWER,
@@ -110,7 +89,9 @@ def build_ocr(config: Section, fmt: Format) -> Graph:
     text = language_model(config)
     text.costless(*_TEXT_COSTLESS.split(), "attention_bias", "num_nextn_predict_layers")
     tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
-    language = build_glm4(_whole(text, _OCR_TEXT, {"attention_bias": False, "tie_word_embeddings": tied}), fmt)
+    language = build_glm4(
+        _whole(text, TEXT_CLASSES["GlmOcrTextConfig"], {"attention_bias": False, "tie_word_embeddings": tied}), fmt
+    )
     return _behind_ocr_tower(config, language, fmt)
 
 
@@ -160,7 +141,7 @@ def build_sparse_text(config: Section, fmt: Format) -> Graph:
 def _dense(text: Section, fmt: Format, **instead: Any) -> Graph:
     """Queries, keys and values have biases, whatever a config says."""
     text.costless("attention_bias")
-    return build_glm4(_whole(text, _TEXT, {"attention_bias": True, **instead}), fmt)
+    return build_glm4(_whole(text, TEXT_CLASSES["Glm4vTextConfig"], {"attention_bias": True, **instead}), fmt)
 
 
 def _sparse(text: Section, fmt: Format, **instead: Any) -> Graph:

@@ -5,31 +5,24 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Final
 
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TEXT_CLASSES
 from ._moe import language_model
 from ._parts import result
 from ._sam import neck, sam_tower
 from ._tower import filled, joined, language, vision
 
-_TEXT: Final = {  # as transformers.GotOcr2Config has it
-    "vocab_size": 151860,
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-}
-
 
 @architecture("got_ocr2")
 def build(config: Section, fmt: Format) -> Graph:
     given = language_model(config) if config.get("text_config") is not None else Section({}, config.file)
-    whole = filled(config, {"tie_word_embeddings": True}, instead={"text_config": {**_TEXT, **given.data}})
+    whole = filled(
+        config, {"tie_word_embeddings": True}, instead={"text_config": TEXT_CLASSES["GotOcr2Config"] | {**given.data}}
+    )
     text, width = language(whole, fmt, "qwen2")
     config.costless("image_seq_length")
     if config.get("vision_config") is None:

@@ -12,6 +12,7 @@ from ..graph import Block, Graph
 from ..operators.base import Operator
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TOWERS
 from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Mlp
@@ -23,14 +24,6 @@ from ._tower import Picture, Tower, filled, joined, language, part, vision
 from .siglip import plain_tower
 
 _LONGEST, _SHORTEST = 980, 378  # pixels to a side, in the processor
-_PICTURES: Final = {  # as transformers.Idefics2VisionConfig has it
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 224,
-    "patch_size": 32,
-}
 _RESAMPLER: Final = {  # as transformers.Idefics2PerceiverConfig has it
     "hidden_size": 4096,
     "resampler_n_latents": 64,
@@ -46,7 +39,7 @@ def build(config: Section, fmt: Format) -> Graph:
     text, _ = language(config, fmt, "mistral")
     if config.get("vision_config") is None:
         return text
-    section = filled(vision(config), _PICTURES)
+    section = filled(vision(config), TOWERS["Idefics2VisionConfig"])
     tower = replace(plain_tower(section), picture=_seen(config, section))
     inner = language_model(config).integer("intermediate_size", 14336)
     resampler = filled(part(config, "perceiver_config"), _RESAMPLER)

@@ -14,19 +14,12 @@ from ..graph import Graph
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TOWERS
 from ._tiles import longest_side, picture_size
 from ._tower import filled, joined, language, patches_of, sides, vision
 from .siglip import plain_tower
 
 _LONGEST: Final = 4  # tiles to the longer side, in the processors of all published models
-_PICTURES: Final = {  # as transformers.Idefics3VisionConfig has it
-    "hidden_size": 1152,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 16,
-    "image_size": 224,
-    "patch_size": 32,
-}
 
 
 @architecture("idefics3", "smolvlm")
@@ -37,7 +30,7 @@ def build(config: Section, fmt: Format) -> Graph:
     side = config.integer("scale_factor", 2)
     section = vision(config)
     section.costless("max_image_size", "size", "use_base_siglip", "tie_word_embeddings")
-    section = filled(section, _PICTURES)
+    section = filled(section, TOWERS["Idefics3VisionConfig"])
     rows, columns = longest_side(picture_size(config), sides(section, "image_size"), _LONGEST)
     tower = replace(plain_tower(section, multiple=side), tiles=rows * columns + 1)
     parts, merged = tower.parts(fmt), side**2

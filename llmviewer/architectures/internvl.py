@@ -16,6 +16,7 @@ from ..operators.base import Operator
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._class_defaults import TOWERS
 from ._decoder import Layer
 from ._encoder import both_ways, holding
 from ._feed_forward import Mlp
@@ -37,25 +38,8 @@ from ._tower import (
 
 _NORMS: Final = {"layer_norm": NormKind.LAYER, "rms_norm": NormKind.RMS}
 _MOST_TILES: Final = 12
-_PICTURES: Final = {  # as transformers.InternVLVisionConfig has it
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "image_size": 448,
-    "patch_size": 14,
-    "norm_type": "layer_norm",
-}
-_FIRST_PICTURES: Final = {  # as InternVisionConfig of the repositories of OpenGVLab has it
-    "hidden_size": 3200,
-    "intermediate_size": 12800,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 25,
-    "image_size": 224,
-    "patch_size": 14,
-    "norm_type": "rms_norm",
-    "use_qk_norm": True,
-}
+_PICTURES: Final = TOWERS["InternVLVisionConfig"] | {"norm_type": "layer_norm"}
+_FIRST_PICTURES: Final = TOWERS["InternVisionConfig"] | {"norm_type": "rms_norm", "use_qk_norm": True}
 _NAMES: Final = {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"}  # there: in transformers
 _COSTLESS: Final = "layer_scale_init_value hidden_dropout_prob projection_dropout initializer_factor"
 _FIRST_COSTLESS: Final = """

@@ -5,14 +5,15 @@ What Janus draws with, a VQ-VAE and a head for its words, is held and not run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._class_defaults import TOWERS
 from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Mlp
@@ -34,13 +35,6 @@ from ._tower import (
 )
 from .siglip import plain_tower
 
-_PICTURES: Final[Mapping[str, Any]] = {  # as transformers.JanusVisionConfig has it
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "image_size": 384,
-    "patch_size": 16,
-}
 _TIED: Final = {"tie_word_embeddings": True}
 _COSTLESS: Final = "vision_use_head num_image_tokens hidden_dropout_rate projection_dropout"
 
@@ -65,7 +59,7 @@ def build(config: Section, fmt: Format) -> Graph:
         return text
     section = vision(config)
     section.costless(*_COSTLESS.split())
-    section = filled(section, _PICTURES)
+    section = filled(section, TOWERS["JanusVisionConfig"])
     tower, widths = _tower(section), [section.integer("projection_dim", 2048)] * section.integer("depth", 2)
     parts, act = tower.parts(fmt), tower_activation(section, "gelu")
     project = projector(parts, parts.tensor(HIDDEN, tower.hidden), widths, act, bias=True)

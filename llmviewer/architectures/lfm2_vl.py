@@ -16,6 +16,7 @@ from ..operators.base import Operator
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TOWERS
 from ._encoder import both_ways
 from ._feed_forward import Mlp
 from ._parts import NormKind, Parts, activation, heads_of, result
@@ -34,14 +35,7 @@ from ._tower import (
 )
 from .siglip import without_head
 
-_PICTURES: Final = {  # as transformers.Siglip2VisionConfig has it
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "patch_size": 16,
-    "num_patches": 256,
-}
+_PICTURES: Final = TOWERS["Siglip2VisionConfig"] | {"num_patches": 256}
 _INTERPOLATION: Final = 8  # OPs to weigh and add four positions, and to add the result
 _COSTLESS: Final = """
     encoder_patch_size do_image_splitting use_thumbnail use_image_special_tokens max_num_patches vision_feature_layer

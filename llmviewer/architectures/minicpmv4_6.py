@@ -20,6 +20,7 @@ from ..operators.masks import Tiled
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._class_defaults import TOWERS
 from ._decoder import Layer
 from ._encoder import both_ways, stack
 from ._feed_forward import Mlp
@@ -40,7 +41,6 @@ from ._tower import (
     tower_activation,
     vision,
 )
-from .siglip import PICTURES
 
 _SIDE: Final = 448  # pixels to a side of a slice, or as many in another shape, by the processor's default
 _SLICES: Final = 9  # at most, likewise
@@ -64,7 +64,8 @@ def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS.split())
     if config.get("vision_config") is None:
         return text
-    section = filled(vision(config), {**PICTURES, "insert_layer_id": config.integer("insert_layer_id", 6, least=0)})
+    inserted = {"insert_layer_id": config.integer("insert_layer_id", 6, least=0)}
+    section = filled(vision(config), TOWERS["SiglipVisionConfig"] | inserted)
     if config.integer("merger_times", 1) != 1:
         raise config.error("merger_times", "must be 1: no published model merges more often")
     merges = config.choice("downsample_mode", ("16x", "4x"), "16x") == "16x"

@@ -13,6 +13,7 @@ from ..graph import Graph
 from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TEXT_CLASSES, TOWERS
 from ._encoder import both_ways
 from ._feed_forward import Mlp
 from ._parts import NormKind, activation, heads_of, result
@@ -29,36 +30,9 @@ from ._tower import (
     vision,
 )
 
-_PICTURES: Final = {  # as transformers.PixtralVisionConfig has it
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "image_size": 1024,
-    "patch_size": 16,
-}
-
-
 _LIGHTON: Final[dict[str, dict[str, int]]] = {  # as transformers.LightOnOcrConfig has it
-    "text_config": {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-    },
+    "text_config": TEXT_CLASSES["LightOnOcrConfig"],
     "vision_config": {"image_size": 1540, "patch_size": 14, "head_dim": 64},
-}
-
-
-_LARGE4: Final = {  # the tower as transformers.MistralLarge4Config has it
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 30,
-    "image_size": 1540,
-    "patch_size": 14,
 }
 
 
@@ -70,7 +44,7 @@ def build(config: Section, fmt: Format) -> Graph:
 @architecture("mistral_large4")
 def build_large4(config: Section, fmt: Format) -> Graph:
     given = config.get("vision_config")
-    seen = {"vision_config": {**_LARGE4, **given}} if isinstance(given, dict) else None
+    seen = {"vision_config": TOWERS["MistralLarge4Config"] | given} if isinstance(given, dict) else None
     return _build(filled(config, instead=seen), fmt, "mistral_large4_text")
 
 
@@ -103,7 +77,7 @@ def _build(config: Section, fmt: Format, kind: str) -> Graph:
 
 def pixtral_tower(config: Section, *, multiple: int = 1) -> Tower:
     """No biases; `multiple` patches to a side are merged after it."""
-    config = filled(config, _PICTURES)
+    config = filled(config, TOWERS["PixtralVisionConfig"])
     hidden = config.integer("hidden_size")
     heads = both_ways(heads_of(config, hidden, "num_attention_heads"))
     mlp = Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, "gelu"), gated=True)

@@ -22,6 +22,7 @@ from ..operators.pictures import Patches
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._class_defaults import TEXT_CLASSES, TOWERS
 from ._decoder import Layer
 from ._encoder import CrossAttention, both_ways, stack
 from ._feed_forward import Mlp
@@ -30,23 +31,10 @@ from ._moe import attention, integers, language_model
 from ._parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
 from ._tower import Picture, Scaled, beside, feature_block, filled, of_pictures, picture, tower_activation, vision
 
-_TEXT: Final = {  # as transformers.MllamaTextConfig has it
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
-}
-_PICTURES: Final = {  # as transformers.MllamaVisionConfig has it
-    "hidden_size": 1280,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 32,
+_TEXT: Final = TEXT_CLASSES["MllamaTextConfig"] | {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]}
+_PICTURES: Final = TOWERS["MllamaVisionConfig"] | {
     "num_global_layers": 8,
     "attention_heads": 16,
-    "image_size": 448,
-    "patch_size": 14,
     "max_num_tiles": 4,
     "intermediate_layers_indices": [3, 7, 15, 23, 30],
 }

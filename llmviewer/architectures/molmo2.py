@@ -4,10 +4,9 @@ patches makes a token of them, before a language model of the form of Qwen3 (arX
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
 from ..documents import Section
 from ..graph import Graph
@@ -18,6 +17,7 @@ from ..operators.masks import Own
 from ..precision import Format
 from . import architecture
 from ._attention import scored
+from ._class_defaults import TEXT_CLASSES, TOWERS
 from ._decoder import Layer, Residual
 from ._encoder import both_ways, holding
 from ._feed_forward import Mlp
@@ -39,24 +39,7 @@ from ._tower import (
     tower_activation,
 )
 
-_TEXT: Final[Mapping[str, Any]] = {  # as transformers.Molmo2TextConfig has it
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "num_hidden_layers": 36,
-    "intermediate_size": 12288,
-}
-_PICTURES: Final[Mapping[str, Any]] = {  # as transformers.Molmo2VisionConfig has it
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 25,
-    "num_attention_heads": 16,
-    "head_dim": 72,
-    "image_size": [378, 378],
-    "patch_size": 14,
-}
+_PICTURES: Final = TOWERS["Molmo2VisionConfig"] | {"head_dim": 72}
 _OLDER: Final = {  # names of fields in published files
     "image_default_input_size": "image_size",
     "image_patch_size": "patch_size",
@@ -75,7 +58,7 @@ _PARTS_COSTLESS: Final = "model_type float32_attention residual_dropout num_key_
 @architecture("molmo2_text")
 def build_text(config: Section, fmt: Format) -> Graph:
     """Tokens besides those of the vocabulary have a table of their own, and are never written."""
-    config = filled(config, _TEXT)
+    config = filled(config, TEXT_CLASSES["Molmo2TextConfig"])
     config.costless("rope_scaling_layers", "embedding_dropout", "residual_dropout", "use_qk_norm", "layer_norm_eps")
     whole = config.choice("qk_norm_type", ("qwen3", "olmo"), "qwen3") == "olmo"
     bias = config.flag(config.first("attention_bias", "qkv_bias"), default=False)

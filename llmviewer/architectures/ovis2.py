@@ -13,20 +13,13 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Elementwise, Permute
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TOWERS
 from ._encoder import both_ways
 from ._feed_forward import Mlp
 from ._parts import NormKind, Parts, heads_of
 from ._tower import Tower, filled, joined, language, layer, patches_of, picture, tower_activation, vision
 
-_PICTURES: Final = {  # as transformers.Ovis2VisionConfig has it
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 8,
-    "image_size": 224,
-    "patch_size": 14,
-    "vocab_size": 16384,
-}
+_PICTURES: Final = TOWERS["Ovis2VisionConfig"] | {"vocab_size": 16384}
 _SOFTMAX: Final = 5  # OPs of an element
 _COSTLESS: Final = "visual_indicator_token_ids vocab_size hidden_size"
 

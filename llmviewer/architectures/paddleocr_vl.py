@@ -13,6 +13,7 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TEXT_CLASSES, TOWERS
 from ._encoder import both_ways
 from ._feed_forward import Mlp
 from ._moe import language_model
@@ -21,23 +22,6 @@ from ._tiles import picture_size
 from ._tower import Tower, filled, joined, layer, merger, picture, sides, tower_activation, vision
 from .llama_like import build_ernie
 
-_TEXT: Final = {  # as transformers.PaddleOCRTextConfig has it
-    "vocab_size": 103424,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 18,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-}
-_PICTURES: Final = {  # as transformers.PaddleOCRVisionConfig has it
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "image_size": 384,
-    "patch_size": 14,
-}
 _COSTLESS: Final = """
     image_token_id video_token_id vision_start_token_id vision_end_token_id compression_ratio ignored_index model_type
     max_sequence_length rope_is_neox_style use_3d_rope use_flash_attention weight_share_add_bias sliding_window
@@ -52,11 +36,11 @@ def build(config: Section, fmt: Format) -> Graph:
     for section in (config, given):
         section.costless(*_COSTLESS.split())
     said = [section.flag(_TIED, default=True) for section in (config, given) if _TIED in section]
-    text = filled(given, _TEXT, instead={_TIED: any(said) if said else True})
+    text = filled(given, TEXT_CLASSES["PaddleOCRTextConfig"], instead={_TIED: any(said) if said else True})
     language = build_ernie(text, fmt)
     if config.get("vision_config") is None:
         return language
-    section = filled(vision(config), _PICTURES)
+    section = filled(vision(config), TOWERS["PaddleOCRVisionConfig"])
     section.costless("model_type", "temporal_patch_size", "tokens_per_second")
     side = section.integer("spatial_merge_size", 2)
     tower = _tower(config, section, side)

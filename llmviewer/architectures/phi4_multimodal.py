@@ -19,6 +19,7 @@ from ..operators.base import Operator
 from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TEXT_CLASSES, TOWERS
 from ._moe import _GENERATION_FIELDS
 from ._parts import Parts, with_rows
 from ._tiles import closest_grid, picture_size
@@ -39,22 +40,6 @@ from ._tower import (
 from .phi import build_phi3
 from .siglip import plain_tower, pooled_head
 
-_TEXT: Final = {  # as transformers.Phi4MultimodalConfig has it
-    "vocab_size": 200064,
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-}
-_PICTURES: Final = {  # as transformers.Phi4MultimodalVisionConfig has it
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "image_size": 448,
-    "patch_size": 14,
-}
 _SOUND: Final = {  # as transformers.Phi4MultimodalAudioConfig has it
     "hidden_size": 1024,
     "intermediate_size": 1536,
@@ -83,10 +68,10 @@ _POOLED: Final = 2  # patches to each side of what becomes a token
 
 @architecture("phi4_multimodal", "phi4mm")
 def build(config: Section, fmt: Format) -> Graph:
-    text = filled(config, _TEXT)
+    text = filled(config, TEXT_CLASSES["Phi4MultimodalConfig"])
     config.costless(*_TEXT_COSTLESS.split(), *_GENERATION_FIELDS.split())
     language, width = build_phi3(text, fmt), text.integer("hidden_size")
-    section = filled(part(config, "vision_config"), _PICTURES)
+    section = filled(part(config, "vision_config"), TOWERS["Phi4MultimodalVisionConfig"])
     section.costless(*_TOWER_COSTLESS.split(), *_GENERATION_FIELDS.split())
     runs = layers_run(section, "feature_layer", section.integer("num_hidden_layers"), -2)
     tower = plain_tower(section, multiple=_POOLED)

@@ -18,6 +18,7 @@ from ..operators.base import Operator
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._class_defaults import TEXT_CLASSES
 from ._decoder import Layer
 from ._encoder import both_ways, stack
 from ._feed_forward import Mlp
@@ -40,15 +41,6 @@ _NAMES: Final = {  # in Voxtral: in Whisper
     "intermediate_size": "encoder_ffn_dim",
     "hidden_size": "d_model",
 }
-_VOXTRAL_TEXT: Final = {  # as transformers.VoxtralConfig has it
-    "vocab_size": 131072,
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-}
 _COSTLESS: Final = "model_type encoder_layerdrop layerdrop scale_embedding vocab_size use_cache initializer_factor"
 _POOLED: Final = 2  # tokens of the encoder that Qwen2-Audio averages
 
@@ -68,7 +60,7 @@ def build(config: Section, fmt: Format) -> Graph:
 @architecture("voxtral")
 def build_voxtral(config: Section, fmt: Format) -> Graph:
     given = config.get("text_config") or {}
-    said = {**_VOXTRAL_TEXT, **given} if isinstance(given, dict) else given
+    said = TEXT_CLASSES["VoxtralConfig"] | given if isinstance(given, dict) else given
     text, width = language(filled(config, instead={"text_config": said}), fmt, "llama")
     config.costless("audio_token_id", "hidden_size")
     section, parts = _sound(config), Parts(format=fmt, norm_kind=NormKind.LAYER)

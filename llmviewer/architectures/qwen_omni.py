@@ -13,6 +13,7 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TEXT_CLASSES
 from ._moe import _GENERATION_FIELDS, language_model
 from ._parts import Parts
 from ._tower import Shapes, filled, held, linears, part, vision
@@ -27,21 +28,7 @@ _SOUND: Final = {  # as transformers.Qwen2_5OmniAudioEncoderConfig and Qwen3Omni
     "output_dim": 3584,
     "downsample_hidden_size": 480,
 }
-_TEXT: Final = {  # as transformers.Qwen2_5OmniTextConfig has it
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-}
-_SPARSE_TEXT: Final = {  # as transformers.Qwen3OmniMoeTextConfig has it
-    "vocab_size": 3584,
-    "hidden_size": 2048,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
+_SPARSE_TEXT: Final = TEXT_CLASSES["Qwen3OmniMoeTextConfig"] | {
     "moe_intermediate_size": 768,
     "num_experts_per_tok": 8,
     "num_experts": 128,
@@ -66,7 +53,9 @@ _SOUND_COSTLESS: Final = """
 def build_qwen2_5(config: Section, fmt: Format) -> Graph:
     """Qwen2.5-VL, whose tower has projections apart."""
     config = _thinker(config)
-    text = filled(language_model(config), _TEXT, instead={"tie_word_embeddings": _tied(config)})
+    text = filled(
+        language_model(config), TEXT_CLASSES["Qwen2_5OmniTextConfig"], instead={"tie_word_embeddings": _tied(config)}
+    )
     language = as_qwen2(config, text, fmt)
     seen = behind_qwen2_5_tower(vision(config), language, fmt, fused_qkv=False)
     section, parts = _sound(config), Parts(format=fmt)

@@ -16,12 +16,12 @@ from ..graph import Graph
 from ..operators.masks import Mask, Tiled
 from ..precision import Format
 from . import architecture
+from ._class_defaults import TEXTS
 from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Mlp
 from ._moe import integers, language_model
 from ._parts import NormKind, heads_of
-from ._texts import TEXTS
 from ._tower import (
     Picture,
     Tower,

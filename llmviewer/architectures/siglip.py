@@ -18,6 +18,7 @@ from ..operators.masks import Probe
 from ..precision import Format
 from . import architecture
 from ._attention import scored
+from ._class_defaults import TOWERS
 from ._encoder import Encoder, both_ways, holding
 from ._feed_forward import Mlp
 from ._moe import _GENERATION_FIELDS
@@ -25,14 +26,6 @@ from ._parts import HIDDEN, Parts, heads_of, result, with_rows
 from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision
 
 _COSTLESS: Final = ("initializer_factor", "projection_dim")
-PICTURES: Final = {  # as transformers.SiglipVisionConfig has it
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 224,
-    "patch_size": 16,
-}
 _TEXTS: Final = {  # as transformers.SiglipTextConfig has it
     "vocab_size": 32000,
     "hidden_size": 768,
@@ -89,7 +82,7 @@ def without_head(config: Section) -> None:
 
 def plain_tower(config: Section, *, multiple: int = 1) -> Tower:
     """Without the head that pools; `multiple` patches to a side are merged after it."""
-    config = filled(config, PICTURES)
+    config = filled(config, TOWERS["SiglipVisionConfig"])
     seen, hidden = picture(config, multiple=multiple), config.integer("hidden_size")
     return Tower(
         picture=seen,
@@ -112,7 +105,7 @@ def _mlp(config: Section) -> Mlp:
 
 def pooled_head(config: Section, tower: Tower, fmt: Format) -> list[Block]:
     """The head: attention of a learned query to all patches, a norm, an MLP added."""
-    config = filled(config, PICTURES)
+    config = filled(config, TOWERS["SiglipVisionConfig"])
     if not config.flag("vision_use_head", default=True):
         return []
     parts, one = tower.parts(fmt), SEQUENCES

@@ -16,6 +16,7 @@ from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
+from ._class_defaults import TEXT_CLASSES
 from ._decoder import Decoder, Layer, Residual
 from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
 from ._feed_forward import Mlp
@@ -23,15 +24,6 @@ from ._fields import gated_mlp, grouped_heads, sliding_layers, sliding_window
 from ._parts import NormKind
 from ._tower import filled
 
-_SIDE: Final = {  # as transformers.T5GemmaModuleConfig has it
-    "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-}
 _TASKS: Final = {"ForConditionalGeneration": "pair", "Model": "pair"}
 _WINDOW: Final = 4096
 _COSTLESS: Final = "is_encoder_decoder dropout_rate classifier_dropout_rate vocab_size"
@@ -75,7 +67,7 @@ def build(config: Section, fmt: Format) -> Graph:
 def _side(config: Section, key: str) -> Section:
     given = config.section(key) if config.get(key) is not None else Section({}, config.file, f"{key}.")
     given.costless(*_SIDE_COSTLESS.split())
-    return filled(given, _SIDE)
+    return filled(given, TEXT_CLASSES["T5GemmaModuleConfig"])
 
 
 def _mixers(side: Section, name: str) -> Sequence[tuple[str, SelfAttention]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from ..documents import Section
 from ..operators.attention import Heads
@@ -17,24 +17,35 @@ _SLIDING: Final = "sliding_attention"
 _LAYER_TYPES: Final = (_SLIDING, "full_attention")
 
 
-def decoder(config: Section, layers: Sequence[Layer], *, norm: NormKind = NormKind.RMS, tied: bool = False) -> Decoder:
-    """A Decoder with the vocabulary and width of the config; `tied` is what its class has where it does not say."""
+def decoder(
+    config: Section,
+    layers: Sequence[Layer] | Layer,
+    *,
+    hidden: int = 0,
+    norm: NormKind = NormKind.RMS,
+    tied: bool = False,
+    **more: Any,
+) -> Decoder:
+    """A Decoder with the vocabulary and width of the config, or with `hidden` for its width.
+
+    layers  as many as num_hidden_layers says, where it is one
+    tied    what the class has where the config does not say
+    more    other fields of the Decoder
+    """
     return Decoder(
         vocab=config.integer("vocab_size"),
-        hidden=config.integer("hidden_size"),
-        layers=layers,
+        hidden=hidden or config.integer("hidden_size"),
+        layers=[layers] * config.integer("num_hidden_layers") if isinstance(layers, Layer) else layers,
         norm=norm,
         tied=config.flag("tie_word_embeddings", default=tied),
+        **more,
     )
 
 
 def grouped_heads(config: Section, *, kv_heads: int = 0, head_dim: int = 0, window: float = inf) -> Heads:
     """Heads by the usual names; `kv_heads` and `head_dim` are what the class has, 0 where it takes them from others."""
     kv_heads = config.integer("num_key_value_heads", kv_heads or config.integer("num_attention_heads"))
-    hidden = config.integer("hidden_size")
-    return heads_of(
-        config, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=head_dim or None, window=window
-    )
+    return heads_of(config, num_kv_heads=kv_heads, head_dim=head_dim or None, window=window)
 
 
 def gated_mlp(config: Section, *, key: str = "hidden_act", act: str = "silu", fused: bool = False) -> Mlp:

@@ -74,7 +74,7 @@ def sam_tower(config: Section) -> Tower:
 
 def _attention(config: Section, seen: Picture, window: int) -> SelfAttention | PlacedAttention:
     """Of windows of so many patches to a side, or 0 for all."""
-    heads = both_ways(heads_of(config, config.integer("hidden_size"), "num_attention_heads"))
+    heads = both_ways(heads_of(config))
     if window:
         heads = replace(heads, mask=Tiled(seen.patches * window**2))
     placed = config.flag("use_rel_pos", default=True)

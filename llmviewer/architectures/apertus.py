@@ -37,4 +37,4 @@ def build(config: Section, fmt: Format) -> Graph:
     act = activation(config, "hidden_act", _XIELU)
     kind = LearnedMlp if act == _XIELU else Mlp
     layer = Layer(mixer=attention, feed_forward=kind(inner=config.integer("intermediate_size"), act=act))
-    return decoder(config, [layer] * config.integer("num_hidden_layers")).graph(fmt)
+    return decoder(config, layer).graph(fmt)

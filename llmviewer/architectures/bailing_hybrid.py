@@ -64,7 +64,7 @@ def build(config: Section, fmt: Format) -> Graph:
     layers = [layer(kind, has_experts=has_experts) for kind, has_experts in zip(types, sparse, strict=True)]
     further = layer(_MLA, has_experts=True)
     prediction = Prediction.of(config, "num_nextn_predict_layers", further)
-    return replace(decoder(config, layers), prediction=prediction).graph(fmt)
+    return decoder(config, layers, prediction=prediction).graph(fmt)
 
 
 def _before(config: Section, fmt: Format) -> Graph:
@@ -84,7 +84,7 @@ def _before(config: Section, fmt: Format) -> Graph:
     kinds_of_layers = zip(linear_layers(config), sparse, strict=True)
     layers = [layer(linear=linear, has_experts=has_experts) for linear, has_experts in kinds_of_layers]
     prediction = Prediction.of(config, "num_nextn_predict_layers", layer(linear=False, has_experts=True))
-    return replace(decoder(config, layers), prediction=prediction).graph(fmt)
+    return decoder(config, layers, prediction=prediction).graph(fmt)
 
 
 def _layer_types(config: Section) -> list[str]:

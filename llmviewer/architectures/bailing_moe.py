@@ -59,7 +59,7 @@ def _graph(config: Section, fmt: Format, mixers: list[Mixer], sparse: list[bool]
     ]
     further = replace(layers[-1], mixer=attention(config))
     prediction = Prediction.of(config, "num_nextn_predict_layers", further)
-    return replace(decoder(config, layers), prediction=prediction).graph(fmt)
+    return decoder(config, layers, prediction=prediction).graph(fmt)
 
 
 def attention(config: Section) -> SelfAttention:

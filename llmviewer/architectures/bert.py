@@ -141,7 +141,7 @@ def _encoder(
 
 
 def _attention(config: Section) -> SelfAttention:
-    heads = both_ways(heads_of(config, config.integer("hidden_size"), "num_attention_heads"))
+    heads = both_ways(heads_of(config))
     return SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
 
 

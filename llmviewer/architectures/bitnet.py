@@ -40,7 +40,7 @@ def build(config: Section, fmt: Format) -> Graph:
     attention = NormedAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
     mlp = NormedMlp(**vars(gated_mlp(config, act="relu2")))
     layer = Layer(mixer=attention, feed_forward=mlp)
-    return decoder(config, [layer] * config.integer("num_hidden_layers")).graph(fmt)
+    return decoder(config, layer).graph(fmt)
 
 
 def _normed(parts: Parts, made: tuple[Operator, ...], name: str) -> tuple[Operator, ...]:

@@ -94,7 +94,7 @@ def _tower(section: Section) -> Tower:
 
 def _layers(config: Section, tower: Tower) -> list[Layer]:
     """As BERT's; of every few, cross_attention_frequency, the first looks at the patches too."""
-    heads = both_ways(heads_of(config, config.integer("hidden_size"), "num_attention_heads"))
+    heads = both_ways(heads_of(config))
     attention = SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
     act = activation(config, "hidden_act", "gelu")
     mlp = Mlp(inner=config.integer("intermediate_size"), act=act, bias=True)

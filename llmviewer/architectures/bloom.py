@@ -7,8 +7,9 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
+from ._decoder import Layer
 from ._feed_forward import Mlp
+from ._fields import decoder
 from ._parts import NormKind, heads_of
 
 
@@ -18,11 +19,11 @@ def build(config: Section, fmt: Format) -> Graph:
     heads = heads_of(config, hidden, config.first("n_head", "num_attention_heads"))
     attention = SelfAttention(heads=heads, alibi=True, fused_qkv=True, qkv_bias=True, o_bias=True)
     layer = Layer(mixer=attention, feed_forward=Mlp(inner=4 * hidden, act="gelu_tanh", bias=True))
-    return Decoder(
-        vocab=config.integer("vocab_size"),
+    return decoder(
+        config,
+        [layer] * config.integer(config.first("n_layer", "num_hidden_layers")),
         hidden=hidden,
-        layers=[layer] * config.integer(config.first("n_layer", "num_hidden_layers")),
         norm=NormKind.LAYER,
-        tied=config.flag("tie_word_embeddings", default=True),
+        tied=True,
         embed_norm=True,
     ).graph(fmt)

@@ -10,8 +10,9 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
+from ._decoder import Layer
 from ._feed_forward import Experts
+from ._fields import decoder
 from ._moe import at_most, costless
 from ._parts import NormKind, activation, heads_of
 
@@ -23,12 +24,11 @@ def build(config: Section, fmt: Format) -> Graph:
     attn.costless("clip_qkv")
     heads = heads_of(config, hidden, "n_heads", num_kv_heads=attn.integer("kv_n_heads", 1))
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, fused_qkv=True)
-    return Decoder(
-        vocab=config.integer("vocab_size"),
+    return decoder(
+        config,
+        [Layer(mixer=mixer, feed_forward=_experts(config), name="moe")] * config.integer("n_layers"),
         hidden=hidden,
-        layers=[Layer(mixer=mixer, feed_forward=_experts(config), name="moe")] * config.integer("n_layers"),
         norm=NormKind.LAYER_NO_BIAS,
-        tied=config.flag("tie_word_embeddings", default=False),
     ).graph(fmt)
 
 

@@ -170,7 +170,7 @@ def _graph(
     ]
     further = Layer(mixer=mixers[True], feed_forward=networks[sparse[-1]])
     prediction = Prediction.of(config, "num_nextn_predict_layers", further)
-    return replace(decoder(config, layers, tied=tied), prediction=prediction).graph(fmt)
+    return decoder(config, layers, tied=tied, prediction=prediction).graph(fmt)
 
 
 def _attention(config: Section) -> LatentAttention:

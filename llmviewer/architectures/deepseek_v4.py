@@ -52,7 +52,7 @@ def build(config: Section, fmt: Format) -> Graph:
     made = [layer(kind, hashed=hashed) for kind, hashed in zip(types, _hashed(config), strict=False)]
     further = types[layers] if len(types) > layers else _WINDOW
     prediction = Prediction.of(config, "num_nextn_predict_layers", layer(further, hashed=False))
-    return replace(decoder(config, made), hyper=hyper, prediction=prediction).graph(fmt)
+    return decoder(config, made, hyper=hyper, prediction=prediction).graph(fmt)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,9 @@ from ..operators.masks import CAUSAL, Causal, Chunked, Mask
 from ..precision import Format
 from . import architecture
 from ._attention import LatentAttention, SelfAttention
-from ._decoder import Decoder, FeedForward, Layer, Mixer, Residual
+from ._decoder import FeedForward, Layer, Mixer, Residual
 from ._feed_forward import Experts, Mlp
+from ._fields import decoder
 from ._moe import at_most
 from ._parts import NormKind
 from ._recurrent import ChannelMix, Hyena, Kda, LightningAttention, Retention, Rwkv4, Rwkv6, Rwkv7
@@ -56,12 +57,10 @@ _T = TypeVar("_T")
 @architecture("described")
 def build(config: Section, fmt: Format) -> Graph:
     layers = [layer for section in config.sections("layers") for layer in _layers(section)]
-    return Decoder(
-        vocab=config.integer("vocab_size"),
-        hidden=config.integer("hidden_size"),
-        layers=layers,
+    return decoder(
+        config,
+        layers,
         norm=NormKind(config.choice("norm", NormKind, NormKind.RMS)),
-        tied=config.flag("tie_word_embeddings", default=False),
         head_bias=config.flag("head_bias", default=False),
         positions=config.integer("positions", 0, least=0),
         embed_norm=config.flag("embed_norm", default=False),

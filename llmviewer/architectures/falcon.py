@@ -8,20 +8,21 @@ from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, Layer, Residual
+from ._decoder import Layer, Residual
 from ._feed_forward import Mlp
+from ._fields import decoder
 from ._parts import NormKind, activation, heads_of
 
 
 @architecture("falcon", "RefinedWeb", "RefinedWebModel")
 def build(config: Section, fmt: Format) -> Graph:
     hidden = config.integer("hidden_size")
-    return Decoder(
-        vocab=config.integer("vocab_size"),
+    return decoder(
+        config,
+        [_layer(config, hidden)] * config.integer(config.first("num_hidden_layers", "n_layer")),
         hidden=hidden,
-        layers=[_layer(config, hidden)] * config.integer(config.first("num_hidden_layers", "n_layer")),
         norm=NormKind.LAYER,
-        tied=config.flag("tie_word_embeddings", default=True),
+        tied=True,
     ).graph(fmt)
 
 

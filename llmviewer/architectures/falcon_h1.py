@@ -53,4 +53,4 @@ def build(config: Section, fmt: Format) -> Graph:
     mamba = mamba2(config, inner=inner, norm=config.flag("mamba_rms_norm", default=False))
     layer = Layer(mixer=SideBySide(mamba=mamba, attention=attention), feed_forward=gated_mlp(config))
     config.costless(*_COSTLESS.split())
-    return decoder(config, [layer] * config.integer("num_hidden_layers")).graph(fmt)
+    return decoder(config, layer).graph(fmt)

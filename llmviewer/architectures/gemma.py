@@ -42,7 +42,7 @@ def build_gemma(config: Section, fmt: Format) -> Graph:
     attention = _attention(config, grouped_heads(config, head_dim=_HEAD_DIM))
     layer = Layer(mixer=attention, feed_forward=Mlp(inner=config.integer("intermediate_size"), act=act, gated=True))
     config.costless("hidden_activation", *_COSTLESS)
-    return decoder(config, [layer] * config.integer("num_hidden_layers"), tied=True).graph(fmt)
+    return decoder(config, layer, tied=True).graph(fmt)
 
 
 @architecture("gemma2")

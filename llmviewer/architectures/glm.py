@@ -23,13 +23,13 @@ _KV_HEADS, _HEAD_DIM = 2, 128
 
 @architecture("glm")
 def build_glm(config: Section, fmt: Format) -> Graph:
-    return decoder(config, [_layer(config)] * config.integer("num_hidden_layers")).graph(fmt)
+    return decoder(config, _layer(config)).graph(fmt)
 
 
 @architecture("glm4")
 def build_glm4(config: Section, fmt: Format) -> Graph:
     layer = replace(_layer(config), residual=Residual.SANDWICH)
-    return decoder(config, [layer] * config.integer("num_hidden_layers")).graph(fmt)
+    return decoder(config, layer).graph(fmt)
 
 
 def _layer(config: Section) -> Layer:

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
@@ -61,4 +59,4 @@ def _graph(config: Section, fmt: Format, mixer: SelfAttention, sparse: list[bool
     kinds = Kinds(mixer=mixer, moe=moe, dense=None if all(sparse) else dense(config))
     layers = kinds.layers([*sparse, sparse[-1]])  # the last one predicts further tokens
     prediction = Prediction.of(config, "num_nextn_predict_layers", layers.pop())
-    return replace(decoder(config, layers), prediction=prediction).graph(fmt)
+    return decoder(config, layers, prediction=prediction).graph(fmt)

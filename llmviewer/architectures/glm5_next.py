@@ -113,7 +113,7 @@ def build(config: Section, fmt: Format) -> Graph:
         )
         for kind, has_index, sparse in zip(types, own, sparse_layers(config, default=3), strict=True)
     ]
-    return replace(decoder(config, layers), hyper=hyper).graph(fmt)
+    return decoder(config, layers, hyper=hyper).graph(fmt)
 
 
 def _name(kind: str, *, own: bool) -> str:

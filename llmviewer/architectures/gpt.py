@@ -13,7 +13,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer, Residual
 from ._feed_forward import Mlp
-from ._fields import alternating, rotated
+from ._fields import alternating, decoder, rotated
 from ._parts import NormKind, activation, heads_of
 
 _CODEGEN_ROTARY_DIM = 64
@@ -25,12 +25,12 @@ def build_gpt2(config: Section, fmt: Format) -> Graph:
     """Learned positions, one projection for q, k and v, biases everywhere, tied head."""
     hidden = config.integer("n_embd")
     attention = SelfAttention(heads=heads_of(config, hidden, "n_head"), fused_qkv=True, qkv_bias=True, o_bias=True)
-    return Decoder(
-        vocab=config.integer("vocab_size"),
+    return decoder(
+        config,
+        [Layer(mixer=attention, feed_forward=_mlp(config))] * config.integer("n_layer"),
         hidden=hidden,
-        layers=[Layer(mixer=attention, feed_forward=_mlp(config))] * config.integer("n_layer"),
         norm=NormKind.LAYER,
-        tied=config.flag("tie_word_embeddings", default=True),
+        tied=True,
         positions=config.integer("n_positions"),
     ).graph(fmt)
 
@@ -66,12 +66,12 @@ def build_gpt_neo(config: Section, fmt: Format) -> Graph:
         Layer(mixer=SelfAttention(heads=own, o_bias=True), feed_forward=mlp)
         for own in (heads, replace(heads, mask=Causal(window)))
     )
-    return Decoder(
-        vocab=config.integer("vocab_size"),
+    return decoder(
+        config,
+        alternating(local, other, _local(config)),
         hidden=hidden,
-        layers=alternating(local, other, _local(config)),
         norm=NormKind.LAYER,
-        tied=config.flag("tie_word_embeddings", default=True),
+        tied=True,
         positions=config.integer("max_position_embeddings", 2048),
     ).graph(fmt)
 
@@ -109,13 +109,8 @@ def _side_by_side(config: Section, fmt: Format, *, rotary_dim: int | None = None
     turned = rotated(config, heads.head_dim, rotary_dim)
     attention = SelfAttention(heads=heads, rotary_dim=turned, fused_qkv=fused_qkv)
     layer = Layer(mixer=attention, feed_forward=_mlp(config), residual=Residual.PARALLEL)
-    return Decoder(
-        vocab=config.integer("vocab_size"),
-        hidden=hidden,
-        layers=[layer] * config.integer("n_layer"),
-        norm=NormKind.LAYER,
-        tied=config.flag("tie_word_embeddings", default=False),
-        head_bias=True,
+    return decoder(
+        config, [layer] * config.integer("n_layer"), hidden=hidden, norm=NormKind.LAYER, head_bias=True
     ).graph(fmt)
 
 

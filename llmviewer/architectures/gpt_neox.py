@@ -18,7 +18,7 @@ from ._parts import NormKind, activation, heads_of
 
 @architecture("gpt_neox")
 def build(config: Section, fmt: Format) -> Graph:
-    heads = heads_of(config, config.integer("hidden_size"), "num_attention_heads")
+    heads = heads_of(config)
     bias = config.flag("attention_bias", default=True)
     attention = SelfAttention(
         heads=heads,
@@ -36,4 +36,4 @@ def build(config: Section, fmt: Format) -> Graph:
         residual=Residual.PARALLEL_TWO if parallel else Residual.PRE,
     )
     config.costless("rotary_emb_base", "classifier_dropout")
-    return decoder(config, [layer] * config.integer("num_hidden_layers"), norm=NormKind.LAYER).graph(fmt)
+    return decoder(config, layer, norm=NormKind.LAYER).graph(fmt)

@@ -24,4 +24,4 @@ def build(config: Section, fmt: Format) -> Graph:
     moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("intermediate_size"))
     moe = replace(moe, act=activation(config, "hidden_act", "gelu_new"))  # jax.nn.gelu has the tanh
     layer = Layer(mixer=attention(config), feed_forward=moe, residual=Residual.SANDWICH, name="moe")
-    return decoder(config, [layer] * config.integer("num_hidden_layers"), tied=True).graph(fmt)
+    return decoder(config, layer, tied=True).graph(fmt)

@@ -49,7 +49,7 @@ def build(config: Section, fmt: Format) -> Graph:
         )
         for own, has_experts in zip(_own_index(config), _sparse(config), strict=True)
     ]
-    return replace(decoder(config, layers), hyper=hyper).graph(fmt)
+    return decoder(config, layers, hyper=hyper).graph(fmt)
 
 
 def _attention(config: Section, *, own: bool) -> LatentAttention:

@@ -9,8 +9,9 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, FeedForward, Layer, Mixer
+from ._decoder import FeedForward, Layer, Mixer
 from ._feed_forward import Experts, Mlp
+from ._fields import decoder
 from ._moe import at_most
 from ._parts import activation, heads_of
 from ._state_space import Mamba
@@ -30,12 +31,7 @@ def build(config: Section, fmt: Format) -> Graph:
         fed, network = networks[_at(config, "expert_layer", i, 2, 1)]
         layers.append(Layer(mixer=mixer, feed_forward=network, name=f"{mixed}_{fed}"))
     config.costless("use_mamba_kernels", "num_logits_to_keep", "output_router_logits", "router_aux_loss_coef")
-    return Decoder(
-        vocab=config.integer("vocab_size"),
-        hidden=hidden,
-        layers=layers,
-        tied=config.flag("tie_word_embeddings", default=False),
-    ).graph(fmt)
+    return decoder(config, layers, hidden=hidden).graph(fmt)
 
 
 def _at(config: Section, key: str, index: int, period: int, offset: int) -> bool:

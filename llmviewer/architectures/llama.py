@@ -9,8 +9,9 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
+from ._decoder import Layer
 from ._feed_forward import Mlp
+from ._fields import decoder
 from ._parts import activation, heads_of
 
 _MISTRAL_WINDOW = 4096  # where config.json says nothing, as transformers.MistralConfig has it; null is no window
@@ -19,17 +20,12 @@ _MISTRAL_WINDOW = 4096  # where config.json says nothing, as transformers.Mistra
 @architecture("llama", "mistral", "qwen2", "iquestcoder")
 def build(config: Section, fmt: Format) -> Graph:
     windows = _windows(config)
-    return Decoder(
-        vocab=config.integer("vocab_size"),
-        hidden=config.integer("hidden_size"),
-        layers=[_layer(config, window, uniform=len(set(windows)) == 1) for window in windows],
-        tied=config.flag("tie_word_embeddings", default=False),
-    ).graph(fmt)
+    return decoder(config, [_layer(config, window, uniform=len(set(windows)) == 1) for window in windows]).graph(fmt)
 
 
 def _layer(config: Section, window: float, *, uniform: bool) -> Layer:
     kv_heads = config.integer("num_key_value_heads", config.integer("num_attention_heads"))
-    heads = heads_of(config, config.integer("hidden_size"), "num_attention_heads", num_kv_heads=kv_heads, window=window)
+    heads = heads_of(config, num_kv_heads=kv_heads, window=window)
     qwen = config.text("model_type") == "qwen2"  # biases on q, k and v, none on o
     bias = config.flag("attention_bias", default=False)
     mlp = Mlp(

@@ -68,7 +68,7 @@ def build_mimo(config: Section, fmt: Format) -> Graph:
     bias = config.flag("attention_bias", default=True)
     config.costless("use_mrope")
     layer = _layer(config, SelfAttention(heads=grouped_heads(config), qkv_bias=bias))
-    plain = decoder(config, [layer] * config.integer("num_hidden_layers"))
+    plain = decoder(config, layer)
     return replace(plain, prediction=Prediction.of(config, "num_nextn_predict_layers", layer)).graph(fmt)
 
 
@@ -186,7 +186,7 @@ def _build(
     config: Section, fmt: Format, attention: SelfAttention, *, tied: bool = False, mlp_bias: bool = False
 ) -> Graph:
     layer = _layer(config, attention, mlp_bias=mlp_bias)
-    return decoder(config, [layer] * config.integer("num_hidden_layers"), tied=tied).graph(fmt)
+    return decoder(config, layer, tied=tied).graph(fmt)
 
 
 def _layer(config: Section, attention: SelfAttention, *, mlp_bias: bool = False) -> Layer:

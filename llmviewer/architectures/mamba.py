@@ -8,7 +8,8 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._decoder import Decoder, Layer
+from ._decoder import Layer
+from ._fields import decoder
 from ._state_space import Mamba, Mamba2
 
 
@@ -53,11 +54,8 @@ def build_mamba2(config: Section, fmt: Format) -> Graph:
 
 
 def _decoder(config: Section, mixer: Mamba | Mamba2, hidden: int, fmt: Format) -> Graph:
-    return Decoder(
-        vocab=config.integer("vocab_size"),
-        hidden=hidden,
-        layers=[Layer(mixer=mixer, feed_forward=None)] * config.integer("num_hidden_layers"),
-        tied=config.flag("tie_word_embeddings", default=config.text("model_type") != "mamba2"),
+    return decoder(
+        config, Layer(mixer=mixer, feed_forward=None), hidden=hidden, tied=config.text("model_type") != "mamba2"
     ).graph(fmt)
 
 

@@ -19,4 +19,4 @@ def build(config: Section, fmt: Format) -> Graph:
         config, LatentAttention, q_rank=768, kv_rank=256, nope_dim=64, rope_dim=32, value_dim=64
     )
     layer = Layer(mixer=attention, feed_forward=gated_mlp(config))
-    return decoder(config, [layer] * config.integer("num_hidden_layers"), tied=True).graph(fmt)
+    return decoder(config, layer, tied=True).graph(fmt)

@@ -132,7 +132,7 @@ def _seen(section: Section, fmt: Format, size: tuple[int, int], width: int, *, m
 
 
 def _heads(section: Section) -> Heads:
-    return both_ways(heads_of(section, section.integer("hidden_size"), "num_attention_heads"))
+    return both_ways(heads_of(section))
 
 
 def _squares(section: Section, tower: Tower, parts: Parts, stream: Stream) -> tuple[Block, ...]:

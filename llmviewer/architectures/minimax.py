@@ -7,8 +7,6 @@ first, which is the embedding's, and the last, which is the head's.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
@@ -40,7 +38,7 @@ def build(config: Section, fmt: Format) -> Graph:
         Layer(mixer=mixers[kind], feed_forward=network, residual=residual, name=kind.split("_")[0])
         for kind in _layer_types(config)
     ]
-    return replace(decoder(config, layers), embed_norm=after, final_norm=not after).graph(fmt)
+    return decoder(config, layers, embed_norm=after, final_norm=not after).graph(fmt)
 
 
 def _layer_types(config: Section) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ class BlockIndex:
 def _tower(section: Section, merged: int) -> Tower:
     """Patches are cut through two frames and rotated by time, height and width, as many elements by each."""
     hidden = section.integer("hidden_size", 1280)
-    heads = both_ways(heads_of(section, hidden, section.first("num_attention_heads")))
+    heads = both_ways(heads_of(section, hidden, "num_attention_heads"))
     mlp = Mlp(inner=section.integer("intermediate_size", 5120), act=tower_activation(section, "gelu"), bias=True)
     attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim // 6 * 6, qkv_bias=True, o_bias=True)
     return Tower(

@@ -87,7 +87,7 @@ def build_decoder(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS.split())
     hidden, heads = (
         config.integer("hidden_size"),
-        heads_of(config, config.integer("hidden_size"), "num_attention_heads"),
+        heads_of(config),
     )
     window = Causal(config.integer("local_attention", 128) // 2)
     near, far = (replace(heads, mask=mask) for mask in (window, heads.mask))

@@ -68,7 +68,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
         feed_forward=gated_mlp(config),
         residual=Residual.INNER if after else Residual.PRE,
     )
-    graph = decoder(config, [one] * config.integer("num_hidden_layers")).graph(fmt)
+    graph = decoder(config, one).graph(fmt)
     first, *others = graph.blocks
     shape = (config.integer("additional_vocab_size", 128, least=0), config.integer("hidden_size"))
     held = first.map(lambda op: holding(op, Parts(format=fmt), {"additional_tokens.weight": shape}))
@@ -108,7 +108,7 @@ def _runs(adapter: Section, section: Section) -> tuple[int, ...]:
 def _tower(section: Section, layers: int) -> Tower:
     """Of so many layers: published checkpoints have none after the last one that features are taken from."""
     seen = picture(section)
-    heads = both_ways(heads_of(section, section.integer("hidden_size"), "num_attention_heads"))
+    heads = both_ways(heads_of(section))
     mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "gelu_pytorch_tanh"), bias=True)
     one = layer(heads, mlp, qkv_bias=section.flag("attention_bias", default=True))
     return Tower(

@@ -7,8 +7,9 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
+from ._decoder import Layer
 from ._feed_forward import Mlp
+from ._fields import decoder
 from ._parts import NormKind, heads_of
 
 _KV_HEADS = {"multihead_attention": None, "multiquery_attention": 1, "grouped_query_attention": 0}
@@ -40,11 +41,11 @@ def build(config: Section, fmt: Format) -> Graph:
     config.costless("max_seq_len", "emb_pdrop", "emb_init_std", "embedding_fraction", "init_config", "init_device")
     config.costless("logit_scale", "norm_type", "tokenizer_name", "verbose", "use_pad_tok_in_ffn")
     learned = config.flag("learned_pos_emb", default=True) and not alibi and not rope
-    return Decoder(
-        vocab=config.integer("vocab_size"),
+    return decoder(
+        config,
+        [Layer(mixer=attention, feed_forward=mlp)] * config.integer("n_layers"),
         hidden=hidden,
-        layers=[Layer(mixer=attention, feed_forward=mlp)] * config.integer("n_layers"),
         norm=norm,
-        tied=config.flag("tie_word_embeddings", default=True),
+        tied=True,
         positions=config.integer("max_seq_len") if learned else 0,
     ).graph(fmt)

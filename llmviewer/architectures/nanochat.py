@@ -5,8 +5,6 @@ Queries and keys are normalized after their rotation, not before, which changes 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
@@ -25,4 +23,4 @@ def build(config: Section, fmt: Format) -> Graph:
     attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.UNIT)
     mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "relu2"))
     layers = [Layer(mixer=attention, feed_forward=mlp)] * config.integer("num_hidden_layers")
-    return replace(decoder(config, layers, norm=NormKind.UNIT), embed_norm=True).graph(fmt)
+    return decoder(config, layers, norm=NormKind.UNIT, embed_norm=True).graph(fmt)

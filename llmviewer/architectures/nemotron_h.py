@@ -13,8 +13,9 @@ from ..operators.attention import Heads
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
+from ._decoder import Layer
 from ._feed_forward import Experts, Mlp
+from ._fields import decoder
 from ._moe import at_most
 from ._parts import activation
 from ._state_space import Mamba2
@@ -39,12 +40,7 @@ def build(config: Section, fmt: Format) -> Graph:
         raise config.error("num_hidden_layers", f"must be the {len(pattern)} of {key}")
     layers = {kind: kinds[kind](config) for kind in dict.fromkeys(pattern)}
     _costless(config)
-    return Decoder(
-        vocab=config.integer("vocab_size"),
-        hidden=config.integer("hidden_size"),
-        layers=[layers[kind] for kind in pattern],
-        tied=config.flag("tie_word_embeddings", default=False),
-    ).graph(fmt)
+    return decoder(config, [layers[kind] for kind in pattern]).graph(fmt)
 
 
 def _pattern(config: Section) -> tuple[str, str]:

@@ -69,7 +69,7 @@ def _mixer(config: Section, attention: Section) -> Mixer | None:
     group = attention.integer("n_heads_in_group")
     if heads % group:
         raise attention.error("n_heads_in_group", f"must divide the {heads} heads; got {group}")
-    own = heads_of(config, config.integer("hidden_size"), "num_attention_heads", num_kv_heads=heads // group)
+    own = heads_of(config, num_kv_heads=heads // group)
     return SelfAttention(heads=own, rotary_dim=own.head_dim)
 
 

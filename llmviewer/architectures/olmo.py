@@ -27,12 +27,12 @@ _WINDOW = 4096
 def build_olmo(config: Section, fmt: Format) -> Graph:
     layer = Layer(mixer=_attention(config), feed_forward=gated_mlp(config))
     config.costless("clip_qkv")
-    return decoder(config, [layer] * config.integer("num_hidden_layers"), norm=NormKind.PLAIN).graph(fmt)
+    return decoder(config, layer, norm=NormKind.PLAIN).graph(fmt)
 
 
 @architecture("olmo2")
 def build_olmo2(config: Section, fmt: Format) -> Graph:
-    return decoder(config, [_inner(config)] * config.integer("num_hidden_layers")).graph(fmt)
+    return decoder(config, _inner(config)).graph(fmt)
 
 
 @architecture("olmo3")

@@ -11,8 +11,9 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, Layer, Residual
+from ._decoder import Layer, Residual
 from ._feed_forward import Mlp
+from ._fields import decoder
 from ._parts import NormKind, activation, heads_of
 
 _POSITION_OFFSET = 2  # rows at the head of the position table that stand for padding
@@ -30,12 +31,12 @@ def build(config: Section, fmt: Format) -> Graph:
         feed_forward=mlp,
         residual=Residual.PRE if before else Residual.POST,
     )
-    return Decoder(
-        vocab=config.integer("vocab_size"),
+    return decoder(
+        config,
+        layer,
         hidden=hidden,
-        layers=[layer] * config.integer("num_hidden_layers"),
         norm=NormKind.LAYER,
-        tied=config.flag("tie_word_embeddings", default=True),
+        tied=True,
         positions=config.integer("max_position_embeddings") + _POSITION_OFFSET,
         embed_width=config.integer("word_embed_proj_dim", hidden),
         final_norm=before and not config.flag("_remove_final_layer_norm", default=False),
@@ -70,11 +71,11 @@ def _with_gelu(
     width = config.integer(hidden)
     attention = SelfAttention(heads=heads_of(config, width, heads), qkv_bias=True, o_bias=True)
     mlp = Mlp(inner=config.integer(inner), act=activation(config, act, "gelu"), bias=True)
-    return Decoder(
-        vocab=config.integer("vocab_size"),
+    return decoder(
+        config,
+        [Layer(mixer=attention, feed_forward=mlp)] * config.integer(layers),
         hidden=width,
-        layers=[Layer(mixer=attention, feed_forward=mlp)] * config.integer(layers),
         norm=NormKind.LAYER,
-        tied=config.flag("tie_word_embeddings", default=True),
+        tied=True,
         positions=positions,
     ).graph(fmt)

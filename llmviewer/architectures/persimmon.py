@@ -15,7 +15,7 @@ from ._parts import NormKind, activation, heads_of
 
 @architecture("persimmon")
 def build(config: Section, fmt: Format) -> Graph:
-    heads = heads_of(config, config.integer("hidden_size"), "num_attention_heads")
+    heads = heads_of(config)
     attention = SelfAttention(
         heads=heads,
         rotary_dim=rotary_dim(config, heads.head_dim, default=0.5),

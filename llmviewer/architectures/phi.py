@@ -5,8 +5,6 @@ arXiv:2309.05463, arXiv:2404.14219, arXiv:2412.08905.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
@@ -31,7 +29,7 @@ def build_phi(config: Section, fmt: Format) -> Graph:
     mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "gelu_new"), bias=True)
     layer = Layer(mixer=attention, feed_forward=mlp, residual=Residual.PARALLEL)
     layers = [layer] * config.integer("num_hidden_layers")
-    return replace(decoder(config, layers, norm=NormKind.LAYER), head_bias=True).graph(fmt)
+    return decoder(config, layers, norm=NormKind.LAYER, head_bias=True).graph(fmt)
 
 
 @architecture("phi3")
@@ -45,4 +43,4 @@ def build_phi3(config: Section, fmt: Format) -> Graph:
         mixer=SelfAttention(heads=heads, rotary_dim=rotated, fused_qkv=True), feed_forward=gated_mlp(config, fused=True)
     )
     config.costless("original_max_position_embeddings", "full_attn_mod", "interpolate_factor", "_attn_implementation")
-    return decoder(config, [layer] * config.integer("num_hidden_layers")).graph(fmt)
+    return decoder(config, layer).graph(fmt)

@@ -35,7 +35,7 @@ def build(config: Section, fmt: Format) -> Graph:
 def build_hunyuan(config: Section, fmt: Format) -> Graph:
     """The norms follow the rotation, which costs the same."""
     config.costless("use_qk_norm", "use_rotary_pos_emb", "org_vocab_size", "attention_head_dim", "norm_type", "use_cla")
-    return decoder(config, [_layer(config)] * config.integer("num_hidden_layers")).graph(fmt)
+    return decoder(config, _layer(config)).graph(fmt)
 
 
 def _layer(config: Section, *, head_dim: int = 0, window: float | None = None) -> Layer:

@@ -217,7 +217,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
         layers[place] = LookingUp(
             mixer=plain.mixer, feed_forward=network, hyper=hyper, name=f"{plain.name}_ngrams", ngrams=ngrams
         )
-    return replace(decoder(config, layers), hyper=hyper, final_norm=False).graph(fmt)
+    return decoder(config, layers, hyper=hyper, final_norm=False).graph(fmt)
 
 
 def _layer_types(config: Section) -> list[str]:

@@ -11,8 +11,9 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._decoder import Decoder, Layer
+from ._decoder import Layer
 from ._feed_forward import Mlp
+from ._fields import decoder
 from ._parts import activation
 from ._recurrent import Retention
 
@@ -110,10 +111,6 @@ def _decoder(
     network: Mlp,
     embed_norm: bool = False,
 ) -> Graph:
-    return Decoder(
-        vocab=config.integer("vocab_size"),
-        hidden=hidden,
-        layers=[Layer(mixer=mixer, feed_forward=network)] * layers,
-        tied=config.flag("tie_word_embeddings", default=False),
-        embed_norm=embed_norm,
+    return decoder(
+        config, [Layer(mixer=mixer, feed_forward=network)] * layers, hidden=hidden, embed_norm=embed_norm
     ).graph(fmt)

@@ -10,7 +10,8 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._decoder import Decoder, Layer
+from ._decoder import Layer
+from ._fields import decoder
 from ._parts import NormKind
 from ._recurrent import ChannelMix, Rwkv4, Rwkv6, Rwkv7
 
@@ -82,7 +83,7 @@ def _heads_decoder(config: Section, fmt: Format, *, mix_rank: int, decay_rank: i
     heads, head_dim = _heads(config, config.integer("attention_hidden_size", hidden))
     mixer = Rwkv6(heads=heads, head_dim=head_dim, mix_rank=mix_rank, decay_rank=decay_rank)
     layer = Layer(mixer=mixer, feed_forward=ChannelMix(inner=_inner(config, hidden, 3.5)))
-    return _decoder(config, [layer] * config.integer("num_hidden_layers"), fmt)
+    return _decoder(config, layer, fmt)
 
 
 def _heads(config: Section, width: int) -> tuple[int, int]:
@@ -113,11 +114,4 @@ def _decoder(config: Section, layers: list[Layer], fmt: Format) -> Graph:
         "context_length", "max_context_length", "rescale_every", "attn_mode", "fuse_norm", "fuse_cross_entropy",
         "norm_eps", "clamp_min", "conv_size", "share_conv_kernel", "_attn_implementation_autoset",
     )  # fmt: skip
-    return Decoder(
-        vocab=config.integer("vocab_size"),
-        hidden=config.integer("hidden_size"),
-        layers=layers,
-        norm=NormKind.LAYER,
-        tied=config.flag("tie_word_embeddings", default=False),
-        embed_norm=True,
-    ).graph(fmt)
+    return decoder(config, layers, norm=NormKind.LAYER, embed_norm=True).graph(fmt)

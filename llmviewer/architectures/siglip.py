@@ -95,7 +95,7 @@ def plain_tower(config: Section, *, multiple: int = 1) -> Tower:
 
 
 def _heads(config: Section) -> Heads:
-    return both_ways(heads_of(config, config.integer("hidden_size"), "num_attention_heads"))
+    return both_ways(heads_of(config))
 
 
 def _mlp(config: Section) -> Mlp:

@@ -34,4 +34,4 @@ def build(config: Section, fmt: Format) -> Graph:
         residual=Residual.PARALLEL if parallel else Residual.PRE,
     )
     config.costless("norm_eps", "rotary_scaling_factor", "use_bias")
-    return decoder(config, [layer] * config.integer("num_hidden_layers"), norm=NormKind.LAYER).graph(fmt)
+    return decoder(config, layer, norm=NormKind.LAYER).graph(fmt)

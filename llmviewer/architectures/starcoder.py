@@ -10,7 +10,7 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Decoder, Layer
+from ._decoder import Layer
 from ._feed_forward import Mlp
 from ._fields import decoder, grouped_heads, sliding_window
 from ._parts import NormKind, activation, heads_of
@@ -29,12 +29,12 @@ def build_bigcode(config: Section, fmt: Format) -> Graph:
     config.costless("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "runner_max_sequence_length")
     config.costless("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", "max_sequence_length")
     config.costless("max_batch_size", "pad_key_length")
-    return Decoder(
-        vocab=config.integer("vocab_size"),
+    return decoder(
+        config,
+        [Layer(mixer=attention, feed_forward=mlp)] * config.integer("n_layer"),
         hidden=hidden,
-        layers=[Layer(mixer=attention, feed_forward=mlp)] * config.integer("n_layer"),
         norm=NormKind.LAYER,
-        tied=config.flag("tie_word_embeddings", default=True),
+        tied=True,
         positions=config.integer("n_positions"),
     ).graph(fmt)
 

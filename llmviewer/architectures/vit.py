@@ -61,7 +61,7 @@ def _tower(config: Section, *, image: int, patch: int, inner: int = 3072) -> Tow
     """Defaults are those of the classes in transformers."""
     hidden = config.integer("hidden_size", 768)
     mlp = Mlp(inner=config.integer("intermediate_size", inner), act=tower_activation(config, "gelu"), bias=True)
-    heads = both_ways(heads_of(config, hidden, config.first("num_attention_heads")))
+    heads = both_ways(heads_of(config, hidden, "num_attention_heads"))
     bias = config.flag("qkv_bias", default=True)
     seen = picture(config, image=image, patch=patch)
     return Tower(

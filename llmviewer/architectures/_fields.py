@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ..documents import Section
 from ..operators.attention import Heads
+from ._attention import SelfAttention
 from ._decoder import Decoder, Layer
 from ._feed_forward import Mlp
 from ._parts import NormKind, activation, heads_of
@@ -46,6 +47,22 @@ def grouped_heads(config: Section, *, kv_heads: int = 0, head_dim: int = 0, wind
     """Heads by the usual names; `kv_heads` and `head_dim` are what the class has, 0 where it takes them from others."""
     kv_heads = config.integer("num_key_value_heads", kv_heads or config.integer("num_attention_heads"))
     return heads_of(config, num_kv_heads=kv_heads, head_dim=head_dim or None, window=window)
+
+
+def attention(
+    config: Section, heads: Heads | None = None, *, share: float | None = None, bias: bool | None = False, **more: Any
+) -> SelfAttention:
+    """Attention of grouped_heads, or of `heads`.
+
+    share  of each head that is rotated where the config does not say; None is all of it, whatever that says
+    bias   of all projections where attention_bias does not say; None is none, whatever that says
+    more   other fields of SelfAttention
+    """
+    heads = heads or grouped_heads(config)
+    biased = bias is not None and config.flag("attention_bias", default=bias)
+    rotated = heads.head_dim if share is None else rotary_dim(config, heads.head_dim, default=share)
+    fields: dict[str, Any] = {"heads": heads, "rotary_dim": rotated, "qkv_bias": biased, "o_bias": biased}
+    return SelfAttention(**fields | more)
 
 
 def gated_mlp(config: Section, *, key: str = "hidden_act", act: str = "silu", fused: bool = False) -> Mlp:

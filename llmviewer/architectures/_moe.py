@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Final, TypeVar
 
 from ..documents import Section
 from ._attention import LatentAttention, SelfAttention
 from ._decoder import FeedForward, Layer, Mixer, Residual
 from ._feed_forward import Experts, Mlp
-from ._fields import grouped_heads, rotary_dim
-from ._parts import NormKind, activation
+from ._parts import activation
 
 # How scores become weights, how training balanced them, and heads of multi-token prediction, which are no part of a
 # pass: none of it changes what is counted.
@@ -48,28 +46,6 @@ def language_model(config: Section, key: str = "text_config") -> Section:
     text = config.section(key)
     text.costless(*_GENERATION_FIELDS.split())
     return text
-
-
-def attention(
-    config: Section,
-    *,
-    window: float = inf,
-    rotary_part: float = 1.0,
-    qkv_bias: bool = False,
-    o_bias: bool = False,
-    qk_norm: NormKind | None = None,
-    qk_norm_whole: bool = False,
-) -> SelfAttention:
-    """Grouped queries whose heads are rotated, or `rotary_part` of each where the config does not say how much."""
-    heads = grouped_heads(config, window=window)
-    return SelfAttention(
-        heads=heads,
-        rotary_dim=rotary_dim(config, heads.head_dim, default=rotary_part),
-        qkv_bias=qkv_bias,
-        o_bias=o_bias,
-        qk_norm=qk_norm,
-        qk_norm_whole=qk_norm_whole,
-    )
 
 
 def latent_attention(

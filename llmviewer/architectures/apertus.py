@@ -10,10 +10,9 @@ from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Activation
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
 from ._decoder import Layer
 from ._feed_forward import Mlp
-from ._fields import decoder, grouped_heads
+from ._fields import attention, decoder
 from ._parts import NormKind, Parts, activation
 
 _XIELU = "xielu"
@@ -31,10 +30,9 @@ class LearnedMlp(Mlp):
 
 @architecture("apertus")
 def build(config: Section, fmt: Format) -> Graph:
-    heads, bias = grouped_heads(config), config.flag("attention_bias", default=False)
-    attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS)
     config.costless("post_norm", "qk_norm", "mlp_bias")
     act = activation(config, "hidden_act", _XIELU)
     kind = LearnedMlp if act == _XIELU else Mlp
-    layer = Layer(mixer=attention, feed_forward=kind(inner=config.integer("intermediate_size"), act=act))
+    network = kind(inner=config.integer("intermediate_size"), act=act)
+    layer = Layer(mixer=attention(config, qk_norm=NormKind.RMS), feed_forward=network)
     return decoder(config, layer).graph(fmt)

@@ -9,9 +9,8 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
 from ._decoder import Layer
-from ._fields import decoder, gated_mlp, grouped_heads
+from ._fields import attention, decoder, gated_mlp, grouped_heads
 from ._mamba2_fields import mamba2
 from ._moe import integers
 
@@ -19,11 +18,10 @@ from ._moe import integers
 @architecture("bamba")
 def build(config: Section, fmt: Format) -> Graph:
     heads = grouped_heads(config, kv_heads=8)
-    bias = config.flag("attention_bias", default=False)
-    attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim // 2, qkv_bias=bias, o_bias=bias)
+    mixer = attention(config, heads, rotary_dim=heads.head_dim // 2)
     mlp = gated_mlp(config)
     kinds = {
-        True: Layer(mixer=attention, feed_forward=mlp, name="attention"),
+        True: Layer(mixer=mixer, feed_forward=mlp, name="attention"),
         False: Layer(mixer=mamba2(config), feed_forward=mlp, name="mamba"),
     }
     attending = integers(config, "attn_layer_indices")

@@ -16,7 +16,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Residual
-from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._fields import alternating, attention, decoder, gated_mlp, sliding_layers, sliding_window
 from ._moe import costless, dense, experts_beside_shared, kinds
 from ._parts import NormKind
 
@@ -34,10 +34,10 @@ def build_cohere(config: Section, fmt: Format) -> Graph:
 
 @architecture("cohere2")
 def build_cohere2(config: Section, fmt: Format) -> Graph:
-    attention = _attention(config)
-    windowed = replace(attention.heads, mask=Causal(sliding_window(config, _WINDOW)))
-    local = _layer(config, replace(attention, heads=windowed))
-    unrotated = _layer(config, replace(attention, rotary_dim=0))
+    plain = _attention(config)
+    windowed = replace(plain.heads, mask=Causal(sliding_window(config, _WINDOW)))
+    local = _layer(config, replace(plain, heads=windowed))
+    unrotated = _layer(config, replace(plain, rotary_dim=0))
     config.costless("order_of_interleaved_layers", "position_embedding_type", "rotary_pct", "use_embedding_sharing")
     config.costless("use_gated_activation", "use_parallel_block", "use_parallel_embedding", "cache_implementation")
     config.costless("layer_switch")
@@ -74,14 +74,14 @@ def build_cohere2_moe(config: Section, fmt: Format) -> Graph:
     networks: dict[bool, FeedForward] = {True: moe}
     if not all(sparse):
         networks[False] = dense(config, config.first("prefix_dense_intermediate_size", "intermediate_size"))
-    attention, window = _attention(config), Causal(sliding_window(config, _WINDOW))
+    plain, window = _attention(config), Causal(sliding_window(config, _WINDOW))
     forced = config.integer("prefix_dense_sliding_window_pattern", 1) == 1
 
     def layer(*, slides: bool, has_experts: bool) -> Layer:
         rotated = slides or (forced and not has_experts)
-        heads = replace(attention.heads, mask=window) if slides else attention.heads
+        heads = replace(plain.heads, mask=window) if slides else plain.heads
         return Layer(
-            mixer=replace(attention, heads=heads, rotary_dim=attention.rotary_dim if rotated else 0),
+            mixer=replace(plain, heads=heads, rotary_dim=plain.rotary_dim if rotated else 0),
             feed_forward=networks[has_experts],
             residual=Residual.PARALLEL,
             name=f"{'local' if slides else 'global'}_{'moe' if has_experts else 'dense'}",
@@ -114,17 +114,13 @@ def _sliding(config: Section, first: int) -> list[bool]:
 
 
 def _attention(config: Section) -> SelfAttention:
-    heads, bias = grouped_heads(config), config.flag("attention_bias", default=False)
-    return SelfAttention(
-        heads=heads,
-        rotary_dim=heads.head_dim,
-        qkv_bias=bias,
-        o_bias=bias,
+    return attention(
+        config,
         qk_norm=NormKind.LAYER_NO_BIAS if config.flag("use_qk_norm", default=False) else None,
         qk_norm_whole=True,  # each head has weights of its own, so they are as many as the heads are wide
     )
 
 
-def _layer(config: Section, attention: SelfAttention) -> Layer:
+def _layer(config: Section, mixer: SelfAttention) -> Layer:
     config.costless("logit_scale")
-    return Layer(mixer=attention, feed_forward=gated_mlp(config), residual=Residual.PARALLEL)
+    return Layer(mixer=mixer, feed_forward=gated_mlp(config), residual=Residual.PARALLEL)

@@ -22,8 +22,8 @@ from ._attention import SelfAttention
 from ._class_defaults import TEXTS
 from ._decoder import Layer
 from ._encoder import holding, stack
-from ._fields import decoder, gated_mlp, grouped_heads
-from ._moe import Kinds, attention, costless, dense, experts_beside_shared, integers, language_model, sparse_layers
+from ._fields import attention, decoder, gated_mlp, grouped_heads
+from ._moe import Kinds, costless, dense, experts_beside_shared, integers, language_model, sparse_layers
 from ._parts import HIDDEN, Parts, result, with_rows
 from ._sam import neck, sam_tower
 from ._tiles import closest_grid, picture_size
@@ -39,9 +39,8 @@ def build_text(config: Section, fmt: Format) -> Graph:
     """Grouped queries in the place of DeepSeek-V2's latents."""
     costless(config, "use_mla", "lm_head", "rm_head", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",
              "qk_rope_head_dim", "v_head_dim", "mlp_bias")  # fmt: skip
-    bias = config.flag("attention_bias", default=False)
     moe = experts_beside_shared(config, "n_routed_experts", usual=2)
-    kinds = Kinds(mixer=attention(config, qkv_bias=bias, o_bias=bias), moe=moe, dense=dense(config))
+    kinds = Kinds(mixer=attention(config, share=1), moe=moe, dense=dense(config))
     return decoder(config, kinds.layers(sparse_layers(config, default=1))).graph(fmt)
 
 
@@ -115,5 +114,5 @@ def _layers(config: Section, patches: int, queries: int) -> list[Layer]:
     """Of a Qwen2, in which patches see all patches, and queries all those and what is before them."""
     pairs = patches * (patches + queries) + queries * (queries + 1) // 2
     heads = replace(grouped_heads(config), mask=Tiled(pairs))
-    attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=True)
-    return [Layer(mixer=attention, feed_forward=gated_mlp(config))] * config.integer("num_hidden_layers")
+    mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=True)
+    return [Layer(mixer=mixer, feed_forward=gated_mlp(config))] * config.integer("num_hidden_layers")

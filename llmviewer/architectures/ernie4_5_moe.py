@@ -11,8 +11,8 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._fields import decoder
-from ._moe import Kinds, attention, costless, dense, experts
+from ._fields import attention, decoder
+from ._moe import Kinds, costless, dense, experts
 
 
 @architecture("ernie4_5_moe")
@@ -24,7 +24,7 @@ def build(config: Section, fmt: Format) -> Graph:
     inner = config.integer("moe_intermediate_size")
     shared = config.integer("moe_num_shared_experts", 2, least=0) * inner
     moe = replace(experts(config, "moe_num_experts", "moe_k", inner=inner, shared=shared), router_bias=True)
-    kinds = Kinds(mixer=attention(config), moe=moe, dense=dense(config))
+    kinds = Kinds(mixer=attention(config, share=1, bias=None), moe=moe, dense=dense(config))
     return decoder(config, kinds.layers(_sparse(config)), tied=True).graph(fmt)
 
 

@@ -23,8 +23,8 @@ from ._class_defaults import TEXT_CLASSES
 from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
-from ._fields import decoder
-from ._moe import attention, costless, dense, experts, integers, language_model, sparse_layers
+from ._fields import attention, decoder
+from ._moe import costless, dense, experts, integers, language_model, sparse_layers
 from ._parts import HIDDEN, NormKind, Parts, heads_of, result
 from ._tower import Tower, filled, joined, layer, picture, projector, tower_activation, vision
 
@@ -93,7 +93,7 @@ def _layers(config: Section, seen: int) -> list[Layer]:
         replace(experts(config, "moe_num_experts", "moe_k", inner=width), router_bias=True) for width in inner
     )
     both = TwoKinds(text=own, pictures=others, shared=Mlp(inner=shared * inner[0], act=own.act, gated=True), seen=seen)
-    mixer = attention(config)
+    mixer = attention(config, share=1, bias=None)
     kinds = {
         True: Layer(mixer=mixer, feed_forward=both, name="moe"),
         False: Layer(mixer=mixer, feed_forward=dense(config), name="dense"),

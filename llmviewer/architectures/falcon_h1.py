@@ -11,7 +11,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer
-from ._fields import decoder, gated_mlp, grouped_heads
+from ._fields import attention, decoder, gated_mlp, grouped_heads
 from ._mamba2_fields import mamba2
 from ._parts import Parts, result
 from ._state_space import Mamba2
@@ -44,13 +44,11 @@ def build(config: Section, fmt: Format) -> Graph:
         raise config.error("mamba_use_mlp", "must be true: every layer has an MLP")
     if config.flag("projectors_bias", default=False) != config.flag("mamba_proj_bias", default=False):
         raise config.error("projectors_bias", "must be as mamba_proj_bias: a bias of one projection is not modelled")
-    heads = grouped_heads(config, kv_heads=8)
-    bias = config.flag("attention_bias", default=False)
-    attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
     inner = 0 if config.get("mamba_d_ssm") is None else config.integer("mamba_d_ssm")
     if inner:
         config.costless("mamba_expand")
     mamba = mamba2(config, inner=inner, norm=config.flag("mamba_rms_norm", default=False))
-    layer = Layer(mixer=SideBySide(mamba=mamba, attention=attention), feed_forward=gated_mlp(config))
+    mixer = SideBySide(mamba=mamba, attention=attention(config, grouped_heads(config, kv_heads=8)))
+    layer = Layer(mixer=mixer, feed_forward=gated_mlp(config))
     config.costless(*_COSTLESS.split())
     return decoder(config, layer).graph(fmt)

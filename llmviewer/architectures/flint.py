@@ -8,8 +8,7 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
-from ._fields import decoder, grouped_heads, sliding_layers
+from ._fields import attention, decoder, grouped_heads, sliding_layers
 from ._moe import costless, dense, experts, windows_and_experts
 from ._parts import NormKind
 from ._tower import filled
@@ -22,8 +21,8 @@ def build(config: Section, fmt: Format) -> Graph:
     config = filled(
         config, {"mlp_only_layers": [0, 1], "layer_types": _layer_types(config.integer("num_hidden_layers"))}
     )
-    heads, bias = grouped_heads(config, kv_heads=4, head_dim=128), config.flag("attention_bias", default=False)
-    far = SelfAttention(heads=heads, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS, sinks=True)
+    heads = grouped_heads(config, kv_heads=4, head_dim=128)
+    far = attention(config, heads, rotary_dim=0, qk_norm=NormKind.RMS, sinks=True)
     mixers = {True: far.within(config.integer("sliding_window", 513)), False: far}
     moe = experts(
         config,

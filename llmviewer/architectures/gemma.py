@@ -14,10 +14,9 @@ from ..operators.attention import Heads
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
 from ._decoder import Layer, Residual
 from ._feed_forward import Mlp
-from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
 from ._parts import NormKind, activation
 
 _HEAD_DIM = 256
@@ -39,8 +38,8 @@ def build_gemma(config: Section, fmt: Format) -> Graph:
     key = config.first("hidden_activation", "hidden_act")
     meant = config.get(key) == "gelu"  # the first files say "gelu" and mean the form with tanh
     act = "gelu_tanh" if meant else activation(config, key, _ACT)
-    attention = _attention(config, grouped_heads(config, head_dim=_HEAD_DIM))
-    layer = Layer(mixer=attention, feed_forward=Mlp(inner=config.integer("intermediate_size"), act=act, gated=True))
+    mixer = attention(config, grouped_heads(config, head_dim=_HEAD_DIM))
+    layer = Layer(mixer=mixer, feed_forward=Mlp(inner=config.integer("intermediate_size"), act=act, gated=True))
     config.costless("hidden_activation", *_COSTLESS)
     return decoder(config, layer, tied=True).graph(fmt)
 
@@ -74,13 +73,8 @@ def _alternating(
     residual: Residual = Residual.SANDWICH,
 ) -> Graph:
     mlp = gated_mlp(config, key="hidden_activation", act=_ACT)
-    other = Layer(mixer=_attention(config, heads, qk_norm), feed_forward=mlp, residual=residual)
+    other = Layer(mixer=attention(config, heads, qk_norm=qk_norm), feed_forward=mlp, residual=residual)
     windowed = replace(heads, mask=Causal(sliding_window(config, _WINDOW)))
-    local = replace(other, mixer=_attention(config, windowed, qk_norm))
+    local = replace(other, mixer=attention(config, windowed, qk_norm=qk_norm))
     config.costless(*_COSTLESS)
     return decoder(config, alternating(local, other, sliding_layers(config, pattern=pattern)), tied=True).graph(fmt)
-
-
-def _attention(config: Section, heads: Heads, qk_norm: NormKind | None = None) -> SelfAttention:
-    bias = config.flag("attention_bias", default=False)
-    return SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm)

@@ -15,7 +15,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer, Residual
 from ._feed_forward import Mlp
-from ._fields import decoder, gated_mlp, grouped_heads, rotary_dim
+from ._fields import attention, decoder, gated_mlp, grouped_heads
 from ._parts import NormKind, heads_of
 
 _KV_HEADS, _HEAD_DIM = 2, 128
@@ -34,12 +34,8 @@ def build_glm4(config: Section, fmt: Format) -> Graph:
 
 def _layer(config: Section) -> Layer:
     heads = grouped_heads(config, kv_heads=_KV_HEADS, head_dim=_HEAD_DIM)
-    attention = SelfAttention(
-        heads=heads,
-        rotary_dim=rotary_dim(config, heads.head_dim, default=0.5),
-        qkv_bias=config.flag("attention_bias", default=True),
-    )
-    return Layer(mixer=attention, feed_forward=gated_mlp(config, fused=True))
+    mixer = attention(config, heads, share=0.5, bias=True, o_bias=False)
+    return Layer(mixer=mixer, feed_forward=gated_mlp(config, fused=True))
 
 
 @architecture("chatglm")
@@ -51,7 +47,7 @@ def build_chatglm(config: Section, fmt: Format) -> Graph:
     head_dim = config.integer("kv_channels", _HEAD_DIM)
     heads = heads_of(config, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=head_dim)
     bias = config.flag("add_bias_linear", default=False)
-    attention = SelfAttention(
+    mixer = SelfAttention(
         heads=heads,
         rotary_dim=head_dim // 2,
         fused_qkv=True,
@@ -67,7 +63,7 @@ def build_chatglm(config: Section, fmt: Format) -> Graph:
     return Decoder(
         vocab=config.integer("padded_vocab_size"),
         hidden=hidden,
-        layers=[Layer(mixer=attention, feed_forward=mlp)] * config.integer("num_layers"),
+        layers=[Layer(mixer=mixer, feed_forward=mlp)] * config.integer("num_layers"),
         norm=NormKind.RMS if config.flag("rmsnorm", default=True) else NormKind.LAYER,
         tied=config.flag("tie_word_embeddings", default=False),
         final_norm=config.flag("post_layer_norm", default=True),

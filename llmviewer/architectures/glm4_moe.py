@@ -10,16 +10,15 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Prediction
-from ._fields import decoder
-from ._moe import Kinds, attention, costless, dense, experts_beside_shared, first_dense, sparse_layers
+from ._fields import attention, decoder
+from ._moe import Kinds, costless, dense, experts_beside_shared, first_dense, sparse_layers
 from ._parts import NormKind
 
 
 @architecture("glm4_moe")
 def build_glm4_moe(config: Section, fmt: Format) -> Graph:
     norm = NormKind.RMS if config.flag("use_qk_norm", default=False) else None
-    bias = config.flag("attention_bias", default=False)  # of q, k and v
-    mixer = attention(config, rotary_part=0.5, qkv_bias=bias, qk_norm=norm)
+    mixer = attention(config, share=0.5, o_bias=False, qk_norm=norm)
     return _graph(config, fmt, mixer, first_dense(config, default=1))
 
 
@@ -29,8 +28,7 @@ def build_dots1(config: Section, fmt: Format) -> Graph:
     windowed = config.get("sliding_window") is not None and config.integer("max_window_layers", 62) < layers
     if windowed or config.get("layer_types") not in (None, ["full_attention"] * layers):
         raise config.error("sliding_window", "must leave all layers without a window; others are not modelled")
-    bias = config.flag("attention_bias", default=False)
-    mixer = attention(config, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS)
+    mixer = attention(config, share=1, qk_norm=NormKind.RMS)
     return _graph(config, fmt, mixer, first_dense(config, default=0))
 
 
@@ -38,9 +36,8 @@ def build_dots1(config: Section, fmt: Format) -> Graph:
 def build_solar_open(config: Section, fmt: Format) -> Graph:
     """Experts in all layers, whatever the config says of dense ones."""
     config.costless("first_k_dense_replace", "intermediate_size", "use_qk_norm")
-    bias = config.flag("attention_bias", default=False)
     layers = config.integer("num_hidden_layers")
-    return _graph(config, fmt, attention(config, qkv_bias=bias), [True] * layers)
+    return _graph(config, fmt, attention(config, share=1, o_bias=False), [True] * layers)
 
 
 @architecture("hy_v3")
@@ -48,8 +45,7 @@ def build_hy_v3(config: Section, fmt: Format) -> Graph:
     costless(config, "router_scaling_factor", "enable_moe_fp32_combine", "enable_attention_fp32_softmax")
     if config.flag("mlp_bias", default=False):
         raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
-    bias = config.flag("attention_bias", default=False)
-    mixer = attention(config, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS)
+    mixer = attention(config, share=1, qk_norm=NormKind.RMS)
     return _graph(config, fmt, mixer, sparse_layers(config, default=1))
 
 

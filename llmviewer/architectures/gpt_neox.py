@@ -9,27 +9,19 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
 from ._decoder import Layer, Residual
 from ._feed_forward import Mlp
-from ._fields import decoder, rotary_dim
+from ._fields import attention, decoder, rotary_dim
 from ._parts import NormKind, activation, heads_of
 
 
 @architecture("gpt_neox")
 def build(config: Section, fmt: Format) -> Graph:
     heads = heads_of(config)
-    bias = config.flag("attention_bias", default=True)
-    attention = SelfAttention(
-        heads=heads,
-        rotary_dim=rotary_dim(config, heads.head_dim, key="rotary_pct", default=0.25),
-        fused_qkv=True,
-        qkv_bias=bias,
-        o_bias=bias,
-    )
+    turned = rotary_dim(config, heads.head_dim, key="rotary_pct", default=0.25)
     parallel = config.flag("use_parallel_residual", default=True)
     layer = Layer(
-        mixer=attention,
+        mixer=attention(config, heads, bias=True, rotary_dim=turned, fused_qkv=True),
         feed_forward=Mlp(
             inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "gelu"), bias=True
         ),

@@ -13,8 +13,8 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._decoder import Layer
-from ._fields import alternating, decoder, sliding_layers
-from ._moe import attention, costless, experts
+from ._fields import alternating, attention, decoder, grouped_heads, sliding_layers
+from ._moe import costless, experts
 
 
 @architecture("gpt_oss")
@@ -25,7 +25,6 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _layer(config: Section, window: float) -> Layer:
-    bias = config.flag("attention_bias", default=True)
-    mixer = replace(attention(config, window=window, qkv_bias=bias, o_bias=bias), sinks=True)
+    mixer = attention(config, grouped_heads(config, window=window), share=1, bias=True, sinks=True)
     moe = experts(config, "num_local_experts", "num_experts_per_tok", inner=config.integer("intermediate_size"))
     return Layer(mixer=mixer, feed_forward=replace(moe, bias=True, router_bias=True), name="moe")

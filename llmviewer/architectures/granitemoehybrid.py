@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
@@ -9,7 +11,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Mixer
 from ._feed_forward import Experts, Mlp
-from ._fields import decoder, grouped_heads
+from ._fields import attention, decoder
 from ._mamba2_fields import mamba2
 from ._moe import at_most, costless, for_each_layer
 from ._parts import activation
@@ -45,10 +47,9 @@ def _kinds(config: Section) -> list[str]:
 
 
 def _attention(config: Section) -> SelfAttention:
-    heads = grouped_heads(config)
-    bias = config.flag("attention_bias", default=False)
     rotated = config.get("position_embedding_type") == "rope"  # others of the class have no positions at all
-    return SelfAttention(heads=heads, rotary_dim=heads.head_dim if rotated else 0, qkv_bias=bias, o_bias=bias)
+    plain = attention(config)
+    return plain if rotated else replace(plain, rotary_dim=0)
 
 
 def _network(config: Section) -> FeedForward:

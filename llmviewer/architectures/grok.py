@@ -12,8 +12,8 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._decoder import Layer, Residual
-from ._fields import decoder
-from ._moe import attention, costless, experts
+from ._fields import attention, decoder
+from ._moe import costless, experts
 from ._parts import activation
 
 
@@ -23,5 +23,5 @@ def build(config: Section, fmt: Format) -> Graph:
     config.costless("max_attn_value")
     moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("intermediate_size"))
     moe = replace(moe, act=activation(config, "hidden_act", "gelu_new"))  # jax.nn.gelu has the tanh
-    layer = Layer(mixer=attention(config), feed_forward=moe, residual=Residual.SANDWICH, name="moe")
+    layer = Layer(mixer=attention(config, share=1, bias=None), feed_forward=moe, residual=Residual.SANDWICH, name="moe")
     return decoder(config, layer, tied=True).graph(fmt)

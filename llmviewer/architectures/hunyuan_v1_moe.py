@@ -11,8 +11,8 @@ from ..precision import Format
 from . import architecture
 from ._decoder import Layer
 from ._feed_forward import Experts, Mlp
-from ._fields import decoder
-from ._moe import at_most, attention, costless, for_each_layer, integers
+from ._fields import attention, decoder
+from ._moe import at_most, costless, for_each_layer, integers
 from ._parts import NormKind, activation
 
 
@@ -25,8 +25,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.integer("moe_layer_num_skipped", 0, least=0):
         raise config.error("moe_layer_num_skipped", "must be 0: every layer has experts")
     norm = NormKind.RMS if config.flag("use_qk_norm", default=True) else None
-    bias = config.flag("attention_bias", default=False)
-    mixer = attention(config, qkv_bias=bias, o_bias=bias, qk_norm=norm)
+    mixer = attention(config, share=1, qk_norm=norm)
     act, count = activation(config, "hidden_act", "silu"), config.integer("num_experts")
     chosen, inner, shared = (
         _each(config, key, default)

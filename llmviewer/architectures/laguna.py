@@ -18,7 +18,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer
 from ._feed_forward import Experts
-from ._fields import decoder, rotary_dim, sliding_layers
+from ._fields import attention, decoder, rotary_dim, sliding_layers
 from ._moe import costless, dense, experts, for_each_layer, integers, kinds
 from ._parts import NormKind, heads_of
 
@@ -102,11 +102,6 @@ def _attention(config: Section, num_heads: int, *, slides: bool, window: int, pa
     heads = heads_of(own, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=_HEAD_DIM)
     if slides:
         heads = replace(heads, mask=Causal(config.integer("sliding_window", window)))
-    bias, kind = config.flag("attention_bias", default=False), "sliding_attention" if slides else "full_attention"
-    return SelfAttention(
-        heads=heads,
-        rotary_dim=rotary_dim(config, heads.head_dim, default=part, kind=kind),
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=NormKind.RMS,
-    )
+    kind = "sliding_attention" if slides else "full_attention"
+    turned = rotary_dim(config, heads.head_dim, default=part, kind=kind)
+    return attention(config, heads, rotary_dim=turned, qk_norm=NormKind.RMS)

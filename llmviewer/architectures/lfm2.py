@@ -11,7 +11,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, FeedForward, Layer, Mixer, Residual
 from ._feed_forward import Mlp
-from ._fields import decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window
+from ._fields import attention, decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window
 from ._moe import costless, experts, for_each_layer, integers, kinds
 from ._parts import NormKind
 from ._state_space import ShortConv
@@ -40,12 +40,11 @@ def build_moe(config: Section, fmt: Format) -> Graph:
 
 @architecture("lfm3")
 def build_lfm3(config: Section, fmt: Format) -> Graph:
-    heads, bias = grouped_heads(config, kv_heads=4), config.flag("attention_bias", default=False)
-    full = SelfAttention(
-        heads=heads,
+    heads = grouped_heads(config, kv_heads=4)
+    full = attention(
+        config,
+        heads,
         rotary_dim=rotary_dim(config, heads.head_dim, default=0.5, kind="full_attention"),
-        qkv_bias=bias,
-        o_bias=bias,
         qk_norm=NormKind.RMS,
         gates=heads.num_heads if config.flag("use_attention_gate", default=True) else 0,
     )

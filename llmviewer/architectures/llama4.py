@@ -19,7 +19,7 @@ from ._attention import SelfAttention
 from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
-from ._fields import decoder, grouped_heads
+from ._fields import attention, decoder, grouped_heads
 from ._moe import costless, dense, experts, for_each_layer, integers, language_model
 from ._parts import NormKind, heads_of, result
 from ._tiles import best_fit, picture_size
@@ -88,10 +88,10 @@ def _tower(section: Section) -> Tower:
 
 
 def _mixer(config: Section, *, rotated: bool) -> SelfAttention:
-    own, bias = grouped_heads(config), config.flag("attention_bias", default=False)
+    own = grouped_heads(config)
     if rotated and (chunk := _chunk(config)):
         own = replace(own, mask=Chunked(chunk))
-    plain = SelfAttention(heads=own, rotary_dim=own.head_dim if rotated else 0, qkv_bias=bias, o_bias=bias)
+    plain = attention(config, own, rotary_dim=own.head_dim if rotated else 0)
     if rotated and config.flag("use_qk_norm", default=True):
         return replace(plain, qk_norm=NormKind.UNIT)
     return plain

@@ -12,7 +12,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Prediction, Residual
-from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
 
 _HEAD_DIM = 128
 _BAICHUAN_7B = 4096  # width of the Baichuan models with rotary positions; the others have ALiBi
@@ -25,18 +25,16 @@ _PATTERN = 4  # of which the first layer has no window
 @architecture("granite")
 def build_granite(config: Section, fmt: Format) -> Graph:
     """Embeddings, scores, branches and logits are scaled by constants (arXiv:2405.04324)."""
-    bias = config.flag("attention_bias", default=False)
     config.costless("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-    return _build(config, fmt, SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias))
+    return _build(config, fmt, attention(config))
 
 
 @architecture("hyperclovax")
 def build_hyperclovax(config: Section, fmt: Format) -> Graph:
     """Granite, whose branches have a norm at their end too, unless use_post_norm says otherwise."""
-    bias = config.flag("attention_bias", default=False)
     config.costless("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
     residual = Residual.SANDWICH if config.flag("use_post_norm", default=True) else Residual.PRE
-    layer = _layer(config, SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias))
+    layer = _layer(config, attention(config))
     return decoder(config, [replace(layer, residual=residual)] * config.integer("num_hidden_layers")).graph(fmt)
 
 
@@ -46,7 +44,7 @@ def build_cwm(config: Section, fmt: Format) -> Graph:
     sliding = sliding_layers(config, pattern=_PATTERN, first=True)
     heads = grouped_heads(config, head_dim=_HEAD_DIM)
     windowed = replace(heads, mask=Causal(sliding_window(config, _CWM_WINDOW)))
-    local, other = (_layer(config, SelfAttention(heads=own, rotary_dim=own.head_dim)) for own in (windowed, heads))
+    local, other = (_layer(config, SelfAttention(heads=own)) for own in (windowed, heads))
     return decoder(config, alternating(local, other, sliding)).graph(fmt)
 
 
@@ -55,9 +53,8 @@ def build_minicpm(config: Section, fmt: Format) -> Graph:
     """Embeddings, branches and logits are scaled by constants; the head is tied (arXiv:2404.06395)."""
     if config.get("num_experts") is not None:
         raise config.error("num_experts", "no architecture for a MiniCPM with experts")
-    bias = config.flag("attention_bias", default=False)
     config.costless("scale_emb", "dim_model_base", "scale_depth", "max_length")
-    return _build(config, fmt, SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias), tied=True)
+    return _build(config, fmt, attention(config), tied=True)
 
 
 @architecture("mimo")
@@ -65,11 +62,10 @@ def build_mimo(config: Section, fmt: Format) -> Graph:
     """Biases on q, k and v; layers that predict further tokens."""
     if config.flag("use_sliding_window", default=False):
         raise config.error("use_sliding_window", "must be false: no published model of this architecture has a window")
-    bias = config.flag("attention_bias", default=True)
     config.costless("use_mrope")
-    layer = _layer(config, SelfAttention(heads=grouped_heads(config), qkv_bias=bias))
-    plain = decoder(config, layer)
-    return replace(plain, prediction=Prediction.of(config, "num_nextn_predict_layers", layer)).graph(fmt)
+    layer = _layer(config, attention(config, bias=True, o_bias=False))
+    prediction = Prediction.of(config, "num_nextn_predict_layers", layer)
+    return decoder(config, layer, prediction=prediction).graph(fmt)
 
 
 @architecture("internlm")
@@ -83,8 +79,8 @@ def build_internlm2(config: Section, fmt: Format) -> Graph:
     """One projection for q, k and v (arXiv:2403.17297)."""
     bias = config.flag("bias", default=True)
     config.costless("attn_implementation")
-    attention = SelfAttention(heads=grouped_heads(config), fused_qkv=True, qkv_bias=bias, o_bias=bias)
-    return _build(config, fmt, attention)
+    mixer = SelfAttention(heads=grouped_heads(config), fused_qkv=True, qkv_bias=bias, o_bias=bias)
+    return _build(config, fmt, mixer)
 
 
 @architecture("internlm3")
@@ -94,8 +90,8 @@ def build_internlm3(config: Section, fmt: Format) -> Graph:
     mlp_bias = config.flag(config.first("mlp_bias", "bias"), default=False)
     if mlp_bias != bias:
         raise config.error(config.first("mlp_bias", "bias"), "must be as that of the projections of attention")
-    attention = SelfAttention(heads=grouped_heads(config, head_dim=_HEAD_DIM), qkv_bias=bias, o_bias=bias)
-    return _build(config, fmt, attention, mlp_bias=bias)
+    mixer = SelfAttention(heads=grouped_heads(config, head_dim=_HEAD_DIM), qkv_bias=bias, o_bias=bias)
+    return _build(config, fmt, mixer, mlp_bias=bias)
 
 
 @architecture("granite_swa")
@@ -109,9 +105,8 @@ def granite_swa(config: Section, fmt: Format, network: FeedForward, *, tied: boo
 
     network  of every layer
     """
-    bias = config.flag("attention_bias", default=False)
     config.costless("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-    plain = SelfAttention(heads=grouped_heads(config), qkv_bias=bias, o_bias=bias, sinks=True)
+    plain = attention(config, sinks=True)
     window = sliding_window(config, _GRANITE_WINDOW)
     layers = []
     sliding = sliding_layers(config, pattern=_PATTERN, first=True)
@@ -144,10 +139,9 @@ def build_baichuan(config: Section, fmt: Format) -> Graph:
 @architecture("seed_oss")
 def build_seed_oss(config: Section, fmt: Format) -> Graph:
     heads = grouped_heads(config, head_dim=_HEAD_DIM)
-    qkv_bias = config.flag("attention_bias", default=True)
     config.costless("residual_dropout")
     o_bias = config.flag("attention_out_bias", default=False)
-    return _build(config, fmt, SelfAttention(heads=heads, qkv_bias=qkv_bias, o_bias=o_bias))
+    return _build(config, fmt, attention(config, heads, bias=True, o_bias=o_bias))
 
 
 @architecture("ernie4_5")
@@ -160,8 +154,7 @@ def build_ernie(config: Section, fmt: Format) -> Graph:
 
 @architecture("helium")
 def build_helium(config: Section, fmt: Format) -> Graph:
-    bias = config.flag("attention_bias", default=False)
-    return _build(config, fmt, SelfAttention(heads=grouped_heads(config, head_dim=_HEAD_DIM), qkv_bias=bias))
+    return _build(config, fmt, attention(config, grouped_heads(config, head_dim=_HEAD_DIM), o_bias=False))
 
 
 @architecture("ministral3")
@@ -173,27 +166,25 @@ def build_ministral3(config: Section, fmt: Format) -> Graph:
 @architecture("ministral")
 def build_ministral(config: Section, fmt: Format) -> Graph:
     """A window in all layers, or in those that layer_types says."""
-    attention = SelfAttention(heads=grouped_heads(config))
+    plain = SelfAttention(heads=grouped_heads(config))
     window = sliding_window(config, _MINISTRAL_WINDOW)
-    windowed = replace(attention, heads=replace(attention.heads, mask=Causal(window)))
+    windowed = replace(plain, heads=replace(plain.heads, mask=Causal(window)))
     if config.get("layer_types") is None or window == inf:
         return _build(config, fmt, windowed)
-    layers = alternating(_layer(config, windowed), _layer(config, attention), sliding_layers(config, pattern=1))
+    layers = alternating(_layer(config, windowed), _layer(config, plain), sliding_layers(config, pattern=1))
     return decoder(config, layers).graph(fmt)
 
 
-def _build(
-    config: Section, fmt: Format, attention: SelfAttention, *, tied: bool = False, mlp_bias: bool = False
-) -> Graph:
-    layer = _layer(config, attention, mlp_bias=mlp_bias)
+def _build(config: Section, fmt: Format, mixer: SelfAttention, *, tied: bool = False, mlp_bias: bool = False) -> Graph:
+    layer = _layer(config, mixer, mlp_bias=mlp_bias)
     return decoder(config, layer, tied=tied).graph(fmt)
 
 
-def _layer(config: Section, attention: SelfAttention, *, mlp_bias: bool = False) -> Layer:
+def _layer(config: Section, mixer: SelfAttention, *, mlp_bias: bool = False) -> Layer:
     """Rotates all of each head, unless positions are biases on the scores."""
-    rotary_dim = 0 if attention.alibi else attention.heads.head_dim
+    rotary_dim = 0 if mixer.alibi else mixer.heads.head_dim
     mlp = gated_mlp(config)
     return Layer(
-        mixer=replace(attention, rotary_dim=rotary_dim),
+        mixer=replace(mixer, rotary_dim=rotary_dim),
         feed_forward=replace(mlp, bias=True) if mlp_bias else mlp,
     )

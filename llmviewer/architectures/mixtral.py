@@ -12,10 +12,11 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
+from ._attention import SelfAttention
 from ._decoder import Layer
 from ._feed_forward import Experts
-from ._fields import decoder, grouped_heads, rotated, sliding_window
-from ._moe import Kinds, attention, costless, experts
+from ._fields import attention, decoder, grouped_heads, rotated, sliding_window
+from ._moe import Kinds, costless, experts
 from ._parts import NormKind
 from .llama_like import granite_swa
 
@@ -23,16 +24,14 @@ from .llama_like import granite_swa
 @architecture("mixtral")
 def build_mixtral(config: Section, fmt: Format) -> Graph:
     costless(config)
-    kinds = Kinds(mixer=attention(config, window=sliding_window(config)), moe=_experts(config, "num_local_experts"))
+    kinds = Kinds(mixer=_windowed(config, bias=None), moe=_experts(config, "num_local_experts"))
     return decoder(config, _all_sparse(config, kinds)).graph(fmt)
 
 
 @architecture("phimoe")
 def build_phimoe(config: Section, fmt: Format) -> Graph:
     costless(config)
-    bias = config.flag("attention_bias", default=False)
-    mixer = attention(config, window=sliding_window(config), qkv_bias=bias, o_bias=bias)
-    layers = _all_sparse(config, Kinds(mixer=mixer, moe=_experts(config, "num_local_experts")))
+    layers = _all_sparse(config, Kinds(mixer=_windowed(config), moe=_experts(config, "num_local_experts")))
     made = decoder(config, layers, norm=NormKind.LAYER)
     return replace(made, head_bias=config.flag("lm_head_bias", default=False)).graph(fmt)
 
@@ -40,8 +39,7 @@ def build_phimoe(config: Section, fmt: Format) -> Graph:
 @architecture("olmoe")
 def build_olmoe(config: Section, fmt: Format) -> Graph:
     costless(config, "clip_qkv")
-    bias = config.flag("attention_bias", default=False)
-    mixer = attention(config, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS, qk_norm_whole=True)
+    mixer = attention(config, share=1, qk_norm=NormKind.RMS, qk_norm_whole=True)
     kinds = Kinds(mixer=mixer, moe=_experts(config, "num_experts"))
     return decoder(config, _all_sparse(config, kinds)).graph(fmt)
 
@@ -58,7 +56,7 @@ def build_minimax_m2(config: Section, fmt: Format) -> Graph:
     norm = NormKind.RMS if config.flag("use_qk_norm", default=True) else None
     head_dim = grouped_heads(config).head_dim
     part = rotated(config, head_dim) / head_dim
-    mixer = attention(config, rotary_part=part, qk_norm=norm, qk_norm_whole=True)
+    mixer = attention(config, share=part, bias=None, qk_norm=norm, qk_norm_whole=True)
     kinds = Kinds(mixer=mixer, moe=_experts(config, "num_local_experts"))
     return decoder(config, _all_sparse(config, kinds)).graph(fmt)
 
@@ -66,8 +64,7 @@ def build_minimax_m2(config: Section, fmt: Format) -> Graph:
 @architecture("granitemoe", "granitemoeshared")
 def build_granitemoe(config: Section, fmt: Format) -> Graph:
     costless(config, "embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
-    bias = config.flag("attention_bias", default=False)
-    mixer = attention(config, qkv_bias=bias, o_bias=bias)
+    mixer = attention(config, share=1)
     return decoder(config, _all_sparse(config, Kinds(mixer=mixer, moe=_granite_experts(config)))).graph(fmt)
 
 
@@ -75,6 +72,10 @@ def build_granitemoe(config: Section, fmt: Format) -> Graph:
 def build_granitemoe_swa(config: Section, fmt: Format) -> Graph:
     costless(config)
     return granite_swa(config, fmt, _granite_experts(config), tied=False)
+
+
+def _windowed(config: Section, *, bias: bool | None = False) -> SelfAttention:
+    return attention(config, grouped_heads(config, window=sliding_window(config)), share=1, bias=bias)
 
 
 def _granite_experts(config: Section) -> Experts:

@@ -26,8 +26,8 @@ from ._class_defaults import TEXT_CLASSES, TOWERS
 from ._decoder import Layer
 from ._encoder import CrossAttention, both_ways, stack
 from ._feed_forward import Mlp
-from ._fields import decoder, gated_mlp
-from ._moe import attention, integers, language_model
+from ._fields import attention, decoder, gated_mlp
+from ._moe import integers, language_model
 from ._parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
 from ._tower import Picture, Scaled, beside, feature_block, filled, of_pictures, picture, tower_activation, vision
 
@@ -66,7 +66,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _language(config: Section, fmt: Format, tokens: int) -> Graph:
     """The language model, of which some layers see `tokens` of each picture and no other token."""
-    own, mlp = attention(config), gated_mlp(config)
+    own, mlp = attention(config, share=1, bias=None), gated_mlp(config)
     across = CrossAttention(heads=own.heads, qk_norm=NormKind.RMS, encoded=_FEATURES, read=images(tokens))
     layer = Layer(mixer=own, feed_forward=mlp)
     other = Layer(mixer=Scaled(across, alike=True), feed_forward=Scaled(mlp, alike=True), name="cross")

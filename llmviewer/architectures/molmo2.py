@@ -21,8 +21,8 @@ from ._class_defaults import TEXT_CLASSES, TOWERS
 from ._decoder import Layer, Residual
 from ._encoder import both_ways, holding
 from ._feed_forward import Mlp
-from ._fields import decoder, gated_mlp
-from ._moe import attention, integers, language_model
+from ._fields import attention, decoder, gated_mlp
+from ._moe import integers, language_model
 from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
 from ._tiles import best_fit, picture_size
 from ._tower import (
@@ -64,7 +64,7 @@ def build_text(config: Section, fmt: Format) -> Graph:
     bias = config.flag(config.first("attention_bias", "qkv_bias"), default=False)
     after = config.flag("norm_after", default=False)
     one = Layer(
-        mixer=attention(config, qkv_bias=bias, qk_norm=NormKind.RMS, qk_norm_whole=whole),
+        mixer=attention(config, share=1, bias=None, qkv_bias=bias, qk_norm=NormKind.RMS, qk_norm_whole=whole),
         feed_forward=gated_mlp(config),
         residual=Residual.INNER if after else Residual.PRE,
     )

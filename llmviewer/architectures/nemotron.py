@@ -6,10 +6,9 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
 from ._decoder import Layer
 from ._feed_forward import Mlp
-from ._fields import decoder, grouped_heads, rotary_dim
+from ._fields import attention, decoder, grouped_heads, rotary_dim
 from ._parts import NormKind, activation
 
 
@@ -32,18 +31,12 @@ def build_jais2(config: Section, fmt: Format) -> Graph:
 def _build(config: Section, fmt: Format, *, norm: NormKind, rotated: float, bias: bool) -> Graph:
     heads = grouped_heads(config, head_dim=config.integer("kv_channels", 0))
     key = config.first("partial_rotary_factor", "rope_percent", "rope_percentage")
-    attention_bias = config.flag("attention_bias", default=bias)
-    attention = SelfAttention(
-        heads=heads,
-        rotary_dim=rotary_dim(config, heads.head_dim, key=key, default=rotated),
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
-    )
+    mixer = attention(config, heads, bias=bias, rotary_dim=rotary_dim(config, heads.head_dim, key=key, default=rotated))
     mlp = Mlp(
         inner=config.integer("intermediate_size"),
         act=activation(config, "hidden_act", "relu2"),
         bias=config.flag("mlp_bias", default=bias),
     )
     config.costless("norm_eps", "rope_percent", "rope_percentage")
-    layers = [Layer(mixer=attention, feed_forward=mlp)] * config.integer("num_hidden_layers")
+    layers = [Layer(mixer=mixer, feed_forward=mlp)] * config.integer("num_hidden_layers")
     return decoder(config, layers, norm=norm).graph(fmt)

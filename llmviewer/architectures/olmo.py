@@ -7,15 +7,15 @@ OLMo 2 and 3 also normalize queries and keys, all heads together; of OLMo 3 thre
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from ..documents import Section
 from ..graph import Graph
-from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer, Residual
-from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
 from ._moe import costless, experts, kinds
 from ._parts import NormKind
 from ._state_space import GatedDeltaNet
@@ -25,7 +25,7 @@ _WINDOW = 4096
 
 @architecture("olmo")
 def build_olmo(config: Section, fmt: Format) -> Graph:
-    layer = Layer(mixer=_attention(config), feed_forward=gated_mlp(config))
+    layer = Layer(mixer=attention(config), feed_forward=gated_mlp(config))
     config.costless("clip_qkv")
     return decoder(config, layer, norm=NormKind.PLAIN).graph(fmt)
 
@@ -71,7 +71,7 @@ def build_olmo_hybrid(config: Section, fmt: Format) -> Graph:
     )
     full = _inner(config)
     if config.get("rope_parameters") is None and config.get("rope_theta") is None:
-        full = replace(full, mixer=replace(_attention(config), rotary_dim=0, qk_norm=NormKind.RMS, qk_norm_whole=True))
+        full = replace(full, mixer=replace(_inner_attention(config), rotary_dim=0))
     layers = {
         "linear_attention": Layer(mixer=delta, feed_forward=gated_mlp(config), name="linear"),
         "full_attention": replace(full, name="full"),
@@ -79,13 +79,9 @@ def build_olmo_hybrid(config: Section, fmt: Format) -> Graph:
     return decoder(config, [layers[kind] for kind in kinds(config, "layer_types", tuple(layers))]).graph(fmt)
 
 
-def _inner(config: Section, window: float | None = None) -> Layer:
-    attention = replace(_attention(config), qk_norm=NormKind.RMS, qk_norm_whole=True)
-    if window is not None:
-        attention = replace(attention, heads=replace(attention.heads, mask=Causal(window)))
-    return Layer(mixer=attention, feed_forward=gated_mlp(config), residual=Residual.INNER)
+def _inner(config: Section, window: float = inf) -> Layer:
+    return Layer(mixer=_inner_attention(config, window), feed_forward=gated_mlp(config), residual=Residual.INNER)
 
 
-def _attention(config: Section) -> SelfAttention:
-    heads, bias = grouped_heads(config), config.flag("attention_bias", default=False)
-    return SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
+def _inner_attention(config: Section, window: float = inf) -> SelfAttention:
+    return attention(config, grouped_heads(config, window=window), qk_norm=NormKind.RMS, qk_norm_whole=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from math import inf
 
 from ..documents import Section
 from ..graph import Graph
-from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
 from ._decoder import Layer
-from ._fields import alternating, decoder, gated_mlp, grouped_heads
+from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads
 from ._parts import NormKind
 
 _HEAD_DIM = 128
@@ -38,9 +36,6 @@ def build_hunyuan(config: Section, fmt: Format) -> Graph:
     return decoder(config, _layer(config)).graph(fmt)
 
 
-def _layer(config: Section, *, head_dim: int = 0, window: float | None = None) -> Layer:
-    heads = grouped_heads(config, head_dim=head_dim)
-    heads = heads if window is None else replace(heads, mask=Causal(window))
-    bias = config.flag("attention_bias", default=False)
-    attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS)
-    return Layer(mixer=attention, feed_forward=gated_mlp(config))
+def _layer(config: Section, *, head_dim: int = 0, window: float = inf) -> Layer:
+    mixer = attention(config, grouped_heads(config, head_dim=head_dim, window=window), qk_norm=NormKind.RMS)
+    return Layer(mixer=mixer, feed_forward=gated_mlp(config))

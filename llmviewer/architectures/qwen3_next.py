@@ -14,9 +14,9 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer, Mixer, Prediction
 from ._feed_forward import Experts, Mlp
-from ._fields import rotary_dim
+from ._fields import attention, grouped_heads
 from ._moe import at_most
-from ._parts import NormKind, activation, heads_of
+from ._parts import NormKind, activation
 from ._state_space import GatedDeltaNet
 from .qwen_vl import seeing
 
@@ -45,7 +45,10 @@ def _build(config: Section, fmt: Format, *, fused: bool, tied: bool = False) -> 
             "language_model_only",
         )
         return seeing(config, _build(config.section("text_config"), fmt, fused=fused, tied=tied), fmt)
-    kinds: dict[str, Mixer] = {"linear_attention": delta(config, fused=fused), "full_attention": attention(config)}
+    kinds: dict[str, Mixer] = {
+        "linear_attention": delta(config, fused=fused),
+        "full_attention": gated_attention(config),
+    }
     layers = [
         Layer(mixer=kinds[kind], feed_forward=experts(config) or _mlp(config), name=kind.split("_")[0])
         for kind in _layer_types(config)
@@ -90,19 +93,8 @@ def delta(config: Section, *, fused: bool) -> GatedDeltaNet:
     )
 
 
-def attention(config: Section) -> SelfAttention:
-    kv_heads = config.integer("num_key_value_heads", config.integer("num_attention_heads"))
-    hidden = config.integer("hidden_size")
-    heads = heads_of(config, hidden, "num_attention_heads", num_kv_heads=kv_heads, head_dim=_HEAD_DIM)
-    bias = config.flag("attention_bias", default=False)
-    return SelfAttention(
-        heads=heads,
-        rotary_dim=rotary_dim(config, heads.head_dim, default=0.25),
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=NormKind.RMS,
-        gated=True,
-    )
+def gated_attention(config: Section) -> SelfAttention:
+    return attention(config, grouped_heads(config, head_dim=_HEAD_DIM), share=0.25, qk_norm=NormKind.RMS, gated=True)
 
 
 def _mlp(config: Section) -> Mlp:

@@ -31,7 +31,7 @@ from ._parts import Parts, result
 from ._recurrent import SIGMOID
 from ._state_space import kept
 from ._tower import filled
-from .qwen3_next import attention, delta, experts
+from .qwen3_next import delta, experts, gated_attention
 from .qwen_vl import seeing
 
 _LINEAR, _INDEXED, _FULL = _KINDS = ("linear_attention", "indexed_attention", "full_attention")
@@ -231,7 +231,7 @@ def _layer_types(config: Section) -> list[str]:
 def _indexed(config: Section) -> IndexedAttention:
     if config.integer("indexer_kv_heads", 1) != 1:
         raise config.error("indexer_kv_heads", "must be 1: all heads of this indexer share a key")
-    plain = attention(config)
+    plain = gated_attention(config)
     budget, pool = config.integer("indexer_budget"), config.integer("indexer_compress_ratio")
     if budget % pool:
         raise config.error("indexer_budget", f"must be a multiple of indexer_compress_ratio, {pool}; got {budget}")

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
+from ._attention import SelfAttention
 from ._decoder import Layer
-from ._fields import decoder
-from ._moe import Kinds, attention, costless, dense, experts, integers
+from ._fields import attention, decoder, grouped_heads
+from ._moe import Kinds, costless, dense, experts, integers
 from ._parts import NormKind
 
 
@@ -30,7 +32,7 @@ def build_qwen2_moe(config: Section, fmt: Format) -> Graph:
     sparse = sparse_steps(config)
     layers: list[Layer] = []
     for index, window in enumerate(_windows(config)):
-        kinds = Kinds(mixer=attention(config, window=window, qkv_bias=bias), moe=moe, dense=dense(config))
+        kinds = Kinds(mixer=_windowed(config, window, bias=None, qkv_bias=bias), moe=moe, dense=dense(config))
         (layer,) = kinds.layers(sparse[index : index + 1])
         layers.append(replace(layer, name=f"local_{layer.name}") if window < inf else layer)
     return decoder(config, layers).graph(fmt)
@@ -44,9 +46,8 @@ def build_qwen3_moe(config: Section, fmt: Format) -> Graph:
             raise config.error(absent, "must be absent, 0 or false: qwen3_moe has no such thing")
     if not config.flag("use_qk_norm", default=True):
         raise config.error("use_qk_norm", "must be true: qwen3_moe always has the norms")
-    bias = config.flag("attention_bias", default=False)
     window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window", default=False) else inf
-    mixer = attention(config, window=window, qkv_bias=bias, o_bias=bias, qk_norm=NormKind.RMS)
+    mixer = _windowed(config, window, qk_norm=NormKind.RMS)
     moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("moe_intermediate_size"))
     layers = Kinds(mixer=mixer, moe=moe, dense=dense(config)).layers(sparse_steps(config))
     return decoder(config, layers).graph(fmt)
@@ -57,6 +58,10 @@ def sparse_steps(config: Section) -> list[bool]:
     step, plain = config.integer("decoder_sparse_step", 1), integers(config, "mlp_only_layers")
     layers = config.integer("num_hidden_layers")
     return [index not in plain and (index + 1) % step == 0 for index in range(layers)]
+
+
+def _windowed(config: Section, window: float, **more: Any) -> SelfAttention:
+    return attention(config, grouped_heads(config, window=window), share=1, **more)
 
 
 def _windows(config: Section) -> list[float]:

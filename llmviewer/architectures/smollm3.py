@@ -10,20 +10,19 @@ from ..graph import Graph
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
 from ._decoder import Layer
-from ._fields import decoder, gated_mlp, grouped_heads, sliding_window
+from ._fields import attention, decoder, gated_mlp, grouped_heads, sliding_window
 
 _KV_HEADS = 4
 
 
 @architecture("smollm3")
 def build(config: Section, fmt: Format) -> Graph:
-    heads, bias = grouped_heads(config, kv_heads=_KV_HEADS), config.flag("attention_bias", default=False)
-    attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
-    rotated = Layer(mixer=attention, feed_forward=gated_mlp(config), name="rope")
+    heads = grouped_heads(config, kv_heads=_KV_HEADS)
+    mixer = attention(config, heads)
+    rotated = Layer(mixer=mixer, feed_forward=gated_mlp(config), name="rope")
     window = sliding_window(config) if config.flag("use_sliding_window", default=False) else inf
-    unrotated = replace(attention, rotary_dim=0, heads=replace(heads, mask=Causal(window)))
+    unrotated = replace(mixer, rotary_dim=0, heads=replace(heads, mask=Causal(window)))
     other = replace(rotated, mixer=unrotated, name="nope")
     config.costless("layer_types")  # says the same
     return decoder(config, [rotated if turns else other for turns in rotated_layers(config)], tied=True).graph(fmt)

@@ -17,7 +17,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer
 from ._feed_forward import Experts, Mlp
-from ._fields import decoder
+from ._fields import attention, decoder
 from ._moe import costless, dense, experts, language_model
 from ._parts import NormKind, heads_of
 
@@ -116,15 +116,8 @@ def _attention(config: Section, kind: str, types: tuple[str, ...]) -> SelfAttent
         head_dim=config.integer("head_dim", 128),
         window=window,
     )
-    bias = config.flag("attention_bias", default=False)
-    return SelfAttention(
-        heads=heads,
-        rotary_dim=int(heads.head_dim * _rotated(config, kind, types)),
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=NormKind.RMS,
-        gates=heads.num_heads,
-    )
+    turned = int(heads.head_dim * _rotated(config, kind, types))
+    return attention(config, heads, rotary_dim=turned, qk_norm=NormKind.RMS, gates=heads.num_heads)
 
 
 def _rotated(config: Section, kind: str, types: tuple[str, ...]) -> float:

@@ -20,7 +20,7 @@ from ._class_defaults import TEXT_CLASSES
 from ._decoder import Decoder, Layer, Residual
 from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
 from ._feed_forward import Mlp
-from ._fields import gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._fields import attention, gated_mlp, grouped_heads, sliding_layers, sliding_window
 from ._parts import NormKind
 from ._tower import filled
 
@@ -73,14 +73,12 @@ def _side(config: Section, key: str) -> Section:
 def _mixers(side: Section, name: str) -> Sequence[tuple[str, SelfAttention]]:
     """The attention of each layer, and what its block is called."""
     heads, window = grouped_heads(side), sliding_window(side, _WINDOW)
-    bias = side.flag("attention_bias", default=False)
 
-    def attention(*, slides: bool) -> SelfAttention:
-        own = _seen(heads, window if slides else inf, ahead=name == "encoder")
-        return SelfAttention(heads=own, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
+    def mixer(*, slides: bool) -> SelfAttention:
+        return attention(side, _seen(heads, window if slides else inf, ahead=name == "encoder"))
 
     return [
-        (f"{name}_{'local' if slides else 'global'}", attention(slides=slides))
+        (f"{name}_{'local' if slides else 'global'}", mixer(slides=slides))
         for slides in sliding_layers(side, pattern=2)
     ]
 

@@ -24,10 +24,10 @@ from . import builder
 from ._attention import SelfAttention
 from ._class_defaults import TEXTS
 from ._decoder import FeedForward, Layer, Mixer
-from ._encoder import Head, holding, leaving, stack
+from ._encoder import Head, both_ways, holding, leaving, stack
 from ._feed_forward import Mlp
 from ._moe import _GENERATION_FIELDS, language_model
-from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
+from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
 from ._reused import again
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of weights by their names
@@ -177,6 +177,39 @@ def layer(
         o_bias=o_bias,
     )
     return Layer(mixer=attention, feed_forward=mlp, name=name)
+
+
+def vit(
+    section: Section,
+    seen: Picture,
+    act: str,
+    *,
+    layers: int | None = None,
+    inner: int | None = None,
+    gated: bool = False,
+    mlp_bias: bool = True,
+    qkv_bias: bool = True,
+    o_bias: bool = True,
+    fused_qkv: bool = False,
+    rotated: bool = False,
+    **more: Any,
+) -> Tower:
+    """A tower of equal layers, which the config describes by the usual names, for such pictures.
+
+    act            what the class has where the config does not say
+    layers, inner  in the place of num_hidden_layers and intermediate_size
+    more           other fields of the Tower
+    """
+    mlp = Mlp(
+        inner=section.integer("intermediate_size") if inner is None else inner,
+        act=tower_activation(section, act),
+        gated=gated,
+        bias=mlp_bias,
+    )
+    heads = both_ways(heads_of(section))
+    one = layer(heads, mlp, qkv_bias=qkv_bias, o_bias=o_bias, fused_qkv=fused_qkv, rotated=rotated)
+    count = section.integer("num_hidden_layers") if layers is None else layers
+    return Tower(picture=seen, hidden=section.integer("hidden_size"), layers=[one] * count, **more)
 
 
 def tower_activation(config: Section, default: str, key: str = "hidden_act") -> str:

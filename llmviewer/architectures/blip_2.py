@@ -18,7 +18,7 @@ from ._encoder import CrossLayer, both_ways
 from ._feed_forward import Mlp
 from ._parts import HIDDEN, NormKind, Parts, activation, heads_of
 from ._resampler import FEATURES, Looking, queried
-from ._tower import Tower, filled, joined, language, layer, part, picture, tower_activation, vision
+from ._tower import Tower, filled, joined, language, part, picture, vision, vit
 
 _QUERIES: Final = {  # as transformers.Blip2QFormerConfig has it
     "hidden_size": 768,
@@ -77,19 +77,11 @@ def _left(norm: Block) -> Block:
 
 
 def _tower(section: Section) -> Tower:
-    seen, hidden = picture(section), section.integer("hidden_size")
-    heads = both_ways(heads_of(section, hidden, "num_attention_heads"))
-    mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "gelu"), bias=True)
-    one = layer(heads, mlp, fused_qkv=True, qkv_bias=section.flag("qkv_bias", default=True))
-    return Tower(
-        picture=seen,
-        hidden=hidden,
-        layers=[one] * section.integer("num_hidden_layers"),
-        patch_bias=True,
-        learned=1,
-        positions=seen.patches + 1,
+    seen, bias = picture(section), section.flag("qkv_bias", default=True)
+    return vit(
+        section, seen, "gelu", fused_qkv=True, qkv_bias=bias, patch_bias=True, learned=1, positions=seen.patches + 1,
         post_norm=True,
-    )
+    )  # fmt: skip
 
 
 def _layers(config: Section, tower: Tower) -> list[Layer]:

@@ -6,28 +6,26 @@ together the prompt is the text, and pictures stand beside it; the products of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from ..documents import Section
 from ..forms import SEQUENCES, WHOLE
 from ..graph import Block, Graph
-from ..operators.attention import Heads
 from ..operators.base import Operator
 from ..operators.masks import Once
 from ..precision import Format
 from . import architecture
 from ._class_defaults import TOWERS
-from ._decoder import Layer
-from ._encoder import Encoder, both_ways, holding, task
+from ._encoder import Encoder, holding, task
 from ._feed_forward import Mlp
 from ._moe import _GENERATION_FIELDS
 from ._parts import HIDDEN, Parts, heads_of, result, with_rows
-from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision
+from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision, vit
 
 _TASKS: Final = {"ModelWithProjection": "projected", "Model": "bare"}
 _COSTLESS: Final = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
+_ACT: Final = "quick_gelu"
 _WIDTH: Final = 512  # of both results, where a config does not say
 _TEXTS: Final = {  # as transformers.CLIPTextConfig has it
     "vocab_size": 49408,
@@ -69,27 +67,14 @@ def build_texts(config: Section, fmt: Format) -> Graph:
 def clip_tower(config: Section, *, post_norm: bool = True) -> Tower:
     """`post_norm`, the norm of the class token, stands in a head where it is run."""
     config = filled(config, TOWERS["CLIPVisionConfig"])
-    seen, hidden = picture(config), config.integer("hidden_size")
-    return Tower(
-        picture=seen,
-        hidden=hidden,
-        layers=_layers(config, both_ways(heads_of(config, hidden, "num_attention_heads"))),
-        learned=1,
-        positions=seen.patches + 1,
-        pre_norm=True,
-        post_norm=post_norm,
-    )
+    seen = picture(config)
+    return vit(config, seen, _ACT, learned=1, positions=seen.patches + 1, pre_norm=True, post_norm=post_norm)
 
 
 def _projection(config: Section) -> int:
     """The width that the result is brought to by the class that the config names; 0 where it is not."""
     width = config.integer("projection_dim", _WIDTH)
     return width if task(config, _TASKS, "Model") == "projected" else 0
-
-
-def _layers(config: Section, heads: Heads) -> Sequence[Layer]:
-    mlp = Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, "quick_gelu"), bias=True)
-    return [layer(heads, mlp)] * config.integer("num_hidden_layers")
 
 
 def _pooled(tower: Tower, fmt: Format, width: int) -> Block:
@@ -101,12 +86,12 @@ def _pooled(tower: Tower, fmt: Format, width: int) -> Block:
 
 def _texts(config: Section, fmt: Format, width: int) -> list[Block]:
     config = filled(config, _TEXTS)
-    hidden = config.integer("hidden_size")
-    heads = replace(heads_of(config, hidden, "num_attention_heads"), mask=Once())
+    hidden, heads = config.integer("hidden_size"), replace(heads_of(config), mask=Once())
+    mlp = Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, _ACT), bias=True)
     encoder = Encoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
-        layers=_layers(config, heads),
+        layers=[layer(heads, mlp)] * config.integer("num_hidden_layers"),
         positions=config.integer("max_position_embeddings"),
     )
     parts = Parts(format=fmt, norm_kind=encoder.norm)

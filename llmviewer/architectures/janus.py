@@ -12,13 +12,9 @@ from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
 from ._class_defaults import TOWERS
-from ._decoder import Layer
-from ._encoder import both_ways
-from ._feed_forward import Mlp
 from ._moe import integers
-from ._parts import HIDDEN, NormKind, heads_of
+from ._parts import HIDDEN
 from ._tower import (
     Tower,
     beside,
@@ -32,6 +28,7 @@ from ._tower import (
     projector,
     tower_activation,
     vision,
+    vit,
 )
 from .siglip import plain_tower
 
@@ -69,21 +66,12 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _tower(section: Section) -> Tower:
-    hidden, seen = section.integer("hidden_size"), picture(section)
-    heads = both_ways(heads_of(section, hidden, "num_attention_heads"))
+    seen, inner = picture(section), int(section.integer("hidden_size") * section.number("mlp_ratio", 4))
     if section.flag("use_qk_norm", default=False):
         raise section.error("use_qk_norm", "must be false: no published model of this architecture has it")
-    mlp = Mlp(inner=int(hidden * section.number("mlp_ratio", 4)), act=tower_activation(section, "gelu"), bias=True)
     bias = section.flag("attention_bias", default=True)
-    attention = SelfAttention(heads=heads, qkv_bias=bias, o_bias=True)
-    return Tower(
-        picture=seen,
-        hidden=hidden,
-        layers=[Layer(mixer=attention, feed_forward=mlp)] * section.integer("num_hidden_layers"),
-        norm=NormKind.LAYER,
-        patch_bias=True,
-        positions=seen.patches,
-        post_norm=True,
+    return vit(
+        section, seen, "gelu", inner=inner, qkv_bias=bias, patch_bias=True, positions=seen.patches, post_norm=True
     )
 
 

@@ -17,9 +17,7 @@ from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from ._class_defaults import TOWERS
-from ._encoder import both_ways
-from ._feed_forward import Mlp
-from ._parts import NormKind, Parts, activation, heads_of, result
+from ._parts import NormKind, Parts, activation, result
 from ._tiles import closest_grid, picture_size
 from ._tower import (
     Picture,
@@ -27,11 +25,10 @@ from ._tower import (
     filled,
     joined,
     language,
-    layer,
     patches_of,
     projector,
-    tower_activation,
     vision,
+    vit,
 )
 from .siglip import without_head
 
@@ -88,13 +85,11 @@ def _resized(config: Section, unit: int) -> int:
 
 def _tower(section: Section, side: int, *, tiles: int) -> Tower:
     """SigLIP's, whose positions are interpolated from a table."""
-    hidden, patch = section.integer("hidden_size"), section.integer("patch_size")
-    mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "gelu_pytorch_tanh"), bias=True)
-    one = layer(both_ways(heads_of(section, hidden, "num_attention_heads")), mlp)
-    return Tower(
-        picture=Picture(height=side, width=side, pixels=section.integer("num_channels", 3) * patch**2),
-        hidden=hidden,
-        layers=[one] * section.integer("num_hidden_layers"),
+    pixels = section.integer("num_channels", 3) * section.integer("patch_size") ** 2
+    return vit(
+        section,
+        Picture(height=side, width=side, pixels=pixels),
+        "gelu_pytorch_tanh",
         patch_bias=True,
         positions=section.integer("num_patches"),
         position_ops=_INTERPOLATION,

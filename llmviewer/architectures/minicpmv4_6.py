@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 from ..documents import Section
 from ..forms import Stream, images
 from ..graph import Block, Graph
-from ..operators.attention import Heads
 from ..operators.base import Operator
 from ..operators.elementwise import Elementwise, Permute
 from ..operators.masks import Tiled
@@ -22,8 +21,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._class_defaults import TOWERS
 from ._decoder import Layer
-from ._encoder import both_ways, stack
-from ._feed_forward import Mlp
+from ._encoder import stack
 from ._parts import HIDDEN, NormKind, Parts, heads_of, result, with_rows
 from ._tiles import nearest_slices, picture_size
 from ._tower import (
@@ -34,12 +32,11 @@ from ._tower import (
     filled,
     joined,
     language,
-    layer,
     merger,
     of_pictures,
     seen_again,
-    tower_activation,
     vision,
+    vit,
 )
 
 _SIDE: Final = 448  # pixels to a side of a slice, or as many in another shape, by the processor's default
@@ -110,19 +107,18 @@ def _seen(section: Section, fmt: Format, size: tuple[int, int], width: int, *, m
     pixels = section.integer("num_channels", 3) * patch**2
     seen = Picture(height=size[0] // patch, width=size[1] // patch, pixels=pixels)
     first, count = section.integer("insert_layer_id", least=0) + 1, section.integer("num_hidden_layers")
-    act = tower_activation(section, "gelu_pytorch_tanh")
-    one = layer(_heads(section), Mlp(inner=section.integer("intermediate_size"), act=act, bias=True))
-    tower = Tower(
-        picture=seen,
-        hidden=hidden,
-        layers=[one] * first,
+    tower = vit(
+        section,
+        seen,
+        "gelu_pytorch_tanh",
+        layers=first,
         patch_bias=True,
         positions=(section.integer("image_size") // patch) ** 2,
         tiles=tiles,
     )
     parts, left = tower.parts(fmt), seen.patches // _SQUARE if merges else seen.patches
     merged = images(left, tiles)
-    after = stack(parts, [replace(one, name="merged_layer")] * (count - first), hidden, stream=merged)
+    after = stack(parts, [replace(tower.layers[0], name="merged_layer")] * (count - first), hidden, stream=merged)
     norm = parts.norm("post_norm", parts.tensor(HIDDEN, hidden))
     last = Block(name="norm", operators=(norm,), input=HIDDEN, output=norm.name, stream=merged)
     squares = _squares(section, tower, parts, merged if merges else UNUSED)
@@ -131,16 +127,12 @@ def _seen(section: Section, fmt: Format, size: tuple[int, int], width: int, *, m
     return Seen(blocks=blocks, project=project, tokens=left // _SQUARE)
 
 
-def _heads(section: Section) -> Heads:
-    return both_ways(heads_of(section))
-
-
 def _squares(section: Section, tower: Tower, parts: Parts, stream: Stream) -> tuple[Block, ...]:
     """Attention within squares of patches, and an MLP of each, which is added to its mean; `stream` is what they leave,
     or UNUSED.
     """
     hidden, inner = tower.hidden, _SQUARE * section.integer("intermediate_size")
-    heads = replace(_heads(section), mask=Tiled(tower.picture.patches * _SQUARE))
+    heads = replace(heads_of(section), mask=Tiled(tower.picture.patches * _SQUARE))
     attention = SelfAttention(heads=heads, qkv_bias=True, o_bias=True)
     inside = stack(
         parts,

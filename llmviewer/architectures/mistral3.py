@@ -14,20 +14,17 @@ from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from ._class_defaults import TEXT_CLASSES, TOWERS
-from ._encoder import both_ways
-from ._feed_forward import Mlp
-from ._parts import NormKind, activation, heads_of, result
+from ._parts import NormKind, activation, result
 from ._tower import (
     Tower,
     filled,
     joined,
     language,
-    layer,
     patches_of,
     picture,
     projector,
-    tower_activation,
     vision,
+    vit,
 )
 
 _LIGHTON: Final[dict[str, dict[str, int]]] = {  # as transformers.LightOnOcrConfig has it
@@ -78,14 +75,5 @@ def _build(config: Section, fmt: Format, kind: str) -> Graph:
 def pixtral_tower(config: Section, *, multiple: int = 1) -> Tower:
     """No biases; `multiple` patches to a side are merged after it."""
     config = filled(config, TOWERS["PixtralVisionConfig"])
-    hidden = config.integer("hidden_size")
-    heads = both_ways(heads_of(config, hidden, "num_attention_heads"))
-    mlp = Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, "gelu"), gated=True)
-    one = layer(heads, mlp, qkv_bias=False, o_bias=False, rotated=True)
-    return Tower(
-        picture=picture(config, multiple=multiple),
-        hidden=hidden,
-        layers=[one] * config.integer("num_hidden_layers"),
-        norm=NormKind.RMS,
-        pre_norm=True,
-    )
+    seen, biases = picture(config, multiple=multiple), dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), False)
+    return vit(config, seen, "gelu", gated=True, rotated=True, **biases, norm=NormKind.RMS, pre_norm=True)

@@ -19,24 +19,22 @@ from . import architecture
 from ._attention import scored
 from ._class_defaults import TEXT_CLASSES, TOWERS
 from ._decoder import Layer, Residual
-from ._encoder import both_ways, holding
-from ._feed_forward import Mlp
+from ._encoder import holding
 from ._fields import attention, decoder, gated_mlp
 from ._moe import integers, language_model
-from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
+from ._parts import HIDDEN, NormKind, Parts, activation, result, with_rows
 from ._tiles import best_fit, picture_size
 from ._tower import (
     Picture,
     Tower,
     filled,
     joined,
-    layer,
     layers_run,
     of_pictures,
     part,
     picture,
     sides,
-    tower_activation,
+    vit,
 )
 
 _PICTURES: Final = TOWERS["Molmo2VisionConfig"] | {"head_dim": 72}
@@ -108,13 +106,12 @@ def _runs(adapter: Section, section: Section) -> tuple[int, ...]:
 def _tower(section: Section, layers: int) -> Tower:
     """Of so many layers: published checkpoints have none after the last one that features are taken from."""
     seen = picture(section)
-    heads = both_ways(heads_of(section))
-    mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "gelu_pytorch_tanh"), bias=True)
-    one = layer(heads, mlp, qkv_bias=section.flag("attention_bias", default=True))
-    return Tower(
-        picture=seen,
-        hidden=section.integer("hidden_size"),
-        layers=[one] * layers,
+    return vit(
+        section,
+        seen,
+        "gelu_pytorch_tanh",
+        layers=layers,
+        qkv_bias=section.flag("attention_bias", default=True),
         patch_bias=True,
         positions=section.integer("num_position_embeddings", seen.patches),
     )

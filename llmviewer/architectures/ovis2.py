@@ -14,10 +14,8 @@ from ..operators.elementwise import Elementwise, Permute
 from ..precision import Format
 from . import architecture
 from ._class_defaults import TOWERS
-from ._encoder import both_ways
-from ._feed_forward import Mlp
-from ._parts import NormKind, Parts, heads_of
-from ._tower import Tower, filled, joined, language, layer, patches_of, picture, tower_activation, vision
+from ._parts import NormKind, Parts
+from ._tower import Tower, filled, joined, language, patches_of, picture, vision, vit
 
 _PICTURES: Final = TOWERS["Ovis2VisionConfig"] | {"vocab_size": 16384}
 _SOFTMAX: Final = 5  # OPs of an element
@@ -43,19 +41,15 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _tower(section: Section) -> Tower:
-    hidden, seen = section.integer("hidden_size"), picture(section)
-    heads = both_ways(heads_of(section, hidden, "num_attention_heads"))
-    mlp = Mlp(
-        inner=section.integer("intermediate_size"),
-        act=tower_activation(section, "silu"),
+    seen, bias = picture(section), section.flag("qkv_bias", default=False)
+    return vit(
+        section,
+        seen,
+        "silu",
         gated=True,
-        bias=section.flag("mlp_bias", default=False),
-    )
-    bias = section.flag("qkv_bias", default=False)
-    return Tower(
-        picture=seen,
-        hidden=hidden,
-        layers=[layer(heads, mlp, qkv_bias=bias, o_bias=bias)] * section.integer("num_hidden_layers"),
+        mlp_bias=section.flag("mlp_bias", default=False),
+        qkv_bias=bias,
+        o_bias=bias,
         norm=NormKind.RMS,
         patch_bias=True,
         positions=seen.patches,

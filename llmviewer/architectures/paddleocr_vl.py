@@ -14,12 +14,10 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._class_defaults import TEXT_CLASSES, TOWERS
-from ._encoder import both_ways
-from ._feed_forward import Mlp
 from ._moe import language_model
-from ._parts import NormKind, heads_of
+from ._parts import NormKind
 from ._tiles import picture_size
-from ._tower import Tower, filled, joined, layer, merger, picture, sides, tower_activation, vision
+from ._tower import Tower, filled, joined, merger, picture, sides, vision, vit
 from .llama_like import build_ernie
 
 _COSTLESS: Final = """
@@ -49,18 +47,16 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _tower(config: Section, section: Section, side: int) -> Tower:
-    hidden, grid = section.integer("hidden_size"), picture(section)
+    grid = picture(section)
     (height, width), (tall, wide) = picture_size(config), (patch * side for patch in sides(section, "patch_size"))
     if height < tall or width < wide:
         raise config.error("picture_size", f"must be at least a token, {tall} x {wide}; got {height} x {width}")
     size = [height // tall * tall, width // wide * wide]
-    heads = both_ways(heads_of(section, hidden, "num_attention_heads"))
-    act = tower_activation(section, "gelu_pytorch_tanh")
-    mlp = Mlp(inner=section.integer("intermediate_size"), act=act, bias=True)
-    return Tower(
-        picture=picture(filled(section, instead={"image_size": size}), multiple=side),
-        hidden=hidden,
-        layers=[layer(heads, mlp, rotated=True)] * section.integer("num_hidden_layers"),
+    return vit(
+        section,
+        picture(filled(section, instead={"image_size": size}), multiple=side),
+        "gelu_pytorch_tanh",
+        rotated=True,
         patch_bias=True,
         positions=grid.patches,
         position_ops=_INTERPOLATION,

@@ -12,7 +12,6 @@ from typing import Final
 from ..documents import Section
 from ..forms import SEQUENCES, WHOLE
 from ..graph import Block, Graph
-from ..operators.attention import Heads
 from ..operators.base import Operator
 from ..operators.masks import Probe
 from ..precision import Format
@@ -23,8 +22,9 @@ from ._encoder import Encoder, both_ways, holding
 from ._feed_forward import Mlp
 from ._moe import _GENERATION_FIELDS
 from ._parts import HIDDEN, Parts, heads_of, result, with_rows
-from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision
+from ._tower import Tower, beside, filled, layer, picture, tower_activation, vision, vit
 
+_ACT: Final = "gelu_pytorch_tanh"
 _COSTLESS: Final = ("initializer_factor", "projection_dim")
 _TEXTS: Final = {  # as transformers.SiglipTextConfig has it
     "vocab_size": 32000,
@@ -83,24 +83,12 @@ def without_head(config: Section) -> None:
 def plain_tower(config: Section, *, multiple: int = 1) -> Tower:
     """Without the head that pools; `multiple` patches to a side are merged after it."""
     config = filled(config, TOWERS["SiglipVisionConfig"])
-    seen, hidden = picture(config, multiple=multiple), config.integer("hidden_size")
-    return Tower(
-        picture=seen,
-        hidden=hidden,
-        layers=[layer(_heads(config), _mlp(config))] * config.integer("num_hidden_layers"),
-        patch_bias=True,
-        positions=seen.patches,
-        post_norm=True,
-    )
-
-
-def _heads(config: Section) -> Heads:
-    return both_ways(heads_of(config))
+    seen = picture(config, multiple=multiple)
+    return vit(config, seen, _ACT, patch_bias=True, positions=seen.patches, post_norm=True)
 
 
 def _mlp(config: Section) -> Mlp:
-    act = tower_activation(config, "gelu_pytorch_tanh")
-    return Mlp(inner=config.integer("intermediate_size"), act=act, bias=True)
+    return Mlp(inner=config.integer("intermediate_size"), act=tower_activation(config, _ACT), bias=True)
 
 
 def pooled_head(config: Section, tower: Tower, fmt: Format) -> list[Block]:
@@ -109,7 +97,7 @@ def pooled_head(config: Section, tower: Tower, fmt: Format) -> list[Block]:
     if not config.flag("vision_use_head", default=True):
         return []
     parts, one = tower.parts(fmt), SEQUENCES
-    x, heads = parts.tensor(HIDDEN, tower.hidden), replace(_heads(config), mask=Probe())
+    x, heads = parts.tensor(HIDDEN, tower.hidden), replace(heads_of(config), mask=Probe())
     q, k, v = (parts.tensor(f"{name}_proj", tower.hidden) for name in "qkv")
     probe = parts.embed("probe", {"probe.weight": 1}, tower.hidden).with_tensors(lambda t: with_rows(t, one))
     queries = parts.linear("q_proj", result((probe,)), with_rows(q, one), bias=True)
@@ -132,7 +120,7 @@ def _texts(config: Section, fmt: Format) -> list[Block]:
     encoder = Encoder(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
-        layers=[layer(_heads(config), _mlp(config))] * config.integer("num_hidden_layers"),
+        layers=[layer(both_ways(heads_of(config)), _mlp(config))] * config.integer("num_hidden_layers"),
         positions=config.integer("max_position_embeddings"),
         final_norm=True,
     )

@@ -1,12 +1,13 @@
 """EXAONE: LLaMA's layers under other names (3, 3.5); norms after attention and MLP and of each head (4).
 
 Of the larger EXAONE 4, three layers in four have a window and positions; the fourth sees all and has no positions
-(arXiv:2412.04862, arXiv:2507.11407).
+(arXiv:2412.04862, arXiv:2507.11407). K-EXAONE has experts.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from ..documents import Section
 from ..graph import Graph
@@ -14,9 +15,10 @@ from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Layer, Residual
+from ._decoder import FeedForward, Layer, Residual
 from ._feed_forward import Mlp
 from ._fields import alternating, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._moe import costless, dense, experts_beside_shared, sparse_layers, windows_and_experts
 from ._parts import NormKind, activation
 
 _WINDOW = 4096
@@ -54,3 +56,21 @@ def sliding(config: Section) -> list[bool]:
     if not pattern or set(pattern) - set("LG"):
         raise config.error("sliding_window_pattern", f"must be a whole number or letters L and G; got {pattern!r}")
     return [pattern[index % len(pattern)] == "L" for index in range(config.integer("num_hidden_layers"))]
+
+
+@architecture("exaone_moe")
+def build_exaone_moe(config: Section, fmt: Format) -> Graph:
+    """K-EXAONE: the attention of EXAONE 4, norms before it, experts after the first layers. Layers with a window have
+    positions; where some have, the others have none.
+    """
+    costless(config, "first_last_k_dense_replace", "is_moe_layer", "mtp_loss_type", "mtp_share_layers")
+    heads, window = grouped_heads(config), sliding_window(config, _WINDOW)
+    far = SelfAttention(heads=heads, qk_norm=NormKind.RMS)
+    local = far.within(window)
+    mixers = {True: local, False: far if window < inf else local}
+    networks: dict[bool, FeedForward] = {
+        True: experts_beside_shared(config, "num_experts", usual=1),
+        False: dense(config),
+    }
+    each = zip(sliding(config), sparse_layers(config, default=1), strict=True)
+    return decoder(config, windows_and_experts(mixers, networks, each)).graph(fmt)

@@ -13,8 +13,12 @@ from ..graph import Graph
 from ..operators.pictures import Patches
 from ..precision import Format
 from . import architecture
+from ._attention import SelfAttention
 from ._class_defaults import TEXT_CLASSES
-from ._parts import HIDDEN, Parts
+from ._decoder import Layer
+from ._feed_forward import Mlp
+from ._fields import decoder, rotary_dim
+from ._parts import HIDDEN, NormKind, Parts, activation, heads_of
 from ._tiles import picture_size
 from ._tower import filled, joined, language
 
@@ -38,3 +42,20 @@ def build(config: Section, fmt: Format) -> Graph:
     plain = parts.project("patch_embed", pixels, width, bias=True)
     patches = Patches(name=plain.name, inputs=plain.inputs, outputs=plain.outputs, weights=plain.weights, tokens=tokens)
     return joined((), (patches,), text, tokens=tokens)
+
+
+@architecture("persimmon")
+def build_persimmon(config: Section, fmt: Format) -> Graph:
+    """Queries and keys with norms of each head, half of each rotated, squared ReLU, biases everywhere."""
+    heads = heads_of(config)
+    mixer = SelfAttention(
+        heads=heads,
+        rotary_dim=rotary_dim(config, heads.head_dim, default=0.5),
+        fused_qkv=True,
+        qkv_bias=True,
+        o_bias=True,
+        qk_norm=NormKind.LAYER if config.flag("qk_layernorm", default=True) else None,
+    )
+    mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "relu2"), bias=True)
+    layers = [Layer(mixer=mixer, feed_forward=mlp)] * config.integer("num_hidden_layers")
+    return decoder(config, layers, norm=NormKind.LAYER).graph(fmt)

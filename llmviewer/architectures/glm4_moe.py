@@ -1,8 +1,10 @@
-"""GLM-4.5 to 4.7, dots.llm1, Solar Open and Hy3: grouped queries, dense layers first, shared and routed experts
-(arXiv:2508.06471).
+"""GLM-4.5 to 4.7, dots.llm1, Solar Open, Hy3 and ERNIE 4.5: grouped queries, dense layers first, shared and routed
+experts (arXiv:2508.06471).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ..documents import Section
 from ..graph import Graph
@@ -11,7 +13,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Prediction
 from ._fields import attention, decoder
-from ._moe import Kinds, costless, dense, experts_beside_shared, first_dense, sparse_layers
+from ._moe import Kinds, costless, dense, experts, experts_beside_shared, first_dense, sparse_layers
 from ._parts import NormKind
 
 
@@ -56,3 +58,29 @@ def _graph(config: Section, fmt: Format, mixer: SelfAttention, sparse: list[bool
     layers = kinds.layers([*sparse, sparse[-1]])  # the last one predicts further tokens
     prediction = Prediction.of(config, "num_nextn_predict_layers", layers.pop())
     return decoder(config, layers, prediction=prediction).graph(fmt)
+
+
+@architecture("ernie4_5_moe")
+def build_ernie4_5_moe(config: Section, fmt: Format) -> Graph:
+    """Experts in a range of layers, two shared ones or none. The correction bias of the router is a parameter, so the
+    router has one.
+    """
+    costless(config, "moe_norm_min", "moe_capacity", "moe_gate", "moe_gate_act", "moe_use_aux_free")
+    bias = config.flag("use_bias", default=False)
+    if bias:
+        raise config.error("use_bias", "must be false; biases of ERNIE 4.5 are not modelled")
+    inner = config.integer("moe_intermediate_size")
+    shared = config.integer("moe_num_shared_experts", 2, least=0) * inner
+    moe = replace(experts(config, "moe_num_experts", "moe_k", inner=inner, shared=shared), router_bias=True)
+    kinds = Kinds(mixer=attention(config, share=1, bias=None), moe=moe, dense=dense(config))
+    return decoder(config, kinds.layers(_ernie_sparse(config)), tied=True).graph(fmt)
+
+
+def _ernie_sparse(config: Section) -> list[bool]:
+    """Whether each layer has experts. The last that may is moe_layer_end_index; -1 is the last of all."""
+    layers = config.integer("num_hidden_layers")
+    step = config.integer("moe_layer_interval", 1)
+    first = config.integer("moe_layer_start_index", 1, least=0)
+    last = config.integer("moe_layer_end_index", -1, least=-1)
+    last = layers - 1 if last == -1 else last
+    return [first <= index <= last and (index + 1) % step == 0 for index in range(layers)]

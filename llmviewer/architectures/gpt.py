@@ -1,4 +1,6 @@
-"""GPT, GPT-2, GPT-Neo, GPT-J and CodeGen: LayerNorm, a GeLU MLP of two matrices; learned or rotary positions."""
+"""GPT, GPT-2, GPT-Neo, GPT-J, CodeGen, GPT-NeoX, BLOOM and StarCoder: LayerNorm, a GeLU MLP of two matrices; positions
+that are learned, rotations or biases.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,22 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer, Residual
 from ._feed_forward import Mlp
-from ._fields import alternating, decoder, rotated
+from ._fields import alternating, attention, decoder, grouped_heads, rotary_dim, rotated, sliding_window
 from ._parts import NormKind, activation, heads_of
 
 _CODEGEN_ROTARY_DIM = 64
 _NEO_LAYERS = [[["global", "local"], 12]]
+_STARCODER2_KV_HEADS = 2  # of StarCoder2-3B, whose sizes are the defaults of the class
 
 
 @architecture("gpt2", "gpt-sw3")
 def build_gpt2(config: Section, fmt: Format) -> Graph:
     """Learned positions, one projection for q, k and v, biases everywhere, tied head."""
     hidden = config.integer("n_embd")
-    attention = SelfAttention(heads=heads_of(config, hidden, "n_head"), fused_qkv=True, qkv_bias=True, o_bias=True)
+    mixer = SelfAttention(heads=heads_of(config, hidden, "n_head"), fused_qkv=True, qkv_bias=True, o_bias=True)
     return decoder(
         config,
-        [Layer(mixer=attention, feed_forward=_mlp(config))] * config.integer("n_layer"),
+        [Layer(mixer=mixer, feed_forward=_mlp(config))] * config.integer("n_layer"),
         hidden=hidden,
         norm=NormKind.LAYER,
         tied=True,
@@ -40,10 +43,10 @@ def build_gpt(config: Section, fmt: Format) -> Graph:
     """GPT-2 with norms after the additions."""
     hidden = config.integer("n_embd", 768)
     heads = heads_of(config.with_data({"n_head": 12, **config.data}), hidden, "n_head")
-    attention = SelfAttention(heads=heads, fused_qkv=True, qkv_bias=True, o_bias=True)
+    mixer = SelfAttention(heads=heads, fused_qkv=True, qkv_bias=True, o_bias=True)
     act = activation(config, "afn", "gelu")
     mlp = Mlp(inner=4 * hidden, act="gelu_tanh" if act == "gelu" else act, bias=True)  # as its code means "gelu"
-    layer = Layer(mixer=attention, feed_forward=mlp, residual=Residual.POST)
+    layer = Layer(mixer=mixer, feed_forward=mlp, residual=Residual.POST)
     return Decoder(
         vocab=config.integer("vocab_size", 40478),
         hidden=hidden,
@@ -107,8 +110,8 @@ def _side_by_side(config: Section, fmt: Format, *, rotary_dim: int | None = None
     hidden = config.integer("n_embd")
     heads = heads_of(config, hidden, "n_head")
     turned = rotated(config, heads.head_dim, rotary_dim)
-    attention = SelfAttention(heads=heads, rotary_dim=turned, fused_qkv=fused_qkv)
-    layer = Layer(mixer=attention, feed_forward=_mlp(config), residual=Residual.PARALLEL)
+    mixer = SelfAttention(heads=heads, rotary_dim=turned, fused_qkv=fused_qkv)
+    layer = Layer(mixer=mixer, feed_forward=_mlp(config), residual=Residual.PARALLEL)
     return decoder(
         config, [layer] * config.integer("n_layer"), hidden=hidden, norm=NormKind.LAYER, head_bias=True
     ).graph(fmt)
@@ -117,3 +120,75 @@ def _side_by_side(config: Section, fmt: Format, *, rotary_dim: int | None = None
 def _mlp(config: Section) -> Mlp:
     inner = config.integer("n_inner", 4 * config.integer("n_embd"))
     return Mlp(inner=inner, act=activation(config, "activation_function", "gelu_new"), bias=True)
+
+
+@architecture("gpt_neox")
+def build_gpt_neox(config: Section, fmt: Format) -> Graph:
+    """GPT-NeoX, Pythia, Dolly, RedPajama: part of each head rotated (arXiv:2204.06745). Attention and MLP stand side by
+    side under a norm each, or one after the other where use_parallel_residual is false.
+    """
+    heads = heads_of(config)
+    turned = rotary_dim(config, heads.head_dim, key="rotary_pct", default=0.25)
+    parallel = config.flag("use_parallel_residual", default=True)
+    layer = Layer(
+        mixer=attention(config, heads, bias=True, rotary_dim=turned, fused_qkv=True),
+        feed_forward=Mlp(
+            inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "gelu"), bias=True
+        ),
+        residual=Residual.PARALLEL_TWO if parallel else Residual.PRE,
+    )
+    config.costless("rotary_emb_base", "classifier_dropout")
+    return decoder(config, layer, norm=NormKind.LAYER).graph(fmt)
+
+
+@architecture("bloom")
+def build_bloom(config: Section, fmt: Format) -> Graph:
+    """ALiBi positions, LayerNorm after the embedding too (arXiv:2211.05100)."""
+    hidden = config.integer(config.first("hidden_size", "n_embed"))
+    heads = heads_of(config, hidden, config.first("n_head", "num_attention_heads"))
+    mixer = SelfAttention(heads=heads, alibi=True, fused_qkv=True, qkv_bias=True, o_bias=True)
+    layer = Layer(mixer=mixer, feed_forward=Mlp(inner=4 * hidden, act="gelu_tanh", bias=True))
+    return decoder(
+        config,
+        [layer] * config.integer(config.first("n_layer", "num_hidden_layers")),
+        hidden=hidden,
+        norm=NormKind.LAYER,
+        tied=True,
+        embed_norm=True,
+    ).graph(fmt)
+
+
+@architecture("gpt_bigcode")
+def build_bigcode(config: Section, fmt: Format) -> Graph:
+    """StarCoder: GPT-2 with one KV head (arXiv:2305.06161)."""
+    hidden = config.integer("n_embd")
+    kv_heads = 1 if config.flag("multi_query", default=True) else None
+    heads = heads_of(config, hidden, "n_head", num_kv_heads=kv_heads)
+    mixer = SelfAttention(heads=heads, fused_qkv=True, qkv_bias=True, o_bias=True)
+    act = activation(config, "activation_function", "gelu_pytorch_tanh")
+    mlp = Mlp(inner=config.integer("n_inner", 4 * hidden), act=act, bias=True)
+    config.costless("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "runner_max_sequence_length")
+    config.costless("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", "max_sequence_length")
+    config.costless("max_batch_size", "pad_key_length")
+    return decoder(
+        config,
+        [Layer(mixer=mixer, feed_forward=mlp)] * config.integer("n_layer"),
+        hidden=hidden,
+        norm=NormKind.LAYER,
+        tied=True,
+        positions=config.integer("n_positions"),
+    ).graph(fmt)
+
+
+@architecture("starcoder2")
+def build_starcoder2(config: Section, fmt: Format) -> Graph:
+    """Grouped queries, rotation and a window (arXiv:2402.19173)."""
+    bias = config.flag("use_bias", default=True)
+    heads = grouped_heads(config, kv_heads=_STARCODER2_KV_HEADS, window=sliding_window(config))
+    mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
+    act = activation(config, "hidden_act", "gelu_pytorch_tanh")
+    layer = Layer(mixer=mixer, feed_forward=Mlp(inner=config.integer("intermediate_size"), act=act, bias=bias))
+    config.costless("activation_function", "mlp_type", "norm_type", "residual_dropout", "embedding_dropout")
+    config.costless("scale_attention_softmax_in_fp32")
+    layers = [layer] * config.integer("num_hidden_layers")
+    return decoder(config, layers, norm=NormKind.LAYER, tied=True).graph(fmt)

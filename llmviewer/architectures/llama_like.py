@@ -1,18 +1,33 @@
-"""Networks that are LLaMA's but for biases, fused projections, positions or constants; each says what differs."""
+"""Networks that are LLaMA's but for biases, fused projections, positions, norms, activations or constants; each says
+what differs.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 
 from ..documents import Section
 from ..graph import Graph
+from ..operators.base import Operator, Tensor
+from ..operators.elementwise import Activation
 from ..operators.masks import Causal
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Prediction, Residual
-from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads, sliding_layers, sliding_window
+from ._feed_forward import Mlp
+from ._fields import (
+    alternating,
+    attention,
+    decoder,
+    gated_mlp,
+    grouped_heads,
+    rotary_dim,
+    sliding_layers,
+    sliding_window,
+)
+from ._parts import NormKind, Parts, activation
 
 _HEAD_DIM = 128
 _BAICHUAN_7B = 4096  # width of the Baichuan models with rotary positions; the others have ALiBi
@@ -20,6 +35,8 @@ _MINISTRAL_WINDOW = 4096
 _GRANITE_WINDOW = 128
 _CWM_WINDOW = 8192
 _PATTERN = 4  # of which the first layer has no window
+_SMOLLM3_KV_HEADS = 4
+_XIELU = "xielu"
 
 
 @architecture("granite")
@@ -173,6 +190,89 @@ def build_ministral(config: Section, fmt: Format) -> Graph:
         return _build(config, fmt, windowed)
     layers = alternating(_layer(config, windowed), _layer(config, plain), sliding_layers(config, pattern=1))
     return decoder(config, layers).graph(fmt)
+
+
+@architecture("nanochat")
+def build_nanochat(config: Section, fmt: Format) -> Graph:
+    """Norms that learn nothing, of the embedding too, and of queries and keys; squared ReLU. Queries and keys are
+    normalized after their rotation, not before, which changes no count.
+    """
+    config.costless("final_logit_softcapping")
+    mixer = attention(config, qk_norm=NormKind.UNIT)
+    mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "relu2"))
+    layers = [Layer(mixer=mixer, feed_forward=mlp)] * config.integer("num_hidden_layers")
+    return decoder(config, layers, norm=NormKind.UNIT, embed_norm=True).graph(fmt)
+
+
+@architecture("stablelm", "stablelm_epoch")
+def build_stablelm(config: Section, fmt: Format) -> Graph:
+    """LayerNorm, and part of each head rotated (arXiv:2402.17834). The 12B has attention and MLP side by side under one
+    norm, and a norm for each head of queries and keys.
+    """
+    heads = grouped_heads(config)
+    mixer = SelfAttention(
+        heads=heads,
+        rotary_dim=rotary_dim(
+            config, heads.head_dim, key=config.first("partial_rotary_factor", "rope_pct"), default=0.25
+        ),
+        qkv_bias=config.flag("use_qkv_bias", default=False),
+        qk_norm=NormKind.LAYER_NO_BIAS if config.flag("qk_layernorm", default=False) else None,
+        qk_norm_whole=True,  # each head has weights of its own, so they are as many as the heads are wide
+    )
+    parallel = config.flag("use_parallel_residual", default=False)
+    layer = Layer(
+        mixer=mixer,
+        feed_forward=gated_mlp(config),
+        residual=Residual.PARALLEL if parallel else Residual.PRE,
+    )
+    config.costless("norm_eps", "rotary_scaling_factor", "use_bias")
+    return decoder(config, layer, norm=NormKind.LAYER).graph(fmt)
+
+
+@architecture("smollm3")
+def build_smollm3(config: Section, fmt: Format) -> Graph:
+    """Every fourth layer has no positions (arXiv:2501.18795)."""
+    heads = grouped_heads(config, kv_heads=_SMOLLM3_KV_HEADS)
+    mixer = attention(config, heads)
+    rotated = Layer(mixer=mixer, feed_forward=gated_mlp(config), name="rope")
+    window = sliding_window(config) if config.flag("use_sliding_window", default=False) else inf
+    unrotated = replace(mixer, rotary_dim=0, heads=replace(heads, mask=Causal(window)))
+    other = replace(rotated, mixer=unrotated, name="nope")
+    config.costless("layer_types")  # says the same
+    return decoder(config, [rotated if turns else other for turns in rotated_layers(config)], tied=True).graph(fmt)
+
+
+def rotated_layers(config: Section) -> list[bool]:
+    """Whether each layer has positions: `no_rope_layers` holds 1 where it does."""
+    layers = config.integer("num_hidden_layers")
+    interval = config.integer("no_rope_layer_interval", 4)
+    given = config.get("no_rope_layers")
+    if given is None:
+        return [(index + 1) % interval != 0 for index in range(layers)]
+    if not isinstance(given, list) or len(given) != layers or not all(item in (0, 1) for item in given):
+        raise config.error("no_rope_layers", f"must be a list of {layers} times 0 or 1")
+    return [bool(item) for item in given]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedMlp(Mlp):
+    """An MLP whose activation has two numbers that are learned (arXiv:2411.13010)."""
+
+    def operators(self, parts: Parts, x: Tensor, prefix: str = "", act_name: str = "mlp_act") -> tuple[Operator, ...]:
+        learned = tuple(parts.weight(f"{act_name}.{name}", 1) for name in ("alpha_p", "alpha_n"))
+        made = super().operators(parts, x, prefix, act_name)
+        return tuple(replace(op, weights=learned) if isinstance(op, Activation) else op for op in made)
+
+
+@architecture("apertus")
+def build_apertus(config: Section, fmt: Format) -> Graph:
+    """Norms of each query and key head, an MLP without a gate whose activation is learned (arXiv:2509.14233)."""
+    config.costless("post_norm", "qk_norm", "mlp_bias")
+    act = activation(config, "hidden_act", _XIELU)
+    kind = LearnedMlp if act == _XIELU else Mlp
+    network = kind(inner=config.integer("intermediate_size"), act=act)
+    layer = Layer(mixer=attention(config, qk_norm=NormKind.RMS), feed_forward=network)
+    return decoder(config, layer).graph(fmt)
 
 
 def _build(config: Section, fmt: Format, mixer: SelfAttention, *, tied: bool = False, mlp_bias: bool = False) -> Graph:

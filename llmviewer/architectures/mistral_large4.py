@@ -22,7 +22,7 @@ from ._moe import costless, dense, experts_beside_shared, for_each_layer, intege
 from ._parts import NormKind, Parts, result
 from .deepseek import own_index
 from .gemma4 import query_rope
-from .smollm3 import rotated_layers
+from .llama_like import rotated_layers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Layer
-from ._feed_forward import Experts
+from ._decoder import Layer, Residual
+from ._feed_forward import Experts, Mlp
 from ._fields import attention, decoder, grouped_heads, rotated, sliding_window
-from ._moe import Kinds, costless, experts
-from ._parts import NormKind
+from ._moe import Kinds, at_most, costless, experts, for_each_layer, integers
+from ._parts import NormKind, activation
 from .llama_like import granite_swa
 
 
@@ -90,3 +90,66 @@ def _experts(config: Section, count: str, shared: str = "") -> Experts:
 
 def _all_sparse(config: Section, kinds: Kinds) -> list[Layer]:
     return kinds.layers([True] * config.integer("num_hidden_layers"))
+
+
+@architecture("grok-1")
+def build_grok(config: Section, fmt: Format) -> Graph:
+    """Norms before and after attention and experts, a tied head. The tanh that caps scores at max_attn_value is not
+    counted.
+    """
+    costless(config, "attn_output_multiplier", "embedding_multiplier_scale", "output_multiplier_scale")
+    config.costless("max_attn_value")
+    moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("intermediate_size"))
+    moe = replace(moe, act=activation(config, "hidden_act", "gelu_new"))  # jax.nn.gelu has the tanh
+    layer = Layer(mixer=attention(config, share=1, bias=None), feed_forward=moe, residual=Residual.SANDWICH, name="moe")
+    return decoder(config, layer, tied=True).graph(fmt)
+
+
+@architecture("hunyuan_v1_moe")
+def build_hunyuan_v1_moe(config: Section, fmt: Format) -> Graph:
+    """Hunyuan-A13B: a shared expert, and norms of queries and keys. Fields that may differ by layer are numbers, or
+    lists with one for each.
+    """
+    costless(config, "eod_token_id", "attention_head_dim", "use_mixed_mlp_moe")
+    for flag in ("use_cla", "use_mla", "mlp_bias"):
+        if config.flag(flag, default=False):
+            raise config.error(flag, "must be false; it is not modelled")
+    if config.integer("moe_layer_num_skipped", 0, least=0):
+        raise config.error("moe_layer_num_skipped", "must be 0: every layer has experts")
+    norm = NormKind.RMS if config.flag("use_qk_norm", default=True) else None
+    mixer = attention(config, share=1, qk_norm=norm)
+    act, count = activation(config, "hidden_act", "silu"), config.integer("num_experts")
+    chosen, inner, shared = (
+        _each(config, key, default)
+        for key, default in (
+            ("moe_topk", 1),
+            ("moe_intermediate_size", config.integer("intermediate_size")),
+            ("num_shared_expert", 1),
+        )
+    )
+    layers = [
+        Layer(
+            mixer=mixer,
+            feed_forward=Experts(
+                experts=count,
+                chosen=at_most(config, "moe_topk", "num_experts", chosen[index]),
+                inner=inner[index],
+                act=act,
+                shared=Mlp(inner=shared[index] * config.integer("intermediate_size"), act=act, gated=True),
+            ),
+            name="moe",
+        )
+        for index in range(config.integer("num_hidden_layers"))
+    ]
+    return decoder(config, layers).graph(fmt)
+
+
+def _each(config: Section, key: str, default: int) -> tuple[int, ...]:
+    """The field of each layer."""
+    if not isinstance(config.get(key), list):
+        return (config.integer(key, default),) * config.integer("num_hidden_layers")
+    numbers = integers(config, key)
+    for_each_layer(config, key, numbers)
+    if min(numbers) < 1:
+        raise config.error(key, f"must be at least 1 in every layer; got {min(numbers)}")
+    return numbers

@@ -10,6 +10,7 @@ from typing import Final
 from ..documents import Section
 from ..graph import Block, Graph
 from ..operators.base import Operator
+from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from ._class_defaults import TOWERS
@@ -19,8 +20,8 @@ from ._feed_forward import Mlp
 from ._moe import language_model
 from ._parts import HIDDEN, NormKind, Parts, activation, heads_of
 from ._resampler import FEATURES, Looking, queried
-from ._tiles import picture_size
-from ._tower import Picture, Tower, filled, joined, language, part, vision
+from ._tiles import longest_side, picture_size
+from ._tower import Picture, Tower, filled, joined, language, part, patches_of, sides, vision
 from .siglip import plain_tower
 
 _LONGEST, _SHORTEST = 980, 378  # pixels to a side, in the processor
@@ -32,6 +33,7 @@ _RESAMPLER: Final = {  # as transformers.Idefics2PerceiverConfig has it
     "resampler_head_dim": 96,
     "num_key_value_heads": 4,
 }
+_TILES: Final = 4  # tiles to the longer side, in the processors of all published models
 
 
 @architecture("idefics2")
@@ -87,3 +89,25 @@ def _layer(config: Section, features: int, queries: int, width: int) -> Layer:
     looking = Looking(heads=both_ways(heads), features=features, width=width, queries=queries, normed=True)
     mlp = Mlp(inner=4 * width, act=activation(config, "hidden_act", "silu"), gated=True)
     return Layer(mixer=looking, feed_forward=mlp)
+
+
+@architecture("idefics3", "smolvlm")
+def build_idefics3(config: Section, fmt: Format) -> Graph:
+    """And SmolVLM: squares of patches are put side by side and projected (arXiv:2408.12637, arXiv:2504.05299).
+
+    The longer side of a picture is brought to four tiles, which are read one by one, and all of it once more in one.
+    """
+    text, width = language(config, fmt, "llama")
+    if config.get("vision_config") is None:
+        return text
+    side = config.integer("scale_factor", 2)
+    section = vision(config)
+    section.costless("max_image_size", "size", "use_base_siglip", "tie_word_embeddings")
+    section = filled(section, TOWERS["Idefics3VisionConfig"])
+    rows, columns = longest_side(picture_size(config), sides(section, "image_size"), _TILES)
+    tower = replace(plain_tower(section, multiple=side), tiles=rows * columns + 1)
+    parts, merged = tower.parts(fmt), side**2
+    wide = parts.tensor("pixel_shuffle", merged * tower.hidden)
+    shuffle = Permute(name=wide.name, inputs=(patches_of(tower, parts),), outputs=(wide,))
+    project = (shuffle, parts.project("linear_1", wide, width))
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.tiles * tower.picture.patches // merged)

@@ -1,0 +1,98 @@
+"""Mixtures of experts, some of whose layers have a window: gpt-oss, Trinity (AFMoE), Flint, Kolibri."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from ..documents import Section
+from ..graph import Graph
+from ..precision import Format
+from . import architecture
+from ._attention import SelfAttention
+from ._decoder import Layer, Residual
+from ._fields import alternating, attention, decoder, grouped_heads, sliding_layers
+from ._moe import costless, dense, experts, experts_beside_shared, windows_and_experts
+from ._parts import NormKind
+from ._tower import filled
+from .qwen_moe import sparse_steps
+
+
+@architecture("gpt_oss")
+def build_gpt_oss(config: Section, fmt: Format) -> Graph:
+    """Every second layer sees 128 tokens, each head has a sink, and everything has biases (arXiv:2508.10925). The
+    clamped gate, x sigmoid(1.702 x), counts as SiLU.
+    """
+    costless(config, "experts_per_token", "initial_context_length", "swiglu_limit", "swiglu_alpha")
+    local, everywhere = _gpt_oss_layer(config, config.integer("sliding_window", 128)), _gpt_oss_layer(config, inf)
+    return decoder(config, alternating(local, everywhere, sliding_layers(config, pattern=2))).graph(fmt)
+
+
+def _gpt_oss_layer(config: Section, window: float) -> Layer:
+    mixer = attention(config, grouped_heads(config, window=window), share=1, bias=True, sinks=True)
+    moe = experts(config, "num_local_experts", "num_experts_per_tok", inner=config.integer("intermediate_size"))
+    return Layer(mixer=mixer, feed_forward=replace(moe, bias=True, router_bias=True), name="moe")
+
+
+@architecture("afmoe")
+def build_afmoe(config: Section, fmt: Format) -> Graph:
+    """Gated attention with norms on both sides; layers without a window have no positions."""
+    costless(
+        config, "mup_enabled", "n_group", "num_expert_groups", "num_limited_groups", "route_norm", "route_scale",
+        "score_func", "load_balance_coeff", "use_grouped_mm",
+    )  # fmt: skip
+    if config.flag("attention_bias", default=False):
+        raise config.error("attention_bias", "must be false: biases of this attention are not modelled")
+    far = SelfAttention(heads=grouped_heads(config, head_dim=128), qk_norm=NormKind.RMS, gated=True)
+    mixers = {True: far.within(config.integer("sliding_window", 1024)), False: far}
+    moe = replace(experts_beside_shared(config, "num_experts", usual=2), router_bias=True)
+    first = config.integer("num_dense_layers", 1, least=0)
+    pattern = config.integer("global_attn_every_n_layers", 4)
+    each = ((slides, index >= first) for index, slides in enumerate(sliding_layers(config, pattern=pattern)))
+    layers = windows_and_experts(mixers, {True: moe, False: dense(config)}, each, Residual.SANDWICH)
+    return decoder(config, layers).graph(fmt)
+
+
+@architecture("flint")
+def build_flint(config: Section, fmt: Format) -> Graph:
+    """Norms of each query and key head, sinks, positions where there is a window, a shared expert beside many."""
+    costless(config)
+    config = filled(
+        config, {"mlp_only_layers": [0, 1], "layer_types": _flint_layer_types(config.integer("num_hidden_layers"))}
+    )
+    heads = grouped_heads(config, kv_heads=4, head_dim=128)
+    far = attention(config, heads, rotary_dim=0, qk_norm=NormKind.RMS, sinks=True)
+    mixers = {True: far.within(config.integer("sliding_window", 513)), False: far}
+    moe = experts(
+        config,
+        "num_experts",
+        "num_experts_per_tok",
+        inner=config.integer("moe_intermediate_size", 512),
+        shared=config.integer("shared_expert_intermediate_size", 1024),
+    )
+    each = zip(sliding_layers(config, pattern=1), sparse_steps(config), strict=True)
+    layers = windows_and_experts(mixers, {True: moe, False: dense(config)}, each)
+    return decoder(config, layers).graph(fmt)
+
+
+def _flint_layer_types(layers: int) -> list[str]:
+    """What its class has: the first two layers, every fourth and the last see all."""
+    full = (index < 2 or index % 4 == 1 or index == layers - 1 for index in range(layers))
+    return ["full_attention" if whole else "sliding_attention" for whole in full]
+
+
+@architecture("kolibri1")
+def build_kolibri1(config: Section, fmt: Format) -> Graph:
+    """EXAONE 4's attention, positions where there is a window, norms on both sides, a shared expert beside many."""
+    costless(config)
+    unrotated = SelfAttention(heads=grouped_heads(config, head_dim=128), qk_norm=NormKind.RMS)
+    local = unrotated.within(config.integer("sliding_window", 513))
+    moe = experts(
+        config,
+        "num_experts",
+        "num_experts_per_tok",
+        inner=config.integer("moe_intermediate_size", 512),
+        shared=config.integer("shared_expert_intermediate_size", 512),
+    )
+    near, far = (Layer(mixer=mixer, feed_forward=moe, residual=Residual.SANDWICH) for mixer in (local, unrotated))
+    return decoder(config, alternating(near, far, sliding_layers(config, pattern=5))).graph(fmt)

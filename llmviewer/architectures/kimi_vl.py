@@ -1,4 +1,5 @@
-"""Kimi K2.5: a tower for pictures of any size, four patches of which make a token of the prompt, before Kimi K2.
+"""Kimi K2.5 and K3: towers for pictures of any size, four patches of which make a token of the prompt, before Kimi K2,
+and before a Kimi Linear with attention residuals (arXiv:2607.24653).
 
 A picture is as large as `image_size` of the vision_config says, height and width in pixels, and _SIDE x _SIDE where
 that says nothing, as no published config does.
@@ -6,59 +7,114 @@ that says nothing, as no published config does.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from ..documents import Section
 from ..graph import Graph
+from ..operators.attention import Heads
+from ..operators.base import Operator
 from ..precision import Format
-from . import architecture
+from . import Builder, architecture
+from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Mlp
 from ._moe import language_model
-from ._parts import NormKind, heads_of
-from ._tower import Tower, joined, layer, merger, picture, sides, vision
+from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, result
+from ._tower import Tower, joined, layer, merger, picture, projector, sides, vision
 from .deepseek import build_v3
+from .kimi_linear import build as build_linear
 
 _SIDE: Final = 1008  # whole squares of patches, nearest to a thousand
 _BICUBIC: Final = 32  # OPs to weigh and add sixteen positions, and to add the result
-_COSTLESS: Final = """
-    mm_hidden_size text_hidden_size projector_ln_eps pos_emb_type init_pos_emb_time video_attn_type
-"""
+_BILINEAR: Final = 8  # the same of four
+_KNOWN: Final = {"merge_type": "sd2_tpool", "mm_projector_type": "patchmerger", "projector_hidden_act": "gelu"}
+_K3_KNOWN: Final = _KNOWN | {
+    "mm_projector_type": "patchmergerv2",
+    "mlp_type": "mlp2",
+    "norm_type": "rmsnorm",
+    "pos_emb_interpolation_mode": "bilinear",
+}
+_COSTLESS: Final = "text_hidden_size projector_ln_eps pos_emb_type init_pos_emb_time video_attn_type"
 
 
 @architecture("kimi_k25")
 def build(config: Section, fmt: Format) -> Graph:
-    text = language_model(config)
-    config.costless("tie_word_embeddings")  # the text_config has its own
-    text.choice("model_type", ("deepseek_v3", "kimi_k2"), "deepseek_v3")
-    graph = build_v3(text, fmt)
+    text, graph = _language(config, fmt, ("deepseek_v3", "kimi_k2"), build_v3)
     if config.get("vision_config") is None:
         return graph
-    section = vision(config)
-    section.costless(*_COSTLESS.split())
-    for key, known in (
-        ("merge_type", "sd2_tpool"),
-        ("mm_projector_type", "patchmerger"),
-        ("projector_hidden_act", "gelu"),
-    ):
-        section.choice(key, (known,), known)
-    height, width = sides(section, "merge_kernel_size", 2)
-    tower = _tower(section, merged=max(height, width))
-    tokens = tower.picture.patches // (height * width)
+    section = _known(config, _KNOWN)
+    section.costless("mm_hidden_size")
+    (height, width), hidden = sides(section, "merge_kernel_size", 2), section.integer("vt_hidden_size", 1152)
+    mlp = Mlp(inner=section.integer("vt_intermediate_size", 4304), act="gelu_tanh", bias=True)
+    heads = both_ways(heads_of(section, hidden, "vt_num_attention_heads"))
+    one = layer(heads, mlp, fused_qkv=True, rotated=True)
+    tower = _tower(section, hidden, one, merged=max(height, width), patch_bias=True, position_ops=_BICUBIC)
     project = merger(tower.parts(fmt), tower, height * width, text.integer("hidden_size"), norm=NormKind.LAYER)
+    tokens = tower.picture.patches // (height * width)
     return joined(tower.blocks(fmt, tower.stream), project, graph, tokens=tokens)
 
 
-def _tower(section: Section, *, merged: int) -> Tower:
-    hidden = section.integer("vt_hidden_size", 1152)
-    mlp = Mlp(inner=section.integer("vt_intermediate_size", 4304), act="gelu_tanh", bias=True)
-    heads = both_ways(heads_of(section, hidden, "vt_num_attention_heads"))
+@architecture("kimi_k3")
+def build_k3(config: Section, fmt: Format) -> Graph:
+    text, graph = _language(config, fmt, ("kimi_linear",), build_linear)
+    if config.get("vision_config") is None:
+        return graph
+    section = _known(config, _K3_KNOWN)
+    height, width = sides(section, "merge_kernel_size", 2)
+    tower = _k3_tower(section, merged=max(height, width))
+    if section.integer("mm_hidden_size", tower.hidden) != tower.hidden:
+        raise section.error("mm_hidden_size", f"must be the {tower.hidden} of vt_hidden_size")
+    project = _projector(tower.parts(fmt), tower, height * width, text.integer("hidden_size"))
+    tokens = tower.picture.patches // (height * width)
+    return joined(tower.blocks(fmt, tower.stream), project, graph, tokens=tokens)
+
+
+def _language(config: Section, fmt: Format, kinds: tuple[str, ...], build: Builder) -> tuple[Section, Graph]:
+    """The text_config, whose model_type is one of `kinds`, and its graph."""
+    text = language_model(config)
+    config.costless("tie_word_embeddings")  # the text_config has its own
+    text.choice("model_type", kinds, kinds[0])
+    return text, build(text, fmt)
+
+
+def _known(config: Section, known: dict[str, str]) -> Section:
+    """The vision_config, whose fields have such values."""
+    section = vision(config)
+    section.costless(*_COSTLESS.split())
+    for key, value in known.items():
+        section.choice(key, (value,), value)
+    return section
+
+
+def _tower(section: Section, hidden: int, one: Layer, *, merged: int, **more: Any) -> Tower:
     return Tower(
         picture=picture(section, image=_SIDE, patch=14, multiple=merged),
         hidden=hidden,
-        layers=[layer(heads, mlp, fused_qkv=True, rotated=True)] * section.integer("vt_num_hidden_layers", 27),
-        patch_bias=True,
+        layers=[one] * section.integer("vt_num_hidden_layers", 27),
         positions=section.integer("init_pos_emb_height", 64) * section.integer("init_pos_emb_width", 64),
-        position_ops=_BICUBIC,
         post_norm=True,
+        **more,
     )
+
+
+def _k3_tower(section: Section, *, merged: int) -> Tower:
+    hidden, count = section.integer("vt_hidden_size", 1024), section.integer("vt_num_attention_heads", 12)
+    wide = section.integer("qkv_hidden_size", hidden)
+    if wide % count:
+        raise section.error("qkv_hidden_size", f"must be a multiple of the {count} heads; got {wide}")
+    heads = both_ways(Heads(num_heads=count, num_kv_heads=count, head_dim=wide // count))
+    linear, bias, patch = (
+        section.flag(key, default=False) for key in ("linear_bias", "attn_bias", "patch_embed_proj_bias")
+    )
+    act = activation(section, "activation_func", "gelu_pytorch_tanh")
+    mlp = Mlp(inner=section.integer("vt_intermediate_size", 4096), act=act, bias=linear)
+    one = layer(heads, mlp, qkv_bias=bias, o_bias=bias, fused_qkv=True, rotated=True)
+    return _tower(section, hidden, one, merged=merged, norm=NormKind.RMS, patch_bias=patch, position_ops=_BILINEAR)
+
+
+def _projector(parts: Parts, tower: Tower, merged: int, out: int) -> Sequence[Operator]:
+    """`merged` patches side by side to one token of width `out`: two linears, and a norm after them."""
+    x = parts.tensor(HIDDEN, merged * tower.hidden)
+    made = projector(parts, x, (x.width, out), "gelu", bias=False)
+    return (*made, parts.norm("projector_norm", result(made)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from math import log
+from math import fsum, log
 
 from .._layout import data_dir
 from ..documents import read_yaml
@@ -62,4 +62,4 @@ def _fields(config: Mapping[str, object]) -> set[str]:
 
 
 def _weight(fields: set[str], weights: Mapping[str, float]) -> float:
-    return sum(weights[field] for field in fields)
+    return fsum(weights[field] for field in fields)  # exact, so that the order in a set makes no difference

@@ -550,6 +550,7 @@ def test_means_of_keys_of_qwen4_by_hand():
         ({"indexer_budget": 42}, "indexer_budget: must be a multiple of indexer_compress_ratio, 4; got 42"),
         ({"ple_layer_ids": [6]}, "ple_layer_ids: must be numbers of the 5 layers, the first of which is 1"),
         ({"ple_embed_dim": 36}, "ple_embed_dim: must be a multiple of the 8 tables; got 36"),
+        ({"ngram_size": 1}, "ngram_size: must be a whole number of at least 2; got 1"),
     ],
 )
 def test_what_qwen4_cannot_say(changes, message):

@@ -248,7 +248,8 @@ def _indexed(config: Section) -> IndexedAttention:
 
 def _looked_up(config: Section, streams: int) -> dict[int, NGrams]:
     """What layers look up, by their places. Tables have as many rows as primes say, each layer's the next ones."""
-    heads = (config.integer("ngram_size", 3) - 1) * config.integer("heads_per_ngram", 8)
+    size = config.integer("ngram_size", 3, least=2)
+    heads = (size - 1) * config.integer("heads_per_ngram", 8)
     width = config.integer("ple_embed_dim", config.integer("hidden_size"))
     whole, layers = config.integer("make_ngram_vocab_size_divisible_by", 128), config.integer("num_hidden_layers")
     numbers = sorted(set(integers(config, "ple_layer_ids")))
@@ -266,7 +267,7 @@ def _looked_up(config: Section, streams: int) -> dict[int, NGrams]:
             width=width,
             streams=streams,
             taps=config.integer("ple_conv_kernel_size", 4),
-            dilation=config.integer("ngram_size", 3),
+            dilation=size,
         )
     return found
 

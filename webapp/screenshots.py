@@ -24,6 +24,11 @@ WIDTHS: Final = {"desk": 1280, "phone": 400}
 _DARK: Final = "overview"  # the tab that is shown in the dark too
 _COLOURS: Final = (96, 48, 32, 24)  # of a picture: the first of these that makes it small
 _LARGEST: Final = 150_000  # of a picture [B]
+_QUIET: Final = """() => {
+  const now = performance.now();
+  if (window.asked === undefined || document.querySelector('[data-dash-is-loading="true"]')) window.asked = now;
+  return now - window.asked > 400;
+}"""  # one answer may ask for the next a moment later
 ASKED: Final = State(model="llama-3.1-70b", on=("h100-sxm", "l40s", "mi300x"), batch=16)
 FLAGS: Final = (  # a browser that is alone in a container, and cannot reach another host
     "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking",
@@ -136,11 +141,11 @@ def settled(page: Page) -> None:
     """Waits until nothing is asked of the server any more and figures are drawn."""
     page.wait_for_selector("#advice", state="attached")
     page.wait_for_selector("#content > *")
-    page.wait_for_load_state("networkidle")
+    page.evaluate("delete window.asked")
+    page.wait_for_function(_QUIET)
     page.wait_for_function(
         "[...document.querySelectorAll('.dash-graph')].every(one => one.querySelector('.xaxislayer-above'))"
     )
-    page.wait_for_timeout(400)
 
 
 if __name__ == "__main__":

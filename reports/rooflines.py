@@ -27,11 +27,11 @@ _SYMBOL: Final = {
     "combine": "hourglass", "conv": "pentagon", "scan": "diamond-wide", "elementwise": "diamond-tall",
 }  # fmt: skip
 _LABELS: Final = 4  # points that are named in the picture
+_KINDS: Final = 8  # that a legend tells apart: a phone has room for no more
 _BELOW, _LEGEND_ROW = 64, 20  # heights of what is between a plot and its legend, and of a line of that [px]
 _FAR: Final = 1e7  # times a turning point: beyond what is shown
 _HOLLOW: Final = "expected"
 _LINE: Final = 18  # height of a name that hangs from a line [px]
-_BESIDE: Final = 60  # times the intensity of a point: as far as its name reaches
 _LABELLED: Final = 0.01  # share of time from which on a point is worth a name
 
 
@@ -55,6 +55,8 @@ def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
     _ink(figure, x=[low, main.turning, high], y=[low * main.bandwidth, main.rate, main.rate])
     for kind in dict.fromkeys(p.kind for p in found):
         _markers(figure, kind, [p for p in found if p.kind == kind], name)
+    for kind in list(dict.fromkeys(p.kind for p in found))[:_KINDS]:
+        _shape(figure, kind)
     _expected(figure, found)
     for roof, dash in zip(others, ("dash", "dot", "dashdot"), strict=False):
         _lower_roof(figure, roof, high=high, dash=dash)
@@ -64,7 +66,10 @@ def roofline(analysis: Analysis, phase: str = "prefill") -> go.Figure:
     bottom = min([p.attainable for p in found] + large + [low * main.bandwidth]) / 10
     top = 12 * max(*(roof.rate for roof in (main, *others)), *tops)
     decade = _plot(figure) / log10(top / bottom)
-    _labels(figure, found, [roof.rate for roof in others], beyond=main.turning / 2, decade=decade)
+    _labels(
+        figure, found, [roof.rate for roof in others], beyond=main.turning / 2, decade=decade,
+        floor=-decade * log10(bottom),
+    )  # fmt: skip
     _window(figure, x=(low, high), y=(bottom, top))
     return figure
 
@@ -134,10 +139,7 @@ def rooflines(analyses: Mapping[str, Analysis], phase: str = "prefill") -> go.Fi
             marker={"symbol": "circle-open", "size": 9, "color": INK},
         )
     for kind in kinds:
-        figure.add_scatter(
-            x=[None], y=[None], mode="markers", name=kind,
-            marker={"symbol": _SYMBOL.get(kind, "circle-open"), "size": 9, "color": INK},
-        )  # fmt: skip
+        _shape(figure, kind)
     _window(figure, x=(low, high), y=(bottom / 5, 4 * top))
     below = _BELOW + _LEGEND_ROW * (len(analyses) + ceil(len(kinds) / 3))
     plot = _plot(figure)
@@ -267,20 +269,23 @@ def _turning_point(figure: go.Figure, roof: Roof) -> None:
 
 
 def _markers(figure: go.Figure, kind: str, own: Sequence[Point], phase: str) -> None:
-    """Points of one shape, and that shape in the legend without the colour of any bound."""
-    symbol = _SYMBOL.get(kind, "circle-open")
+    """Points of one shape."""
     figure.add_scatter(
         x=[p.intensity for p in own], y=[p.attainable for p in own], mode="markers", legendgroup=kind,
         showlegend=False, hovertext=[p.hover(phase) for p in own], hovertemplate="%{hovertext}<extra></extra>",
         customdata=[p.operator for p in own],
         marker={
-            "symbol": symbol, "size": [_diameter(p.share) for p in own], "opacity": 0.85,
+            "symbol": _SYMBOL.get(kind, "circle-open"), "size": [_diameter(p.share) for p in own], "opacity": 0.85,
             "color": [BOUND_COLOR[p.bound] for p in own], "line": {"color": PAPER, "width": 1},
         },
     )  # fmt: skip
+
+
+def _shape(figure: go.Figure, kind: str) -> None:
+    """The shape of a kind in the legend, without the colour of any bound or device."""
     figure.add_scatter(
         x=[None], y=[None], mode="markers", name=kind, legendgroup=kind,
-        marker={"symbol": symbol, "size": 9, "color": INK},
+        marker={"symbol": _SYMBOL.get(kind, "circle-open"), "size": 9, "color": INK},
     )  # fmt: skip
 
 
@@ -312,35 +317,48 @@ def _diameter(share: float) -> float:
     return 8 + 26 * sqrt(share)
 
 
-def _labels(figure: go.Figure, found: Sequence[Point], rates: Sequence[float], *, beyond: float, decade: float) -> None:
-    """Names of the largest points below the roof, one under another where they would meet, and clear of the names of
-    lower roofs at `rates`: to the right of those that memory bounds, to the left of others and of those `beyond` that
-    intensity, where a narrow picture has no room. A decade is so high. [px]
+def _labels(
+    figure: go.Figure, found: Sequence[Point], rates: Sequence[float], *, beyond: float, decade: float, floor: float
+) -> None:
+    """Names of the largest points, as many as have room above `floor`: to the right of those that memory bounds, to the
+    left of others and of those `beyond` that intensity, where a narrow picture has no room. A decade is so high. [px]
     """
+    right = [p for p in found if p.bound == "memory" and p.intensity < beyond]
     named = [p for p in found[:_LABELS] if p.share >= _LABELLED]
-    taken = [(-decade * log10(rate), _LINE - decade * log10(rate)) for rate in rates]
-    placed: list[tuple[Point, float, float]] = []  # with the upper and the lower end of the name
-    right = [p.bound == "memory" and p.intensity < beyond for p in named]
-    ordered = sorted(zip(named, right, strict=True), key=lambda one: one[0].intensity ** (-1 if one[1] else 1))
-    for point, rightwards in ordered:
-        side, down, anchor = (1, 34, "left") if rightwards else (-1, 46, "right")
-        at, height = -decade * log10(point.attainable), 9 + 13 * point.lines
-        start = at + down
-        others = [(above, below) for other, above, below in placed if _near(point, other)]
-        for above, below in sorted(others + taken):
+    places = _places(named, right, rates, decade)
+    while any(end > floor for _, end in places):
+        named.pop()
+        places = _places(named, right, rates, decade)
+    for point, (start, _) in zip(_downwards(named, right), places, strict=True):
+        side, anchor = (1, "left") if point in right else (-1, "right")
+        _note(
+            figure, point.intensity, point.attainable, point.label, ax=22 * side,
+            ay=start + decade * log10(point.attainable), xanchor=anchor, yanchor="top", align=anchor,
+            standoff=_diameter(point.share) / 2, bgcolor=PAPER, borderpad=1, font={"size": 11},
+        )  # fmt: skip
+
+
+def _downwards(named: Sequence[Point], right: Sequence[Point]) -> list[Point]:
+    """Points in the order in which their names hang below each other, on either side of them."""
+    return sorted(named, key=lambda p: p.intensity ** (-1 if p in right else 1))
+
+
+def _places(
+    named: Sequence[Point], right: Sequence[Point], rates: Sequence[float], decade: float
+) -> list[tuple[float, float]]:
+    """The upper and the lower end of each name: below the roof, no two as high, since on a narrow picture they would
+    meet, and clear of the names of lower roofs at `rates`. [px]
+    """
+    others = [(-decade * log10(rate), _LINE - decade * log10(rate)) for rate in rates]
+    found: list[tuple[float, float]] = []
+    for point in _downwards(named, right):
+        height = 9 + 13 * point.lines
+        start = (34 if point in right else 46) - decade * log10(point.attainable)
+        for above, below in sorted(others + found):
             if above < start + height and start < below:
                 start = below
-        _note(
-            figure, point.intensity, point.attainable, point.label, ax=22 * side, ay=start - at, xanchor=anchor,
-            yanchor="top", align=anchor, standoff=_diameter(point.share) / 2, bgcolor=PAPER, borderpad=1,
-            font={"size": 11},
-        )  # fmt: skip
-        placed.append((point, start, start + height))
-
-
-def _near(one: Point, other: Point) -> bool:
-    """Whether the names of two points, which reach to one side of them, would meet if they were as high."""
-    return 1 / _BESIDE < one.intensity / other.intensity < _BESIDE
+        found.append((start, start + height))
+    return found
 
 
 def _plot(figure: go.Figure) -> float:

@@ -5,9 +5,9 @@ They know of no file, page or command, so a report and a dashboard show the same
 
 from .precisions import CASES, Case, decode_time, memory_bars, prefill_time
 from .rooflines import roofline, roofline_dtypes, rooflines
-from .shares import memories, memory_bar, phase_bars, time_bars
+from .shares import memories, memory_bar, operator_bars, phase_bars, time_bars
 
 __all__ = [
-    "CASES", "Case", "decode_time", "memories", "memory_bar", "memory_bars", "phase_bars", "prefill_time", "roofline",
-    "roofline_dtypes", "rooflines", "time_bars",
+    "CASES", "Case", "decode_time", "memories", "memory_bar", "memory_bars", "operator_bars", "phase_bars",
+    "prefill_time", "roofline", "roofline_dtypes", "rooflines", "time_bars",
 ]  # fmt: skip

@@ -193,14 +193,17 @@ def joined(names: Iterable[str]) -> str:
 class Piece:
     """A part of a phase's bar, `share` long from `start`: operators of one name, or others.
 
-    operator  BLOCK.NAME of that which takes longest; nothing where they are others
+    operator    BLOCK.NAME of that which takes longest; nothing where they are others
+    expected_s  what real kernels are expected to take; None where only the bound is known
     """
 
     row: str
+    name: str
     operator: str
     bound: str
     start: float
     share: float
+    expected_s: float | None
     text: str
     hover: str
 
@@ -219,12 +222,17 @@ def pieces(phase: Phase, row: str) -> list[Piece]:
         together = list(keys)
         share = sum(shares[key] for key in together)
         times = [(key[1], sum(op.bound_time_s for op in alike[key])) for key in together]
+        times_expected = [op.expected_time_s for key in together for op in alike[key]]
+        expected = None if None in times_expected else sum(filter(None, times_expected))
         hover = f"<b>{name or 'other'}</b>: {seconds(sum(s for _, s in times))}, {share:.1%}, {bound}-bound"
         hover += "".join(f"<br>{each} {seconds(time_s)}" for each, time_s in times[:_TOLD] if not name)
         hover += f"<br>and {len(times) - _TOLD} more" if len(times) > _TOLD else ""
         text = f"{_narrow(name or 'other')}<br>{share:.0%}"
         operator = identity(alike[together[0]][0]) if name else ""
-        found.append(Piece(row=row, operator=operator, bound=bound, start=start, share=share, text=text, hover=hover))
+        found.append(Piece(
+            row=row, name=name or "other", operator=operator, bound=bound, start=start, share=share,
+            expected_s=expected, text=text, hover=hover,
+        ))  # fmt: skip
         start += share
     return found
 

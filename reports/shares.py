@@ -84,6 +84,51 @@ def phase_bars(analyses: Mapping[str, Analysis], phase: str) -> go.Figure:
     return figure
 
 
+def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
+    """How long each operator of a phase takes, at least and as expected, the longest first."""
+    shown = dict(analysis.phases).get(phase, analysis.phases.prefill)
+    total = shown.total
+    ranked = sorted(pieces(shown, ""), key=lambda piece: (piece.name == "other", -piece.share))
+    told = [one for one in ranked if one.share >= OTHER / 2]
+    rows = {f"{one.name} {one.share:.0%}" + f", {one.bound}" * (one.name == "other"): one for one in told}
+    hovers = {
+        row: one.hover if one.expected_s is None else f"{one.hover}<br>expect {seconds(one.expected_s)}"
+        for row, one in rows.items()
+    }
+    expect = between(total.expected_time_s, total.expected_low_s, total.expected_high_s)
+    figure = frame(
+        f"Where the time of {phase} goes",
+        f"bars are lower bounds, {seconds(total.bound_time_s)} in all" + f"; expect {expect}" * bool(expect)
+        + f"; operators below {OTHER:.0%} are other",
+        height=160 + 26 * len(rows), top=60, bottom=100,
+    )  # fmt: skip
+    least = {row: one.share * total.bound_time_s for row, one in rows.items()}
+    expected = {row: one.expected_s for row, one in rows.items() if one.expected_s is not None}
+    longest = max([*least.values(), *expected.values()])
+    scale, unit = time_unit(longest)
+    for bound in BOUND_COLOR:
+        own = {row: one for row, one in rows.items() if one.bound == bound}
+        if own:
+            figure.add_bar(
+                orientation="h", y=list(own), x=[scale * least[row] for row in own], name=f"{bound}-bound", width=0.8,
+                marker={"color": BOUND_COLOR[bound]}, customdata=[one.operator for one in own.values()],
+                text=[seconds(least[row]) for row in own], textfont={"color": "white"},
+                **{**INSIDE, "insidetextanchor": "start"},
+                hovertext=[hovers[row] for row in own], hovertemplate="%{hovertext}<extra></extra>",
+            )  # fmt: skip
+    if expected:
+        figure.add_scatter(
+            y=list(expected), x=[scale * time_s for time_s in expected.values()], mode="markers", name="expected",
+            customdata=[rows[row].operator for row in expected],
+            hovertext=[hovers[row] for row in expected], hovertemplate="%{hovertext}<extra></extra>",
+            marker={"symbol": "line-ns-open", "size": 14, "color": INK, "line": {"width": 2.5}},
+        )  # fmt: skip
+    figure.update_layout(barmode="overlay", uniformtext={"minsize": 10, "mode": "hide"}, showlegend=True)
+    figure.update_xaxes(title_text=f"time [{unit}]", range=[0, 1.03 * scale * longest], showgrid=False)
+    figure.update_yaxes(categoryorder="array", categoryarray=list(rows)[::-1], showline=False, ticks="", ticksuffix=" ")
+    return figure
+
+
 def _expected(total: Total) -> tuple[float, float, float]:
     """What is expected of a phase of which it is known, and its interval. [s]"""
     time_s, low_s, high_s = total.expected_time_s, total.expected_low_s, total.expected_high_s

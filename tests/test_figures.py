@@ -429,6 +429,20 @@ def test_the_time_bars_of_a_phase_are_whole_and_without_gaps(fits):
     assert compute == pytest.approx(fits.phases.prefill.total.time_by_bound_s["compute"] / 0.1943133313564858)
 
 
+def test_bars_of_operators_are_the_longest_first_and_as_long_as_the_phase(fits):
+    figure = figures.operator_bars(fits, "prefill")
+    total = fits.phases.prefill.total
+    *bars, expected = figure.data
+    assert {trace.name: sum(trace.x) / 1e3 for trace in bars} == pytest.approx(
+        {f"{bound}-bound": time_s for bound, time_s in total.time_by_bound_s.items() if time_s}
+    )
+    assert sum(expected.x) / 1e3 == pytest.approx(total.expected_time_s)
+    lengths = {row: x for trace in bars for row, x in zip(trace.y, trace.x, strict=True)}
+    ranked = [row for row in figure.layout.yaxis.categoryarray[::-1] if not row.startswith("other ")]
+    assert [lengths[row] for row in ranked] == sorted((lengths[row] for row in ranked), reverse=True)
+    assert "down_proj 20%" in ranked
+
+
 def test_small_operators_share_a_piece_that_lists_them(fits):
     figure = figures.time_bars(fits)
     hovers = [hover for trace in figure.data for hover in trace.hovertext]

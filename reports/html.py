@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from llmviewer.analyzing.analysis import Analysis
-from llmviewer.analyzing.phases import Phase
+from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.units import fold, seconds, si
 
 from .marks import spare
 from .page import Card, Picture, below, picture, rendered
-from .table import COLUMNS, LEGEND, computed_in, expected_s, flat_rows, rate, shows_calls
+from .table import COLUMNS, LEGEND, alike, computed_in, expected_s, flat_rows, rate, shows_calls, together
 from .text import (
     called,
     effect_lines,
@@ -194,8 +194,9 @@ def _section(analysis: Analysis, name: str, phase: Phase) -> Section:
     from . import figures
 
     calls = shows_calls(analysis, None)
-    *lines, total = flat_rows(phase, per_call=calls)
-    keys = [_keys(phase, index, calls=calls) for index in range(len(lines))]
+    operators = [together(same) for same in alike(phase.operators)]
+    *lines, total = flat_rows(operators, phase.total, per_call=calls)
+    keys = [_keys(op, place, calls=calls) for place, op in enumerate(operators)]
     return Section(
         name=called(analysis, name),
         title=phase_line(called(analysis, name), phase, per_call=calls),
@@ -207,12 +208,11 @@ def _section(analysis: Analysis, name: str, phase: Phase) -> Section:
     )
 
 
-def _keys(phase: Phase, index: int, *, calls: bool) -> tuple[float | str, ...]:
+def _keys(op: OperatorResult, place: int, *, calls: bool) -> tuple[float | str, ...]:
     """The numbers of a row of the table, in the order of COLUMNS; for the operator, its place in launch order."""
-    op = phase.operators[index]
     amounts = op.per_call if calls else op
     return (
-        index, op.repeat, amounts.ops, amounts.weight_bytes, amounts.activation_bytes, amounts.kv_bytes, op.intensity,
+        place, op.repeat, amounts.ops, amounts.weight_bytes, amounts.activation_bytes, amounts.kv_bytes, op.intensity,
         op.attainable_ops_per_s, op.bound, computed_in(op), amounts.bound_time_s, expected_s(op, per_call=calls) or 0,
         op.share,
     )  # fmt: skip

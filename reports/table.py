@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,6 +15,10 @@ from llmviewer.units import seconds, si
 COLUMNS: Final = (
     "operator", "x", "OPs", "weights", "activ.", "KV", "OP/B", "OP/s", "bound", "in", "time", "expect",
     "share",
+)  # fmt: skip
+_SUMS: Final = (
+    "repeat", "ops", "bytes", "weight_bytes", "activation_bytes", "kv_bytes", "link_bytes", "conversion_ops",
+    "bound_time_s", "expected_time_s", "expected_low_s", "expected_high_s", "share",
 )  # fmt: skip
 _PLAIN: Final = 3  # blocks of a model whose layers are all alike: embedding, layer, head
 LEGEND: Final = (
@@ -29,15 +35,31 @@ class Row:
     bound: str
 
 
-def flat_rows(phase: Phase, *, per_call: bool) -> list[Row]:
-    """A line for each operator and one for the whole, to be sorted at will.
+def alike(operators: Iterable[OperatorResult]) -> list[tuple[OperatorResult, ...]]:
+    """Operators whose launches do the same in several blocks, together, in the order of the first of them."""
+    found: dict[tuple[object, ...], list[OperatorResult]] = {}
+    for op in operators:
+        found.setdefault((op.name, op.kind, op.per_call, op.limited_by, op.expectation_source), []).append(op)
+    return list(map(tuple, found.values()))
 
-    Where there are several kinds of layer, operators bear the name of theirs.
-    """
-    several = len({op.block for op in phase.operators}) > _PLAIN
-    named = (replace(op, name=f"{op.block}.{op.name}") if several else op for op in phase.operators)
-    lines = [_operator(op, per_call=per_call) for op in named]
-    return [*lines, _total(phase.total)]
+
+def together(same: Sequence[OperatorResult]) -> OperatorResult:
+    """All launches of operators that are alike, as one of the block of the first."""
+    first = same[0]
+    sums = {field: sum(getattr(op, field) for op in same) for field in _SUMS if getattr(first, field) is not None}
+    return replace(first, **sums) if len(same) > 1 else first
+
+
+def titles(operators: Sequence[OperatorResult]) -> list[str]:
+    """What each is called so that no other is: its name, with its block where others bear it."""
+    bearers = Counter(op.name for op in operators)
+    return [f"{op.name} ({op.block})" if bearers[op.name] > 1 else op.name for op in operators]
+
+
+def flat_rows(operators: Sequence[OperatorResult], total: Total, *, per_call: bool) -> list[Row]:
+    """A line for each operator and one for the whole, to be sorted at will."""
+    named = (replace(op, name=title) for op, title in zip(operators, titles(operators), strict=True))
+    return [*(_operator(op, per_call=per_call) for op in named), _total(total)]
 
 
 def rows(phase: Phase, *, per_call: bool) -> list[Row]:

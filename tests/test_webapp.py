@@ -340,10 +340,27 @@ def test_every_tab_shows_every_answer(asked):
         assert json.dumps(tab.show(found, asked).to_plotly_json(), default=lambda c: c.to_plotly_json())
     for op in overview.names(found, asked.phase):
         one = inspector.inspect(found[0], asked.phase, op)
-        assert one.name == op
         (result,) = [r for r in found[0].phase(asked.phase).operators if identity(r) == op]
         assert one.busy[0][1] == pytest.approx(result.per_call.bound_time_s)
+        assert one.title.startswith(f"{result.name} ")
         assert one.bound == result.bound
+
+
+def test_operators_that_are_alike_in_several_blocks_are_one():
+    (found,) = answers.answers(State(model="deepseek-v3", on=("h200-sxm",), tp=8))
+    phase = found.phase("decode")
+    rows = {row["called"]: row for row in overview.operators([found], "decode")}
+    both = [op for op in phase.operators if op.name == "o_proj"]
+    assert [op.block for op in both] == ["dense", "moe"]
+    assert rows["o_proj"]["repeat"] == sum(op.repeat for op in both) == 61
+    assert rows["o_proj"]["time"] == sum(op.bound_time_s for op in both)
+    assert rows["o_proj"]["block"] == "dense, moe"
+    titles = {inspector.inspect(found, "decode", identity(op)).title for op in both}
+    assert titles == {"o_proj \N{MULTIPLICATION SIGN} 61"}
+    named = overview.names([found], "decode")
+    listed = options.operator_options(named, "moe.o_proj")
+    assert {"label": "o_proj", "value": "moe.o_proj"} in listed
+    assert len(listed) == len(rows) < len(named)
 
 
 def test_the_operators_of_the_table_sum_up_to_the_phase():

@@ -160,7 +160,7 @@ def _shown(
         "options": {
             "model": options.model_options(held) if before is None or held else no_update,
             "on": options.device_options(held) if before is None or held else no_update,
-            "op": names,
+            "op": options.operator_options(names, now.op),
             "set": list(dict.fromkeys((*now.set, *(before.set if before else ())))),  # or the page drops the value
         },
         "link": now.link,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from dash import html
@@ -18,6 +18,13 @@ from .fields import named
 from .state import MINE, File
 
 _FILES: Final = ("lengths",)  # techniques that read a file, which a page cannot
+
+
+def operator_options(titles: Mapping[str, str], chosen: str) -> list[dict[str, str]]:
+    """Operators by what they are called; of those called alike the one that is chosen, else the first."""
+    first = {title: name for name, title in reversed(titles.items())}
+    named = first | ({titles[chosen]: chosen} if chosen else {})
+    return [{"label": title, "value": named[title]} for title in dict.fromkeys(titles.values())]
 
 
 def technique_options() -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.precision import parse_scheme
 from llmviewer.reports.graph import shape, weight_shape
 from llmviewer.reports.marks import identity
-from llmviewer.reports.table import number
+from llmviewer.reports.table import alike, number, together
 from llmviewer.reports.text import between
 from llmviewer.resource import Resource, Unit
 from llmviewer.roofline import PlannedOperator
@@ -57,7 +57,6 @@ class Inspected:
     helps     (change, time then, how many times faster)
     """
 
-    name: str
     title: str
     does: str
     bound: str
@@ -73,8 +72,9 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
     """The operator called `op`, or where there is none such the one that takes longest."""
     name = answer.phase_name(phase)
     shown = answer.phase(phase)
-    result = next((one for one in shown.operators if identity(one) == op), None)
-    result = result or max(shown.operators, key=lambda one: one.share)
+    groups = alike(shown.operators)
+    chosen = next((same for same in groups if any(identity(one) == op for one in same)), None)
+    result = together(chosen) if chosen else max(map(together, groups), key=lambda one: one.share)
     workload = asked(answer, phase)
     row = _planned(answer.setting, name, result)
     assert row is not None
@@ -86,7 +86,6 @@ def inspect(answer: Answer, phase: str, op: str) -> Inspected:
         ("activations", work.activation_bytes, "B"), ("KV cache", work.kv_bytes, "B"), ("links", work.link_bytes, "B"),
     )  # fmt: skip
     return Inspected(
-        name=identity(result),
         title=f"{result.name} \N{MULTIPLICATION SIGN} {result.repeat}",
         does=_DOES.get(result.kind, f"An operator of kind {result.kind}."),
         bound=result.bound,
@@ -182,7 +181,7 @@ def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -
             continue
         if row is None:
             continue
-        then = row.block.repeat * max(float(evaluate(form, workload)) for form in row.busy_s.values())
+        then = op.repeat * max(float(evaluate(form, workload)) for form in row.busy_s.values())
         if then and op.bound_time_s / then >= _WORTH:
             gain = op.bound_time_s / then
             found.append((gain, name, seconds(then), f"{fold(gain, 2)} faster"))
@@ -192,7 +191,7 @@ def _helps(answer: Answer, phase: str, op: OperatorResult, workload: Workload) -
     if row and sequences.q_len == 1 and batch > inputs.batch:
         more = float(setting.layout.share(batch)) / float(setting.layout.share(inputs.batch))
         many = Workload((replace(sequences, batch=more * sequences.batch),))
-        then = row.block.repeat * max(float(evaluate(form, many)) for form in row.busy_s.values())
+        then = op.repeat * max(float(evaluate(form, many)) for form in row.busy_s.values())
         if (gain := more * op.bound_time_s / then) >= _WORTH:
             found.append((gain, f"batch {batch}", seconds(then), f"{fold(gain, 2)} tokens/s"))
     yield from (one[1:] for one in sorted(found, key=lambda one: -one[0]))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
+from llmviewer.analyzing.phases import OperatorResult, Phase
 from llmviewer.reports import figures
 from llmviewer.reports.drawing import SKY
 from llmviewer.reports.html import memory_cards, time_cards
 from llmviewer.reports.marks import identity
 from llmviewer.reports.page import Card, below
 from llmviewer.reports.shown import Shown, shown
-from llmviewer.reports.table import computed_in
+from llmviewer.reports.table import alike, computed_in, titles, together
 from llmviewer.reports.text import effect_lines, headline, sentence, subject
 
 from ..answers import Answer
+
+_SPACE: Final = "\N{NO-BREAK SPACE}"
 
 
 def asked(found: Sequence[Answer]) -> tuple[str, str]:
@@ -89,6 +91,12 @@ def _more(card: Card) -> str:
     return f"expect {card.expected}" if card.expected else card.about.partition("; ")[2]
 
 
+def expected(card: Card) -> str:
+    """What is expected beside a bound, to be broken only before the interval."""
+    value, bracket, interval = f"expect {card.expected}".replace(" ", _SPACE).partition("(")
+    return f"{value.rstrip(_SPACE)} {bracket}{interval}".rstrip()
+
+
 def effects(answer: Answer) -> tuple[tuple[str, str], ...]:
     """What techniques make of the generation, where any are asked for."""
     return effect_lines(answer.analysis.effect) if answer.analysis.effect else ()
@@ -117,17 +125,23 @@ def marked(found: Sequence[Answer], phase: str, op: str) -> tuple[list[float], l
 
 
 def times(found: Sequence[Answer], phase: str) -> Shown:
-    return shown(figures.phase_bars({one.name: one.analysis for one in found}, found[0].phase_name(phase)))
+    """How long the operators of a phase take: on one device each by itself, on several as parts of the whole."""
+    name = found[0].phase_name(phase)
+    if len(found) == 1:
+        return shown(figures.operator_bars(found[0].analysis, name))
+    return shown(figures.phase_bars({one.name: one.analysis for one in found}, name))
 
 
 def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
-    """A row for each device and operator, in OPs, bytes and seconds; `called` so that no other of the device is."""
-    blocks = Counter(op.name for op in found[0].phase(phase).operators)
+    """A row for each device and operator, in OPs, bytes and seconds; `called` so that no other of the device is.
+
+    Those that are alike in several blocks have one row.
+    """
     return [
         {
             "id": f"{one.name} {identity(op)}", "op": identity(op), "device": one.name, "operator": op.name,
-            "called": f"{op.name} ({op.block})" if blocks[op.name] > 1 else op.name,
-            "block": op.block, "kind": op.kind, "repeat": op.repeat, "ops": op.ops, "weights": op.weight_bytes,
+            "called": title, "block": ", ".join(one.block for one in same), "kind": op.kind, "repeat": op.repeat,
+            "ops": op.ops, "weights": op.weight_bytes,
             "activations": op.activation_bytes, "kv": op.kv_bytes, "intensity": op.intensity,
             "attainable": op.attainable_ops_per_s, "bound": op.bound, "dtype": computed_in(op),
             "time": op.bound_time_s, "share": op.share, "expected": op.expected_time_s,
@@ -135,11 +149,18 @@ def operators(found: Sequence[Answer], phase: str) -> list[dict[str, Any]]:
         }
         for one in found
         for total in [one.phase(phase).total.expected_time_s]
-        for op in one.phase(phase).operators
+        for same, op, title in _rows(one.phase(phase))
     ]  # fmt: skip
 
 
-def names(found: Sequence[Answer], phase: str) -> list[str]:
-    """The operators of a phase, largest share of time first."""
-    ranked = sorted(found[0].phase(phase).operators, key=lambda op: op.share, reverse=True)
-    return [identity(op) for op in ranked]
+def _rows(phase: Phase) -> Iterator[tuple[tuple[OperatorResult, ...], OperatorResult, str]]:
+    """Operators that are alike, as one, and what that is called."""
+    groups = alike(phase.operators)
+    whole = [together(same) for same in groups]
+    return zip(groups, whole, titles(whole), strict=True)
+
+
+def names(found: Sequence[Answer], phase: str) -> dict[str, str]:
+    """What the operators of a phase are called, by BLOCK.NAME, largest share of time first."""
+    ranked = sorted(_rows(found[0].phase(phase)), key=lambda one: -one[1].share)
+    return {identity(each): title for same, _, title in ranked for each in same}

@@ -81,7 +81,7 @@ def answer(found: tuple[Answer, ...], now: State) -> list[Component]:
                 html.Dd([*([f"{card.sign}\N{NO-BREAK SPACE}"] if card.sign else []), html.Span(card.value)],
                         className="alarm" if card.alarm else ""),
                 *([html.Dd(badge(card.bound))] if card.bound else []),
-                *([html.Dd(f"expect {card.expected}", className="expected")] if card.expected else []),
+                *([html.Dd(overview.expected(card), className="expected")] if card.expected else []),
                 html.Dd(card.about),
             ], className="card")
             for card in overview.cards(first)

@@ -163,6 +163,15 @@ def test_where_nothing_helps_that_is_said(name, device, asked):
         )
 
 
+def test_where_no_format_is_faster_other_techniques_are_named():
+    asked = {"layout": "tp=8", "batch": 8, "quant": "fp8", "prompt": 2048, "gen": 2}
+    advice = analyze("qwen3-235b-a22b", "h100-sxm", **asked).phases.prefill.advice
+    said = "; no narrower format makes it faster, a device with more bandwidth does"
+    assert advice.endswith(f"{said}; `llmviewer advise` tries other techniques")
+    once = analyze("bert-base-uncased", "h100-sxm", quant="W4A8", batch=512, prompt=16).phases.prefill
+    assert once.advice.endswith(said)  # llmviewer advise is of models that generate
+
+
 def test_where_nothing_takes_half_of_the_time_all_shares_are_told():
     found = analyze("deepseek-v3", "b200", layout="tp=8 ep=8", batch=32)
     said = "prefill is compute-bound (compute 36%, memory 34%, link 30% of its time): 32% of its time waits for the fp8"

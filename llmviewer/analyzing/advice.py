@@ -116,7 +116,8 @@ def _left(setting: Setting, bound: str) -> str:
     if bound == "compute":
         return "no lower-bit type of this device is faster; what is left is a faster device or fewer tokens"
     if bound == "memory":
-        return "no technique known here makes it faster; a device with more bandwidth does"
+        others = "; `llmviewer advise` tries other techniques" if setting.model.generates else ""
+        return f"no narrower format makes it faster, a device with more bandwidth does{others}"
     if setting.offload != ON_DEVICE:
         return "less of it offloaded, or a faster link"
     return "fewer ranks that share a tensor send less; links with more bandwidth or less latency do it faster"
@@ -245,7 +246,7 @@ def _units(setting: Setting, estimate: Estimate) -> str:
 
 
 def _fewer_bytes(setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """Changes that move fewer bytes: fusion, fewer bits per weight and per cached number."""
+    """Changes that move fewer bytes: flash attention, fewer bits per weight and per cached number."""
     if setting.attention is Attention.EAGER:
         yield "flash attention", replace(setting, attention=Attention.FLASH)
     scheme = setting.quantization.scheme

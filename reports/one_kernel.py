@@ -51,10 +51,19 @@ def _legend(found: Sequence[KernelEstimate]) -> str:
     if not known:
         why = why_unknown(found[0].source)
         return f"{text} Of real kernels nothing is known there: {why or 'none was measured'}."
-    sources = ", ".join(dict.fromkeys(each.source for each in known))
     text += " expect: what to expect of real kernels, 80 % of them between from and to; of it: the part that is the "
-    text += f"bound. Expectation {sources}."
+    text += f"bound. Expectation {_sources(known)}."
     return text + (" *: mostly launch and other fixed costs." if any(each.latency for each in known) else "")
+
+
+def _sources(known: Sequence[KernelEstimate]) -> str:
+    """Where expectations come from, with the devices that each is for where they have several."""
+    devices: dict[str, list[str]] = {}
+    for each in known:
+        devices.setdefault(each.source, []).append(each.hardware)
+    if len(devices) == 1:
+        return next(iter(devices))
+    return "; ".join(f"of {', '.join(dict.fromkeys(names))} {source}" for source, names in devices.items())
 
 
 def _measured(each: KernelEstimate, measured_s: float) -> str:

@@ -159,6 +159,12 @@ def test_words_that_cannot_be_are_said_in_a_line(words, error, capsys):
     assert capsys.readouterr().err == f"llmviewer: {error}\n"
 
 
+def test_each_device_has_its_own_source(capsys):
+    assert main(["kernel", "gemm", "h100-sxm,b200", "M=1,64", "N=4096", "K=4096"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Expectation of h100-sxm calibrated on h100-sxm trtllm; of b200 calibrated on b200 trtllm." in said
+
+
 def test_an_intensity_has_no_exponent(capsys):
     assert main(["kernel", "gemm", "h100-sxm", "M=4096", "N=4096", "K=4096"]) == 0
     assert " 1365 " in capsys.readouterr().out

@@ -15,6 +15,7 @@ from llmviewer.devices.files import load_hardware
 from llmviewer.errors import InputError
 from llmviewer.expectation.engines import ENGINES, IDLE, SERVERS, TABLE
 from llmviewer.expectation.kernels import Kernels
+from llmviewer.serving.saturation import saturate
 from llmviewer.serving.simulation import simulate
 from llmviewer.serving.steps import Steps
 from llmviewer.setting import Setting
@@ -192,26 +193,27 @@ def test_an_engine_is_never_faster_than_its_bound():
 
 
 @pytest.mark.parametrize(
-    ("device", "vllm", "sglang"),
+    ("device", "vllm", "at_once", "sglang"),
     [
-        ("rtx-4090", 2048, 2048),
-        ("a100-sxm-40gb", 2048, 4096),
-        ("l40s", 2048, 4096),
-        ("a100-sxm-80gb", 2048, 8192),
-        ("h100-sxm", 8192, 8192),
-        ("h200-sxm", 8192, 8192),
-        ("b200", 8192, 16384),
-        ("mi300x", 8192, 16384),
+        ("rtx-4090", 2048, 256, 2048),
+        ("a100-sxm-40gb", 2048, 256, 4096),
+        ("l40s", 2048, 256, 4096),
+        ("a100-sxm-80gb", 2048, 256, 8192),
+        ("h100-sxm", 8192, 1024, 8192),
+        ("h200-sxm", 8192, 1024, 8192),
+        ("b200", 8192, 1024, 16384),
+        ("mi300x", 8192, 1024, 16384),
     ],
 )
-def test_steps_are_larger_on_gpus_with_more_memory(device, vllm, sglang):
+def test_steps_are_larger_on_gpus_with_more_memory(device, vllm, at_once, sglang):
     """As vLLM's get_batch_defaults() and SGLang's _handle_gpu_memory_settings() have it; vLLM's leaves the A100 out."""
     hardware = load_hardware(device)
     for name, policy in (
         ("vllm", f"chunked:{vllm}"), ("sglang", f"prefill-chunks:{sglang}"), ("deepspeed", "chunked:512"),
         ("tensorrt-llm", "fcfs:8192"),
     ):  # fmt: skip
-        assert ENGINES[name].policy_on(hardware) == policy
+        assert ENGINES[name].default_on(hardware).policy == policy
+    assert ENGINES["vllm"].default_on(hardware).max_batch == at_once
 
 
 def test_a_policy_that_is_given_goes_before_the_engine_s():
@@ -219,6 +221,14 @@ def test_a_policy_that_is_given_goes_before_the_engine_s():
     for given, policy in ((None, "prefill-chunks:8192"), ("chunked:512", "chunked:512"), ("fcfs", "fcfs")):
         found = simulate(MODEL, "h100-sxm", policy=given, **asked)
         assert (str(found.policy), found.block) == (policy, 1)
+
+
+def test_an_engine_has_as_many_sequences_at_a_time_as_it_allows():
+    asked = {"engine": "vllm", "prompt_lengths": 32, "gen_lengths": 16}
+    found = [simulate(MODEL, name, rate=1, requests=10, **asked) for name in ("rtx-4090", "h100-sxm")]
+    assert [each.max_batch for each in found] == [256, 1024]
+    assert simulate(MODEL, "h100-sxm", rate=1, requests=10, max_batch=7, **asked).max_batch == 7
+    assert saturate("llama-3.2-1b", "rtx-4090", **asked).max_batch == 256
 
 
 def test_under_load_engines_keep_to_the_closed_form_too():

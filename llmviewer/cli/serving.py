@@ -128,8 +128,8 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 @shared.number("--seed", "Of random arrivals, lengths and accepted tokens.", default=0)
 @shared.number(
     "--max-batch",
-    "Most sequences at a time of each copy, or of each of its dp ranks, where memory has room. If not given, 256; "
-    "with --rate max as many as it has room for, up to 2048.",
+    "Most sequences at a time of each copy, or of each of its dp ranks, where memory has room. If not given, the "
+    "engine's, or 256; with --rate max as many as it has room for, up to the engine's, or 2048.",
 )
 @shared.number("--block", "Tokens of a block of the KV cache; if not given, the engine's, or 16.")
 @shared.number("--copies", "Copies of the model; requests go to them in turn.", default=1)

@@ -44,14 +44,16 @@ IDLE: Final = Host()
 class Default(NamedTuple):
     """A scheduler that is meant where nothing else is said.
 
-    policy  as --policy has it
-    gib     memory of GPUs from which on it is meant [GiB]
-    but     devices that it is not meant on, by how their names begin
+    policy     as --policy has it
+    gib        memory of GPUs from which on it is meant [GiB]
+    but        devices that it is not meant on, by how their names begin
+    max_batch  the most sequences at a time, where it has such a limit
     """
 
     policy: str
     gib: float = 0
     but: str = ""
+    max_batch: int | None = None
 
     def meant_on(self, hardware: Hardware) -> bool:
         large = hardware.kind == "gpu" and hardware.capacity >= self.gib * 2**30
@@ -92,10 +94,10 @@ class Engine:
     row: Row | None
     note: str
 
-    def policy_on(self, hardware: Hardware) -> str:
+    def default_on(self, hardware: Hardware) -> Default:
         """Its scheduler on a device, as it chooses by memory and name."""
-        *_, policy = (default.policy for default in self.defaults if default.meant_on(hardware))
-        return policy
+        *_, meant = (default for default in self.defaults if default.meant_on(hardware))
+        return meant
 
     @property
     def said(self) -> str:
@@ -122,15 +124,17 @@ ENGINES: Final = {
         ),
         Engine(  # its schedulers: vllm/engine/arg_utils.py, get_batch_defaults()
             name="vllm", title="vLLM", library="vllm", row=Row(90.052),
-            defaults=(Default("chunked:2048"), Default("chunked:8192", gib=70, but="a100")),
-            note="Paged cache; those who decode come first, then chunks of prompts, 2048 tokens together: the default "
-            "of its servers since V1; on GPUs of 70 GiB or more other than the A100 8192.",
+            defaults=(
+                Default("chunked:2048", max_batch=256), Default("chunked:8192", gib=70, but="a100", max_batch=1024),
+            ),
+            note="Paged cache; those who decode come first, 256 at most, then chunks of prompts, 2048 tokens together: "
+            "the defaults of its servers since V1; on GPUs of 70 GiB or more other than the A100 1024 and 8192.",
         ),
         Engine(  # its schedulers: sglang/srt/server_args.py, _handle_gpu_memory_settings()
             name="sglang", title="SGLang", library="sglang", block=1, row=None,
-            defaults=(
-                Default("prefill-chunks:2048"), Default("prefill-chunks:4096", gib=35),
-                Default("prefill-chunks:8192", gib=60), Default("prefill-chunks:16384", gib=160),
+            defaults=tuple(  # max_batch: at least so many, srt/model_executor/model_runner.py
+                Default(f"prefill-chunks:{tokens}", gib=gib, max_batch=2048)
+                for tokens, gib in ((2048, 0), (4096, 35), (8192, 60), (16384, 160))
             ),
             note="A cache by token; prompts come first, in chunks of 2048 to 16384 tokens by the memory of the GPU. "
             "CUDA graphs, and a scheduler that works out the next step beside this one, leave no gaps.",
@@ -150,7 +154,8 @@ ENGINES: Final = {
             note="Triton kernels, of which SGLang's are the nearest measured; a cache by token.",
         ),
         Engine(  # its scheduler: tensorrt_llm/llmapi/llm_args.py, max_num_tokens and enable_chunked_prefill
-            name="tensorrt-llm", title="TensorRT-LLM", library="trtllm", defaults=(Default("fcfs:8192"),),
+            name="tensorrt-llm", title="TensorRT-LLM", library="trtllm",
+            defaults=(Default("fcfs:8192", max_batch=2048),),
             row=Row(92.512),
             note="Paged cache, in-flight batching: whole prompts, 8192 tokens together, are read beside those that "
             "decode.",

@@ -230,14 +230,14 @@ def saturate(
 
     policy     that of the engine; without one, chunks of as many tokens as it takes to serve most, if None
     requests   of a copy; six times as many as it has at a time, or more, and 1000 at least, if None
-    max_batch  sequences at a time; as many as memory has room for, up to 2048, if None
+    max_batch  sequences at a time; as many as memory has room for, up to the engine's or 2048, if None
     The other arguments are those of simulate().
 
     Raises InputError where something given cannot be used, a request does not fit, or there are too few of them.
     """
     arguments.bound_alone(bound, library, engine, profiles)
     arguments.positive(years=years)
-    chosen, block = scheduler(engine, policy, block, loaded(hardware))
+    chosen, block, limit = scheduler(engine, policy, block, loaded(hardware))
     free = policy is None and not engine
     max_batch = None if max_batch is None else whole("max_batch", max_batch)
     copies, seed = whole("copies", copies), whole("seed", seed, least=0)
@@ -252,8 +252,9 @@ def saturate(
     runs = (steps,) if bound or unknown else (steps, Steps(setting, expected=True))
     if free:
         chosen, _ = fullest(runs[-1], some, block=block, max_batch=max_batch)
-    most = _fitting(steps, some, chosen, block) if max_batch is None else max_batch
-    capped = max_batch is not None or most == _MOST
+    limit = limit or _MOST
+    most = min(_fitting(steps, some, chosen, block), limit) if max_batch is None else max_batch
+    capped = max_batch is not None or most == limit
     traffic, spans = _busy(runs, lengths, requests, policy=chosen, most=most, block=block, seed=seed)
     bounds, *expected = (
         _sustained(run, span, traffic, chosen, max_batch=most, copies=copies, capped=capped)

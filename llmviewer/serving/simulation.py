@@ -16,7 +16,7 @@ from ..analyzing.disaggregation import KvLink, KvTransfer
 from ..devices.files import each_changed, loaded
 from ..devices.hardware import Hardware
 from ..errors import InputError
-from ..expectation.engines import find_engine
+from ..expectation.engines import Default, find_engine
 from ..expectation.profile import Profile
 from ..model import Model
 from ..parallel.layout import ALONE, Layout
@@ -83,7 +83,7 @@ def simulate(
     gen_lengths       likewise; 128 if None [tokens]
     policy            one of POLICIES; "chunked:512", the default, reads and decodes 512 tokens in a step
     requests          1000 if None
-    max_batch, block  sequences at a time, 256 if None; tokens of a block of the cache
+    max_batch, block  sequences at a time, the engine's or 256 if None; tokens of a block of the cache
     copies            of the model, each on the devices of `layout`, which get requests in turn
     readers           copies that read prompts, so that the others decode only, on `prefill_hardware` and in
                       `prefill_layout` if given
@@ -111,10 +111,10 @@ def simulate(
     arguments.bound_alone(bound, library, engine, profiles)
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
     traffic = _traffic(rate, arrivals, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed)
-    chosen, block = scheduler(engine, policy, block, loaded(hardware))
+    chosen, block, most = scheduler(engine, policy, block, loaded(hardware))
     common: dict[str, Any] = {
         "traffic": traffic, "copies": whole("copies", copies),
-        "max_batch": whole("max_batch", _MAX_BATCH if max_batch is None else max_batch), "block": block,
+        "max_batch": whole("max_batch", most or _MAX_BATCH if max_batch is None else max_batch), "block": block,
         "goals": Goals(ttft_s=ttft, tpot_s=tpot), "years": years, "seed": None if rate is None else seed,
     }  # fmt: skip
     when = arguments.among("kv_transfer", kv_transfer or KvTransfer.AFTER, KvTransfer)
@@ -185,11 +185,13 @@ def _check_hits(setting: Setting, traffic: Traffic) -> None:
             )
 
 
-def scheduler(engine: str, policy: str | None, block: int | None, hardware: Hardware) -> tuple[Policy, int]:
-    """The policy and the tokens of a block that were given, or those of the engine on that device."""
+def scheduler(engine: str, policy: str | None, block: int | None, hardware: Hardware) -> tuple[Policy, int, int | None]:
+    """The policy and the tokens of a block that were given, or those of the engine on that device; and the sequences
+    that the engine has at a time at most, None where it has no such limit.
+    """
     made = find_engine(engine) if engine else None
-    usual, size = (made.policy_on(hardware), made.block) if made else (_POLICY, _BLOCK)
-    return parse_policy(policy or usual), whole("block", size if block is None else block)
+    usual, size = (made.default_on(hardware), made.block) if made else (Default(_POLICY), _BLOCK)
+    return parse_policy(policy or usual.policy), whole("block", size if block is None else block), usual.max_batch
 
 
 def drawn_from(prompts: int | str | None, gens: int | str | None) -> tuple[Lengths, Lengths]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import inf
@@ -29,6 +30,8 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # of an argument, or of each 
 _NONE: Final = ("quant", "attention")  # that may be left to us
 _WORDS: Final[Mapping[object, str]] = {str: "text", Mapping: "a mapping", Path: "a path"}
 
+_LONG: Final = 100  # characters of what was given, in an error
+
 _E = TypeVar("_E", bound=StrEnum)
 
 
@@ -36,7 +39,7 @@ def check(**given: object) -> None:
     """Raises InputError where an argument is not of its kind."""
     for name, value in given.items():
         if not isinstance(value, _KINDS[name]) and not (value is None and name in _NONE):
-            raise InputError(f"{name} must be {_said(name)}; got {value!r}")
+            raise InputError(f"{name} must be {_said(name)}; got {_shown(value)}{_how(value)}")
 
 
 def several(name: str, given: Any) -> tuple[Any, ...]:
@@ -47,7 +50,7 @@ def several(name: str, given: Any) -> tuple[Any, ...]:
     found = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     for value in found:
         if not isinstance(value, _KINDS[name]):
-            raise InputError(f"{name} must be {_said(name)}, or a list of such; got {value!r}")
+            raise InputError(f"{name} must be {_said(name)}, or a list of such; got {_shown(value)}{_how(value)}")
     return found
 
 
@@ -62,10 +65,10 @@ def listed(**given: object) -> None:
     for name, values in given.items():
         must = f"{name} must be a list of {_said(name)}"
         if not isinstance(values, Sequence) or isinstance(values, str):
-            raise InputError(f"{must}; got {values!r}")
+            raise InputError(f"{must}; got {_shown(values)}")
         for value in values:
             if not isinstance(value, _KINDS[name]):
-                raise InputError(f"{must}; got {value!r} among them")
+                raise InputError(f"{must}; got {_shown(value)} among them")
 
 
 def among(name: str, value: object, members: Iterable[_E]) -> _E:
@@ -125,6 +128,20 @@ def positive(**given: Any) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    """In one line, as that of an error is, however much there is."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONG else f"{text[:_LONG]} ..."
+
+
+def _how(value: object) -> str:
+    """What makes a model of a torch module; if there is one, torch is imported."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.nn.Module):
+        return ""
+    return "; llmviewer.tracing.trace(module, name=...) makes a Model of a module on the meta device"
 
 
 def _said(name: str) -> str:

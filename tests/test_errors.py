@@ -154,6 +154,8 @@ def test_the_last_part_of_a_name_is_near_to_it():
     ("given", "error"),
     [
         ({"model": None}, "model must be text or a Model; got None"),
+        ({"model": ["line\nline"]}, "model must be text or a Model; got ['line\\nline']"),
+        ({"model": [0] * 50}, f"model must be text or a Model; got [{'0, ' * 33} ..."),
         ({"hardware": ["h100-sxm"]}, "hardware must be text or a Hardware; got ['h100-sxm']"),
         ({"quant": 4}, "quant must be text; got 4"),
         ({"layout": {"tp": 2}}, "layout must be text or a Layout; got {'tp': 2}"),

@@ -520,6 +520,15 @@ def test_a_mask_that_is_a_tensor_is_as_one_that_a_module_says():
     assert kinds == ["MHA", "MHA"]
 
 
+def test_a_module_in_place_of_a_model_is_told_what_makes_one_of_it():
+    module = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(9)))
+    with pytest.raises(InputError) as caught:
+        llmviewer.analyze(module, "h100-sxm")
+    said = str(caught.value)
+    assert said.endswith(" ...; llmviewer.tracing.trace(module, name=...) makes a Model of a module on the meta device")
+    assert "\n" not in said
+
+
 def test_a_trace_within_the_meta_device_is_as_one_outside():
     """Where the numbers of masks have a device all the same."""
     with torch.device("meta"):

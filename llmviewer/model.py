@@ -53,6 +53,10 @@ class Model:
         """By its name, as graphs are long."""
         return hash(self.name)
 
+    def __repr__(self) -> str:
+        """Its name, as what is found of it holds it many times."""
+        return f"Model({self.name!r})"
+
     @cached_property
     def published(self) -> Graph:
         """The graph in the formats that it was published in."""

@@ -98,12 +98,12 @@ class Analysis:
 
     model: Model
     hardware: Hardware
-    inputs: Inputs
-    phases: Phases
-    memory: Memory
+    inputs: Inputs = field(repr=False)
+    phases: Phases = field(repr=False)
+    memory: Memory = field(repr=False)
     generation: GenerationResult
-    notes: tuple[str, ...]
-    effect: Effect | None = None  # of techniques, where any were asked for
+    notes: tuple[str, ...] = field(repr=False)
+    effect: Effect | None = field(default=None, repr=False)  # of techniques, where any were asked for
     rivals: Callable[[], tuple[Faster, ...]] = field(default=tuple, repr=False, compare=False)
 
     @cached_property

@@ -101,6 +101,10 @@ class Hardware:
         """By its name, as rates have no hash."""
         return hash(self.name)
 
+    def __repr__(self) -> str:
+        """Its name and what-ifs, as what is found on it holds it many times."""
+        return f"Hardware({', '.join(map(repr, (self.name, *self.changes)))})"
+
     def supply(self, wanted: Resource) -> Resource:
         """The unit and data type of this machine that does work asked for in `wanted`.
 

@@ -121,8 +121,8 @@ class Advice:
     given: tuple[str, ...]
     without: tuple[Touches, ...]
     base: Generated
-    alone: tuple[Line, ...]
-    together: tuple[Line, ...]
+    alone: tuple[Line, ...] = field(repr=False)
+    together: tuple[Line, ...] = field(repr=False)
     idle: tuple[Line, ...] = field(repr=False)
     large: tuple[Line, ...] = field(repr=False)
     refused: tuple[tuple[Option, str], ...] = field(repr=False)

@@ -25,7 +25,7 @@ def part_bars(found: Recorded) -> go.Figure:
     bars = {part.part: [getattr(part, key) or 0.0 for key in rows.values()] for part in found.parts}
     colors: dict[str, str] = {part.part: _COLOR[Part(part.part)] for part in found.parts}
     if found.idle_s is not None:
-        idle = {"recorded": found.idle_s, "expected": found.of_phase.total.host_s or 0.0}
+        idle = {"recorded": found.idle_s, "expected": found.host_s or 0.0}
         bars[IDLE], colors[IDLE] = [idle.get(row, 0.0) for row in rows], PAPER
     scale, unit = time_unit(found.time_s)
     height = 190 + 50 * len(rows)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from llmviewer.timelines.against import IDLE, PartOfPass, Recorded
-from llmviewer.timelines.kinds import Part
+from llmviewer.timelines.kinds import Part, part_of_operator
 from llmviewer.units import counted, seconds
 
 from .listing import NOTHING, Item, Table, digits, time_item
@@ -19,25 +19,32 @@ from .report import Report
 _KERNELS: Final = 15  # in words
 _NAME: Final = 33  # characters of a kernel's name
 _PLAIN: Final = re.compile(r"^(?:void |std::enable_if<.*?>::type )+")
+_TYPES: Final = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}  # as torch names them
 _BESIDE: Final = 0.05  # of a pass, below which nothing is worth a word
 _BELOW: Final = 0.97  # of its bound, from which a part is said to be below it
 
 
 def title(found: Recorded) -> str:
-    return f"{found.analysis.model.title} on {found.analysis.hardware.title}: {found.phase} as it was recorded"
+    stage = f", stage {found.stage} of {found.of_phase.stages}" if found.stage else ""
+    return f"{found.analysis.model.title} on {found.analysis.hardware.title}{stage}: {found.phase} as it was recorded"
 
 
 def headline(found: Recorded) -> str:
     asked, shown = found.analysis.inputs, found.of_phase
     length = f"context {shown.kv_len}" if found.phase == "decode" else f"{shown.q_len} tokens a prompt"
     layout = f"{asked.layout}, " if asked.layout else ""
-    total = shown.total
-    sides = f"{seconds(total.expected_low_s)} to {seconds(total.expected_high_s)}"
-    expect = f"; expect {seconds(total.expected_time_s)} ({sides})" if total.expected_time_s is not None else ""
     return (
         f"{title(found)} in {PurePath(found.file).name}: batch {asked.batch}, {length}, {layout}{asked.quant}. A pass "
-        f"takes {_taken(found)}; at least {seconds(total.bound_time_s)}{expect}."
+        f"takes {_taken(found)}; at least {seconds(found.bound_s)}{_expect(found)}."
     )
+
+
+def _expect(found: Recorded) -> str:
+    if found.expected_s is None:
+        return ""
+    low, high = found.expected_low_s, found.expected_high_s
+    sides = "" if low is None or high is None else f" ({seconds(low)} to {seconds(high)})"
+    return f"; expect {seconds(found.expected_s)}{sides}"
 
 
 def _taken(found: Recorded) -> str:
@@ -47,7 +54,9 @@ def _taken(found: Recorded) -> str:
 
 
 def remarks(found: Recorded) -> list[str]:
-    return [*_others(found), *_partial(found), *_over(found), *_below(found), *_averaged(found)]
+    return [
+        *_others(found), *_other_operands(found), *_partial(found), *_over(found), *_below(found), *_averaged(found),
+    ]  # fmt: skip
 
 
 def _others(found: Recorded) -> list[str]:
@@ -58,6 +67,22 @@ def _others(found: Recorded) -> list[str]:
         return []
     reads, writes = counted(step.reads, "prompt"), counted(step.writes, "token")
     return [f"These passes read {reads} and write {writes}, as the engine named them; asked was a batch of {batch}."]
+
+
+def _other_operands(found: Recorded) -> list[str]:
+    """Where shapes were recorded, and are not those of what was asked for."""
+    rows, shown = found.passes.rows, found.of_phase
+    tokens, towers = shown.batch * shown.q_len, found.analysis.inputs.images
+    types = {_TYPES.get(dtype, dtype) for dtype in found.passes.dtypes}
+    asked = {op.operand_dtype for op in shown.operators if part_of_operator(op) is Part.PRODUCTS}
+    told = []
+    if rows and rows != tokens and not towers:
+        wanted = counted(tokens, "token")
+        told.append(f"Most matrix products have {counted(rows, 'row')}; a pass as asked has {wanted}.")
+    if types and not types & asked:
+        names = (" or ".join(sorted(names)) for names in (types, asked))
+        told.append("Matrix products are of {}; asked was {} (--quant).".format(*names))
+    return told
 
 
 def _partial(found: Recorded) -> list[str]:
@@ -75,13 +100,18 @@ def _over(found: Recorded) -> list[str]:
         for part in found.parts
         if part.expected_s and part.measured_s > (part.expected_high_s or part.expected_s)
     ]
-    host = found.of_phase.total.host_s or 0.0
     if found.idle_s is not None:
-        over.append((found.idle_s - host, f"{IDLE}, as the host, or what it waits for, is late"))
+        over.append((found.idle_s - (found.host_s or 0.0), f"{IDLE}, as {_late(found)}"))
     told = [
         f"{text}, {seconds(more)} more" for more, text in sorted(over, reverse=True) if more > _BESIDE * found.time_s
     ]
     return [f"Slower than expected: {'; '.join(told)}."] if told else []
+
+
+def _late(found: Recorded) -> str:
+    if found.stage:
+        return "it waits for the other stages, or the host is late"
+    return "Python and the dispatcher take it" if found.host else "the host, or what it waits for, is late"
 
 
 def _times(measured: float, expected: float) -> str:
@@ -102,28 +132,30 @@ def _averaged(found: Recorded) -> list[str]:
     spread = ""
     if len(each) > 1:
         spread = f", {seconds(float(np.quantile(each, 0.2)))} to {seconds(float(np.quantile(each, 0.8)))} (p20 to p80)"
-    ranks = f" One of the {found.devices} devices of the file." if found.devices > 1 else ""
+    what = "threads" if found.host else "devices"
+    ranks = f" One of the {found.devices} {what} of the file." if found.devices > 1 else ""
     return [f"Mean of {counted(mean.passes, 'pass', 'passes')}{spread}{left}.{ranks}"]
 
 
-def said(_: Recorded) -> str:
-    return (
-        "at least: what no kernel beats; expect: what measured kernels take. Kernels are told apart by their names, "
-        "and fused ones count where most of their work is (docs/timeline.md)."
+def said(found: Recorded) -> str:
+    counted_where = (
+        "Operators are told apart by their names, and count with all that they call"
+        if found.host
+        else "Kernels are told apart by their names, and fused ones count where most of their work is"
     )
+    return f"at least: what no kernel beats; expect: what measured kernels take. {counted_where} (docs/timeline.md)."
 
 
 def tables(found: Recorded) -> list[Table]:
-    return [_parts(found), *_products(found), _kernels(found)]
+    return [_parts(found), *_products(found), *_elementwise(found), _kernels(found)]
 
 
 def _parts(found: Recorded) -> Table:
     rows = [_part(found, part) for part in found.parts]
     if found.idle_s is not None:
-        host = found.of_phase.total.host_s
         rows.append((
             Item(text=IDLE), NOTHING, time_item(found.idle_s), _share(found.idle_s, found), NOTHING,
-            NOTHING if host is None else time_item(host), NOTHING,
+            NOTHING if found.host_s is None else time_item(found.host_s), NOTHING,
         ))  # fmt: skip
     return Table(
         title=f"Parts of a pass, {seconds(found.time_s)}",
@@ -136,7 +168,7 @@ def _parts(found: Recorded) -> Table:
 
 def _part(found: Recorded, part: PartOfPass) -> tuple[Item, ...]:
     return (
-        Item(text=part.part),
+        Item(text=", ".join((part.part, *part.covers))),
         Item(text=digits(part.launches), key=part.launches),
         time_item(part.measured_s),
         _share(part.measured_s, found),
@@ -174,6 +206,30 @@ def _products(found: Recorded) -> list[Table]:
     ][: len(rows)]
 
 
+def _elementwise(found: Recorded) -> list[Table]:
+    """Where kernels can be told apart."""
+    rows = [
+        (
+            Item(text=", ".join(work.operators) or "others"),
+            Item(text=digits(work.launches), key=work.launches),
+            time_item(work.measured_s),
+            time_item(work.bound_s) if work.bound_s else NOTHING,
+            time_item(work.expected_s) if work.expected_s else NOTHING,
+            _ratio(work.measured_s, work.expected_s),
+        )
+        for work in found.elementwise
+    ]
+    return [
+        Table(
+            title="Elementwise work",
+            about="Kinds of operators that the same kernels do stand together.",
+            head=("operators", "launches", "recorded", "at least", "expect", "of it"),
+            words=("operators",),
+            body=tuple(rows),
+        )
+    ][: len(rows) - 1]
+
+
 def _ratio(measured_s: float, expected_s: float | None) -> Item:
     return Item(text=f"{measured_s / expected_s:.2f}x", key=measured_s / expected_s) if expected_s else NOTHING
 
@@ -181,12 +237,13 @@ def _ratio(measured_s: float, expected_s: float | None) -> Item:
 def _kernels(found: Recorded) -> Table:
     more = len(found.kernels) - _KERNELS
     rest = sum(kernel.measured_s for kernel in found.kernels[_KERNELS:])
-    about = f"{counted(more, 'kernel')} more: {seconds(rest)}; -o FILE.csv or .json has all." if more > 0 else ""
+    what = "operator" if found.host else "kernel"
+    about = f"{counted(more, what)} more: {seconds(rest)}; -o FILE.csv or .json has all." if more > 0 else ""
     return Table(
-        title="Kernels of a pass",
+        title=f"{what.capitalize()}s of a pass",
         about=about,
-        head=("kernel", "part", "launches", "each", "all", "share"),
-        words=("kernel", "part"),
+        head=(what, "part", "launches", "each", "all", "share"),
+        words=(what, "part"),
         body=tuple(
             (
                 Item(text=_short(kernel.name)),
@@ -207,8 +264,7 @@ def _short(name: str) -> str:
 
 
 def _cards(found: Recorded) -> list[Card]:
-    total = found.of_phase.total
-    others = {"at least": total.bound_time_s, "expected": total.expected_time_s, IDLE: found.idle_s}
+    others = {"at least": found.bound_s, "expected": found.expected_s, IDLE: found.idle_s}
     return [Card(label="a pass", value=seconds(found.time_s), about="recorded")] + [
         Card(label=label, value=seconds(taken), about=f"{taken / found.time_s:.0%} of it")
         for label, taken in others.items()

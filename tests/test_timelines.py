@@ -19,6 +19,7 @@ from llmviewer.errors import InputError
 from llmviewer.reports.timeline import REPORT
 from llmviewer.timelines.against import recorded
 from llmviewer.timelines.kinds import Part, marks_a_layer, parts_of
+from llmviewer.timelines.passes import Product
 from llmviewer.timelines.products import products_of
 from llmviewer.timelines.reading import read_timeline
 
@@ -182,7 +183,8 @@ def test_layers_that_alternate_are_told_apart(model, each):
     """Each product of layer n takes n seconds; 6 are q, k, v, o, gate and up at once, down."""
     analysis = analyze(model, "h100-sxm")
     layers = {place: block.name for block in analysis.model.graph.blocks for place in block.layers}
-    sequence = [("nvjet", float(place)) for place in sorted(layers) for _ in range(each)] + [("nvjet", 0.5)]
+    sequence = [Product("nvjet", float(place)) for place in sorted(layers) for _ in range(each)]
+    sequence.append(Product("nvjet", 0.5))
     found = products_of(sequence, analysis.model.graph, analysis.phases.decode.operators)
     for product in found[:-1]:
         assert product.measured_s == sum(place for place, name in layers.items() if name == product.block)
@@ -279,7 +281,8 @@ def nsys(launches, unit="ns", scale=1e3):
 def test_nsight_systems_tells_the_same(tmp_path, unit, scale):
     launches = list(laid([LAYER] * 5))
     (tmp_path / "t.csv").write_text(nsys(launches, unit, scale))
-    ours, theirs = read_timeline(written(tmp_path / "t.gz", launches)), read_timeline(tmp_path / "t.csv")
+    files = (written(tmp_path / "t.gz", launches), tmp_path / "t.csv")
+    ours, theirs = (read_timeline(file) for file in files)
     assert ours.names == theirs.names
     np.testing.assert_allclose(ours.start_s, theirs.start_s)
     np.testing.assert_allclose(ours.duration_s, theirs.duration_s)
@@ -333,8 +336,9 @@ def test_kernels_that_are_listed_for_each_grid_are_one(tmp_path, llama):
     [
         ("{", [], "is not JSON that can be read, perhaps cut off"),
         ("{}", [], "has no traceEvents; must be a trace of torch.profiler"),
-        ("some,csv\n1,2\n", [], "must be a trace of torch.profiler (.json, .json.gz), or what `nsys stats"),
-        (json.dumps(traced([])), [], "nothing in it ran on a GPU; record CUDA activities"),
+        ("some,csv\n1,2\n", [], "must be a trace of torch.profiler (.json, .json.gz), or what `nsys"),
+        (json.dumps(traced([])), [], "has operators of a CPU, and no kernel of a GPU; the hardware must be what they"),
+        ("[]", [], "nothing in it ran; record CUDA activities, or CPU activities of a CPU"),
         ('[{"cat": "kernel", "name": "a", "ts": "x", "dur": 1}]', [], "a kernel must have name, ts and dur; got"),
         ("Start (ns),Duration (ns),Name\n1,many,a\n", [], "Start and Duration must be numbers; got 1,many,a"),
         (json.dumps(traced(list(laid([LAYER] * 2))[:-100])), [], "passes must be given: 55 launches mix tokens ("),
@@ -353,14 +357,70 @@ def test_what_cannot_be_used_is_told_in_a_line(tmp_path, capsys, text, more, wro
     assert said.count("\n") == 1
 
 
-def test_a_missing_file_a_phase_there_is_not_and_a_pipeline(tmp_path, llama):
+def test_a_missing_file_and_a_phase_there_is_not(tmp_path, llama):
     with pytest.raises(InputError, match=r"t\.json: no such file$"):
         recorded(tmp_path / "t.json", llama)
     path = written(tmp_path / "t.gz", laid([LAYER] * 3))
     with pytest.raises(InputError, match=r"^phase must be prefill of bert-base-uncased; got 'decode'$"):
         recorded(path, analyze("bert-base-uncased", "h100-sxm"))
-    with pytest.raises(InputError, match=r"^pp must be 1: which layers"):
-        recorded(path, analyze("llama-3.1-8b", "h100-sxm", layout="pp=2"))
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_stage_of_a_pipeline_is_beside_its_own_layers(tmp_path, stage):
+    """By hand: 16 of 32 layers each, the embedding and the send in the first, the head in the second."""
+    piped = analyze("llama-3.1-8b", "h100-sxm", layout="pp=2")
+    launches, now = [], 0.0
+    for _ in range(4):
+        now += 500
+        for name, duration, pause in (*(LAYER * (LAYERS // 2)), *(HEAD if stage == 2 else ())):
+            launches.append((name, now + pause, duration))
+            now += pause + duration
+    found = recorded(written(tmp_path / "t.gz", launches), piped, stage=stage)
+    assert (found.layers, found.passes.passes, found.host_s) == (LAYERS // 2, 2, None)
+    operators = piped.phases.decode.operators
+    blocks = {1: ("embedding", "layer.0-15", "send.0"), 2: ("layer.16-31", "head")}
+    own = [op for op in operators if op.block in blocks[stage]]
+    assert sum(part.bound_s for part in found.parts) == pytest.approx(found.bound_s)
+    assert found.bound_s == pytest.approx(sum(op.bound_time_s for op in own))
+    assert found.expected_s == pytest.approx(sum(op.expected_time_s for op in own))
+    said = " ".join(REPORT.text(found).split())
+    assert f"stage {stage} of 2" in said
+    assert "nothing runs, as it waits for the other stages, or the host is late" in said
+
+
+@pytest.mark.parametrize(("layout", "stage"), [("pp=2", None), ("pp=2", 0), ("pp=2", 3), ("", 1)])
+def test_stages_there_are_not(tmp_path, layout, stage):
+    path = written(tmp_path / "t.gz", laid([LAYER] * 3))
+    with pytest.raises(InputError, match=r"^stage must be (1 to 2, that of|left out where)"):
+        recorded(path, analyze("llama-3.1-8b", "h100-sxm", layout=layout), stage=stage)
+
+
+def test_what_fused_kernels_do_together_stands_together(tmp_path, llama):
+    """By hand: additions with norms, RoPE with the cache; a copy does what no other kernel's name says."""
+    layer = (*LAYER, ("void at::native::vectorized_elementwise_kernel<4, copy>", 2, 0))
+    found = recorded(written(tmp_path / "t.gz", laid([layer] * 4)), llama)
+    assert {work.operators: (len(work.kernels), round(1e6 * work.measured_s)) for work in found.elementwise} == {
+        ("norm", "add"): (1, 3 * LAYERS), ("rope",): (2, 4 * LAYERS), ("activation",): (1, 3 * LAYERS),
+        ("embedding",): (1, 2 * LAYERS),
+    }  # fmt: skip
+    part = next(part for part in found.parts if part.part == "elementwise")
+    for key in ("launches", "measured_s", "bound_s", "expected_s"):
+        assert sum(getattr(work, key) for work in found.elementwise) == pytest.approx(getattr(part, key))
+    assert "norm, add" in REPORT.text(found)
+
+
+def test_operators_whose_kernels_are_anothers_stand_with_them(tmp_path, llama):
+    """Eager attention: products of scores are among the others, and steps are as the engine named them."""
+    layer = tuple((name.replace("flash_fwd", "gemm"), duration, pause) for name, duration, pause in LAYER)
+    launches = list(laid([layer] * 3))
+    steps = [("step[DECODE bs=8]", launches[i * len(launches) // 3][1]) for i in range(3)]
+    found = recorded(written(tmp_path / "t.gz", launches, steps=steps), llama)
+    products = next(part for part in found.parts if part.part == "matrix products")
+    assert products.covers == ("attention",)
+    kinds = ("linear", "lm_head", "attention")
+    own = [op.bound_time_s for op in llama.phases.decode.operators if op.kind in kinds]
+    assert products.bound_s == pytest.approx(sum(own))
+    assert "matrix products, attention" in REPORT.text(found)
 
 
 def test_reports_of_all_formats(tmp_path, capsys):
@@ -375,7 +435,7 @@ def test_reports_of_all_formats(tmp_path, capsys):
     assert document["pass_time_s"] == pytest.approx(document["busy_s"] + document["idle_s"])
     assert main([*command, "-o", str(tmp_path / "folder")]) == 0
     rows = list(csv.DictReader(io.StringIO((tmp_path / "folder" / "timeline.csv").read_text())))
-    assert {row["kind"] for row in rows} == {"part", "product", "kernel"}
+    assert {row["kind"] for row in rows} == {"part", "product", "elementwise", "kernel"}
     assert "nvjet_down" in (tmp_path / "folder" / "timeline.html").read_text()
     assert "nvjet_down" in (tmp_path / "folder" / "timeline.md").read_text()
 

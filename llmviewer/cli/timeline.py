@@ -26,6 +26,7 @@ from . import options as shared
     default="decode",
 )
 @shared.number("--passes", "Passes of the model in the file; if not given, counted by its layers.")
+@shared.number("--stage", "Of a pipeline (--pp), that whose device was recorded; the first is 1.")
 @shared.library
 @shared.profiles
 @shared.engine
@@ -33,19 +34,27 @@ from . import options as shared
 @inputs.techniques_alone
 @shared.reported
 def timeline(
-    file: Path, *, phase: str, passes: int | None, form: str | None, output: Path | None, **asked: Any
+    file: Path,
+    *,
+    phase: str,
+    passes: int | None,
+    stage: int | None,
+    form: str | None,
+    output: Path | None,
+    **asked: Any,
 ) -> None:
     """A recorded pass of MODEL on HARDWARE, part by part, beside what it takes at least and as expected.
 
     FILE is a trace of torch.profiler (.json or .json.gz; vLLM and SGLang write such), of one rank where there are
-    several, or what `nsys stats --format csv --report cuda_gpu_trace` (or cuda_gpu_kern_sum) printed.
+    several, and of a CPU too; or what `nsys stats --format csv --report cuda_gpu_trace` (or cuda_gpu_kern_sum)
+    printed.
     """
     from ..analyzing.analysis import analyze
     from ..reports.timeline import REPORT
     from ..timelines.against import recorded
 
     shared.check_output(form, output)
-    shared.emit_report(REPORT, recorded(file, analyze(**asked), phase=phase, passes=passes), form, output)
+    shared.emit_report(REPORT, recorded(file, analyze(**asked), phase=phase, passes=passes, stage=stage), form, output)
 
 
 COMMANDS: Final = (timeline,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from ..errors import InputError
 from ..forms import SOURCE, WHOLE, Stream
@@ -13,6 +13,8 @@ from ..graph import Block, Graph
 from ..operators.attention import Attention, Heads
 from ..operators.base import Role, Tensor, Weight
 from ..operators.collectives import Group, Send
+
+SEND: Final = "send"  # the operator that ends a stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +116,13 @@ def _send(pieces: Sequence[Block], stage: int, group: Group) -> Block:
     hidden = [_result(before[-1])] if before else []
     given = list(_given(pieces, stage))
     send = Send(
-        name="send",
+        name=SEND,
         inputs=(*hidden, *given),
         outputs=(*(replace(t, name="hidden") for t in hidden), *given),
         group=group,
     )
     return Block(
-        name=f"send.{stage}",
+        name=f"{SEND}.{stage}",
         operators=(send,),
         input=hidden[0].name if hidden else "",
         output=send.outputs[0].name,

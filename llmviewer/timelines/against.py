@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -11,13 +11,15 @@ import numpy as np
 
 from .. import __version__
 from ..analyzing.analysis import Analysis
-from ..analyzing.phases import OperatorResult, Phase
+from ..analyzing.phases import OperatorResult, Phase, Total
 from ..errors import InputError
+from ..parallel.pipeline import SEND
 from ..setting import whole
-from .kinds import Part, marks_a_layer, part_of_operator, parts_of
+from .elementwise import ElementwiseOfPass, elementwise_of
+from .kinds import COVERED_BY, KernelOfPass, Part, known_sum, marks_a_layer, part_of_operator, parts_of
 from .passes import Averaged, averaged
 from .products import ProductOfPass, products_of
-from .reading import Launches, read_timeline
+from .reading import read_timeline
 
 SCHEMA_VERSION: Final = 1
 IDLE: Final = "nothing runs"  # what the time between kernels is called beside the parts
@@ -29,10 +31,12 @@ _BESIDE: Final = ("indexer",)  # those of them that no kernel of attention runs
 class PartOfPass:
     """What kernels of a kind take in a pass, and what its operators take at least and as expected. [s]
 
+    covers      parts whose operators count here, as no kernel is theirs alone
     expected_s  None where only the bound of some of them is known
     """
 
     part: str
+    covers: tuple[str, ...]
     launches: float
     measured_s: float
     bound_s: float
@@ -42,24 +46,18 @@ class PartOfPass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelOfPass:
-    """launches and measured_s are of all of that name in a pass. [s]"""
-
-    name: str
-    part: str
-    launches: float
-    measured_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Recorded:
     """A pass as a profiler recorded it, beside its analysis.
 
     parts    those with kernels or operators, in the order of their measured times
     products matrix products in their order, where that tells kernels apart
+    elementwise  the part of that name by what its kernels do together
+    stage    of a pipeline, the first being 1, of which it is; None where there are no several
+    operators  of the pass, or of its stage
     kernels  by name, in the order of their times
     layers   of the model that mix tokens, and `mixing` the launches of a pass that do
-    devices  in the file, of which one is looked at
+    devices  in the file, of which one is looked at; of a CPU threads
+    host     whether kernels are operators of a CPU
     """
 
     file: str
@@ -68,9 +66,13 @@ class Recorded:
     passes: Averaged
     parts: tuple[PartOfPass, ...]
     products: tuple[ProductOfPass, ...] = field(repr=False)
+    elementwise: tuple[ElementwiseOfPass, ...] = field(repr=False)
     kernels: tuple[KernelOfPass, ...] = field(repr=False)
     layers: int
     devices: int
+    host: bool
+    stage: int | None
+    operators: tuple[OperatorResult, ...] = field(repr=False)
 
     @property
     def mixing(self) -> float:
@@ -79,6 +81,36 @@ class Recorded:
     @property
     def of_phase(self) -> Phase:
         return next(phase for name, phase in self.analysis.phases if name == self.phase)
+
+    @property
+    def _total(self) -> Total | None:
+        """None of a stage."""
+        return self.of_phase.total if self.stage is None else None
+
+    @property
+    def bound_s(self) -> float:
+        """[s]"""
+        return sum(op.bound_time_s for op in self.operators)
+
+    @property
+    def expected_s(self) -> float | None:
+        """Of a stage without what its host takes; None where nothing is expected. [s]"""
+        return self._total.expected_time_s if self._total else known_sum(op.expected_time_s for op in self.operators)
+
+    @property
+    def expected_low_s(self) -> float | None:
+        """[s]"""
+        return self._total.expected_low_s if self._total else None
+
+    @property
+    def expected_high_s(self) -> float | None:
+        """[s]"""
+        return self._total.expected_high_s if self._total else None
+
+    @property
+    def host_s(self) -> float | None:
+        """In which nothing is expected to run. [s]"""
+        return self._total.host_s if self._total else None
 
     @property
     def time_s(self) -> float:
@@ -92,24 +124,23 @@ class Recorded:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        return {"file": self.file, "phase": self.phase, **asdict(self.analysis.inputs)}
+        return {"file": self.file, "phase": self.phase, "stage": self.stage, **asdict(self.analysis.inputs)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Parts, products, then kernels."""
+        """Parts, products, elementwise work, then kernels."""
         for part in self.parts:
-            yield {"kind": "part", "name": part.part, **asdict(part)}
+            numbers = {name: value for name, value in asdict(part).items() if name != "covers"}
+            yield {"kind": "part", "name": "+".join((part.part, *part.covers)), **numbers}
         for product in self.products:
-            yield {
-                "kind": "product", "name": "+".join(product.operators), "part": Part.PRODUCTS.value,
-                "launches": product.launches, "measured_s": product.measured_s, "bound_s": product.bound_s,
-                "expected_s": product.expected_s,
-            }  # fmt: skip
+            yield {"kind": "product", **_row(product, Part.PRODUCTS)}
+        for work in self.elementwise:
+            yield {"kind": "elementwise", **_row(work, Part.ELEMENTWISE)}
         for kernel in self.kernels:
             yield {"kind": "kernel", **asdict(kernel)}
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document; docs/timeline.md has its keys."""
-        total, each = self.of_phase.total, self.passes.each_s
+        each = self.passes.each_s
         return {
             "schema_version": SCHEMA_VERSION,
             "llmviewer_version": __version__,
@@ -123,33 +154,51 @@ class Recorded:
             "pass_time_p80_s": float(np.quantile(each, 0.8)) if len(each) else None,
             "busy_s": self.passes.busy_s,
             "idle_s": self.idle_s,
-            "bound_time_s": total.bound_time_s,
-            "expected_time_s": total.expected_time_s,
-            "expected_low_s": total.expected_low_s,
-            "expected_high_s": total.expected_high_s,
+            "bound_time_s": self.bound_s,
+            "expected_time_s": self.expected_s,
+            "expected_low_s": self.expected_low_s,
+            "expected_high_s": self.expected_high_s,
             "parts": [asdict(part) for part in self.parts],
             "products": [asdict(product) for product in self.products],
+            "elementwise": [asdict(work) for work in self.elementwise],
             "kernels": [asdict(kernel) for kernel in self.kernels],
         }
 
 
-def recorded(file: str | Path, analysis: Analysis, *, phase: str = "decode", passes: int | None = None) -> Recorded:
+def _row(found: ProductOfPass | ElementwiseOfPass, part: Part) -> dict[str, Any]:
+    names = ("launches", "measured_s", "bound_s", "expected_s")
+    return {
+        "name": "+".join(found.operators), "part": part.value, **{name: getattr(found, name) for name in names}
+    }  # fmt: skip
+
+
+def recorded(
+    file: str | Path,
+    analysis: Analysis,
+    *,
+    phase: str = "decode",
+    passes: int | None = None,
+    stage: int | None = None,
+) -> Recorded:
     """What a profiler recorded of a pass, beside what it takes at least and as expected.
 
     file      of torch.profiler or Nsight Systems, as reading.FORMATS has them; of one rank where there are several
     analysis  of the model on the device, with batch, lengths, precision and layout as they were when it was recorded
     phase     "prefill" or "decode": which kind of passes is looked at where there are both
     passes    in the file; None to count the launches that mix tokens, or to take those that the engine named
+    stage     of a pipeline, the first being 1, whose device the file is of
 
     Raises InputError, one line of text, where something given cannot be used.
     """
     passes = None if passes is None else whole("passes", passes)
-    found, shown = read_timeline(Path(file)), dict(analysis.phases)
+    shown = dict(analysis.phases)
     if phase not in shown:
         raise InputError(f"phase must be {' or '.join(shown)} of {analysis.model.name}; got {phase!r}")
-    if shown[phase].stages > 1:
-        raise InputError("pp must be 1: which layers of a pipeline a timeline is of is not known")
-    operators = shown[phase].operators
+    found = read_timeline(Path(file))
+    if found.host != (analysis.hardware.kind == "cpu"):
+        ran = "operators of a CPU, and no kernel of a GPU" if found.host else "kernels of a GPU"
+        raise InputError(f"{file}: has {ran}; the hardware must be what they ran on; got {analysis.hardware.name}")
+    operators = _of_stage(shown[phase], stage)
     layers = sum(op.repeat for op in operators if op.kind in _MIXING and op.name not in _BESIDE)
     if not layers and not passes:
         raise InputError(f"passes must be given: {analysis.model.name} has no layers that mix tokens to count them by")
@@ -168,11 +217,30 @@ def recorded(file: str | Path, analysis: Analysis, *, phase: str = "decode", pas
         analysis=analysis,
         passes=mean,
         parts=_parts(kernels, operators),
+        elementwise=elementwise_of(
+            [kernel for kernel in kernels if kernel.part == Part.ELEMENTWISE],
+            [op for op in operators if part_of_operator(op) is Part.ELEMENTWISE],
+        ),
         products=products_of(mean.products, analysis.model.graph, operators),
         kernels=tuple(kernels),
         layers=layers,
-        devices=found.devices if isinstance(found, Launches) else 1,
+        devices=found.devices,
+        host=found.host,
+        stage=stage,
+        operators=tuple(operators),
     )
+
+
+def _of_stage(phase: Phase, stage: int | None) -> Sequence[OperatorResult]:
+    """The operators of a stage of a pipeline, which ends with what it sends to the next one."""
+    if phase.stages == 1:
+        if stage is not None:
+            raise InputError(f"stage must be left out where there is no pipeline (pp); got {stage}")
+        return phase.operators
+    if stage is None or not 1 <= stage <= phase.stages:
+        raise InputError(f"stage must be 1 to {phase.stages}, that of the pipeline's device; got {stage}")
+    ends = [place for place, op in enumerate(phase.operators, 1) if op.name == SEND]
+    return phase.operators[[0, *ends][stage - 1] : [*ends, None][stage - 1]]
 
 
 def _parts(kernels: Iterable[KernelOfPass], operators: Iterable[OperatorResult]) -> tuple[PartOfPass, ...]:
@@ -180,23 +248,27 @@ def _parts(kernels: Iterable[KernelOfPass], operators: Iterable[OperatorResult])
     for kernel in kernels:
         own[kernel.part].append(kernel)
     counted: dict[str, list[OperatorResult]] = {part: [] for part in Part}
+    covers: dict[str, tuple[str, ...]] = dict.fromkeys(Part, ())
     for op in operators:
         counted[part_of_operator(op)].append(op)
-    found = (_part(part, own[part], counted[part]) for part in Part if own[part] or counted[part])
+    for part, by in COVERED_BY.items():
+        if counted[part] and not own[part] and own[by]:
+            counted[by] += counted.pop(part)
+            covers[by] += (part.value,)
+    found = (_part(p, covers[p], own[p], counted.get(p, [])) for p in Part if own[p] or counted.get(p))
     return tuple(sorted(found, key=lambda part: -part.measured_s))
 
 
-def _part(name: str, kernels: list[KernelOfPass], operators: list[OperatorResult]) -> PartOfPass:
-    def total(key: str) -> float | None:
-        values = [getattr(op, key) for op in operators]
-        return sum(values) if values and None not in values else None
-
+def _part(
+    name: str, covers: tuple[str, ...], kernels: list[KernelOfPass], operators: list[OperatorResult]
+) -> PartOfPass:
     return PartOfPass(
         part=name,
+        covers=covers,
         launches=sum(kernel.launches for kernel in kernels),
         measured_s=sum(kernel.measured_s for kernel in kernels),
         bound_s=sum(op.bound_time_s for op in operators),
-        expected_s=total("expected_time_s"),
-        expected_low_s=total("expected_low_s"),
-        expected_high_s=total("expected_high_s"),
+        expected_s=known_sum(op.expected_time_s for op in operators),
+        expected_low_s=known_sum(op.expected_low_s for op in operators),
+        expected_high_s=known_sum(op.expected_high_s for op in operators),
     )

@@ -1,13 +1,14 @@
 """What kernels do, by their names, and operators by their kinds: the parts of a pass that both can be told apart by.
 
 Names are those of PyTorch, cuBLAS, CUTLASS, FlashAttention, FlashInfer, vLLM, SGLang, TensorRT-LLM, DeepGEMM, Triton,
-llama.cpp and NCCL, as profiles of 2024 to 2026 have them (tests/test_timelines.py).
+llama.cpp and NCCL, as profiles of 2024 to 2026 have them (tests/test_timelines.py), and of PyTorch's operators.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Final
@@ -29,6 +30,16 @@ class Part(StrEnum):
     OTHER = "other"
 
 
+@dataclass(frozen=True, kw_only=True)
+class KernelOfPass:
+    """launches and measured_s are of all of that name in a pass. [s]"""
+
+    name: str
+    part: str
+    launches: float
+    measured_s: float
+
+
 _ACTIVATION: Final = "activation"
 _LIBRARY: Final = re.compile(r"flashinfer|flash_infer", re.IGNORECASE)  # has kernels of all parts
 # The first that is found in a name says what it is.
@@ -42,7 +53,7 @@ _NAMES: Final = tuple(
             "deep_?ep", "nvshmem", "multimem", "mscclpp",
         )),
         (Part.EXPERTS, (
-            "moe", "expert", "grouped?_?gemm", "groupproblemshape", r"^(void )?bmm_", "routing", "matmul_ogs",
+            "moe", "expert", "grouped?_?(gemm|mm)", "groupproblemshape", r"^(void )?bmm_", "routing", "matmul_ogs",
             "bitmatrix", "topk_?(gating|softmax|sigmoid|forward)", "grouped_topk", "mul_mat_(vec_)?id",
         )),
         (_ACTIVATION, ("act_and_mul", "silu", "swiglu", "gelu", "gated_op")),
@@ -64,22 +75,32 @@ _NAMES: Final = tuple(
         )),
         (Part.PRODUCTS, (
             "gemm", "gemv", "nvjet", "matmul", "mul_mat", "cutlass", "xmma", "s16816", "s1688", "split_?k", "marlin",
-            "machete", "dequant", "cijk_", "_mm_", "triton_tem", "awq", "gptq", "bitblas",
+            "machete", "dequant", "cijk_", "_mm_", "triton_tem", "awq", "gptq", "bitblas", r"::\w*linear",
+            r"::\w*mm(_|$)",
         )),
         (Part.ELEMENTWISE, (
             "elementwise", "quant", "cvt_", "convert", "embedding", "index", "gather", "scatter", "copy", "cpy",
             "cat_?array", "reduce_kernel", "triton_(poi|red|per)", "cast", "fill", "add_", "mul_", "norm", "get_rows",
+            "^aten::", "compiledfxgraph",
         )),
     )
 )  # fmt: skip
 _MINOR: Final = re.compile(
     r"combine|merge|reduce|prepare|sched|metadata|mqa_logits|indices|stage_?2|conv1d|cumsum", re.IGNORECASE
 )
+OPENS: Final = re.compile("^aten::embedding")  # a pass, on a CPU
 SUMS_UP: Final = re.compile(r"split_?k_?reduce|reduce_?split", re.IGNORECASE)  # beside the product itself
 _OPERATORS: Final[Mapping[str, Part]] = {
     "linear": Part.PRODUCTS, "lm_head": Part.PRODUCTS, "router": Part.PRODUCTS,
     "experts": Part.EXPERTS, "route": Part.EXPERTS, "permute": Part.EXPERTS, "combine": Part.EXPERTS,
     "attention": Part.ATTENTION, "scan": Part.STATE, "conv": Part.STATE, "communication": Part.COMMUNICATION,
+}  # fmt: skip
+
+
+# Whose kernels do what those of a part do, where it has none: eager attention is products, a scan in steps elementwise.
+COVERED_BY: Final[Mapping[Part, Part]] = {
+    Part.ATTENTION: Part.PRODUCTS, Part.EXPERTS: Part.PRODUCTS, Part.ELEMENTWISE: Part.PRODUCTS,
+    Part.STATE: Part.ELEMENTWISE,
 }  # fmt: skip
 
 
@@ -94,6 +115,13 @@ def parts_of(names: Iterable[str], operators: Iterable[OperatorResult]) -> dict[
     kinds = {part_of_operator(op) for op in operators if op.kind == "activation"}
     activation = Part.EXPERTS if kinds == {Part.EXPERTS} else Part.ELEMENTWISE
     return {name: activation if (what := _what(name)) == _ACTIVATION else Part(what) for name in names}
+
+
+def known_sum(values: Iterable[float | None]) -> float | None:
+    """None where one of them is not known, or there are none."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) if known and len(known) == len(found) else None
 
 
 def marks_a_layer(name: str, part: Part) -> bool:

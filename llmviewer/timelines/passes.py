@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from .kinds import SUMS_UP, Part, marks_a_layer
-from .reading import Launches, Step, Sums
+from .kinds import OPENS, SUMS_UP, Part, marks_a_layer
+from .launches import Launches, Operands, Step, Sums
 
 _TELLING: Final = (Part.PRODUCTS, Part.EXPERTS, Part.ATTENTION, Part.STATE)  # whose kernels tell kinds of passes apart
+
+
+class Kind(NamedTuple):
+    """What passes that are alike share: kernels that tell, rows of most products, sequences that the engine named."""
+
+    names: frozenset[str] = frozenset()
+    rows: int = 0
+    sequences: tuple[int, int] = (0, 0)
+
+
+class Product(NamedTuple):
+    """weights: numbers of its matrix of weights, where they are recorded."""
+
+    name: str
+    time_s: float
+    weights: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +41,8 @@ class Averaged:
     passes, others       those averaged over, and those that are left out
     each_s               what each of them took, from its first launch to the next one's; none where only sums are known
     step                 one of them as the engine named it, if it did
-    products             matrix products in their order and their times, sums of split ones with them, where all passes
-                         have the same [s]
+    products             matrix products in their order, sums of split ones with them, where all passes have the same
+    rows, dtypes         of most matrix products, and of all; 0 and none where they are not recorded
     """
 
     launches: Mapping[str, float] = field(repr=False)
@@ -35,7 +51,9 @@ class Averaged:
     others: int
     each_s: NDArray[np.float64] = field(repr=False)
     step: Step | None = None
-    products: tuple[tuple[str, float], ...] = field(default=(), repr=False)
+    products: tuple[Product, ...] = field(default=(), repr=False)
+    rows: int = 0
+    dtypes: frozenset[str] = frozenset()
 
     @property
     def busy_s(self) -> float:
@@ -73,37 +91,45 @@ def averaged(
             launches[found.names[i]] += 1
             kernels[found.names[i]] += alone[i]
     step = named[kept[0]] if named else None
+    operands = [of for one in kept for of in _operands(found, parts, starts[one], stops[one])]
     return Averaged(
         launches={name: n / len(kept) for name, n in launches.items()},
         kernels_s={name: float(s) / len(kept) for name, s in kernels.items()},
         passes=len(kept), others=len(starts) - len(kept), each_s=took[kept], step=step,
         products=_sequence([_products(found, alone, parts, starts[one], stops[one]) for one in kept]),
+        rows=_most_rows(operands), dtypes=frozenset(of.dtype for of in operands),
     )  # fmt: skip
 
 
 def _products(
     found: Launches, alone: NDArray[np.float64], parts: Mapping[str, Part], start: int, stop: int
-) -> tuple[list[str], list[float]]:
-    """Kernels and times of the matrix products of a pass. [s]"""
-    names: list[str] = []
-    times: list[float] = []
+) -> list[Product]:
+    """The matrix products of a pass."""
+    products: list[Product] = []
     for i in range(start, stop):
-        if parts[found.names[i]] is not Part.PRODUCTS:
+        name, operands = found.names[i], found.operands[i]
+        if parts[name] is not Part.PRODUCTS:
             continue
-        if names and SUMS_UP.search(found.names[i]):
-            times[-1] += alone[i]
+        if products and SUMS_UP.search(name):
+            products[-1] = products[-1]._replace(time_s=products[-1].time_s + alone[i])
         else:
-            names.append(found.names[i])
-            times.append(alone[i])
-    return names, times
+            products.append(Product(name, alone[i], operands.weights if operands else None))
+    return products
 
 
-def _sequence(passes: Sequence[tuple[list[str], list[float]]]) -> tuple[tuple[str, float], ...]:
+def _sequence(passes: Sequence[Sequence[Product]]) -> tuple[Product, ...]:
     """The mean of passes, where all have the same kernels."""
-    (names, _), *others = passes
-    if any(other != names for other, _ in others):
+    if len({tuple((one.name, one.weights) for one in own) for own in passes}) > 1:
         return ()
-    return tuple(zip(names, np.mean([times for _, times in passes], axis=0).tolist(), strict=True))
+    return tuple(
+        each[0]._replace(time_s=float(np.mean([one.time_s for one in each]))) for each in zip(*passes, strict=True)
+    )
+
+
+def _operands(found: Launches, parts: Mapping[str, Part], start: int, stop: int) -> Iterator[Operands]:
+    """Of the matrix products, where they are recorded."""
+    every = (found.operands[i] for i in range(start, stop) if parts[found.names[i]] is Part.PRODUCTS)
+    return (operands for operands in every if operands)
 
 
 def _of_sums(found: Sums, parts: Mapping[str, Part], layers: int, passes: int | None) -> Averaged:
@@ -113,7 +139,8 @@ def _of_sums(found: Sums, parts: Mapping[str, Part], layers: int, passes: int | 
     for name, launches, total_s in zip(found.names, found.launches.tolist(), found.total_s.tolist(), strict=True):
         counts[name] += launches
         times[name] += total_s
-    count = passes or _whole({name: n for name, n in counts.items() if marks_a_layer(name, parts[name])}, layers)
+    marks = {name: n for name, n in counts.items() if marks_a_layer(name, parts[name])}
+    count = passes or found.passes or _whole(marks, layers)
     return Averaged(
         launches={name: n / count for name, n in counts.items()},
         kernels_s={name: time_s / count for name, time_s in times.items()},
@@ -121,33 +148,55 @@ def _of_sums(found: Sums, parts: Mapping[str, Part], layers: int, passes: int | 
     )  # fmt: skip
 
 
-def _of_steps(found: Launches) -> tuple[list[int], list[Hashable]]:
+def _of_steps(found: Launches) -> tuple[list[int], list[Kind]]:
     """The first launches of passes that the engine named, and their kinds."""
     starts = np.searchsorted(found.start_s, [step.start_s for step in found.steps]).tolist()
     if sorted(set(starts)) != starts or starts[-1] >= len(found.names):
         raise InputError("passes that the engine named must have launches, each its own; these have not")
-    return starts, [(step.reads, step.writes) for step in found.steps]
+    return starts, [Kind(sequences=(step.reads, step.writes)) for step in found.steps]
 
 
 def _of_layers(
     found: Launches, parts: Mapping[str, Part], layers: int, passes: int | None
-) -> tuple[list[int], list[Hashable]]:
-    """The same of passes of so many layers that mix tokens: each begins after the longest pause between two such."""
-    where = np.flatnonzero([marks_a_layer(name, parts[name]) for name in found.names])
+) -> tuple[list[int], list[Kind]]:
+    """The same of passes of so many layers that mix tokens, or of so many as are given."""
+    marks = [i for i, name in enumerate(found.names) if marks_a_layer(name, parts[name])]
+    where = marks if marks or not passes else [i for i, name in enumerate(found.names) if OPENS.match(name)]
     count = passes or _whole(Counter(found.names[i] for i in where), layers)
-    if not len(where) or len(where) % count:
+    if not where or len(where) % count:
         raise InputError(f"passes must divide the {len(where)} launches that mix tokens; got {count}")
+    if found.host and count > 1 and not any(found.operands):
+        raise InputError(
+            "passes of a prompt and of a token cannot be told apart by operators without shapes; record them with "
+            "record_shapes=True, or name each pass as vLLM does"
+        )
     each = len(where) // count
+    starts = [0, *_between(found, where[each - 1 : -1 : each], where[each::each])]
+    stops = [*starts[1:], len(found.names)]
+    return starts, [_kind(found, parts, a, b) for a, b in zip(starts, stops, strict=True)]
+
+
+def _between(found: Launches, lasts: Sequence[int], firsts: Sequence[int]) -> Iterator[int]:
+    """The first launch of each pass but the first, between the last of one that mixes tokens and the first of the next:
+    that of the embedding, where it is known by its name, else that after the longest pause.
+    """
     ends = np.maximum.accumulate(found.start_s + found.duration_s)
     pause = np.concatenate(([0.0], found.start_s[1:] - ends[:-1]))
-    starts = [0]
-    for last, first in zip(where[each - 1 : -1 : each], where[each::each], strict=True):
-        starts.append(int(last) + 1 + int(np.argmax(pause[last + 1 : first + 1])))
-    stops = [*starts[1:], len(found.names)]
-    return starts, [
-        frozenset(name for name in found.names[a:b] if parts[name] in _TELLING)
-        for a, b in zip(starts, stops, strict=True)
-    ]
+    for last, first in zip(lasts, firsts, strict=True):
+        after = last + 1
+        opening = next((i for i in range(after, first + 1) if OPENS.match(found.names[i])), None)
+        yield after + int(np.argmax(pause[after : first + 1])) if opening is None else opening
+
+
+def _kind(found: Launches, parts: Mapping[str, Part], start: int, stop: int) -> Kind:
+    """Kernels of the parts that tell; of an operator that a CPU has for all sizes, the rows too."""
+    names = frozenset(name for name in found.names[start:stop] if parts[name] in _TELLING)
+    return Kind(names=names, rows=_most_rows(_operands(found, parts, start, stop)))
+
+
+def _most_rows(operands: Iterable[Operands]) -> int:
+    counts = Counter(of.rows for of in operands)
+    return max(counts, key=counts.__getitem__, default=0)
 
 
 def _times(found: Launches, starts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -178,14 +227,14 @@ def _named(steps: Sequence[Step], phase: str) -> list[int]:
     return found
 
 
-def _alike(kinds: Sequence[Hashable], took: NDArray[np.float64], candidates: Iterable[int], phase: str) -> list[int]:
+def _alike(kinds: Sequence[Kind], took: NDArray[np.float64], candidates: Iterable[int], phase: str) -> list[int]:
     """The passes of a phase, all of one kind."""
-    groups: dict[Hashable, list[int]] = {}
+    groups: dict[Kind, list[int]] = {}
     for place in candidates:
         groups.setdefault(kinds[place], []).append(place)
     if phase == "decode":
         return max(groups.values(), key=lambda group: (len(group), -float(took[group].mean())))
-    return max(groups.values(), key=lambda group: float(took[group].mean()))
+    return max(groups.values(), key=lambda group: (kinds[group[0]].rows, float(took[group].mean())))
 
 
 def _inner(group: list[int], count: int) -> list[int]:

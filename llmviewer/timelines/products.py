@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 from ..analyzing.phases import OperatorResult
 from ..graph import Block, Graph
-from .kinds import Part, part_of_operator
+from .kinds import Part, known_sum, part_of_operator
+from .passes import Product
 
 Place: TypeAlias = tuple[str, tuple[str, ...]]  # a block, and those of its operators that one kernel computes
 
@@ -32,37 +33,44 @@ class ProductOfPass:
 
 
 def products_of(
-    sequence: Sequence[tuple[str, float]], graph: Graph, operators: Iterable[OperatorResult]
+    sequence: Sequence[Product], graph: Graph, operators: Iterable[OperatorResult]
 ) -> tuple[ProductOfPass, ...]:
-    """Those of a pass, whose kernels come one after another with their times in `sequence`.
+    """Those of a pass, whose kernels come one after another in `sequence`.
 
-    None where these are not as many as some way makes of the graph's to compute at once what reads the same tensor,
-    such as q_proj, k_proj and v_proj, or as two of them make.
+    None where these are not as many, of weights of the same sizes where that is known, as some way makes of the
+    graph's to compute at once what reads the same tensor, such as q_proj, k_proj and v_proj, or as two of them make.
     """
     known = {(op.block, op.name): op for op in operators if part_of_operator(op) is Part.PRODUCTS}
-    ways = [way for way in _ways(graph, known) if len(way) == len(sequence)]
+    sizes = {(block.name, op.name): sum(weight.numel for weight in op.weights[:1]) for block, op in graph}
+    ways = [way for way in _ways(graph, known) if len(way) == len(sequence) and _fits(way, sequence, sizes)]
     if len(ways) != 1 or not sequence:
         return ()
-    found: dict[Place, list[tuple[str, float]]] = {}
+    found: dict[Place, list[Product]] = {}
     for place, launch in zip(ways[0], sequence, strict=True):
         found.setdefault(place, []).append(launch)
     return tuple(_product(place, launches, known) for place, launches in found.items())
 
 
+def _fits(way: Sequence[Place], sequence: Sequence[Product], sizes: Mapping[tuple[str, str], int]) -> bool:
+    return all(
+        launch.weights in (None, sum(sizes[block, name] for name in names))
+        for (block, names), launch in zip(way, sequence, strict=True)
+    )
+
+
 def _product(
-    place: Place, launches: Sequence[tuple[str, float]], known: Mapping[tuple[str, str], OperatorResult]
+    place: Place, launches: Sequence[Product], known: Mapping[tuple[str, str], OperatorResult]
 ) -> ProductOfPass:
     block, names = place
     own = [known[block, name] for name in names]
-    expected = [op.expected_time_s for op in own if op.expected_time_s is not None]
     return ProductOfPass(
         block=block,
         operators=names,
-        kernels=tuple(dict.fromkeys(name for name, _ in launches)),
+        kernels=tuple(dict.fromkeys(launch.name for launch in launches)),
         launches=len(launches),
-        measured_s=sum(time_s for _, time_s in launches),
+        measured_s=sum(launch.time_s for launch in launches),
         bound_s=sum(op.bound_time_s for op in own),
-        expected_s=sum(expected) if len(expected) == len(own) else None,
+        expected_s=known_sum(op.expected_time_s for op in own),
     )
 
 

@@ -1,0 +1,59 @@
+"""Tables that Nsight Systems (`nsys stats --format csv`) prints: launches, or sums of kernels."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from ..errors import InputError
+from .launches import Launch, Launches, Sums, of_busiest, sums
+
+_UNITS_S: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "nsec": 1e-9, "usec": 1e-6, "msec": 1e-3}
+_HEAD: Final = re.compile(r"(?P<name>.*?)(?: \((?P<unit>\w+)\))?$")
+_SKIPPED: Final = 100  # lines that may stand before the head of a table
+_Row: TypeAlias = tuple[dict[str, str], tuple[float, ...]]
+
+
+def of_table(text: str, path: Path) -> Launches | Sums | None:
+    """None where it is no such table.
+
+    Raises InputError where a number of one is none.
+    """
+    lines = text.splitlines()
+    for number, line in enumerate(lines[:_SKIPPED]):
+        head = {name for name, _ in map(_column, next(csv.reader([line]), ()))}
+
+        def rows(*wanted: str, after: int = number) -> Iterator[_Row]:
+            return _rows(lines[after:], path, wanted)
+
+        if {"Name", "Start", "Duration"} <= head:
+            return of_busiest(
+                Launch(device=row.get("Device", ""), name=row["Name"], start=start, duration=taken)
+                for row, (start, taken) in rows("Start", "Duration")
+            )
+        if {"Name", "Total Time", "Instances"} <= head:
+            return sums((row["Name"], launches, taken) for row, (taken, launches) in rows("Total Time", "Instances"))
+    return None
+
+
+def _column(head: str) -> tuple[str, float]:
+    """Its name, and what its numbers are multiplied by. [s]"""
+    found = _HEAD.match(head.strip())
+    name, unit = (found["name"], found["unit"]) if found else ("", None)
+    return name, _UNITS_S.get(unit or "", 1.0)
+
+
+def _rows(lines: Sequence[str], path: Path, wanted: Sequence[str]) -> Iterator[_Row]:
+    """Each row, without units in the names of its columns, and the numbers `wanted` of it. [s]"""
+    head, *rows = csv.reader(line for line in lines if line.strip())
+    columns = [_column(name) for name in head]
+    scales = dict(columns)
+    for row in rows:
+        said = {name: text for (name, _), text in zip(columns, row, strict=False)}
+        try:
+            yield said, tuple(float(said[name].replace(",", "")) * scales[name] for name in wanted)
+        except (KeyError, ValueError):
+            raise InputError(f"{path}: {' and '.join(wanted)} must be numbers; got {','.join(row)[:200]}") from None

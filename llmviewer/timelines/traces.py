@@ -1,0 +1,102 @@
+"""Traces of torch.profiler: kernels of a GPU, or operators of a CPU where nothing ran on a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import inf, prod
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import InputError
+from .launches import Launch, Launches, Operands, of_busiest, steps_of
+
+_ON_GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # categories; older ones have capitals
+_NAMED_ON_GPU: Final = ("gpu_user_annotation",)  # what the host named, as long as it took on the device
+_ON_CPU: Final = ("cpu_op",)
+_NAMED_ON_CPU: Final = ("user_annotation",)
+_DISPATCHED: Final = re.compile(r"\w+::\w+")  # by torch; compilers and loaders name their ranges in other ways
+_COMPILED: Final = re.compile(r"## Call CompiledFxGraph")
+_LOOPS: Final = "loops of a CompiledFxGraph"
+_MATRIX: Final = 2  # dimensions at least
+# Operators that move no numbers; those that may (reshape, contiguous, to) are not among them.
+_VIEWS: Final = frozenset((
+    "alias", "as_strided", "chunk", "detach", "detach_", "diagonal", "empty", "empty_like", "empty_strided", "expand",
+    "expand_as", "is_nonzero", "item", "lift_fresh", "_local_scalar_dense", "movedim", "narrow", "new_empty", "permute",
+    "resize_", "resolve_conj", "resolve_neg", "select", "set_", "slice", "split", "split_with_sizes", "squeeze",
+    "swapaxes", "t", "transpose", "unbind", "unsqueeze", "_unsafe_view", "view", "view_as",
+))  # fmt: skip
+
+
+def of_trace(events: Iterable[Any], path: Path) -> Launches:
+    """Raises InputError where an event is not what it must be."""
+    events = [event for event in events if isinstance(event, dict)]
+    kernels = list(_launches(events, _ON_GPU, path))
+    if kernels:
+        return of_busiest(kernels, steps=steps_of(_launches(events, _NAMED_ON_GPU, path)))
+    named = list(_launches(events, _NAMED_ON_CPU, path))
+    return of_busiest(_work(_launches(events, _ON_CPU, path), named), steps=steps_of(named), host=True)
+
+
+def _launches(events: Sequence[dict[str, Any]], kinds: Collection[str], path: Path) -> Iterator[Launch]:
+    for event in events:
+        if str(event.get("cat", "")).lower() not in kinds:
+            continue
+        given = event.get("args")
+        args = given if isinstance(given, dict) else {}
+        device = f"{event.get('pid')}, {event.get('tid')}" if kinds in (_ON_CPU, _NAMED_ON_CPU) else event.get("pid")
+        try:
+            yield Launch(
+                device=str(args.get("device", device)), name=str(event["name"]), start=1e-6 * float(event["ts"]),
+                duration=1e-6 * float(event["dur"]), operands=_operands(args),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{path}: a {event['cat']} must have name, ts and dur; got {str(event)[:200]}") from None
+
+
+def _operands(args: dict[str, Any]) -> Operands | None:
+    """The first two matrices of an operator, as record_shapes=True has them."""
+    shapes, types = args.get("Input Dims"), args.get("Input type")
+    if not isinstance(shapes, list) or not isinstance(types, list):
+        return None
+    matrices = [
+        (shape, str(dtype)) for shape, dtype in zip(shapes, types, strict=False)
+        if isinstance(shape, list) and len(shape) >= _MATRIX and all(isinstance(size, int) for size in shape)
+    ]  # fmt: skip
+    if len(matrices) < _MATRIX:
+        return None
+    (rows, dtype), (weights, _), *_ = matrices
+    return Operands(rows=prod(rows[:-1]), weights=prod(weights), dtype=dtype)
+
+
+def _work(operators: Iterable[Launch], named: Iterable[Launch]) -> Iterator[Launch]:
+    """What moves numbers: of operators that call others the outermost, and what compiled graphs run between them."""
+    threads: dict[str, list[Launch]] = {}
+    for one in operators:
+        if _DISPATCHED.fullmatch(one.name):
+            threads.setdefault(one.device, []).append(one)
+    compiled = [one for one in named if _COMPILED.match(one.name)]
+    for thread, own in threads.items():
+        outer = list(_outermost(own))
+        yield from (one for one in outer if one.name.split("::")[1] not in _VIEWS)
+        for graph in _outermost(one for one in compiled if one.device == thread):
+            yield from _between(outer, graph)
+
+
+def _outermost(found: Iterable[Launch]) -> Iterator[Launch]:
+    """Those in no other, in their order."""
+    until = -inf
+    for one in sorted(found, key=lambda one: (one.start, -one.duration)):
+        if one.start >= until:
+            until = one.start + one.duration
+            yield one
+
+
+def _between(operators: Sequence[Launch], graph: Launch) -> Iterator[Launch]:
+    """The parts of a graph in which none of the operators runs."""
+    now, end = graph.start, graph.start + graph.duration
+    inside = [one for one in operators if now <= one.start < end]
+    for one in (*inside, Launch(device=graph.device, name=graph.name, start=end, duration=0.0)):
+        if one.start > now:
+            yield Launch(device=graph.device, name=_LOOPS, start=now, duration=one.start - now)
+        now = max(now, one.start + one.duration)

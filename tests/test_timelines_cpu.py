@@ -1,0 +1,195 @@
+"""Timelines of operators: one that torch.profiler records here, of a model of transformers, and hand-made ones."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from llmviewer.analyzing.analysis import analyze
+from llmviewer.cli import main
+from llmviewer.errors import InputError
+from llmviewer.reports.timeline import REPORT
+from llmviewer.timelines.against import recorded
+from llmviewer.timelines.reading import read_timeline
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+LAYERS, BATCH, PROMPT, WRITTEN = 3, 2, 48, 6
+CONFIG = {
+    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": LAYERS, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 128,
+}  # fmt: skip
+ASKED = {"batch": BATCH, "prompt": PROMPT, "quant": "fp32"}
+PRODUCTS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PIECES = ("view", "transpose", "slice", "select", "expand", "empty", "squeeze", "item", "nonzero", "lift", "detach")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(folder of the model's config.json, its trace, what the profiler itself makes of it)"""
+    folder = tmp_path_factory.mktemp("model")
+    config = transformers.LlamaConfig(**CONFIG, dtype="float32", architectures=["LlamaForCausalLM"])
+    config.save_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    ids = torch.randint(0, 1000, (BATCH, PROMPT))
+    asked = {"min_new_tokens": WRITTEN, "max_new_tokens": WRITTEN, "do_sample": False}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # others need the machine's cores as well
+    try:
+        model.generate(ids, **asked)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+            model.generate(ids, **asked)
+    finally:
+        torch.set_num_threads(threads)
+    profiler.export_chrome_trace(str(folder / "trace.json.gz"))
+    return folder, folder / "trace.json.gz", profiler
+
+
+@pytest.fixture(scope="module")
+def analysis(run):
+    """On a CPU that is faster than any that runs this."""
+    return analyze(str(run[0]), "epyc-9755", **ASKED)
+
+
+@pytest.mark.parametrize(("phase", "passes"), [("prefill", 1), ("decode", WRITTEN - 2)])
+def test_a_trace_of_a_cpu_goes_through_end_to_end(run, analysis, phase, passes):
+    """The last decode step, whose end is not known, is left out."""
+    found = recorded(run[1], analysis, phase=phase)
+    assert (found.passes.passes, found.passes.others) == (passes, WRITTEN - passes)
+    parts = {part.part: part for part in found.parts}
+    launches = {name: part.launches for name, part in parts.items() if name != "elementwise"}
+    assert launches == {"matrix products": 7 * LAYERS + 1, "attention": LAYERS, "sampling": 1}
+    assert sum(part.measured_s for part in found.parts) + found.idle_s == pytest.approx(found.time_s)
+    assert sum(part.bound_s for part in found.parts) == pytest.approx(found.bound_s)
+    assert all(part.measured_s > part.bound_s for part in found.parts)
+    assert found.passes.rows == (BATCH * PROMPT if phase == "prefill" else BATCH)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_each_matrix_product_is_one_of_the_model(run, analysis, phase):
+    found = recorded(run[1], analysis, phase=phase)
+    assert [product.operators for product in found.products] == [(name,) for name in (*PRODUCTS, "lm_head")]
+    assert [product.launches for product in found.products] == [LAYERS] * 7 + [1]
+    assert all(product.measured_s > product.bound_s for product in found.products)
+    assert sum(product.measured_s for product in found.products) == pytest.approx(
+        next(part.measured_s for part in found.parts if part.part == "matrix products")
+    )
+
+
+def test_operators_take_what_the_profiler_says_that_the_outermost_take(run):
+    """Its tree of calls against ours; left out are operators that move nothing, which are most of the calls."""
+    _, path, profiler = run
+    outermost = [event for event in profiler.events() if event.cpu_parent is None and "::" in event.name]
+    theirs: Counter[str] = Counter()
+    for event in outermost:
+        theirs[event.name] += event.cpu_time_total
+    found, ours = read_timeline(path), Counter()
+    for name, taken in zip(found.names, found.duration_s, strict=True):
+        ours[name] += 1e6 * taken
+    assert dict(ours) == pytest.approx({name: taken for name, taken in theirs.items() if name in ours}, rel=1e-2)
+    left_out = theirs.keys() - ours.keys()
+    assert all(any(piece in name for piece in PIECES) for name in left_out)
+    assert sum(theirs[name] for name in left_out) < 0.2 * sum(theirs.values())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, []),
+        ({"batch": 4}, ["Most matrix products have 96 rows; a pass as asked has 192 tokens."]),
+        ({"quant": "bf16"}, ["Matrix products are of fp32; asked was bf16 (--quant)."]),
+    ],
+)
+def test_what_was_asked_is_compared_with_what_was_recorded(run, changed, said):
+    found = recorded(run[1], analyze(str(run[0]), "epyc-9755", **(ASKED | changed)), phase="prefill")
+    text = " ".join(REPORT.text(found).split())
+    assert [line for line in said if line in text] == said
+    assert ("matrix products have" in text or "products are of" in text) == bool(said)
+
+
+def test_weights_of_other_sizes_are_another_models(run):
+    (run[0] / "other").mkdir(exist_ok=True)
+    config = json.loads((run[0] / "config.json").read_text()) | {"intermediate_size": 704}
+    (run[0] / "other" / "config.json").write_text(json.dumps(config))
+    found = recorded(run[1], analyze(str(run[0] / "other"), "epyc-9755", **ASKED))
+    assert found.products == ()
+
+
+def test_reports_name_operators_and_threads(run, capsys):
+    command = ["timeline", str(run[1]), str(run[0]), "epyc-9755", "--batch", "2", "--prompt", "48", "--quant", "fp32"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "Operators of a pass" in text
+    assert "aten::linear" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert main([*command[:3], "h100-sxm", *command[4:]]) == 2
+    said = capsys.readouterr().err
+    assert "has operators of a CPU, and no kernel of a GPU; the hardware must be what they ran on; got h100-sxm" in said
+
+
+# Hand-made ones: [us]
+
+
+def op(name, start, duration, thread=1, shapes=None):
+    args = {"Input Dims": shapes, "Input type": ["float"] * len(shapes)} if shapes else {}
+    return {"cat": "cpu_op", "name": name, "pid": 9, "tid": thread, "ts": start, "dur": duration, "args": args}
+
+
+def written(path, events):
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_nested_operators_count_once_and_only_one_thread_does(tmp_path):
+    """A product that calls two others, an operator inside of a range that is no operator, a view and a busy helper."""
+    found = read_timeline(written(tmp_path / "t.json", [
+        op("aten::mm", 12, 70), op("aten::linear", 10, 80, shapes=[[2, 3, 64], [32, 64], []]), op("aten::t", 10, 1),
+        op("ProfilerStep#1", 0, 500), op("Torch-Compiled Region: 0/0", 90, 60), op("aten::add", 100, 5),
+        op("aten::view", 120, 4), op("aten::transpose", 125, 1), op("aten::relu", 200, 7, thread=2),
+    ]))  # fmt: skip
+    assert (found.names, found.devices, found.host) == (("aten::linear", "aten::add"), 2, True)
+    assert 1e6 * found.duration_s == pytest.approx([80, 5])
+    assert found.operands[0][:2] == (6, 32 * 64)
+
+
+def test_what_compiled_graphs_run_between_operators_is_theirs(tmp_path):
+    """A graph of 100 us with a product of 40 and an attention of 20 in it: loops take the other 40."""
+    name = "## Call CompiledFxGraph fab ##"
+    graph = {"cat": "user_annotation", "name": name, "pid": 9, "tid": 1, "ts": 10, "dur": 100}
+    found = read_timeline(written(tmp_path / "t.json", [
+        graph, op("aten::mm", 15, 40), op("aten::scaled_dot_product_attention", 55, 20), op("aten::sum", 300, 3),
+    ]))  # fmt: skip
+    loops = "loops of a CompiledFxGraph"
+    assert found.names == (loops, "aten::mm", "aten::scaled_dot_product_attention", loops, "aten::sum")
+    assert 1e6 * found.duration_s == pytest.approx([5, 40, 20, 35, 3])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_passes_without_shapes_have_to_be_named(tmp_path, analysis, named):
+    """Three steps of three layers."""
+    events = [
+        op(f"aten::{name}", 1000 * step + 30 * layer + 10 * place, 5)
+        for step in range(3) for layer in range(LAYERS)
+        for place, name in enumerate(("linear", "scaled_dot_product_attention"))
+    ]  # fmt: skip
+    name = {"cat": "user_annotation", "name": "execute_context_0(0)_generation_2(2)", "pid": 9, "tid": 1, "dur": 500}
+    path = written(tmp_path / "t.json", events + [{**name, "ts": 1000 * step - 1} for step in range(3)] * named)
+    if named:
+        assert recorded(path, analysis).passes.passes == 1
+    else:
+        with pytest.raises(InputError, match=r"^passes of a prompt and of a token cannot be told apart by operators"):
+            recorded(path, analysis)
+
+
+def test_a_pass_begins_with_the_embedding(tmp_path, analysis):
+    """And not after a longer pause; where no operator mixes tokens, so many passes as are given have as many each."""
+    step = [("embedding", 0), ("linear", 40), ("softmax", 50), ("argmax", 60)]
+    events = [op(f"aten::{name}", 100 * i + at, 5, shapes=[[2, 64], [64, 64]]) for i in range(4) for name, at in step]
+    path = written(tmp_path / "t.json", events)
+    found = recorded(path, analysis, passes=4)
+    assert found.passes.each_s == pytest.approx([100e-6] * 2)
+    assert {part.part: part.covers for part in found.parts if part.covers} == {"matrix products": ("attention",)}
+    with pytest.raises(InputError, match=r"^passes must divide the 4 launches"):
+        recorded(path, analysis, passes=3)

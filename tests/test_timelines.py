@@ -282,7 +282,7 @@ def test_nsight_systems_tells_the_same(tmp_path, unit, scale):
     launches = list(laid([LAYER] * 5))
     (tmp_path / "t.csv").write_text(nsys(launches, unit, scale))
     files = (written(tmp_path / "t.gz", launches), tmp_path / "t.csv")
-    ours, theirs = (read_timeline(file) for file in files)
+    ours, theirs = (read_timeline(file, "decode") for file in files)
     assert ours.names == theirs.names
     np.testing.assert_allclose(ours.start_s, theirs.start_s)
     np.testing.assert_allclose(ours.duration_s, theirs.duration_s)
@@ -336,7 +336,7 @@ def test_kernels_that_are_listed_for_each_grid_are_one(tmp_path, llama):
     [
         ("{", [], "is not JSON that can be read, perhaps cut off"),
         ("{}", [], "has no traceEvents; must be a trace of torch.profiler"),
-        ("some,csv\n1,2\n", [], "must be a trace of torch.profiler (.json, .json.gz), or what `nsys"),
+        ("some,csv\n1,2\n", [], "must be a trace of torch.profiler (.json, .json.gz), what `nsys export"),
         (json.dumps(traced([])), [], "has operators of a CPU, and no kernel of a GPU; the hardware must be what they"),
         ("[]", [], "nothing in it ran; record CUDA activities, or CPU activities of a CPU"),
         ('[{"cat": "kernel", "name": "a", "ts": "x", "dur": 1}]', [], "a kernel must have name, ts and dur; got"),

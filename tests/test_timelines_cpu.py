@@ -85,7 +85,7 @@ def test_operators_take_what_the_profiler_says_that_the_outermost_take(run):
     theirs: Counter[str] = Counter()
     for event in outermost:
         theirs[event.name] += event.cpu_time_total
-    found, ours = read_timeline(path), Counter()
+    found, ours = read_timeline(path, "decode"), Counter()
     for name, taken in zip(found.names, found.duration_s, strict=True):
         ours[name] += 1e6 * taken
     assert dict(ours) == pytest.approx({name: taken for name, taken in theirs.items() if name in ours}, rel=1e-2)
@@ -148,7 +148,7 @@ def test_nested_operators_count_once_and_only_one_thread_does(tmp_path):
         op("aten::mm", 12, 70), op("aten::linear", 10, 80, shapes=[[2, 3, 64], [32, 64], []]), op("aten::t", 10, 1),
         op("ProfilerStep#1", 0, 500), op("Torch-Compiled Region: 0/0", 90, 60), op("aten::add", 100, 5),
         op("aten::view", 120, 4), op("aten::transpose", 125, 1), op("aten::relu", 200, 7, thread=2),
-    ]))  # fmt: skip
+    ]), "decode")  # fmt: skip
     assert (found.names, found.devices, found.host) == (("aten::linear", "aten::add"), 2, True)
     assert 1e6 * found.duration_s == pytest.approx([80, 5])
     assert found.operands[0][:2] == (6, 32 * 64)
@@ -160,7 +160,7 @@ def test_what_compiled_graphs_run_between_operators_is_theirs(tmp_path):
     graph = {"cat": "user_annotation", "name": name, "pid": 9, "tid": 1, "ts": 10, "dur": 100}
     found = read_timeline(written(tmp_path / "t.json", [
         graph, op("aten::mm", 15, 40), op("aten::scaled_dot_product_attention", 55, 20), op("aten::sum", 300, 3),
-    ]))  # fmt: skip
+    ]), "decode")  # fmt: skip
     loops = "loops of a CompiledFxGraph"
     assert found.names == (loops, "aten::mm", "aten::scaled_dot_product_attention", loops, "aten::sum")
     assert 1e6 * found.duration_s == pytest.approx([5, 40, 20, 35, 3])

@@ -46,8 +46,9 @@ def timeline(
     """A recorded pass of MODEL on HARDWARE, part by part, beside what it takes at least and as expected.
 
     FILE is a trace of torch.profiler (.json or .json.gz; vLLM and SGLang write such), of one rank where there are
-    several, and of a CPU too; or what `nsys stats --format csv --report cuda_gpu_trace` (or cuda_gpu_kern_sum)
-    printed.
+    several, and of a CPU too; what `nsys export --type sqlite` wrote, or `nsys stats --format csv --report
+    cuda_gpu_trace` (or cuda_gpu_kern_sum) printed; kernel_trace.csv or kernel_stats.csv of rocprofv3; or the profile
+    of vLLM's layers (.json).
     """
     from ..analyzing.analysis import analyze
     from ..reports.timeline import REPORT

@@ -194,7 +194,7 @@ def recorded(
     shown = dict(analysis.phases)
     if phase not in shown:
         raise InputError(f"phase must be {' or '.join(shown)} of {analysis.model.name}; got {phase!r}")
-    found = read_timeline(Path(file))
+    found = read_timeline(Path(file), phase)
     if found.host != (analysis.hardware.kind == "cpu"):
         ran = "operators of a CPU, and no kernel of a GPU" if found.host else "kernels of a GPU"
         raise InputError(f"{file}: has {ran}; the hardware must be what they ran on; got {analysis.hardware.name}")

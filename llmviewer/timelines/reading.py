@@ -8,31 +8,39 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import InputError
+from .databases import MAGIC, of_database
 from .launches import Launches, Sums
+from .layerwise import is_layerwise, of_layerwise
 from .tables import of_table
 from .traces import of_trace
 
 FORMATS: Final = (
-    "a trace of torch.profiler (.json, .json.gz), or what `nsys stats --format csv --report cuda_gpu_trace` or "
-    "`cuda_gpu_kern_sum` printed"
+    "a trace of torch.profiler (.json, .json.gz), what `nsys export --type sqlite` wrote, what `nsys stats --format "
+    "csv --report cuda_gpu_trace` or `cuda_gpu_kern_sum` printed, kernel_trace.csv or kernel_stats.csv of rocprofv3, "
+    "or a profile of vLLM's layers (.json)"
 )
 
 
-def read_timeline(path: Path) -> Launches | Sums:
+def read_timeline(path: Path, phase: str) -> Launches | Sums:
     """What ran on a GPU, or the operators of a CPU where nothing did.
+
+    phase  "prefill" or "decode", which some files have apart
 
     Raises InputError where the file is none of `FORMATS`, or nothing ran.
     """
-    found = _read(path)
+    found = _read(path, phase)
     if not found.names:
         raise InputError(f"{path}: nothing in it ran; record CUDA activities, or CPU activities of a CPU")
     return found
 
 
-def _read(path: Path) -> Launches | Sums:
-    text = _bytes(path).decode("utf-8-sig", errors="replace")
+def _read(path: Path, phase: str) -> Launches | Sums:
+    raw = _bytes(path)
+    if raw.startswith(MAGIC):
+        return of_database(path)
+    text = raw.decode("utf-8-sig", errors="replace")
     if text.lstrip()[:1] in ("{", "["):
-        return _of_json(text, path)
+        return _of_json(text, path, phase)
     found = of_table(text, path)
     if found is None:
         raise InputError(f"{path}: must be {FORMATS}")
@@ -51,11 +59,13 @@ def _bytes(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read: {error}") from None
 
 
-def _of_json(text: str, path: Path) -> Launches | Sums:
+def _of_json(text: str, path: Path, phase: str) -> Launches | Sums:
     try:
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path}: is not JSON that can be read, perhaps cut off: {error}") from None
+    if is_layerwise(document):
+        return of_layerwise(document, path, phase)
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise InputError(f"{path}: has no traceEvents; must be {FORMATS}")

@@ -1,4 +1,4 @@
-"""Tables that Nsight Systems (`nsys stats --format csv`) prints: launches, or sums of kernels."""
+"""Tables that Nsight Systems (`nsys stats --format csv`) and rocprofv3 print: launches, or sums of kernels."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .launches import Launch, Launches, Sums, of_busiest, sums
 
 _UNITS_S: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "nsec": 1e-9, "usec": 1e-6, "msec": 1e-3}
 _HEAD: Final = re.compile(r"(?P<name>.*?)(?: \((?P<unit>\w+)\))?$")
+_NANOSECONDS: Final = ("Start_Timestamp", "End_Timestamp", "TotalDurationNs")  # columns of rocprofv3
 _SKIPPED: Final = 100  # lines that may stand before the head of a table
 _Row: TypeAlias = tuple[dict[str, str], tuple[float, ...]]
 
@@ -34,8 +35,14 @@ def of_table(text: str, path: Path) -> Launches | Sums | None:
                 Launch(device=row.get("Device", ""), name=row["Name"], start=start, duration=taken)
                 for row, (start, taken) in rows("Start", "Duration")
             )
-        if {"Name", "Total Time", "Instances"} <= head:
-            return sums((row["Name"], launches, taken) for row, (taken, launches) in rows("Total Time", "Instances"))
+        if {"Kernel_Name", "Start_Timestamp", "End_Timestamp"} <= head:
+            return of_busiest(
+                Launch(device=row.get("Agent_Id", ""), name=row["Kernel_Name"], start=start, duration=end - start)
+                for row, (start, end) in rows("Start_Timestamp", "End_Timestamp")
+            )
+        for total, count in (("Total Time", "Instances"), ("TotalDurationNs", "Calls")):
+            if {"Name", total, count} <= head:
+                return sums((row["Name"], launches, taken) for row, (taken, launches) in rows(total, count))
     return None
 
 
@@ -43,7 +50,7 @@ def _column(head: str) -> tuple[str, float]:
     """Its name, and what its numbers are multiplied by. [s]"""
     found = _HEAD.match(head.strip())
     name, unit = (found["name"], found["unit"]) if found else ("", None)
-    return name, _UNITS_S.get(unit or "", 1.0)
+    return name, _UNITS_S.get("ns" if name in _NANOSECONDS else unit or "", 1.0)
 
 
 def _rows(lines: Sequence[str], path: Path, wanted: Sequence[str]) -> Iterator[_Row]:

@@ -1,0 +1,48 @@
+"""Databases that `nsys export --type sqlite` writes: kernels, copies and memory sets of GPUs.
+
+Tables and columns are those of the SQLite Schema Reference of docs.nvidia.com/nsight-systems/UserGuide.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from ..errors import InputError
+from .launches import Launch, Launches, of_busiest
+
+MAGIC: Final = b"SQLite format 3\x00"
+_GRAPHS: Final = {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "SELECT 1 FROM CUPTI_ACTIVITY_KIND_GRAPH_TRACE LIMIT 1"}
+_LAUNCHES: Final = {  # by the table, which need not be there
+    "CUPTI_ACTIVITY_KIND_KERNEL": (
+        "SELECT k.*, value AS name FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = demangledName"
+    ),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "SELECT *, 'Memcpy' AS name FROM CUPTI_ACTIVITY_KIND_MEMCPY",
+    "CUPTI_ACTIVITY_KIND_MEMSET": "SELECT *, 'Memset' AS name FROM CUPTI_ACTIVITY_KIND_MEMSET",
+}
+
+
+def of_database(path: Path) -> Launches:
+    """Raises InputError where the file is no such database, or has CUDA graphs as a whole."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            database.row_factory = sqlite3.Row
+            tables = {row["name"] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if any(database.execute(query).fetchone() for table, query in _GRAPHS.items() if table in tables):
+                raise InputError(f"{path}: has CUDA graphs without their kernels; record with --cuda-graph-trace=node")
+            return of_busiest(
+                _launch(row) for table, query in _LAUNCHES.items() if table in tables for row in database.execute(query)
+            )
+    except (sqlite3.Error, IndexError) as error:
+        raise InputError(f"{path}: cannot be read as what `nsys export --type sqlite` writes: {error}") from None
+
+
+def _launch(row: sqlite3.Row) -> Launch:
+    """A process counts its devices by itself, so that one of it and one of another are two; older files do not say."""
+    process = row["globalPid"] if "globalPid" in row.keys() else ""  # noqa: SIM118 - a row iterates over values
+    return Launch(
+        device=f"{process}, {row['deviceId']}", name=row["name"], start=1e-9 * row["start"],
+        duration=1e-9 * (row["end"] - row["start"]),
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""What vLLM's layerwise profiler wrote: kernels below the modules that launched them, one pass a key.
+
+The format is that of `LayerwiseProfileResults.convert_stats_to_dict()` (vllm/profiler/layerwise_profile.py), and of
+examples/offline_inference/profiling.py, which puts one of prefill and one of each decode step into a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import InputError
+from .launches import Sums, sums
+
+_SUMMARY: Final = "summary_stats"
+
+
+def is_layerwise(document: Any) -> bool:
+    return isinstance(document, dict) and any(True for _ in _passes(document))
+
+
+def of_layerwise(document: dict[str, Any], path: Path, phase: str) -> Sums:
+    """The passes of a phase.
+
+    Raises InputError where there are none, or one is not what it must be.
+    """
+    passes = [found for name, found in _passes(document) if not name or name.split("_")[0] == phase]
+    if not passes:
+        raise InputError(f"{path}: has no {phase}; got {', '.join(name for name, _ in _passes(document))}")
+    try:
+        found = [kernel for one in passes for node in one[_SUMMARY] for kernel in _kernels(node)]
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{path}: {_SUMMARY} must be a tree of entry and children, as vLLM writes it") from None
+    return sums(found, passes=len(passes))
+
+
+def _passes(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Their names and what is known of them; a file of a single pass has no name for it."""
+    for name, found in ({"": document} | document).items():
+        if isinstance(found, dict) and _SUMMARY in found:
+            yield name, found
+
+
+def _kernels(node: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
+    """Leaves: names, launches and times. Modules without kernels are leaves of no time. [s]"""
+    for child in node["children"]:
+        yield from _kernels(child)
+    entry = node["entry"]
+    time_s = 1e-6 * float(entry["cuda_time_us"])
+    if not node["children"] and time_s:
+        yield str(entry["name"]), float(entry["invocations"]), time_s

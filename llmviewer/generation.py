@@ -63,9 +63,9 @@ def decoding_s(plan: Plan, layout: Layout = ALONE, *, batch: Num, prompt: Num, g
     share, parts = layout.share(batch), layout.parts(batch)
     lengths = {"first": prompt + 1, "last": last, "prompt": prompt, "images": images}
     decoding = decode_s(plan, batch=share, **lengths)
-    if layout.pp > 1:  # every stage has all micro-batches to serve before the next step
-        stages = (decode_s(stage, batch=share, **lengths) for stage in plan.stages)
-        decoding = reduce(np.maximum, (parts * busy for busy in stages), decoding)
+    if layout.cuts:  # every lane has all micro-batches to serve before the next step
+        lanes = (decode_s(lane, batch=share, **lengths) for lane in plan.lanes)
+        decoding = reduce(np.maximum, (parts * busy for busy in lanes), decoding)
     return np.where(steps > 0, decoding, 0.0)
 
 

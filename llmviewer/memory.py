@@ -178,7 +178,7 @@ class Footprint:
 
         Activations are those of the worse of the prefill, with `images` in each prompt, and the last decode step.
         """
-        local, share = self.layout.local(batch), self.layout.share(batch)
+        local, share = self.layout.local(batch), self.layout.alive(batch)
         last = {"kv_len": prompt + gen, "prompt": prompt, "images": images}
         full = self.shapes.kept(Workload.decode(batch=local, **last))
         prefill = self.shapes.prefill(Workload.prefill(batch=share, prompt=prompt, images=images))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,16 @@ class PlannedOperator:
     work: Work
     busy_s: Mapping[Resource, Form]  # how long each resource of the machine is kept busy by one launch [s]
     compute: Resource  # the unit and data type on this machine that does the most of the arithmetic
+
+
+Lane: TypeAlias = tuple[int, bool]
+
+
+def lane(row: PlannedOperator | OperatorEstimate) -> Lane:
+    """What an operator shares its device with for one micro-batch, while others have the other lanes: the launches of a
+    stage of a pipeline, or what computes, or travels, where two batches overlap.
+    """
+    return row.block.stage, row.operator.beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +137,15 @@ class Plan:
         return tuple(Plan(tuple(r for r in self.operators if r.block.stage == n)) for n in range(last + 1))
 
     @cached_property
+    def lanes(self) -> tuple[Plan, ...]:
+        """The parts of it that are busy at the same time, each with another micro-batch."""
+        return tuple(Plan(tuple(r for r in self.operators if lane(r) == one)) for one in self._lanes)
+
+    @cached_property
+    def _lanes(self) -> tuple[Lane, ...]:
+        return tuple(dict.fromkeys(map(lane, self.operators)))
+
+    @cached_property
     def ops(self) -> Form:
         """The model's arithmetic in one pass. [OP]"""
         return total(row.block.repeat * row.work.ops for row in self.operators)
@@ -153,12 +172,14 @@ class Plan:
 
         turns  whether the next pass waits for this one, as decode steps do: then it is the time from one to the next,
                the longer of all stages for one micro-batch and the slowest stage for all of them
+
+        Where two batches overlap they take turns in every layer: what computes is busy with both, or what travels.
         """
         through = self.seconds(values)
-        if len(self.stages) == 1:
-            return through
-        slowest = reduce(np.maximum, (stage.seconds(values) for stage in self.stages))
-        return np.maximum(through, parts * slowest) if turns else through + (parts - 1) * slowest
+        if len(self._lanes) < 2:
+            return parts * through
+        slowest = reduce(np.maximum, (one.seconds(values) for one in self.lanes))
+        return in_parts(through, slowest, parts, turns=turns or overlapping(self._lanes))
 
     @cached_property
     def alike(self) -> tuple[tuple[tuple[Form, ...], int], ...]:
@@ -168,6 +189,16 @@ class Plan:
             forms = tuple(row.busy_s.values())
             launches[forms] = launches.get(forms, 0) + row.block.repeat
         return tuple(launches.items())
+
+
+def overlapping(lanes: Iterable[Lane]) -> bool:
+    """Whether they are those of two batches that overlap."""
+    return any(beside for _, beside in lanes)
+
+
+def in_parts(through: Num, slowest: Num, parts: Num, *, turns: bool) -> Num:
+    """Plan.in_parts() where a micro-batch takes `through` in all lanes and `slowest` in the longest one. [s]"""
+    return np.maximum(through, parts * slowest) if turns else through + (parts - 1) * slowest
 
 
 def plan(graph: Graph, hardware: Hardware) -> Plan:

@@ -152,7 +152,8 @@ def test_parts_of_blocks_that_share_a_scale_are_said():
 PIPELINE = "micro_batches are for a pipeline; give pp"
 COLLECTIVE = "a collective is for ranks with parts of one tensor; give tp, cp or ep"
 AWAY = "a hierarchical all-to-all is for experts on other ranks than their tokens; give dp, and ep above tp"
-OVERLAP = "overlap is of collectives with launches before them; give tp, cp or ep"
+OVERLAP = "overlap is of collectives with launches before them; give tp, cp or ep, and no two-batch overlap"
+TWO = "two-batch overlap is of collectives with another micro-batch; give tp, cp or ep, and no pp"
 
 
 @pytest.mark.parametrize(
@@ -167,6 +168,10 @@ OVERLAP = "overlap is of collectives with launches before them; give tp, cp or e
         ({"pp": 2, "algorithm": Algorithm.TREE}, ["--pp", "2", "--collective", "tree"], COLLECTIVE),
         ({"tp": 2, "hierarchical": True}, ["--tp", "2", "--hierarchical-all-to-all"], AWAY),
         ({"dp": 2, "overlap": True}, ["--dp", "2", "--overlap"], OVERLAP),
+        ({"tp": 2, "overlap": True, "two_batch_overlap": True}, ["--tp", "2", "--overlap", "--two-batch-overlap"],
+         OVERLAP),
+        ({"dp": 2, "two_batch_overlap": True}, ["--dp", "2", "--two-batch-overlap"], TWO),
+        ({"tp": 2, "pp": 2, "two_batch_overlap": True}, ["--tp", "2", "--pp", "2", "--two-batch-overlap"], TWO),
     ],
 )  # fmt: skip
 def test_ways_to_work_together_that_are_of_no_use_are_refused(given, options, message, capsys):

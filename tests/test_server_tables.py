@@ -21,8 +21,8 @@ inferencex      SemiAnalysisAI/InferenceX issue 870 (v0.5.6 and v0.5.7): so many
                 as 922: time per token on H200, tokens a second on B200
 large-ep        lmsys.org/blog, 2025-05-05-large-scale-ep (H100: experts as they were, and evenly; H800: DeepSeek's own
                 profile, evenly) and 2025-09-25-gb200-part-2 (GB200): prompts read alone, 16384 tokens on each device,
-                and steps that decode. With places for 288 experts 72 devices have four each, as 64 have for 256, and 48
-                have six
+                and steps that decode; in two batches that overlap, but GB200. With places for 288 experts 72 devices
+                have four each, as 64 have for 256, and 48 have six
 
 server_bursts.csv has whole runs, with tokens a second from the first arrival to the last answer:
 

@@ -216,7 +216,7 @@ def runs_expected(kernels: Kernels | None, runs: Sequence[Run]) -> Interval | No
             return None
         bound = np.sum(run.plan.time_s(run.workload) * np.asarray(run.times))
         for_each = replace(run, host_s=0.0, parts=1).time_s / bound  # passes alike may have one entry for all
-        each = found.in_parts(run.parts if len(run.plan.stages) > 1 else 1, turns=run.turns)
+        each = found.in_parts(run.parts, turns=run.turns)
         times = each.map(partial(np.maximum, run.host_s)).map(partial(np.multiply, run.times)).map(np.sum)
         whole = whole.join(times.map(partial(np.multiply, for_each)), add)
     return whole

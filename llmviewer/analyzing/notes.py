@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import Final
 
@@ -23,7 +24,7 @@ from ..precision import Format
 from ..resource import Unit, link
 from ..setting import Setting
 from ..transforms.skew import chooses
-from ..units import si
+from ..units import seconds, si
 from ..workload import Workload
 
 _NAMED: Final = 4  # operators that are told by name
@@ -70,6 +71,8 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
         chosen = f"{skew}: popularity of experts falls with their rank to that power, instead of being the same for all"
         found.append(chosen if routed else f"{skew} has no effect: {model.name} has no experts")
     found.extend(_idle(setting, batch))
+    if setting.layout.two_batch_overlap:
+        found.extend(_two_batches(setting, batch=batch, prompt=prompt))
     if setting.layout.ep > 1 and not routed:
         found.append(f"ep={setting.layout.ep} has no effect: {model.name} has no experts")
     if setting.mla is not Mla.AUTO and not any(isinstance(op, LatentExpansion) for _, op in model.graph):
@@ -147,6 +150,32 @@ def _idle(setting: Setting, batch: int) -> list[str]:
     devices = f"{idle * each} of {layout.devices} devices"
     busy = " but for their experts" if layout.ep > layout.tp and chooses(setting.model.graph) else ""
     return [f"batch {batch} is less than dp={layout.dp}: {devices} have no sequence and are idle{busy}"]
+
+
+def _two_batches(setting: Setting, *, batch: int, prompt: int) -> list[str]:
+    """Where two batches that overlap take longer than one: halves read all weights, and are smaller for kernels."""
+    layout = setting.layout
+    if layout.parts(batch) == 1:
+        return [f"batch {batch} leaves each device of {layout} one sequence, which is not cut in two"]
+    plain = replace(setting, layout=replace(layout, two_batch_overlap=False))
+    found = []
+    for phase, name in (("prefill", "the prefill"), ("decode", "decode steps"))[: 1 + setting.model.generates]:
+        own, other = (_pass_s(one, phase, batch=batch, prompt=prompt) for one in (setting, plain))
+        if own > other:
+            times = f"{seconds(own)} with it and {seconds(other)} without"
+            found.append(f"two-batch overlap does not pay in {name}: {times}, as both halves read all weights")
+    return found
+
+
+def _pass_s(setting: Setting, phase: str, *, batch: int, prompt: int) -> float:
+    """What a pass is expected to take, or its bound where no more is known. [s]"""
+    share = setting.layout.share(batch)
+    if phase == "decode":
+        workload = setting.step(Workload.decode(batch=share, kv_len=prompt + 1, prompt=prompt))
+    else:
+        workload = setting.prefill(Workload.prefill(batch=share, prompt=prompt))
+    expected = setting.expected_time(phase, workload, batch)
+    return expected.numbers()[0] if expected else float(setting.time_s(phase, workload, batch))
 
 
 def _whose(setting: Setting) -> list[str]:

@@ -80,12 +80,13 @@ def layout(command: _F, *, several: bool = False) -> _F:
 
         given = {name: options.pop(name) for name in (*DEGREES, "micro_batches")}
         algorithm, hierarchical = options.pop("collective"), options.pop("hierarchical_all_to_all")
-        overlap = options.pop("overlap")
+        overlap, two = options.pop("overlap"), options.pop("two_batch_overlap")
         if algorithm not in list(Algorithm):
             raise InputError(f"--collective must be one of {', '.join(Algorithm)}; got {algorithm!r}")
         parts = given.pop("micro_batches")
         ways = {
-            "micro_batches": parts, "algorithm": Algorithm(algorithm), "hierarchical": hierarchical, "overlap": overlap
+            "micro_batches": parts, "algorithm": Algorithm(algorithm), "hierarchical": hierarchical,
+            "overlap": overlap, "two_batch_overlap": two,
         }  # fmt: skip
         if not several:
             return command(*arguments, layout=Layout(**given, **ways), **options)
@@ -120,6 +121,12 @@ def layout(command: _F, *, several: bool = False) -> _F:
             help="Tokens for devices of another node go to one of them, which passes them on.",
         ),
         click.option("--overlap", is_flag=True, help="Collectives run while the launch before them is still at work."),
+        click.option(
+            "--two-batch-overlap",
+            is_flag=True,
+            help="The batch is cut in two: collectives of one half run while the other computes (SGLang's two-batch, "
+            "vLLM's dual-batch overlap, DeepSeek's dual micro-batches).",
+        ),
     ]
     return shared.all_of(cast("_F", with_layout), *options)
 

@@ -120,14 +120,15 @@ def _wiring(device: Hardware) -> object:
 
 def waits_of(fleet: Fleet, setting: Setting, phase: str, *, batch: Num, length: Num, prompt: Num) -> Waits:
     """What a fleet waits for in a pass of a batch, by group of operators; of a pipeline, while all stages have one
-    micro-batch, and the slowest the others. [s], [device, point]
+    micro-batch, and the slowest the others; of two batches that overlap, while that works which takes longer.
+    [s], [device, point]
     """
     workload, layout = workload_of(setting, phase, batch=batch, length=length, prompt=prompt), setting.layout
-    if layout.pp == 1:
+    if not layout.cuts:
         return _by_group(fleet, workload)
-    stages, parts = [_by_group(stage, workload) for stage in fleet.stages], layout.parts(batch)
-    through, slowest = reduce(partial(_joined, times=1.0), stages), reduce(_longer, stages)
-    if phase == "prefill":
+    lanes, parts = [_by_group(lane, workload) for lane in fleet.lanes], layout.parts(batch)
+    through, slowest = reduce(partial(_joined, times=1.0), lanes), reduce(_longer, lanes)
+    if phase == "prefill" and not layout.two_batch_overlap:
         return _joined(through, slowest, times=parts - 1)
     return _longer(through, _joined({}, slowest, times=parts))
 

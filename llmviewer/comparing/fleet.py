@@ -15,7 +15,7 @@ from ..forms import Feature, Form, Num, Stream
 from ..graph import Graph
 from ..operators.base import Operator, Work
 from ..resource import Resource, Unit
-from ..roofline import Plan, PlannedOperator, kept_busy
+from ..roofline import Lane, Plan, PlannedOperator, kept_busy, lane
 from ..workload import Workload
 
 
@@ -37,14 +37,14 @@ class Fleet(Plan):
         return list(self.devices)
 
     @cached_property
-    def stages(self) -> tuple[Fleet, ...]:
-        """The parts of it that the stages of a pipeline run."""
-        places: dict[int, list[int]] = {}
+    def lanes(self) -> tuple[Fleet, ...]:
+        """The parts of it that are busy at the same time, each with another micro-batch."""
+        places: dict[Lane, list[int]] = {}
         for place, row in enumerate(self.operators):
-            places.setdefault(row.block.stage, []).append(place)
+            places.setdefault(lane(row), []).append(place)
         return tuple(
             Fleet(tuple(self.operators[p] for p in own), devices=self.devices, keys=tuple(self.keys[p] for p in own))
-            for _, own in sorted(places.items())
+            for own in places.values()
         )
 
     @cached_property

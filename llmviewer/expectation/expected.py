@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
 
 from ..forms import Num
-from ..roofline import OperatorEstimate, PlannedOperator
+from ..roofline import Lane, OperatorEstimate, PlannedOperator, in_parts, lane, overlapping
 from .engines import IDLE, Host
 from .families._family import Array
 from .sources import BOUND_ONLY
@@ -116,12 +116,13 @@ class ExpectedPass:
         return self._sum(range(len(self.operators)))
 
     @cached_property
-    def stages(self) -> tuple[Interval, ...]:
-        """What the stages of a pipeline take, each with a host of its own."""
-        stages = [row.block.stage for row in self.operators]
-        if len(set(stages)) == 1:
-            return (self.total,)
-        return tuple(self._whole([i for i, s in enumerate(stages) if s == n]) for n in sorted(set(stages)))
+    def lanes(self) -> dict[Lane, Interval]:
+        """What Plan.lanes take, each with a host of its own."""
+        lanes = [lane(row) for row in self.operators]
+        each = dict.fromkeys(lanes)
+        if len(each) == 1:
+            return dict.fromkeys(each, self.total)
+        return {one: self._whole([place for place, own in enumerate(lanes) if own == one]) for one in each}
 
     @cached_property
     def unmodelled_share(self) -> Array:
@@ -132,18 +133,15 @@ class ExpectedPass:
 
     def in_parts(self, parts: Num, *, turns: bool) -> Interval:
         """What Plan.in_parts bounds from below."""
-
-        def whole(through: Num, slowest: Num) -> Num:
-            return np.maximum(through, parts * slowest) if turns else through + (parts - 1) * slowest
-
+        whole = partial(in_parts, parts=parts, turns=turns or overlapping(self.lanes))
         return self.total.join(self.slowest, whole)
 
     @property
     def slowest(self) -> Interval:
-        """The stage that takes longest."""
-        first, *rest = self.stages
-        for stage in rest:
-            first = first.join(stage, np.maximum)
+        """The lane that takes longest."""
+        first, *rest = self.lanes.values()
+        for one in rest:
+            first = first.join(one, np.maximum)
         return first
 
     @property

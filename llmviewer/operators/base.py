@@ -160,6 +160,11 @@ class Operator:
 
     kind: str = ""
 
+    @property
+    def beside(self) -> bool:
+        """Whether it runs while another micro-batch has other launches."""
+        return False
+
     def arithmetic(self) -> dict[Resource, Form]:
         """The model's OPs on each unit in each data type; a multiply-add counts as two."""
         raise NotImplementedError

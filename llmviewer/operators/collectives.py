@@ -47,6 +47,7 @@ class Group:
     topology         of the links inside
     ports            links inside of one device that lead to different neighbours, where there is no switch
     reducing         whether switches inside add up what passes them
+    beside           whether its collectives travel while another micro-batch computes
     """
 
     name: str
@@ -59,6 +60,7 @@ class Group:
     topology: str = "switch"
     ports: int = 1
     reducing: bool = False
+    beside: bool = False
 
     @property
     def size(self) -> int:
@@ -77,6 +79,10 @@ class Collective(Operator):
     group: Group
 
     kind: str = "communication"
+
+    @property
+    def beside(self) -> bool:
+        return self.group.beside
 
     def arithmetic(self) -> dict[Resource, Form]:
         return {vector("fp32"): Form()}

@@ -23,6 +23,7 @@ _HOST: Final = "host"
 _PORTS: Final = {"ring": 2, "cube": 3, "torus2d": 4, "torus3d": 6}
 DEGREES: Final = ("tp", "pp", "ep", "dp", "cp")
 _MOST: Final = 1 << 20  # ranks or parts: more than any machine has
+TWO_BATCHES: Final = "two-batch-overlap"  # what a layout in one text calls it
 _DIGITS: Final = 4000  # of a number that Python reads
 
 
@@ -37,6 +38,7 @@ class Layout:
     cp  context: the tokens of a prompt and of the cache are shared out
 
     overlap        collectives travel while the launch before them still works
+    two_batch_overlap  the batch is cut in two micro-batches: collectives of one travel while the other computes
     micro_batches  parts of a batch that follow each other through the pipeline; as many as stages, or sequences, if 0
     """
 
@@ -49,6 +51,7 @@ class Layout:
     algorithm: Algorithm = Algorithm.AUTO
     hierarchical: bool = False
     overlap: bool = False
+    two_batch_overlap: bool = False
 
     def __post_init__(self) -> None:
         for name in DEGREES:
@@ -79,20 +82,31 @@ class Layout:
 
     def __str__(self) -> str:
         degrees = [f"{name}={value}" for name in DEGREES if (value := getattr(self, name)) > 1]
-        return " ".join(degrees) or "one device"
+        ways = [TWO_BATCHES] * self.two_batch_overlap
+        return " ".join((*degrees, *ways)) or "one device"
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a batch is cut into micro-batches."""
+        return self.pp > 1 or self.two_batch_overlap
 
     def local(self, batch: Num) -> Num:
         """Sequences of a batch that the busiest rank of data parallelism has."""
         return batch if self.dp == 1 else np.ceil(np.divide(batch, self.dp))
 
     def parts(self, batch: Num) -> Num:
-        """Micro-batches that those are cut into for the pipeline: no more than it takes, of equal size but the last."""
-        return 1 if self.pp == 1 else np.ceil(self.local(batch) / self.share(batch))
+        """Micro-batches that those are cut into: no more than it takes, of equal size but the last."""
+        return 1 if not self.cuts else np.ceil(self.local(batch) / self.share(batch))
 
     def share(self, batch: Num) -> Num:
         """Sequences of one micro-batch, the largest."""
         local = self.local(batch)
-        return local if self.pp == 1 else np.ceil(local / np.minimum(self.micro_batches or self.pp, local))
+        wanted = 2 if self.two_batch_overlap else self.micro_batches or self.pp
+        return local if not self.cuts else np.ceil(local / np.minimum(wanted, local))
+
+    def alive(self, batch: Num) -> Num:
+        """Sequences whose activations are on the busiest rank at the same time."""
+        return self.local(batch) if self.two_batch_overlap else self.share(batch)
 
 
 def _within(name: str, number: int, *, least: int) -> None:
@@ -114,7 +128,14 @@ _WAYS: Final[Mapping[str, tuple[Callable[[Layout], bool], str]]] = {  # what eac
         lambda layout: layout.ep > layout.tp,
         "a hierarchical all-to-all is for experts on other ranks than their tokens; give dp, and ep above tp",
     ),
-    "overlap": (_shares, "overlap is of collectives with launches before them; give tp, cp or ep"),
+    "overlap": (
+        lambda layout: _shares(layout) and not layout.two_batch_overlap,
+        "overlap is of collectives with launches before them; give tp, cp or ep, and no two-batch overlap",
+    ),
+    "two_batch_overlap": (
+        lambda layout: _shares(layout) and layout.pp == 1,
+        "two-batch overlap is of collectives with another micro-batch; give tp, cp or ep, and no pp",
+    ),
 }
 
 ALONE = Layout()
@@ -134,19 +155,23 @@ def layouts(degrees: Iterable[Mapping[str, Any]], **ways: Any) -> list[Layout]:
 
 
 def parse_layout(text: str) -> Layout:
-    """Read "tp=8 pp=2", "dp=16,ep=16" or "" for one device.
+    """Read "tp=8 pp=2", "dp=16,ep=16", "dp=16 ep=16 two-batch-overlap" or "" for one device.
 
     Raises InputError where the text is none of these.
     """
     degrees: dict[str, int] = {}
+    ways: dict[str, bool] = {}
     for part in text.replace(",", " ").split():
+        if part == TWO_BATCHES and not ways:
+            ways["two_batch_overlap"] = True
+            continue
         name, _, value = part.partition("=")
         if name not in DEGREES or not value.isdecimal() or len(value) > _DIGITS or name in degrees:
             raise InputError(
                 f"layout {text!r}: must be degrees of {', '.join(DEGREES)}, such as tp=8 pp=2; got {part!r}"
             )
         degrees[name] = int(value)
-    return replace(ALONE, **degrees)  # type: ignore[arg-type]
+    return replace(ALONE, **degrees, **ways)  # type: ignore[arg-type]
 
 
 def nearest_divisors(number: int, wanted: int) -> str:
@@ -210,6 +235,7 @@ class Network:
             topology=topology if self.inside == UP else "switch",
             ports=max(domain - 1, 1) if topology == "mesh" else _PORTS.get(topology, 1),
             reducing=self.inside == UP and any(f.key == f"{UP}.in_network" for f in self.hardware.facts),
+            beside=self.layout.two_batch_overlap,
         )
 
     def linked(self) -> Hardware:

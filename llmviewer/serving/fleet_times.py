@@ -16,7 +16,7 @@ from ..expectation.kernels import Kernels, Launched
 from ..expectation.launches import Launch
 from ..forms import Num
 from ..parallel.layout import Layout
-from ..roofline import OperatorEstimate, PlannedOperator
+from ..roofline import OperatorEstimate, PlannedOperator, in_parts
 from ..techniques import Drafter
 from ..workload import Spans, Workload
 from .load import Grid, Load, StepTimes
@@ -63,21 +63,22 @@ class Passes(NamedTuple):
 class Took(NamedTuple):
     """What passes take, [..., point]. [s]
 
-    slowest     stage of a pipeline
-    fewer       by how much longer experts take for one prompt than if all ranks read one, which is less than none
+    slowest     stage of a pipeline, or of what computes and what travels where two batches overlap
+    alone       a step in which one rank reads one prompt
     unmodelled  part of it that is a bound, as nothing is expected
     """
 
     whole: Grid
     slowest: Grid
-    fewer: Grid | float
+    alone: Grid
     unmodelled: Grid
 
 
 class _Part(NamedTuple):
     """What a network has of the steps: passes at some points, of which `reads`, the first, read prompts.
 
-    turns   of a decode step in a pipeline, [batch]
+    turns   of a decode step in a pipeline, or halves of one that two batches overlap in, [batch]
+    halves  of a step that reads
     beside  whether the network is one beside the model, of which bounds will do where nothing is expected
     """
 
@@ -85,6 +86,7 @@ class _Part(NamedTuple):
     points: Spans
     reads: int
     turns: Grid
+    halves: int
     beside: bool
 
     @property
@@ -102,9 +104,10 @@ class _Part(NamedTuple):
             return each[..., self.reads :].reshape(*each.shape[:-1], -1, len(self.turns))
 
         if self.reads:
-            times.alone[place] = after(times.alone[place], took.whole[..., 0] + took.fewer)
-            times.every[place] = after(times.every[place], times.turns * took.slowest[..., 1] / times.together)
-            times.one_by_one[place] = after(times.one_by_one[place], took.slowest[..., 0])
+            slowest = self.halves * took.slowest
+            times.alone[place] = after(times.alone[place], took.alone)
+            times.every[place] = after(times.every[place], times.turns * slowest[..., 1] / times.together)
+            times.one_by_one[place] = after(times.one_by_one[place], slowest[..., 0])
         if took.whole.shape[-1] > self.reads:
             each = np.maximum(steps(took.whole), self.turns * steps(took.slowest))
             times.step[place] = after(times.step[place], np.sum(each, axis=-2))
@@ -166,24 +169,42 @@ class Placement:
         if not (found.modelled or part.beside):
             return
         whole = np.broadcast_to(found.total.expected, part.shape)
-        slowest = np.broadcast_to(found.slowest.expected, part.shape) if self.layout.pp > 1 else whole
-        fewer: Grid | float = 0.0
-        if part.reads and self.ranks > 1:
-            each = [np.broadcast_to(one.expected, part.shape)[None, :] for one in found.launches]
-            fewer = _fewer(found.operators, each)[0]
-        part.note(times, place, Took(whole, slowest, fewer, np.broadcast_to(found.unmodelled_share, part.shape)))
+        slowest = np.broadcast_to(found.slowest.expected, part.shape) if self.layout.cuts else whole
+        rows = found.operators if self._tells_apart(part) else ()
+        each = [np.broadcast_to(one.expected, part.shape)[None, :] for one in found.launches[: len(rows)]]
+        alone = self._alone(part, rows, each, whole[None, :])[0]
+        part.note(times, place, Took(whole, slowest, alone, np.broadcast_to(found.unmodelled_share, part.shape)))
 
     def _parts(self, load: Load) -> Iterator[_Part]:
         """All that is run, the model first."""
-        layout, batches, reads = self.layout, load.limits, self._reads(load)
+        layout, batches = self.layout, load.limits
+        halves = 2 if layout.two_batch_overlap and load.new > 1 else 1
+        reads = self._reads(load).times(1 / halves)
         share, turns = (np.broadcast_to(each, batches.shape) for each in (layout.share(batches), layout.parts(batches)))
         for asked in self.model.asked(reads, load.going_on(share)):
-            yield _Part(*asked, turns, beside=False)
+            yield _Part(*asked, turns, halves, beside=False)
         if self.drafter and self.drafts:
             passes = zip(self.drafter.widths, self.drafter.before, strict=True)
             drafting = _joined(*(going_on(width, share, load.middle + before) for width, before in passes))
             for asked in self.drafts.asked(reads if self.drafter.reads else None, drafting):
-                yield _Part(*asked, turns, beside=True)
+                yield _Part(*asked, turns, halves, beside=True)
+
+    def _alone(
+        self, part: _Part, rows: Sequence[OperatorEstimate | PlannedOperator], each: Sequence[Grid], whole: Grid
+    ) -> Grid:
+        """A step in which one rank reads one prompt; `whole` and `each` launch are of a half, if it has halves. [s]"""
+        if not rows:
+            return whole[:, 0]
+        found: Grid = whole[:, 0] + _fewer(rows, each) if self.ranks > 1 else whole[:, 0]
+        if part.halves == 1:
+            return found
+        beside = (row.block.repeat * one[:, 0] for row, one in zip(rows, each, strict=True) if row.operator.beside)
+        sent = sum(beside, start=np.zeros(len(found)))
+        return in_parts(found, np.maximum(found - sent, sent), part.halves, turns=True)
+
+    def _tells_apart(self, part: _Part) -> bool:
+        """Whether a step in which one rank reads one prompt takes otherwise than one launch after another."""
+        return part.reads > 0 and (self.ranks > 1 or part.halves > 1)
 
     def _reads(self, load: Load) -> Spans:
         """Steps that read, [read]: one prompt; as many as one step takes; and where ranks wait for each other as many
@@ -199,12 +220,10 @@ class Placement:
         for fleet in part.fleets:
             values, shape = fleet.values(workload), (len(fleet.rows), *part.shape)
             whole = np.broadcast_to(fleet.seconds(values), shape)
-            slowest = _slowest(fleet, values, shape) if self.layout.pp > 1 else whole
-            fewer: Grid | float = 0.0
-            if part.reads and self.ranks > 1:
-                rows = fleet.estimate(workload).operators
-                fewer = _fewer(rows, [np.broadcast_to(row.time_s, shape) for row in rows])
-            yield fleet.rows, Took(whole, slowest, fewer, np.ones(shape))
+            slowest = _slowest(fleet, values, shape) if self.layout.cuts else whole
+            rows = fleet.estimate(workload).operators if self._tells_apart(part) else ()
+            each = [np.broadcast_to(row.time_s, shape) for row in rows]
+            yield fleet.rows, Took(whole, slowest, self._alone(part, rows, each, whole), np.ones(shape))
 
 
 def expected(
@@ -259,8 +278,8 @@ def _fewer(rows: Sequence[OperatorEstimate | PlannedOperator], times: Sequence[G
 
 
 def _slowest(fleet: Fleet, values: Any, shape: tuple[int, ...]) -> Grid:
-    """The stage of a pipeline that takes longest, [device, point]. [s]"""
-    times = (np.broadcast_to(stage.seconds(values), shape) for stage in fleet.stages)
+    """The lane that takes longest, [device, point]. [s]"""
+    times = (np.broadcast_to(lane.seconds(values), shape) for lane in fleet.lanes)
     return reduce(np.maximum, times)
 
 

@@ -20,7 +20,7 @@ from ..forms import Form, Num, evaluate
 from ..operators.base import Operator
 from ..operators.collectives import AllToAll
 from ..parallel.layout import Layout
-from ..roofline import Plan
+from ..roofline import Plan, in_parts
 from ..setting import Setting
 from ..techniques import Drafter
 from ..workload import Spans, Workload
@@ -80,6 +80,7 @@ class Stage:
 
     own     launches that each rank has for its own sequences
     shared  those of experts, which work on the tokens of all ranks; None where no ranks wait for each other
+    sent    what travels while the other half of a step's tokens computes; None where steps are not cut in halves
     ranks   that do
     width   tokens of each sequence that decodes which a step takes
     drafts  what proposes tokens for a step that decodes; None where nothing does
@@ -87,6 +88,7 @@ class Stage:
 
     own: BoundTimes
     shared: BoundTimes | None
+    sent: BoundTimes | None
     ranks: int
     host: Host
     longest: int
@@ -111,45 +113,58 @@ class Stage:
     ) -> Stage:
         host = kernels.host if kernels else IDLE
 
-        def some(experts: bool | None) -> BoundTimes:
-            one = _experts(plan, experts)
-            other = one if decode_plan is plan else _experts(decode_plan, experts)
+        def some(experts: bool | None, *, beside: bool = False) -> BoundTimes:
+            one = _part(plan, experts, beside)
+            other = one if decode_plan is plan else _part(decode_plan, experts, beside)
             return ExpectedTimes(one, other, width, kernels) if kernels else BoundTimes(one, other, width)
 
-        if ranks == 1:
-            return cls(own=some(None), shared=None, ranks=1, host=host, longest=longest, width=width)
-        return cls(own=some(False), shared=some(True), ranks=ranks, host=host, longest=longest, width=width)
+        return cls(
+            own=some(None if ranks == 1 else False),
+            shared=None if ranks == 1 else some(True),
+            sent=some(None, beside=True) if any(row.operator.beside for row in plan.operators) else None,
+            ranks=ranks, host=host, longest=longest, width=width,
+        )  # fmt: skip
 
     def alike_decode_s(self, *, batch: Num, kv_len: Num) -> Num:
         """A step in which `batch` sequences decode on every rank. [s]"""
-        times = (part.decode_s(batch=batch, kv_len=kv_len) for part in (self.own, self.shared) if part)
-        found = self._hosted(sum(times, start=0.0), 1, (going_on(self.width, batch, kv_len),))
+        halves = self._halves(self.width * batch)
+        times = [part.decode_s(batch=batch / halves, kv_len=kv_len) for part in self._parts]
+        found = self._hosted(self._whole(times, halves), 1, (going_on(self.width, batch, kv_len),))
         return found + self.drafts.alike_s(batch, kv_len) if self.drafts else found
 
     def alike_mixed_s(self, groups: Groups) -> Num:
         """A step in which every rank has these to read, and of going_on() to decode. [s]"""
-        times = (part.mixed_s(groups) for part in (self.own, self.shared) if part)
-        found = self._hosted(sum(times, start=0.0), 0, groups)
+        halves = self._halves(_tokens(groups))
+        times = [part.mixed_s(self._divided(groups, halves)) for part in self._parts]
+        found = self._hosted(self._whole(times, halves), 0, groups)
         return found + self.drafts.alike_mixed_s(*self._apart(groups)) if self.drafts else found
 
     def decode_s(self, ranks: Sequence[tuple[int, float]]) -> float:
         """A step in which ranks decode: how many sequences, and the tokens that each attends to on average. [s]"""
         busy = [pair for pair in ranks if pair[0]]
-        found = max(self._own.decode_s(*pair) for pair in busy)
+        halves = self._halves(self.width * max(count for count, _ in busy))
+        each = [(count / halves, kv_len) for count, kv_len in busy]
+        times = [max(self._own.decode_s(*pair) for pair in each)]
         if self._shared:
-            found += self._shared.mixed_s(self._alike(self.width * sum(count for count, _ in busy)))
-        whole = float(self._hosted(found, 1, (going_on(self.width, *max(busy)),)))
+            times.append(self._shared.mixed_s(self._alike(self.width * sum(count for count, _ in each))))
+        if self._sent:
+            times.append(max(self._sent.decode_s(*pair) for pair in each))
+        whole = float(self._hosted(self._whole(times, halves), 1, (going_on(self.width, *max(busy)),)))
         return whole + self.drafts.time_s(busy) if self.drafts else whole
 
     def mixed_s(self, ranks: Sequence[Groups]) -> float:
         """A step in which ranks have these to read, and of going_on() to decode. [s]"""
         busy = [groups for groups in ranks if groups]
-        times = [self._own.mixed_s(groups) for groups in busy]
-        found = max(times)
+        tokens = [float(_tokens(groups)) for groups in busy]
+        halves = self._halves(max(tokens))
+        each = [self._divided(groups, halves) for groups in busy]
+        own = [self._own.mixed_s(groups) for groups in each]
+        times = [max(own)]
         if self._shared:
-            tokens = sum(float(group.batch * group.q_len) for groups in busy for group in groups)
-            found += self._shared.mixed_s(self._alike(tokens))
-        whole = float(self._hosted(found, 0, busy[times.index(max(times))]))
+            times.append(self._shared.mixed_s(self._alike(sum(tokens) / halves)))
+        if self._sent:
+            times.append(max(map(self._sent.mixed_s, each)))
+        whole = float(self._hosted(self._whole(times, halves), 0, busy[own.index(max(own))]))
         return whole + self.drafts.mixed_s([self._apart(groups) for groups in busy]) if self.drafts else whole
 
     def _apart(self, groups: Groups) -> tuple[Groups, Groups]:
@@ -157,6 +172,26 @@ class Stage:
         decode = [bool(np.all(np.equal(group.logits, self.width))) for group in groups]
         read, decoding = (tuple(compress(groups, own)) for own in ([not one for one in decode], decode))
         return read, decoding
+
+    @property
+    def _parts(self) -> list[Bounds]:
+        return [part for part in (self.own, self.shared, self.sent) if part]
+
+    def _halves(self, tokens: Num) -> Num:
+        """Micro-batches that a step of so many tokens of a rank is cut into."""
+        return np.where(np.greater_equal(tokens, 2), 2, 1)[()] if self.sent else 1
+
+    def _divided(self, groups: Groups, halves: Num) -> Groups:
+        """One of them, which are alike."""
+        return tuple(group.times(1 / halves) for group in groups) if self.sent else groups
+
+    def _whole(self, times: Sequence[Num], halves: Num) -> Num:
+        """The step of whose micro-batches each takes so long in every part, the last of them what travels. [s]"""
+        if not self.sent:
+            return sum(times, start=0.0)
+        *computing, travelling = times
+        busy = sum(computing, start=0.0)
+        return in_parts(busy + travelling, np.maximum(busy, travelling), halves, turns=True)
 
     def _alike(self, tokens: float) -> Groups:
         """An equal part of so many tokens of all ranks, which is what experts are told of."""
@@ -171,10 +206,13 @@ class Stage:
         return _Rows(self.shared, self.longest) if self.shared else None
 
     @cached_property
+    def _sent(self) -> _Rows | None:
+        return _Rows(self.sent, self.longest) if self.sent else None
+
+    @cached_property
     def _launches(self) -> tuple[Form, Form]:
         """Of a step that reads, and of one that decodes alone."""
-        parts = [part for part in (self.own, self.shared) if part]
-        read, decode = ([counted(getattr(part, name)) for part in parts] for name in ("plan", "decode_plan"))
+        read, decode = ([counted(getattr(part, name)) for part in self._parts] for name in ("plan", "decode_plan"))
         return sum(read[1:], start=read[0]), sum(decode[1:], start=decode[0])
 
     def _hosted(self, kernels_s: Num, decodes: int, groups: Groups) -> Num:
@@ -228,9 +266,15 @@ class Drafts:
         return found + self.time_s(decoding) if decoding else found
 
 
-def _experts(plan: Plan, experts: bool | None) -> Plan:
-    """The launches of experts that tokens travel to, or all others; all where None."""
-    if experts is None:
-        return plan
+def _part(plan: Plan, experts: bool | None, beside: bool) -> Plan:
+    """The launches of experts that tokens travel to, or all others; all where None. Of them, those that run beside
+    another micro-batch, or all others.
+    """
     inside = among_experts([row.operator for row in plan.operators])
-    return Plan(tuple(row for row, own in zip(plan.operators, inside, strict=True) if own is experts))
+    rows = (row for row, own in zip(plan.operators, inside, strict=True) if experts in (None, own))
+    found = tuple(row for row in rows if row.operator.beside is beside)
+    return plan if len(found) == len(plan.operators) else Plan(found)
+
+
+def _tokens(groups: Groups) -> Num:
+    return sum(group.batch * group.q_len for group in groups)

@@ -148,7 +148,7 @@ class Steps:
         """
         if last < first:
             return 0.0
-        if not self.expected and self.lanes == 1 and self.width == 1:
+        if not self.expected and not self.setting.layout.cuts and self.lanes == 1 and self.width == 1:
             return float(decode_s(self.setting.decode_plan, batch=float(batch), first=float(first), last=float(last)))
         middles = first - 0.5 + (np.arange(PARTS) + 0.5) * (last - first + 1) / PARTS
         return float(np.mean(self.decode_s(batch=float(batch), kv_len=middles))) * steps

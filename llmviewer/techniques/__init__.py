@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 from typing import Final, TypeVar
 
 from ..errors import InputError, suggest
+from ..parallel.layout import TWO_BATCHES
 from ..plugins import load_plugins
 from ..transforms.quantize import parse_quantization
 from ._parameters import About, about, parameter, read
@@ -67,6 +68,8 @@ def parse_technique(text: str | Mapping[str, object]) -> Technique:
         raise InputError(f"{_MUST}; got {text!r}")
     if name not in known and _is_precision(name):
         raise InputError(f"no technique {name!r}: it is a precision; give it as --quant {name}")
+    if name == TWO_BATCHES:
+        raise InputError(f"no technique {name!r}: it is a way of a layout; give it as --{name}, or in --layout")
     if name not in known:
         raise InputError(f"no technique {name!r}: {suggest(name, known)} (`llmviewer techniques` lists all)")
     return known[name](**read(known[name], name, given))

@@ -166,13 +166,15 @@ def _drafts(drafter: Drafter, run: Run) -> Run:
     """What proposes tokens, before a verification for each step of `run`."""
     times = np.repeat(run.times, len(drafter.widths), axis=-1) if np.ndim(run.times) else run.times
     passes = drafter.passes(run.workload)
-    return Run(name=drafter.name, plan=drafter.network.decode_plan, workload=passes, times=times, main=False)
+    return Run(
+        name=drafter.name, plan=drafter.network.decode_plan, workload=passes, times=times, parts=run.parts, main=False
+    )
 
 
 def _reads(drafter: Drafter, run: Run) -> Run:
     """What has to be done once, after the prefill `run`."""
     read = each(run.workload, lambda s: replace(s, images=0))
-    return Run(name=f"prompt of {drafter.name}", plan=drafter.network.plan, workload=read, main=False)
+    return Run(name=f"prompt of {drafter.name}", plan=drafter.network.plan, workload=read, parts=run.parts, main=False)
 
 
 def vocabulary(model: Model) -> int:

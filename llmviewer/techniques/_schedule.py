@@ -18,7 +18,7 @@ class Run:
 
     times   how often each of them is run
     main    whether it is the model that answers, and not one that helps it
-    parts   micro-batches of a pipeline, each of which is such a pass
+    parts   micro-batches, each of which is such a pass
     turns   whether a pass waits for the one before it, as decode steps do
     host_s  what the host needs for its launches, while the device works on those before [s]
     """

@@ -36,7 +36,7 @@ class Launches(Technique):
 
     def schedule(self, schedule: Schedule, machine: Machine) -> Schedule:  # noqa: ARG002
         def launched(run: Run) -> Iterator[Run]:
-            yield replace(run, host_s=self._host_s(run.plan, run.workload))
+            yield replace(run, host_s=run.parts * self._host_s(run.plan, run.workload))
 
         return schedule.map(first=launched, rest=launched)
 

@@ -174,7 +174,7 @@ class Stage:
         return read, decoding
 
     @property
-    def _parts(self) -> list[Bounds]:
+    def _parts(self) -> list[BoundTimes]:
         return [part for part in (self.own, self.shared, self.sent) if part]
 
     def _halves(self, tokens: Num) -> Num:

@@ -18,6 +18,18 @@ _SLIDING: Final = "sliding_attention"
 _LAYER_TYPES: Final = (_SLIDING, "full_attention")
 
 
+def without(config: Section, key: str, why: str) -> None:
+    """Raises InputError where a flag is set that no model of the architecture has, or that is not modelled: `why`."""
+    if config.flag(key, default=False):
+        raise config.error(key, f"must be false: {why}")
+
+
+def always(config: Section, key: str, why: str) -> None:
+    """Raises InputError where a flag is cleared that all models of the architecture have: `why`."""
+    if not config.flag(key, default=True):
+        raise config.error(key, f"must be true: {why}")
+
+
 def decoder(
     config: Section,
     layers: Sequence[Layer] | Layer,

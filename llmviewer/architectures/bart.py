@@ -18,6 +18,7 @@ from ._attention import SelfAttention
 from ._decoder import Decoder, FeedForward, Layer, Residual
 from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
 from ._feed_forward import Experts, Mlp
+from ._fields import always
 from ._parts import NormKind, activation, heads_of
 
 _TASKS: Final = {"ForConditionalGeneration": "pair", "MTModel": "pair", "Model": "pair"}
@@ -66,8 +67,7 @@ def build_mbart(config: Section, fmt: Format) -> Graph:
 @architecture("marian")
 def build_marian(config: Section, fmt: Format) -> Graph:
     """Translators of Marian (arXiv:1804.00344), such as the OPUS-MT models."""
-    if not config.flag("share_encoder_decoder_embeddings", default=True):
-        raise config.error("share_encoder_decoder_embeddings", "must be true: two tables of words are not known here")
+    always(config, "share_encoder_decoder_embeddings", "two tables of words are not known here")
     vocab = config.integer("vocab_size")
     if (other := config.integer("decoder_vocab_size", vocab)) != vocab:
         raise config.error(

@@ -19,6 +19,7 @@ from ._attention import SelfAttention
 from ._decoder import Layer, Residual
 from ._encoder import Encoder, Head, both_ways, task
 from ._feed_forward import Mlp
+from ._fields import without
 from ._parts import Parts, activation, heads_of
 from ._reused import again
 from .t5 import TABLE, RelativeAttention
@@ -121,8 +122,7 @@ def _encoder(
     held    what the layers share
     """
     for key in ("is_decoder", "add_cross_attention"):
-        if config.flag(key, default=False):
-            raise config.error(key, "must be false: this encoder is not known as a decoder; got true")
+        without(config, key, "this encoder is not known as a decoder; got true")
     config.choice("position_embedding_type", ("absolute",), "absolute")
     config.costless(*_COSTLESS.split())
     hidden = config.integer("hidden_size")

@@ -16,7 +16,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Residual
-from ._fields import alternating, attention, decoder, gated_mlp, sliding_layers, sliding_window
+from ._fields import alternating, attention, decoder, gated_mlp, sliding_layers, sliding_window, without
 from ._moe import costless, dense, experts_beside_shared, kinds
 from ._parts import NormKind
 
@@ -67,8 +67,7 @@ def build_compass(config: Section, fmt: Format) -> Graph:
 def build_cohere2_moe(config: Section, fmt: Format) -> Graph:
     """North: an RMSNorm where the config has its epsilon, and no LayerNorm."""
     costless(config, "expert_selection_fn", "shared_expert_combination_strategy", "use_parallel_block", "logit_scale")
-    if config.flag("use_qk_norm", default=False):
-        raise config.error("use_qk_norm", "must be false: no class of this architecture has such norms")
+    without(config, "use_qk_norm", "no class of this architecture has such norms")
     sparse = _sparse(config)
     moe = experts_beside_shared(config, "num_experts", usual=0, inner=config.integer("intermediate_size"))
     networks: dict[bool, FeedForward] = {True: moe}

@@ -17,15 +17,14 @@ from . import architecture
 from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer, Prediction
 from ._feed_forward import Experts
-from ._fields import decoder, gated_mlp
+from ._fields import decoder, gated_mlp, without
 from ._moe import costless, dense, experts_beside_shared, first_dense, kinds, latent_attention, sparse_layers
 from ._parts import Parts, result
 
 
 @architecture("deepseek_v2")
 def build_v2(config: Section, fmt: Format) -> Graph:
-    if config.flag("mlp_bias", default=False):
-        raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
+    without(config, "mlp_bias", "biases of these MLPs are not modelled")
     return _graph(config, fmt, first_dense(config, default=0))
 
 
@@ -95,8 +94,7 @@ def build_glm4_moe_lite(config: Section, fmt: Format) -> Graph:
 
 def check_sparse(config: Section) -> None:
     """Raises InputError where layers are of another kind, or have biases."""
-    if config.flag("mlp_bias", default=False):
-        raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
+    without(config, "mlp_bias", "biases of these MLPs are not modelled")
     if config.get("layer_types") is not None:
         kinds(config, "layer_types", ("deepseek_sparse_attention", "indexed_attention"))  # names of one thing
 

@@ -19,7 +19,7 @@ from ._attention import Index
 from ._compressed_attention import CompressedAttention
 from ._decoder import FeedForward, Layer, Prediction
 from ._feed_forward import Experts
-from ._fields import decoder, rotary_dim
+from ._fields import decoder, rotary_dim, without
 from ._hyper_connections import HyperConnections
 from ._moe import costless, experts_beside_shared, integers, kinds
 from ._parts import Parts
@@ -36,8 +36,7 @@ def build(config: Section, fmt: Format) -> Graph:
     costless(config, "swiglu_limit", "hc_eps", "compress_rope_theta", "expert_dtype", "mlp_bias")
     if config.integer("num_key_value_heads", 1) != 1:
         raise config.error("num_key_value_heads", "must be 1: queries of all heads share their keys and values")
-    if config.flag("attention_bias", default=False):
-        raise config.error("attention_bias", "must be false: biases of this attention are not known")
+    without(config, "attention_bias", "biases of this attention are not known")
     hyper = HyperConnections(streams=config.integer("hc_mult", 4), iterations=config.integer("hc_sinkhorn_iters", 20))
     layers = config.integer("num_hidden_layers")
     mixers = {kind: _mixer(config, kind) for kind in _NAMES}

@@ -16,7 +16,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import LatentAttention
 from ._decoder import FeedForward, Layer
-from ._fields import decoder
+from ._fields import decoder, without
 from ._moe import (
     costless,
     dense,
@@ -46,8 +46,7 @@ _MEDIA: Final = "vision_config audio_config audio_token_id image_token_id video_
 def build(config: Section, fmt: Format) -> Graph:
     # Keys and values are expanded for every head, and heads are as wide as their parts.
     costless(config, "rope_interleave", "num_key_value_heads", "head_dim", "qk_head_dim", "swa_num_key_value_heads")
-    if config.flag("mlp_bias", default=False):
-        raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
+    without(config, "mlp_bias", "biases of these MLPs are not modelled")
     sparse = _sparse(config)
     inner = config.integer("moe_intermediate_size", 1536)
     shared = config.first("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")

@@ -12,7 +12,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Prediction
-from ._fields import attention, decoder
+from ._fields import attention, decoder, without
 from ._moe import Kinds, costless, dense, experts, experts_beside_shared, first_dense, sparse_layers
 from ._parts import NormKind
 
@@ -45,8 +45,7 @@ def build_solar_open(config: Section, fmt: Format) -> Graph:
 @architecture("hy_v3")
 def build_hy_v3(config: Section, fmt: Format) -> Graph:
     costless(config, "router_scaling_factor", "enable_moe_fp32_combine", "enable_attention_fp32_softmax")
-    if config.flag("mlp_bias", default=False):
-        raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
+    without(config, "mlp_bias", "biases of these MLPs are not modelled")
     mixer = attention(config, share=1, qk_norm=NormKind.RMS)
     return _graph(config, fmt, mixer, sparse_layers(config, default=1))
 

@@ -20,7 +20,7 @@ from ..precision import FP32, Format
 from . import architecture
 from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer, Mixer
-from ._fields import decoder
+from ._fields import decoder, without
 from ._hyper_connections import HyperConnections
 from ._moe import costless, dense, experts_beside_shared, kinds, sparse_layers
 from ._parts import NormKind, Parts
@@ -93,8 +93,7 @@ class MeanOfStreams(HyperConnections):
 @architecture("glm5_next_text")
 def build(config: Section, fmt: Format) -> Graph:
     costless(config, *_COSTLESS.split())
-    if config.flag("mlp_bias", default=False):
-        raise config.error("mlp_bias", "must be false: biases of these MLPs are not modelled")
+    without(config, "mlp_bias", "biases of these MLPs are not modelled")
     hyper = MeanOfStreams(streams=config.integer("hc_mult", 4), iterations=config.integer("hc_sinkhorn_iters", 20))
     types = _layer_types(config)
     own = own_index(config, types.index(_INDEXED) if _INDEXED in types else 0)

@@ -18,7 +18,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer
 from ._encoder import holding
-from ._fields import gated_mlp, grouped_heads
+from ._fields import gated_mlp, grouped_heads, without
 from ._parts import NormKind, Parts, result
 from ._reused import again
 
@@ -57,8 +57,7 @@ class TwoStacks(Decoder):
 @architecture("hrm_text")
 def build(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS.split())
-    if config.flag("attention_bias", default=False):
-        raise config.error("attention_bias", "must be false: biases of this attention are not modelled")
+    without(config, "attention_bias", "biases of this attention are not modelled")
     heads = replace(grouped_heads(config), num_kv_heads=config.integer("num_attention_heads"))
     if config.flag("prefix_lm", default=True):
         heads = replace(heads, mask=Prefix())

@@ -15,7 +15,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer
-from ._fields import decoder
+from ._fields import always, decoder
 from ._hyper_connections import HyperConnections
 from ._moe import costless, dense, experts_beside_shared, kinds, latent_attention
 
@@ -31,8 +31,7 @@ _PRESENT: Final = ("enable_ihc", "learnable_sink", "gated_mla")
 def build(config: Section, fmt: Format) -> Graph:
     costless(config, *_COSTLESS.split())
     for key in _PRESENT:
-        if not config.flag(key, default=True):
-            raise config.error(key, "must be true: no published model of this architecture goes without")
+        always(config, key, "no published model of this architecture goes without")
     config.choice("gating_type", ("elementwise",), "elementwise")
     if config.get("layer_types") is not None:
         kinds(config, "layer_types", ("indexed_attention", "deepseek_sparse_attention", "sparse_attention"))

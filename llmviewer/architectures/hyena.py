@@ -12,6 +12,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer
 from ._feed_forward import Mlp
+from ._fields import without
 from ._moe import integers
 from ._parts import activation
 from ._recurrent import Hyena
@@ -68,8 +69,7 @@ def _attention(config: Section, hidden: int) -> SelfAttention:
         raise config.error("num_attention_heads", f"must divide the hidden size {hidden}; got {heads}")
     if heads % shared:
         raise config.error("proj_groups", f"must divide the {heads} heads; got {shared}")
-    if config.flag("smeared_gqa", default=False):
-        raise config.error("smeared_gqa", "must be false: it is not known for this architecture")
+    without(config, "smeared_gqa", "it is not known for this architecture")
     return SelfAttention(
         heads=Heads(num_heads=heads, num_kv_heads=heads // shared, head_dim=hidden // heads),
         rotary_dim=hidden // heads,

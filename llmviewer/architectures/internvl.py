@@ -20,6 +20,7 @@ from ._class_defaults import TOWERS
 from ._decoder import Layer
 from ._encoder import both_ways, holding
 from ._feed_forward import Mlp
+from ._fields import always, without
 from ._parts import HIDDEN, NormKind, activation, heads_of
 from ._tiles import closest_grid, picture_size
 from ._tower import (
@@ -90,8 +91,7 @@ def build_first(config: Section, fmt: Format) -> Graph:
         return text
     given = vision(config)
     given.costless(*_FIRST_TOWER_COSTLESS.split(), *_NAMES)
-    if given.flag("use_moe", default=False):
-        raise given.error("use_moe", "must be false: no published tower of this architecture has experts")
+    without(given, "use_moe", "no published tower of this architecture has experts")
     renamed = {new: given.get(old) for old, new in _NAMES.items() if old in given}
     section = filled(given, _FIRST_PICTURES, instead=renamed)
     side = sides(section, "image_size")
@@ -135,8 +135,7 @@ def _tower(section: Section, *, run: int, tiles: int, fused_qkv: bool = False) -
         qk_norm_whole=True,
     )
     mlp = Mlp(inner=section.integer("intermediate_size"), act=tower_activation(section, "gelu"), bias=True)
-    if not section.flag("use_mean_pooling", default=True):
-        raise section.error("use_mean_pooling", "must be true: no published tower of this architecture has a last norm")
+    always(section, "use_mean_pooling", "no published tower of this architecture has a last norm")
     placed = section.flag("use_absolute_position_embeddings", default=True)
     return Tower(
         picture=seen,

@@ -13,6 +13,7 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._class_defaults import TOWERS
+from ._fields import without
 from ._moe import integers
 from ._parts import HIDDEN
 from ._tower import (
@@ -67,8 +68,7 @@ def build(config: Section, fmt: Format) -> Graph:
 
 def _tower(section: Section) -> Tower:
     seen, inner = picture(section), int(section.integer("hidden_size") * section.number("mlp_ratio", 4))
-    if section.flag("use_qk_norm", default=False):
-        raise section.error("use_qk_norm", "must be false: no published model of this architecture has it")
+    without(section, "use_qk_norm", "no published model of this architecture has it")
     bias = section.flag("attention_bias", default=True)
     return vit(
         section, seen, "gelu", inner=inner, qkv_bias=bias, patch_bias=True, positions=seen.patches, post_norm=True

@@ -20,7 +20,7 @@ from ._attention import LatentAttention
 from ._attention_residuals import sourced
 from ._decoder import FeedForward, Layer, Mixer
 from ._feed_forward import Experts
-from ._fields import decoder
+from ._fields import always, decoder
 from ._moe import costless, dense, experts_beside_shared, first_dense, for_each_layer, integers, latent_attention
 from ._parts import Parts
 from ._recurrent import Kda
@@ -59,8 +59,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("hidden_act") == "situ":
         config.costless("activation_situ_beta")
         config.number("activation_situ_linear_beta")  # where it is missing, what the gate scales is not bounded
-    if not config.flag("mla_use_nope", default=True):
-        raise config.error("mla_use_nope", "must be true: transformers knows no rotation for this architecture")
+    always(config, "mla_use_nope", "transformers knows no rotation for this architecture")
     mixers: dict[str, Mixer] = {"linear_attention": _kda(config), "full_attention": _attention(config)}
     networks: dict[str, FeedForward] = {"dense": dense(config), "sparse": _experts(config)}
     layers = [

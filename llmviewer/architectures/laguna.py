@@ -18,7 +18,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer
 from ._feed_forward import Experts
-from ._fields import attention, decoder, rotary_dim, sliding_layers
+from ._fields import attention, decoder, rotary_dim, sliding_layers, without
 from ._moe import costless, dense, experts, for_each_layer, integers, kinds
 from ._parts import NormKind, heads_of
 
@@ -32,10 +32,7 @@ _COSTLESS: Final = """
 @architecture("laguna")
 def build_laguna(config: Section, fmt: Format) -> Graph:
     costless(config, *_COSTLESS.split())
-    if config.flag("use_bidirectional_attention", default=False):
-        raise config.error(
-            "use_bidirectional_attention", "must be false: no published model of this architecture sees ahead"
-        )
+    without(config, "use_bidirectional_attention", "no published model of this architecture sees ahead")
     shared = config.integer("shared_expert_intermediate_size", 512)
     moe = replace(_experts(config, shared), router_bias=True)
     networks = _networks(config, ["dense"] + ["sparse"] * (config.integer("num_hidden_layers") - 1))

@@ -26,6 +26,7 @@ from ._fields import (
     rotary_dim,
     sliding_layers,
     sliding_window,
+    without,
 )
 from ._parts import NormKind, Parts, activation
 
@@ -77,8 +78,7 @@ def build_minicpm(config: Section, fmt: Format) -> Graph:
 @architecture("mimo")
 def build_mimo(config: Section, fmt: Format) -> Graph:
     """Biases on q, k and v; layers that predict further tokens."""
-    if config.flag("use_sliding_window", default=False):
-        raise config.error("use_sliding_window", "must be false: no published model of this architecture has a window")
+    without(config, "use_sliding_window", "no published model of this architecture has a window")
     config.costless("use_mrope")
     layer = _layer(config, attention(config, bias=True, o_bias=False))
     prediction = Prediction.of(config, "num_nextn_predict_layers", layer)

@@ -12,7 +12,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Mixer
 from ._feed_forward import Experts, Mlp
-from ._fields import attention, decoder, gated_mlp, grouped_heads
+from ._fields import always, attention, decoder, gated_mlp, grouped_heads
 from ._moe import at_most, costless, for_each_layer, integers
 from ._parts import Parts, activation, result
 from ._state_space import Mamba2
@@ -67,8 +67,7 @@ def build_falcon_h1(config: Section, fmt: Format) -> Graph:
     """Attention and Mamba-2 side by side in every layer, on the same norm (arXiv:2507.22448)."""
     if config.get("attn_layer_indices") is not None:
         raise config.error("attn_layer_indices", "must be null: every layer attends")
-    if not config.flag("mamba_use_mlp", default=True):
-        raise config.error("mamba_use_mlp", "must be true: every layer has an MLP")
+    always(config, "mamba_use_mlp", "every layer has an MLP")
     if config.flag("projectors_bias", default=False) != config.flag("mamba_proj_bias", default=False):
         raise config.error("projectors_bias", "must be as mamba_proj_bias: a bias of one projection is not modelled")
     inner = 0 if config.get("mamba_d_ssm") is None else config.integer("mamba_d_ssm")

@@ -15,7 +15,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Mixer
 from ._feed_forward import Mlp
-from ._fields import decoder
+from ._fields import decoder, without
 from ._moe import for_each_layer
 from ._parts import Parts, activation, heads_of
 
@@ -26,8 +26,7 @@ _ROUND = 256  # widths of MLPs are multiples of it
 def build(config: Section, fmt: Format) -> Graph:
     """As `block_configs` says of each layer; what all have alike stands beside it."""
     config.costless("intermediate_size", "num_key_value_heads", "mlp_bias")
-    if config.flag("attention_bias", default=False):
-        raise config.error("attention_bias", "must be false: biases of this attention are not modelled")
+    without(config, "attention_bias", "biases of this attention are not modelled")
     blocks = config.sections("block_configs")
     for_each_layer(config, "block_configs", blocks)
     return decoder(config, [_layer(config, block) for block in blocks]).graph(fmt)

@@ -12,7 +12,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer, Residual
 from ._feed_forward import Mlp
-from ._fields import decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window
+from ._fields import decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window, without
 from ._parts import NormKind, activation
 
 
@@ -37,8 +37,7 @@ def build_phi3(config: Section, fmt: Format) -> Graph:
     heads = grouped_heads(config, window=sliding_window(config))
     rotated = rotary_dim(config, heads.head_dim)
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):  # files have them, the class does not
-        if config.flag(key, default=False):
-            raise config.error(key, "must be false: no model of this architecture has a bias")
+        without(config, key, "no model of this architecture has a bias")
     layer = Layer(
         mixer=SelfAttention(heads=heads, rotary_dim=rotated, fused_qkv=True), feed_forward=gated_mlp(config, fused=True)
     )

@@ -14,7 +14,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Decoder, Layer, Mixer, Prediction
 from ._feed_forward import Experts, Mlp
-from ._fields import attention, grouped_heads
+from ._fields import attention, grouped_heads, without
 from ._moe import at_most
 from ._parts import NormKind, activation
 from ._state_space import GatedDeltaNet
@@ -57,10 +57,7 @@ def _build(config: Section, fmt: Format, *, fused: bool, tied: bool = False) -> 
         "norm_topk_prob", "router_aux_loss_coef", "output_router_logits", "partial_rotary_factor", "mamba_ssm_dtype",
         "mrope_section", "attn_output_gate", "output_gate_type", "mlp_only_layers",
     )  # fmt: skip
-    if config.flag("mtp_use_dedicated_embeddings", default=False):
-        raise config.error(
-            "mtp_use_dedicated_embeddings", "must be false: other embeddings than the model's are not known"
-        )
+    without(config, "mtp_use_dedicated_embeddings", "other embeddings than the model's are not known")
     return Decoder(
         vocab=config.integer("vocab_size"),
         hidden=config.integer("hidden_size"),

@@ -14,7 +14,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer
-from ._fields import attention, decoder, grouped_heads
+from ._fields import always, attention, decoder, grouped_heads
 from ._moe import Kinds, costless, dense, experts, integers
 from ._parts import NormKind
 
@@ -44,8 +44,7 @@ def build_qwen3_moe(config: Section, fmt: Format) -> Graph:
     for absent in ("shared_expert_intermediate_size", "qkv_bias"):  # some configs say what they do not have
         if config.get(absent):
             raise config.error(absent, "must be absent, 0 or false: qwen3_moe has no such thing")
-    if not config.flag("use_qk_norm", default=True):
-        raise config.error("use_qk_norm", "must be true: qwen3_moe always has the norms")
+    always(config, "use_qk_norm", "qwen3_moe always has the norms")
     window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window", default=False) else inf
     mixer = _windowed(config, window, qk_norm=NormKind.RMS)
     moe = experts(config, "num_experts", "num_experts_per_tok", inner=config.integer("moe_intermediate_size"))

@@ -13,7 +13,7 @@ from ..precision import Format
 from . import architecture
 from ._decoder import Layer
 from ._feed_forward import Mlp
-from ._fields import decoder
+from ._fields import always, decoder, without
 from ._parts import activation
 from ._recurrent import Retention
 
@@ -61,10 +61,8 @@ def _fla(config: Section, fmt: Format) -> Graph:
 
 def _torchscale(config: Section, fmt: Format) -> Graph:
     hidden, heads = config.integer("decoder_embed_dim"), config.integer("decoder_retention_heads", 3)
-    if not config.flag("use_glu", default=True):
-        raise config.error("use_glu", "must be true: MLPs without a gate are not known for this architecture")
-    if config.flag("deepnorm", default=False):
-        raise config.error("deepnorm", "must be false: norms before the branches are known alone")
+    always(config, "use_glu", "MLPs without a gate are not known for this architecture")
+    without(config, "deepnorm", "norms before the branches are known alone")
     subln = config.flag("subln", default=True)
     if not config.flag("decoder_normalize_before", default=True) and not subln:
         raise config.error("decoder_normalize_before", "must be true: norms before the branches are known alone")

@@ -17,7 +17,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer
 from ._feed_forward import Experts, Mlp
-from ._fields import attention, decoder
+from ._fields import always, attention, decoder, without
 from ._moe import costless, dense, experts, language_model
 from ._parts import NormKind, heads_of
 
@@ -43,10 +43,8 @@ def build(config: Section, fmt: Format) -> Graph:
     costless(config, *_COSTLESS.split())
     config.costless("num_attention_groups", "num_key_value_heads", "moe_num_experts", "moe_top_k", "share_expert_dims")
     for key in _PRESENT:
-        if not config.flag(key, default=True):
-            raise config.error(key, "must be true: no published model of this architecture goes without")
-    if config.flag("sink", default=False):
-        raise config.error("sink", "must be false: sinks of this attention are not known")
+        always(config, key, "no published model of this architecture goes without")
+    without(config, "sink", "sinks of this attention are not known")
     config.choice("att_impl_type", ("GQA",), "GQA")
     types, sparse = _types(config), _sparse(config)
     mixers = {kind: _attention(config, kind, types) for kind in types}

@@ -21,6 +21,7 @@ from ._attention import SelfAttention
 from ._decoder import Decoder, FeedForward, Layer
 from ._encoder import CrossAttention, CrossLayer, Encoder, both_ways, pair, task
 from ._feed_forward import Experts, Mlp
+from ._fields import without
 from ._parts import NormKind, Parts
 
 TABLE: Final = "relative_attention_bias.weight"
@@ -115,8 +116,7 @@ def _built(
     """Layers with these networks; `tied` is what the class has where the config does not say. Every layer has a table
     of distances where there are `tables`, else they share that of their stack.
     """
-    if config.flag("is_decoder", default=False):
-        raise config.error("is_decoder", "must be false: a decoder by itself is not known here; got true")
+    without(config, "is_decoder", "a decoder by itself is not known here; got true")
     config.costless(*_COSTLESS.split())
     vocab, hidden = config.integer("vocab_size"), config.integer("d_model")
     heads = Heads(

@@ -11,7 +11,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer, Residual
-from ._fields import alternating, attention, decoder, grouped_heads, sliding_layers
+from ._fields import alternating, attention, decoder, grouped_heads, sliding_layers, without
 from ._moe import costless, dense, experts, experts_beside_shared, windows_and_experts
 from ._parts import NormKind
 from ._tower import filled
@@ -41,8 +41,7 @@ def build_afmoe(config: Section, fmt: Format) -> Graph:
         config, "mup_enabled", "n_group", "num_expert_groups", "num_limited_groups", "route_norm", "route_scale",
         "score_func", "load_balance_coeff", "use_grouped_mm",
     )  # fmt: skip
-    if config.flag("attention_bias", default=False):
-        raise config.error("attention_bias", "must be false: biases of this attention are not modelled")
+    without(config, "attention_bias", "biases of this attention are not modelled")
     far = SelfAttention(heads=grouped_heads(config, head_dim=128), qk_norm=NormKind.RMS, gated=True)
     mixers = {True: far.within(config.integer("sliding_window", 1024)), False: far}
     moe = replace(experts_beside_shared(config, "num_experts", usual=2), router_bias=True)

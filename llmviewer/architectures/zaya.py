@@ -22,7 +22,7 @@ from . import architecture
 from ._attention import scored
 from ._decoder import Decoder, FeedForward, Layer, Mixer
 from ._feed_forward import Experts
-from ._fields import grouped_heads, rotary_dim
+from ._fields import grouped_heads, rotary_dim, without
 from ._moe import at_most, costless, kinds
 from ._parts import NormKind, Parts, activation, result
 from ._state_space import kept
@@ -170,8 +170,7 @@ def build(config: Section, fmt: Format) -> Graph:
     if config.get("ffn_hidden_size") is not None:
         raise config.error("ffn_hidden_size", "must be absent: its format counts each layer twice; see transformers'")
     for key in ("attention_bias", "lm_head_bias"):
-        if config.flag(key, default=False):
-            raise config.error(key, "must be false: no published model of this architecture has it")
+        without(config, key, "no published model of this architecture has it")
     layers = config.integer("num_hidden_layers", 40)
     found = kinds(config, "layer_types", _KINDS) if config.get("layer_types") is not None else [_WHOLE] * layers
     return ScaledDecoder(

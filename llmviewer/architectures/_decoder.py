@@ -90,6 +90,25 @@ class Layer:
         return (attn_norm, *mixed, *second, *made, parts.add("mlp_add", x, result(mixed), result(made)))
 
 
+def folded(parts: Parts, layers: Sequence[Layer], x: Tensor) -> list[Block]:
+    """A block for each kind of layer, in the order of their first, which reads x."""
+    places: dict[Layer, list[int]] = {}
+    for index, layer in enumerate(layers):
+        places.setdefault(layer, []).append(index)
+    made = {layer: layer.operators(parts, x) for layer in places}
+    return [
+        Block(
+            name=layer.name,
+            operators=operators,
+            input=HIDDEN,
+            output=result(operators).name,
+            layers=tuple(places[layer]),
+            given=layer.given,
+        )
+        for layer, operators in made.items()
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """`layers` that predict a further token each (arXiv:2412.19437, section 2.2), all like `layer`.
@@ -144,23 +163,7 @@ class Decoder:
         return parts.tensor(HIDDEN, self.hidden * (self.hyper.streams if self.hyper else 1))
 
     def _blocks(self, parts: Parts) -> list[Block]:
-        places: dict[Layer, list[int]] = {}
-        for index, layer in enumerate(self.layers):
-            places.setdefault(layer, []).append(index)
-        x = self._hidden(parts)
-        blocks = []
-        for layer, indices in places.items():
-            operators = layer.operators(parts, x)
-            block = Block(
-                name=layer.name,
-                operators=operators,
-                input=HIDDEN,
-                output=result(operators).name,
-                layers=tuple(indices),
-                given=layer.given,
-            )
-            blocks.append(block)
-        return blocks
+        return folded(parts, self.layers, self._hidden(parts))
 
     def _embedding(self, parts: Parts) -> Block:
         width = self.embed_width or self.hidden

@@ -16,7 +16,7 @@ from ..operators.linear import Linear, LMHead
 from ..operators.masks import Across, Everything
 from ..precision import Format
 from ._attention import scored
-from ._decoder import Decoder, FeedForward, Layer, Mixer
+from ._decoder import Decoder, FeedForward, Layer, Mixer, folded
 from ._parts import HIDDEN, NormKind, Parts, result, with_rows
 
 ENCODED: Final = "encoded"  # what an encoder leaves
@@ -32,19 +32,10 @@ def stack(
     parts: Parts, layers: Sequence[Layer], hidden: int, *, stream: Stream = WHOLE, leaves: str = ""
 ) -> list[Block]:
     """A block for each kind of layer, on `stream`; what each leaves is named `leaves` where that is given."""
-    places: dict[Layer, list[int]] = {}
-    for index, layer in enumerate(layers):
-        places.setdefault(layer, []).append(index)
-    x = parts.tensor(HIDDEN, hidden)
-    blocks = []
-    for layer, indices in places.items():
-        made = layer.operators(parts, x)
-        operators = leaving(made, leaves) if leaves else made
-        left = result(operators).name
-        blocks.append(
-            Block(name=layer.name, operators=operators, input=HIDDEN, output=left, layers=tuple(indices), stream=stream)
-        )
-    return blocks
+    blocks = folded(parts, layers, parts.tensor(HIDDEN, hidden))
+    if leaves:
+        blocks = [replace(block, operators=leaving(block.operators, leaves), output=leaves) for block in blocks]
+    return [replace(block, stream=stream) for block in blocks]
 
 
 def leaving(operators: tuple[Operator, ...], name: str) -> tuple[Operator, ...]:

@@ -165,10 +165,14 @@ def first_dense(config: Section, default: int) -> list[bool]:
 
 def sparse_layers(config: Section, default: int) -> list[bool]:
     """Whether each layer has experts: as mlp_layer_types says, or all but the first."""
-    sparse = first_dense(config, default)
-    if config.get("mlp_layer_types") is None:
-        return sparse
-    return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+    first = first_dense(config, default)
+    return listed_sparse(config) or first
+
+
+def listed_sparse(config: Section) -> list[bool]:
+    """Whether each layer has experts, as mlp_layer_types says; empty where it is not there."""
+    said = config.get("mlp_layer_types") is not None
+    return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))] if said else []
 
 
 def integers(config: Section, key: str) -> tuple[int, ...]:
@@ -178,6 +182,14 @@ def integers(config: Section, key: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in value):
         raise config.error(key, f"must be a list of whole numbers; got {value!r}")
     return tuple(value)
+
+
+def flagged(config: Section, key: str) -> list[bool]:
+    """Whether the list of field `key` has another number than 0 for each layer; empty where the key is absent."""
+    found = integers(config, key)
+    if found:
+        for_each_layer(config, key, found)
+    return [bool(number) for number in found]
 
 
 def kinds(config: Section, key: str, allowed: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ from ..operators.elementwise import ACTIVATION_OPS, Activation, Add, Norm
 from ..operators.embedding import Embedding
 from ..operators.linear import Linear
 from ..operators.masks import CAUSAL, Causal, Mask
+from ..operators.pictures import Patches
 from ..precision import Format
 
 HIDDEN = "hidden"  # what a block reads of the one before it
@@ -126,6 +127,11 @@ class Parts:
     def project(self, name: str, x: Tensor, width: int, *, bias: bool = False, kind: type[Linear] = Linear) -> Linear:
         """A Linear with one output of its own name."""
         return self.linear(name, x, self.tensor(name, width), bias=bias, kind=kind)
+
+    def patches(self, name: str, x: Tensor, out: Tensor, tokens: int, *, bias: bool = True) -> Patches:
+        """The Linear over the pixels x of each patch of pictures of which `tokens` follow."""
+        plain = self.linear(name, x, out, bias=bias)
+        return Patches(name=name, inputs=plain.inputs, outputs=plain.outputs, weights=plain.weights, tokens=tokens)
 
     def norm(self, name: str, x: Tensor, *, shared: int = 1, kind: NormKind | None = None) -> Norm:
         """The norm of every `width / shared` elements of x, with what it has learned shared by all such groups."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..forms import SEQUENCES
+from ..forms import SEQUENCES, Form
 from ..operators.base import Operator, Role, Tensor
 from ..operators.elementwise import Elementwise
 from ..operators.linear import BlockLinear, Linear
@@ -16,6 +16,11 @@ from ._parts import NormKind, Parts, result
 def kept(name: str, width: int, parts: Parts | None = None) -> Tensor:
     """A state of every sequence: in fp32, or in the model's format where `parts` are given."""
     return Tensor(name=name, width=width, format=parts.format if parts else FP32, rows=SEQUENCES, role=Role.STATE)
+
+
+def unfinished(name: str, width: int, parts: Parts) -> Tensor:
+    """What every sequence keeps of tokens whose group is not full; that it is read now and then is not counted."""
+    return replace(kept(name, width, parts), rows=Form(), held=SEQUENCES)
 
 
 def convolved(parts: Parts, x: Tensor, taps: int, *, bias: bool) -> CausalConv:

@@ -128,10 +128,7 @@ class Tower:
     def _patches(self, parts: Parts) -> Patches:
         rows = TOKENS + self.learned * -1 * SEQUENCES
         x, out = with_rows(parts.tensor("pixels", self.picture.pixels), rows), parts.tensor("patch_embed", self.hidden)
-        plain = parts.linear(out.name, x, with_rows(out, rows), bias=self.patch_bias)
-        return Patches(
-            name=plain.name, inputs=plain.inputs, outputs=plain.outputs, weights=plain.weights, tokens=self.tokens
-        )
+        return parts.patches(out.name, x, with_rows(out, rows), self.tokens, bias=self.patch_bias)
 
 
 @dataclass(frozen=True)
@@ -305,6 +302,11 @@ def language(config: Section, fmt: Format, kind: str, key: str = "text_config") 
     said = [c.flag(_TIED, default=False) for c in (config, given) if c.get(_TIED) is not None]
     text = filled(text, instead={_TIED: any(said)} if said else None)
     return builder(text)(text, fmt), text.integer("hidden_size")
+
+
+def tied_of(config: Section, text: Section) -> bool:
+    """Whether the head is tied, as the config says it of the whole, or else as its `text` part does."""
+    return config.flag(_TIED, default=text.flag(_TIED, default=False))
 
 
 def patches_of(tower: Tower, parts: Parts) -> Tensor:

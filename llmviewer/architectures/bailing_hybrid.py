@@ -17,7 +17,7 @@ from . import architecture
 from ._attention import LatentAttention
 from ._decoder import FeedForward, Layer, Mixer, Prediction
 from ._fields import decoder
-from ._moe import costless, dense, first_dense, kinds, latent_attention
+from ._moe import costless, dense, first_dense, kinds, latent_attention, sparse_layers
 from ._recurrent import Kda
 from .bailing_moe import LinearAttention, linear_layers, shared_experts
 
@@ -55,7 +55,7 @@ def build(config: Section, fmt: Format) -> Graph:
     heads = config.integer("num_attention_heads")
     mixers: dict[str, Mixer] = {_KDA: _kda(config, heads), _MLA: _attention(config)}
     networks: dict[bool, FeedForward] = {True: shared_experts(config, 1), False: dense(config)}
-    types, sparse = _layer_types(config), _sparse(config)
+    types, sparse = _layer_types(config), sparse_layers(config, default=2)
 
     def layer(kind: str, *, has_experts: bool) -> Layer:
         name = f"{'kda' if kind == _KDA else 'mla'}_{'sparse' if has_experts else 'dense'}"
@@ -96,13 +96,6 @@ def _layer_types(config: Section) -> list[str]:
     if layers % group:
         raise config.error("layer_group_size", f"must divide the {layers} layers; got {group}")
     return [_KDA if (index + 1) % group else _MLA for index in range(layers)]
-
-
-def _sparse(config: Section) -> list[bool]:
-    sparse = first_dense(config, default=2)
-    if config.get("mlp_layer_types") is None:
-        return sparse
-    return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
 
 
 def _kda(config: Section, heads: int) -> Kda:

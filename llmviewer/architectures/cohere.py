@@ -17,7 +17,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer, Residual
 from ._fields import alternating, attention, decoder, gated_mlp, sliding_layers, sliding_window, without
-from ._moe import costless, dense, experts_beside_shared, kinds
+from ._moe import costless, dense, experts_beside_shared, kinds, listed_sparse
 from ._parts import NormKind
 
 _WINDOW = 4096
@@ -94,9 +94,9 @@ def build_cohere2_moe(config: Section, fmt: Format) -> Graph:
 
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer of North has experts: all but the first first_k_dense_replace, or as listed."""
-    if config.get("mlp_layer_types") is not None:
+    if listed := listed_sparse(config):
         config.costless("first_k_dense_replace")
-        return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+        return listed
     first = config.integer("first_k_dense_replace", 0, least=0)
     return [index >= first for index in range(config.integer("num_hidden_layers"))]
 

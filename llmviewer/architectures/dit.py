@@ -15,7 +15,6 @@ from ..forms import SEQUENCES
 from ..graph import Block, Graph
 from ..operators.base import Operator, Tensor
 from ..operators.elementwise import Add, Elementwise
-from ..operators.pictures import Patches
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -67,10 +66,7 @@ class _Dit:
         """A network of `depth` layers for latents of `patches`, `numbers` in each, of which it makes `out`."""
         parts = self.parts
         pixels = parts.tensor("pixels", numbers)
-        plain = parts.project("patch_embed", pixels, self.hidden, bias=True)
-        patch = Patches(
-            name=plain.name, inputs=plain.inputs, outputs=plain.outputs, weights=plain.weights, tokens=patches
-        )
+        patch = parts.patches("patch_embed", pixels, parts.tensor("patch_embed", self.hidden), patches)
         placed = parts.tensor("position_add", self.hidden)
         positions = Add(name=placed.name, inputs=patch.outputs, outputs=(placed,), ops_per_element=1)
         layer = self._layer()

@@ -10,7 +10,6 @@ from typing import Final
 
 from ..documents import Section
 from ..graph import Graph
-from ..operators.pictures import Patches
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -39,8 +38,7 @@ def build(config: Section, fmt: Format) -> Graph:
     tokens = ceil(int(tall * scale) / patch) * ceil(int(wide * scale) / patch)
     parts = Parts(format=fmt)
     pixels = parts.tensor(HIDDEN, config.integer("num_channels", 3) * patch**2)
-    plain = parts.project("patch_embed", pixels, width, bias=True)
-    patches = Patches(name=plain.name, inputs=plain.inputs, outputs=plain.outputs, weights=plain.weights, tokens=tokens)
+    patches = parts.patches("patch_embed", pixels, parts.tensor("patch_embed", width), tokens)
     return joined((), (patches,), text, tokens=tokens)
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ..documents import Section
-from ..forms import SEQUENCES, TOKENS, Form
+from ..forms import TOKENS
 from ..graph import Graph
 from ..operators.attention import Heads, Indexer
-from ..operators.base import Operator, Role, Tensor
+from ..operators.base import Operator, Tensor
 from ..operators.compression import Compress
 from ..operators.elementwise import Elementwise
 from ..operators.linear import Router
@@ -25,6 +25,7 @@ from ._hyper_connections import HyperConnections
 from ._moe import costless, dense, experts_beside_shared, kinds, sparse_layers
 from ._parts import NormKind, Parts
 from ._recurrent import Kda
+from ._state_space import unfinished
 from .deepseek import own_index
 
 _LINEAR, _INDEXED, _FULL = _KINDS = ("linear_attention", "indexed_attention", "full_attention")
@@ -55,14 +56,7 @@ class PooledIndex(Index):
         k, gate = (parts.project(f"index_{part}_proj", x, width) for part in ("k", "gate"))
         weights = parts.project("index_weights", x, self.num_heads, kind=Router)
         norm = parts.norm("index_k_norm", k.outputs[0], kind=NormKind.LAYER)
-        state = Tensor(
-            name="index_state",
-            width=2 * self.pool * width,
-            rows=Form(),
-            held=SEQUENCES,
-            role=Role.STATE,
-            format=parts.format,
-        )
+        state = unfinished("index_state", 2 * self.pool * width, parts)
         compress = Compress(
             name="index_entries",
             inputs=(norm.outputs[0], gate.outputs[0], state),

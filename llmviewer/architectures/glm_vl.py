@@ -24,7 +24,7 @@ from ._feed_forward import Mlp
 from ._moe import language_model
 from ._parts import HIDDEN, NormKind, heads_of, result
 from ._tiles import picture_size
-from ._tower import Picture, Tower, filled, joined, layer, picture, sides, tower_activation, vision
+from ._tower import Picture, Tower, filled, joined, layer, picture, sides, tied_of, tower_activation, vision
 from .glm import build_glm4
 from .glm4_moe import build_glm4_moe
 from .glm5_next import build as build_glm5_next_text
@@ -88,7 +88,7 @@ def build_ocr(config: Section, fmt: Format) -> Graph:
     config.costless(*_COSTLESS.split())
     text = language_model(config)
     text.costless(*_TEXT_COSTLESS.split(), "attention_bias", "num_nextn_predict_layers")
-    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    tied = tied_of(config, text)
     language = build_glm4(
         _whole(text, TEXT_CLASSES["GlmOcrTextConfig"], {"attention_bias": False, "tie_word_embeddings": tied}), fmt
     )
@@ -105,7 +105,7 @@ def build_glm5_next(config: Section, fmt: Format) -> Graph:
         return build_glm5_next_text(config, fmt)
     text = language_model(config)
     text.costless(*_TEXT_COSTLESS.split())
-    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    tied = tied_of(config, text)
     language = build_glm5_next_text(filled(text, instead={"tie_word_embeddings": tied}), fmt)
     return _behind_ocr_tower(config, language, fmt, inner=_GLM5_PROJECTOR)
 

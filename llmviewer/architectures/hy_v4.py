@@ -17,7 +17,7 @@ from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer
 from ._fields import always, decoder
 from ._hyper_connections import HyperConnections
-from ._moe import costless, dense, experts_beside_shared, kinds, latent_attention
+from ._moe import costless, dense, experts_beside_shared, kinds, latent_attention, listed_sparse
 
 _EVERY: Final = 4  # layers, of which the first one chooses keys, after the very first
 _COSTLESS: Final = """
@@ -79,6 +79,4 @@ def _own_index(config: Section) -> list[bool]:
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer has experts: as listed, or all but the first."""
     config.costless("first_k_dense_replace", "moe_layer_freq")
-    if config.get("mlp_layer_types") is None:
-        return [index > 0 for index in range(config.integer("num_hidden_layers"))]
-    return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+    return listed_sparse(config) or [index > 0 for index in range(config.integer("num_hidden_layers"))]

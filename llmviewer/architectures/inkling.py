@@ -25,7 +25,7 @@ from ._attention import scored
 from ._decoder import FeedForward, Mixer
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder
-from ._moe import at_most, costless, integers, kinds, windows_and_experts
+from ._moe import at_most, costless, integers, kinds, listed_sparse, windows_and_experts
 from ._parts import NormKind, Parts, activation, result
 from ._state_space import kept
 from ._tower import Scaled
@@ -193,7 +193,7 @@ def _sliding(config: Section) -> list[bool]:
 
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer has experts: as listed, or all but the first dense_mlp_idx."""
-    if config.get("mlp_layer_types") is not None:
-        return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
+    if listed := listed_sparse(config):
+        return listed
     first = config.integer("dense_mlp_idx", 0, least=0)
     return [index >= first for index in range(config.integer("num_hidden_layers"))]

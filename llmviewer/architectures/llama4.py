@@ -20,7 +20,7 @@ from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
 from ._fields import attention, decoder, grouped_heads
-from ._moe import costless, dense, experts, for_each_layer, integers, language_model
+from ._moe import costless, dense, experts, flagged, integers, language_model
 from ._parts import NormKind, heads_of, result
 from ._tiles import best_fit, picture_size
 from ._tower import Tower, joined, layer, patches_of, picture, projector, sides, vision
@@ -112,11 +112,8 @@ def _layer(mixer: SelfAttention, feed_forward: Experts | Mlp, reach: str) -> Lay
 def _rotated(config: Section) -> list[bool]:
     """Whether each layer rotates its queries and keys."""
     layers, step = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
-    said = integers(config, "no_rope_layers")  # 1 where a layer rotates, despite the name
-    if not said:
-        return [(index + 1) % step != 0 for index in range(layers)]
-    for_each_layer(config, "no_rope_layers", said)
-    return [bool(n) for n in said]
+    usual = [(index + 1) % step != 0 for index in range(layers)]
+    return flagged(config, "no_rope_layers") or usual  # 1 where a layer rotates, despite the name
 
 
 def _sparse(config: Section) -> list[bool]:

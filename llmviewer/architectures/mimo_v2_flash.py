@@ -16,7 +16,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._fields import decoder, rotary_dim
-from ._moe import costless, dense, experts, for_each_layer, integers, kinds, windows_and_experts
+from ._moe import costless, dense, experts, flagged, kinds, listed_sparse, windows_and_experts
 
 _KINDS = ("full_attention", "sliding_attention")
 _ROTATED = 0.334  # of each head
@@ -69,19 +69,11 @@ def _sliding(config: Section) -> list[bool]:
     """Whether each layer has a window: all but the first and every sixth where the config does not say."""
     if config.get("layer_types") is not None:
         return [kind == _KINDS[1] for kind in kinds(config, "layer_types", _KINDS)]
-    pattern = integers(config, "hybrid_layer_pattern")
-    if pattern:
-        for_each_layer(config, "hybrid_layer_pattern", pattern)
-        return [bool(n) for n in pattern]
-    return [index > 0 and (index + 1) % 6 != 0 for index in range(config.integer("num_hidden_layers"))]
+    usual = [index > 0 and (index + 1) % 6 != 0 for index in range(config.integer("num_hidden_layers"))]
+    return flagged(config, "hybrid_layer_pattern") or usual
 
 
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer has experts: all but the first where the config does not say."""
-    if config.get("mlp_layer_types") is not None:
-        return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
-    said = integers(config, "moe_layer_freq")
-    if said:
-        for_each_layer(config, "moe_layer_freq", said)
-        return [bool(n) for n in said]
-    return [index > 0 for index in range(config.integer("num_hidden_layers"))]
+    usual = [index > 0 for index in range(config.integer("num_hidden_layers"))]
+    return listed_sparse(config) or flagged(config, "moe_layer_freq") or usual

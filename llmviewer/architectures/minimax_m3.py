@@ -22,7 +22,7 @@ from ._decoder import FeedForward, Layer, Mixer
 from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder, grouped_heads, rotary_dim, rotated
-from ._moe import at_most, costless, for_each_layer, integers, kinds, language_model
+from ._moe import at_most, costless, flagged, for_each_layer, integers, kinds, language_model, listed_sparse
 from ._parts import NormKind, Parts, heads_of, result, with_rows
 from ._tower import Tower, joined, of_pictures, patches_of, picture, projector, tower_activation, vision
 
@@ -186,10 +186,5 @@ def _choosing(config: Section) -> list[bool]:
 
 def _with_experts(config: Section) -> list[bool]:
     """Whether each layer has experts: all where the config does not say."""
-    if config.get("mlp_layer_types") is not None:
-        return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))]
-    said = integers(config, "moe_layer_freq")
-    if said:
-        for_each_layer(config, "moe_layer_freq", said)
-        return [bool(n) for n in said]
-    return [True] * config.integer("num_hidden_layers")
+    every = [True] * config.integer("num_hidden_layers")
+    return listed_sparse(config) or flagged(config, "moe_layer_freq") or every

@@ -18,7 +18,6 @@ from ..forms import ONE, images, seeing, table_rows
 from ..graph import Block, Graph
 from ..operators.base import Operator, Weight
 from ..operators.elementwise import Add, Permute
-from ..operators.pictures import Patches
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
@@ -125,8 +124,7 @@ def _embedding(config: Section, parts: Parts, seen: Picture, tiles: int, tokens:
         with_rows(parts.tensor(name, width), of_pictures(tiles * seen.patches))
         for name, width in (("pixels", seen.pixels), ("patch_embed", hidden))
     )
-    plain = parts.linear(patches.name, pixels, patches)
-    embed = Patches(name=plain.name, inputs=(pixels,), outputs=(patches,), weights=plain.weights, tokens=tokens)
+    embed = parts.patches(patches.name, pixels, patches, tokens, bias=False)
     out = parts.tensor("position_add", hidden)
     weights = (
         parts.weight("learned_tokens.weight", 1, hidden),

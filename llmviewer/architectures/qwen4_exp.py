@@ -11,10 +11,10 @@ from math import ceil, isqrt
 from typing import Final
 
 from ..documents import Section
-from ..forms import SEQUENCES, TOKENS, Form, table_rows
+from ..forms import TOKENS, Form, table_rows
 from ..graph import Graph
 from ..operators.attention import Heads, Indexer
-from ..operators.base import Operator, Role, Tensor
+from ..operators.base import Operator, Tensor
 from ..operators.compression import Compress, Turn
 from ..operators.elementwise import Elementwise, Norm
 from ..operators.embedding import Embedding
@@ -29,8 +29,8 @@ from ._hyper_connections import HyperConnections
 from ._moe import costless, integers, kinds, language_model
 from ._parts import Parts, result
 from ._recurrent import SIGMOID
-from ._state_space import kept
-from ._tower import filled
+from ._state_space import kept, unfinished
+from ._tower import filled, tied_of
 from .qwen3_next import delta, experts, gated_attention
 from .qwen_vl import seeing
 
@@ -108,14 +108,7 @@ class MeanIndex:
             num_heads=self.num_heads,
             rotary_dim=self.rotary_dim,
         )
-        state = Tensor(
-            name="index_state",
-            width=self.pool * width,
-            rows=Form(),
-            held=SEQUENCES,
-            role=Role.STATE,
-            format=parts.format,
-        )
+        state = unfinished("index_state", self.pool * width, parts)
         compress = Compress(
             name="index_entries",
             inputs=(k, state),
@@ -197,7 +190,7 @@ class LookingUp(Layer):
 @architecture("qwen4_exp")
 def build(config: Section, fmt: Format) -> Graph:
     text = language_model(config)
-    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    tied = tied_of(config, text)
     language = build_text(filled(text, instead={"tie_word_embeddings": tied}), fmt)
     return seeing(config, language, fmt)
 

@@ -31,6 +31,7 @@ from ._tower import (
     layer,
     merger,
     picture,
+    tied_of,
     tower_activation,
     vision,
 )
@@ -63,7 +64,7 @@ def build_qwen2_vl(config: Section, fmt: Format) -> Graph:
 def build_exaone4_5(config: Section, fmt: Format) -> Graph:
     """The tower of Qwen2.5-VL, four of whose heads share a key, before an EXAONE 4."""
     text = filled(language_model(config), instead={"model_type": "exaone4"})
-    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    tied = tied_of(config, text)
     language = build_exaone4(filled(text, instead={"tie_word_embeddings": tied}), fmt)
     if config.get("vision_config") is None:
         return language
@@ -93,7 +94,7 @@ def build_qwen3_vl(config: Section, fmt: Format) -> Graph:
     """What some layers of the tower leave is added too, after the first layers of the language model."""
     sparse = config.text("model_type") == "qwen3_vl_moe"
     text = language_model(config)
-    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    tied = tied_of(config, text)
     language = (build_qwen3_moe if sparse else build_qwen3)(filled(text, instead={"tie_word_embeddings": tied}), fmt)
     return seeing(config, language, fmt, deep=_DEEP_LAYERS)
 
@@ -102,7 +103,7 @@ def build_qwen3_vl(config: Section, fmt: Format) -> Graph:
 def build_compass(config: Section, fmt: Format) -> Graph:
     """North Micro Vision: the tower of Qwen3-VL before a Cohere."""
     text = language_model(config)
-    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    tied = tied_of(config, text)
     language = build_compass_text(filled(text, TEXTS["cohere2"], instead={"tie_word_embeddings": tied}), fmt)
     return seeing(config, language, fmt, deep=_DEEP_LAYERS)
 
@@ -136,7 +137,7 @@ def _qwen2(config: Section, fmt: Format) -> Graph:
 
 
 def as_qwen2(config: Section, text: Section, fmt: Format) -> Graph:
-    tied = config.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings", default=False))
+    tied = tied_of(config, text)
     text.costless("layer_types", "model_type")
     return build_qwen2(filled(text, instead={"model_type": "qwen2", "tie_word_embeddings": tied}), fmt)
 

@@ -58,8 +58,7 @@ def held_up_s(read: Column, step: Column, turns: int) -> Column:
 
     read, step  where all turns read, and where all decode [s]
     """
-    held: Column = np.maximum(read, (read + (turns - 1) * step) / turns)
-    return held
+    return np.asarray(np.maximum(read, (read + (turns - 1) * step) / turns))
 
 
 def saturated_s(
@@ -89,5 +88,4 @@ def saturated_s(
     filled = (lanes * own / often * count - 1) / np.maximum(np.subtract(most, 1), 1)
     longest = 1 - (1 - own * (count - 1) / np.maximum(full - 1, 1e-9)) ** lanes  # as long as any lane that is full
     read = (alone + (every * most - alone) * np.maximum(filled, longest / often)) / parts
-    taken: Column = (often * read + (1 - often) * step) * parts / count / own
-    return taken
+    return np.asarray((often * read + (1 - often) * step) * parts / count / own)

@@ -177,10 +177,8 @@ class _Pairs:
 
         def keeps(copies: Grid) -> npt.NDArray[np.bool_]:
             first_s = waited_s(load.rate, each_s, copies * servers) + own_s
-            kept: npt.NDArray[np.bool_] = (
-                np.isfinite(first_s) & (first_s <= load.goals.ttft_s) & (load.rate * moved <= copies * size * link)
-            )
-            return kept
+            sends = load.rate * moved <= copies * size * link
+            return np.asarray(np.isfinite(first_s) & (first_s <= load.goals.ttft_s) & sends)
 
         copies = _fewest(np.maximum((load.max_devices - written_on) // size, 1), keeps)
         with np.errstate(divide="ignore"):
@@ -208,8 +206,7 @@ class _Pairs:
     @property
     def fine(self) -> npt.NDArray[np.bool_]:
         """Whether it keeps to all of it."""
-        kept: npt.NDArray[np.bool_] = (self.over["rate"] < 1) & (self.worst <= 1)
-        return kept
+        return np.asarray((self.over["rate"] < 1) & (self.worst <= 1))
 
     def chosen(self) -> Iterator[Candidate]:
         """For each writer and kind of device that reads, the one that takes fewest devices, or comes closest."""

@@ -80,22 +80,28 @@ def placements(
                 needed = _needed(one, lowered, network.hardware.on_chip_bytes, load)
             first = lowered
         over = [0.0 if large else _held(needed, other.hardware, load) for other, _ in members]
-        own = [pair for pair, excess in zip(members, over, strict=True) if excess <= 1]
         for (other, _), excess in zip(members, over, strict=True):
             if excess > 1:
                 yield Excluded(device=other.hardware, factor="memory", excess=excess)
-        if not own:
-            continue
-        linked_only = [linked for _, linked in own]
-        model, refused = lowered.fleets(lowered.model, linked_only, known)
-        drafts, others = lowered.fleets(lowered.drafts, linked_only, known) if lowered.drafts else (None, {})
-        refused = {**others, **refused}
-        for place, reason in refused.items():
-            yield Excluded(device=own[place][0].hardware, factor="data type", reason=reason)
-        yield Placement(
-            devices=tuple(other.hardware for other, _ in own), layout=one.layout, model=model, drafter=lowered.drafter,
-            drafts=drafts, able=[place for place in range(len(own)) if place not in refused], needed=needed,
-        )  # fmt: skip
+        if own := [pair for pair, excess in zip(members, over, strict=True) if excess <= 1]:
+            yield from _placed(lowered, own, needed, known)
+
+
+def _placed(
+    lowered: _Lowered, members: Sequence[tuple[Network, Hardware]], needed: Needed, known: Known
+) -> Iterator[Placement | Excluded]:
+    """Devices that have room; and those of them that lack a unit for a data type."""
+    devices = [linked for _, linked in members]
+    model, refused = lowered.fleets(lowered.model, devices, known)
+    drafts, others = lowered.fleets(lowered.drafts, devices, known) if lowered.drafts else (None, {})
+    refused = {**others, **refused}
+    for place, reason in refused.items():
+        yield Excluded(device=members[place][0].hardware, factor="data type", reason=reason)
+    yield Placement(
+        devices=tuple(network.hardware for network, _ in members), layout=members[0][0].layout, model=model,
+        drafter=lowered.drafter, drafts=drafts, needed=needed,
+        able=[place for place in range(len(members)) if place not in refused],
+    )  # fmt: skip
 
 
 def _apart(one: Setting) -> bool:

@@ -43,8 +43,7 @@ class Steady:
     @property
     def fine(self) -> npt.NDArray[np.bool_]:
         """Whether it keeps to all of it."""
-        kept: npt.NDArray[np.bool_] = self.stable & (reduce(np.maximum, self.over.values()) <= 1)
-        return kept
+        return np.asarray(self.stable & (reduce(np.maximum, self.over.values()) <= 1))
 
     @classmethod
     def of(cls, rate: Grid, times: StepTimes, able: Grid, memory: Grid, load: Load) -> Steady:
@@ -187,13 +186,11 @@ def _at(values: Grid, at: Grid) -> Grid:
         left, right = values[low], values[high]
     else:
         left, right = (np.take_along_axis(values, p[..., None], axis=-1)[..., 0] for p in (low, high))
-    mixed: Grid = left + (at - low) * (right - left)
-    return mixed
+    return np.asarray(left + (at - low) * (right - left))
 
 
 def _slope(values: Grid, over: Grid, at: Grid) -> Grid:
     """How steeply entries of the last axis fall at places with fractions."""
     high = np.maximum(np.ceil(at).astype(int), 1)
     left, right = (np.take_along_axis(values, p[..., None], axis=-1)[..., 0] for p in (high - 1, high))
-    fall: Grid = (left - right) / (over[high] - over[high - 1])
-    return fall
+    return np.asarray((left - right) / (over[high] - over[high - 1]))

@@ -190,7 +190,7 @@ def test_the_page_says_how_far_off_engines_are(points):
     middles = [f"{np.median([p.ratio for p in half]):.2f}" for half in halves]
     inside = [f"({100 * np.mean([p.inside for p in half]):.0f} % inside)" for half in halves]
     told = f"{middles[0]} for tokens {inside[0]} and {middles[1]} for prompts {inside[1]}"
-    assert f"the middle of all is {told}" in text("serving.md")
+    assert f"the median of all is {told}" in text("serving.md")
 
 
 def test_the_page_says_how_far_off_a_few_tokens_are(few):

@@ -241,6 +241,8 @@ NUMBERS = "must be whole numbers, or ranges such as 1..256, 1..256*2 (doubling) 
         ("simulate gpt2 t4", ("rate (--rate) or arrivals (--arrivals) must be given, and not both: requests a "
          "second, or a file")),
         ("plan gpt2 --rate 4 --rate 5 --rate=6", "--rate must be given once; got it 3 times"),
+        ("plan gpt2 t4 --rate 4", "plan takes no 't4' by itself; give it as --hardware"),
+        ("choose gpt2 --users 3", "choose takes no 'gpt2' by itself; give it as --model or --hardware"),
         ("analyze ./nofolder t4", "./nofolder: there is no such file or folder"),
         ("analyze gpt2 ../nofolder", "../nofolder: there is no such file or folder"),
         ("analyze gpt2 h100,l40s", ("no hardware 'h100,l40s': give one; `llmviewer compare` takes several "

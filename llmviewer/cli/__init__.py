@@ -19,6 +19,8 @@ _MODULES = (
     "timeline", "validation", "web",
 )  # fmt: skip
 
+_TAKERS = ("--model", "--hardware")  # options that are arguments of other commands
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 0, or 2 with one line on stderr where the input is at fault."""
@@ -51,23 +53,27 @@ def _in_options(error: InputError, arguments: Sequence[str]) -> str:
 
 
 class _Commands(click.Group):
-    """Commands whose options are given once, but for those that take several values."""
+    """Commands whose options are given once, but for those that take several values, and whose words have a place."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if command:
-            _check_once(command, click.Context(command, info_name=name, parent=ctx), rest)
+            _check(command, click.Context(command, info_name=name, parent=ctx), rest)
         return name, command, rest
 
 
-def _check_once(command: click.Command, context: click.Context, arguments: list[str]) -> None:
-    *_, order = command.make_parser(context).parse_args(list(arguments))
+def _check(command: click.Command, context: click.Context, arguments: list[str]) -> None:
+    """Raises InputError where an option is there twice, and where a word stands alone that an option takes."""
+    _, words, order = command.make_parser(context).parse_args(list(arguments))
     for parameter, times in Counter(order).items():
         if times > 1 and isinstance(parameter, click.Option) and not (parameter.multiple or parameter.is_flag):
             option = max(parameter.opts, key=len)
             raise InputError(f"{option} must be given once; got it {times} times")
+    takers = [parameter.opts[0] for parameter in command.params if parameter.opts[0] in _TAKERS]
+    if words and takers:
+        raise InputError(f"{context.info_name} takes no {words[0]!r} by itself; give it as {' or '.join(takers)}")
 
 
 @click.group(

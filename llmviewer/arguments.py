@@ -29,9 +29,7 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {  # of an argument, or of each 
 }  # fmt: skip
 _NONE: Final = ("quant", "attention")  # that may be left to us
 _WORDS: Final[Mapping[object, str]] = {str: "text", Mapping: "a mapping", Path: "a path"}
-
 _LONG: Final = 100  # characters of what was given, in an error
-
 _E = TypeVar("_E", bound=StrEnum)
 
 

@@ -11,6 +11,7 @@ from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import seconds
 
 from .drawing import BLUE, GREEN, INK, VERMILLION, frame, log_axis, plain
+from .listing import digits
 
 _MOST = 2000  # points
 _BESIDE = 4  # times beside each other that a phone has room for
@@ -68,7 +69,7 @@ def _words(one: Candidate, found: ServicePlan) -> str:
         ", read for<br>".join(laid),
         f"{one.quant}, {one.price(found.by):.3g} {found.unit}",
         f"first token {seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token",
-        f"{one.batch:.3g} at a time on each copy, up to {one.rate_within:.3g} requests/s",
+        f"{digits(one.batch)} at a time on each copy, up to {digits(one.rate_within)} requests/s",
         *((f"at the bound {one.least.price(found.by):.3g} {found.unit}",) if one.least else ()),
     )
     return "<br>".join(lines)

@@ -15,7 +15,7 @@ from llmviewer.serving.service_plan import ServicePlan
 from llmviewer.units import counted, seconds
 
 from .choice import unsold
-from .listing import WIDTH, Item, Reasons, Table, number_item, time_item
+from .listing import WIDTH, Item, Reasons, Table, digits, number_item, time_item
 from .page import Card, Picture, picture
 from .recommendations import Folded
 from .report import Command, Report
@@ -137,10 +137,10 @@ def best(found: ServicePlan) -> str:
             known = "No plan is known to keep to that." if found.unmeasured else "No plan keeps to that."
             return f"{known}{_at_the_bound(found)}"
         return f"None of what keeps to that has {_priced(found)}."
-    most = f"it keeps to that up to {number_item(one.rate_within).text} requests/s"
+    most = f"it keeps to that up to {digits(one.rate_within)} requests/s"
     return (
         f"Lowest in {found.unit}: {_priced_one(one, found)}{_of_tokens(one, found)}. First token after "
-        f"{seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token, on average; {one.batch:.3g} sequences decode at a "
+        f"{seconds(one.ttft_s)}, {seconds(one.tpot_s)} a token, on average; {digits(one.batch)} sequences decode at a "
         f"time on each copy, which needs room for {one.limit}; {most}.{_first_token(one)}{_other_way(one, found)}"
         f"{_at_the_bound(found)}"
     )
@@ -354,7 +354,7 @@ def _cards(found: ServicePlan) -> list[Card]:
              about=counted(one.devices, "device")),
         Card(label="time to first token", value=seconds(one.ttft_s), about="on average"),
         Card(label="time per token", value=seconds(one.tpot_s), about="on average"),
-        Card(label="most requests/s", value=number_item(one.rate_within).text, about=f"so well, of {found.rate:g}"),
+        Card(label="most requests/s", value=digits(one.rate_within), about=f"so well, of {found.rate:g}"),
     ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from llmviewer.serving.traffic import Traffic
 from llmviewer.setting import Setting
 from llmviewer.units import counted, seconds
 
-from .listing import NOTHING, Item, Table, number_item, time_item
+from .listing import NOTHING, Item, Table, digits, number_item, time_item
 from .page import Card, Picture, picture
 from .report import Report
 
@@ -103,7 +103,7 @@ def lengths(traffic: Traffic) -> str:
 def headline(found: Simulation) -> str:
     """What was asked, in one line."""
     traffic = found.traffic
-    rate = f"{traffic.rate:.3g} a second" if traffic.rate < np.inf else "all at once"
+    rate = f"{digits(traffic.rate)} a second" if traffic.rate < np.inf else "all at once"
     order = "" if found.reads else f", {found.policy}"
     order = f", {found.setting.engine.title}{order}" if found.setting.engine else order
     order = "".join(f", {one}" for one in found.setting.techniques) + order
@@ -125,8 +125,8 @@ def remarks(found: Simulation) -> list[str]:
     if likely.drained > _DRAINED:
         lines.append(
             f"In the last {likely.drained:.0%} of the {seconds(likely.span_s)} nobody comes any more, so what there is "
-            f"a second, per joule and per dollar is lower by that: {likely.requests_per_s:.3g} requests/s are "
-            f"answered, and {likely.traffic.rate:.3g} come.{' That is no overload.' if likely.closed else ''} With "
+            f"a second, per joule and per dollar is lower by that: {digits(likely.requests_per_s)} requests/s are "
+            f"answered, and {digits(likely.traffic.rate)} come.{' That is no overload.' if likely.closed else ''} With "
             "more requests (--requests) the part is smaller."
         )
     if found.traffic.later:
@@ -256,7 +256,7 @@ def _cards(found: Simulation) -> list[Card]:
         Card(
             label="tokens written",
             value=f"{number_item(run.tokens_per_s).text}/s",
-            about=f"{run.requests_per_s:.3g} answers/s" + _until_empty(run),
+            about=f"{digits(run.requests_per_s)} answers/s" + _until_empty(run),
         ),
         Card(label="devices busy", value=f"{run.utilization:.0%}", about=_busy(run)),
     ]
@@ -280,7 +280,9 @@ def _busy(run: Simulation) -> str:
     whose = "of the time, those that decode" if run.readers else "of the time"
     if not run.closed or run.traffic.rate == np.inf:
         return whose
-    return f"{whose}; {run.traffic.rate:.3g} requests/s come, {run.closed.max_rate * run.copies:.3g} can be served"
+    return (
+        f"{whose}; {digits(run.traffic.rate)} requests/s come, {digits(run.closed.max_rate * run.copies)} can be served"
+    )
 
 
 def _pictures(found: Simulation) -> list[list[Picture]]:

@@ -987,3 +987,10 @@ def test_a_library_changes_what_is_expected_and_never_the_bound():
     )
     assert np.array_equal(one.finish_s, other.finish_s)
     assert np.mean(one.expected.tpot_s) != np.mean(other.expected.tpot_s)
+
+
+def test_rates_have_no_exponent(capsys):
+    assert main(["simulate", "gpt2", "l4", "--rate", "2000", "--requests", "50", "--bound"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ", 2,000 a second, " in said
+    assert "e+" not in said

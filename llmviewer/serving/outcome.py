@@ -16,7 +16,7 @@ from ..analyzing.facts import finite
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..setting import Setting
-from ..units import seconds
+from ..units import seconds, significant
 from .metrics import Usage
 from .policy import Policy
 from .steady import Steady
@@ -203,8 +203,8 @@ class Simulation:
         if self.closed and self.closed.max_rate <= self.traffic.rate / self.copies < inf:
             cause = f", as memory has room for {self.closed.max_batch} caches on average" if full > _FEW else ""
             yield (
-                f"Load: {self.traffic.rate / self.copies:.3g} requests a second come to each copy, which serves "
-                f"{self.closed.max_rate:.3g} at most{cause}. The queue grows for as long as they come."
+                f"Load: {significant(self.traffic.rate / self.copies)} requests a second come to each copy, which "
+                f"serves {significant(self.closed.max_rate)} at most{cause}. The queue grows for as long as they come."
             )
         if full > max(crowded, _FEW):
             yield f"Memory: in {full:.0%} of the busy time the next request waits for room for its cache."

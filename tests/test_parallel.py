@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, inf, prod
+from math import ceil, comb, inf, log, prod
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from llmviewer.operators.elementwise import Rope
 from llmviewer.operators.linear import ExpertsLinear, Linear, LMHead
 from llmviewer.operators.state_space import Scan
 from llmviewer.parallel import parallel
+from llmviewer.parallel.experts import ExpertPlaces
 from llmviewer.parallel.layout import Layout, Network, parse_layout
 from llmviewer.precision import FP16
 from llmviewer.resource import hop, link
@@ -367,8 +368,8 @@ def test_a_rank_reads_the_experts_that_tokens_of_all_ranks_reach():
 def test_a_token_is_sent_once_to_each_rank_that_has_one_of_its_experts():
     part = _shared("deepseek-v3", dp=64, ep=64)
     dispatch = next(op for _, op in part if isinstance(op, AllToAll))
-    ranks = 64 * (1 - (1 - 8 / 256) ** 4)  # of 64, each with 4 of 256 experts, 8 chosen
-    nodes = 8 * (1 - (1 - 8 / 256) ** 32)
+    nodes = 4  # of 8, each with one of the groups, of which a token chooses its 8 experts from 4: at least one of each
+    ranks = 8 * nodes * (1 - (1 - 4 / 32) * comb(4 * 31 - 4, 4) / comb(4 * 31, 4))  # each has 4 experts
     assert dispatch.parts * 8 == pytest.approx(ranks)
     assert dispatch.visits * 8 == pytest.approx(nodes)
     row = 10 * 7168 * 2  # of ten tokens
@@ -385,14 +386,18 @@ def test_a_token_is_sent_once_to_each_rank_that_has_one_of_its_experts():
 
 @pytest.mark.parametrize("skew", [0, 0.6])
 def test_copies_that_pass_on_inside_are_counted_one_by_one(skew):
-    """Tokens that choose among 16 experts at random, which 8 ranks in two domains take turns at."""
-    shares, (turns, outer, inner) = popularity(16, 2, skew), (2, 2, 4)
-    takes = np.random.default_rng(0).random((200_000, 16)) < shares
-    group, rows = Group(name="ep", inner=inner, outer=outer), Tensor(name="x", width=1, format=FP16)
-    found = AllToAll(name="a", inputs=(rows,), outputs=(rows,), group=group, shares=shares, copies=2)
-    home = takes.reshape(-1, turns, outer, inner)[:, :, 0]  # the domain of the most popular, whose rank is its first
-    assert found.parts * 2 / group.size == pytest.approx(np.mean(home[:, :, 0].any(axis=1)), rel=0.02)
-    assert found.visits * 2 / outer == pytest.approx(np.mean(home.any(axis=(1, 2))), rel=0.02)
+    """Tokens that choose 2 of 16 experts at random, which 8 ranks in two domains take turns at: the experts that two
+    points, one apart, hit among the shares of all in any order (systematic sampling).
+    """
+    shares, random = np.array(popularity(16, 2, skew)), np.random.default_rng(0)
+    places = ExpertPlaces(group=Group(name="ep", inner=4, outer=2), tensor=1, experts=16, chosen=2, skew=skew)
+    order = np.argsort(random.random((200_000, 16)), axis=1)
+    passed = np.floor(np.cumsum(shares[order], axis=1) + random.random((200_000, 1)))
+    chosen = order[np.diff(passed, axis=1, prepend=0) > 0]
+    assert chosen.size == pytest.approx(400_000, rel=1e-3)
+    for members in (1, 4):  # the domain of the most popular, whose rank is its first
+        tokens = np.repeat(np.arange(200_000), (np.diff(passed, axis=1, prepend=0) > 0).sum(axis=1))
+        assert places.needed(members) == pytest.approx(len(set(tokens[chosen % 8 < members])) / 200_000, rel=0.04)
 
 
 def test_tokens_do_not_travel_to_ranks_that_have_them():
@@ -432,7 +437,8 @@ def test_the_busiest_rank_takes_turns_at_the_most_popular_experts(degrees, ranks
                 )
                 assert two.weight.shape == one.weight.shape
             if isinstance(two, AllToAll):  # there and back, one of each token that takes any of its experts
-                once = ranks * (1 - prod(1 - p for p in mine)) * 5
+                none, apart = comb(128 - 128 // ranks, 8) / comb(128, 8), (1 - 8 / 128) ** (128 // ranks)
+                once = ranks * (1 - prod(1 - p for p in mine) ** (log(none) / log(apart))) * 5
                 assert evaluate(two.sent()[link("scale_up")], step) == pytest.approx(once * 2048 * 2 * 7 / 8)
                 assert once > one.parts * 8 * 5
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import llmviewer
 from llmviewer.cli import main
 from llmviewer.errors import InputError
-from llmviewer.operators.collectives import Collective
+from llmviewer.operators.collectives import Algorithm, Collective
 from llmviewer.parallel.layout import Layout, parse_layout
 from llmviewer.roofline import in_parts
 from llmviewer.serving.steps import Steps
@@ -227,27 +227,26 @@ def test_a_report_says_where_it_does_not_pay(capsys):
     assert "batch 32 leaves each device of ep=32 dp=32 two-batch-overlap one sequence, which is not cut in two" in text
 
 
-def gain(phase, batch, length):
+def gain(phase, layout, batch, length):
     """Speed with two batches over that without, as expected of SGLang."""
     found = []
     for two in (True, False):
-        own = setting(
-            "dp=32 ep=32" if phase == "prefill" else "dp=64 ep=64", model="deepseek-v3", two=two, engine="sglang"
-        )
-        whole = batch * own.layout.dp
-        share = own.layout.share(whole)
+        own = Setting.of("deepseek-v3", "h100-sxm", layout=replace(layout, two_batch_overlap=two), engine="sglang")
+        share = own.layout.share(batch * layout.dp)
         read = Workload.prefill(batch=share, prompt=length)
         workload = read if phase == "prefill" else Workload.decode(batch=share, kv_len=length)
-        found.append(own.expected_time(phase, workload, whole).numbers()[0])
+        found.append(own.expected_time(phase, workload, batch * layout.dp).numbers()[0])
     return found[1] / found[0]
 
 
 def test_it_gains_and_loses_where_sglang_does():
     """lmsys.org/blog, 2025-05-05-large-scale-ep, on H100: 1.27 to 1.35 times as fast reading 8192 tokens on a device;
     in decode steps 0.73 times with 32 sequences on one, more than 1 somewhere from 64 to 128, and 1.255 with 256.
+    DeepEP's kernels for such steps send rows straight to ranks; a copy for each of several experts there, too.
     """
-    assert gain("prefill", 2, 4096) == pytest.approx(1.31, abs=0.12)
-    few, some, more, many = (gain("decode", batch, 2000) for batch in (32, 64, 128, 256))
-    assert few == pytest.approx(0.73, abs=0.12)
+    assert gain("prefill", Layout(dp=32, ep=32), 2, 4096) == pytest.approx(1.31, abs=0.06)
+    straight = Layout(dp=64, ep=64, algorithm=Algorithm.RING)
+    few, some, more, many = (gain("decode", straight, batch, 2000) for batch in (32, 64, 128, 256))
+    assert few == pytest.approx(0.73, abs=0.08)
     assert some < 1 < more
-    assert many == pytest.approx(1.255, abs=0.08)
+    assert many == pytest.approx(1.255, abs=0.15)

@@ -48,6 +48,7 @@ class Experts:
     shared_gate  the shared MLP's result is scaled by a sigmoid of x
     zero         experts besides that leave a token as it is (arXiv:2509.01322, section 2.1): a token chooses among all,
                  and of its choice on average such a part has matrices as of all
+    groups       of experts, of which a token chooses among those of as many as `reached` says
     router_bias  of the router's logits (or a correction that is learned apart from it)
     """
 
@@ -58,6 +59,8 @@ class Experts:
     gated: bool = True
     bias: bool = False
     zero: int = 0
+    groups: int = 1
+    reached: int = 1
     router_bias: bool = False
     latent: int = 0
     latent_norm: bool = False
@@ -88,7 +91,8 @@ class Experts:
         """What chooses experts for each token; leaves "route"."""
         router = parts.project("router", x, self.experts + self.zero, bias=self.router_bias, kind=Router)
         weights = parts.tensor("route", self.chosen)
-        return (router, Route(name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen))
+        own = {"chosen": self.chosen, "groups": self.groups, "reached": self.reached}
+        return (router, Route(name="route", inputs=router.outputs, outputs=(weights,), **own))
 
     def _mixed(
         self, parts: Parts, chosen: tuple[Tensor, ...], beside: tuple[Tensor, ...], x: Tensor, *, latent: int

@@ -76,13 +76,31 @@ def experts(config: Section, count: str, chosen: str, *, inner: int, shared: int
     shared  width of an MLP that every token takes besides; 0 where there is none
     """
     act = activation(config, "hidden_act", "silu")
+    number, taken = config.integer(count), at_most(config, chosen, count, config.integer(chosen))
+    groups, reached = _groups(config, number, taken)
     return Experts(
-        experts=config.integer(count),
-        chosen=at_most(config, chosen, count, config.integer(chosen)),
+        experts=number,
+        chosen=taken,
+        groups=groups,
+        reached=reached,
         inner=inner,
         act=act,
         shared=Mlp(inner=shared, act=act, gated=True) if shared else None,
     )
+
+
+def _groups(config: Section, number: int, chosen: int) -> tuple[int, int]:
+    """Groups of so many experts, and those of them that a token chooses its experts from: what DeepSeek's routers and
+    those after them call group-limited (arXiv:2405.04434, section 2.2.2).
+    """
+    groups = 1 if config.get("topk_method") == "greedy" else config.integer("n_group", 1)
+    reached = min(config.integer("topk_group", groups), groups)
+    if number % groups:
+        raise config.error("n_group", f"must divide the {number} experts; got {groups}")
+    if chosen > reached * number // groups:
+        problem = f"must be groups of {number // groups} with the {chosen} experts of a token between them"
+        raise config.error("topk_group", f"{problem}; got {reached}")
+    return groups, reached
 
 
 def experts_beside_shared(

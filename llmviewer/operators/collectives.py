@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from math import ceil, log2, prod
+from math import ceil, log2
 from typing import Final
 
 from ..forms import ONE, Form, total
@@ -170,29 +169,12 @@ class AllToAll(Collective):
     goes once to a member; between domains it goes once, too, and is passed on inside, but where an algorithm is named,
     which sends straight.
 
-    shares  of all tokens, those that need each expert, which members take turns at, the most popular first
-    copies  rows of the input for each token
+    parts   how much of the rows of its input one device holds: as much comes to the busiest member, and leaves any
+    visits  the same once for every domain that has to have it
     """
 
-    shares: tuple[float, ...] = ()
-    copies: float = 1.0
-
-    @cached_property
-    def parts(self) -> float:
-        """How much of the rows of its input one device holds: as much comes to the first member, and leaves any."""
-        return self.group.size * self._needed(1)
-
-    @cached_property
-    def visits(self) -> float:
-        """The same once for every domain that has to have it."""
-        return self.group.outer * self._needed(self.group.inner)
-
-    def _needed(self, members: int) -> float:
-        """Of the rows, those that the first so many members have to have."""
-        if not self.shares:
-            return members / self.group.size
-        own = (share for at, share in enumerate(self.shares) if at % self.group.size < members)
-        return (1 - prod(1 - share for share in own)) / self.copies
+    parts: float = 1.0
+    visits: float = 1.0
 
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
         group, away = self.group, (self.group.outer - 1) / self.group.outer

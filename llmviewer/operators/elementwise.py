@@ -104,9 +104,14 @@ ACTIVATION_OPS: Final = {  # OPs of one element
 class Route(Operator):
     """The `chosen` best experts of each token and their weights: softmax over all logits, and a comparison for each
     logit and place (arXiv:2101.03961).
+
+    groups   of experts, alike in size, one after another
+    reached  groups that a token chooses its experts from (arXiv:2405.04434, section 2.2.2)
     """
 
     chosen: int
+    groups: int = 1
+    reached: int = 1
 
     kind: str = "route"
 

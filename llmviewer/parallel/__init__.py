@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..graph import Block, Graph, Transform
 from ..operators.base import Weight
-from ..operators.elementwise import Permute
+from ..operators.elementwise import Permute, Route
 from ..operators.linear import ExpertsLinear
 from ._placement import Placement
 from .context import shared_context
@@ -44,8 +44,10 @@ def _places(block: Block, network: Network) -> ExpertPlaces:
     places = ExpertPlaces(group=network.members("ep", layout.ep, stride), tensor=layout.tp)
     for op in block.operators:
         if isinstance(op, ExpertsLinear):
-            chosen = round(op.weight.active * op.weight.shape[0])
-            return replace(places, experts=op.weight.shape[0], chosen=chosen, skew=_skew(block, op.weight)).check()
+            chosen, skew = round(op.weight.active * op.weight.shape[0]), _skew(block, op.weight)
+            found = replace(places, experts=op.weight.shape[0], chosen=chosen, skew=skew)
+            limited = next((op for op in block.operators if isinstance(op, Route) and op.groups > 1), None)
+            return (replace(found, groups=limited.groups, reached=limited.reached) if limited else found).check()
     return places
 
 

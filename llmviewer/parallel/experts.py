@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import log, log1p, prod
 
 from ..errors import InputError
 from ..forms import Form, any_of, replicas, total
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.collectives import AllToAll, Group
 from ..operators.elementwise import Permute
-from ..workload import popularity
+from ..workload import chance_of_none, popularity
 from .layout import nearest_divisors
 
 
@@ -27,13 +28,16 @@ from .layout import nearest_divisors
 class ExpertPlaces:
     """`group` are the ranks that experts are shared out among, `tensor` those that have the same tokens.
 
-    skew  the power of their rank that popularities of experts fall with
+    groups   of experts, and those that a token chooses its experts from
+    skew     the power of their rank that popularities of experts fall with
     """
 
     group: Group
     tensor: int
     experts: int = 0  # of the block at hand, and how many of them a token takes
     chosen: int = 0
+    groups: int = 1
+    reached: int = 1
     skew: float = 0.0
 
     @property
@@ -87,10 +91,29 @@ class ExpertPlaces:
 
     def _way(self, name: str, inputs: Tensor, outputs: Tensor, copies: float) -> Operator:
         """Between where tokens are and where their experts are; `copies` of each are among the inputs."""
-        shares = popularity(self.experts, self.chosen, self.skew)
         return AllToAll(
-            name=name, inputs=(inputs,), outputs=(outputs,), group=self.group, shares=shares, copies=copies
-        )  # fmt: skip
+            name=name,
+            inputs=(inputs,),
+            outputs=(outputs,),
+            group=self.group,
+            parts=self.degree * self.needed(1) / copies,
+            visits=self.group.outer * self.needed(self.group.inner) / copies,
+        )
+
+    def needed(self, members: int) -> float:
+        """The part of all tokens that so many neighbours need, which have any of their experts; the first, where some
+        are more popular.
+
+        That takes them one by one, as if a token chose each apart from others, to the power that makes it right where
+        all are alike popular.
+        """
+        run = self.experts // self.degree * members
+        none = chance_of_none(self.experts, self.chosen, run, groups=self.groups, reached=self.reached)
+        if not self.skew or not none:
+            return 1 - none
+        shares = popularity(self.experts, self.chosen, self.skew)
+        apart = prod(1 - share for at, share in enumerate(shares) if at % self.degree < members)
+        return 1 - apart ** (log(none) / (run * log1p(-self.chosen / self.experts)))
 
     def dispatched(self, op: Permute) -> tuple[Permute, tuple[Operator, ...]]:
         """The copies as one rank makes them, and their way to the experts."""

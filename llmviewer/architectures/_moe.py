@@ -16,7 +16,7 @@ from ._parts import activation
 # pass: none of it changes what is counted.
 _COSTLESS_FIELDS: Final = """
     output_router_logits router_aux_loss_coef router_jitter_noise input_jitter_noise norm_topk_prob aux_loss_alpha
-    seq_aux routed_scaling_factor n_group topk_group topk_method scoring_func ep_size num_nextn_predict_layers
+    seq_aux routed_scaling_factor scoring_func ep_size num_nextn_predict_layers
     num_mtp_layers num_mtp_modules mtp_transformer_layers use_mtp use_routing_bias original_max_position_embeddings
 """
 
@@ -77,30 +77,30 @@ def experts(config: Section, count: str, chosen: str, *, inner: int, shared: int
     """
     act = activation(config, "hidden_act", "silu")
     number, taken = config.integer(count), at_most(config, chosen, count, config.integer(chosen))
-    groups, reached = _groups(config, number, taken)
     return Experts(
         experts=number,
         chosen=taken,
-        groups=groups,
-        reached=reached,
+        **group_limits(config, number, taken),
         inner=inner,
         act=act,
         shared=Mlp(inner=shared, act=act, gated=True) if shared else None,
     )
 
 
-def _groups(config: Section, number: int, chosen: int) -> tuple[int, int]:
-    """Groups of so many experts, and those of them that a token chooses its experts from: what DeepSeek's routers and
-    those after them call group-limited (arXiv:2405.04434, section 2.2.2).
+def group_limits(config: Section, number: int, chosen: int) -> dict[str, int]:
+    """The `groups` of so many experts, and as `reached` those of them that a token chooses its experts from
+    (arXiv:2405.04434, section 2.2.2).
     """
-    groups = 1 if config.get("topk_method") == "greedy" else config.integer("n_group", 1)
-    reached = min(config.integer("topk_group", groups), groups)
+    groups = config.integer("n_group", 1, least=0) or 1
+    reached = min(config.integer("topk_group", groups, least=0) or groups, groups)
+    if config.get("topk_method") == "greedy":
+        return {}
     if number % groups:
         raise config.error("n_group", f"must divide the {number} experts; got {groups}")
     if chosen > reached * number // groups:
         problem = f"must be groups of {number // groups} with the {chosen} experts of a token between them"
         raise config.error("topk_group", f"{problem}; got {reached}")
-    return groups, reached
+    return {"groups": groups, "reached": reached}
 
 
 def experts_beside_shared(

@@ -16,7 +16,7 @@ from ._attention import SelfAttention
 from ._decoder import Layer
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder
-from ._moe import at_most
+from ._moe import at_most, group_limits
 from ._parts import activation
 from ._state_space import Mamba2
 
@@ -92,9 +92,12 @@ def _experts(config: Section) -> Layer:
     mlp = _feed_forward(config, config.integer("moe_intermediate_size"))
     shared_inner = config.integer("moe_shared_expert_intermediate_size", mlp.inner)
     shared = config.integer("n_shared_experts", 1, least=0) * shared_inner
+    number = config.integer("n_routed_experts")
+    chosen = at_most(config, "num_experts_per_tok", "n_routed_experts", config.integer("num_experts_per_tok"))
     experts = Experts(
-        experts=config.integer("n_routed_experts"),
-        chosen=at_most(config, "num_experts_per_tok", "n_routed_experts", config.integer("num_experts_per_tok")),
+        experts=number,
+        chosen=chosen,
+        **group_limits(config, number, chosen),
         inner=mlp.inner,
         act=mlp.act,
         gated=False,

@@ -38,7 +38,7 @@ def _gpt_oss_layer(config: Section, window: float) -> Layer:
 def build_afmoe(config: Section, fmt: Format) -> Graph:
     """Gated attention with norms on both sides; layers without a window have no positions."""
     costless(
-        config, "mup_enabled", "n_group", "num_expert_groups", "num_limited_groups", "route_norm", "route_scale",
+        config, "mup_enabled", "num_expert_groups", "num_limited_groups", "route_norm", "route_scale",
         "score_func", "load_balance_coeff", "use_grouped_mm",
     )  # fmt: skip
     without(config, "attention_bias", "biases of this attention are not modelled")

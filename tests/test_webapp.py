@@ -363,6 +363,11 @@ def test_operators_that_are_alike_in_several_blocks_are_one():
     assert len(listed) == len(rows) < len(named)
 
 
+@pytest.mark.parametrize("on", ["on=l4|h100-sxm", "on=l4,h100-sxm", "on=l4&on=h100-sxm"])
+def test_a_link_that_a_hand_writes_names_devices_as_it_likes(on):
+    assert State.of_link(f"?batch=2&batch=4&{on}") == (State(batch=4, on=("l4", "h100-sxm")), ())
+
+
 def test_the_operators_of_the_table_sum_up_to_the_phase():
     found = answers.answers(ASKED[1])
     rows = overview.operators(found, "prefill")

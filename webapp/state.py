@@ -335,14 +335,21 @@ class FieldError(InputError):
 
 
 def _pairs(query: str, notices: list[str]) -> list[tuple[str, str]]:
-    """Keys and values of a link; the last of a key that stands twice, files apart, and nothing of what is no link."""
+    """Keys and values of a link; all that is listed under a key that stands twice, the last of another, files apart,
+    and nothing of what is no link.
+    """
     try:
         pairs = parse_qsl(query[:_READ_MOST].removeprefix("?"), keep_blank_values=True, max_num_fields=100)
     except ValueError:
         notices.append("link: has too many parts; the usual page is shown")
         return []
     files = [(key, text) for key, text in pairs if key == "file"]
-    return [*files, *((key, text) for key, text in dict(pairs).items() if key != "file")]
+    found = dict(pairs)
+    for name in found.keys() & {name for name, kind in KINDS.items() if isinstance(kind, List)}:
+        found[name] = "|".join(text for key, text in pairs if key == name)
+    if "on" in found:
+        found["on"] = found["on"].replace(",", "|")  # as a command line has them
+    return [*files, *((key, text) for key, text in found.items() if key != "file")]
 
 
 def _written(value: object) -> str:

@@ -108,7 +108,7 @@ def share_map(
         height=400, traces=[heat, crosses],
         xaxis={"title": {"text": "batch [sequences]"}, "type": "category", "showgrid": False, "tickangle": 0,
                "nticks": 6},
-        yaxis={"title": {"text": f"{length} [tokens]"}, "type": "category", "showgrid": False},
+        yaxis={"title": {"text": f"{length} [tokens]", "standoff": 14}, "type": "category", "showgrid": False},
     )  # fmt: skip
 
 

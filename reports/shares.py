@@ -15,6 +15,7 @@ from .drawing import BOUND_COLOR, GRID, INK, INSIDE, PAPER, PART_COLOR, PART_INK
 from .marks import OTHER, Piece, pieces, spare
 from .text import between, called, of_each
 
+_TOLD: Final = 0.25  # of the width, from which on a bar has room for its time on a phone too
 _HATCHING: Final = {"fillmode": "overlay", "fgcolor": "white", "size": 8, "solidity": 0.3}
 
 
@@ -112,10 +113,13 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
             figure.add_bar(
                 orientation="h", y=list(own), x=[scale * least[row] for row in own], name=f"{bound}-bound", width=0.8,
                 marker={"color": BOUND_COLOR[bound]}, customdata=[one.operator for one in own.values()],
-                text=[seconds(least[row]) for row in own], textfont={"color": "white"},
-                **{**INSIDE, "insidetextanchor": "start"},
                 hovertext=[hovers[row] for row in own], hovertemplate="%{hovertext}<extra></extra>",
             )  # fmt: skip
+    long = [row for row, time_s in least.items() if time_s > _TOLD * longest]
+    figure.add_scatter(
+        y=long, x=[0] * len(long), mode="text", text=[f"\N{NO-BREAK SPACE}{seconds(least[row])}" for row in long],
+        hoverinfo="skip", textposition="middle right", textfont={"color": "white", "size": 11}, showlegend=False,
+    )  # fmt: skip
     if expected:
         figure.add_scatter(
             y=list(expected), x=[scale * time_s for time_s in expected.values()], mode="markers", name="expected",
@@ -123,7 +127,7 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
             hovertext=[hovers[row] for row in expected], hovertemplate="%{hovertext}<extra></extra>",
             marker={"symbol": "line-ns-open", "size": 14, "color": INK, "line": {"width": 2.5}},
         )  # fmt: skip
-    figure.update_layout(barmode="overlay", uniformtext={"minsize": 10, "mode": "hide"}, showlegend=True)
+    figure.update_layout(barmode="overlay", showlegend=True)
     figure.update_xaxes(title_text=f"time [{unit}]", range=[0, 1.03 * scale * longest], showgrid=False)
     figure.update_yaxes(categoryorder="array", categoryarray=list(rows)[::-1], showline=False, ticks="", ticksuffix=" ")
     return figure

@@ -432,7 +432,7 @@ def test_the_time_bars_of_a_phase_are_whole_and_without_gaps(fits):
 def test_bars_of_operators_are_the_longest_first_and_as_long_as_the_phase(fits):
     figure = figures.operator_bars(fits, "prefill")
     total = fits.phases.prefill.total
-    *bars, expected = figure.data
+    *bars, _, expected = figure.data
     assert {trace.name: sum(trace.x) / 1e3 for trace in bars} == pytest.approx(
         {f"{bound}-bound": time_s for bound, time_s in total.time_by_bound_s.items() if time_s}
     )

@@ -486,7 +486,7 @@ def test_sweeps_follow_their_controls_and_the_link(page, server):
 def test_a_setting_is_pinned_compared_and_let_go(page, server):
     open_page(page, f"{server}?tab=compare")
     assert page.locator("#compare-times").count() == 0
-    page.click("text=Pin h100-sxm as A")
+    page.click("text=Pin this setting as A")
     page.wait_for_selector("text=Unpin A")
     fill(page, "quant", "W4A16g128")
     assert "A to now: " in page.inner_text(".said >> nth=1")
@@ -501,7 +501,7 @@ def test_a_setting_is_pinned_compared_and_let_go(page, server):
     other.close()
     page.focus("text=Unpin A")
     page.keyboard.press("Enter")
-    page.wait_for_selector("text=Pin h100-sxm as A")
+    page.wait_for_selector("text=Pin this setting as A")
     assert "pins" not in page.url
 
 

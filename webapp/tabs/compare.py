@@ -16,7 +16,10 @@ from ..views import compare
 from ..views.compare import Compared, Moved
 from ._parts import Tab, panel, picture, saves, table
 
-_SEVERAL: Final = "Pin this setting and change a control, or choose several devices: they are then set side by side."
+_SEVERAL: Final = (
+    "Pin this setting and change a control, choose several devices, or follow a link called compare on the overview: "
+    "they are then set side by side."
+)
 
 _PASSES: Final = "Bars are of one pass, which yields more than one token of a sequence where techniques say so."
 
@@ -55,6 +58,7 @@ def show(found: tuple[Answer, ...], state: State) -> Component:
 def _settings(settings: list[Compared], state: State, problems: tuple[str, ...]) -> Component:
     """What is compared, with buttons that pin the present setting on a device and let go of a pin."""
     full = len(state.pins) >= MOST_PINS
+    as_letter = "" if full else f" as {compare.LETTERS[len(state.pins)]}"
     kept = {one.pin for one in settings}
     lost = [place for place in range(len(state.pins)) if place not in kept]
     return panel(
@@ -67,7 +71,7 @@ def _settings(settings: list[Compared], state: State, problems: tuple[str, ...])
             for one in settings
         ], className="said"),
         html.Div([
-            *(html.Button(f"Pin {name} as {compare.LETTERS[len(state.pins)]}" if not full else f"Pin {name}",
+            *(html.Button(f"Pin {name if len(state.on) > 1 else 'this setting'}{as_letter}",
                           id={"pin": place}, type="button", disabled=full) for place, name in enumerate(state.on)),
             *(_let_go(place) for place in lost),
         ], className="pins"),

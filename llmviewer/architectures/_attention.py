@@ -59,7 +59,7 @@ class SelfAttention:
             named = {"qkv_proj": (q, k, v, *gate)}
         projections = [parts.linear(name, x, *outputs, bias=self.qkv_bias) for name, outputs in named.items()]
         prepared = self._prepared(parts, q, k)
-        q = prepared[-1].outputs[0] if self.rotary_dim else prepared[0].outputs[0] if prepared else q
+        q = prepared[-1].result if self.rotary_dim else prepared[0].result if prepared else q
         scored = self._scores(parts, q)
         if gate:  # sigmoid, four OPs, and a product
             out = parts.tensor("gated_attention", gate[0].width)
@@ -81,7 +81,7 @@ class SelfAttention:
             if not self.rotary_dim:
                 k_norm = replace(k_norm, outputs=(cached,))
             norms = (q_norm, k_norm)
-            q, k = q_norm.outputs[0], k_norm.outputs[0]
+            q, k = q_norm.result, k_norm.result
         if not self.rotary_dim:
             return norms
         rotated = (parts.tensor("q_rope", heads.q_width), cached)
@@ -220,8 +220,8 @@ class LatentAttention:
         if not self.q_rank:
             return (parts.project("q_proj", x, self.heads.q_width),)
         down = parts.project("q_a_proj", x, self.q_rank, bias=self.bias)
-        norm = parts.norm("q_a_norm", down.outputs[0], kind=NormKind.RMS)
-        return (down, norm, parts.project("q_b_proj", norm.outputs[0], self.heads.q_width))
+        norm = parts.norm("q_a_norm", down.result, kind=NormKind.RMS)
+        return (down, norm, parts.project("q_b_proj", norm.result, self.heads.q_width))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,15 +251,15 @@ class Index:
         q = parts.project("index_q_proj", latent, heads.q_width)
         k = parts.project("index_k_proj", x, self.head_dim)
         weights = parts.project("index_weights", x, self.num_heads, kind=Router)
-        norm = parts.norm("index_k_norm", k.outputs[0], kind=NormKind.LAYER)
+        norm = parts.norm("index_k_norm", k.result, kind=NormKind.LAYER)
         cached = self.own(parts.cached("index_cache", self.head_dim))
         made: tuple[Operator, ...] = (q, k, weights, replace(norm, outputs=(cached,)))
-        query = q.outputs[0]
+        query = q.result
         if rope_dim:
             query = self.own(parts.tensor("index_q_rope", heads.q_width))
             rope = Rope(
                 name="index_rope",
-                inputs=(q.outputs[0], norm.outputs[0]),
+                inputs=(q.result, norm.result),
                 outputs=(query, cached),
                 heads=heads,
                 rotary_dim=rope_dim,
@@ -268,7 +268,7 @@ class Index:
         chosen = Tensor(name="index_choice", width=1, rows=Chosen(self.chosen).pairs, format=FP32)
         index = Indexer(
             name="indexer",
-            inputs=(query, self.own(parts.cache("index_cache", self.head_dim)), weights.outputs[0]),
+            inputs=(query, self.own(parts.cache("index_cache", self.head_dim)), weights.result),
             outputs=(chosen,),
             heads=heads,
         )
@@ -279,7 +279,7 @@ def gated(parts: Parts, x: Tensor, attended: Tensor, gates: int) -> tuple[Operat
     """What was attended to, scaled: a product for each element, and four OPs for the sigmoid of each of the gates."""
     gate = parts.project("g_proj", x, gates)
     out = replace(attended, name="gated_attention")
-    inputs = (attended, gate.outputs[0])
+    inputs = (attended, gate.result)
     ops = 1 + 4 * gates / out.width
     return (gate, Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=ops))
 

@@ -36,14 +36,14 @@ class SourcedLayer(Layer):
             raise RuntimeError("attention residuals of a layer without a mixer or a network")
         sources = _given(parts, self.given, x)
         seen = mixed(parts, "attn_sources", (*sources, x))
-        norm = parts.norm("attn_norm", seen.outputs[0])
-        made = self.mixer.operators(parts, norm.outputs[0])
+        norm = parts.norm("attn_norm", seen.result)
+        made = self.mixer.operators(parts, norm.result)
         add = () if self.first else (parts.add("attn_add", x, result(made)),)
         total = result((*made, *add))
         sources = (*sources, x) if self.first else sources
         again = mixed(parts, "mlp_sources", (*sources, total))
-        norm_again = parts.norm("mlp_norm", again.outputs[0])
-        network = self.feed_forward.operators(parts, norm_again.outputs[0])
+        norm_again = parts.norm("mlp_norm", again.result)
+        network = self.feed_forward.operators(parts, norm_again.result)
         last = (*network, parts.add("mlp_add", total, result(network)))
         return (seen, norm, *made, *add, again, norm_again, *(leaving(last, self.leaves) if self.leaves else last))
 
@@ -60,7 +60,7 @@ class SourcedDecoder(Decoder):
     def _head(self, parts: Parts) -> Block:
         x = self._hidden(parts)
         seen = mixed(parts, "head_sources", (*_given(parts, self.sources, x), x))
-        logits = self._logits(parts, seen.outputs[0], "final_norm", tied=self.tied)
+        logits = self._logits(parts, seen.result, "final_norm", tied=self.tied)
         return Block(name="head", operators=(seen, *logits), input=HIDDEN, output="logits", given=self.sources)
 
 

@@ -54,30 +54,30 @@ class CompressedAttention:
         heads = self.heads
         queries = self._queries(parts, x)
         kv_proj = parts.project("kv_proj", x, self.head_dim)
-        kv_norm = parts.norm("kv_norm", kv_proj.outputs[0], kind=NormKind.RMS)
+        kv_norm = parts.norm("kv_norm", kv_proj.result, kind=NormKind.RMS)
         rotated = (parts.tensor("q_rope", heads.q_width), parts.cached("kv_cache", self.head_dim))
         rope = Rope(
             name="rope",
-            inputs=(result(queries), kv_norm.outputs[0]),
+            inputs=(result(queries), kv_norm.result),
             outputs=rotated,
             heads=heads,
             rotary_dim=self.rope_dim,
         )
-        compressed = self._compressed(parts, x, queries[1].outputs[0]) if self.ratio else ()
+        compressed = self._compressed(parts, x, queries[1].result) if self.ratio else ()
         names = ("kv_cache", "compressed_cache")
         entries = tuple(parts.cache(name, self.head_dim, mask) for name, mask in zip(names, self.masks, strict=False))
         qk, softmax, sv = scored(parts, heads, rotated[0], entries, entries[0])
         softmax = replace(softmax, weights=(parts.weight("sinks", self.num_heads),))
         sv = replace(sv, inputs=(sv.inputs[0], *entries))
-        out = self._output(parts, result((sv,)), x.width)
+        out = self._output(parts, sv.result, x.width)
         return (*queries, kv_proj, kv_norm, rope, *compressed, qk, softmax, sv, *out)
 
     def _queries(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         """Through a latent, which the indexer's come from too; heads are scaled to unit length, without weights."""
         down = parts.project("q_a_proj", x, self.q_rank)
-        norm = parts.norm("q_a_norm", down.outputs[0], kind=NormKind.RMS)
-        up = parts.project("q_b_proj", norm.outputs[0], self.heads.q_width)
-        unit = replace(up.outputs[0], name="q_b_norm")
+        norm = parts.norm("q_a_norm", down.result, kind=NormKind.RMS)
+        up = parts.project("q_b_proj", norm.result, self.heads.q_width)
+        unit = replace(up.result, name="q_b_norm")
         scaled = Norm(name=unit.name, inputs=up.outputs, outputs=(unit,), ops_per_element=3, group=self.head_dim)
         return (down, norm, up, scaled)
 
@@ -105,7 +105,7 @@ class CompressedAttention:
         cached = replace(parts.cached(f"{name}_cache", width), rows=TOKENS / self.ratio)
         compress = Compress(
             name=f"{name}_entries",
-            inputs=(kv.outputs[0], gate.outputs[0], state),
+            inputs=(kv.result, gate.result, state),
             outputs=(self.index.own(cached) if self.index and name == "index" else cached,),
             weights=(
                 parts.weight(f"{name}.position_bias", self.ratio, each),
@@ -121,7 +121,7 @@ class CompressedAttention:
         heads = Heads(num_heads=index.num_heads, num_kv_heads=1, head_dim=index.head_dim, mask=seen)
         q = parts.project("index_q_proj", latent, heads.q_width)
         weights = parts.project("index_weights", x, index.num_heads, kind=Router)
-        turned = index.own(replace(q.outputs[0], name="index_q_rope"))
+        turned = index.own(replace(q.result, name="index_q_rope"))
         rope = Turn(
             name="index_rope",
             inputs=q.outputs,
@@ -132,7 +132,7 @@ class CompressedAttention:
         chosen = Tensor(name="index_choice", width=1, rows=self.masks[1].pairs, format=FP32)
         indexer = Indexer(
             name="indexer",
-            inputs=(turned, index.own(parts.cache("index_cache", index.head_dim, seen)), weights.outputs[0]),
+            inputs=(turned, index.own(parts.cache("index_cache", index.head_dim, seen)), weights.result),
             outputs=(chosen,),
             heads=heads,
         )
@@ -153,7 +153,7 @@ class CompressedAttention:
             outputs=(parts.tensor("o_a_proj", self.o_groups * self.o_rank),),
             weights=(parts.weight("o_a_proj.weight", self.o_groups * self.o_rank, attended.width // self.o_groups),),
         )
-        return (rope, down, parts.project("o_b_proj", down.outputs[0], hidden))
+        return (rope, down, parts.project("o_b_proj", down.result, hidden))
 
 
 def _as_published(linear: Linear) -> Linear:

@@ -74,19 +74,19 @@ class Layer:
             return (*taken, *made, self.hyper.merged(parts, f"{name}_add", x, result(made), back))
         before = self.residual in (Residual.PRE, Residual.SANDWICH)
         first = (parts.norm(f"{name}_norm", x),) if before else ()
-        made = run.operators(parts, first[0].outputs[0] if first else x)
+        made = run.operators(parts, first[0].result if first else x)
         if self.residual in (Residual.INNER, Residual.SANDWICH):
             after = f"{name}_post_norm" if before else f"{name}_norm"
             made = (*made, parts.norm(after, result(made)))
         add = parts.add(f"{name}_add", x, result(made))
-        last = (parts.norm(f"{name}_norm", add.outputs[0]),) if self.residual is Residual.POST else ()
+        last = (parts.norm(f"{name}_norm", add.result),) if self.residual is Residual.POST else ()
         return (*first, *made, add, *last)
 
     def _parallel(self, parts: Parts, x: Tensor, mixer: Mixer, feed_forward: FeedForward) -> tuple[Operator, ...]:
         attn_norm = parts.norm("attn_norm", x)
-        mixed = mixer.operators(parts, attn_norm.outputs[0])
+        mixed = mixer.operators(parts, attn_norm.result)
         second = (parts.norm("mlp_norm", x),) if self.residual is Residual.PARALLEL_TWO else ()
-        made = feed_forward.operators(parts, (*second, attn_norm)[0].outputs[0])
+        made = feed_forward.operators(parts, (*second, attn_norm)[0].result)
         return (attn_norm, *mixed, *second, *made, parts.add("mlp_add", x, result(mixed), result(made)))
 
 
@@ -175,7 +175,7 @@ class Decoder:
             operators = (*operators, parts.project("project_in", result(operators), self.hidden))
             if positions:
                 places = parts.embed("embed_positions", positions, self.hidden)
-                operators = (*operators, places, parts.add("position_add", result(operators), places.outputs[0]))
+                operators = (*operators, places, parts.add("position_add", result(operators), places.result))
         if self.embed_norm:
             operators = (*operators, parts.norm("embed_norm", result(operators)))
         if self.hyper:  # every stream starts as the embedding
@@ -220,13 +220,13 @@ class Decoder:
         embed = parts.embed("embed_tokens", {"embed_tokens.weight": self.vocab}, self.hidden)
         embed = embed.with_weights(lambda w: replace(w, tied=True))
         if self.hyper:
-            return (embed, *self.hyper.joined(parts, x, result((embed,))))
-        norms = [parts.norm(name, t) for name, t in (("hnorm", x), ("enorm", result((embed,))))]
+            return (embed, *self.hyper.joined(parts, x, embed.result))
+        norms = [parts.norm(name, t) for name, t in (("hnorm", x), ("enorm", embed.result))]
         both = replace(
             norms[0],
             name="eh_norm",
-            inputs=(x, result((embed,))),
+            inputs=(x, embed.result),
             outputs=(parts.tensor("eh_norm", 2 * self.hidden),),
             weights=tuple(w for norm in norms for w in norm.weights),
         )
-        return (embed, both, parts.project("eh_proj", both.outputs[0], self.hidden))
+        return (embed, both, parts.project("eh_proj", both.result, self.hidden))

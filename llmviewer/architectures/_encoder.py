@@ -72,7 +72,7 @@ class Head:
         made: tuple[Operator, ...] = ()
         if self.dense:
             dense = _product(parts, f"{prefix}_dense", x, self.dense, bias=self.dense_bias)
-            made = (dense, _activated(parts, f"{prefix}_act", self.act, result((dense,))))
+            made = (dense, _activated(parts, f"{prefix}_act", self.act, dense.result))
             x = result(made)
         if self.norm:
             made = (*made, parts.norm(f"{prefix}_norm", x))

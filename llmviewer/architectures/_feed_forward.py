@@ -32,7 +32,7 @@ class Mlp:
         elif self.gated:
             first = (parts.linear(f"{prefix}gate_proj", x, gate, bias=self.bias), *first)
         mid = parts.activate(act_name, self.act, *((gate, up) if self.gated else (up,)))
-        down = parts.project(f"{prefix}down_proj", mid.outputs[0], x.width, bias=self.bias)
+        down = parts.project(f"{prefix}down_proj", mid.result, x.width, bias=self.bias)
         return (*first, mid, down)
 
 
@@ -82,8 +82,8 @@ class Experts:
         permute = Permute(name="permute", inputs=(taken, weights), outputs=(copies,))
         experts = self._experts(parts, copies)
         shared = self._shared(parts, x)
-        gate = tuple(op.outputs[0] for op in shared if op.name == "shared_gate")
-        beside = (*(op.outputs[0] for op in shared[-1:]), *gate, *((x,) if self.zero else ()))
+        gate = tuple(op.result for op in shared if op.name == "shared_gate")
+        beside = (*(op.result for op in shared[-1:]), *gate, *((x,) if self.zero else ()))
         mixed = self._mixed(parts, (result(experts), weights), beside, x, latent=taken.width)
         return (*routing, *down, permute, *experts, *shared, *mixed)
 
@@ -114,8 +114,8 @@ class Experts:
 
         up = project("expert_up_proj", x, self.inner)
         first = (project("expert_gate_proj", x, self.inner), up) if self.gated else (up,)
-        mid = parts.activate("expert_act", self.act, *(op.outputs[0] for op in first))
-        return (*first, mid, project("expert_down_proj", mid.outputs[0], x.width))
+        mid = parts.activate("expert_act", self.act, *(op.result for op in first))
+        return (*first, mid, project("expert_down_proj", mid.result, x.width))
 
     def _shared(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         if not self.shared:

@@ -27,7 +27,7 @@ class HyperConnections:
         mixture = self.streams * (1 + self.streams) if mixes else self.streams
         back = replace(parts.tensor(f"{name}_hc_mix", mixture), format=FP32)
         taken = self._collapsed(parts, f"{name}_hc", x, self.streams + mixture, scales=2 + mixes, back=(back,))
-        return (taken, parts.norm(f"{name}_norm", taken.outputs[0])), back
+        return (taken, parts.norm(f"{name}_norm", taken.result)), back
 
     def merged(self, parts: Parts, name: str, x: Tensor, made: Tensor, back: Tensor) -> Elementwise:
         """Every stream as a mixture of all of them, or itself, and of `made`."""
@@ -49,7 +49,7 @@ class HyperConnections:
         norms = [parts.norm("enorm", embedded), parts.norm("hnorm", x, shared=self.streams)]
         each = replace(x, name="hnorm", width=embedded.width, rows=self.streams * x.rows)
         norms[1] = replace(norms[1], outputs=(each,))
-        e_proj = parts.project("e_proj", norms[0].outputs[0], embedded.width)
+        e_proj = parts.project("e_proj", norms[0].result, embedded.width)
         h_proj = parts.project("h_proj", each, embedded.width)
         h_proj = replace(h_proj, outputs=(replace(each, name="h_proj"),))
         out = parts.tensor("mtp_add", x.width)

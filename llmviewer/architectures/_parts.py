@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from math import inf
 from typing import Final
@@ -165,8 +165,21 @@ class Parts:
 
 def result(operators: tuple[Operator, ...]) -> Tensor:
     """What a run of operators leaves: the first output of its last one."""
-    return operators[-1].outputs[0]
+    return operators[-1].result
 
 
 def with_rows(tensor: Tensor, rows: Form) -> Tensor:
     return replace(tensor, rows=rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reused(Weight):
+    """A parameter of an earlier operator. It stays one where it is quantized, as schemes treat both uses alike."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tied", True)
+
+
+def again(weight: Weight) -> Reused:
+    """Another use of `weight`."""
+    return Reused(**{field.name: getattr(weight, field.name) for field in fields(weight)})

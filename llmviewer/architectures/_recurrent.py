@@ -87,7 +87,7 @@ class Kda:
         state = kept("conv_state", 3 * width * (self.taps - 1), parts)
         conv = CausalConv(
             name="conv",
-            inputs=(*(op.outputs[0] for op in qkv), state),
+            inputs=(*(op.result for op in qkv), state),
             outputs=(parts.tensor("conv", 3 * width), state),
             weights=(parts.weight("conv.weight", 3 * width, self.taps),),
             taps=self.taps,
@@ -97,7 +97,7 @@ class Kda:
         step = parts.project("b_proj", x, self.heads)
         scan = linear_scan(
             parts,
-            (conv.outputs[0], result(decay), step.outputs[0]),
+            (conv.result, result(decay), step.result),
             heads=self.heads,
             key_dim=self.head_dim,
             value_dim=self.head_dim,
@@ -109,19 +109,19 @@ class Kda:
         norm = fused(
             parts,
             "o_norm",
-            (result((scan,)), result(gate)),
+            (scan.result, result(gate)),
             ops=4 + SIGMOID + 1,
             weights=held,
             normed=self.head_dim,
         )
-        o_proj = parts.project("o_proj", norm.outputs[0], x.width)
+        o_proj = parts.project("o_proj", norm.result, x.width)
         return (*qkv, conv, *decay, step, scan, *gate, norm, o_proj)
 
     def _made(self, parts: Parts, x: Tensor, name: str, width: int, *, whole: bool) -> tuple[Linear, ...]:
         if whole:
             return (parts.project(f"{name}_proj", x, width),)
         down = parts.project(f"{name}_a_proj", x, self.head_dim)
-        return (down, parts.project(f"{name}_b_proj", down.outputs[0], width))
+        return (down, parts.project(f"{name}_b_proj", down.result, width))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +138,10 @@ class LightningAttention:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         width = self.heads * self.head_dim
         qkv = parts.project("qkv_proj", x, 3 * width)
-        act = parts.activate("qkv_act", self.act, qkv.outputs[0])
+        act = parts.activate("qkv_act", self.act, qkv.result)
         scan = linear_scan(
             parts,
-            (act.outputs[0],),
+            (act.result,),
             heads=self.heads,
             key_dim=self.head_dim,
             value_dim=self.head_dim,
@@ -152,12 +152,12 @@ class LightningAttention:
         norm = fused(
             parts,
             "scan_norm",
-            (result((scan,)), gate.outputs[0]),
+            (scan.result, gate.result),
             ops=4 + SIGMOID + 1,
             weights=held,
             normed=width,
         )
-        return (qkv, act, scan, gate, norm, parts.project("out_proj", norm.outputs[0], x.width))
+        return (qkv, act, scan, gate, norm, parts.project("out_proj", norm.result, x.width))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,14 +180,14 @@ class Retention:
         q, k, v, g = projections = tuple(parts.project(name, x, width) for name, width in widths.items())
         rope = Rope(
             name="rope",
-            inputs=(q.outputs[0], k.outputs[0]),
+            inputs=(q.result, k.result),
             outputs=(parts.tensor("q_rope", keys), parts.tensor("k_rope", keys)),
             heads=Heads(num_heads=self.heads, num_kv_heads=self.heads, head_dim=self.key_dim),
             rotary_dim=self.key_dim,
         )
         scan = linear_scan(
             parts,
-            (*rope.outputs, v.outputs[0]),
+            (*rope.outputs, v.result),
             heads=self.heads,
             key_dim=self.key_dim,
             value_dim=self.value_dim,
@@ -197,12 +197,12 @@ class Retention:
         norm = fused(
             parts,
             "group_norm",
-            (result((scan,)), g.outputs[0]),
+            (scan.result, g.result),
             ops=3 + self.norm_weight + SIGMOID + 1,  # SiLU counts as the sigmoid does
             weights=held,
             normed=self.value_dim,
         )
-        return (*projections, rope, scan, norm, parts.project("out_proj", norm.outputs[0], x.width))
+        return (*projections, rope, scan, norm, parts.project("out_proj", norm.result, x.width))
 
 
 def shifted(parts: Parts, x: Tensor, names: tuple[str, ...], prefix: str = "", *, delta: bool = False) -> TokenShift:
@@ -239,15 +239,15 @@ class Rwkv4:
         state = kept("scan_state", 3 * self.width)
         scan = Scan(
             name="scan",
-            inputs=(k.outputs[0], v.outputs[0], state),
+            inputs=(k.result, v.result, state),
             outputs=(parts.tensor("scan", self.width), state),
             weights=tuple(parts.weight(name, self.width) for name in ("time_decay", "time_first")),
             token_ops=23 * self.width,
             heads=self.width,
             groups=self.width,
         )
-        gated = fused(parts, "receive", (result((scan,)), r.outputs[0]), ops=SIGMOID + 1)
-        return (shift, k, v, r, scan, gated, parts.project("o_proj", gated.outputs[0], x.width))
+        gated = fused(parts, "receive", (scan.result, r.result), ops=SIGMOID + 1)
+        return (shift, k, v, r, scan, gated, parts.project("o_proj", gated.result, x.width))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +272,7 @@ class Rwkv6:
         mixed = dict(zip(names, mixing[-1].outputs, strict=False))
         projections = {name: parts.project(f"{name}_proj", mixed[name], width) for name in "rkvg"}
         decay = self._decay(parts, mixed["w"], width) if self.decay_rank else ()
-        inputs = (*(projections[name].outputs[0] for name in "rkv"), *(op.outputs[0] for op in decay[-1:]))
+        inputs = (*(projections[name].result for name in "rkv"), *(op.result for op in decay[-1:]))
         scan = linear_scan(
             parts,
             inputs,
@@ -285,19 +285,19 @@ class Rwkv6:
         norm = fused(
             parts,
             "ln_x",
-            (result((scan,)), projections["g"].outputs[0]),
+            (scan.result, projections["g"].result),
             ops=7 + SIGMOID + 1,  # LayerNorm by head, SiLU of the gate, and their product
             weights={"ln_x.weight": width, "ln_x.bias": width},
             normed=self.head_dim,
         )
-        out = parts.project("o_proj", norm.outputs[0], x.width)
+        out = parts.project("o_proj", norm.result, x.width)
         return (*mixing, *projections.values(), *decay, scan, norm, out)
 
     def _mixed(self, parts: Parts, x: Tensor, names: tuple[str, ...]) -> tuple[Operator, ...]:
         """X + (x before - x) (w + W2 tanh(W1 x')) for each name, where x' is mixed by learned weights."""
         shift = shifted(parts, x, ("x",), delta=True)
         inner = self.mix_rank * len(names)
-        down = parts.project("mix_w1", shift.outputs[0], inner)
+        down = parts.project("mix_w1", shift.result, inner)
         tanh = fused(parts, "mix_tanh", down.outputs, ops=_TANH)
         up = BlockLinear(
             name="mix_w2",
@@ -317,7 +317,7 @@ class Rwkv6:
     def _decay(self, parts: Parts, x: Tensor, width: int) -> tuple[Operator, ...]:
         down = parts.project("decay_w1", x, self.decay_rank)
         tanh = fused(parts, "decay_tanh", down.outputs, ops=_TANH)
-        return (down, tanh, parts.project("decay_w2", tanh.outputs[0], width))
+        return (down, tanh, parts.project("decay_w2", tanh.result, width))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,20 +351,20 @@ class Rwkv7:
         ranks = {"w": self.decay_rank, "a": self.rate_rank, "g": self.gate_rank, "v": self.value_rank}
         low = {name: self._low(parts, mixed[name], name, rank, width) for name, rank in ranks.items() if rank}
         made = {name: result(operators) for name, operators in low.items()}
-        prepared = self._prepared(parts, k.outputs[0], v.outputs[0], made)
+        prepared = self._prepared(parts, k.result, v.result, made)
         keys, *others = prepared.outputs
-        values = others.pop() if self.value_rank else v.outputs[0]
-        scan = self._scan(parts, (r.outputs[0], keys, *others, values))
+        values = others.pop() if self.value_rank else v.result
+        scan = self._scan(parts, (r.result, keys, *others, values))
         norm = fused(
             parts,
             "g_norm",
-            (result((scan,)), r.outputs[0], keys, values, made["g"]),
+            (scan.result, r.result, keys, values, made["g"]),
             ops=7 + 5 + 1,  # LayerNorm by head, (r . r_k k) v added, and the gate
             weights={"r_k": width, "g_norm.weight": width, "g_norm.bias": width},
             normed=self.head_dim,
         )
         lows = tuple(op for operators in low.values() for op in operators)
-        return (shift, r, k, v, *lows, prepared, scan, norm, parts.project("o_proj", norm.outputs[0], x.width))
+        return (shift, r, k, v, *lows, prepared, scan, norm, parts.project("o_proj", norm.result, x.width))
 
     @staticmethod
     def _low(parts: Parts, x: Tensor, name: str, rank: int, width: int) -> tuple[Operator, ...]:
@@ -415,13 +415,13 @@ class ChannelMix:
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         shift = shifted(parts, x, ("k", "r") if self.gated else ("k",), "mlp_")
-        key = parts.project("up_proj", shift.outputs[0], self.inner)
-        act = parts.activate("mlp_act", "relu2", key.outputs[0])
-        value = parts.project("down_proj", act.outputs[0], x.width)
+        key = parts.project("up_proj", shift.result, self.inner)
+        act = parts.activate("mlp_act", "relu2", key.result)
+        value = parts.project("down_proj", act.result, x.width)
         if not self.gated:
             return (shift, key, act, value)
         gate = parts.project("mlp_r_proj", shift.outputs[1], x.width)
-        scaled = fused(parts, "mlp_receive", (value.outputs[0], gate.outputs[0]), ops=SIGMOID + 1)
+        scaled = fused(parts, "mlp_receive", (value.result, gate.result), ops=SIGMOID + 1)
         return (shift, key, act, value, gate, scaled)
 
 
@@ -446,7 +446,7 @@ class Hyena:
         bias = (parts.weight("short_filter.bias", 3 * width),) if self.short_bias else ()
         short = ShortConv(
             name="short_filter",
-            inputs=(projections.outputs[0], short_state),
+            inputs=(projections.result, short_state),
             outputs=(parts.tensor("short_filter", 3 * width), short_state),
             weights=(parts.weight("short_filter.weight", 3 * width, self.taps), *bias),
             taps=self.taps,
@@ -455,11 +455,11 @@ class Hyena:
         modes = (width // self.groups, self.states, 2)
         long = LongConv(
             name="long_filter",
-            inputs=(short.outputs[0], state),
+            inputs=(short.result, state),
             outputs=(parts.tensor("long_filter", width), state),
             weights=(parts.weight("D", width), parts.weight("poles", *modes), parts.weight("residues", *modes)),
             channels=width,
             states=self.states,
         )
-        dense = parts.project("out_filter_dense", long.outputs[0], width, bias=True)
+        dense = parts.project("out_filter_dense", long.result, width, bias=True)
         return (projections, short, long, dense)

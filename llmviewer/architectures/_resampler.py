@@ -55,7 +55,7 @@ class Looking:
         k, v = (parts.tensor(f"cross_{name}_proj", heads.kv_width) for name in "kv")
         made = tuple(parts.linear(t.name, source, with_rows(t, rows), bias=self.bias) for t in (k, v))
         k, v = (with_rows(t, heads.mask.read) for t in (k, v))
-        attended = scored(parts, heads, q.outputs[0], (k,), v)
+        attended = scored(parts, heads, q.result, (k,), v)
         named = tuple(replace(op, name=f"cross_{op.name}") for op in attended)
         return (q, *before, *made, *named, parts.project("cross_o_proj", result(named), x.width, bias=self.bias))
 
@@ -63,7 +63,7 @@ class Looking:
 def queried(parts: Parts, layers: Sequence[Layer], queries: int, width: int, *, norm: bool) -> tuple[Block, ...]:
     """As many learned queries, with a norm where there is one, and the layers that they go through."""
     embed = parts.embed("queries", {"queries.weight": queries}, width)
-    made = (embed, *((parts.norm("queries_norm", embed.outputs[0]),) if norm else ()))
+    made = (embed, *((parts.norm("queries_norm", embed.result),) if norm else ()))
     stream = images(queries)
     first = Block(name="queries", operators=made, input="", output=result(made).name, stream=stream)
     after = stack(parts, layers, width, stream=stream)

@@ -94,7 +94,7 @@ def neck(config: Section, tower: Tower, parts: Parts, widths: tuple[int, ...]) -
     x = patches_of(tower, parts)
     for name, taps in (("neck_1", 1), ("neck_2", 9)):
         conv = _filter(parts, name, x, out, taps=taps)
-        made = (*made, conv, parts.norm(f"{name}_norm", conv.outputs[0], kind=NormKind.LAYER))
+        made = (*made, conv, parts.norm(f"{name}_norm", conv.result, kind=NormKind.LAYER))
         x = result(made)
     for index, wide in enumerate(widths, start=1):
         height, width = ceil(height / 2), ceil(width / 2)

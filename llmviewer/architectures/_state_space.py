@@ -10,7 +10,7 @@ from ..operators.elementwise import Elementwise
 from ..operators.linear import BlockLinear, Linear
 from ..operators.state_space import CausalConv, Scan
 from ..precision import FP32
-from ._parts import NormKind, Parts, result
+from ._parts import NormKind, Parts
 
 
 def kept(name: str, width: int, parts: Parts | None = None) -> Tensor:
@@ -68,26 +68,26 @@ class Mamba:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         gate = parts.tensor("gate", self.inner)
         in_proj = parts.linear("in_proj", x, parts.tensor("in_proj", self.inner), gate, bias=self.bias)
-        conv = convolved(parts, in_proj.outputs[0], self.taps, bias=self.conv_bias)
+        conv = convolved(parts, in_proj.result, self.taps, bias=self.conv_bias)
         widths = {"step_in": self.heads * self.step_rank, "bc": self.heads * 2 * self.state}
         parted = (parts.tensor(name, width) for name, width in widths.items())
-        x_proj = self._by_head(parts.linear("x_proj", conv.outputs[0], *parted))
+        x_proj = self._by_head(parts.linear("x_proj", conv.result, *parted))
         norms = tuple(parts.norm(f"{t.name}_norm", t, kind=NormKind.RMS) for t in x_proj.outputs) if self.norms else ()
-        step_in, bc = (op.outputs[0] for op in norms) if norms else x_proj.outputs
+        step_in, bc = (op.result for op in norms) if norms else x_proj.outputs
         dt_proj = self._by_head(parts.project("dt_proj", step_in, self.inner, bias=True))
         state = kept("ssm_state", self.inner * self.state)
         apart = self.heads if self.heads > 1 else self.inner  # channels that share step, B and C have to stay together
         weights = (parts.weight("A_log", self.inner, self.state), parts.weight("D", self.inner))
         scan = Scan(
             name="scan",
-            inputs=(conv.outputs[0], dt_proj.outputs[0], bc, gate, state),
+            inputs=(conv.result, dt_proj.result, bc, gate, state),
             outputs=(parts.tensor("scan", self.inner), state),
             weights=weights,
             heads=apart,
             groups=apart,
             token_ops=self.inner * (8 * self.state + 12),
         )
-        out_proj = parts.project("out_proj", scan.outputs[0], x.width, bias=self.bias)
+        out_proj = parts.project("out_proj", scan.result, x.width, bias=self.bias)
         return (in_proj, conv, x_proj, *norms, dt_proj, scan, out_proj)
 
     def _by_head(self, plain: Linear) -> Linear:
@@ -133,7 +133,7 @@ class Mamba2:
         out = parts.tensor("scan", self.inner)
         scan = Scan(
             name="scan",
-            inputs=(conv.outputs[0], step, state),
+            inputs=(conv.result, step, state),
             outputs=(out, state),
             weights=tuple(parts.weight(name, self.heads) for name in ("A_log", "D", "dt_bias")),
             pair_ops=2 * self.groups * self.state + 2 * self.heads * self.head_dim,
@@ -144,7 +144,7 @@ class Mamba2:
         )
         normed = gated_norm(parts, out, gate, weights=self.inner, over=self.inner // self.groups)
         gated = normed if self.norm else parts.activate("gated", "silu", gate, out)
-        return (in_proj, conv, scan, gated, parts.project("out_proj", result((gated,)), x.width, bias=self.bias))
+        return (in_proj, conv, scan, gated, parts.project("out_proj", gated.result, x.width, bias=self.bias))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,14 +158,14 @@ class ShortConv:
         before, after, inner = (parts.tensor(name, x.width) for name in ("gate_in", "gate_out", "conv_in"))
         in_proj = parts.linear("in_proj", x, before, after, inner, bias=self.bias)
         gated_in = product(parts, "gated_in", before, inner)
-        conv = filtered(parts, result((gated_in,)), self.taps, bias=self.bias)
-        gated_out = product(parts, "gated_out", after, conv.outputs[0])
+        conv = filtered(parts, gated_in.result, self.taps, bias=self.bias)
+        gated_out = product(parts, "gated_out", after, conv.result)
         return (
             in_proj,
             gated_in,
             conv,
             gated_out,
-            parts.project("out_proj", result((gated_out,)), x.width, bias=self.bias),
+            parts.project("out_proj", gated_out.result, x.width, bias=self.bias),
         )
 
 
@@ -186,20 +186,20 @@ class GatedLinearRecurrence:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         gate = parts.project("linear_y", x, self.inner, bias=True)
         linear_x = parts.project("linear_x", x, self.inner, bias=True)
-        conv = filtered(parts, result((linear_x,)), self.taps, bias=True)
-        gates = tuple(self._gate(parts, name, conv.outputs[0]) for name in ("input_gate", "recurrent_gate"))
+        conv = filtered(parts, linear_x.result, self.taps, bias=True)
+        gates = tuple(self._gate(parts, name, conv.result) for name in ("input_gate", "recurrent_gate"))
         state = kept("lru_state", self.inner)
         scan = Scan(
             name="scan",
-            inputs=(conv.outputs[0], *(op.outputs[0] for op in gates), state),
+            inputs=(conv.result, *(op.result for op in gates), state),
             outputs=(parts.tensor("scan", self.inner), state),
             weights=(parts.weight("recurrent_param", self.inner),),
             token_ops=17 * self.inner,
             heads=self.inner,
             groups=self.inner,
         )
-        gated = parts.activate("gated", self.act, result((gate,)), scan.outputs[0])
-        out = parts.project("linear_out", result((gated,)), x.width, bias=True)
+        gated = parts.activate("gated", self.act, gate.result, scan.result)
+        out = parts.project("linear_out", gated.result, x.width, bias=True)
         return (gate, linear_x, conv, *gates, scan, gated, out)
 
     def _gate(self, parts: Parts, name: str, x: Tensor) -> BlockLinear:
@@ -242,7 +242,7 @@ class GatedDeltaNet:
         out = parts.tensor("scan", values)
         scan = Scan(
             name="scan",
-            inputs=(conv.outputs[0], *steps, state),
+            inputs=(conv.result, *steps, state),
             outputs=(out, state),
             weights=tuple(parts.weight(name, self.value_heads) for name in ("A_log", "dt_bias")),
             pair_ops=self.value_heads * (6 * self.key_dim + 4 * self.value_dim),
@@ -252,7 +252,7 @@ class GatedDeltaNet:
             groups=self.key_heads,
         )
         norm = gated_norm(parts, out, gate, weights=self.value_dim, over=self.value_dim)
-        return (*projections, conv, scan, norm, parts.project("out_proj", result((norm,)), x.width))
+        return (*projections, conv, scan, norm, parts.project("out_proj", norm.result, x.width))
 
 
 def product(parts: Parts, name: str, x: Tensor, other: Tensor) -> Elementwise:

@@ -27,8 +27,7 @@ from ._decoder import FeedForward, Layer, Mixer
 from ._encoder import Head, both_ways, holding, leaving, stack
 from ._feed_forward import Mlp
 from ._moe import _GENERATION_FIELDS, language_model
-from ._parts import HIDDEN, NormKind, Parts, activation, heads_of, result, with_rows
-from ._reused import again
+from ._parts import HIDDEN, NormKind, Parts, activation, again, heads_of, result, with_rows
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # of weights by their names
 
@@ -102,7 +101,7 @@ class Tower:
         left = stack(parts, self.layers[run:], self.hidden)
         if self.post_norm:
             norm = parts.norm("post_norm", parts.tensor(HIDDEN, self.hidden))
-            last = Block(name="norm", operators=(norm,), input=HIDDEN, output=norm.outputs[0].name)
+            last = Block(name="norm", operators=(norm,), input=HIDDEN, output=norm.result.name)
             (used if self.run is None else left).append(last)
         held = (replace(block, name=f"unused_{block.name}", stream=UNUSED) for block in left)
         return (*(replace(block, stream=stream) for block in used), *held)
@@ -401,7 +400,7 @@ def feature_block(name: str, operators: Sequence[Operator], tokens: int, given: 
     given  what it makes them of, where that is not the tower's result
     """
     *first, last = operators
-    features = replace(last.outputs[0], name=f"{name}_features")
+    features = replace(last.result, name=f"{name}_features")
     return Block(
         name=name,
         operators=(*first, replace(last, outputs=(features,))),

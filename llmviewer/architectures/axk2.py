@@ -28,7 +28,7 @@ class GatedLatentAttention(LatentAttention):
 
     def _queries(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         down = parts.project("q_a_proj", x, self.q_rank, bias=self.bias)
-        norm = parts.norm("q_a_norm", down.outputs[0], kind=NormKind.RMS)
+        norm = parts.norm("q_a_norm", down.result, kind=NormKind.RMS)
         both = parts.tensor("q_a_norm", 2 * self.q_rank)  # what was normalized, and beside it what it was
         norm = replace(norm, outputs=(both,), ops_per_element=norm.ops_per_element / 2)
         outputs = (parts.tensor("q_b_proj", self.heads.q_width), self._gate(parts))
@@ -52,10 +52,10 @@ class Gated:
 
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         down = parts.project(f"{self.name}_gate_down", x, self.rank)
-        act = parts.activate(f"{self.name}_gate_act", "silu", down.outputs[0])
-        up = parts.project(f"{self.name}_gate_up", act.outputs[0], x.width)
-        scaled = _scaled(f"{self.name}_gated_norm", x, up.outputs[0])
-        return (down, act, up, scaled, *self.run.operators(parts, scaled.outputs[0]))
+        act = parts.activate(f"{self.name}_gate_act", "silu", down.result)
+        up = parts.project(f"{self.name}_gate_up", act.result, x.width)
+        scaled = _scaled(f"{self.name}_gated_norm", x, up.result)
+        return (down, act, up, scaled, *self.run.operators(parts, scaled.result))
 
 
 def _scaled(name: str, x: Tensor, gate: Tensor) -> Elementwise:

@@ -21,7 +21,7 @@ from ._decoder import FeedForward, Layer, Mixer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder, grouped_heads, rotary_dim, rotated
 from ._moe import costless, dense, experts_beside_shared, first_dense
-from ._parts import NormKind, Parts, result
+from ._parts import NormKind, Parts
 from ._recurrent import SIGMOID, fused, linear_scan
 
 _COSTLESS = """
@@ -126,7 +126,7 @@ class LinearAttention:
         made: tuple[Operator, ...] = (parts.linear("qkv_proj", x, q, k, v, bias=self.bias),)
         if self.qk_norm:
             norms = [parts.norm(f"{t.name[0]}_norm", t, shared=heads.num_heads) for t in (q, k)]
-            made, (q, k) = (*made, *norms), (norm.outputs[0] for norm in norms)
+            made, (q, k) = (*made, *norms), (norm.result for norm in norms)
         turned = (parts.tensor("q_rope", width), parts.tensor("k_rope", width))
         rope = Rope(name="rope", inputs=(q, k), outputs=turned, heads=heads, rotary_dim=self.rotary_dim)
         scan = linear_scan(
@@ -141,9 +141,9 @@ class LinearAttention:
         norm = fused(
             parts,
             "g_norm",
-            (result((scan,)), gate.outputs[0]),
+            (scan.result, gate.result),
             ops=4 + SIGMOID + 1,
             weights={"g_norm.weight": width},
             normed=width // self.groups,
         )
-        return (*made, rope, scan, gate, norm, parts.project("o_proj", norm.outputs[0], x.width, bias=self.o_bias))
+        return (*made, rope, scan, gate, norm, parts.project("o_proj", norm.result, x.width, bias=self.o_bias))

@@ -20,8 +20,7 @@ from ._decoder import Layer, Residual
 from ._encoder import Encoder, Head, both_ways, task
 from ._feed_forward import Mlp
 from ._fields import without
-from ._parts import Parts, activation, heads_of
-from ._reused import again
+from ._parts import Parts, activation, again, heads_of
 from .t5 import TABLE, RelativeAttention
 
 _TASKS: Final = {

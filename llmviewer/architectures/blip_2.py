@@ -73,7 +73,7 @@ def _with_text(config: Section) -> Section:
 def _left(norm: Block) -> Block:
     """The last norm of the tower, which leaves what queries look at."""
     (op,) = norm.operators
-    return replace(norm, operators=(replace(op, outputs=(replace(op.outputs[0], name=FEATURES),)),), output=FEATURES)
+    return replace(norm, operators=(replace(op, outputs=(replace(op.result, name=FEATURES),)),), output=FEATURES)
 
 
 def _tower(section: Section) -> Tower:

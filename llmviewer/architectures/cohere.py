@@ -28,8 +28,7 @@ _EVERY = 4  # layers, of which the last one sees all
 @architecture("cohere")
 def build_cohere(config: Section, fmt: Format) -> Graph:
     layer = _layer(config, _attention(config))
-    layers = [layer] * config.integer("num_hidden_layers")
-    return decoder(config, layers, norm=NormKind.LAYER_NO_BIAS, tied=True).graph(fmt)
+    return decoder(config, layer, norm=NormKind.LAYER_NO_BIAS, tied=True).graph(fmt)
 
 
 @architecture("cohere2")

@@ -66,7 +66,7 @@ def build_aya(config: Section, fmt: Format) -> Graph:
     tower = replace(tower, run=runs[0], tiles=rows * columns + (rows * columns > 1))
     inner, parts = config.integer("alignment_intermediate_size", hidden), tower.parts(fmt)
     norm = parts.norm("merge_norm", parts.tensor(HIDDEN, merged**2 * tower.hidden), kind=NormKind.LAYER)
-    project = _projected(norm.outputs[0], parts, _even(config, inner), hidden)
+    project = _projected(norm.result, parts, _even(config, inner), hidden)
     return _seen(section, tower, fmt, (norm, *project), language=language, merged=merged**2)
 
 
@@ -92,5 +92,5 @@ def _projected(x: Tensor, parts: Parts, inner: int, hidden: int) -> tuple[Operat
     return (
         parts.linear("linear_1", x, up, gate, bias=True),
         act,
-        parts.project("linear_2", act.outputs[0], hidden, bias=True),
+        parts.project("linear_2", act.result, hidden, bias=True),
     )

@@ -50,5 +50,4 @@ def build(config: Section, fmt: Format) -> Graph:
     if heads.num_kv_heads % 2:
         raise config.error("num_key_value_heads", f"must be even; got {heads.num_kv_heads}")
     attention = DifferentialAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias, o_bias=bias)
-    layers = [Layer(mixer=attention, feed_forward=gated_mlp(config))] * config.integer("num_hidden_layers")
-    return decoder(config, layers).graph(fmt)
+    return decoder(config, Layer(mixer=attention, feed_forward=gated_mlp(config))).graph(fmt)

@@ -92,11 +92,11 @@ class _Dit:
         each = self._each("time_waves", _TIME_WAVES)
         waves = Elementwise(name=each.name, inputs=(), outputs=(each,), ops_per_element=2)  # scale, sine or cosine
         first = parts.linear("time_linear_1", each, self._each("time_linear_1", self.hidden), bias=True)
-        act = parts.activate("time_act", "silu", result((first,)))
-        time = parts.linear("time_linear_2", result((act,)), self._each("time_linear_2", self.hidden), bias=True)
+        act = parts.activate("time_act", "silu", first.result)
+        time = parts.linear("time_linear_2", act.result, self._each("time_linear_2", self.hidden), bias=True)
         label = parts.embed("embed_class", {"embed_class.weight": self.classes}, self.hidden)
         label = label.with_tensors(lambda t: with_rows(t, SEQUENCES))
-        both = (result((time,)), result((label,)))
+        both = (time.result, label.result)
         add = Add(name="condition_add", inputs=both, outputs=(self._each(_CONDITION, self.hidden),), ops_per_element=1)
         return Block(name="conditioning", operators=(waves, first, act, time, label, add), input="", output=_CONDITION)
 
@@ -121,14 +121,14 @@ class _Dit:
         """What makes `count` numbers for each element of a token, which all tokens of a sequence share."""
         act = self.parts.activate("modulation_act", "silu", self._each(_CONDITION, self.hidden))
         numbers = self._each("modulation", count * self.hidden)
-        return (act, self.parts.linear("modulation", act.outputs[0], numbers, bias=True)), numbers
+        return (act, self.parts.linear("modulation", act.result, numbers, bias=True)), numbers
 
     def _modulated(self, name: str, x: Tensor, numbers: Tensor) -> tuple[Operator, ...]:
         """The norm of x, scaled and shifted."""
         norm = self.parts.norm(name, x)
         scale_and_shift = self._each(numbers.name, 2 * self.hidden)
         out = self.parts.tensor(f"{name}_modulated", self.hidden)
-        inputs = (norm.outputs[0], scale_and_shift)
+        inputs = (norm.result, scale_and_shift)
         return (norm, Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=2))
 
     def _each(self, name: str, width: int) -> Tensor:

@@ -137,7 +137,7 @@ def _projected(tower: Tower, parts: Parts, merged: int, frames: int, text: Secti
     temporal = _called("temporal", projector(parts, both, widths, "gelu", bias=True), both.name)
     temporal = (*temporal, parts.norm("temporal_norm", result(temporal), kind=NormKind.LAYER))
     linear = parts.project("linear", result(temporal), text.integer("hidden_size"), bias=True)
-    return (*spatial, gather, *temporal, linear, parts.norm("after_norm", linear.outputs[0], kind=NormKind.RMS))
+    return (*spatial, gather, *temporal, linear, parts.norm("after_norm", linear.result, kind=NormKind.RMS))
 
 
 def _called(prefix: str, operators: Sequence[Operator], kept: str) -> tuple[Operator, ...]:

@@ -55,5 +55,4 @@ def build_persimmon(config: Section, fmt: Format) -> Graph:
         qk_norm=NormKind.LAYER if config.flag("qk_layernorm", default=True) else None,
     )
     mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "relu2"), bias=True)
-    layers = [Layer(mixer=mixer, feed_forward=mlp)] * config.integer("num_hidden_layers")
-    return decoder(config, layers, norm=NormKind.LAYER).graph(fmt)
+    return decoder(config, Layer(mixer=mixer, feed_forward=mlp), norm=NormKind.LAYER).graph(fmt)

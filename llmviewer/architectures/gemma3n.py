@@ -21,8 +21,7 @@ from ._class_defaults import TEXT_CLASSES
 from ._decoder import Layer, Residual
 from ._feed_forward import Mlp
 from ._moe import for_each_layer, integers
-from ._parts import HIDDEN, Parts, activation, result
-from ._reused import again
+from ._parts import HIDDEN, Parts, activation, again, result
 from ._tower import filled
 from .gemma4 import EMBEDDED, Gemma4Attention, Gemma4Decoder, Gemma4Layer, kinds_of_layers
 
@@ -91,10 +90,10 @@ class Gemma3nLayer(Gemma4Layer):
             weights=plain.weights,
             ops_per_element=plain.ops_per_element,
         )
-        router = parts.project("modality_router", norm.outputs[0], n)
-        coefs = parts.project("prediction_coefs", result((router,)), n * n)
+        router = parts.project("modality_router", norm.result, n)
+        coefs = parts.project("prediction_coefs", router.result, n * n)
         out = parts.tensor("predictions", x.width)
-        mix = Elementwise(name="predict", inputs=(x, result((coefs,))), outputs=(out,), ops_per_element=2 * n + 1)
+        mix = Elementwise(name="predict", inputs=(x, coefs.result), outputs=(out,), ops_per_element=2 * n + 1)
         return (norm, router, coefs, mix)
 
     def _computed(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
@@ -102,15 +101,15 @@ class Gemma3nLayer(Gemma4Layer):
         if self.mixer is None or self.feed_forward is None:
             raise RuntimeError("a layer of Gemma 3n without attention or without an MLP")
         norm = parts.norm("attn_norm", x)
-        normed = norm.outputs[0]
+        normed = norm.result
         left = parts.project("linear_left", normed, self.rank)
-        right = parts.project("linear_right", result((left,)), x.width)
-        low_norm = parts.norm("laurel_norm", right.outputs[0])
-        low = parts.add("laurel_add", normed, low_norm.outputs[0])
+        right = parts.project("linear_right", left.result, x.width)
+        low_norm = parts.norm("laurel_norm", right.result)
+        low = parts.add("laurel_add", normed, low_norm.result)
         attention = self.mixer.operators(parts, normed)
         after = parts.norm("attn_post_norm", result(attention))
-        add = replace(parts.add("attn_add", x, after.outputs[0], low.outputs[0]), ops_per_element=3)  # and scaled
-        mlp = self._branch(parts, result((add,)), self.feed_forward, "mlp")
+        add = replace(parts.add("attn_add", x, after.result, low.result), ops_per_element=3)  # and scaled
+        mlp = self._branch(parts, add.result, self.feed_forward, "mlp")
         if self.cut:
             mlp = tuple(
                 replace(op, ops_per_element=op.ops_per_element + _CUT) if isinstance(op, Activation) else op
@@ -122,10 +121,10 @@ class Gemma3nLayer(Gemma4Layer):
         """What was computed, less what was predicted of it, goes to all streams by a coefficient for each."""
         n = self.streams
         norm = parts.norm("router_norm_again", computed).with_weights(again)
-        router = parts.project("modality_router_again", norm.outputs[0], n).with_weights(again)
-        coefs = parts.project("correction_coefs", result((router,)), n)
+        router = parts.project("modality_router_again", norm.result, n).with_weights(again)
+        coefs = parts.project("correction_coefs", router.result, n)
         out = parts.tensor("corrected", predictions.width)
-        inputs = (predictions, computed, result((coefs,)))
+        inputs = (predictions, computed, coefs.result)
         return (
             norm,
             router,
@@ -144,7 +143,7 @@ class Gemma3nLayer(Gemma4Layer):
         outputs = (parts.tensor("streams_add", corrected.width),)
         ops = 1 - 1 / self.streams
         add = OtherStreamsAdd(
-            name="streams_add", inputs=(corrected, made[-1].outputs[0]), outputs=outputs, ops_per_element=ops
+            name="streams_add", inputs=(corrected, made[-1].result), outputs=outputs, ops_per_element=ops
         )
         return (scale, *made, add)
 
@@ -164,7 +163,7 @@ class Gemma3nDecoder(Gemma4Decoder):
         others = parts.project("altup_projections", x, (self.streams - 1) * self.hidden)
         out = parts.tensor("altup_streams", self.streams * self.hidden)
         ops = _MAGNITUDE * (1 - 1 / self.streams)  # the first stream stays as it is
-        stack = Elementwise(name=out.name, inputs=(x, others.outputs[0]), outputs=(out,), ops_per_element=ops)
+        stack = Elementwise(name=out.name, inputs=(x, others.result), outputs=(out,), ops_per_element=ops)
         return Block(name="streams", operators=(others, stack), input="", output=out.name, given=(EMBEDDED,))
 
     def _head(self, parts: Parts) -> Block:
@@ -178,7 +177,7 @@ class Gemma3nDecoder(Gemma4Decoder):
             weights=held,
         )
         out = parts.tensor("altup_mean", self.hidden)
-        inputs = (parts.tensor(HIDDEN, self.hidden), others.outputs[0])
+        inputs = (parts.tensor(HIDDEN, self.hidden), others.result)
         ops = (_MAGNITUDE + 1) * (self.streams - 1)
         mean = Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=ops)
         norm, *rest = block.operators

@@ -60,10 +60,10 @@ class Gemma4Attention:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         heads = self.heads
         q_proj = parts.project("q_proj", x, heads.q_width, bias=self.bias)
-        q_norm = parts.norm("q_norm", result((q_proj,)), shared=heads.num_heads)
+        q_norm = parts.norm("q_norm", q_proj.result, shared=heads.num_heads)
         q = parts.tensor("q_rope", heads.q_width)
         if self.borrowed:
-            turned = query_rope(parts, result((q_norm,)), heads.num_heads * self.rotary_dim)
+            turned = query_rope(parts, q_norm.result, heads.num_heads * self.rotary_dim)
             made: tuple[Operator, ...] = (q_proj, q_norm, turned)
         else:
             made = (q_proj, *self._own(parts, x, q_norm, q))
@@ -77,12 +77,12 @@ class Gemma4Attention:
         heads = self.heads
         k_proj = parts.project("k_proj", x, heads.kv_width, bias=self.bias)
         v_proj = () if self.keys_only else (parts.project("v_proj", x, heads.kv_width, bias=self.bias),)
-        k_norm = parts.norm("k_norm", result((k_proj,)), shared=heads.num_kv_heads)
+        k_norm = parts.norm("k_norm", k_proj.result, shared=heads.num_kv_heads)
         v_norm = _unweighted(parts, "v_norm", result((k_proj, *v_proj)))
         v_norm = replace(v_norm, outputs=(parts.cached("v_cache", heads.kv_width),))
         rope = Rope(
             name="rope",
-            inputs=(result((q_norm,)), result((k_norm,))),
+            inputs=(q_norm.result, k_norm.result),
             outputs=(q, parts.cached("k_cache", heads.kv_width)),
             heads=heads,
             rotary_dim=self.rotary_dim,
@@ -148,16 +148,16 @@ class Gemma4Layer(Layer):
         if self.feed_forward is None:
             raise RuntimeError("experts of Gemma 4 without an MLP beside them")
         mlp_norm = parts.norm("mlp_norm", x)
-        mlp = self.feed_forward.operators(parts, mlp_norm.outputs[0])
+        mlp = self.feed_forward.operators(parts, mlp_norm.result)
         mlp_after = parts.norm("mlp_post_norm_1", result(mlp))
         router_norm, experts_norm = (parts.norm(name, x) for name in ("router_norm", "experts_norm"))
-        experts = moe.operators(parts, experts_norm.outputs[0], seen=router_norm.outputs[0])
+        experts = moe.operators(parts, experts_norm.result, seen=router_norm.result)
         scale = (parts.weight("per_expert_scale", moe.experts),)
         experts = tuple(replace(op, weights=scale) if op.kind == "route" else op for op in experts)
         experts_after = parts.norm("experts_post_norm", result(experts))
-        both = parts.add("experts_add", mlp_after.outputs[0], experts_after.outputs[0])
-        after = parts.norm("mlp_post_norm", both.outputs[0])
-        add = parts.add("mlp_add", x, after.outputs[0])
+        both = parts.add("experts_add", mlp_after.result, experts_after.result)
+        after = parts.norm("mlp_post_norm", both.result)
+        add = parts.add("mlp_add", x, after.result)
         return (mlp_norm, *mlp, mlp_after, router_norm, experts_norm, *experts, experts_after, both, after, add)
 
     def _own_embeddings(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
@@ -167,8 +167,8 @@ class Gemma4Layer(Layer):
         ops = ACTIVATION_OPS[self.act] + 1
         act = OwnEmbeddings(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=ops)
         projection = parts.project("per_layer_projection", out, x.width)
-        norm = parts.norm("per_layer_norm", projection.outputs[0])
-        return (gate, act, projection, norm, parts.add("per_layer_add", x, norm.outputs[0]))
+        norm = parts.norm("per_layer_norm", projection.result)
+        return (gate, act, projection, norm, parts.add("per_layer_add", x, norm.result))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +190,8 @@ class Gemma4Decoder(Decoder):
         width = layers * self.added
         looked_up = parts.embed("embed_tokens_per_layer", {"embed_tokens_per_layer.weight": self.added_vocab}, width)
         projection = parts.project("per_layer_model_projection", parts.tensor(EMBEDDED, self.hidden), width)
-        norm = parts.norm("per_layer_projection_norm", projection.outputs[0], shared=layers)
-        both = replace(parts.add(_PER_LAYER, norm.outputs[0], looked_up.outputs[0]), ops_per_element=2)  # and scaled
+        norm = parts.norm("per_layer_projection_norm", projection.result, shared=layers)
+        both = replace(parts.add(_PER_LAYER, norm.result, looked_up.result), ops_per_element=2)  # and scaled
         operators = (looked_up, projection, norm, both)
         return Block(name="per_layer", operators=operators, input="", output=_PER_LAYER, given=(EMBEDDED,))
 

@@ -39,8 +39,8 @@ def build(config: Section, fmt: Format) -> Graph:
         )
     parts = tower.parts(fmt)
     pool = pooled(parts, patches_of(tower, parts), seen.patches // tokens)
-    norm = parts.norm("soft_norm", pool.outputs[0], kind=NormKind.RMS)
-    project = (pool, norm, parts.project("linear_1", norm.outputs[0], width))
+    norm = parts.norm("soft_norm", pool.result, kind=NormKind.RMS)
+    project = (pool, norm, parts.project("linear_1", norm.result, width))
     return joined(tower.blocks(fmt, tower.stream), project, text.map(partial(_around, tokens=tokens)), tokens=tokens)
 
 

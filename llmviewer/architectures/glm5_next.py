@@ -55,11 +55,11 @@ class PooledIndex(Index):
         q = parts.project("index_q_proj", latent, heads.q_width)
         k, gate = (parts.project(f"index_{part}_proj", x, width) for part in ("k", "gate"))
         weights = parts.project("index_weights", x, self.num_heads, kind=Router)
-        norm = parts.norm("index_k_norm", k.outputs[0], kind=NormKind.LAYER)
+        norm = parts.norm("index_k_norm", k.result, kind=NormKind.LAYER)
         state = unfinished("index_state", 2 * self.pool * width, parts)
         compress = Compress(
             name="index_entries",
-            inputs=(norm.outputs[0], gate.outputs[0], state),
+            inputs=(norm.result, gate.result, state),
             outputs=(replace(parts.cached("index_cache", width), rows=TOKENS / self.pool),),
             weights=(parts.weight("index_entries.position_bias", self.pool, width),),
             rotary_dim=0,
@@ -68,7 +68,7 @@ class PooledIndex(Index):
         chosen = Tensor(name="index_choice", width=1, rows=Compressed(self.pool, self.pools).pairs, format=FP32)
         indexer = Indexer(
             name="indexer",
-            inputs=(q.outputs[0], parts.cache("index_cache", width, seen), weights.outputs[0]),
+            inputs=(q.result, parts.cache("index_cache", width, seen), weights.result),
             outputs=(chosen,),
             heads=heads,
         )

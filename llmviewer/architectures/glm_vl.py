@@ -22,7 +22,7 @@ from ._decoder import Layer
 from ._encoder import both_ways
 from ._feed_forward import Mlp
 from ._moe import language_model
-from ._parts import HIDDEN, NormKind, heads_of, result
+from ._parts import HIDDEN, NormKind, heads_of
 from ._tiles import picture_size
 from ._tower import Picture, Tower, filled, joined, layer, picture, sides, tied_of, tower_activation, vision
 from .glm import build_glm4
@@ -214,8 +214,8 @@ def _projected(section: Section, tower: Tower, fmt: Format, merged: int, inner: 
     """The convolution over squares of patches, which lie side by side; linear, norm, activation; a gated MLP."""
     parts, out = tower.parts(fmt), section.integer("out_hidden_size")
     down = parts.project("downsample", parts.tensor(HIDDEN, merged * tower.hidden), out, bias=True)
-    first = parts.project("linear_1", result((down,)), out)
-    norm = parts.norm("projector_norm", result((first,)), kind=NormKind.LAYER)
-    act = parts.activate("projector_act", "gelu", result((norm,)))
+    first = parts.project("linear_1", down.result, out)
+    norm = parts.norm("projector_norm", first.result, kind=NormKind.LAYER)
+    act = parts.activate("projector_act", "gelu", norm.result)
     mlp = Mlp(inner=inner, act=tower_activation(section, "silu"), gated=True)
-    return (down, first, norm, act, *mlp.operators(parts, result((act,))))
+    return (down, first, norm, act, *mlp.operators(parts, act.result))

@@ -190,5 +190,4 @@ def build_starcoder2(config: Section, fmt: Format) -> Graph:
     layer = Layer(mixer=mixer, feed_forward=Mlp(inner=config.integer("intermediate_size"), act=act, bias=bias))
     config.costless("activation_function", "mlp_type", "norm_type", "residual_dropout", "embedding_dropout")
     config.costless("scale_attention_softmax_in_fp32")
-    layers = [layer] * config.integer("num_hidden_layers")
-    return decoder(config, layers, norm=NormKind.LAYER, tied=True).graph(fmt)
+    return decoder(config, layer, norm=NormKind.LAYER, tied=True).graph(fmt)

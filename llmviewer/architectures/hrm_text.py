@@ -19,8 +19,7 @@ from ._attention import SelfAttention
 from ._decoder import Decoder, Layer
 from ._encoder import holding
 from ._fields import gated_mlp, grouped_heads, without
-from ._parts import NormKind, Parts, result
-from ._reused import again
+from ._parts import NormKind, Parts, again, result
 
 _OTHER: Final = "embed_tokens"  # the state of the stack that does not run
 _COSTLESS: Final = "L_bp_cycles embedding_scale num_hidden_layers num_key_value_heads"

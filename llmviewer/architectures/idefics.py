@@ -74,8 +74,8 @@ def _projected(parts: Parts, tower: Tower, inner: int, width: int, act: str) -> 
     """A gated MLP from the width of the tower to that of the queries."""
     x = parts.tensor(HIDDEN, tower.hidden)
     gate, up = (parts.project(f"{name}_proj", x, inner) for name in ("gate", "up"))
-    mid = parts.activate("act", act, gate.outputs[0], up.outputs[0])
-    return (gate, up, mid, parts.linear("down_proj", mid.outputs[0], parts.tensor(FEATURES, width)))
+    mid = parts.activate("act", act, gate.result, up.result)
+    return (gate, up, mid, parts.linear("down_proj", mid.result, parts.tensor(FEATURES, width)))
 
 
 def _layer(config: Section, features: int, queries: int, width: int) -> Layer:

@@ -95,10 +95,10 @@ class DistantAttention:
                 ("q", heads.q_width), ("k", heads.kv_width), ("v", heads.kv_width), ("r", heads.num_heads * self.rank),
             )
         )  # fmt: skip
-        k_conv = filtered(parts, "k_conv", k.outputs[0], self.taps)
-        v_conv = filtered(parts, "v_conv", v.outputs[0], self.taps, parts.kept("v_cache", heads.kv_width, mask))
-        q_norm = parts.norm("q_norm", q.outputs[0], shared=heads.num_heads, kind=NormKind.RMS)
-        k_norm = parts.norm("k_norm", k_conv.outputs[0], shared=heads.num_kv_heads, kind=NormKind.RMS)
+        k_conv = filtered(parts, "k_conv", k.result, self.taps)
+        v_conv = filtered(parts, "v_conv", v.result, self.taps, parts.kept("v_cache", heads.kv_width, mask))
+        q_norm = parts.norm("q_norm", q.result, shared=heads.num_heads, kind=NormKind.RMS)
+        k_norm = parts.norm("k_norm", k_conv.result, shared=heads.num_kv_heads, kind=NormKind.RMS)
         k_norm = replace(k_norm, outputs=(parts.kept("k_cache", heads.kv_width, mask),))
         biases = RelativePositions(
             name="positions",
@@ -108,7 +108,7 @@ class DistantAttention:
             head_dim=self.rank,
         )
         keys, values = (parts.cache(name, heads.kv_width, mask) for name in ("k_cache", "v_cache"))
-        attended = scored(parts, heads, q_norm.outputs[0], (keys,), values, bias=True)
+        attended = scored(parts, heads, q_norm.result, (keys,), values, bias=True)
         o_proj = parts.project("o_proj", result(attended), x.width)
         return (q, k, v, r, k_conv, v_conv, q_norm, k_norm, biases, *attended, o_proj)
 

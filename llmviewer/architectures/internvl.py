@@ -175,4 +175,4 @@ def _projected(config: Section, tower: Tower, fmt: Format, widths: tuple[int, in
     parts = tower.parts(fmt)
     wide = parts.tensor(HIDDEN, _merged(config, tower) ** 2 * tower.hidden)
     norm = parts.norm("merge_norm", wide, kind=NormKind.LAYER)
-    return (norm, *projector(parts, norm.outputs[0], widths, act, bias=True))
+    return (norm, *projector(parts, norm.result, widths, act, bias=True))

@@ -44,7 +44,7 @@ class MixtureOfAttention:
         weights = parts.tensor("attn_route", self.chosen)
         route = Route(name="attn_route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen)
         copies = self._moved((x, weights), self._copies("attn_permute", x))
-        made = self._linear(parts, "expert_q_proj", result((copies,)), width)
+        made = self._linear(parts, "expert_q_proj", copies.result, width)
         q, k = parts.tensor("q", heads.q_width), parts.tensor("k", width)
         gather = self._moved(made.outputs, q)
         kv = parts.linear("kv_proj", x, k, parts.cached("v_cache", width))
@@ -52,7 +52,7 @@ class MixtureOfAttention:
         rope = Rope(name="rope", inputs=(q, k), outputs=turned, heads=heads, rotary_dim=heads.head_dim)
         attended = scored(parts, heads, turned[0], (parts.cache("k_cache", width),), parts.cache("v_cache", width))
         scatter = self._moved((result(attended), weights), self._copies("attn_scatter", k))
-        back = self._linear(parts, "expert_o_proj", result((scatter,)), x.width)
+        back = self._linear(parts, "expert_o_proj", scatter.result, x.width)
         combine = self._moved((*back.outputs, weights), parts.tensor("attn_combine", x.width), ops=2 * self.chosen)
         return (router, route, copies, made, gather, kv, rope, *attended, scatter, back, biased(parts, combine))
 
@@ -77,7 +77,7 @@ class BiasedExperts(Experts):
 
 
 def biased(parts: Parts, op: Operator) -> Operator:
-    return replace(op, weights=(parts.weight(f"{op.name}.bias", op.outputs[0].width),))
+    return replace(op, weights=(parts.weight(f"{op.name}.bias", op.result.width),))
 
 
 @architecture("jetmoe")

@@ -36,7 +36,7 @@ class UnrotatedLatentAttention(LatentAttention):
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         made = super().operators(parts, x)
         rope = next(op for op in made if isinstance(op, Rope))
-        straight = {rope.outputs[0].name: rope.inputs[0], rope.inputs[1].name: rope.outputs[1]}
+        straight = {rope.result.name: rope.inputs[0], rope.inputs[1].name: rope.outputs[1]}
         return tuple(op.with_tensors(lambda t: straight.get(t.name, t)) for op in made if op is not rope)
 
 

@@ -1,20 +1,22 @@
-"""LLaMA 1 to 3, Mistral and Qwen2: RMSNorm, rotary positions, grouped queries, a gated MLP (arXiv:2407.21783)."""
+"""LLaMA 1 to 3, Mistral, Qwen2 and 3: RMSNorm, rotary positions, grouped queries, a gated MLP (arXiv:2407.21783)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
 from . import architecture
-from ._attention import SelfAttention
 from ._decoder import Layer
-from ._feed_forward import Mlp
-from ._fields import decoder
-from ._parts import activation, heads_of
+from ._fields import alternating, attention, decoder, gated_mlp, grouped_heads
+from ._parts import NormKind
 
 _MISTRAL_WINDOW = 4096  # where config.json says nothing, as transformers.MistralConfig has it; null is no window
+_QWEN3_HEAD_DIM = 128
+_QWEN3_WINDOW = 4096
+_FULL_LAYERS = 28  # layers before the first with a window, where a config that has windows does not say
 
 
 @architecture("llama", "mistral", "qwen2", "iquestcoder")
@@ -24,18 +26,11 @@ def build(config: Section, fmt: Format) -> Graph:
 
 
 def _layer(config: Section, window: float, *, uniform: bool) -> Layer:
-    kv_heads = config.integer("num_key_value_heads", config.integer("num_attention_heads"))
-    heads = heads_of(config, num_kv_heads=kv_heads, window=window)
-    qwen = config.text("model_type") == "qwen2"  # biases on q, k and v, none on o
-    bias = config.flag("attention_bias", default=False)
-    mlp = Mlp(
-        inner=config.integer("intermediate_size"),
-        act=activation(config, "hidden_act", "silu"),
-        gated=True,
-        bias=config.flag("mlp_bias", default=False),
-    )
-    attention = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=bias or qwen, o_bias=bias)
-    return Layer(mixer=attention, feed_forward=mlp, name="layer" if uniform else "local" if window < inf else "global")
+    mixer = attention(config, grouped_heads(config, window=window))
+    if config.text("model_type") == "qwen2":
+        mixer = replace(mixer, qkv_bias=True)  # biases on q, k and v, none on o
+    name = "layer" if uniform else "local" if window < inf else "global"
+    return Layer(mixer=mixer, feed_forward=gated_mlp(config), name=name)
 
 
 def _windows(config: Section) -> list[float]:
@@ -49,3 +44,28 @@ def _windows(config: Section) -> list[float]:
         full = min(config.integer("max_window_layers", least=0), layers)
         return [inf] * full + [config.integer("sliding_window")] * (layers - full)
     return [inf] * layers
+
+
+@architecture("qwen3", "qwen3_vl_text")
+def build_qwen3(config: Section, fmt: Format) -> Graph:
+    """A norm of each query and key head (arXiv:2505.09388)."""
+    layer = _normed_layer(config, head_dim=_QWEN3_HEAD_DIM)
+    layers = [layer] * config.integer("num_hidden_layers")
+    if config.flag("use_sliding_window", default=False):
+        full = config.integer("max_window_layers", _FULL_LAYERS, least=0)
+        local = _normed_layer(config, head_dim=_QWEN3_HEAD_DIM, window=config.integer("sliding_window", _QWEN3_WINDOW))
+        layers = alternating(local, layer, [index >= full for index in range(len(layers))])
+    config.costless("layer_types")  # says the same
+    return decoder(config, layers).graph(fmt)
+
+
+@architecture("hunyuan_v1_dense")
+def build_hunyuan(config: Section, fmt: Format) -> Graph:
+    """The norms follow the rotation, which costs the same."""
+    config.costless("use_qk_norm", "use_rotary_pos_emb", "org_vocab_size", "attention_head_dim", "norm_type", "use_cla")
+    return decoder(config, _normed_layer(config)).graph(fmt)
+
+
+def _normed_layer(config: Section, *, head_dim: int = 0, window: float = inf) -> Layer:
+    mixer = attention(config, grouped_heads(config, head_dim=head_dim, window=window), qk_norm=NormKind.RMS)
+    return Layer(mixer=mixer, feed_forward=gated_mlp(config))

@@ -48,9 +48,9 @@ def build(config: Section, fmt: Format) -> Graph:
     shuffle = Permute(name="pixel_shuffle", inputs=inputs, outputs=(parts.tensor("pixel_shuffle", wide),))
     inner = section.integer("projector_output_dim", 4096)
     widths = (section.integer("projector_input_dim", 4096), inner)
-    adapter = projector(parts, shuffle.outputs[0], widths, "gelu", bias=False)
+    adapter = projector(parts, shuffle.result, widths, "gelu", bias=False)
     act = parts.activate("projector_act_2", "gelu", result(adapter))
-    last = parts.project("linear_3", act.outputs[0], text.integer("hidden_size"))
+    last = parts.project("linear_3", act.result, text.integer("hidden_size"))
     blocks = tower.blocks(fmt, tower.stream)
     return joined(blocks, (shuffle, *adapter, act, last), graph, tokens=tokens)
 

@@ -200,8 +200,7 @@ def build_nanochat(config: Section, fmt: Format) -> Graph:
     config.costless("final_logit_softcapping")
     mixer = attention(config, qk_norm=NormKind.UNIT)
     mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "relu2"))
-    layers = [Layer(mixer=mixer, feed_forward=mlp)] * config.integer("num_hidden_layers")
-    return decoder(config, layers, norm=NormKind.UNIT, embed_norm=True).graph(fmt)
+    return decoder(config, Layer(mixer=mixer, feed_forward=mlp), norm=NormKind.UNIT, embed_norm=True).graph(fmt)
 
 
 @architecture("stablelm", "stablelm_epoch")
@@ -275,9 +274,41 @@ def build_apertus(config: Section, fmt: Format) -> Graph:
     return decoder(config, layer).graph(fmt)
 
 
+@architecture("nemotron")
+def build_nemotron(config: Section, fmt: Format) -> Graph:
+    """Nemotron-4 and Minitron: LayerNorm with 1 + weight, half of each head rotated, squared ReLU and no gate
+    (arXiv:2402.16819).
+    """
+    return _with_squares(config, fmt, norm=NormKind.LAYER, rotated=0.5, bias=False)
+
+
+@architecture("arcee")
+def build_arcee(config: Section, fmt: Format) -> Graph:
+    """AFM: squared ReLU and no gate."""
+    return _with_squares(config, fmt, norm=NormKind.RMS, rotated=1, bias=False)
+
+
+@architecture("jais2")
+def build_jais2(config: Section, fmt: Format) -> Graph:
+    """LayerNorm, biases, squared ReLU and no gate."""
+    return _with_squares(config, fmt, norm=NormKind.LAYER, rotated=1, bias=True)
+
+
+def _with_squares(config: Section, fmt: Format, *, norm: NormKind, rotated: float, bias: bool) -> Graph:
+    heads = grouped_heads(config, head_dim=config.integer("kv_channels", 0))
+    key = config.first("partial_rotary_factor", "rope_percent", "rope_percentage")
+    mixer = attention(config, heads, bias=bias, rotary_dim=rotary_dim(config, heads.head_dim, key=key, default=rotated))
+    mlp = Mlp(
+        inner=config.integer("intermediate_size"),
+        act=activation(config, "hidden_act", "relu2"),
+        bias=config.flag("mlp_bias", default=bias),
+    )
+    config.costless("norm_eps", "rope_percent", "rope_percentage")
+    return decoder(config, Layer(mixer=mixer, feed_forward=mlp), norm=norm).graph(fmt)
+
+
 def _build(config: Section, fmt: Format, mixer: SelfAttention, *, tied: bool = False, mlp_bias: bool = False) -> Graph:
-    layer = _layer(config, mixer, mlp_bias=mlp_bias)
-    return decoder(config, layer, tied=tied).graph(fmt)
+    return decoder(config, _layer(config, mixer, mlp_bias=mlp_bias), tied=tied).graph(fmt)
 
 
 def _layer(config: Section, mixer: SelfAttention, *, mlp_bias: bool = False) -> Layer:

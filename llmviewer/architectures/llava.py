@@ -63,7 +63,7 @@ def build_vip(config: Section, fmt: Format) -> Graph:
     tower, taken = _tower(config)
     parts = tower.parts(fmt)
     gathered, *linears = _projected(config, tower, parts, width, taken)
-    norm = parts.norm("merge_norm", gathered.outputs[0], kind=NormKind.LAYER)
+    norm = parts.norm("merge_norm", gathered.result, kind=NormKind.LAYER)
     first = replace(linears[0], inputs=norm.outputs)
     project = (gathered, norm, first, *linears[1:])
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tower.picture.patches)

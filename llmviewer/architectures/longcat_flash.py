@@ -37,7 +37,7 @@ class ShortcutLayer(Layer):
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         first, second = self._half(parts, x), self._half(parts, parts.tensor("mlp_add", x.width))
         norm = next(at for at, op in enumerate(first) if op.name == "mlp_norm")
-        shortcut = self.experts.operators(parts, first[norm].outputs[0])
+        shortcut = self.experts.operators(parts, first[norm].result)
         *others, last = _renamed(second, kept="mlp_add")
         out = parts.add(last.name, *last.inputs, result(shortcut))
         return (*first[: norm + 1], *shortcut, *first[norm + 1 :], *others, out)

@@ -96,12 +96,12 @@ class BlockIndex:
         heads = self.heads
         q = parts.project("index_q_proj", x, heads.q_width)
         k = parts.project("index_k_proj", x, heads.head_dim)
-        q_norm = parts.norm("index_q_norm", q.outputs[0], shared=heads.num_heads, kind=NormKind.RMS)
-        k_norm = parts.norm("index_k_norm", k.outputs[0], kind=NormKind.RMS)
+        q_norm = parts.norm("index_q_norm", q.result, shared=heads.num_heads, kind=NormKind.RMS)
+        k_norm = parts.norm("index_k_norm", k.result, kind=NormKind.RMS)
         rotated = (parts.tensor("index_q_rope", heads.q_width), parts.cached("index_cache", heads.head_dim))
         rope = Rope(
             name="index_rope",
-            inputs=(q_norm.outputs[0], k_norm.outputs[0]),
+            inputs=(q_norm.result, k_norm.result),
             outputs=rotated,
             heads=heads,
             rotary_dim=self.rotary_dim,
@@ -141,7 +141,7 @@ def _projected(tower: Tower, parts: Parts, merged: int, widths: tuple[int, int])
     first = (*first[:-1], replace(first[-1], outputs=(wide,)))
     up = parts.project("merge_linear_1", wide, widths[0], bias=True)
     act = parts.activate("merge_act", "gelu", *up.outputs)
-    return (*first, up, act, parts.project("merge_linear_2", act.outputs[0], widths[1], bias=True))
+    return (*first, up, act, parts.project("merge_linear_2", act.result, widths[1], bias=True))
 
 
 def _mlp(inner: int) -> Mlp:

@@ -14,7 +14,7 @@ from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from ._class_defaults import TEXT_CLASSES, TOWERS
-from ._parts import NormKind, activation, result
+from ._parts import NormKind, activation
 from ._tower import (
     Tower,
     filled,
@@ -68,7 +68,7 @@ def _build(config: Section, fmt: Format, kind: str) -> Graph:
     merged = parts.project("merging_layer", copies, tower.hidden)
     act = activation(config, "projector_hidden_act", "gelu")
     bias = config.flag("multimodal_projector_bias", default=False)
-    project = (norm, unfold, merged, *projector(parts, result((merged,)), (width, width), act, bias=bias))
+    project = (norm, unfold, merged, *projector(parts, merged.result, (width, width), act, bias=bias))
     return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)
 
 

@@ -31,10 +31,10 @@ class ScaledIndex(Index):
 
     def operators(self, parts: Parts, x: Tensor, latent: Tensor, rope_dim: int) -> tuple[Operator, ...]:
         norm = parts.norm("index_q_norm", latent, kind=NormKind.LAYER)
-        *made, indexer = super().operators(parts, x, norm.outputs[0], rope_dim)
+        *made, indexer = super().operators(parts, x, norm.result, rope_dim)
         query, *others = indexer.inputs
         scale = _scaled(parts, "index_q_scale", query, self.num_heads)
-        return (norm, *made, scale, replace(indexer, inputs=(scale.outputs[0], *others)))
+        return (norm, *made, scale, replace(indexer, inputs=(scale.result, *others)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +53,13 @@ class ScaledLatentAttention(LatentAttention):
             made = (q_proj, query_rope(parts, result(made), self.num_heads * self.rope_dim))
         elif not self.borrowed:
             made = (q_proj, *self._own(parts, x, result(made)))
-        query = parts.tensor("q_rope", self.heads.q_width) if self.rope_dim else q_proj.outputs[0]
+        query = parts.tensor("q_rope", self.heads.q_width) if self.rope_dim else q_proj.result
         scale = _scaled(parts, "q_scale", query, self.num_heads)
         chosen = self.index.operators(parts, x, x, self.rope_dim) if self.index else ()
         caches = self._caches(parts)
         if self.borrowed:
             caches = tuple(replace(t, held=Form()) for t in caches)
-        attended = self._attended(parts, scale.outputs[0], *caches)
+        attended = self._attended(parts, scale.result, *caches)
         o_proj = parts.project("o_proj", result(attended), x.width, bias=self.bias)
         return (*made, scale, *chosen, *attended, o_proj)
 

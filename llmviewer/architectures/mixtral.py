@@ -2,6 +2,7 @@
 
 Phi-3.5-MoE has LayerNorm and biases (arXiv:2404.14219), OLMoE norms all queries and keys together (arXiv:2409.02060),
 MiniMax-M2 does too and rotates half of each head, Granite 3 ties its head and may have a shared expert.
+Grok, Hunyuan-A13B and DBRX are of the form too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ._decoder import Layer, Residual
 from ._feed_forward import Experts, Mlp
 from ._fields import attention, decoder, grouped_heads, rotated, sliding_window
 from ._moe import Kinds, at_most, costless, experts, for_each_layer, integers
-from ._parts import NormKind, activation
+from ._parts import NormKind, activation, heads_of
 from .llama_like import granite_swa
 
 
@@ -153,3 +154,32 @@ def _each(config: Section, key: str, default: int) -> tuple[int, ...]:
     if min(numbers) < 1:
         raise config.error(key, f"must be at least 1 in every layer; got {min(numbers)}")
     return numbers
+
+
+@architecture("dbrx")
+def build_dbrx(config: Section, fmt: Format) -> Graph:
+    """One projection for q, k and v, LayerNorm without biases. Facts of attention and experts stand in attn_config and
+    ffn_config.
+    """
+    costless(config, "max_seq_len", "emb_pdrop")
+    hidden, attn = config.integer("d_model"), config.section("attn_config")
+    attn.costless("clip_qkv")
+    heads = heads_of(config, hidden, "n_heads", num_kv_heads=attn.integer("kv_n_heads", 1))
+    mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, fused_qkv=True)
+    return decoder(
+        config,
+        [Layer(mixer=mixer, feed_forward=_dbrx_experts(config), name="moe")] * config.integer("n_layers"),
+        hidden=hidden,
+        norm=NormKind.LAYER_NO_BIAS,
+    ).graph(fmt)
+
+
+def _dbrx_experts(config: Section) -> Experts:
+    ffn = config.section("ffn_config")
+    ffn.costless("moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights", "uniform_expert_assignment")
+    return Experts(
+        experts=ffn.integer("moe_num_experts"),
+        chosen=at_most(ffn, "moe_top_k", "moe_num_experts", ffn.integer("moe_top_k")),
+        inner=ffn.integer("ffn_hidden_size"),
+        act="silu" if ffn.get("ffn_act_fn") is None else activation(ffn.section("ffn_act_fn"), "name", "silu"),
+    )

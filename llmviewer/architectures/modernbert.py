@@ -46,7 +46,7 @@ class FirstLayer(Layer):
         assert self.feed_forward
         mixed = self.mixer.operators(parts, x)
         add = parts.add("attn_add", x, result(mixed))
-        return (*mixed, add, *self._branch(parts, add.outputs[0], self.feed_forward, "mlp"))
+        return (*mixed, add, *self._branch(parts, add.result, self.feed_forward, "mlp"))
 
 
 @architecture("modernbert")

@@ -63,7 +63,7 @@ def _mixed_words(section: Section, parts: Parts, x: Tensor, width: int) -> tuple
     words = section.integer("vocab_size")
     named = words - section.integer("num_visual_indicator_tokens", 5)
     head = parts.project("visual_head", x, named)
-    norm = parts.norm("visual_head_norm", head.outputs[0], kind=NormKind.LAYER)
+    norm = parts.norm("visual_head_norm", head.result, kind=NormKind.LAYER)
     likely = parts.tensor("probabilities", words)
     softmax = Elementwise(
         name=likely.name, inputs=norm.outputs, outputs=(likely,), ops_per_element=_SOFTMAX * named / words

@@ -28,8 +28,7 @@ def build_phi(config: Section, fmt: Format) -> Graph:
     )
     mlp = Mlp(inner=config.integer("intermediate_size"), act=activation(config, "hidden_act", "gelu_new"), bias=True)
     layer = Layer(mixer=attention, feed_forward=mlp, residual=Residual.PARALLEL)
-    layers = [layer] * config.integer("num_hidden_layers")
-    return decoder(config, layers, norm=NormKind.LAYER, head_bias=True).graph(fmt)
+    return decoder(config, layer, norm=NormKind.LAYER, head_bias=True).graph(fmt)
 
 
 @architecture("phi3")

@@ -104,7 +104,7 @@ def _cut(config: Section, section: Section, tower: Tower) -> tuple[int, int, int
 def _projected(tower: Tower, parts: Parts, width: int, tokens: int, each: int) -> tuple[Operator, ...]:
     """The mean of every four patches, put in rows with what ends them, and two linears."""
     pool = pooled(parts, patches_of(tower, parts), _POOLED**2)
-    pool = replace(pool, outputs=(with_rows(pool.outputs[0], of_pictures(each, tower.tiles)),))
+    pool = replace(pool, outputs=(with_rows(pool.result, of_pictures(each, tower.tiles)),))
     packed = with_rows(parts.tensor("pack", tower.hidden), of_pictures(tokens))
     learned = (parts.weight("newline.weight", tower.hidden), parts.weight("separator.weight", tower.hidden))
     pack = Elementwise(name=packed.name, inputs=pool.outputs, outputs=(packed,), weights=learned, ops_per_element=0)

@@ -52,8 +52,8 @@ def build(config: Section, fmt: Format) -> Graph:
     section, parts = _sound(config), Parts(format=fmt, norm_kind=NormKind.LAYER)
     count, hidden = section.integer("max_source_positions"), section.integer("d_model")
     pool = pooled(parts, with_rows(parts.tensor(HIDDEN, hidden), of_pictures(count)), _POOLED)
-    norm = parts.norm("final_norm", pool.outputs[0])
-    project = (pool, norm, parts.project("linear_1", norm.outputs[0], width, bias=True))
+    norm = parts.norm("final_norm", pool.result)
+    project = (pool, norm, parts.project("linear_1", norm.result, width, bias=True))
     return _heard(_encoder(section, fmt), project, text, tokens=count // _POOLED, count=count)
 
 
@@ -68,7 +68,7 @@ def build_voxtral(config: Section, fmt: Format) -> Graph:
     if count * hidden % wide:
         raise section.error("intermediate_size", f"must be a width that {count} tokens of {hidden} can be put into")
     norm = parts.norm("final_norm", parts.tensor(HIDDEN, hidden))
-    last = Block(name="norm", operators=(norm,), input=HIDDEN, output=norm.outputs[0].name)
+    last = Block(name="norm", operators=(norm,), input=HIDDEN, output=norm.result.name)
     act = activation(config, "projector_hidden_act", "gelu")
     project = projector(parts, parts.tensor(HIDDEN, wide), (width, width), act, bias=False)
     return _heard((*_encoder(section, fmt), last), project, text, tokens=count * hidden // wide, count=count)

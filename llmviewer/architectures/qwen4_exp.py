@@ -54,8 +54,8 @@ class GatedStreams(HyperConnections):
 
     def taken(self, parts: Parts, name: str, x: Tensor) -> tuple[tuple[Operator, ...], Tensor]:
         norm = by_stream(parts, f"{name}_norm", x, self.streams)
-        back = parts.project(f"{name}_hc_back", norm.outputs[0], self.streams)
-        return (norm, back, *self._gated(parts, f"{name}_hc", norm.outputs[0])), back.outputs[0]
+        back = parts.project(f"{name}_hc_back", norm.result, self.streams)
+        return (norm, back, *self._gated(parts, f"{name}_hc", norm.result)), back.result
 
     def merged(self, parts: Parts, name: str, x: Tensor, made: Tensor, back: Tensor) -> Elementwise:
         plain = super().merged(parts, name, x, made, back)
@@ -64,15 +64,15 @@ class GatedStreams(HyperConnections):
 
     def last(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         norm = by_stream(parts, "final_norm", x, self.streams)
-        return (norm, *self._gated(parts, "hc_head", norm.outputs[0]))
+        return (norm, *self._gated(parts, "hc_head", norm.result))
 
     def _gated(self, parts: Parts, name: str, x: Tensor) -> tuple[Operator, ...]:
         down = parts.project(f"{name}_down", x, self.rank)
-        act = parts.activate(f"{name}_act", "silu", down.outputs[0])
-        up = parts.project(f"{name}_up", act.outputs[0], x.width)
+        act = parts.activate(f"{name}_act", "silu", down.result)
+        up = parts.project(f"{name}_up", act.result, x.width)
         out = parts.tensor(name, x.width // self.streams)
         ops = self.streams * (SIGMOID + 2)  # and a product, and a sum or the quotient
-        mean = Elementwise(name=name, inputs=(x, up.outputs[0]), outputs=(out,), ops_per_element=ops)
+        mean = Elementwise(name=name, inputs=(x, up.result), outputs=(out,), ops_per_element=ops)
         return (down, act, up, mean)
 
 
@@ -145,10 +145,10 @@ class NGrams:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         embed = self._embedding(parts)
         key, value = (
-            parts.project(f"ngrams_{name}_proj", embed.outputs[0], width)
+            parts.project(f"ngrams_{name}_proj", embed.result, width)
             for name, width in (("k", x.width), ("v", x.width // self.streams))
         )
-        key_norm = by_stream(parts, "ngrams_k_norm", key.outputs[0], self.streams)
+        key_norm = by_stream(parts, "ngrams_k_norm", key.result, self.streams)
         query_norm = by_stream(parts, "ngrams_q_norm", x, self.streams)
         out = parts.tensor("ngrams_gated", x.width)
         gated = Elementwise(  # the product of key and query, and that of its gate and the value
@@ -166,7 +166,7 @@ class NGrams:
             weights=(parts.weight("ngrams_conv.weight", x.width, self.taps),),
             taps=self.taps,
         )
-        add = parts.add("ngrams_add", x, out, conv.outputs[0])
+        add = parts.add("ngrams_add", x, out, conv.result)
         return (embed, key, value, key_norm, query_norm, gated, norm, conv, add)
 
     def _embedding(self, parts: Parts) -> Embedding:

@@ -38,7 +38,7 @@ from ._tower import (
 from .cohere import build_compass as build_compass_text
 from .exaone import build_exaone4
 from .llama import build as build_qwen2
-from .qwen3 import build as build_qwen3
+from .llama import build_qwen3
 from .qwen_moe import build_qwen3_moe
 
 _SIDE: Final = 1024  # pixels of a picture to each side, down to whole windows or squares of patches

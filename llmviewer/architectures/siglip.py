@@ -100,18 +100,18 @@ def pooled_head(config: Section, tower: Tower, fmt: Format) -> list[Block]:
     x, heads = parts.tensor(HIDDEN, tower.hidden), replace(heads_of(config), mask=Probe())
     q, k, v = (parts.tensor(f"{name}_proj", tower.hidden) for name in "qkv")
     probe = parts.embed("probe", {"probe.weight": 1}, tower.hidden).with_tensors(lambda t: with_rows(t, one))
-    queries = parts.linear("q_proj", result((probe,)), with_rows(q, one), bias=True)
+    queries = parts.linear("q_proj", probe.result, with_rows(q, one), bias=True)
     kv = parts.linear("kv_proj", x, k, v, bias=True)
     attended = tuple(
         op.with_tensors(lambda t: with_rows(t, one) if t.name == "attention" else t)
         for op in scored(parts, heads, with_rows(q, one), (k,), v)
     )
     o_proj = parts.linear("o_proj", result(attended), with_rows(parts.tensor("o_proj", tower.hidden), one), bias=True)
-    norm = parts.norm("mlp_norm", result((o_proj,)))
-    mlp = tuple(op.with_tensors(lambda t: with_rows(t, one)) for op in _mlp(config).operators(parts, norm.outputs[0]))
-    add = parts.add("mlp_add", result((o_proj,)), result(mlp)).with_tensors(lambda t: with_rows(t, one))
+    norm = parts.norm("mlp_norm", o_proj.result)
+    mlp = tuple(op.with_tensors(lambda t: with_rows(t, one)) for op in _mlp(config).operators(parts, norm.result))
+    add = parts.add("mlp_add", o_proj.result, result(mlp)).with_tensors(lambda t: with_rows(t, one))
     made: tuple[Operator, ...] = (probe, queries, kv, *attended, o_proj, norm, *mlp, add)
-    return [Block(name="head", operators=made, input=HIDDEN, output=add.outputs[0].name)]
+    return [Block(name="head", operators=made, input=HIDDEN, output=add.result.name)]
 
 
 def _texts(config: Section, fmt: Format) -> list[Block]:

@@ -88,7 +88,7 @@ def front(config: Section, fmt: Format, hidden: int) -> Block:
     for name, rows in (("conv1", frames), ("conv2", TOKENS)):
         weights = (parts.weight(f"{name}.weight", hidden, x.width, _TAPS), parts.weight(f"{name}.bias", hidden))
         conv = Conv1d(name=name, inputs=(x,), outputs=(with_rows(parts.tensor(name, hidden), rows),), weights=weights)
-        operators = (*operators, conv, parts.activate(f"{name}_act", "gelu", conv.outputs[0]))
+        operators = (*operators, conv, parts.activate(f"{name}_act", "gelu", conv.result))
         x = result(operators)
     count = config.integer("max_source_positions", 1500)
     table = replace(parts.weight("embed_positions.weight", count, hidden), rows=table_rows(count))

@@ -23,8 +23,7 @@ from . import architecture
 from ._attention import scored
 from ._decoder import Decoder, Layer, Mixer
 from ._feed_forward import Mlp
-from ._parts import Parts, activation, result
-from ._reused import again
+from ._parts import Parts, activation, again, result
 from ._state_space import Mamba, Mamba2
 
 _MAMBA = ("mamba", "linear_attention")
@@ -60,9 +59,9 @@ class SharedBlock:
         wide = parts.tensor("concat", 2 * x.width)
         concat = Elementwise(name="concat", inputs=(x, embedded), outputs=(wide,), ops_per_element=0)
         norm = parts.norm("attn_norm", wide)
-        attention = self._attention(parts, norm.outputs[0], x.width)
+        attention = self._attention(parts, norm.result, x.width)
         mlp_norm = parts.norm("mlp_norm", result(attention))
-        mlp = self._mlp(parts, mlp_norm.outputs[0])
+        mlp = self._mlp(parts, mlp_norm.result)
         shared = (concat, norm, *attention, mlp_norm, *mlp)
         if self.reused:
             shared = tuple(op if "adapter" in op.name else op.with_weights(again) for op in shared)
@@ -96,13 +95,13 @@ class SharedBlock:
         *before, add = gate_up
         gate_up = (*before, Add(name=add.name, inputs=add.inputs, outputs=halved, ops_per_element=2))  # of each half
         mid = parts.activate("mlp_act", self.act, *halved)
-        return (*gate_up, mid, parts.project("down_proj", mid.outputs[0], x.width, bias=self.bias))
+        return (*gate_up, mid, parts.project("down_proj", mid.result, x.width, bias=self.bias))
 
     def _with_adapter(self, parts: Parts, plain: Linear, name: str, x: Tensor, out: Tensor) -> tuple[Operator, ...]:
         """The result of `plain` with that of a low-rank pair of x added."""
         down = parts.project(f"{name}_adapter_down", x, self.rank)
-        up = parts.project(f"{name}_adapter_up", result((down,)), out.width)
-        add = parts.add(f"{name}_add", plain.outputs[0], up.outputs[0])
+        up = parts.project(f"{name}_adapter_up", down.result, out.width)
+        add = parts.add(f"{name}_add", plain.result, up.result)
         return (plain, down, up, replace(add, outputs=(out,)))
 
 
@@ -118,8 +117,8 @@ class HybridLayer(Layer):
             raise RuntimeError("a hybrid layer without Mamba")
         shared = self.shared.operators(parts, x)
         add = parts.add("shared_add", x, result(shared))
-        norm = parts.norm("mamba_norm", add.outputs[0])
-        made = self.mixer.operators(parts, norm.outputs[0])
+        norm = parts.norm("mamba_norm", add.result)
+        made = self.mixer.operators(parts, norm.result)
         return (*shared, add, norm, *made, parts.add("mamba_add", x, result(made)))
 
 

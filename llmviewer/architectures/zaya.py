@@ -55,7 +55,7 @@ class ConvolutionalAttention:
         norms = self._norms(parts, query, key)
         rope = Rope(
             name="rope",
-            inputs=tuple(op.outputs[0] for op in norms),
+            inputs=tuple(op.result for op in norms),
             outputs=(parts.tensor("q_rope", heads.q_width), parts.kept("k_cache", heads.kv_width, heads.mask)),
             heads=heads,
             rotary_dim=self.rotary_dim,
@@ -68,7 +68,7 @@ class ConvolutionalAttention:
             ops_per_element=0,
         )
         keys, values = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
-        attended = scored(parts, heads, rope.outputs[0], (keys,), values)
+        attended = scored(parts, heads, rope.result, (keys,), values)
         o_proj = parts.project("o_proj", result(attended), x.width)
         return (*made, *mixed, *norms, rope, delay, *attended, o_proj)
 
@@ -120,13 +120,13 @@ class HeardExperts(Experts):
         made: tuple[Operator, ...] = (down,)
         if self.heard:  # states of the layer before, which are as many as its own
             out = parts.tensor("router_states", self.rank)
-            inputs = (down.outputs[0], down.outputs[0])
+            inputs = (down.result, down.result)
             scale = (parts.weight("router_states.scale", self.rank),)
             made = (down, Elementwise(name=out.name, inputs=inputs, outputs=(out,), weights=scale, ops_per_element=2))
         made = (*made, parts.norm("router_norm", result(made)))
         for name in ("router_fc1", "router_fc2"):
             linear = parts.project(name, result(made), self.rank, bias=True, kind=Router)
-            made = (*made, linear, parts.activate(f"{name}_act", "gelu", linear.outputs[0]))
+            made = (*made, linear, parts.activate(f"{name}_act", "gelu", linear.result))
         router = parts.project("router", result(made), self.experts + 1, kind=Router)  # the last one is no expert
         weights = parts.tensor("route", self.chosen)
         return (*made, router, Route(name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen))
@@ -155,7 +155,7 @@ class ScaledDecoder(Decoder):
 
 def rescaled(parts: Parts, op: Elementwise, sides: int = 1) -> Elementwise:
     """`op` with a scale and a shift of each of its `sides`."""
-    width = op.outputs[0].width
+    width = op.result.width
     names = [f"{op.name}.{kind}_{side}" for side in range(sides) for kind in ("scale", "bias")]
     return replace(
         op,

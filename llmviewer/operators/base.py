@@ -161,6 +161,11 @@ class Operator:
     kind: str = ""
 
     @property
+    def result(self) -> Tensor:
+        """The first of the outputs, which is all that most have."""
+        return self.outputs[0]
+
+    @property
     def beside(self) -> bool:
         """Whether it runs while another micro-batch has other launches."""
         return False

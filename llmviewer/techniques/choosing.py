@@ -48,7 +48,7 @@ class Sampling(Technique):
         for op in block.operators:
             operators.append(op)
             if isinstance(op, LMHead):
-                logits = op.outputs[0]
+                logits = op.result
                 token = Tensor(name=f"{op.name}_token", width=1, format=FP32, rows=logits.rows)
                 ops = self._ops(logits.width) * logits.width
                 operators.append(

@@ -126,8 +126,8 @@ class Medusa(Drafting):
                 yield op.with_tensors(lambda t: replace(t, rows=LOGITS))
 
         (first,) = at_logits(parts.project("medusa_proj", x, x.width, bias=True))
-        added = parts.activate("medusa_act", "silu", first.outputs[0], x)  # an activation and an addition
-        (head,) = at_logits(parts.project("medusa_head", added.outputs[0], vocabulary(model)))
+        added = parts.activate("medusa_act", "silu", first.result, x)  # an activation and an addition
+        (head,) = at_logits(parts.project("medusa_head", added.result, vocabulary(model)))
         return Block(
             name="medusa",
             operators=(first, added, head),

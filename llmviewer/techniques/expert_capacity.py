@@ -40,7 +40,7 @@ class ExpertCapacity(Technique):
         experts = [op for op in block.operators if isinstance(op, ExpertsLinear)]
         if permute is None or not experts:
             return block
-        count, gathered = experts[0].weight.shape[0], permute.outputs[0].rows
+        count, gathered = experts[0].weight.shape[0], permute.result.rows
         chosen = round(experts[0].weight.active * count)
         places = Form(((Feature("expert_rows", (count, chosen, self.factor), block.stream), 1.0),))
 

@@ -90,7 +90,7 @@ class LowRank(_OnLinears):
         n, k = op.weight.shape
         rank = self._rank(n, k)
         x = op.inputs[0]
-        between = inner(f"{op.name}_rank", rank, replace(x, format=op.outputs[0].format))
+        between = inner(f"{op.name}_rank", rank, replace(x, format=op.result.format))
         first, second = (replace(op.weight, name=f"{op.name}.{part}.weight", shape=shape)
                          for part, shape in (("in", (rank, k)), ("out", (n, rank))))  # fmt: skip
         yield Linear(name=f"{op.name}_in", inputs=(x,), outputs=(between,), weights=(first,))

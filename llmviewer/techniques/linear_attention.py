@@ -59,7 +59,7 @@ class LinearAttention(Technique):
         return replace(block, operators=tuple(op.with_tensors(used) for op in operators))
 
     def _scan(self, qk: QK, sv: SV) -> Scan:
-        heads, (query, key), value, out = qk.heads, qk.inputs, sv.inputs[1], sv.outputs[0]
+        heads, (query, key), value, out = qk.heads, qk.inputs, sv.inputs[1], sv.result
         width = heads.num_heads * heads.head_dim * (heads.out_dim + 1)
         state = Tensor(name="scan_state", width=width, format=FP32, rows=SEQUENCES, role=Role.STATE)
         inputs = (query, *(replace(t, rows=query.rows) for t in (key, value)))

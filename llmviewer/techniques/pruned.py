@@ -62,7 +62,7 @@ class StructuredPruning(Technique):
             names = {t.name for t in (*act.inputs, *act.outputs)}
             around = [op for op in block.operators if op is not act and names & {t.name for t in _tensors(op)}]
             if all(compressible(op) for op in around):
-                width = act.outputs[0].width
+                width = act.result.width
                 found |= dict.fromkeys(names, max(round(self.ffn * width), 1) / width)
         return found
 
@@ -160,7 +160,7 @@ def _fitted(op: Operator, parts: dict[str, float], kept: float) -> Operator:
 
         return new.with_weights(weight)
     if isinstance(new, Embedding):
-        return new.with_weights(lambda w: replace(w, shape=(w.shape[0], new.outputs[0].width)))
+        return new.with_weights(lambda w: replace(w, shape=(w.shape[0], new.result.width)))
     if isinstance(new, Norm) and not new.group:
         return new.with_weights(lambda w: replace(w, shape=(new.inputs[0].width,)))
     if isinstance(new, QK | Softmax | SV | Rope):

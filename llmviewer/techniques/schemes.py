@@ -214,7 +214,7 @@ class Quantized(Technique):
         kept = round(self._outliers * op.weight.shape[1])
         if not kept or op.weight.format.bits >= HALF.bits:
             return op
-        fmt = resolved(HALF, op.outputs[0].format)
+        fmt = resolved(HALF, op.result.format)
         low = replace(op.weight, shape=(n, op.weight.shape[1] - kept))
         high: Weight = replace(op.weight, name=f"{op.name}.outliers", shape=(n, kept), format=fmt)
         return OutlierLinear(

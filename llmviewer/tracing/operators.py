@@ -423,7 +423,7 @@ def _by_heads(first: Product, middle: Pointwise, second: Product) -> tuple[Produ
     What they see are [queries, dim] and [dim, keys], then [queries, keys] and [keys, dim], of as many heads.
     """
     (query, key), (_, value) = first.inputs, second.inputs
-    scores, out = first.outputs[0], second.outputs[0]
+    scores, out = first.result, second.result
     dim, keys = query.width, key.width
     heads, rest = divmod(_each(key), max(dim * keys, 1))
     queries, left = divmod(_each(scores), max(heads * keys, 1))
@@ -452,15 +452,15 @@ def _heads(first: Product, middle: Pointwise, second: Product) -> Heads | None:
         return None
     query, key = first.inputs
     probs, value = second.inputs
-    scores = first.outputs[0]
+    scores = first.result
     if first.mask.keeps and (key.role, value.role) != (Role.KV_CACHE, Role.KV_CACHE):
         return None
-    if probs.name != middle.outputs[0].name:
+    if probs.name != middle.result.name:
         return None
     if {t.name for t in middle.inputs} - {SHARED} != {scores.name}:
         return None
     count = scores.width
-    dim, out = query.width // count, second.outputs[0].width // count
+    dim, out = query.width // count, second.result.width // count
     if not dim or key.width % dim or (key.width // dim) * out != value.width:
         return None
     made = Heads(num_heads=count, num_kv_heads=key.width // dim, head_dim=dim, value_dim=out if out != dim else 0)
@@ -508,7 +508,7 @@ def _head(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
 
 def _convolution(_: Call, made: Linear) -> Linear:
     """A convolution, whose filters are rows of its weight."""
-    y, filters = made.outputs[0], made.weight.shape[0]
+    y, filters = made.result, made.weight.shape[0]
     out = replace(y, width=filters, rows=y.elements / filters)
     return Conv1d(name=made.name, inputs=made.inputs, outputs=(out,), weights=made.weights, left_as_published=False)
 

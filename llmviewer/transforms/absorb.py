@@ -43,13 +43,13 @@ def _in_latent_space(expand: Linear, qk: QK, softmax: Softmax, sv: SV) -> tuple[
         mask=mask,
     )
     absorbed = replace(query, name="q_latent", width=heads.q_width)  # beside it, its rotated part
-    summed = replace(sv.outputs[0], name="latent", width=count * rank, format=query.format)
+    summed = replace(sv.result, name="latent", width=count * rank, format=query.format)
     return (
         _per_head("q_absorb", expand, replace(query, width=keys.width), absorbed, keys.width),
         replace(qk, inputs=(absorbed, latent, *positions), heads=heads),
         replace(softmax, heads=heads),
         replace(sv, inputs=(sv.inputs[0], latent), outputs=(summed,), heads=heads),
-        _per_head("v_expand", expand, summed, sv.outputs[0], values.width),
+        _per_head("v_expand", expand, summed, sv.result, values.width),
     )
 
 

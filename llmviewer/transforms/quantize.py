@@ -317,7 +317,7 @@ def _with_operands(block: Block, operators: tuple[Operator, ...], wanted: dict[s
     """
     formats: dict[str, set[Format | None]] = {block.output: {None}}
     for op in reversed(operators):
-        sent = formats.get(op.outputs[0].name, {None}) if isinstance(op, AllToAll) else None
+        sent = formats.get(op.result.name, {None}) if isinstance(op, AllToAll) else None
         for t in op.inputs:
             formats.setdefault(t.name, set()).update(sent or {wanted.get(op.name) if t == op.inputs[0] else None})
     written = {t.name for op in operators for t in op.outputs}

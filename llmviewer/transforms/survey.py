@@ -95,7 +95,7 @@ def _without_rope(block: Block) -> Iterator[Operator]:
             (q, k), (q_out, k_out) = op.inputs, op.outputs
             renamed |= {q_out.name: (q.name, q.role), k.name: (k_out.name, k_out.role)}
         if isinstance(op, Turn):
-            renamed[op.outputs[0].name] = (op.inputs[0].name, op.inputs[0].role)
+            renamed[op.result.name] = (op.inputs[0].name, op.inputs[0].role)
 
     def rename(t: Tensor) -> Tensor:
         name, role = renamed.get(t.name, (t.name, t.role))

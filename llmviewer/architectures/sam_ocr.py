@@ -1,5 +1,6 @@
-"""DeepSeek-OCR 2: the tower of Segment Anything; a small language model reads what filters make of its patches, and
-learned queries after them, which become tokens before a mixture of experts (arXiv:2601.20552).
+"""DeepSeek-OCR 2 and GOT-OCR 2.0, which read by the tower of Segment Anything. In the first a small language model
+reads what filters make of its patches, and learned queries after them, which become tokens before a mixture of experts
+(arXiv:2601.20552).
 
 A picture larger than a tile is read in tiles, and all of it in one that is larger; both have queries of their own.
 """
@@ -19,7 +20,7 @@ from ..operators.masks import Tiled
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._class_defaults import TEXTS
+from ._class_defaults import TEXT_CLASSES, TEXTS
 from ._decoder import Layer
 from ._encoder import holding, stack
 from ._fields import attention, decoder, gated_mlp, grouped_heads
@@ -27,7 +28,7 @@ from ._moe import Kinds, costless, dense, experts_beside_shared, integers, langu
 from ._parts import HIDDEN, Parts, result, with_rows
 from ._sam import neck, sam_tower
 from ._tiles import closest_grid, picture_size
-from ._tower import Tower, feature_block, filled, joined, of_pictures, part, seen_again
+from ._tower import Tower, feature_block, filled, joined, language, of_pictures, part, seen_again, vision
 
 _WHOLE, _TILE = 1024, 768  # pixels to a side of what is read, by the processor's defaults
 _QUERIES: Final = {_WHOLE: 256, _TILE: 144}
@@ -88,7 +89,7 @@ def _seen(
     )
     every, own = of_pictures(patches + queries, tiles), of_pictures(queries, tiles)
     norm = parts.norm("encoder_norm", with_rows(parts.tensor(HIDDEN, hidden), every))
-    x, out = with_rows(norm.outputs[0], own), with_rows(parts.tensor("linear", width), own)
+    x, out = with_rows(norm.result, own), with_rows(parts.tensor("linear", width), own)
     return blocks, (norm, parts.linear("linear", x, out, bias=True))
 
 
@@ -107,7 +108,7 @@ def _queried(parts: Parts, x: Tensor, queries: int, tiles: int) -> tuple[Operato
     embed = holding(parts.embed("queries", {"queries.weight": queries}, x.width), parts, others)
     embed = embed.with_tensors(lambda t: with_rows(t, of_pictures(queries, tiles)))
     out = parts.tensor("sequence", x.width)
-    return (embed, Permute(name=out.name, inputs=(x, embed.outputs[0]), outputs=(out,)))
+    return (embed, Permute(name=out.name, inputs=(x, embed.result), outputs=(out,)))
 
 
 def _layers(config: Section, patches: int, queries: int) -> list[Layer]:
@@ -116,3 +117,24 @@ def _layers(config: Section, patches: int, queries: int) -> list[Layer]:
     heads = replace(grouped_heads(config), mask=Tiled(pairs))
     mixer = SelfAttention(heads=heads, rotary_dim=heads.head_dim, qkv_bias=True)
     return [Layer(mixer=mixer, feed_forward=gated_mlp(config))] * config.integer("num_hidden_layers")
+
+
+@architecture("got_ocr2")
+def build_got(config: Section, fmt: Format) -> Graph:
+    """GOT-OCR 2.0: before a Qwen2; filters make a token of 4 x 4 patches (arXiv:2409.01704)."""
+    given = language_model(config) if config.get("text_config") is not None else Section({}, config.file)
+    whole = filled(
+        config, {"tie_word_embeddings": True}, instead={"text_config": TEXT_CLASSES["GotOcr2Config"] | {**given.data}}
+    )
+    text, width = language(whole, fmt, "qwen2")
+    config.costless("image_seq_length")
+    if config.get("vision_config") is None:
+        return text
+    section = vision(config)
+    section.costless("num_pos_feats")
+    tower = sam_tower(section)
+    parts = tower.parts(fmt)
+    filters = neck(section, tower, parts, (2 * section.integer("output_channels", 256), width))
+    project = (*filters, parts.project("linear", result(filters), width, bias=True))
+    tokens = ceil(tower.picture.height / 4) * ceil(tower.picture.width / 4)
+    return joined(tower.blocks(fmt, tower.stream), project, text, tokens=tokens)

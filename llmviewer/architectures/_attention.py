@@ -62,9 +62,7 @@ class SelfAttention:
         q = prepared[-1].result if self.rotary_dim else prepared[0].result if prepared else q
         scored = self._scores(parts, q)
         if gate:  # sigmoid, four OPs, and a product
-            out = parts.tensor("gated_attention", gate[0].width)
-            inputs = (result(scored), gate[0])
-            scored = (*scored, Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=5))
+            scored = (*scored, parts.elementwise("gated_attention", result(scored), gate[0], ops=5))
         if self.gates:
             scored = (*scored, *gated(parts, x, result(scored), self.gates))
         o_proj = parts.project("o_proj", result(scored), x.width, bias=self.o_bias)

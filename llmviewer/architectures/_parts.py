@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from math import inf
@@ -11,7 +12,7 @@ from ..documents import Section
 from ..forms import Form, table_rows
 from ..operators.attention import Heads
 from ..operators.base import Operator, Role, Tensor, Weight
-from ..operators.elementwise import ACTIVATION_OPS, Activation, Add, Norm
+from ..operators.elementwise import ACTIVATION_OPS, Activation, Add, Elementwise, Norm
 from ..operators.embedding import Embedding
 from ..operators.linear import Linear
 from ..operators.masks import CAUSAL, Causal, Mask
@@ -150,6 +151,22 @@ class Parts:
     def add(self, name: str, *operands: Tensor) -> Add:
         out = self.tensor(name, operands[0].width)
         return Add(name=name, inputs=operands, outputs=(out,), ops_per_element=len(operands) - 1)
+
+    def elementwise(
+        self,
+        name: str,
+        *inputs: Tensor,
+        ops: float,
+        width: int = 0,
+        weights: Mapping[str, int] | None = None,
+        normed: int = 0,
+    ) -> Elementwise:
+        """`ops` OPs for each element of one output, which is as wide as the first input, or `width`; it normalizes
+        `normed` elements together. `weights` says how long each is.
+        """
+        out = self.tensor(name, width or inputs[0].width)
+        held = tuple(self.weight(weight, size) for weight, size in (weights or {}).items())
+        return Elementwise(name=name, inputs=inputs, outputs=(out,), weights=held, ops_per_element=ops, normed=normed)
 
     def activate(self, name: str, act: str, *inputs: Tensor) -> Activation:
         """act(x), or act(gate) * up of two inputs."""

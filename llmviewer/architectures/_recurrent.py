@@ -23,16 +23,18 @@ def linear_scan(
     *,
     heads: int,
     key_dim: int,
-    value_dim: int,
+    value_dim: int = 0,
     chunk: int,
     delta: bool = False,
     weights: dict[str, int] | None = None,
 ) -> Scan:
-    """S = decay S + k v^T and q . S for each head, in chunks; leaves "scan".
+    """S = decay S + k v^T and q . S for each head, in chunks, whose values are as wide as keys if nothing else is said;
+    leaves "scan".
 
     OPs of a pair within a chunk: Q K^T and the result; of a token: Q S and K^T V (arXiv:2405.21060, section 6). The
     `delta` rule adds K K^T, W and U to the pair, and W S to the token (arXiv:2412.06464, section 3).
     """
+    value_dim = value_dim or key_dim
     state = kept("scan_state", heads * key_dim * value_dim)
     return Scan(
         name="scan",
@@ -45,23 +47,6 @@ def linear_scan(
         heads=heads,
         groups=heads,
     )
-
-
-def fused(
-    parts: Parts,
-    name: str,
-    inputs: tuple[Tensor, ...],
-    *,
-    ops: float,
-    weights: dict[str, int] | None = None,
-    normed: int = 0,
-) -> Elementwise:
-    """A launch of `ops` OPs an element of its one output, which is as wide as its first input; it normalizes `normed`
-    elements together.
-    """
-    out = parts.tensor(name, inputs[0].width)
-    held = tuple(parts.weight(weight, size) for weight, size in (weights or {}).items())
-    return Elementwise(name=name, inputs=inputs, outputs=(out,), weights=held, ops_per_element=ops, normed=normed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +85,13 @@ class Kda:
             (conv.result, result(decay), step.result),
             heads=self.heads,
             key_dim=self.head_dim,
-            value_dim=self.head_dim,
             chunk=self.chunk,
             delta=True,
             weights={"A_log": self.heads, "dt_bias": width},
         )
         held = {"o_norm.weight": self.head_dim}  # RMSNorm, the sigmoid of the gate, and their product
-        norm = fused(
-            parts,
-            "o_norm",
-            (scan.result, result(gate)),
-            ops=4 + SIGMOID + 1,
-            weights=held,
-            normed=self.head_dim,
+        norm = parts.elementwise(
+            "o_norm", scan.result, result(gate), ops=4 + SIGMOID + 1, weights=held, normed=self.head_dim
         )
         o_proj = parts.project("o_proj", norm.result, x.width)
         return (*qkv, conv, *decay, step, scan, *gate, norm, o_proj)
@@ -139,24 +118,10 @@ class LightningAttention:
         width = self.heads * self.head_dim
         qkv = parts.project("qkv_proj", x, 3 * width)
         act = parts.activate("qkv_act", self.act, qkv.result)
-        scan = linear_scan(
-            parts,
-            (act.result,),
-            heads=self.heads,
-            key_dim=self.head_dim,
-            value_dim=self.head_dim,
-            chunk=self.chunk,
-        )
+        scan = linear_scan(parts, (act.result,), heads=self.heads, key_dim=self.head_dim, chunk=self.chunk)
         gate = parts.project("output_gate", x, width)
         held = {"scan_norm.weight": width}
-        norm = fused(
-            parts,
-            "scan_norm",
-            (scan.result, gate.result),
-            ops=4 + SIGMOID + 1,
-            weights=held,
-            normed=width,
-        )
+        norm = parts.elementwise("scan_norm", scan.result, gate.result, ops=4 + SIGMOID + 1, weights=held, normed=width)
         return (qkv, act, scan, gate, norm, parts.project("out_proj", norm.result, x.width))
 
 
@@ -194,14 +159,8 @@ class Retention:
             chunk=self.chunk,
         )
         held = {"group_norm.weight": self.value_dim} if self.norm_weight else {}
-        norm = fused(
-            parts,
-            "group_norm",
-            (scan.result, g.result),
-            ops=3 + self.norm_weight + SIGMOID + 1,  # SiLU counts as the sigmoid does
-            weights=held,
-            normed=self.value_dim,
-        )
+        ops = 3 + self.norm_weight + SIGMOID + 1  # SiLU counts as the sigmoid does
+        norm = parts.elementwise("group_norm", scan.result, g.result, ops=ops, weights=held, normed=self.value_dim)
         return (*projections, rope, scan, norm, parts.project("out_proj", norm.result, x.width))
 
 
@@ -246,7 +205,7 @@ class Rwkv4:
             heads=self.width,
             groups=self.width,
         )
-        gated = fused(parts, "receive", (scan.result, r.result), ops=SIGMOID + 1)
+        gated = parts.elementwise("receive", scan.result, r.result, ops=SIGMOID + 1)
         return (shift, k, v, r, scan, gated, parts.project("o_proj", gated.result, x.width))
 
 
@@ -278,14 +237,13 @@ class Rwkv6:
             inputs,
             heads=self.heads,
             key_dim=self.head_dim,
-            value_dim=self.head_dim,
             chunk=self.chunk,
             weights={"time_decay": width, "time_faaaa": width},
         )
-        norm = fused(
-            parts,
+        norm = parts.elementwise(
             "ln_x",
-            (scan.result, projections["g"].result),
+            scan.result,
+            projections["g"].result,
             ops=7 + SIGMOID + 1,  # LayerNorm by head, SiLU of the gate, and their product
             weights={"ln_x.weight": width, "ln_x.bias": width},
             normed=self.head_dim,
@@ -298,7 +256,7 @@ class Rwkv6:
         shift = shifted(parts, x, ("x",), delta=True)
         inner = self.mix_rank * len(names)
         down = parts.project("mix_w1", shift.result, inner)
-        tanh = fused(parts, "mix_tanh", down.outputs, ops=_TANH)
+        tanh = parts.elementwise("mix_tanh", *down.outputs, ops=_TANH)
         up = BlockLinear(
             name="mix_w2",
             inputs=tanh.outputs,
@@ -316,7 +274,7 @@ class Rwkv6:
 
     def _decay(self, parts: Parts, x: Tensor, width: int) -> tuple[Operator, ...]:
         down = parts.project("decay_w1", x, self.decay_rank)
-        tanh = fused(parts, "decay_tanh", down.outputs, ops=_TANH)
+        tanh = parts.elementwise("decay_tanh", *down.outputs, ops=_TANH)
         return (down, tanh, parts.project("decay_w2", tanh.result, width))
 
 
@@ -355,10 +313,13 @@ class Rwkv7:
         keys, *others = prepared.outputs
         values = others.pop() if self.value_rank else v.result
         scan = self._scan(parts, (r.result, keys, *others, values))
-        norm = fused(
-            parts,
+        norm = parts.elementwise(
             "g_norm",
-            (scan.result, r.result, keys, values, made["g"]),
+            scan.result,
+            r.result,
+            keys,
+            values,
+            made["g"],
             ops=7 + 5 + 1,  # LayerNorm by head, (r . r_k k) v added, and the gate
             weights={"r_k": width, "g_norm.weight": width, "g_norm.bias": width},
             normed=self.head_dim,
@@ -371,7 +332,7 @@ class Rwkv7:
         """Two products with an activation between them: tanh for the decay, a sigmoid for the gate."""
         down = parts.project(f"{name}_lora_a", x, rank)
         ops = {"w": _TANH, "g": SIGMOID}.get(name)
-        act = (fused(parts, f"{name}_lora_act", down.outputs, ops=ops),) if ops else ()
+        act = (parts.elementwise(f"{name}_lora_act", *down.outputs, ops=ops),) if ops else ()
         up = parts.project(f"{name}_lora_b", result((down, *act)), width, bias=name != "g")
         return (down, *act, up)
 
@@ -421,7 +382,7 @@ class ChannelMix:
         if not self.gated:
             return (shift, key, act, value)
         gate = parts.project("mlp_r_proj", shift.outputs[1], x.width)
-        scaled = fused(parts, "mlp_receive", (value.result, gate.result), ops=SIGMOID + 1)
+        scaled = parts.elementwise("mlp_receive", value.result, gate.result, ops=SIGMOID + 1)
         return (shift, key, act, value, gate, scaled)
 
 

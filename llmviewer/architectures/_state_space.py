@@ -157,9 +157,9 @@ class ShortConv:
     def operators(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
         before, after, inner = (parts.tensor(name, x.width) for name in ("gate_in", "gate_out", "conv_in"))
         in_proj = parts.linear("in_proj", x, before, after, inner, bias=self.bias)
-        gated_in = product(parts, "gated_in", before, inner)
+        gated_in = parts.elementwise("gated_in", before, inner, ops=1)
         conv = filtered(parts, gated_in.result, self.taps, bias=self.bias)
-        gated_out = product(parts, "gated_out", after, conv.result)
+        gated_out = parts.elementwise("gated_out", after, conv.result, ops=1)
         return (
             in_proj,
             gated_in,
@@ -255,16 +255,6 @@ class GatedDeltaNet:
         return (*projections, conv, scan, norm, parts.project("out_proj", norm.result, x.width))
 
 
-def product(parts: Parts, name: str, x: Tensor, other: Tensor) -> Elementwise:
-    """One number times another; leaves `name`."""
-    out = parts.tensor(name, x.width)
-    return Elementwise(name=name, inputs=(x, other), outputs=(out,), ops_per_element=1)
-
-
 def gated_norm(parts: Parts, x: Tensor, gate: Tensor, *, weights: int, over: int) -> Elementwise:
     """RMSNorm of `over` elements of x at a time, and SiLU of the gate times it: 4 + 4 + 1 OPs an element."""
-    held = (parts.weight("gated_norm.weight", weights),)
-    out = replace(x, name="gated_norm")
-    return Elementwise(
-        name="gated_norm", inputs=(x, gate), outputs=(out,), weights=held, ops_per_element=9, normed=over
-    )
+    return parts.elementwise("gated_norm", x, gate, ops=9, weights={"gated_norm.weight": weights}, normed=over)

@@ -144,14 +144,7 @@ class Scaled:
         made = self.part.operators(parts, x) if self.part else ()
         of = result(made)
         name = f"{of.name}_scale"
-        scale = Elementwise(
-            name=name,
-            inputs=(of,),
-            outputs=(parts.tensor(name, of.width),),
-            weights=(parts.weight(f"{name}.weight", 1 if self.alike else of.width),),
-            ops_per_element=1,
-        )
-        return (*made, scale)
+        return (*made, parts.elementwise(name, of, ops=1, weights={f"{name}.weight": 1 if self.alike else of.width}))
 
 
 def layer(
@@ -353,8 +346,7 @@ def merger(
 
 def pooled(parts: Parts, x: Tensor, patches: int) -> Elementwise:
     """The mean of every `patches` of x: they are added and scaled."""
-    out = parts.tensor("pool", x.width)
-    return Elementwise(name=out.name, inputs=(x,), outputs=(out,), ops_per_element=patches)
+    return parts.elementwise("pool", x, ops=patches)
 
 
 def joined(

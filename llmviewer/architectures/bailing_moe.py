@@ -22,7 +22,7 @@ from ._feed_forward import Experts
 from ._fields import decoder, grouped_heads, rotary_dim, rotated
 from ._moe import costless, dense, experts_beside_shared, first_dense
 from ._parts import NormKind, Parts
-from ._recurrent import SIGMOID, fused, linear_scan
+from ._recurrent import SIGMOID, linear_scan
 
 _COSTLESS = """
     score_function moe_router_enable_expert_bias router_dtype embedding_dropout output_dropout norm_head norm_softmax
@@ -129,19 +129,12 @@ class LinearAttention:
             made, (q, k) = (*made, *norms), (norm.result for norm in norms)
         turned = (parts.tensor("q_rope", width), parts.tensor("k_rope", width))
         rope = Rope(name="rope", inputs=(q, k), outputs=turned, heads=heads, rotary_dim=self.rotary_dim)
-        scan = linear_scan(
-            parts,
-            (*turned, v),
-            heads=heads.num_heads,
-            key_dim=heads.head_dim,
-            value_dim=heads.head_dim,
-            chunk=self.chunk,
-        )
+        scan = linear_scan(parts, (*turned, v), heads=heads.num_heads, key_dim=heads.head_dim, chunk=self.chunk)
         gate = parts.project("g_proj", x, width)
-        norm = fused(
-            parts,
+        norm = parts.elementwise(
             "g_norm",
-            (scan.result, gate.result),
+            scan.result,
+            gate.result,
             ops=4 + SIGMOID + 1,
             weights={"g_norm.weight": width},
             normed=width // self.groups,

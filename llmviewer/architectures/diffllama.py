@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Elementwise
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention, scored
@@ -30,15 +29,10 @@ class DifferentialAttention(SelfAttention):
         heads = self.heads
         k, v = (parts.cache(name, heads.kv_width, heads.mask) for name in ("k_cache", "v_cache"))
         made = scored(parts, replace(heads, value_dim=2 * heads.head_dim), q, (k,), v)
-        out = parts.tensor("difference", heads.q_width)
-        held = tuple(parts.weight(f"lambda_{half}", heads.head_dim) for half in ("q1", "k1", "q2", "k2"))
-        difference = Elementwise(
-            name=out.name,
-            inputs=made[-1].outputs,
-            outputs=(out,),
-            weights=held,
-            ops_per_element=_DIFFERENCE,
-            normed=2 * heads.head_dim,
+        held = {f"lambda_{half}": heads.head_dim for half in ("q1", "k1", "q2", "k2")}
+        summed, width = made[-1].result, 2 * heads.head_dim
+        difference = parts.elementwise(
+            "difference", summed, width=heads.q_width, ops=_DIFFERENCE, weights=held, normed=width
         )
         return (*made, difference)
 

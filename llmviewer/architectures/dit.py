@@ -127,9 +127,7 @@ class _Dit:
         """The norm of x, scaled and shifted."""
         norm = self.parts.norm(name, x)
         scale_and_shift = self._each(numbers.name, 2 * self.hidden)
-        out = self.parts.tensor(f"{name}_modulated", self.hidden)
-        inputs = (norm.result, scale_and_shift)
-        return (norm, Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=2))
+        return (norm, self.parts.elementwise(f"{name}_modulated", norm.result, scale_and_shift, ops=2))
 
     def _each(self, name: str, width: int) -> Tensor:
         """A tensor with a row for each sequence."""

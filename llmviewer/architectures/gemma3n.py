@@ -133,13 +133,9 @@ class Gemma3nLayer(Gemma4Layer):
         )
 
     def _streams_added(self, parts: Parts, corrected: Tensor, hidden: int) -> tuple[Operator, ...]:
-        held = (parts.weight("correct_output_scale", hidden),)
-        out = parts.tensor("scaled", hidden)
-        first = replace(corrected, width=hidden)
-        scale = Elementwise(
-            name=out.name, inputs=(first,), outputs=(out,), weights=held, ops_per_element=int(self.scaled)
-        )
-        *made, _ = self._own_embeddings(parts, out)
+        first, held = replace(corrected, width=hidden), {"correct_output_scale": hidden}
+        scale = parts.elementwise("scaled", first, ops=int(self.scaled), weights=held)
+        *made, _ = self._own_embeddings(parts, scale.result)
         outputs = (parts.tensor("streams_add", corrected.width),)
         ops = 1 - 1 / self.streams
         add = OtherStreamsAdd(
@@ -161,10 +157,9 @@ class Gemma3nDecoder(Gemma4Decoder):
     def _split(self, parts: Parts) -> Block:
         x = parts.tensor(EMBEDDED, self.hidden)
         others = parts.project("altup_projections", x, (self.streams - 1) * self.hidden)
-        out = parts.tensor("altup_streams", self.streams * self.hidden)
         ops = _MAGNITUDE * (1 - 1 / self.streams)  # the first stream stays as it is
-        stack = Elementwise(name=out.name, inputs=(x, others.result), outputs=(out,), ops_per_element=ops)
-        return Block(name="streams", operators=(others, stack), input="", output=out.name, given=(EMBEDDED,))
+        stack = parts.elementwise("altup_streams", x, others.result, width=self.streams * self.hidden, ops=ops)
+        return Block(name="streams", operators=(others, stack), input="", output=stack.name, given=(EMBEDDED,))
 
     def _head(self, parts: Parts) -> Block:
         block = super()._head(parts)
@@ -176,12 +171,10 @@ class Gemma3nDecoder(Gemma4Decoder):
             outputs=(parts.tensor("unembedded", width),),
             weights=held,
         )
-        out = parts.tensor("altup_mean", self.hidden)
-        inputs = (parts.tensor(HIDDEN, self.hidden), others.result)
         ops = (_MAGNITUDE + 1) * (self.streams - 1)
-        mean = Elementwise(name=out.name, inputs=inputs, outputs=(out,), ops_per_element=ops)
+        mean = parts.elementwise("altup_mean", parts.tensor(HIDDEN, self.hidden), others.result, ops=ops)
         norm, *rest = block.operators
-        return replace(block, operators=(others, mean, replace(norm, inputs=(out,)), *rest))
+        return replace(block, operators=(others, mean, replace(norm, inputs=mean.outputs), *rest))
 
 
 @architecture("gemma3n_text")

@@ -13,7 +13,6 @@ from ..graph import Graph
 from ..operators.attention import Heads, Indexer
 from ..operators.base import Operator, Tensor
 from ..operators.compression import Compress
-from ..operators.elementwise import Elementwise
 from ..operators.linear import Router
 from ..operators.masks import Compressed
 from ..precision import FP32, Format
@@ -80,8 +79,7 @@ class MeanOfStreams(HyperConnections):
     """Streams whose mean goes to the last norm."""
 
     def last(self, parts: Parts, x: Tensor) -> tuple[Operator, ...]:
-        out = parts.tensor("hc_head", x.width // self.streams)
-        return (Elementwise(name=out.name, inputs=(x,), outputs=(out,), ops_per_element=self.streams),)
+        return (parts.elementwise("hc_head", x, width=x.width // self.streams, ops=self.streams),)
 
 
 @architecture("glm5_next_text")

@@ -14,7 +14,7 @@ from ..documents import Section
 from ..forms import Stream, images
 from ..graph import Block, Graph
 from ..operators.base import Operator
-from ..operators.elementwise import Elementwise, Permute
+from ..operators.elementwise import Permute
 from ..operators.masks import Tiled
 from ..precision import Format
 from . import architecture
@@ -140,12 +140,12 @@ def _squares(section: Section, tower: Tower, parts: Parts, stream: Stream) -> tu
         hidden,
         stream=tower.stream if stream != UNUSED else UNUSED,
     )
-    wide, mean = parts.tensor(HIDDEN, _SQUARE * hidden), parts.tensor("square_mean", hidden)
-    average = Elementwise(name=mean.name, inputs=(wide,), outputs=(mean,), ops_per_element=_SQUARE)
+    wide = parts.tensor(HIDDEN, _SQUARE * hidden)
+    average = parts.elementwise("square_mean", wide, width=hidden, ops=_SQUARE)
     norm = parts.norm("square_norm", wide)
     up = parts.project("square_linear_1", norm.result, inner, bias=True)
     act = parts.activate("square_act", "gelu_tanh", up.result)
     down = parts.project("square_linear_2", act.result, hidden, bias=True)
-    made = (average, norm, up, act, down, parts.add("square_add", mean, down.result))
+    made = (average, norm, up, act, down, parts.add("square_add", average.result, down.result))
     merging = Block(name="merging", operators=made, input=HIDDEN, output=result(made).name, stream=stream)
     return (*inside, merging)

@@ -12,7 +12,7 @@ from ..documents import Section
 from ..graph import Graph
 from ..operators.attention import Heads
 from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Elementwise, Permute
+from ..operators.elementwise import Permute
 from ..operators.masks import Own
 from ..precision import Format
 from . import architecture
@@ -139,11 +139,11 @@ def _pooled(config: Section, parts: Parts, x: Tensor, tokens: int) -> tuple[Oper
         head_dim=config.integer("head_dim"),
         mask=Own(each),
     )
-    rows, mean = of_pictures(each * tokens), parts.tensor("pool_mean", x.width)
+    rows = of_pictures(each * tokens)
     patches = with_rows(parts.tensor("pool_patches", x.width), rows)
     gather = Permute(name=patches.name, inputs=(x,), outputs=(patches,))
-    average = Elementwise(name=mean.name, inputs=(patches,), outputs=(mean,), ops_per_element=each)
-    q = parts.project("pool_q_proj", mean, heads.q_width, bias=bias)
+    average = parts.elementwise("pool_mean", patches, ops=each)
+    q = parts.project("pool_q_proj", average.result, heads.q_width, bias=bias)
     k, v = (
         parts.linear(name, patches, with_rows(parts.tensor(name, heads.kv_width), rows), bias=bias)
         for name in ("pool_k_proj", "pool_v_proj")

@@ -10,7 +10,7 @@ from typing import Final
 from ..documents import Section
 from ..graph import Graph
 from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Elementwise, Permute
+from ..operators.elementwise import Permute
 from ..precision import Format
 from . import architecture
 from ._class_defaults import TOWERS
@@ -64,8 +64,5 @@ def _mixed_words(section: Section, parts: Parts, x: Tensor, width: int) -> tuple
     named = words - section.integer("num_visual_indicator_tokens", 5)
     head = parts.project("visual_head", x, named)
     norm = parts.norm("visual_head_norm", head.result, kind=NormKind.LAYER)
-    likely = parts.tensor("probabilities", words)
-    softmax = Elementwise(
-        name=likely.name, inputs=norm.outputs, outputs=(likely,), ops_per_element=_SOFTMAX * named / words
-    )
-    return (head, norm, softmax, parts.project("visual_table", likely, width))
+    softmax = parts.elementwise("probabilities", norm.result, width=words, ops=_SOFTMAX * named / words)
+    return (head, norm, softmax, parts.project("visual_table", softmax.result, width))

@@ -70,9 +70,8 @@ class GatedStreams(HyperConnections):
         down = parts.project(f"{name}_down", x, self.rank)
         act = parts.activate(f"{name}_act", "silu", down.result)
         up = parts.project(f"{name}_up", act.result, x.width)
-        out = parts.tensor(name, x.width // self.streams)
         ops = self.streams * (SIGMOID + 2)  # and a product, and a sum or the quotient
-        mean = Elementwise(name=name, inputs=(x, up.result), outputs=(out,), ops_per_element=ops)
+        mean = parts.elementwise(name, x, up.result, width=x.width // self.streams, ops=ops)
         return (down, act, up, mean)
 
 
@@ -150,14 +149,10 @@ class NGrams:
         )
         key_norm = by_stream(parts, "ngrams_k_norm", key.result, self.streams)
         query_norm = by_stream(parts, "ngrams_q_norm", x, self.streams)
-        out = parts.tensor("ngrams_gated", x.width)
-        gated = Elementwise(  # the product of key and query, and that of its gate and the value
-            name=out.name,
-            inputs=(*key_norm.outputs, *query_norm.outputs, *value.outputs),
-            outputs=(out,),
-            ops_per_element=3 + _GATE * self.streams / x.width,
-        )
-        norm = by_stream(parts, "ngrams_norm", out, self.streams)
+        inputs = (key_norm.result, query_norm.result, value.result)
+        ops = 3 + _GATE * self.streams / x.width  # the product of key and query, and that of its gate and the value
+        gated = parts.elementwise("ngrams_gated", *inputs, ops=ops)
+        norm = by_stream(parts, "ngrams_norm", gated.result, self.streams)
         state = kept("ngrams_state", x.width * (self.taps - 1) * self.dilation, parts)
         conv = CausalConv(
             name="ngrams_conv",
@@ -166,7 +161,7 @@ class NGrams:
             weights=(parts.weight("ngrams_conv.weight", x.width, self.taps),),
             taps=self.taps,
         )
-        add = parts.add("ngrams_add", x, out, conv.result)
+        add = parts.add("ngrams_add", x, gated.result, conv.result)
         return (embed, key, value, key_norm, query_norm, gated, norm, conv, add)
 
     def _embedding(self, parts: Parts) -> Embedding:

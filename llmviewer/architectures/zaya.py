@@ -119,10 +119,8 @@ class HeardExperts(Experts):
         down = parts.project("router_down", x, self.rank, bias=True, kind=Router)
         made: tuple[Operator, ...] = (down,)
         if self.heard:  # states of the layer before, which are as many as its own
-            out = parts.tensor("router_states", self.rank)
-            inputs = (down.result, down.result)
-            scale = (parts.weight("router_states.scale", self.rank),)
-            made = (down, Elementwise(name=out.name, inputs=inputs, outputs=(out,), weights=scale, ops_per_element=2))
+            scale = {"router_states.scale": self.rank}
+            made = (down, parts.elementwise("router_states", down.result, down.result, ops=2, weights=scale))
         made = (*made, parts.norm("router_norm", result(made)))
         for name in ("router_fc1", "router_fc2"):
             linear = parts.project(name, result(made), self.rank, bias=True, kind=Router)
@@ -148,9 +146,8 @@ class ScaledDecoder(Decoder):
     def _embedding(self, parts: Parts) -> Block:
         block = super()._embedding(parts)
         x = result(block.operators)
-        out = parts.tensor("embed_scale", x.width)
-        scale = rescaled(parts, Elementwise(name=out.name, inputs=(x,), outputs=(out,), ops_per_element=0))
-        return replace(block, operators=(*block.operators, scale), output=out.name)
+        scale = rescaled(parts, parts.elementwise("embed_scale", x, ops=0))
+        return replace(block, operators=(*block.operators, scale), output=scale.name)
 
 
 def rescaled(parts: Parts, op: Elementwise, sides: int = 1) -> Elementwise:

@@ -701,6 +701,11 @@ BAD = [
     (["--rate", "1", "--arrivals", "x.csv"], "rate (--rate) or arrivals (--arrivals) must be given, and not both"),
     (["--rate", "0"], "rate must be a positive number of requests a second; got 0"),
     (["--rate", "nan"], "rate must be a positive number of requests a second; got nan"),
+    (
+        ["--rate", "1e-8"],
+        "rate must have all requests within 1e+09 s, in which steps of milliseconds can be told apart",
+    ),
+    (["--rate", "1e-310"], "can be told apart; got inf s"),
     (["--arrivals", "/no/such.csv"], "/no/such.csv: no such file"),
     (["--rate", "1", "--policy", "lifo"], "decode-first, prefill-first, fcfs, chunked, prefill-chunks; got 'lifo'\n"),
     (["--rate", "1", "--policy", "static:3"], "policy static has no tokens to give, as it reads a whole batch at once"),

@@ -39,6 +39,7 @@ _LENGTHS: Final = {"prompt_lengths": "1024", "gen_lengths": "128"}
 _REQUESTS: Final = 1000
 _MAX_BATCH: Final = 256
 _MOST_REQUESTS: Final = 1_000_000
+_LONGEST_S: Final = 1e9  # of all arrivals: a clock that far on still tells a tenth of a microsecond
 
 
 def simulate(
@@ -112,6 +113,7 @@ def simulate(
     readers, seed = whole("readers", readers, least=0), whole("seed", seed, least=0)
     traffic = _traffic(rate, arrivals, prompts=prompt_lengths, gens=gen_lengths, requests=requests, seed=seed)
     chosen, block, most = scheduler(engine, policy, block, loaded(hardware))
+    _check_span(traffic, "arrivals" if rate is None else "rate")
     common: dict[str, Any] = {
         "traffic": traffic, "copies": whole("copies", copies),
         "max_batch": whole("max_batch", most or _MAX_BATCH if max_batch is None else max_batch), "block": block,
@@ -174,6 +176,15 @@ def _traffic(
     return poisson(
         rate=rate, prompts=lengths[0], gens=lengths[1], requests=count, generator=np.random.default_rng(seed)
     )  # fmt: skip
+
+
+def _check_span(traffic: Traffic, name: str) -> None:
+    """Raises InputError where requests come over so long that times of steps are rounded off; `name` says when."""
+    if (span := float(traffic.arrival_s[-1])) > _LONGEST_S:
+        must = (
+            f"{name} must have all requests within {_LONGEST_S:.0e} s, in which steps of milliseconds can be told apart"
+        )
+        raise InputError(f"{must}; got {span:.3g} s")
 
 
 def _check_hits(setting: Setting, traffic: Traffic) -> None:

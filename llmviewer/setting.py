@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, reduce
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from .techniques import Run, Schedule, Technique, altered, parse_techniques
 from .transforms.offload import ON_DEVICE, Offload, parse_offload
 from .transforms.quantize import Quantization, parse_quantization
 from .workload import Workload
+
+_MOST_STEPS: Final = 1 << 24  # of a generation, whose lengths take 128 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +235,11 @@ class Setting:
     def schedule(self, *, batch: Num, prompt: int, gen: int, images: int = 0) -> Schedule:
         """The passes of a generation under the techniques: a prefill and a decode step for each token after the first,
         where there are none.
+
+        Raises InputError where so many steps are too many to be looked at one by one.
         """
+        if gen > _MOST_STEPS:
+            raise InputError(f"gen must be at most {_MOST_STEPS}, as each step is looked at by itself; got {gen}")
         share, parts = self.layout.share(batch), self.layout.parts(batch)
         first = Workload.prefill(batch=share, prompt=prompt, images=images)
         steps = Workload.decode(batch=share, kv_len=prompt + np.arange(1.0, gen), prompt=prompt, images=images)
@@ -293,6 +299,13 @@ def check_images(model: Model, *, prompt: int, images: int) -> None:
     if prompt < images * model.image_tokens:
         each = f"the {model.image_tokens} tokens of each of {images} pictures of {model.name}"
         raise InputError(f"prompt must be at least {images * model.image_tokens}, {each}; got {prompt}")
+
+
+def check_countable(batch: int, tokens: int) -> None:
+    """Raises InputError where `batch` sequences of `tokens` are too many to be counted exactly."""
+    if batch * tokens > LARGEST:
+        must = f"batch x tokens of a sequence must be at most {LARGEST}, the largest that is counted exactly"
+        raise InputError(f"{must}; got {batch} x {tokens}")
 
 
 def whole(name: str, value: object, least: int = 1) -> int:

@@ -287,6 +287,8 @@ def test_the_report(capsys, found):
     ("options", "said"),
     [
         (["--gen", "1"], "gen must be at least 2"),
+        (["--gen", "16777217"], "gen must be at most 16777216, as each step is looked at by itself; got 16777217"),
+        (["--batch", str(2**53)], f"batch x tokens of a sequence must be at most {2**53}, the largest that is counted"),
         (["--batch", "0"], "batch must be a whole number of at least 1; got 0"),
         (["--with", "magic"], "no technique 'magic'"),
         (["--tp", "2", "--layout", "tp=2"], "--layout and --tp say the same; give one of them"),

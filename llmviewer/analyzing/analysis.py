@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
 from ..devices.hardware import Hardware
-from ..documents import LARGEST
 from ..errors import InputError
 from ..expectation.profile import Profile
 from ..lowering import Accounting, Attention, Mla
 from ..memory import Memory, largest_batch, memory
 from ..model import Model
 from ..parallel.layout import ALONE, Layout
-from ..setting import Setting, arranges, check_images, whole
+from ..setting import Setting, arranges, check_countable, check_images, whole
 from ..techniques import Schedule, Technique
 from ..transforms.offload import ON_DEVICE, Offload
 from ..units import counted, fold, si
@@ -226,7 +225,7 @@ def analyzed(
     written = gen if context else 0
     longest = max(gen, context - prompt) if context else 0  # the step shown has to fit too
     batch = _most(setting, prompt=prompt, gen=longest, images=images) if given is None else given
-    _check_countable(batch, prompt + longest)
+    check_countable(batch, prompt + longest)
     held = {"batch": batch, "prompt": prompt, "gen": longest, "images": images}
     asked = {**held, "gen": written or 1}
     share = int(setting.layout.share(batch))
@@ -266,13 +265,6 @@ def analyzed(
         effect=_effect(setting, schedule, workloads.get("decode"), answer, **asked) if schedule else None,
         rivals=partial(faster, setting, phases, workloads, batch),
     )
-
-
-def _check_countable(batch: int, tokens: int) -> None:
-    """Raises InputError where `batch` sequences of `tokens` are too many to be counted exactly."""
-    if batch * tokens > LARGEST:
-        must = f"batch x tokens of a sequence must be at most {LARGEST}, the largest that is counted exactly"
-        raise InputError(f"{must}; got {batch} x {tokens}")
 
 
 def _most(setting: Setting, *, prompt: int, gen: int, images: int) -> int:

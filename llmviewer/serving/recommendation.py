@@ -20,7 +20,7 @@ from ..expectation.profile import Profile, read_given
 from ..model import Model
 from ..model_files import load_model
 from ..parallel.layout import ALONE, Layout
-from ..setting import Setting, whole
+from ..setting import Setting, check_countable, whole
 from ..techniques import Touches
 from .objectives import Generated, Objective
 from .options import Option, options_of, with_options, without_usual
@@ -204,6 +204,7 @@ def recommend(
     }  # fmt: skip
     device = loaded(hardware, hardware_set)
     run = partial(_run, load_model(model) if isinstance(model, str) else model, device)
+    check_countable(batch, prompt + gen)
     if gen < 2:
         raise InputError("gen must be at least 2, as techniques are weighed by a whole answer; got 1")
     base = run(asked).with_expected()

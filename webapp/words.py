@@ -22,7 +22,7 @@ CONTROLS: Final[Mapping[str, Word]] = {
     "phase": Word(
         "Phase", "Prefill reads the whole prompt at once; decode writes one token of each sequence.", "phase"
     ),
-    "batch": Word("Batch", "Sequences that are worked on at a time.", "batch"),
+    "batch": Word("Batch", "Concurrent sequences.", "batch"),
     "prompt": Word("Prompt", "Tokens of each sequence that are read.", "prompt"),
     "gen": Word("Generated", "Tokens of each sequence that are written.", "generated tokens"),
     "context": Word(
@@ -45,7 +45,7 @@ CONTROLS: Final[Mapping[str, Word]] = {
     ),
     "mla": Word(
         "Latent attention",
-        "DeepSeek's: expand the cache (naive) or bring the queries to it (absorbed).",
+        "DeepSeek's: expand the cache (naive) or project the queries to it (absorbed).",
         "latent attention",
     ),
     "accounting": Word(
@@ -53,23 +53,25 @@ CONTROLS: Final[Mapping[str, Word]] = {
     ),
     "skew": Word(
         "Expert skew",
-        "How unevenly tokens choose experts: their popularity is rank^-skew; at 0 all are alike popular.",
+        "How unevenly tokens choose experts: their popularity is rank^-skew; 0 is uniform.",
         "expert",
     ),
     "images": Word(
-        "Images", "Pictures in each prompt, of a model that sees; their tokens are part of the prompt.", "image tokens"
+        "Images",
+        "Pictures in each prompt of a vision-language model; their tokens are part of the prompt.",
+        "image tokens",
     ),
     "offload": Word(
         "Offload", "Parts of weights and cache in host memory, or on storage: weights=0.5,kv=0.2@storage.", "offload"
     ),
     "mtp": Word(
         "Token prediction",
-        "Also run the layers that predict further tokens, where the model has some.",
+        "Also run multi-token prediction layers, where the model has some.",
         "token prediction",
     ),
     "library": Word(
         "Kernel library",
-        "The library of kernels whose times are expected; if not given, the one that was measured most.",
+        "The kernel library to expect times of; if not given, the one with most measurements on the device.",
         "kernel library",
     ),
     "engine": Word(
@@ -102,17 +104,17 @@ class Term(NamedTuple):
 
 GLOSSARY: Final = (
     Term("accounting", "", "What is counted: faithful is what kernels have to do; survey follows arXiv:2402.16363."),
-    Term("activations", "hidden states", "What operators hand on to each other during a pass."),
+    Term("activations", "hidden states", "Tensors that operators pass to each other."),
     Term(
         "arithmetic intensity",
         "operational intensity, OP/B",
-        "OPs over bytes moved to and from the device's memory. Left of the turning point memory bounds, right of it "
-        "arithmetic.",
+        "OPs over bytes moved to and from the device's memory. Below the ridge point a kernel is memory-bound, "
+        "above it compute-bound.",
     ),
     Term("attainable performance", "OP/s under the roof", "OPs over the least time; min(peak, intensity x bandwidth)."),
-    Term("attention", "", "Each new token looks at the keys and values of all before it; eager or flash."),
+    Term("attention", "", "Each new token attends to the keys and values of all before it; eager or flash."),
     Term("bandwidth", "memory bandwidth, B/s", "Bytes a second between the device's main memory and its chip."),
-    Term("batch", "batch size, sequences", "Sequences that are worked on at a time; they share a reading of weights."),
+    Term("batch", "batch size, sequences", "Concurrent sequences; they share each read of the weights."),
     Term("bound", "lower bound, limit", "The least time that any kernel needs on a device that meets its datasheet."),
     Term("capacity", "VRAM, device memory", "Bytes that the device's main memory holds."),
     Term("comparison", "side by side", "Two settings or more, and how many times one is the other."),
@@ -129,7 +131,7 @@ GLOSSARY: Final = (
         "serving framework, runtime",
         "What launches kernels one after another; its host may leave gaps between them.",
     ),
-    Term("expected time", "achievable", "What real kernels are expected to take, where measurements were calibrated."),
+    Term("expected time", "achievable", "What kernels of a measured library take, with an 80 % interval."),
     Term("expert", "MoE", "One of several feed-forward networks of a layer, of which each token takes a few."),
     Term("flash attention", "fused attention", "Attention in one launch whose scores stay on the chip."),
     Term(
@@ -140,12 +142,12 @@ GLOSSARY: Final = (
     Term(
         "image tokens",
         "visual tokens",
-        "What a model makes of a picture; they stand in the prompt among those of words.",
+        "What a vision tower makes of a picture; part of the prompt.",
     ),
     Term(
         "kernel library",
         "cuBLAS, TensorRT-LLM, vLLM",
-        "Programs for operators; how fast real ones are was measured and calibrated.",
+        "Implementations of operators, whose speed was measured.",
     ),
     Term("KV cache", "key-value cache", "Keys and values of all tokens so far, kept for later passes."),
     Term("latency", "end-to-end time", "From the prompt's arrival to the last token."),
@@ -154,7 +156,7 @@ GLOSSARY: Final = (
         "MLA",
         "Keys and values of all heads come from one small vector a token, which is what is cached.",
     ),
-    Term("link-bound", "communication-bound", "Waits for other devices, or for what lies outside of device memory."),
+    Term("link-bound", "communication-bound", "Waits for data from other devices, host memory or storage."),
     Term("memory-bound", "bandwidth-bound", "Waits for bytes from memory: fewer bytes or more sequences help."),
     Term("model", "network, LLM", "The network: its operators and their weights, as its config.json says."),
     Term(
@@ -169,16 +171,16 @@ GLOSSARY: Final = (
     Term("precision", "quantization, W4A16g128", "Bits of weights (W), activations (A), KV cache; values a scale (g)."),
     Term("prefill", "prompt phase, context phase", "The pass that reads the prompt and yields the first token."),
     Term("prompt", "input, context", "Tokens that are read before the first is written."),
-    Term("ridge", "turning point", "The intensity from which on arithmetic bounds: peak over bandwidth."),
+    Term("ridge point", "turning point", "The intensity above which a kernel is compute-bound: peak over bandwidth."),
     Term("roofline", "", "Performance against intensity under peak and bandwidth (doi:10.1145/1498765.1498785)."),
     Term("sweep", "", "One setting after another along the batch or the length; curves cross where a bound changes."),
     Term(
         "technique",
         "optimization",
-        "What people do to make inference faster, such as speculative decoding; most have parameters.",
+        "A method to make inference faster, such as speculative decoding; most have parameters.",
     ),
-    Term("throughput", "tokens/s", "Tokens of all sequences a second."),
-    Term("token prediction", "MTP", "Layers that a model was trained with to predict further tokens at once."),
+    Term("throughput", "tokens/s", "Tokens per second, of all sequences."),
+    Term("token prediction", "MTP, multi-token prediction", "Layers trained to predict the tokens after the next."),
     Term("TPOT", "time per output token, inter-token latency, ITL", "The mean time of a decode step."),
     Term("TTFT", "time to first token", "The time of the prefill."),
     Term("weights", "parameters", "The numbers a model is made of; every pass reads those that it uses."),

@@ -84,4 +84,4 @@ def _check(command: click.Command, context: click.Context, arguments: list[str])
 )
 @click.version_option(__version__, message="llmviewer %(version)s")
 def cli() -> None:
-    """Where the time of an LLM goes on a machine, what bounds it, and what would change it, by how much."""
+    """Roofline analysis of LLM inference: where the time goes, what bounds it, and what would make it faster."""

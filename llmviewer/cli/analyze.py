@@ -38,12 +38,12 @@ _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "ma
     callback=shared.or_max(int, "a whole number, or max for the largest that fits"),
     default=1,
     show_default=True,
-    help="Sequences at a time; max: as many as fit the memory.",
+    help="Sequences at a time; max: as many as fit in memory.",
 )
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
 @shared.number("--gen", "Tokens generated of each sequence.", default=128)
 @shared.number("--kv-len", "Tokens that the decode step shown attends to; if not given, those of the first step.")
-@shared.number("--images", "Pictures in each prompt, or pieces of 30 s of sound.", default=0)
+@shared.number("--images", "Pictures in each prompt, or audio clips of 30 s.", default=0)
 @shared.report_format(shared.FORMATS)
 @click.option(
     "--per-call/--all-calls",
@@ -66,11 +66,11 @@ def analyze(
     sides: dict[str, Any],
     **question: Any,
 ) -> None:
-    """The roofline of MODEL on HARDWARE: every operator of prefill and decode, memory, and the generation.
+    """Analyze MODEL on HARDWARE, operator by operator.
 
-    MODEL is a name of `llmviewer models`, a config.json or a folder with one, org/name on the Hugging Face hub, a
-    GGUF or safetensors file, a YAML file, or package.module:callable; HARDWARE is a name of `llmviewer hardware` or a
-    YAML file.
+    Gives bounds and expected times of prefill and decode, memory, and what would help. MODEL is a name of `llmviewer
+    models`, a config.json or a folder with one, org/name on the Hugging Face hub, a GGUF or safetensors file, a YAML
+    file, or package.module:callable; HARDWARE is a name of `llmviewer hardware` or a YAML file.
     """
     from ..analyzing.analysis import analyze as run
 

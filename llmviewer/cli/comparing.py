@@ -72,11 +72,11 @@ def compare(
     output: Path | None,
     **question: Any,
 ) -> None:
-    """MODEL on several devices: times, memory, throughput, and where the bottleneck moves.
+    """Compare MODEL on several devices.
 
-    HARDWARE is one or more names of `llmviewer hardware` or YAML files, also with commas between, or `all`. With --tp,
-    --pp, --ep, --dp and --cp the model lies on several devices of a kind; where they have several numbers, each
-    combination is compared.
+    Gives times, memory, throughput, and where the bottleneck moves. HARDWARE is one or more names of `llmviewer
+    hardware` or YAML files, with spaces or commas between, or `all`. --tp, --pp, --ep, --dp and --cp lay the model out
+    on several devices of a kind; several numbers are compared in all combinations.
     """
     shared.check_output(form, output)
     from ..comparing.comparison import compare as run
@@ -122,7 +122,7 @@ def choose(
     output: Path | None,
     **question: Any,
 ) -> None:
-    """Which device for a use, and how many: those that qualify, ranked, and what disqualifies the others."""
+    """Rank devices for a use, and say what disqualifies the others."""
     shared.check_output(form, output)
     from ..comparing.choice import QUANTS
     from ..comparing.choice import choose as run
@@ -141,7 +141,7 @@ def choose(
 @shared.choice("--phase", of=("prefill", "decode"), told="Which phase the roofline is of.", default="prefill")
 @shared.output(what="the figure: .html, or .png, .svg, .pdf (with the extra `images`)")
 def plot(figure: str, output: Path | None, **question: Any) -> None:
-    """One of the figures of "LLM Inference Unveiled" for any model and device.
+    """Draw a figure of "LLM Inference Unveiled".
 
     roofline: the operators under the roof, memory-bound and compute-bound zones (Figure 4); dtypes: the roofs of all
     data types (5); memory: weights, cache and activations by precision (6); decode-time against batch (7);

@@ -61,8 +61,8 @@ def setting(command: _F, *, required: bool = True) -> _F:
             metavar="auto|naive|absorbed",
             default="auto",
             show_default=True,
-            help="Latent attention (DeepSeek). naive: expand the cache to keys and values; absorbed: bring the queries "
-            "to the cache; auto: naive in the prefill, absorbed in decode.",
+            help="Latent attention (DeepSeek). naive: expand the cache to keys and values; absorbed: project the "
+            "queries to the cache; auto: naive in the prefill, absorbed in decode.",
         ),
         shared.hardware_set,
         shared.hardware_path,
@@ -113,13 +113,14 @@ def layout(command: _F, *, several: bool = False) -> _F:
             "--collective",
             metavar="auto|ring|tree|one-shot|two-shot",
             default="auto",
-            help="How sums travel between devices; auto: as few bytes and messages as the best of the others.",
+            help="Algorithm of all-reduces and the like; auto: a bound for all of them.",
         ),
         click.option(
             "--hierarchical-all-to-all",
             is_flag=True,
             help="Tokens for devices of another node go to one of them, which passes them on.",
         ),
+<<<<<<< HEAD:llmviewer/cli/inputs.py
         click.option("--overlap", is_flag=True, help="Collectives run while the launch before them is still at work."),
         click.option(
             "--two-batch-overlap",
@@ -127,6 +128,9 @@ def layout(command: _F, *, several: bool = False) -> _F:
             help="The batch is cut in two: collectives of one half run while the other computes (SGLang's two-batch, "
             "vLLM's dual-batch overlap, DeepSeek's dual micro-batches).",
         ),
+=======
+        click.option("--overlap", is_flag=True, help="Collectives overlap with the launch before them."),
+>>>>>>> eaeef1f (Help of commands leads with what they do, in a line that their list has room for; the glossary uses the field's terms):llmviewer/cli/questions.py
     ]
     return shared.all_of(cast("_F", with_layout), *options)
 
@@ -201,13 +205,13 @@ def expert_skew(command: _F) -> _F:
         type=float,
         default=0,
         show_default=True,
-        help="How unevenly tokens choose experts: their popularity is rank^-S; with 0 all are alike popular.",
+        help="How unevenly tokens choose experts: their popularity is rank^-S; 0 is uniform.",
     )(command)
 
 
 def mtp(command: _F) -> _F:
     return click.option(
-        "--mtp", is_flag=True, help="Also run the layers that predict further tokens, where the model has some."
+        "--mtp", is_flag=True, help="Also run multi-token prediction layers, where the model has some."
     )(command)
 
 

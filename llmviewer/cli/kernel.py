@@ -39,9 +39,10 @@ def kernel(
     hardware_set: tuple[str, ...],
     form: str,
 ) -> None:
-    """The bound of one kernel, and what to expect of real ones: `kernel gemm h100-sxm M=1,4096 N=4096 K=14336`.
+    """Give the bound and the expected time of one kernel.
 
-    Without arguments it lists the kernels with their sizes. VALUES are numbers or ranges: 1,16,64 or 1..4096*2.
+    For example: `kernel gemm h100-sxm M=1,4096 N=4096 K=14336`. Without arguments it lists kernels and their sizes.
+    VALUES are numbers or ranges: 1,16,64 or 1..4096*2.
     """
     from ..reports import one_kernel as report
 

@@ -26,7 +26,10 @@ _CARDS: Final = {".txt": "text", ".json": "json", ".yaml": "yaml", ".yml": "yaml
 @shared.report_format(("text", "json", "dot", "mermaid"), told="dot and mermaid draw the graph. ")
 @shared.output(what="the list")
 def models(name: str | None, form: str | None, output: Path | None, *, graph: bool) -> None:
-    """The models that ship, or the facts or the graph of one (a NAME, or what analyze takes as MODEL)."""
+    """List models, or show the facts or the graph of one.
+
+    NAME is the name of a model, or what analyze takes as MODEL.
+    """
     from ..analyzing.facts import describe_model
     from ..model_files import load_model, model_names
 
@@ -60,7 +63,10 @@ def models(name: str | None, form: str | None, output: Path | None, *, graph: bo
 )
 @shared.output(what="the list")
 def hardware(name: str | None, form: str | None, output: Path | None, *, check: bool, local: bool) -> None:
-    """The devices that ship, or every number of one with its source (a NAME, or the path of a YAML file)."""
+    """List devices, or show every number of one with its source.
+
+    NAME is the name of a device, or the path of a YAML file.
+    """
     from ..analyzing.facts import hardware_facts
     from ..devices.files import hardware_names, hardware_yaml, load_hardware
 

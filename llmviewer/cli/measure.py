@@ -37,7 +37,7 @@ _BAR: Final = 20
     "--model", "models", multiple=True, metavar="NAME",
     help="A model whose shapes are measured. May be repeated. If not given, a few of several kinds.",
 )  # fmt: skip
-@click.option("--minutes", type=float, default=5, show_default=True, help="Stop after so many.")
+@click.option("--minutes", type=float, default=5, show_default=True, help="Stop after this many minutes.")
 @click.option("--family", metavar="NAMES", help="Only some of gemm, attention, moe and elementwise.")
 @click.option(
     "--dtype", metavar="NAMES", help="Only these data types, such as bf16,fp8,int4_wo (docs/measurements.md)."
@@ -68,11 +68,11 @@ def measure(
     form: str,
     output: Path,
 ) -> None:
-    """Measures this machine: its bandwidths, matrix rates and latencies, then kernels at the shapes of models, the most
-    telling first (docs/measuring.md).
+    """Measure this machine's bandwidths, matrix rates and kernels.
 
-    Rows go to a folder, one table a family, which `llmviewer calibrate` and `llmviewer validate` read. What is there
-    stays: a run that was stopped or killed goes on where it was.
+    Kernels are measured at the shapes of models, the most informative first (docs/measuring.md). Rows go to a folder,
+    one table per family, for `llmviewer calibrate` and `llmviewer validate`. A run that was stopped or killed resumes
+    in the same folder.
     """
     start = time.monotonic()
     from ..measuring.journal import Journal

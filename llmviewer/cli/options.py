@@ -118,14 +118,14 @@ depreciation = click.option(
     "years",
     metavar="YEARS",
     type=float,
-    help="Spread the purchase price over so many years of use without a pause. If not given, only cloud prices count.",
+    help="Spread the purchase price over so many years of uninterrupted use. If not given, only cloud prices count.",
 )
 library = click.option(
     "--library",
     metavar="NAME",
     default="",
-    help="Library of kernels whose times are expected: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). If "
-    "not given, the one that was measured most on the device, which need not be the fastest.",
+    help="Kernel library to expect times of: vllm, sglang, trtllm, cublas, ... (`llmviewer profiles`). If not "
+    "given, the one with most measurements on the device, which need not be the fastest.",
 )
 profiles = click.option(
     "--profile",
@@ -141,7 +141,7 @@ engine = click.option(
     metavar="NAME",
     default="",
     help="Serving engine that launches the kernels: huggingface, deepspeed, vllm, sglang, openppl, flashdecoding++, "
-    "lightllm or tensorrt-llm. It brings a library of kernels, in place of --library, and what its host adds to every "
+    "lightllm or tensorrt-llm. It brings its kernel library, in place of --library, and what its host adds to every "
     "step. If not given, there are no gaps between kernels.",
 )
 

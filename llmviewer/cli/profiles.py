@@ -23,11 +23,12 @@ _LEFT: Final = (0, 1, 2, 3)
 @click.argument("name", required=False)
 @click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
 def profiles(name: str | None, form: str) -> None:
-    """The profiles that ship, or those of NAME, a device or a library: what expected times rest on.
+    """List measured kernel libraries and their errors.
 
-    Each line is of the kernels of a library on a device, by family and data type: how many measurements they were
-    fitted to, and how far off the expectation is on shapes that were held out of the fit, of all kernels and of those
-    under 20 us. A data type such as bf16/fp8 is that of the queries and that of the cache.
+    Of all profiles, or those of NAME, a device or a library. Each line is of the kernels of a library on a device, by
+    family and data type: how many measurements they were fitted to, and how far off the expected time is on shapes that
+    were held out of the fit, of all kernels and of those under 20 us. A data type such as bf16/fp8 is that of the
+    queries and that of the cache.
     """
     from ..devices.files import hardware_names, load_hardware
     from ..expectation.profile import profiles as every

@@ -125,7 +125,7 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
     "How many arrive; with --arrivals the first so many of the file. 1000 if not given; with --rate max "
     "as many of each copy as it takes.",
 )
-@shared.number("--seed", "Of random arrivals, lengths and accepted tokens.", default=0)
+@shared.number("--seed", "Seed of random arrivals, lengths and accepted tokens.", default=0)
 @shared.number(
     "--max-batch",
     "Most sequences at a time of each copy, or of each of its dp ranks, where memory has room. If not given, the "
@@ -156,11 +156,11 @@ def _lies(**degrees: str) -> Callable[[_F], _F]:
 )
 @_served
 def simulate(*, form: str | None, output: Path | None, **question: Any) -> None:
-    """Requests that arrive over time at MODEL on HARDWARE: how long they wait, and what holds them up.
+    """Simulate requests that arrive over time at MODEL on HARDWARE.
 
-    They are simulated step by step, with caches in blocks of memory, for percentiles; means in closed form stand
-    beside them. All is there twice: with steps as long as their lower bounds, and as long as is expected of kernels.
-    --rate max finds the most that is served.
+    Gives percentiles of their times, and what limits. Steps are simulated one by one with a paged KV cache; means in
+    closed form stand beside them. Everything is given twice: at the bound, and as expected of kernels. --rate max finds
+    the maximum throughput.
     """
     shared.check_output(form, output)
     if question["rate"] == shared.MAX:
@@ -247,10 +247,11 @@ def plan(
     output: Path | None,
     **question: Any,
 ) -> None:
-    """The cheapest devices, count, layout, precision and batch that serve MODEL at a rate within given times.
+    """Find the cheapest devices that serve MODEL at a rate.
 
-    Also what else keeps to these times, what no other beats (Pareto), and what rules each of the others out. With
-    --disaggregated, whether reading prompts on other devices than answers are written on (xPyD) takes less.
+    Tries devices, count, layout, precision and batch within given times; also lists what else meets them, the Pareto
+    front, and what rules out each other device. With --disaggregated, says whether separate devices for prefill and
+    decode (xPyD) take less.
     """
     shared.check_output(form, output)
     from ..reports.plans import REPORT
@@ -299,9 +300,10 @@ def plan(
 @shared.hardware_path
 @shared.reported
 def advise(*, form: str | None, output: Path | None, **question: Any) -> None:
-    """What each technique would buy for MODEL on HARDWARE, alone and in combinations of up to three, best first.
+    """Rank what each technique would gain for MODEL on HARDWARE.
 
-    Techniques have their usual parameters (`llmviewer techniques`); how much they change the answers is not weighed.
+    Techniques are tried alone and in combinations of two and three, with their default parameters (`llmviewer
+    techniques`). How much they change the answers is not weighed.
     """
     shared.check_output(form, output)
     from ..reports.recommendations import REPORT

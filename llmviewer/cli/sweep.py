@@ -77,7 +77,7 @@ def sweep(
     form: str | None,
     **question: Any,
 ) -> None:
-    """Many settings at once: a row for every combination of the values given with --over.
+    """Compute a row for every combination of the values of --over.
 
     With -o DIR/, MODEL and HARDWARE may be several, as in llama-3-8b,qwen3* or all, and the points are written as
     shards, which the same command completes wherever it was stopped; --summary DIR then says what is best.

@@ -19,7 +19,10 @@ _FORMATS: Final = {".txt": "text", ".json": "json", ".md": "markdown"}
 @shared.report_format(tuple(_FORMATS.values()))
 @shared.output(what="the list")
 def techniques(name: str | None, form: str | None, output: Path | None) -> None:
-    """What can be switched on with --with: all techniques, or one with its parameters, its formula and its limits."""
+    """List techniques for --with, or show one.
+
+    A technique is shown with its parameters, its formula and its limits.
+    """
     from ..reports import techniques as report
     from ..techniques import techniques as known_ones
 

@@ -43,7 +43,7 @@ def timeline(
     output: Path | None,
     **asked: Any,
 ) -> None:
-    """A recorded pass of MODEL on HARDWARE, part by part, beside what it takes at least and as expected.
+    """Compare a profiler trace of MODEL with its bound.
 
     FILE is a trace of torch.profiler (.json or .json.gz; vLLM and SGLang write such), of one rank where there are
     several, and of a CPU too; what `nsys export --type sqlite` wrote, or `nsys stats --format csv --report

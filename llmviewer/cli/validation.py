@@ -60,12 +60,12 @@ def calibrate(  # noqa: PLR0917 - click gives options by name
     residual: bool,
     source: tuple[str, ...],
 ) -> None:
-    """Fits how fast the kernels of a library are on a device, from measurements (docs/measurements.md).
+    """Fit a profile of kernel times to measurements.
 
-    Writes a YAML file that `llmviewer validate --profile` reads: parameters, where they come from, and their errors,
-    also on families of shapes that were held out of the fit. A stack (a kernel of a library, and its data types) needs
-    20 rows: what they do not tell is taken from the profiles of its nearest relatives. Rows that cannot be fitted are
-    counted with the reason.
+    Reads tables (docs/measurements.md) and writes a YAML file for --profile: parameters, their source and errors, also
+    on families of shapes that were held out of the fit. A stack (a kernel of a library, and its data types) needs
+    20 rows: what they do not determine is taken from the profiles of its closest relatives. Rows that cannot be fitted
+    are counted with the reason.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of scipy, before it is loaded: matrices are small
 
@@ -169,10 +169,10 @@ def validate(
     form: str | None,
     output: Path | None,
 ) -> None:
-    """Scores the bound and the expectation against measured kernels (docs/measurements.md).
+    """Score bounds and expected times against measured kernels.
 
-    Errors by family, device and data type, rows measured faster than the bound, and those whose expectation is
-    farthest off.
+    Reads tables (docs/measurements.md). Gives errors by family, device and data type, rows measured faster than the
+    bound, and the rows with the largest errors.
     """
     from ..expectation.index import index
     from ..expectation.profile import read_given

@@ -16,9 +16,10 @@ from ..errors import InputError
 )
 @click.option("--open/--no-open", "opens", default=True, help="Open the page in a browser.")
 def web(port: int, host: str, opens: bool) -> None:
-    """Opens a page that shows what bounds a model on a device, and what would change it.
+    """Open the dashboard in a browser.
 
-    Needs the extra `web` (pip install 'llmviewer[web]'). docs/web.md says how to serve it to others.
+    It shows what bounds a model on a device, and what would change it. Needs the extra `web` (pip install
+    'llmviewer[web]'). docs/web.md says how to host it.
     """
     try:
         from ..webapp.app import create

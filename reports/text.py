@@ -209,7 +209,7 @@ def summary(analysis: Analysis) -> Lines:
 def unbeaten(analysis: Analysis) -> str:
     """What the bounds promise: each operator has a launch, and some could share one."""
     shared = any(name.startswith("fusion") for name in analysis.inputs.techniques)
-    return "no kernel of an operator is faster" + ("" if shared else "; one of several may be (--with fusion)")
+    return "no kernel of one operator is faster" + ("" if shared else "; a fused one may be (--with fusion)")
 
 
 def expectation(whole: GenerationResult, what: str) -> str:
@@ -236,7 +236,7 @@ def _what_is_expected(analysis: Analysis) -> str:
         return ""
     name = analysis.inputs.engine
     gaps = f"{find_engine(name).said} Brackets are of kernels alone" if name else "without gaps between launches"
-    return f", and what to expect of real ones: 8 of 10 within the brackets; {gaps}"
+    return f"; expected times are those of real kernels, 8 of 10 within the brackets; {gaps}"
 
 
 def effect_lines(effect: Effect) -> Lines:

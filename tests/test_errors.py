@@ -618,7 +618,7 @@ def test_what_has_no_effect_or_no_kernel_is_noted():
     assert "scale_up.bandwidth=2x: one device sends nothing over these links; --tp and other degrees use them" in noted
     assert "price.cloud=2x: changes no time; compare, choose and plan count it" in noted
     assert "sparse.bf16=2x: changes what --with sparsity computes, and nothing else" in noted
-    assert any(note.startswith("power.tdp=2x: changes no bound, and what is expected only") for note in noted)
+    assert any(note.startswith("power.tdp=2x: changes no bound, and expected times only") for note in noted)
     noted = analyze("llama-2-7b", "h100-sxm", layout="tp=2", hardware_set=["scale_up.bandwidth=2x"]).notes
     assert not [note for note in noted if "sends nothing" in note]
     assert "30000 tokens are more than the 1500 positions of whisper-tiny" in (

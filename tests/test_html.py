@@ -109,7 +109,7 @@ def test_the_page_says_what_was_asked_and_what_came_out(analysis, page):
 
 
 def test_that_times_are_lower_bounds_is_said_once(page):
-    bound = "no kernel of an operator is faster; one of several may be (--with fusion)"
+    bound = "no kernel of one operator is faster; a fused one may be (--with fusion)"
     said = f"Every time on this page that is not “expected” is a lower bound: {bound}."
     assert Tags(page).words.count(said) == 1
     assert page.replace(get_plotlyjs(), "").count(bound) == 1

@@ -29,7 +29,7 @@ from ..workload import Workload
 
 _NAMED: Final = 4  # operators that are told by name
 _LITTLE: Final = {  # what-ifs that change few numbers
-    "power.": "changes no bound, and what is expected only where kernels are carried over from another device; "
+    "power.": "changes no bound, and expected times only where kernels are carried over from another device; "
     "compare, choose and plan count it",
     "price.": "changes no time; compare, choose and plan count it",
     "sparse.": "changes what --with sparsity computes, and nothing else",
@@ -54,9 +54,9 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
             f"{model.name} reads pictures of {model.picture} tokens: --prompt {model.picture} counts what it does"
         )
     if model.sees and not images:
-        takes = f"; each puts {model.image_tokens} tokens into the prompt" if model.image_tokens else ""
-        what = "30 s of sound each and the encoder that hears" if model.hears else "pictures and the tower that reads"
-        found.append(f"text alone: --images counts {what} them{takes}")
+        takes = f"; each adds {model.image_tokens} tokens to the prompt" if model.image_tokens else ""
+        what = "audio clips of 30 s and the encoder" if model.hears else "pictures and the tower"
+        found.append(f"text only: --images counts {what} that reads them{takes}")
     if not model.generates:
         found.append(f"{model.name} does not generate: it reads its prompt in one pass, and there is no decode step")
     context = max(prompt, written) if model.encodes else prompt + written  # encoder and decoder each count their own
@@ -68,7 +68,7 @@ def notes(setting: Setting, *, batch: int, prompt: int, written: int, images: in
     routed = chooses(model.graph)
     if setting.expert_skew:
         skew = f"expert skew {setting.expert_skew:g}"
-        chosen = f"{skew}: popularity of experts falls with their rank to that power, instead of being the same for all"
+        chosen = f"{skew}: the popularity of experts falls as rank^-{setting.expert_skew:g} instead of being uniform"
         found.append(chosen if routed else f"{skew} has no effect: {model.name} has no experts")
     found.extend(_idle(setting, batch))
     if setting.layout.two_batch_overlap:
@@ -98,12 +98,12 @@ def _altered(setting: Setting) -> list[str]:
     hardware = setting.hardware
     found = [f"what-if: {change} instead of the device's own number" for change in hardware.changes]
     if hardware.follows:
-        found.append(f"with that go, where they are not given: {', '.join(hardware.follows)}")
+        found.append(f"these follow, where they are not given: {', '.join(hardware.follows)}")
     small = [change for change in hardware.changes if change.partition(".")[0] in ON_CHIP and ".capacity" in change]
     if small:
         found.append(
-            f"{', '.join(small)}: what the chip holds sizes the tiles of attention, and its last cache is of use to "
-            "kernels; much else does not read it"
+            f"{', '.join(small)}: on-chip capacities size the tiles of attention, and the last-level cache affects "
+            "expected times; little else depends on them"
         )
     up = [change for change in hardware.changes if change.startswith(f"{UP}.")]
     if up and setting.layout.devices == 1:
@@ -131,7 +131,9 @@ def _links(setting: Setting) -> list[str]:
         joined = f"scale-up links of {hardware.name} join {network.domain:.0f} devices"
         found.append(f"{joined}: beyond, they talk over their {others(network.outside)}")
     elif UP in used and f"{UP}.devices" not in hardware.numbers:
-        found.append(f"the file of {hardware.name} does not say how many devices its {UP} links join: all here")
+        found.append(
+            f"the file of {hardware.name} does not say how many devices its {UP} links join: all are taken to be joined"
+        )
     found.extend(
         f"{r.dtype}.latency of {hardware.name} is not known and counts as none; --hardware-set {r.dtype}.latency=VALUE"
         for r, rate in linked.rates.items()
@@ -184,7 +186,7 @@ def _whose(setting: Setting) -> list[str]:
     usual = Kernels(setting.hardware, profiles=setting.profiles).library if engine else ""
     if not engine or engine.library == usual:
         return []
-    whose = f"kernels of {usual}" if usual else "kernels of no one library"
+    whose = f"kernels of {usual}" if usual else "kernels of several libraries"
     return [f"engine {engine.name} brings kernels of {engine.library}; without it {whose} are expected"]
 
 

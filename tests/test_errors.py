@@ -52,6 +52,7 @@ CONFIG = {
     "num_attention_heads": 2,
     "vocab_size": 10,
 }
+START = "`llmviewer hardware NAME --format yaml` starts a file from one that ships"
 QUANTITY = "must be a positive number, a space and a unit in B/s, such as '1.5 TB/s'; got"
 WHOLE = "must be a whole number of at least 1; got"
 NOTATION = (
@@ -215,13 +216,14 @@ def test_a_folder_of_the_name_of_a_model_does_not_hide_it(tmp_path, monkeypatch)
         (
             "title: Chip\nvendor: nobody\nkind: gpu\n",
             "kind: gpu\nhost: {bandwidth: 64 GB/s}\n",
-            "title, vendor, host.source: are missing",
+            f"title, vendor, host.source: are missing; {START}",
         ),
-        (CHIP[CHIP.index("vector:") :], "", "vector.fp32, memory.capacity, memory.bandwidth: are missing"),
+        (CHIP[CHIP.index("vector:") :], "", f"vector.fp32, memory.capacity, memory.bandwidth: are missing; {START}"),
         (
             CHIP[CHIP.index("  sheet") :],
             "  sheet: {page: 3}\nvector: {fp32: 10 TOP/s}\nmemory: {capacity: 16 GiB}\n",
-            "sources.sheet.title, sources.sheet.year, vector.source, memory.source, memory.bandwidth: are missing",
+            ("sources.sheet.title, sources.sheet.year, vector.source, memory.source, memory.bandwidth: are missing; "
+            f"{START}"),
         ),
         ("year: 2024", "year: later", f"sources.sheet.year: {WHOLE} 'later'"),
         (", year: 2024", "", "sources.sheet.year: is missing"),

@@ -258,7 +258,7 @@ WRONG = [
     ("devices: 8", "devices: 2", "scale_up.topology: two devices are a pair, more are not; got torus2d of 2"),
     ("devices: 8", "devices: 1", "scale_up.devices: must be at least 2"),
     ("idle: 70 W", "idle: 700 W", "power.idle: must not be above power.tdp"),
-    (", date: 2024-06", "", "price.date: must be the day or the month of the price, such as 2024-06; got None"),
+    (", date: 2024-06", "", "price.date: must be the day or the month of the price, such as 2024-06; it is missing"),
     ("date: 2024-06", "date: June",
      "price.date: must be the day or the month of the price, such as 2024-06; got 'June'"),
     ("year: 2024, url", "year: 20244, url", "sources.paper.year: must be a year; got 20244"),

@@ -207,8 +207,9 @@ def _power_and_price(device: Hardware) -> Iterator[str]:
         yield "power.idle: must not be above power.tdp"
     prices = {fact.key: str(fact.value) for fact in device.facts if fact.key.startswith("price.")}
     date = prices.get("price.date")
-    if prices and (date is None or not _DATE.fullmatch(date)):
-        yield f"price.date: must be the day or the month of the price, such as 2024-06; got {date!r}"
+    if prices and not _DATE.fullmatch(date or ""):
+        got = f"got {date!r}" if date else "it is missing"
+        yield f"price.date: must be the day or the month of the price, such as 2024-06; {got}"
 
 
 def _sources(device: Hardware) -> Iterator[str]:

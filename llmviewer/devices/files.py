@@ -22,6 +22,7 @@ from .what_ifs import altered
 _REQUIRED: Final = ("vector.fp32", "memory.capacity", "memory.bandwidth")
 _ROUNDING: Final = 1e-9  # of what follows from a factor
 _OPTIONAL: Final = ("compute_capability", "aliases", "notes")  # of the device as a whole
+_START: Final = "`llmviewer hardware NAME --format yaml` starts a file from one that ships"
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -198,7 +199,8 @@ def _check_keys(file: Section, changes: Sequence[str]) -> None:
     needed += [(block, key) for block, _, key in (key.partition(".") for key in _REQUIRED if key not in given)]
     missing = [".".join(path) for path in needed if _is_missing(file.data, path)]
     if missing:
-        raise InputError(f"{file.file}: {', '.join(missing)}: {'is' if len(missing) == 1 else 'are'} missing")
+        are = "is missing" if len(missing) == 1 else f"are missing; {_START}"
+        raise InputError(f"{file.file}: {', '.join(missing)}: {are}")
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -9,7 +9,9 @@ from typing import Final
 import numpy as np
 
 from llmviewer.timelines.against import IDLE, PartOfPass, Recorded
+from llmviewer.timelines.elementwise import ElementwiseOfPass
 from llmviewer.timelines.kinds import Part, part_of_operator
+from llmviewer.timelines.products import ProductOfPass
 from llmviewer.units import counted, seconds
 
 from .listing import NOTHING, Item, Table, digits, time_item
@@ -21,6 +23,7 @@ _NAME: Final = 33  # characters of a kernel's name
 _PLAIN: Final = re.compile(r"^(?:void |std::enable_if<.*?>::type )+")
 _TYPES: Final = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}  # as torch names them
 _BESIDE: Final = 0.05  # of a pass, below which nothing is worth a word
+_MANY: Final = 100  # times, of which no fraction is told
 _BELOW: Final = 0.97  # of its bound, from which a part is said to be below it
 
 
@@ -105,7 +108,8 @@ def _over(found: Recorded) -> list[str]:
     told = [
         f"{text}, {seconds(more)} more" for more, text in sorted(over, reverse=True) if more > _BESIDE * found.time_s
     ]
-    return [f"Slower than expected: {'; '.join(told)}."] if told else []
+    than = "has to be" if found.expected_s is None else "expected"
+    return [f"Slower than {than}: {'; '.join(told)}."] if told else []
 
 
 def _late(found: Recorded) -> str:
@@ -143,7 +147,10 @@ def said(found: Recorded) -> str:
         if found.host
         else "Kernels are told apart by their names, and fused ones count where most of their work is"
     )
-    return f"at least: what no kernel beats; expect: what measured kernels take. {counted_where} (docs/timeline.md)."
+    of = "; nothing is expected here, so that `of it` is of the bound" if found.expected_s is None else ""
+    return (
+        f"at least: what no kernel beats; expect: what measured kernels take{of}. {counted_where} (docs/timeline.md)."
+    )
 
 
 def tables(found: Recorded) -> list[Table]:
@@ -174,7 +181,7 @@ def _part(found: Recorded, part: PartOfPass) -> tuple[Item, ...]:
         _share(part.measured_s, found),
         time_item(part.bound_s) if part.bound_s else NOTHING,
         time_item(part.expected_s) if part.expected_s else NOTHING,
-        _ratio(part.measured_s, part.expected_s),
+        _ratio(part, found),
     )
 
 
@@ -191,7 +198,7 @@ def _products(found: Recorded) -> list[Table]:
             time_item(product.measured_s / product.launches),
             time_item(product.bound_s / product.launches),
             time_item(product.expected_s / product.launches) if product.expected_s else NOTHING,
-            _ratio(product.measured_s, product.expected_s),
+            _ratio(product, found),
         )
         for product in found.products
     ]
@@ -215,7 +222,7 @@ def _elementwise(found: Recorded) -> list[Table]:
             time_item(work.measured_s),
             time_item(work.bound_s) if work.bound_s else NOTHING,
             time_item(work.expected_s) if work.expected_s else NOTHING,
-            _ratio(work.measured_s, work.expected_s),
+            _ratio(work, found),
         )
         for work in found.elementwise
     ]
@@ -230,8 +237,13 @@ def _elementwise(found: Recorded) -> list[Table]:
     ][: len(rows) - 1]
 
 
-def _ratio(measured_s: float, expected_s: float | None) -> Item:
-    return Item(text=f"{measured_s / expected_s:.2f}x", key=measured_s / expected_s) if expected_s else NOTHING
+def _ratio(row: PartOfPass | ProductOfPass | ElementwiseOfPass, found: Recorded) -> Item:
+    """Of what is expected, or of the bound where nothing is expected of the pass."""
+    of = row.bound_s if found.expected_s is None else row.expected_s
+    if not of:
+        return NOTHING
+    ratio = row.measured_s / of
+    return Item(text=f"{ratio:.2f}x" if ratio < _MANY else f"{ratio:.0f}x", key=ratio)
 
 
 def _kernels(found: Recorded) -> Table:

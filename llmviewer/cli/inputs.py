@@ -120,17 +120,13 @@ def layout(command: _F, *, several: bool = False) -> _F:
             is_flag=True,
             help="Tokens for devices of another node go to one of them, which passes them on.",
         ),
-<<<<<<< HEAD:llmviewer/cli/inputs.py
-        click.option("--overlap", is_flag=True, help="Collectives run while the launch before them is still at work."),
+        click.option("--overlap", is_flag=True, help="Collectives overlap with the launch before them."),
         click.option(
             "--two-batch-overlap",
             is_flag=True,
             help="The batch is cut in two: collectives of one half run while the other computes (SGLang's two-batch, "
             "vLLM's dual-batch overlap, DeepSeek's dual micro-batches).",
         ),
-=======
-        click.option("--overlap", is_flag=True, help="Collectives overlap with the launch before them."),
->>>>>>> eaeef1f (Help of commands leads with what they do, in a line that their list has room for; the glossary uses the field's terms):llmviewer/cli/questions.py
     ]
     return shared.all_of(cast("_F", with_layout), *options)
 

@@ -76,7 +76,9 @@ def _other_operands(found: Recorded) -> list[str]:
     """Where shapes were recorded, and are not those of what was asked for."""
     rows, shown = found.passes.rows, found.of_phase
     tokens, towers = shown.batch * shown.q_len, found.analysis.inputs.images
-    types = {_TYPES.get(dtype, dtype) for dtype in found.passes.dtypes}
+    types = {_TYPES.get(of.dtype, of.dtype) for of in found.passes.operands}
+    sizes = {of.weights for of in found.passes.operands}
+    heads = {op.weights[0].numel for _, op in found.analysis.model.graph if op.kind == "lm_head"}
     asked = {op.operand_dtype for op in shown.operators if part_of_operator(op) is Part.PRODUCTS}
     told = []
     if rows and rows != tokens and not towers:
@@ -85,6 +87,8 @@ def _other_operands(found: Recorded) -> list[str]:
     if types and not types & asked:
         names = (" or ".join(sorted(names)) for names in (types, asked))
         told.append("Matrix products are of {}; asked was {} (--quant).".format(*names))
+    if sizes and heads and not heads & sizes and shown.devices == 1:
+        told.append(f"No matrix product is as large as the head of {found.analysis.model.name}: it was another model.")
     return told
 
 

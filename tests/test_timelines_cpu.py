@@ -109,12 +109,15 @@ def test_what_was_asked_is_compared_with_what_was_recorded(run, changed, said):
     assert ("matrix products have" in text or "products are of" in text) == bool(said)
 
 
-def test_weights_of_other_sizes_are_another_models(run):
+@pytest.mark.parametrize(("field", "told"), [("intermediate_size", False), ("vocab_size", True)])
+def test_weights_of_other_sizes_are_another_models(run, field, told):
     (run[0] / "other").mkdir(exist_ok=True)
-    config = json.loads((run[0] / "config.json").read_text()) | {"intermediate_size": 704}
+    config = json.loads((run[0] / "config.json").read_text()) | {field: 704}
     (run[0] / "other" / "config.json").write_text(json.dumps(config))
     found = recorded(run[1], analyze(str(run[0] / "other"), "epyc-9755", **ASKED))
     assert found.products == ()
+    said = " ".join(REPORT.text(found).split())
+    assert ("No matrix product is as large as the head of other: it was another model." in said) == told
 
 
 def test_reports_name_operators_and_threads(run, capsys):

@@ -42,7 +42,8 @@ class Averaged:
     each_s               what each of them took, from its first launch to the next one's; none where only sums are known
     step                 one of them as the engine named it, if it did
     products             matrix products in their order, sums of split ones with them, where all passes have the same
-    rows, dtypes         of most matrix products, and of all; 0 and none where they are not recorded
+    rows                 of most matrix products; 0 where they are not recorded
+    operands             of all matrix products, where they are recorded
     """
 
     launches: Mapping[str, float] = field(repr=False)
@@ -53,7 +54,7 @@ class Averaged:
     step: Step | None = None
     products: tuple[Product, ...] = field(default=(), repr=False)
     rows: int = 0
-    dtypes: frozenset[str] = frozenset()
+    operands: frozenset[Operands] = field(default=frozenset(), repr=False)
 
     @property
     def busy_s(self) -> float:
@@ -97,7 +98,7 @@ def averaged(
         kernels_s={name: float(s) / len(kept) for name, s in kernels.items()},
         passes=len(kept), others=len(starts) - len(kept), each_s=took[kept], step=step,
         products=_sequence([_products(found, alone, parts, starts[one], stops[one]) for one in kept]),
-        rows=_most_rows(operands), dtypes=frozenset(of.dtype for of in operands),
+        rows=_most_rows(operands), operands=frozenset(operands),
     )  # fmt: skip
 
 

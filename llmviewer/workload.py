@@ -423,7 +423,7 @@ def popularity(experts: int, chosen: int, skew: float) -> tuple[float, ...]:
 
 
 @cache
-def chance_of_none(experts: int, chosen: int, run: int, *, groups: int = 1, reached: int = 1) -> float:
+def chance_of_none(experts: int, chosen: int, run: int, groups: int = 1, reached: int = 1) -> float:
     """How likely none of a token's experts is among `run` of them in a row, where all are alike likely: the mean over
     all runs that they are cut into.
 

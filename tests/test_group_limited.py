@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmviewer.forms import evaluate
 from llmviewer.model_files import load_model
 from llmviewer.operators.collectives import AllToAll, Group
-from llmviewer.operators.elementwise import Route
+from llmviewer.operators.elementwise import UNGROUPED, Groups, Route
 from llmviewer.parallel.experts import ExpertPlaces
 from llmviewer.resource import link
 from llmviewer.setting import Setting
@@ -74,12 +74,13 @@ def test_one_group_is_a_choice_without_replacement(run, runs, chosen):
 
 @given(st.sampled_from([V2, V3]), st.sampled_from([1, 2, 4, 8, 16]), st.floats(0, 1))
 def test_groups_lower_what_is_sent_and_a_skew_does_so_little_by_little(router, members, skew):
-    def needed(skew, **router):
-        return ExpertPlaces(group=Group(name="ep", inner=8, outer=4), tensor=1, skew=skew, **router).needed(members)
+    def needed(skew, groups):
+        ranks, experts = Group(name="ep", inner=8, outer=4), {name: router[name] for name in ("experts", "chosen")}
+        return ExpertPlaces(group=ranks, tensor=1, skew=skew, groups=groups, **experts).needed(members)
 
-    free = {"experts": router["experts"], "chosen": router["chosen"]}
-    assert needed(skew, **router) <= needed(skew, **free) <= 1
-    assert needed(1e-9, **router) == pytest.approx(needed(0, **router))
+    own = Groups(router["groups"], router["reached"])
+    assert needed(skew, own) <= needed(skew, UNGROUPED) <= 1
+    assert needed(1e-9, own) == pytest.approx(needed(0, own))
 
 
 def test_what_goes_between_nodes_of_deepseek_v3():
@@ -96,7 +97,7 @@ def test_what_goes_between_nodes_of_deepseek_v3():
 
 def test_models_are_limited_to_groups_where_their_configs_say_so():
     def limited(name):
-        (found,) = {(op.groups, op.reached) for _, op in load_model(name).graph if isinstance(op, Route)}
+        (found,) = {op.groups for _, op in load_model(name).graph if isinstance(op, Route)}
         return found
 
     assert limited("deepseek-v3") == limited("deepseek-r1") == limited("ling-1t") == (8, 4)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..forms import TOKENS, distinct_experts
 from ..operators.base import Operator, Tensor
-from ..operators.elementwise import Combine, Permute, Route
+from ..operators.elementwise import UNGROUPED, Combine, Groups, Permute, Route
 from ..operators.linear import ChosenLinear, ExpertsLinear, Linear, Router
 from ._parts import Parts, result
 
@@ -48,7 +48,7 @@ class Experts:
     shared_gate  the shared MLP's result is scaled by a sigmoid of x
     zero         experts besides that leave a token as it is (arXiv:2509.01322, section 2.1): a token chooses among all,
                  and of its choice on average such a part has matrices as of all
-    groups       of experts, of which a token chooses among those of as many as `reached` says
+    groups       of experts that the router chooses first
     router_bias  of the router's logits (or a correction that is learned apart from it)
     """
 
@@ -59,8 +59,7 @@ class Experts:
     gated: bool = True
     bias: bool = False
     zero: int = 0
-    groups: int = 1
-    reached: int = 1
+    groups: Groups = UNGROUPED
     router_bias: bool = False
     latent: int = 0
     latent_norm: bool = False
@@ -91,8 +90,10 @@ class Experts:
         """What chooses experts for each token; leaves "route"."""
         router = parts.project("router", x, self.experts + self.zero, bias=self.router_bias, kind=Router)
         weights = parts.tensor("route", self.chosen)
-        own = {"chosen": self.chosen, "groups": self.groups, "reached": self.reached}
-        return (router, Route(name="route", inputs=router.outputs, outputs=(weights,), **own))
+        route = Route(
+            name="route", inputs=router.outputs, outputs=(weights,), chosen=self.chosen, groups=self.groups
+        )  # fmt: skip
+        return (router, route)
 
     def _mixed(
         self, parts: Parts, chosen: tuple[Tensor, ...], beside: tuple[Tensor, ...], x: Tensor, *, latent: int

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from ..documents import Section
+from ..operators.elementwise import UNGROUPED, Groups
 from ._attention import LatentAttention, SelfAttention
 from ._decoder import FeedForward, Layer, Mixer, Residual
 from ._feed_forward import Experts, Mlp
@@ -80,27 +81,25 @@ def experts(config: Section, count: str, chosen: str, *, inner: int, shared: int
     return Experts(
         experts=number,
         chosen=taken,
-        **group_limits(config, number, taken),
+        groups=groups(config, number, taken),
         inner=inner,
         act=act,
         shared=Mlp(inner=shared, act=act, gated=True) if shared else None,
     )
 
 
-def group_limits(config: Section, number: int, chosen: int) -> dict[str, int]:
-    """The `groups` of so many experts, and as `reached` those of them that a token chooses its experts from
-    (arXiv:2405.04434, section 2.2.2).
-    """
-    groups = config.integer("n_group", 1, least=0) or 1
-    reached = min(config.integer("topk_group", groups, least=0) or groups, groups)
+def groups(config: Section, number: int, chosen: int) -> Groups:
+    """Those of so many experts, of which a token takes as many as are `chosen`."""
+    count = config.integer("n_group", 1, least=0) or 1
+    reached = min(config.integer("topk_group", count, least=0) or count, count)
     if config.get("topk_method") == "greedy":
-        return {}
-    if number % groups:
-        raise config.error("n_group", f"must divide the {number} experts; got {groups}")
-    if chosen > reached * number // groups:
-        problem = f"must be groups of {number // groups} with the {chosen} experts of a token between them"
+        return UNGROUPED
+    if number % count:
+        raise config.error("n_group", f"must divide the {number} experts; got {count}")
+    if chosen > reached * number // count:
+        problem = f"must be groups of {number // count} with the {chosen} experts of a token between them"
         raise config.error("topk_group", f"{problem}; got {reached}")
-    return {"groups": groups, "reached": reached}
+    return Groups(count, reached)
 
 
 def experts_beside_shared(

@@ -16,7 +16,7 @@ from ._attention import SelfAttention
 from ._decoder import Layer
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder
-from ._moe import at_most, group_limits
+from ._moe import at_most, groups
 from ._parts import activation
 from ._state_space import Mamba2
 
@@ -97,7 +97,7 @@ def _experts(config: Section) -> Layer:
     experts = Experts(
         experts=number,
         chosen=chosen,
-        **group_limits(config, number, chosen),
+        groups=groups(config, number, chosen),
         inner=mlp.inner,
         act=mlp.act,
         gated=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..forms import Form
 from ..resource import Resource, vector
@@ -100,18 +100,31 @@ ACTIVATION_OPS: Final = {  # OPs of one element
 }
 
 
+class Groups(NamedTuple):
+    """How experts are grouped, alike in size and one after another, where a token chooses among those of some groups
+    (arXiv:2405.04434, section 2.2.2).
+
+    number   of groups
+    reached  of them, those that a token chooses its experts from
+    """
+
+    number: int
+    reached: int
+
+
+UNGROUPED: Final = Groups(1, 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Route(Operator):
     """The `chosen` best experts of each token and their weights: softmax over all logits, and a comparison for each
     logit and place (arXiv:2101.03961).
 
-    groups   of experts, alike in size, one after another
-    reached  groups that a token chooses its experts from (arXiv:2405.04434, section 2.2.2)
+    groups  of experts that it chooses first
     """
 
     chosen: int
-    groups: int = 1
-    reached: int = 1
+    groups: Groups = UNGROUPED
 
     kind: str = "route"
 

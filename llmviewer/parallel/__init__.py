@@ -45,9 +45,8 @@ def _places(block: Block, network: Network) -> ExpertPlaces:
     for op in block.operators:
         if isinstance(op, ExpertsLinear):
             chosen, skew = round(op.weight.active * op.weight.shape[0]), _skew(block, op.weight)
-            found = replace(places, experts=op.weight.shape[0], chosen=chosen, skew=skew)
-            limited = next((op for op in block.operators if isinstance(op, Route) and op.groups > 1), None)
-            return (replace(found, groups=limited.groups, reached=limited.reached) if limited else found).check()
+            groups = max((op.groups for op in block.operators if isinstance(op, Route)), default=places.groups)
+            return replace(places, experts=op.weight.shape[0], chosen=chosen, groups=groups, skew=skew).check()
     return places
 
 

@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..forms import Form, any_of, replicas, total
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.collectives import AllToAll, Group
-from ..operators.elementwise import Permute
+from ..operators.elementwise import UNGROUPED, Groups, Permute
 from ..workload import chance_of_none, popularity
 from .layout import nearest_divisors
 
@@ -28,16 +28,15 @@ from .layout import nearest_divisors
 class ExpertPlaces:
     """`group` are the ranks that experts are shared out among, `tensor` those that have the same tokens.
 
-    groups   of experts, and those that a token chooses its experts from
-    skew     the power of their rank that popularities of experts fall with
+    groups  of experts that a token chooses first
+    skew    the power of their rank that popularities of experts fall with
     """
 
     group: Group
     tensor: int
     experts: int = 0  # of the block at hand, and how many of them a token takes
     chosen: int = 0
-    groups: int = 1
-    reached: int = 1
+    groups: Groups = UNGROUPED
     skew: float = 0.0
 
     @property
@@ -108,7 +107,7 @@ class ExpertPlaces:
         all are alike popular.
         """
         run = self.experts // self.degree * members
-        none = chance_of_none(self.experts, self.chosen, run, groups=self.groups, reached=self.reached)
+        none = chance_of_none(self.experts, self.chosen, run, *self.groups)
         if not self.skew or not none:
             return 1 - none
         shares = popularity(self.experts, self.chosen, self.skew)

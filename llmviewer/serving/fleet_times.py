@@ -16,7 +16,7 @@ from ..expectation.kernels import Kernels, Launched
 from ..expectation.launches import Launch
 from ..forms import Num
 from ..parallel.layout import Layout
-from ..roofline import OperatorEstimate, PlannedOperator, in_parts
+from ..roofline import OperatorEstimate, PlannedOperator
 from ..techniques import Drafter
 from ..workload import Spans, Workload
 from .load import Grid, Load, StepTimes
@@ -200,7 +200,8 @@ class Placement:
             return found
         beside = (row.block.repeat * one[:, 0] for row, one in zip(rows, each, strict=True) if row.operator.beside)
         sent = sum(beside, start=np.zeros(len(found)))
-        return in_parts(found, np.maximum(found - sent, sent), part.halves, turns=True)
+        halves: Grid = np.maximum(found, part.halves * np.maximum(found - sent, sent))
+        return halves
 
     def _tells_apart(self, part: _Part) -> bool:
         """Whether a step in which one rank reads one prompt takes otherwise than one launch after another."""

@@ -142,7 +142,7 @@ class Stage:
     def decode_s(self, ranks: Sequence[tuple[int, float]]) -> float:
         """A step in which ranks decode: how many sequences, and the tokens that each attends to on average. [s]"""
         busy = [pair for pair in ranks if pair[0]]
-        halves = self._halves(self.width * max(count for count, _ in busy))
+        halves = int(self._halves(self.width * max(count for count, _ in busy)))
         each = [(count / halves, kv_len) for count, kv_len in busy]
         times = [max(self._own.decode_s(*pair) for pair in each)]
         if self._shared:
@@ -156,7 +156,7 @@ class Stage:
         """A step in which ranks have these to read, and of going_on() to decode. [s]"""
         busy = [groups for groups in ranks if groups]
         tokens = [float(_tokens(groups)) for groups in busy]
-        halves = self._halves(max(tokens))
+        halves = int(self._halves(max(tokens)))
         each = [self._divided(groups, halves) for groups in busy]
         own = [self._own.mixed_s(groups) for groups in each]
         times = [max(own)]

@@ -29,7 +29,7 @@ _COLUMNS: Final[list[dict[str, Any]]] = [
     }},
     {"field": "time", "headerName": "time ≥", "minWidth": 84, "valueFormatter": _SECONDS,
      "sort": "desc"},
-    {"field": "share", "minWidth": 68, "headerTooltip": "of the least time of the phase", "valueFormatter": _PERCENT},
+    {"field": "share", "minWidth": 62, "headerTooltip": "of the least time of the phase", "valueFormatter": _PERCENT},
     {"field": "expected", "minWidth": 74, "headerTooltip": "of real kernels", "valueFormatter": _SECONDS},
     {"field": "expected_share", "headerName": "expected share", "minWidth": 72, "valueFormatter": _PERCENT,
      "headerTooltip": "of the time expected of the phase"},

@@ -20,7 +20,8 @@ _CLEAR: Final = "rgba(0,0,0,0)"
 _ABOVE, _NOTE = 34, 18  # heights of what stands above a plot: the mode bar, and words there [px]
 _BELOW: Final = 70  # of an axis with its title, and what is between that and a legend [px]
 _ROW: Final = 21  # of a legend [px]
-_WIDE, _NARROW = 4, 2  # entries of a legend beside each other
+_WIDE, _NARROW = 4, 2  # entries of a legend beside each other, at most
+_PHONE, _SYMBOL, _LETTER = 230, 40, 7  # widths of a legend on a phone, and of a symbol and a letter of an entry [px]
 
 
 class Shown(NamedTuple):
@@ -42,8 +43,9 @@ def shown(figure: go.Figure) -> Shown:
     plot = figure.layout.height - margin.t - margin.b
     notes = any(note.yref == "paper" for note in figure.layout.annotations)
     above = _ABOVE + _NOTE * notes
-    named = sum(trace.name is not None and trace.showlegend is not False for trace in figure.data)
-    wide, narrow = (above + plot + _BELOW + _ROW * ceil(named / each) for each in (_WIDE, _NARROW))
+    names = [trace.name for trace in figure.data if trace.name is not None and trace.showlegend is not False]
+    beside = _PHONE // (_SYMBOL + _LETTER * max(map(len, names), default=0)) or 1
+    wide, narrow = (above + plot + _BELOW + _ROW * ceil(len(names) / each) for each in (_WIDE, min(beside, _NARROW)))
     figure.update_layout(
         title=None, margin={"t": above, "b": _BELOW}, dragmode=False, height=None, autosize=True,
         paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..documents import Section
 from ..operators.elementwise import UNGROUPED, Groups
@@ -33,6 +33,8 @@ _GENERATION_FIELDS: Final = """
     tie_encoder_decoder top_k top_p torchscript typical_p use_bfloat16
 """
 
+_K = TypeVar("_K", bound=Hashable)
+_N = TypeVar("_N", bound=Hashable)
 _L = TypeVar("_L", bound=LatentAttention)
 
 
@@ -115,6 +117,24 @@ def experts_beside_shared(
     return experts(config, count, "num_experts_per_tok", inner=inner, shared=shared)
 
 
+def crossed(
+    mixers: Mapping[_K, tuple[str, Mixer]],
+    networks: Mapping[_N, tuple[str, FeedForward]],
+    each: Iterable[tuple[_K, _N]],
+    **more: Any,
+) -> list[Layer]:
+    """A layer for each entry, which says its mixer and its network by their keys; it is called as both are.
+
+    more  other fields of the layers
+    """
+    made = {
+        (kind, sort): Layer(mixer=mixer, feed_forward=network, name=f"{first}_{second}", **more)
+        for kind, (first, mixer) in mixers.items()
+        for sort, (second, network) in networks.items()
+    }
+    return [made[entry] for entry in each]
+
+
 def windows_and_experts(
     mixers: Mapping[bool, Mixer],
     networks: Mapping[bool, FeedForward],
@@ -122,15 +142,9 @@ def windows_and_experts(
     residual: Residual = Residual.PRE,
 ) -> list[Layer]:
     """A layer for each entry, which says whether it has a window, and whether it has experts; named after both."""
-    return [
-        Layer(
-            mixer=mixers[slides],
-            feed_forward=networks[sparse],
-            residual=residual,
-            name=f"{'local' if slides else 'global'}_{'moe' if sparse else 'dense'}",
-        )
-        for slides, sparse in each
-    ]
+    reach = {slides: ("local" if slides else "global", mixer) for slides, mixer in mixers.items()}
+    named = {sparse: ("moe" if sparse else "dense", network) for sparse, network in networks.items()}
+    return crossed(reach, named, each, residual=residual)
 
 
 def at_most(config: Section, chosen: str, count: str, number: int, default: int | None = None) -> int:

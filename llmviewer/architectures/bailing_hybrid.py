@@ -7,6 +7,7 @@ as vLLM, models/bailing_moe_linear.py, has it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -15,9 +16,9 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import LatentAttention
-from ._decoder import FeedForward, Layer, Mixer, Prediction
+from ._decoder import FeedForward, Mixer, Prediction
 from ._fields import decoder
-from ._moe import costless, dense, first_dense, kinds, latent_attention, sparse_layers
+from ._moe import costless, crossed, dense, first_dense, kinds, latent_attention, sparse_layers
 from ._recurrent import Kda
 from .bailing_moe import LinearAttention, linear_layers, shared_experts
 
@@ -52,38 +53,30 @@ def build(config: Section, fmt: Format) -> Graph:
         if config.get(key):
             raise config.error(key, f"is not known for this architecture; got {config.get(key)!r}")
     costless(config, *_COSTLESS.split())
-    heads = config.integer("num_attention_heads")
-    mixers: dict[str, Mixer] = {_KDA: _kda(config, heads), _MLA: _attention(config)}
-    networks: dict[bool, FeedForward] = {True: shared_experts(config, 1), False: dense(config)}
-    types, sparse = _layer_types(config), sparse_layers(config, default=2)
-
-    def layer(kind: str, *, has_experts: bool) -> Layer:
-        name = f"{'kda' if kind == _KDA else 'mla'}_{'sparse' if has_experts else 'dense'}"
-        return Layer(mixer=mixers[kind], feed_forward=networks[has_experts], name=name)
-
-    layers = [layer(kind, has_experts=has_experts) for kind, has_experts in zip(types, sparse, strict=True)]
-    further = layer(_MLA, has_experts=True)
-    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
-    return decoder(config, layers, prediction=prediction).graph(fmt)
+    kda = _kda(config, config.integer("num_attention_heads"))
+    latent = [kind == _MLA for kind in _layer_types(config)]
+    mixers: dict[bool, tuple[str, Mixer]] = {True: ("mla", _attention(config)), False: ("kda", kda)}
+    return _graph(config, fmt, mixers, latent, sparse_layers(config, default=2))
 
 
 def _before(config: Section, fmt: Format) -> Graph:
     """Ling and Ring 2.5 and 2.6."""
     costless(config, *_COSTLESS.split())
-    mixers: dict[bool, Mixer] = {
-        True: LinearAttention.of(config),
-        False: latent_attention(config, LatentAttention, q_rank=0),
+    linear, attention = LinearAttention.of(config), latent_attention(config, LatentAttention, q_rank=0)
+    mixers: dict[bool, tuple[str, Mixer]] = {True: ("mla", attention), False: ("linear", linear)}
+    return _graph(config, fmt, mixers, [not is_linear for is_linear in linear_layers(config)], first_dense(config, 0))
+
+
+def _graph(
+    config: Section, fmt: Format, mixers: Mapping[bool, tuple[str, Mixer]], latent: list[bool], sparse: list[bool]
+) -> Graph:
+    """Of layers that have the mixer for latent attention or the other, and experts where they are `sparse`."""
+    networks: dict[bool, tuple[str, FeedForward]] = {
+        True: ("sparse", shared_experts(config, 1)),
+        False: ("dense", dense(config)),
     }
-    networks: dict[bool, FeedForward] = {True: shared_experts(config, 1), False: dense(config)}
-
-    def layer(*, linear: bool, has_experts: bool) -> Layer:
-        name = f"{'linear' if linear else 'mla'}_{'sparse' if has_experts else 'dense'}"
-        return Layer(mixer=mixers[linear], feed_forward=networks[has_experts], name=name)
-
-    sparse = first_dense(config, default=0)
-    kinds_of_layers = zip(linear_layers(config), sparse, strict=True)
-    layers = [layer(linear=linear, has_experts=has_experts) for linear, has_experts in kinds_of_layers]
-    prediction = Prediction.of(config, "num_nextn_predict_layers", layer(linear=False, has_experts=True))
+    *layers, further = crossed(mixers, networks, zip([*latent, True], [*sparse, True], strict=True))
+    prediction = Prediction.of(config, "num_nextn_predict_layers", further)
     return decoder(config, layers, prediction=prediction).graph(fmt)
 
 

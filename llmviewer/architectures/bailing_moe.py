@@ -17,10 +17,10 @@ from ..operators.elementwise import Rope
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Mixer, Prediction
+from ._decoder import FeedForward, Mixer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder, grouped_heads, rotary_dim, rotated
-from ._moe import costless, dense, experts_beside_shared, first_dense
+from ._moe import costless, crossed, dense, experts_beside_shared, first_dense
 from ._parts import NormKind, Parts
 from ._recurrent import SIGMOID, linear_scan
 
@@ -33,31 +33,26 @@ _COSTLESS = """
 
 @architecture("bailing_moe", "bailing_moe_v2")
 def build(config: Section, fmt: Format) -> Graph:
-    softmax = attention(config)
     sparse = first_dense(config, default=0)
-    return _graph(config, fmt, [softmax] * len(sparse), sparse)
+    return _graph(config, fmt, [False] * len(sparse), sparse)
 
 
 @architecture("bailing_moe_linear", "bailing_moe_linear_v2")
 def build_linear(config: Section, fmt: Format) -> Graph:
-    mixers: dict[bool, Mixer] = {True: LinearAttention.of(config), False: attention(config)}
     config.costless("linear_rope")
-    return _graph(config, fmt, [mixers[linear] for linear in linear_layers(config)], first_dense(config, default=0))
+    return _graph(config, fmt, linear_layers(config), first_dense(config, default=0))
 
 
-def _graph(config: Section, fmt: Format, mixers: list[Mixer], sparse: list[bool]) -> Graph:
+def _graph(config: Section, fmt: Format, linear: list[bool], sparse: list[bool]) -> Graph:
     costless(config, *_COSTLESS.split())
-    networks: dict[bool, FeedForward] = {True: shared_experts(config), False: dense(config)}
-    names = {LinearAttention: "linear", SelfAttention: "full"}
-    layers = [
-        Layer(
-            mixer=mixer,
-            feed_forward=networks[has_experts],
-            name=f"{names[type(mixer)]}_{'moe' if has_experts else 'dense'}",
-        )
-        for mixer, has_experts in zip(mixers, sparse, strict=True)
-    ]
-    further = replace(layers[-1], mixer=attention(config))
+    mixers: dict[bool, tuple[str, Mixer]] = {False: ("full", attention(config))}
+    if any(linear):
+        mixers[True] = ("linear", LinearAttention.of(config))
+    networks: dict[bool, tuple[str, FeedForward]] = {
+        True: ("moe", shared_experts(config)),
+        False: ("dense", dense(config)),
+    }
+    *layers, further = crossed(mixers, networks, zip([*linear, False], [*sparse, sparse[-1]], strict=True))
     prediction = Prediction.of(config, "num_nextn_predict_layers", further)
     return decoder(config, layers, prediction=prediction).graph(fmt)
 

@@ -9,10 +9,10 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer, Mixer
+from ._decoder import FeedForward, Mixer
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder
-from ._moe import at_most
+from ._moe import at_most, crossed
 from ._parts import activation, heads_of
 from ._state_space import Mamba
 
@@ -25,11 +25,9 @@ def build(config: Section, fmt: Format) -> Graph:
         False: ("mamba", _mamba(config, hidden)),
     }
     networks: dict[bool, tuple[str, FeedForward]] = {True: ("moe", _experts(config)), False: ("mlp", _mlp(config))}
-    layers = []
-    for i in range(config.integer("num_hidden_layers")):
-        mixed, mixer = mixers[_at(config, "attn_layer", i, 8, 4)]
-        fed, network = networks[_at(config, "expert_layer", i, 2, 1)]
-        layers.append(Layer(mixer=mixer, feed_forward=network, name=f"{mixed}_{fed}"))
+    every = range(config.integer("num_hidden_layers"))
+    each = ((_at(config, "attn_layer", i, 8, 4), _at(config, "expert_layer", i, 2, 1)) for i in every)
+    layers = crossed(mixers, networks, each)
     config.costless("use_mamba_kernels", "num_logits_to_keep", "output_router_logits", "router_aux_loss_coef")
     return decoder(config, layers, hidden=hidden).graph(fmt)
 

@@ -16,11 +16,11 @@ from ..operators.masks import Chunked
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import Layer
+from ._decoder import FeedForward
 from ._encoder import both_ways
-from ._feed_forward import Experts, Mlp
+from ._feed_forward import Mlp
 from ._fields import attention, decoder, grouped_heads
-from ._moe import costless, dense, experts, flagged, integers, language_model
+from ._moe import costless, dense, experts, flagged, integers, language_model, windows_and_experts
 from ._parts import NormKind, heads_of, result
 from ._tiles import best_fit, picture_size
 from ._tower import Tower, joined, layer, patches_of, picture, projector, sides, vision
@@ -60,12 +60,9 @@ def build_text(config: Section, fmt: Format) -> Graph:
     costless(config, "attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor")
     inner = config.integer("intermediate_size")
     moe = experts(config, "num_local_experts", "num_experts_per_tok", inner=inner, shared=inner)
-    plain = dense(config, "intermediate_size_mlp")
-    mixers = {True: _mixer(config, rotated=True), False: _mixer(config, rotated=False)}
-    layers = [
-        _layer(mixers[rotated], moe if sparse else plain, "local" if rotated else "global")
-        for rotated, sparse in zip(_rotated(config), _sparse(config), strict=True)
-    ]
+    networks: dict[bool, FeedForward] = {True: moe, False: dense(config, "intermediate_size_mlp")}
+    mixers = {rotated: _mixer(config, rotated=rotated) for rotated in (True, False)}
+    layers = windows_and_experts(mixers, networks, zip(_rotated(config), _sparse(config), strict=True))
     return decoder(config, layers).graph(fmt)
 
 
@@ -102,11 +99,6 @@ def _chunk(config: Section) -> int:
     if config.get("attention_chunk_size") is None:
         return 0 if "attention_chunk_size" in config else _CHUNK
     return config.integer("attention_chunk_size")
-
-
-def _layer(mixer: SelfAttention, feed_forward: Experts | Mlp, reach: str) -> Layer:
-    kind = "moe" if isinstance(feed_forward, Experts) else "dense"
-    return Layer(mixer=mixer, feed_forward=feed_forward, name=f"{reach}_{kind}")
 
 
 def _rotated(config: Section) -> list[bool]:

@@ -22,7 +22,7 @@ from ._decoder import FeedForward, Layer, Mixer
 from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder, grouped_heads, rotary_dim, rotated
-from ._moe import at_most, costless, flagged, for_each_layer, integers, kinds, language_model, listed_sparse
+from ._moe import at_most, costless, crossed, flagged, for_each_layer, integers, kinds, language_model, listed_sparse
 from ._parts import NormKind, Parts, heads_of, result, with_rows
 from ._tower import Tower, joined, of_pictures, patches_of, picture, projector, tower_activation, vision
 
@@ -59,24 +59,18 @@ def build_text(config: Section, fmt: Format) -> Graph:
     heads = grouped_heads(config, kv_heads=4, head_dim=128)
     turned = rotated(config, heads.head_dim, rotary_dim(config, heads.head_dim, default=0.5))
     plain = SelfAttention(heads=heads, rotary_dim=turned, qk_norm=NormKind.RMS)
-    mixers: dict[bool, Mixer] = {False: plain, True: _indexed(config, plain)}
-    networks: dict[bool, FeedForward] = {
-        False: _mlp(config.integer("dense_intermediate_size", 12288)),
-        True: Experts(
-            experts=config.integer("num_local_experts"),
-            chosen=at_most(config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok")),
-            inner=config.integer("intermediate_size"),
-            shared=_mlp(config.integer("shared_intermediate_size", 3072)),
-        ),
+    moe = Experts(
+        experts=config.integer("num_local_experts"),
+        chosen=at_most(config, "num_experts_per_tok", "num_local_experts", config.integer("num_experts_per_tok")),
+        inner=config.integer("intermediate_size"),
+        shared=_mlp(config.integer("shared_intermediate_size", 3072)),
+    )
+    mixers: dict[bool, tuple[str, Mixer]] = {False: ("full", plain), True: ("sparse", _indexed(config, plain))}
+    networks: dict[bool, tuple[str, FeedForward]] = {
+        False: ("dense", _mlp(config.integer("dense_intermediate_size", 12288))),
+        True: ("moe", moe),
     }
-    layers = [
-        Layer(
-            mixer=mixers[chooses],
-            feed_forward=networks[has_experts],
-            name=("sparse" if chooses else "full") + ("_moe" if has_experts else "_dense"),
-        )
-        for chooses, has_experts in zip(_choosing(config), _with_experts(config), strict=True)
-    ]
+    layers = crossed(mixers, networks, zip(_choosing(config), _with_experts(config), strict=True))
     return decoder(config, layers).graph(fmt)
 
 

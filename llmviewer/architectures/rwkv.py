@@ -109,7 +109,7 @@ def _inner(config: Section, hidden: int, ratio: float) -> int:
     return -(-width // 32) * 32 if config.get("hidden_ratio") is not None else width // 32 * 32
 
 
-def _decoder(config: Section, layers: list[Layer], fmt: Format) -> Graph:
+def _decoder(config: Section, layers: list[Layer] | Layer, fmt: Format) -> Graph:
     config.costless(
         "context_length", "max_context_length", "rescale_every", "attn_mode", "fuse_norm", "fuse_cross_entropy",
         "norm_eps", "clamp_min", "conv_size", "share_conv_kernel", "_attn_implementation_autoset",

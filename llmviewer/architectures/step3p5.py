@@ -15,10 +15,10 @@ from ..graph import Graph
 from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
-from ._decoder import FeedForward, Layer
+from ._decoder import FeedForward
 from ._feed_forward import Experts, Mlp
 from ._fields import always, attention, decoder, without
-from ._moe import costless, dense, experts, language_model
+from ._moe import costless, dense, experts, language_model, windows_and_experts
 from ._parts import NormKind, heads_of
 
 _FULL: Final = "full_attention"
@@ -47,20 +47,12 @@ def build(config: Section, fmt: Format) -> Graph:
     without(config, "sink", "sinks of this attention are not known")
     config.choice("att_impl_type", ("GQA",), "GQA")
     types, sparse = _types(config), _sparse(config)
-    mixers = {kind: _attention(config, kind, types) for kind in types}
+    mixers = {kind == _SLIDING: _attention(config, kind, types) for kind in types}
     networks: dict[bool, FeedForward] = {True: _experts(config)}
     if not all(sparse):
         networks[False] = dense(config)
-
-    layers = [
-        Layer(
-            mixer=mixers[kind],
-            feed_forward=networks[has_experts],
-            name=f"{'local' if kind == _SLIDING else 'global'}_{'moe' if has_experts else 'dense'}",
-        )
-        for kind, has_experts in zip(types, sparse, strict=True)
-    ]
-    return decoder(config, layers).graph(fmt)
+    each = zip((kind == _SLIDING for kind in types), sparse, strict=True)
+    return decoder(config, windows_and_experts(mixers, networks, each)).graph(fmt)
 
 
 def _listed(config: Section, key: str, known: tuple[str, str]) -> tuple[str, ...]:

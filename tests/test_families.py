@@ -32,11 +32,15 @@ CONFIGS = {
     "biogpt": SIZES | {"intermediate_size": 96, "max_position_embeddings": 50},
     "vaultgemma": SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 6},
     "cwm": SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 6},
+    **dict.fromkeys(
+        ("helium", "jais2"), SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16}
+    ),
+    "ministral": SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 6},
     "umt5": {"vocab_size": 1000, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 4, "num_heads": 4,
              "tie_word_embeddings": True},
     "blenderbot": PAIR,
     "blenderbot-small": PAIR,
-    "plbart": PAIR,
+    **dict.fromkeys(("plbart", "mbart", "pegasus", "m2m_100"), PAIR),
     "t5gemma": {
         "encoder": SIZES | {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
                             "num_key_value_heads": 2, "head_dim": 16},
@@ -52,10 +56,16 @@ COUNTED = {  # parameters, and OPs of products with weights and of attention for
     "biogpt": (184832, 8577024, 294912),
     "vaultgemma": (187456, 8970240, 294912),
     "cwm": (251456, 8970240, 294912),
+    "helium": (251456, 8970240, 294912),
+    "jais2": (228864, 7790592, 294912),
+    "ministral": (251456, 8970240, 294912),
     "umt5": (410496, 9201664, 321536),
     "blenderbot": (261488, 4605952, 167424),
     "blenderbot-small": (261488, 4605952, 167424),
     "plbart": (261744, 4605952, 167424),
+    "mbart": (262000, 4605952, 167424),
+    "pegasus": (261488, 4605952, 167424),
+    "m2m_100": (255088, 4605952, 167424),
     "t5gemma": (323440, 3459072, 174080),
     "mpnet": (159648, 4145152, 221184),
     "data2vec-text": (159648, 4145152, 221184),
@@ -96,6 +106,9 @@ def test_ops_of_matrix_products_equal_torchs_to_the_digit(kind):
         ("biogpt", 4 * 2 * 64 * 9),
         ("vaultgemma", 2 * 2 * 32 * (9 + 6)),
         ("cwm", 2 * 32 * (9 + 3 * 6)),
+        ("helium", 4 * 2 * 32 * 9),
+        ("jais2", 4 * 2 * 32 * 9),
+        ("ministral", 4 * 2 * 32 * 6),
     ],
 )
 def test_what_stays_of_nine_tokens(kind, held):

@@ -39,10 +39,11 @@ def build(config: Section, fmt: Format) -> Graph:
     tower = _tower(section)
     rows, columns = best_fit(picture_size(config), sides(section, "image_size", 448), most=_MOST_TILES)
     tower = replace(tower, tiles=rows * columns + (rows * columns > 1))
-    parts, merged = tower.parts(fmt), round(1 / section.number("pixel_shuffle_ratio", 0.5)) ** 2
-    if tower.picture.patches % merged:
+    parts, ratio = tower.parts(fmt), section.number("pixel_shuffle_ratio", 0.5)
+    merged = round(1 / ratio) ** 2 if ratio > 0 else 0
+    if not merged or tower.picture.patches % merged:
         must = f"must be a share that divides the {tower.picture.patches} patches"
-        raise section.error("pixel_shuffle_ratio", f"{must}; got {section.number('pixel_shuffle_ratio', 0.5):g}")
+        raise section.error("pixel_shuffle_ratio", f"{must}; got {ratio:g}")
     tokens, wide = tower.tiles * tower.picture.patches // merged, merged * tower.hidden
     inputs = (patches_of(tower, parts),)
     shuffle = Permute(name="pixel_shuffle", inputs=inputs, outputs=(parts.tensor("pixel_shuffle", wide),))

@@ -79,7 +79,7 @@ def generated(setting: Setting, *, batch: int, prompt: int, gen: int, images: in
 def scheduled(setting: Setting, schedule: Schedule) -> GenerationResult:
     """The whole generation, in the passes that techniques arrange."""
     first, rest = (runs_expected(setting.kernels, runs) for runs in (schedule.first, schedule.rest))
-    expected = _expected(first, rest, steps=float(schedule.steps), tokens=float(schedule.answer))
+    expected: dict[str, Any] = _expected(first, rest, steps=float(schedule.steps), tokens=float(schedule.answer))
     return GenerationResult(**bounds_of(schedule), **expected)
 
 

@@ -100,8 +100,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
 
 KERNELS = (
     Kernel(
-        name="causal_conv_update",
-        family="state",
+        name="causal_conv_update", family="state",
         cases=(
             case("fp16", B=3, C=72, taps=4, bias=1),
             case("fp32", B=2, C=1100, taps=2),
@@ -111,12 +110,10 @@ KERNELS = (
             case("bf16", B=64, C=8192, taps=4),
             case("bf16", B=1, C=10240, taps=4, bias=1),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         # In fp32 a GPU's exponential and quotient are off by two of their last bits each (PTX ISA, ex2, div.full).
         tolerance=lambda case: (EPSILON[case.dtype], max(EPSILON[case.dtype], 16 * EPSILON["fp32"])),
         operators=_operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=1),
     ),
-)
+)  # fmt: skip

@@ -449,8 +449,7 @@ def _tilings(target: Target, case: Case) -> tuple[Tiling, ...]:
 
 KERNELS = (
     Kernel(
-        name="decode_attention",
-        family="attention",
+        name="decode_attention", family="attention",
         cases=(
             case("fp16", B=2, heads=4, kv_heads=4, dim=64, kv=128, page=16),
             case("fp16", B=3, heads=8, kv_heads=2, dim=40, kv=301, page=16, ragged=113),
@@ -471,13 +470,11 @@ KERNELS = (
             case("fp16", B=16, heads=32, kv_heads=32, dim=128, kv=8192, page=64, kv_bits=4, group=128),
             case("bf16", B=16, heads=32, kv_heads=8, dim=256, kv=8192, page=64, kv_bits=8),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
         operators=_operators,
         workload=lambda case: Workload(tuple(Sequences(batch=1, q_len=1, kv_len=kv_len) for kv_len in _lengths(case))),
         tilings=_tilings,
         least_sm=lambda case: 89 if case.get("kv_bits") == 8 else 80,
     ),
-)
+)  # fmt: skip

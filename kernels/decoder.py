@@ -460,8 +460,7 @@ _QWEN3_30B_A3B = case(
 
 KERNELS = (
     Kernel(
-        name="decoder_layer",
-        family="layer",
+        name="decoder_layer", family="layer",
         cases=(
             case("fp16", B=3, kv=70, hidden=64, heads=4, kv_heads=2, dim=16, inner=96, window=37),
             case("fp16", B=1, kv=33, hidden=48, heads=3, kv_heads=1, dim=32, inner=40, qk_norm=1),
@@ -472,11 +471,9 @@ KERNELS = (
             case("bf16", B=1, kv=8192, hidden=4096, heads=32, kv_heads=8, dim=128, inner=14336),
             _QWEN3_30B_A3B,
         ),
-        make=_make,
-        plan=layer_plan,
-        reference=layer_reference,
+        make=_make, plan=layer_plan, reference=layer_reference,
         tolerance=lambda case: (4 * EPSILON[case.dtype], 4 * EPSILON[case.dtype]),
         operators=lambda case: _shape(case).launched(first=False),
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=case["kv"]),
     ),
-)
+)  # fmt: skip

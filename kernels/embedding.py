@@ -95,8 +95,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
 
 KERNELS = (
     Kernel(
-        name="embedding",
-        family="embedding",
+        name="embedding", family="embedding",
         cases=(
             case("fp16", tokens=5, vocab=11, width=128),
             case("bf16", tokens=3, vocab=7, width=1500),
@@ -107,12 +106,10 @@ KERNELS = (
             case("bf16", tokens=16, vocab=128256, width=4096),
             case("bf16", tokens=8192, vocab=30522, width=1024, positions=512),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (EPSILON[case.dtype] / 2, 0.0) if case.get("positions") else (0.0, 0.0),
         operators=_operators,
         workload=lambda case: Workload.prefill(batch=1, prompt=case["tokens"]),
         again=_again,
     ),
-)
+)  # fmt: skip

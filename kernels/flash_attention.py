@@ -373,8 +373,7 @@ def workload(case: Case) -> Workload:
 
 KERNELS = (
     Kernel(
-        name="flash_attention",
-        family="attention",
+        name="flash_attention", family="attention",
         cases=(
             case("fp16", B=1, heads=2, kv_heads=2, dim=64, q=130, kv=130),
             case("fp16", B=2, heads=4, kv_heads=2, dim=32, q=70, kv=70, ragged=13),
@@ -392,13 +391,9 @@ KERNELS = (
             case("bf16", B=4, heads=32, kv_heads=16, dim=64, q=4096, kv=4096, window=1024),
             case("bf16", B=1, heads=8, kv_heads=4, dim=256, q=8192, kv=8192, window=1024),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         # Weights are rounded to 16 bits before they meet the values.
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
-        operators=attention,
-        workload=workload,
-        tilings=tilings,
+        operators=attention, workload=workload, tilings=tilings,
     ),
-)
+)  # fmt: skip

@@ -206,8 +206,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
 
 KERNELS = (
     Kernel(
-        name="fused_moe",
-        family="moe",
+        name="fused_moe", family="moe",
         cases=(
             case("fp16", M=9, N=40, K=72, experts=5, chosen=2),
             case("fp16", M=1, N=64, K=64, experts=8, chosen=3),
@@ -217,12 +216,8 @@ KERNELS = (
             case("bf16", M=4096, N=14336, K=4096, experts=8, chosen=2),
             case("bf16", M=16, N=768, K=2048, experts=128, chosen=8),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
-        operators=_operators,
-        workload=workload,
-        tilings=tilings,
+        operators=_operators, workload=workload, tilings=tilings,
     ),
-)
+)  # fmt: skip

@@ -148,8 +148,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
 
 KERNELS = (
     Kernel(
-        name="gated_delta_update",
-        family="state",
+        name="gated_delta_update", family="state",
         cases=(
             case("fp16", B=2, heads=4, key_heads=2, key_dim=32, dim=48),
             case("fp32", B=3, heads=3, key_heads=3, key_dim=20, dim=20, channels=1),
@@ -160,11 +159,9 @@ KERNELS = (
             case("bf16", B=64, heads=32, key_heads=32, key_dim=128, dim=128, channels=1),
             case("bf16", B=1, heads=32, key_heads=16, key_dim=128, dim=128),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (EPSILON[case.dtype], max(EPSILON[case.dtype], 16 * EPSILON["fp32"])),
         operators=_operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=1),
     ),
-)
+)  # fmt: skip

@@ -385,8 +385,7 @@ def workload(case: Case) -> Workload:
 
 KERNELS = (
     Kernel(
-        name="gemm",
-        family="gemm",
+        name="gemm", family="gemm",
         cases=(
             case("fp16", M=128, N=256, K=128),
             case("fp16", M=100, N=136, K=200, persistent=1),
@@ -418,4 +417,4 @@ KERNELS = (
         workload=workload,
         tilings=tilings,
     ),
-)
+)  # fmt: skip

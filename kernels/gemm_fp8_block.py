@@ -150,8 +150,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
 
 KERNELS = (
     Kernel(
-        name="gemm_fp8_block",
-        family="gemm",
+        name="gemm_fp8_block", family="gemm",
         cases=(
             case("fp8_e4m3", M=1, N=128, K=256),
             case("fp8_e4m3", M=65, N=200, K=384),
@@ -161,12 +160,8 @@ KERNELS = (
             case("fp8_e4m3", M=4096, N=4096, K=7168),
             case("fp8_e4m3", M=16, N=4096, K=7168),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (2**-9, 2**-9),
-        operators=_operators,
-        workload=workload,
-        tilings=tilings,
+        operators=_operators, workload=workload, tilings=tilings,
     ),
-)
+)  # fmt: skip

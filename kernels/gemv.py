@@ -92,20 +92,16 @@ def _make(case: Case, device: str, seed: int) -> Inputs:
 
 KERNELS = (
     Kernel(
-        name="gemv",
-        family="gemm",
+        name="gemv", family="gemm",
         cases=(
             case("fp16", M=1, N=24, K=512),
             case("fp16", M=1, N=61, K=333),
             case("fp16", M=1, N=13, K=9000),
         ),
         full_size=(case("bf16", M=1, N=14336, K=4096), case("bf16", M=1, N=4096, K=14336)),
-        make=_make,
-        plan=plan,
-        reference=reference,
-        tolerance=tolerance,
+        make=_make, plan=plan, reference=reference, tolerance=tolerance,
         operators=lambda case: linear(case, case.format, case.format, case.dtype),
         workload=workload,
         tilings=lambda target, case: _OTHERS,
     ),
-)
+)  # fmt: skip

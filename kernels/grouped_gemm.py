@@ -184,8 +184,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
 
 KERNELS = (
     Kernel(
-        name="grouped_gemm",
-        family="moe",
+        name="grouped_gemm", family="moe",
         cases=(
             case("fp16", M=12, N=72, K=136, experts=5, chosen=2),
             case("fp16", M=2, N=64, K=64, experts=8, chosen=1),
@@ -203,4 +202,4 @@ KERNELS = (
         workload=workload,
         tilings=tilings,
     ),
-)
+)  # fmt: skip

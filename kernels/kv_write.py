@@ -129,8 +129,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
 
 KERNELS = (
     Kernel(
-        name="kv_write",
-        family="kv_write",
+        name="kv_write", family="kv_write",
         cases=(
             case("fp16", tokens=5, kv_heads=2, dim=64, page=16),
             case("bf16", tokens=37, kv_heads=3, dim=40, page=8, padded=4),
@@ -144,13 +143,11 @@ KERNELS = (
             case("bf16", tokens=8192, kv_heads=8, dim=128, page=16, heads_outside=1),
             case("bf16", tokens=8192, kv_heads=8, dim=128, page=16, kv_bits=8),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         # Copies are copies. Quotients may differ in their last bit, which at the middle between two codes decides.
         tolerance=lambda case: (2**-3, 2**-9) if case.get("kv_bits") == 8 else (0.0, 0.0),
         operators=_operators,
         workload=lambda case: Workload.prefill(batch=1, prompt=case["tokens"] - case.get("padded")),
         least_sm=lambda case: 89 if case.get("kv_bits") == 8 else 80,
     ),
-)
+)  # fmt: skip

@@ -147,8 +147,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
 
 KERNELS = (
     Kernel(
-        name="mamba2_update",
-        family="state",
+        name="mamba2_update", family="state",
         cases=(
             case("fp16", B=2, heads=4, dim=16, state=32, groups=2),
             case("fp32", B=3, heads=3, dim=20, state=24, groups=1, gate=1),
@@ -158,13 +157,11 @@ KERNELS = (
             case("bf16", B=64, heads=80, dim=64, state=128, groups=1),
             case("bf16", B=1, heads=128, dim=64, state=128, groups=8, gate=1),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         # y is a sum over the state, of the order of its root; in fp32 it is off by some tens of its last bits, and on a
         # GPU by some more, as its exponentials and quotients are off by two each (PTX ISA, ex2, div.full).
         tolerance=lambda case: (2 * EPSILON[case.dtype], max(EPSILON[case.dtype], 256 * EPSILON["fp32"])),
         operators=_operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=1),
     ),
-)
+)  # fmt: skip

@@ -171,8 +171,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
 
 KERNELS = (
     Kernel(
-        name="mla_decode",
-        family="attention",
+        name="mla_decode", family="attention",
         cases=(
             case("fp16", B=2, heads=4, latent=64, rope=16, kv=96, page=16),
             case("fp16", B=1, heads=20, latent=128, rope=32, kv=701, page=64),
@@ -182,12 +181,10 @@ KERNELS = (
             case("bf16", B=32, heads=128, latent=512, rope=64, kv=8192, page=64),
             case("bf16", B=1, heads=16, latent=512, rope=64, kv=32768, page=64),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (2 * EPSILON[case.dtype], 2 * EPSILON[case.dtype]),
         operators=_operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=case["kv"]),
         tilings=tilings,
     ),
-)
+)  # fmt: skip

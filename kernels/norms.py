@@ -125,8 +125,7 @@ def _workload(case: Case) -> Workload:
 
 KERNELS = (
     Kernel(
-        name="rms_norm",
-        family="norm",
+        name="rms_norm", family="norm",
         cases=(
             case("fp16", M=5, N=128),
             case("fp16", M=3, N=300, residual=1),
@@ -138,17 +137,14 @@ KERNELS = (
             case("bf16", M=16, N=4096, residual=1),
             case("bf16", M=65536, N=128),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         # Results go up to some 15, the sum of fp32 squares is off by a few of its last bits.
         tolerance=lambda case: (4 * EPSILON[case.dtype], EPSILON[case.dtype]),
         operators=partial(_operators, ops=_RMS_OPS),
         workload=_workload,
     ),
     Kernel(
-        name="layer_norm",
-        family="norm",
+        name="layer_norm", family="norm",
         cases=(
             case("fp16", M=5, N=128, bias=1),
             case("fp16", M=3, N=300, residual=1),
@@ -174,4 +170,4 @@ KERNELS = (
         operators=partial(_operators, ops=_LAYER_OPS),
         workload=_workload,
     ),
-)
+)  # fmt: skip

@@ -84,8 +84,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
 
 KERNELS = (
     Kernel(
-        name="quantize",
-        family="quantize",
+        name="quantize", family="quantize",
         cases=(
             case("int8", M=5, K=300, group=300),
             case("fp8_e4m3", M=3, K=512, group=512),
@@ -95,13 +94,10 @@ KERNELS = (
             case("int8", M=8192, K=8192, group=8192),
             case("fp8_e4m3", M=8192, K=7168, group=128),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         # Quotients may differ in their last bit, which at the middle between two codes decides: one code of int8, an
         # eighth of fp8 (three bits of mantissa). Scales are far below either.
         tolerance=lambda case: (0.0, 1.0) if case.dtype == "int8" else (2**-3, 2**-9),
-        operators=_operators,
-        workload=workload,
+        operators=_operators, workload=workload,
     ),
-)
+)  # fmt: skip

@@ -202,8 +202,7 @@ def _operators(case: Case) -> tuple[Operator, ...]:
 
 KERNELS = (
     Kernel(
-        name="rope",
-        family="rope",
+        name="rope", family="rope",
         cases=(
             case("fp16", tokens=5, heads=4, kv_heads=2, dim=64, rotary=64),
             case("bf16", tokens=3, heads=9, kv_heads=3, dim=80, rotary=32),
@@ -217,12 +216,10 @@ KERNELS = (
             case("bf16", tokens=8192, heads=32, kv_heads=32, dim=80, rotary=32),
             case("bf16", tokens=8192, heads=128, kv_heads=1, dim=64, rotary=64, neighbours=1),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         # One result is rounded; of two terms that cancel, up to some 5 each, fp32 leaves an error in their last bits.
         tolerance=lambda case: (EPSILON[case.dtype] / 2, 16 * EPSILON["fp32"]),
         operators=_operators,
         workload=lambda case: Workload.prefill(batch=1, prompt=case["tokens"]),
     ),
-)
+)  # fmt: skip

@@ -195,8 +195,7 @@ def written(v: Tensor, cache: Tensor) -> Elementwise:
 
 KERNELS = (
     Kernel(
-        name="rope_cache",
-        family="rope_cache",
+        name="rope_cache", family="rope_cache",
         cases=(
             case("fp16", B=3, heads=4, kv_heads=2, dim=32, kv=50, page=16),
             case("fp32", B=2, heads=3, kv_heads=1, dim=40, kv=20, page=16, norm=1),
@@ -206,12 +205,10 @@ KERNELS = (
             case("bf16", B=64, heads=32, kv_heads=8, dim=128, kv=4096, page=64),
             case("bf16", B=1, heads=32, kv_heads=4, dim=128, kv=4096, page=64, norm=1),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         tolerance=lambda case: (EPSILON[case.dtype], max(EPSILON[case.dtype], 8 * EPSILON["fp32"])),
         operators=_operators,
         workload=lambda case: Workload.decode(batch=case["B"], kv_len=case["kv"]),
         again=_again,
     ),
-)
+)  # fmt: skip

@@ -349,24 +349,19 @@ def _workload(case: Case) -> Workload:
 
 KERNELS = (
     Kernel(
-        name="argmax",
-        family="sampling",
+        name="argmax", family="sampling",
         cases=(
             case("fp16", rows=3, vocab=1000),
             case("bf16", rows=2, vocab=9001),  # of which some are alike
             case("fp32", rows=1, vocab=4097),
         ),
         full_size=(case("bf16", rows=64, vocab=128256), case("fp32", rows=1, vocab=128256)),
-        make=_make_argmax,
-        plan=plan_argmax,
-        reference=reference_argmax,
+        make=_make_argmax, plan=plan_argmax, reference=reference_argmax,
         tolerance=lambda case: (0.0, 0.0),
-        operators=_operators,
-        workload=_workload,
+        operators=_operators, workload=_workload,
     ),
     Kernel(
-        name="sample",
-        family="sampling",
+        name="sample", family="sampling",
         cases=(
             case("fp16", rows=8, vocab=1000, k=40, percent=90),
             case("bf16", rows=4, vocab=5500, k=4000, percent=50),
@@ -376,12 +371,9 @@ KERNELS = (
             case("bf16", rows=64, vocab=128256, k=50, percent=90),
             case("fp32", rows=64, vocab=128256, k=50, percent=90),
         ),
-        make=_make_sample,
-        plan=plan_sample,
-        reference=reference_sample,
+        make=_make_sample, plan=plan_sample, reference=reference_sample,
         # Tokens are what they are, unless u meets the last bit of an exponential, once in a million rows.
         tolerance=lambda case: (0.0, 0.0),
-        operators=_operators,
-        workload=_workload,
+        operators=_operators, workload=_workload,
     ),
-)
+)  # fmt: skip

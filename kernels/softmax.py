@@ -125,8 +125,7 @@ def _workload(case: Case) -> Workload:
 
 KERNELS = (
     Kernel(
-        name="softmax",
-        family="softmax",
+        name="softmax", family="softmax",
         cases=(
             case("fp16", B=1, heads=1, q=5, kv=128),
             case("bf16", B=2, heads=3, q=7, kv=301, causal=1),
@@ -140,13 +139,10 @@ KERNELS = (
             case("bf16", B=1, heads=32, q=1024, kv=32768, causal=1),
             case("bf16", B=1, heads=1, q=65536, kv=128),
         ),
-        make=_make,
-        plan=plan,
-        reference=reference,
+        make=_make, plan=plan, reference=reference,
         # One result is rounded; in fp32 exponents are off by their last bit, and go up to some 20. Below the normal
         # numbers of fp16 there is a step of 2^-24.
         tolerance=lambda case: (32 * EPSILON["fp32"] + EPSILON[case.dtype] / 2, 2.0**-24),
-        operators=_operators,
-        workload=_workload,
+        operators=_operators, workload=_workload,
     ),
-)
+)  # fmt: skip

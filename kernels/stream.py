@@ -78,8 +78,7 @@ _FULL = tuple(case(dtype, rows=16384, width=16384) for dtype in ("bf16", "fp32")
 
 KERNELS = (
     Kernel(
-        name="copy",
-        family="stream",
+        name="copy", family="stream",
         cases=_CASES,
         full_size=_FULL,
         make=_make("x"),
@@ -90,8 +89,7 @@ KERNELS = (
         workload=lambda case: Workload.prefill(batch=1, prompt=case["rows"]),
     ),
     Kernel(
-        name="triad",
-        family="stream",
+        name="triad", family="stream",
         cases=_CASES,
         full_size=_FULL,
         make=_make("ab"),
@@ -101,4 +99,4 @@ KERNELS = (
         operators=_operators("ab", 2),
         workload=lambda case: Workload.prefill(batch=1, prompt=case["rows"]),
     ),
-)
+)  # fmt: skip

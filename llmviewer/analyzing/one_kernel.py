@@ -296,11 +296,7 @@ def _tokens(name: str) -> Callable[[Mapping[str, Num]], Workload]:
 
 KINDS: Final[Mapping[str, Kind]] = {
     "gemm": Kind(
-        what="y[M, N] = x[M, K] w[N, K]^T",
-        needed=("M", "N", "K"),
-        varied=("M",),
-        make=_gemm,
-        workload=_tokens("M"),
+        what="y[M, N] = x[M, K] w[N, K]^T", needed=("M", "N", "K"), varied=("M",), make=_gemm, workload=_tokens("M")
     ),
     "attention": Kind(
         what="causal attention of the last q_len of kv_len tokens of a sequence; one key head with narrower values is "

@@ -207,7 +207,7 @@ def disaggregate(
         kv_transfer_bytes=float(
             kv_cache_bytes(whole, batch=batch, context=_cached(loaded, prompt), prompt=prompt, images=images)
         ),
-        kv_transfer_bytes_per_s=pace(reads, writes, link),
+        kv_transfer_bytes_per_s=transfer_bytes_per_s(reads, writes, link),
     )
 
 
@@ -216,7 +216,7 @@ def _cached(model: Model, prompt: int) -> int:
     return prompt + 1 if model.encodes else prompt
 
 
-def pace(reads: Setting, writes: Setting, link: KvLink) -> float:
+def transfer_bytes_per_s(reads: Setting, writes: Setting, link: KvLink) -> float:
     """Of all devices of the slower side. [B/s]
 
     Raises InputError where such links do not join both sides, or nothing is known of them.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..analyzing.disaggregation import KvLink, pace
+from ..analyzing.disaggregation import KvLink, transfer_bytes_per_s
 from ..errors import InputError
 from ..forms import Num
 from ..model import kv_cache_bytes
@@ -68,9 +68,8 @@ def prefill(steps: Steps, traffic: Traffic, *, copies: int, transfer_s: Times, o
 def transfer_s(reads: Setting, writes: Setting, traffic: Traffic, link: KvLink) -> Times:
     """How long the cache of each prompt travels, over such links of the slower side, all of its devices at once. [s]"""
     prompts = traffic.prompt.astype(float)
-    return np.broadcast_to(np.asarray(moved_bytes(writes, prompts), dtype=float), prompts.shape) / pace(
-        reads, writes, link
-    )
+    moved = np.asarray(moved_bytes(writes, prompts), dtype=float)
+    return np.broadcast_to(moved, prompts.shape) / transfer_bytes_per_s(reads, writes, link)
 
 
 def moved_bytes(writes: Setting, prompt: Num) -> Num:

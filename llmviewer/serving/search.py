@@ -84,7 +84,7 @@ class Search:
             own = self._judged(quant, laid)
             for each in every:
                 if isinstance(each, Excluded):
-                    found[one.layout, each.device.name] = _left(each, quant, one.layout)
+                    found[one.layout, each.device.name] = _excluded(each, quant, one.layout)
                 else:
                     found |= {key: own[key] for key in map(each.key, each.able)}
             bounds += laid
@@ -177,7 +177,7 @@ class Search:
                     missed[one.kind][quant, layout] = one
 
 
-def _left(one: Excluded, quant: str, layout: Layout) -> Candidate:
+def _excluded(one: Excluded, quant: str, layout: Layout) -> Candidate:
     reason = one.reason and f"{one.factor}: {one.reason}"
     return Candidate(
         hardware=one.device, quant=quant, layout=layout, factor=one.factor, excess=one.excess, reason=reason

@@ -244,7 +244,7 @@ def _elementwise(found: Recorded) -> list[Table]:
 def _ratio(row: PartOfPass | ProductOfPass | ElementwiseOfPass, found: Recorded) -> Item:
     """Of what is expected, or of the bound where nothing is expected of the pass."""
     of = row.bound_s if found.expected_s is None else row.expected_s
-    if not of:
+    if not of or not row.measured_s:
         return NOTHING
     ratio = row.measured_s / of
     return Item(text=f"{ratio:.2f}x" if ratio < _MANY else f"{ratio:.0f}x", key=ratio)

@@ -99,6 +99,7 @@ def test_graphs_without_their_kernels_and_other_databases_are_refused(tmp_path):
         read_timeline(path, "decode")
     with closing(sqlite3.connect(tmp_path / "other.sqlite")) as other:
         other.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT)")
+        other.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1)")
         other.commit()
     with pytest.raises(InputError, match=r"other\.sqlite: cannot be read as what `nsys export --type sqlite` wr"):
         read_timeline(tmp_path / "other.sqlite", "decode")

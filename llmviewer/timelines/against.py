@@ -182,7 +182,7 @@ def recorded(
 ) -> Recorded:
     """What a profiler recorded of a pass, beside what it takes at least and as expected.
 
-    file      of torch.profiler or Nsight Systems, as reading.FORMATS has them; of one rank where there are several
+    file      of a profiler, as reading.FORMATS has them; of one rank where there are several
     analysis  of the model on the device, with batch, lengths, precision and layout as they were when it was recorded
     phase     "prefill" or "decode": which kind of passes is looked at where there are both
     passes    in the file; None to count the launches that mix tokens, or to take those that the engine named

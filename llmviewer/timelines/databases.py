@@ -35,7 +35,7 @@ def of_database(path: Path) -> Launches:
             return of_busiest(
                 _launch(row) for table, query in _LAUNCHES.items() if table in tables for row in database.execute(query)
             )
-    except (sqlite3.Error, IndexError) as error:
+    except (sqlite3.Error, IndexError, TypeError) as error:
         raise InputError(f"{path}: cannot be read as what `nsys export --type sqlite` writes: {error}") from None
 
 

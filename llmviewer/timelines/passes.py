@@ -73,7 +73,8 @@ def averaged(
     """The passes of a phase, of a model of which `layers` mix tokens: so many launches of attention are a pass.
 
     passes  in the file, where it is known; else those that the engine named, or as many as layers say
-    phase   "decode": of several kinds of passes that of which there are most; "prefill": that of the longest
+    phase   "decode": of several kinds of passes that of which there are most; "prefill": that of the most rows, where
+            they are recorded, then of the longest
 
     Raises InputError where launches make no whole number of passes.
     """

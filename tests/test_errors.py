@@ -222,8 +222,10 @@ def test_a_folder_of_the_name_of_a_model_does_not_hide_it(tmp_path, monkeypatch)
         (
             CHIP[CHIP.index("  sheet") :],
             "  sheet: {page: 3}\nvector: {fp32: 10 TOP/s}\nmemory: {capacity: 16 GiB}\n",
-            ("sources.sheet.title, sources.sheet.year, vector.source, memory.source, memory.bandwidth: are missing; "
-            f"{START}"),
+            (
+                "sources.sheet.title, sources.sheet.year, vector.source, memory.source, memory.bandwidth: are missing; "
+                f"{START}"
+            ),
         ),
         ("year: 2024", "year: later", f"sources.sheet.year: {WHOLE} 'later'"),
         (", year: 2024", "", "sources.sheet.year: is missing"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from math import isnan, nan, prod
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,10 +29,11 @@ from ..operators.base import Operator, Tensor
 from ..operators.collectives import AllToAll
 from ..operators.elementwise import Combine, Permute
 from ..operators.linear import ExpertsLinear
-from ..parallel.layout import ALONE, Layout, nearest_divisors, parse_layout
+from ..parallel import expert_places
+from ..parallel.layout import ALONE, Layout, Network, nearest_divisors, parse_layout
 from ..roofline import Plan
 from ..setting import Setting, whole
-from ..workload import Workload, popularity
+from ..workload import Workload
 from .costs import Devices, per_dollar
 from .disaggregation import KvLink, joined, sent_bytes_per_s
 
@@ -319,7 +320,6 @@ class _Crossing:
     """
 
     layers: int
-    experts: int
     there_bytes: float  # to one device, in the format of the experts' operands
     back_bytes: float
     reached: tuple[float, ...]
@@ -327,14 +327,16 @@ class _Crossing:
     @classmethod
     def of(cls, block: Block, own: Sequence[Operator], setting: Setting) -> _Crossing:
         first = next(op for op in own if isinstance(op, ExpertsLinear))
-        experts, ranks = first.weight.shape[0], setting.layout.devices
-        shares = popularity(experts, round(first.weight.active * experts), setting.expert_skew)
+        experts, devices = first.weight.shape[0], setting.layout.ep
+        if experts % devices:
+            near = nearest_divisors(experts, devices)
+            raise InputError(f"expert_devices must divide the {experts} experts; got {devices}; try {near}")
+        places = expert_places(block, Network.of(setting.hardware, setting.layout))
         return cls(
             layers=block.repeat,
-            experts=experts,
             there_bytes=_row_bytes(first.inputs[0]),
-            back_bytes=_row_bytes(own[-1].outputs[0]),
-            reached=tuple(1 - prod(1 - share for share in shares[rank::ranks]) for rank in range(ranks)),
+            back_bytes=_row_bytes(own[-1].result),
+            reached=tuple(places.needed(1, rank) for rank in range(places.degree)),
         )
 
 
@@ -351,12 +353,6 @@ class _Sides:
         crossings = [_Crossing.of(block, own, experts) for block in blocks if (own := expert_operators(block))]
         if not crossings:
             raise InputError(f"{experts.model.name} has no experts that could be on devices of their own")
-        for one in crossings:
-            if one.experts % experts.layout.ep:
-                near = nearest_divisors(one.experts, experts.layout.ep)
-                raise InputError(
-                    f"expert_devices must divide the {one.experts} experts; got {experts.layout.ep}; try {near}"
-                )
         layers = sum(one.layers for one in crossings)
         self.copies = sum(one.layers * sum(one.reached) for one in crossings) / layers
         self._plans = tuple(_part(one, apart=one is experts) for one in self)

@@ -25,7 +25,7 @@ def parallel(network: Network, *, decode: bool) -> Transform:
     def one(block: Block) -> Block:
         if block.stream.name == "images":  # engines run a tower whole on every rank
             return block
-        return Placement(block, network.group("tp"), _places(block, network)).placed()
+        return Placement(block, network.group("tp"), expert_places(block, network)).placed()
 
     def transform(graph: Graph) -> Graph:
         if layout.tp * layout.ep > 1:
@@ -37,7 +37,7 @@ def parallel(network: Network, *, decode: bool) -> Transform:
     return transform
 
 
-def _places(block: Block, network: Network) -> ExpertPlaces:
+def expert_places(block: Block, network: Network) -> ExpertPlaces:
     """Where the experts of a block lie."""
     layout = network.layout
     stride = 1 if layout.ep <= layout.tp else layout.cp  # beyond tensor parallelism, data parallelism comes next

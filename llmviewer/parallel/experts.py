@@ -99,9 +99,9 @@ class ExpertPlaces:
             visits=self.group.outer * self.needed(self.group.inner) / copies,
         )
 
-    def needed(self, members: int) -> float:
-        """The part of all tokens that so many neighbours need, which have any of their experts; the first, where some
-        are more popular.
+    def needed(self, members: int, first: int = 0) -> float:
+        """The part of all tokens that so many neighbours from a rank on need, which have any of their experts; where
+        some are more popular, the first rank has the most popular one.
 
         That takes them one by one, as if a token chose each apart from others, to the power that makes it right where
         all are alike popular.
@@ -111,7 +111,7 @@ class ExpertPlaces:
         if not self.skew or not none:
             return 1 - none
         shares = popularity(self.experts, self.chosen, self.skew)
-        apart = prod(1 - share for at, share in enumerate(shares) if at % self.degree < members)
+        apart = prod(1 - share for at, share in enumerate(shares) if first <= at % self.degree < first + members)
         return 1 - apart ** (log(none) / (run * log1p(-self.chosen / self.experts)))
 
     def dispatched(self, op: Permute) -> tuple[Permute, tuple[Operator, ...]]:

@@ -22,8 +22,9 @@ _FILES: Final = ("lengths",)  # techniques that read a file, which a page cannot
 
 def operator_options(titles: Mapping[str, str], chosen: str) -> list[dict[str, str]]:
     """Operators by what they are called; of those called alike the one that is chosen, else the first."""
-    first = {title: name for name, title in reversed(titles.items())}
-    named = first | ({titles[chosen]: chosen} if chosen else {})
+    named = {titles[chosen]: chosen} if chosen else {}
+    for name, title in titles.items():
+        named.setdefault(title, name)
     return [{"label": title, "value": named[title]} for title in dict.fromkeys(titles.values())]
 
 

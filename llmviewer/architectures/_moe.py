@@ -202,8 +202,7 @@ def sparse_layers(config: Section, default: int) -> list[bool]:
 
 def listed_sparse(config: Section) -> list[bool]:
     """Whether each layer has experts, as mlp_layer_types says; empty where it is not there."""
-    said = config.get("mlp_layer_types") is not None
-    return [kind == "sparse" for kind in kinds(config, "mlp_layer_types", ("dense", "sparse"))] if said else []
+    return [kind == "sparse" for kind in listed(config, "mlp_layer_types", ("dense", "sparse"))]
 
 
 def integers(config: Section, key: str) -> tuple[int, ...]:
@@ -230,6 +229,11 @@ def kinds(config: Section, key: str, allowed: Sequence[str]) -> list[str]:
     if not set(found) <= set(allowed):
         raise config.error(key, f"must be made of {' and '.join(allowed)}")
     return list(found)
+
+
+def listed(config: Section, key: str, allowed: Sequence[str]) -> list[str]:
+    """The same where the field is there; empty where it is not."""
+    return [] if config.get(key) is None else kinds(config, key, allowed)
 
 
 def for_each_layer(config: Section, key: str, found: Sequence[object]) -> None:

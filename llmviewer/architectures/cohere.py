@@ -93,9 +93,9 @@ def build_cohere2_moe(config: Section, fmt: Format) -> Graph:
 
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer of North has experts: all but the first first_k_dense_replace, or as listed."""
-    if listed := listed_sparse(config):
+    if said := listed_sparse(config):
         config.costless("first_k_dense_replace")
-        return listed
+        return said
     first = config.integer("first_k_dense_replace", 0, least=0)
     return [index >= first for index in range(config.integer("num_hidden_layers"))]
 

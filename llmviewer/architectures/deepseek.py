@@ -18,7 +18,7 @@ from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer, Prediction
 from ._feed_forward import Experts
 from ._fields import decoder, gated_mlp, without
-from ._moe import costless, dense, experts_beside_shared, first_dense, kinds, latent_attention, sparse_layers
+from ._moe import costless, dense, experts_beside_shared, first_dense, kinds, latent_attention, listed, sparse_layers
 from ._parts import Parts, result
 
 
@@ -95,8 +95,7 @@ def build_glm4_moe_lite(config: Section, fmt: Format) -> Graph:
 def check_sparse(config: Section) -> None:
     """Raises InputError where layers are of another kind, or have biases."""
     without(config, "mlp_bias", "biases of these MLPs are not modelled")
-    if config.get("layer_types") is not None:
-        kinds(config, "layer_types", ("deepseek_sparse_attention", "indexed_attention"))  # names of one thing
+    listed(config, "layer_types", ("deepseek_sparse_attention", "indexed_attention"))  # names of one thing
 
 
 def published_index(config: Section, heads: int) -> Index:

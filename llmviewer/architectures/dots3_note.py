@@ -23,8 +23,8 @@ from ._moe import (
     experts_beside_shared,
     for_each_layer,
     integers,
-    kinds,
     latent_attention,
+    listed,
     sparse_layers,
 )
 from .deepseek import published_index
@@ -98,9 +98,8 @@ def _layer_types(config: Section) -> list[str]:
     indexer where use_dsa says so, as it does in the dialect of the checkpoint if nothing is said.
     """
     windowed, layers = config.flag("use_sliding_window", default=True), config.integer("num_hidden_layers")
-    found = [_INDEXED if not windowed or i < 2 or i % 4 == 1 else _SLIDING for i in range(layers)]
-    if config.get("layer_types") is not None:
-        found = kinds(config, "layer_types", _KINDS)
+    usual = [_INDEXED if not windowed or i < 2 or i % 4 == 1 else _SLIDING for i in range(layers)]
+    found = listed(config, "layer_types", _KINDS) or usual
     if config.get("use_dsa") is None and "per_layer_config" in config:
         return found
     whole = _INDEXED if config.flag("use_dsa", default=True) else _FULL

@@ -21,7 +21,7 @@ from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer, Mixer
 from ._fields import decoder, without
 from ._hyper_connections import HyperConnections
-from ._moe import costless, dense, experts_beside_shared, kinds, sparse_layers
+from ._moe import costless, dense, experts_beside_shared, listed, sparse_layers
 from ._parts import NormKind, Parts
 from ._recurrent import Kda
 from ._state_space import unfinished
@@ -112,10 +112,10 @@ def _name(kind: str, *, own: bool) -> str:
 
 
 def _layer_types(config: Section) -> list[str]:
-    if config.get("layer_types") is None:
-        layers = config.integer("num_hidden_layers")
-        return [_INDEXED if (index + 1) % _EVERY == 0 else _LINEAR for index in range(layers)]
-    return [_LINEAR if kind == _LINEAR else _INDEXED for kind in kinds(config, "layer_types", _KINDS)]
+    said = [_LINEAR if kind == _LINEAR else _INDEXED for kind in listed(config, "layer_types", _KINDS)]
+    return said or [
+        _INDEXED if (index + 1) % _EVERY == 0 else _LINEAR for index in range(config.integer("num_hidden_layers"))
+    ]
 
 
 def _kda(config: Section) -> Kda:

@@ -105,8 +105,7 @@ def build_glm5_next(config: Section, fmt: Format) -> Graph:
         return build_glm5_next_text(config, fmt)
     text = language_model(config)
     text.costless(*_TEXT_COSTLESS.split())
-    tied = tied_of(config, text)
-    language = build_glm5_next_text(filled(text, instead={"tie_word_embeddings": tied}), fmt)
+    language = build_glm5_next_text(filled(text, instead={"tie_word_embeddings": tied_of(config, text)}), fmt)
     return _behind_ocr_tower(config, language, fmt, inner=_GLM5_PROJECTOR)
 
 

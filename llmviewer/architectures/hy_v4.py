@@ -17,7 +17,7 @@ from ._attention import Index, LatentAttention
 from ._decoder import FeedForward, Layer
 from ._fields import always, decoder
 from ._hyper_connections import HyperConnections
-from ._moe import costless, dense, experts_beside_shared, kinds, latent_attention, listed_sparse
+from ._moe import costless, dense, experts_beside_shared, kinds, latent_attention, listed, listed_sparse
 
 _EVERY: Final = 4  # layers, of which the first one chooses keys, after the very first
 _COSTLESS: Final = """
@@ -33,8 +33,7 @@ def build(config: Section, fmt: Format) -> Graph:
     for key in _PRESENT:
         always(config, key, "no published model of this architecture goes without")
     config.choice("gating_type", ("elementwise",), "elementwise")
-    if config.get("layer_types") is not None:
-        kinds(config, "layer_types", ("indexed_attention", "deepseek_sparse_attention", "sparse_attention"))
+    listed(config, "layer_types", ("indexed_attention", "deepseek_sparse_attention", "sparse_attention"))
     hyper = HyperConnections(streams=config.integer("hc_mult", 4), iterations=0)
     mixers = {own: _attention(config, own=own) for own in (True, False)}
     moe = experts_beside_shared(config, "n_routed_experts", usual=1)

@@ -25,7 +25,7 @@ from ._attention import scored
 from ._decoder import FeedForward, Mixer
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder
-from ._moe import at_most, costless, integers, kinds, listed_sparse, windows_and_experts
+from ._moe import at_most, costless, integers, listed, listed_sparse, windows_and_experts
 from ._parts import NormKind, Parts, activation, result
 from ._state_space import kept
 from ._tower import Scaled
@@ -183,8 +183,8 @@ def _experts(config: Section, inner: int, act: str) -> WeighedExperts:
 def _sliding(config: Section) -> list[bool]:
     """Whether each layer has a window: as listed, or all but every sixth."""
     layers = config.integer("num_hidden_layers")
-    if config.get("layer_types") is not None:
-        return [kind == _SLIDING for kind in kinds(config, "layer_types", _KINDS)]
+    if said := listed(config, "layer_types", _KINDS):
+        return [kind == _SLIDING for kind in said]
     if config.get("local_layer_ids") is not None:
         local = integers(config, "local_layer_ids")
         return [index in local for index in range(layers)]
@@ -193,7 +193,7 @@ def _sliding(config: Section) -> list[bool]:
 
 def _sparse(config: Section) -> list[bool]:
     """Whether each layer has experts: as listed, or all but the first dense_mlp_idx."""
-    if listed := listed_sparse(config):
-        return listed
+    if said := listed_sparse(config):
+        return said
     first = config.integer("dense_mlp_idx", 0, least=0)
     return [index >= first for index in range(config.integer("num_hidden_layers"))]

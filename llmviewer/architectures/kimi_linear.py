@@ -7,6 +7,7 @@ Configs come in two dialects, that of the checkpoint and that of transformers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..documents import Section
@@ -21,7 +22,15 @@ from ._attention_residuals import sourced
 from ._decoder import FeedForward, Layer, Mixer
 from ._feed_forward import Experts
 from ._fields import always, decoder
-from ._moe import costless, dense, experts_beside_shared, first_dense, for_each_layer, integers, latent_attention
+from ._moe import (
+    costless,
+    dense,
+    experts_beside_shared,
+    first_dense,
+    integers,
+    latent_attention,
+    listed,
+)
 from ._parts import Parts
 from ._recurrent import Kda
 
@@ -92,32 +101,23 @@ def _kda(config: Section) -> Kda:
     )
 
 
-def _layer_types(config: Section) -> tuple[str, ...]:
+def _layer_types(config: Section) -> Sequence[str]:
     """The kind of each layer: as listed, or numbered from 1 in the checkpoint's dialect, or the class's default."""
     layers = config.integer("num_hidden_layers")
-    if config.get("layer_types") is not None:
-        return _listed(config, "layer_types", _KINDS)
+    if said := listed(config, "layer_types", _KINDS):
+        return said
     if config.get("linear_attn_config") is None:
-        return tuple(_KINDS[bool(index) and index % 4 == 0] for index in range(layers))
+        return [_KINDS[bool(index) and index % 4 == 0] for index in range(layers)]
     linear = config.section("linear_attn_config")
     full, kda = integers(linear, "full_attn_layers"), integers(linear, "kda_layers")
     if sorted((*full, *kda)) != list(range(1, layers + 1)):
         raise linear.error("full_attn_layers", f"must be, with kda_layers, each of 1 to {layers} once")
-    return tuple(_KINDS[number in full] for number in range(1, layers + 1))
+    return [_KINDS[number in full] for number in range(1, layers + 1)]
 
 
-def _mlp_layer_types(config: Section) -> tuple[str, ...]:
-    if config.get("mlp_layer_types") is not None:
-        return _listed(config, "mlp_layer_types", _NETWORKS)
-    return tuple(_NETWORKS[sparse] for sparse in first_dense(config, default=1))
-
-
-def _listed(config: Section, key: str, known: tuple[str, str]) -> tuple[str, ...]:
-    kinds = config.texts(key)
-    for_each_layer(config, key, kinds)
-    if not set(kinds) <= set(known):
-        raise config.error(key, f"must be made of {' and '.join(known)}")
-    return kinds
+def _mlp_layer_types(config: Section) -> Sequence[str]:
+    said = listed(config, "mlp_layer_types", _NETWORKS)
+    return said or [_NETWORKS[sparse] for sparse in first_dense(config, default=1)]
 
 
 def _attention(config: Section) -> UnrotatedLatentAttention:

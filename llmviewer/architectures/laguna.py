@@ -19,7 +19,7 @@ from ._attention import SelfAttention
 from ._decoder import FeedForward, Layer
 from ._feed_forward import Experts
 from ._fields import attention, decoder, rotary_dim, sliding_layers, without
-from ._moe import costless, dense, experts, for_each_layer, integers, kinds
+from ._moe import costless, dense, experts, for_each_layer, integers, listed
 from ._parts import NormKind, heads_of
 
 _HEAD_DIM: Final = 128
@@ -64,8 +64,7 @@ def _experts(config: Section, shared: int = 0) -> Experts:
 
 def _networks(config: Section, default: list[str]) -> list[str]:
     """Which network each layer has."""
-    said = config.get("mlp_layer_types") is not None
-    return kinds(config, "mlp_layer_types", ("dense", "sparse")) if said else default
+    return listed(config, "mlp_layer_types", ("dense", "sparse")) or default
 
 
 def _build(config: Section, fmt: Format, mixer: Callable[..., SelfAttention], moe: Experts, has: list[str]) -> Graph:

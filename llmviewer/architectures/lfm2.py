@@ -12,7 +12,7 @@ from ._attention import SelfAttention
 from ._decoder import Decoder, FeedForward, Layer, Mixer, Residual
 from ._feed_forward import Mlp
 from ._fields import attention, decoder, gated_mlp, grouped_heads, rotary_dim, sliding_window
-from ._moe import costless, experts, for_each_layer, integers, kinds
+from ._moe import costless, experts, for_each_layer, integers, listed
 from ._parts import NormKind
 from ._state_space import ShortConv
 
@@ -66,8 +66,8 @@ def build_lfm3(config: Section, fmt: Format) -> Graph:
 
 def _lfm3_kinds(config: Section) -> list[str]:
     """The kind of each layer: as listed, or attention in every other one, without a window and with one in turn."""
-    if config.get("layer_types") is not None:
-        return kinds(config, "layer_types", (*_KINDS, _SLIDING))
+    if said := listed(config, "layer_types", (*_KINDS, _SLIDING)):
+        return said
     turns = (_SLIDING, "conv", "full_attention", "conv")
     return [turns[index % 4] if index else "conv" for index in range(config.integer("num_hidden_layers"))]
 

@@ -16,7 +16,7 @@ from ..precision import Format
 from . import architecture
 from ._attention import SelfAttention
 from ._fields import decoder, rotary_dim
-from ._moe import costless, dense, experts, flagged, kinds, listed_sparse, windows_and_experts
+from ._moe import costless, dense, experts, flagged, listed, listed_sparse, windows_and_experts
 
 _KINDS = ("full_attention", "sliding_attention")
 _ROTATED = 0.334  # of each head
@@ -67,10 +67,9 @@ def _window(config: Section) -> int:
 
 def _sliding(config: Section) -> list[bool]:
     """Whether each layer has a window: all but the first and every sixth where the config does not say."""
-    if config.get("layer_types") is not None:
-        return [kind == _KINDS[1] for kind in kinds(config, "layer_types", _KINDS)]
+    said = [kind == _KINDS[1] for kind in listed(config, "layer_types", _KINDS)]
     usual = [index > 0 and (index + 1) % 6 != 0 for index in range(config.integer("num_hidden_layers"))]
-    return flagged(config, "hybrid_layer_pattern") or usual
+    return said or flagged(config, "hybrid_layer_pattern") or usual
 
 
 def _sparse(config: Section) -> list[bool]:

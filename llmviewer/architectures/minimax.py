@@ -7,6 +7,8 @@ first, which is the embedding's, and the last, which is the head's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..documents import Section
 from ..graph import Graph
 from ..precision import Format
@@ -14,7 +16,7 @@ from . import architecture
 from ._attention import SelfAttention
 from ._decoder import Layer, Mixer, Residual
 from ._fields import decoder, grouped_heads, rotated, sliding_window
-from ._moe import costless, experts, for_each_layer, integers
+from ._moe import costless, experts, for_each_layer, integers, listed
 from ._parts import activation
 from ._recurrent import LightningAttention
 
@@ -41,21 +43,17 @@ def build(config: Section, fmt: Format) -> Graph:
     return decoder(config, layers, embed_norm=after, final_norm=not after).graph(fmt)
 
 
-def _layer_types(config: Section) -> tuple[str, ...]:
+def _layer_types(config: Section) -> Sequence[str]:
     """The kind of each layer: in the hub's dialect 0 is lightning and 1 softmax attention."""
-    if config.get("layer_types") is not None:
-        kinds = config.texts("layer_types")
-        for_each_layer(config, "layer_types", kinds)
-        if not set(kinds) <= set(_KINDS):
-            raise config.error("layer_types", f"must be made of {' and '.join(_KINDS)}")
-        return kinds
+    if said := listed(config, "layer_types", _KINDS):
+        return said
     if config.get("attn_type_list") is None:
-        return tuple(_KINDS[index % 2 == 0] for index in range(config.integer("num_hidden_layers")))
+        return [_KINDS[index % 2 == 0] for index in range(config.integer("num_hidden_layers"))]
     numbers = integers(config, "attn_type_list")
     for_each_layer(config, "attn_type_list", numbers)
     if not set(numbers) <= {0, 1}:
         raise config.error("attn_type_list", "must be made of 0, lightning attention, and 1, softmax attention")
-    return tuple(_KINDS[number] for number in numbers)
+    return [_KINDS[number] for number in numbers]
 
 
 def _lightning(config: Section) -> LightningAttention:

@@ -22,7 +22,17 @@ from ._decoder import FeedForward, Layer, Mixer
 from ._encoder import both_ways
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder, grouped_heads, rotary_dim, rotated
-from ._moe import at_most, costless, crossed, flagged, for_each_layer, integers, kinds, language_model, listed_sparse
+from ._moe import (
+    at_most,
+    costless,
+    crossed,
+    flagged,
+    for_each_layer,
+    integers,
+    language_model,
+    listed,
+    listed_sparse,
+)
 from ._parts import NormKind, Parts, heads_of, result, with_rows
 from ._tower import Tower, joined, of_pictures, patches_of, picture, projector, tower_activation, vision
 
@@ -167,8 +177,8 @@ def _indexed(config: Section, attention: SelfAttention) -> IndexedAttention:
 
 def _choosing(config: Section) -> list[bool]:
     """Whether each layer looks at blocks that its indexer chooses."""
-    if config.get("layer_types") is not None:
-        return [kind == _SPARSE for kind in kinds(config, "layer_types", ("full_attention", _SPARSE))]
+    if said := listed(config, "layer_types", ("full_attention", _SPARSE)):
+        return [kind == _SPARSE for kind in said]
     if config.get("sparse_attention_config"):
         section = config.section("sparse_attention_config")
         said = integers(section, "sparse_attention_freq")

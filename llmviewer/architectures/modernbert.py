@@ -19,6 +19,7 @@ from ._attention import SelfAttention
 from ._decoder import Decoder, Layer
 from ._encoder import Encoder, Head, both_ways, task
 from ._feed_forward import Mlp
+from ._fields import sliding_layers
 from ._parts import NormKind, Parts, activation, heads_of, result, with_rows
 from .bert import labels_of
 
@@ -29,7 +30,6 @@ _TASKS: Final = {
     "ForQuestionAnswering": "answer",
     "Model": "bare",
 }
-_KINDS: Final = ("sliding_attention", "full_attention")
 _COSTLESS: Final = """
     norm_eps global_rope_theta local_rope_theta initializer_cutoff_factor embedding_dropout mlp_dropout
     classifier_dropout classifier_pooling deterministic_flash_attn sparse_prediction sparse_pred_ignore_index
@@ -120,23 +120,10 @@ def _layers(config: Section, near: Heads, far: Heads, *, fused_qkv: bool) -> lis
         attention = SelfAttention(heads=own, rotary_dim=own.head_dim, fused_qkv=fused_qkv, qkv_bias=bias, o_bias=bias)
         return Layer(mixer=attention, feed_forward=mlp, name="local" if slides else "global")
 
-    layers = [layer(slides=slides) for slides in _sliding(config)]
+    every = config.integer("global_attn_every_n_layers", 3)  # of which the first looks at all
+    layers = [layer(slides=slides) for slides in sliding_layers(config, pattern=every, first=True)]
     first = FirstLayer(mixer=layers[0].mixer, feed_forward=mlp, name="first")
     return [first, *layers[1:]]
-
-
-def _sliding(config: Section) -> list[bool]:
-    """Whether each layer looks no further than its neighbourhood: by layer_types, or all but every third."""
-    count = config.integer("num_hidden_layers")
-    every = config.integer("global_attn_every_n_layers", 3)
-    if config.get("layer_types") is None:
-        return [index % every != 0 for index in range(count)]
-    kinds = config.texts("layer_types")
-    unknown = [kind for kind in kinds if kind not in _KINDS]
-    if len(kinds) != count or unknown:
-        given = repr(unknown[0]) if unknown else f"{len(kinds)} of them"
-        raise config.error("layer_types", f"must be {count} of {' and '.join(_KINDS)}; got {given}")
-    return [kind == _KINDS[0] for kind in kinds]
 
 
 def _head(config: Section, hidden: int) -> Head:

@@ -26,7 +26,7 @@ from ._attention import IndexedAttention
 from ._decoder import Layer, Mixer
 from ._fields import decoder
 from ._hyper_connections import HyperConnections
-from ._moe import costless, integers, kinds, language_model
+from ._moe import costless, integers, language_model, listed
 from ._parts import Parts, result
 from ._recurrent import SIGMOID
 from ._state_space import kept, unfinished
@@ -185,8 +185,7 @@ class LookingUp(Layer):
 @architecture("qwen4_exp")
 def build(config: Section, fmt: Format) -> Graph:
     text = language_model(config)
-    tied = tied_of(config, text)
-    language = build_text(filled(text, instead={"tie_word_embeddings": tied}), fmt)
+    language = build_text(filled(text, instead={"tie_word_embeddings": tied_of(config, text)}), fmt)
     return seeing(config, language, fmt)
 
 
@@ -210,10 +209,10 @@ def build_text(config: Section, fmt: Format) -> Graph:
 
 def _layer_types(config: Section) -> list[str]:
     every = config.integer("full_attention_interval", 4)
-    if config.get("layer_types") is None:
-        layers = config.integer("num_hidden_layers")
-        return [_LINEAR if (index + 1) % every else _INDEXED for index in range(layers)]
-    return [_LINEAR if kind == _LINEAR else _INDEXED for kind in kinds(config, "layer_types", _KINDS)]
+    said = [_LINEAR if kind == _LINEAR else _INDEXED for kind in listed(config, "layer_types", _KINDS)]
+    return said or [
+        _LINEAR if (index + 1) % every else _INDEXED for index in range(config.integer("num_hidden_layers"))
+    ]
 
 
 def _indexed(config: Section) -> IndexedAttention:

@@ -64,8 +64,7 @@ def build_qwen2_vl(config: Section, fmt: Format) -> Graph:
 def build_exaone4_5(config: Section, fmt: Format) -> Graph:
     """The tower of Qwen2.5-VL, four of whose heads share a key, before an EXAONE 4."""
     text = filled(language_model(config), instead={"model_type": "exaone4"})
-    tied = tied_of(config, text)
-    language = build_exaone4(filled(text, instead={"tie_word_embeddings": tied}), fmt)
+    language = build_exaone4(filled(text, instead={"tie_word_embeddings": tied_of(config, text)}), fmt)
     if config.get("vision_config") is None:
         return language
     return behind_qwen2_5_tower(filled(vision(config), {"num_key_value_heads": 8}), language, fmt)
@@ -94,8 +93,9 @@ def build_qwen3_vl(config: Section, fmt: Format) -> Graph:
     """What some layers of the tower leave is added too, after the first layers of the language model."""
     sparse = config.text("model_type") == "qwen3_vl_moe"
     text = language_model(config)
-    tied = tied_of(config, text)
-    language = (build_qwen3_moe if sparse else build_qwen3)(filled(text, instead={"tie_word_embeddings": tied}), fmt)
+    language = (build_qwen3_moe if sparse else build_qwen3)(
+        filled(text, instead={"tie_word_embeddings": tied_of(config, text)}), fmt
+    )
     return seeing(config, language, fmt, deep=_DEEP_LAYERS)
 
 
@@ -103,8 +103,9 @@ def build_qwen3_vl(config: Section, fmt: Format) -> Graph:
 def build_compass(config: Section, fmt: Format) -> Graph:
     """North Micro Vision: the tower of Qwen3-VL before a Cohere."""
     text = language_model(config)
-    tied = tied_of(config, text)
-    language = build_compass_text(filled(text, TEXTS["cohere2"], instead={"tie_word_embeddings": tied}), fmt)
+    language = build_compass_text(
+        filled(text, TEXTS["cohere2"], instead={"tie_word_embeddings": tied_of(config, text)}), fmt
+    )
     return seeing(config, language, fmt, deep=_DEEP_LAYERS)
 
 

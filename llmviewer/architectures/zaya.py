@@ -23,7 +23,7 @@ from ._attention import scored
 from ._decoder import Decoder, FeedForward, Layer, Mixer
 from ._feed_forward import Experts
 from ._fields import grouped_heads, rotary_dim, without
-from ._moe import at_most, costless, kinds
+from ._moe import at_most, costless, listed
 from ._parts import NormKind, Parts, activation, result
 from ._state_space import kept
 
@@ -169,7 +169,7 @@ def build(config: Section, fmt: Format) -> Graph:
     for key in ("attention_bias", "lm_head_bias"):
         without(config, key, "no published model of this architecture has it")
     layers = config.integer("num_hidden_layers", 40)
-    found = kinds(config, "layer_types", _KINDS) if config.get("layer_types") is not None else [_WHOLE] * layers
+    found = listed(config, "layer_types", _KINDS) or [_WHOLE] * layers
     return ScaledDecoder(
         vocab=config.integer("vocab_size", 262272),
         hidden=config.integer("hidden_size", 2048),

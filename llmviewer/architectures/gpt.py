@@ -1,5 +1,5 @@
-"""GPT, GPT-2, GPT-Neo, GPT-J, CodeGen, GPT-NeoX, BLOOM and StarCoder: LayerNorm, a GeLU MLP of two matrices; positions
-that are learned, rotations or biases.
+"""GPT, GPT-2, GPT-Neo, GPT-J, CodeGen, GPT-NeoX, BLOOM, StarCoder, OPT and MPT: LayerNorm, an MLP of two matrices;
+positions that are learned, rotations or biases.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from ._parts import NormKind, activation, heads_of
 _CODEGEN_ROTARY_DIM = 64
 _NEO_LAYERS = [[["global", "local"], 12]]
 _STARCODER2_KV_HEADS = 2  # of StarCoder2-3B, whose sizes are the defaults of the class
+_POSITION_OFFSET = 2  # rows at the head of the position table that stand for padding
+_MPT_KV_HEADS = {"multihead_attention": None, "multiquery_attention": 1, "grouped_query_attention": 0}
 
 
 @architecture("gpt2", "gpt-sw3")
@@ -191,3 +193,107 @@ def build_starcoder2(config: Section, fmt: Format) -> Graph:
     config.costless("activation_function", "mlp_type", "norm_type", "residual_dropout", "embedding_dropout")
     config.costless("scale_attention_softmax_in_fp32")
     return decoder(config, layer, norm=NormKind.LAYER, tied=True).graph(fmt)
+
+
+@architecture("opt")
+def build_opt(config: Section, fmt: Format) -> Graph:
+    """A ReLU MLP (arXiv:2205.01068). OPT-350m has norms after the additions, and embeddings narrower than the layers,
+    projected in and out.
+    """
+    hidden = config.integer("hidden_size")
+    bias = config.flag("enable_bias", default=True)
+    before = config.flag("do_layer_norm_before", default=True)
+    heads = heads_of(config, hidden, "num_attention_heads")
+    mlp = Mlp(inner=config.integer("ffn_dim"), act=activation(config, "activation_function", "relu"), bias=bias)
+    layer = Layer(
+        mixer=SelfAttention(heads=heads, qkv_bias=bias, o_bias=bias),
+        feed_forward=mlp,
+        residual=Residual.PRE if before else Residual.POST,
+    )
+    return decoder(
+        config,
+        layer,
+        hidden=hidden,
+        norm=NormKind.LAYER,
+        tied=True,
+        positions=config.integer("max_position_embeddings") + _POSITION_OFFSET,
+        embed_width=config.integer("word_embed_proj_dim", hidden),
+        final_norm=before and not config.flag("_remove_final_layer_norm", default=False),
+    ).graph(fmt)
+
+
+@architecture("xglm")
+def build_xglm(config: Section, fmt: Format) -> Graph:
+    """OPT with GeLU and computed positions (arXiv:2112.10668)."""
+    config.costless("scale_embedding", "layerdrop", "init_std", "decoder_start_token_id", "add_cross_attention")
+    names = {"hidden_size": "d_model", "num_attention_heads": "attention_heads", "num_hidden_layers": "num_layers"}
+    named = {new: config.first(old, new) for new, old in names.items()}
+    return _with_gelu(
+        config, fmt, heads=named["num_attention_heads"], hidden=named["hidden_size"],
+        layers=named["num_hidden_layers"], inner="ffn_dim", act="activation_function",
+    )  # fmt: skip
+
+
+@architecture("biogpt")
+def build_biogpt(config: Section, fmt: Format) -> Graph:
+    """OPT with GeLU under other names (arXiv:2210.10341)."""
+    config.costless("scale_embedding", "layerdrop")
+    positions = config.integer("max_position_embeddings", 1024) + _POSITION_OFFSET
+    return _with_gelu(
+        config, fmt, heads="num_attention_heads", hidden="hidden_size", layers="num_hidden_layers",
+        inner="intermediate_size", act="hidden_act", positions=positions,
+    )  # fmt: skip
+
+
+def _with_gelu(
+    config: Section, fmt: Format, *, heads: str, hidden: str, layers: str, inner: str, act: str, positions: int = 0
+) -> Graph:
+    """What fields of these names describe."""
+    width = config.integer(hidden)
+    mixer = SelfAttention(heads=heads_of(config, width, heads), qkv_bias=True, o_bias=True)
+    mlp = Mlp(inner=config.integer(inner), act=activation(config, act, "gelu"), bias=True)
+    return decoder(
+        config,
+        [Layer(mixer=mixer, feed_forward=mlp)] * config.integer(layers),
+        hidden=width,
+        norm=NormKind.LAYER,
+        tied=True,
+        positions=positions,
+    ).graph(fmt)
+
+
+@architecture("mpt")
+def build_mpt(config: Section, fmt: Format) -> Graph:
+    """ALiBi positions, one projection for q, k and v, no biases (MosaicML's llm-foundry)."""
+    hidden = config.integer("d_model")
+    bias = not config.flag("no_bias", default=True)
+    attn = config.section("attn_config") if config.get("attn_config") is not None else Section({}, config.file)
+    kv_heads = _MPT_KV_HEADS[attn.choice("attn_type", _MPT_KV_HEADS, "multihead_attention")]
+    if kv_heads == 0:
+        kv_heads = attn.integer("kv_n_heads")
+    rope = attn.flag("rope", default=False)
+    alibi = attn.flag("alibi", default=not rope)
+    norm = NormKind.LAYER if bias else NormKind.LAYER_NO_BIAS
+    heads = heads_of(config, hidden, "n_heads", num_kv_heads=kv_heads)
+    mixer = SelfAttention(
+        heads=heads,
+        rotary_dim=heads.head_dim if rope else 0,
+        alibi=alibi,
+        fused_qkv=True,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=norm if attn.flag("qk_ln", default=False) else None,
+        qk_norm_whole=True,
+    )
+    mlp = Mlp(inner=config.integer("expansion_ratio", 4) * hidden, act="gelu", bias=bias)
+    config.costless("max_seq_len", "emb_pdrop", "emb_init_std", "embedding_fraction", "init_config", "init_device")
+    config.costless("logit_scale", "norm_type", "tokenizer_name", "verbose", "use_pad_tok_in_ffn")
+    learned = config.flag("learned_pos_emb", default=True) and not alibi and not rope
+    return decoder(
+        config,
+        [Layer(mixer=mixer, feed_forward=mlp)] * config.integer("n_layers"),
+        hidden=hidden,
+        norm=norm,
+        tied=True,
+        positions=config.integer("max_seq_len") if learned else 0,
+    ).graph(fmt)

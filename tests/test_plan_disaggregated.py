@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from llmviewer.analyzing.disaggregation import KvLink, pace
+from llmviewer.analyzing.disaggregation import KvLink, transfer_bytes_per_s
 from llmviewer.cli import main
 from llmviewer.reports.plans import REPORT
 from llmviewer.serving.pairing import waited_s
@@ -99,7 +99,8 @@ def test_it_is_what_every_setting_tried_by_hand_gives():
         left = GOALS["max_devices"] - written[0] * writes.layout.devices
         for reader, own in product(devices, LAYOUTS):
             reads = Setting.of("llama-3.1-70b", reader, layout=own, quant=quant)
-            travel_s = GOALS["prompt"] * TOKEN * (1 if "KV8" in quant else 2) / pace(reads, writes, KvLink.SCALE_OUT)
+            moved = GOALS["prompt"] * TOKEN * (1 if "KV8" in quant else 2)
+            travel_s = moved / transfer_bytes_per_s(reads, writes, KvLink.SCALE_OUT)
             read = readers_by_hand(reads, most=left // reads.layout.devices, travel_s=travel_s)
             if read:
                 key = reader, device, quant, str(writes.layout)

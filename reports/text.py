@@ -79,7 +79,8 @@ def subject(analysis: Analysis) -> str:
 def sequences(analysis: Analysis) -> str:
     """The batch, and whether it is one that was found."""
     asked = analysis.inputs
-    return f"batch {asked.batch}{', the largest that fits' if asked.batch_found else ''}"
+    goal = f" within {seconds(asked.tpot_goal_s)} a token" if asked.tpot_goal_s else ""
+    return f"batch {asked.batch}{', the largest that fits' if asked.batch_found else ''}{goal}"
 
 
 def launched(analysis: Analysis) -> str:

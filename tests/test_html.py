@@ -174,6 +174,7 @@ def test_the_foot_has_the_version_and_the_inputs(page):
         "images": 0, "quant": "as published", "attention": "flash", "accounting": "faithful", "mla": "auto",
         "expert_skew": 0, "mtp": False, "layout": "", "devices": 1, "offload": "", "hardware_set": [],
         "techniques": [], "library": "", "engine": "", "profiles": [], "batch_found": False,
+        "tpot_goal_s": None,
     }  # fmt: skip
 
 

@@ -192,6 +192,30 @@ def test_the_largest_batch_fits_and_one_more_does_not(model, device, asked):
     assert found.notes[0].startswith(f"batch max: {batch} sequences of ")
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"layout": "tp=8", "engine": "vllm", "tpot": 0.01},
+        {"layout": "dp=4", "bound": True, "tpot": 0.008},
+        {"techniques": ["speculative:draft=llama-3.2-1b,gamma=4,alpha=0.7"], "tpot": 0.01},
+    ],
+)
+def test_the_largest_batch_within_a_time_per_token_keeps_to_it_and_one_more_does_not(asked):
+    found = analyze("llama-3.1-8b", "h100-sxm", batch="max", **asked)
+    goal, batch = asked.pop("tpot"), found.inputs.batch
+    assert (found.inputs.batch_found, found.inputs.tpot_goal_s) == (True, goal)
+    assert 1 < batch < found.memory.max_batch
+    here, more = (analyze("llama-3.1-8b", "h100-sxm", batch=size, **asked).generation for size in (batch, batch + 1))
+    assert found.generation == here
+    name = "tpot_s" if "bound" in asked else "expected_tpot_s"
+    assert getattr(here, name) <= goal < getattr(more, name)
+
+
+def test_a_time_per_token_that_all_batches_keep_to_changes_nothing():
+    found, most = (analyze("llama-3.1-8b", "l4", batch="max", **asked).inputs.batch for asked in ({"tpot": 9}, {}))
+    assert found == most
+
+
 def test_a_largest_batch_that_there_is_not_is_told_in_a_line():
     with pytest.raises(InputError) as small:
         analyze("llama-3.1-70b", "rtx-4090", batch="max", quant="W8A16")
@@ -205,6 +229,17 @@ def test_a_largest_batch_that_there_is_not_is_told_in_a_line():
         analyze("gpt2", endless, batch="max")
     with pytest.raises(InputError, match=r"^batch must be a whole number of at least 1; got 'most'$"):
         analyze("gpt2", "l4", batch="most")
+    for asked, error in (
+        ({"batch": 8, "tpot": 1}, "tpot is what batch max has to keep to; give batch max, or leave tpot out"),
+        ({"batch": "max", "tpot": 0}, "tpot must be a positive number; got 0"),
+        ({"batch": "max", "tpot": 1, "gen": 1},
+         "tpot is between tokens of an answer, and there are fewer than two; leave it out"),
+        ({"batch": "max", "tpot": 1e-6, "bound": True},
+         "batch max: a token of one sequence takes 1.92 ms, longer than tpot, 1.00 us"),
+    ):  # fmt: skip
+        with pytest.raises(InputError) as told:
+            analyze("gpt2", "l4", **asked)
+        assert str(told.value) == error
 
 
 @pytest.mark.parametrize("form", ["text", "markdown"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import __version__
+from .. import __version__, arguments
 from ..devices.hardware import Hardware
 from ..errors import InputError
 from ..expectation.profile import Profile
@@ -18,7 +19,7 @@ from ..parallel.layout import ALONE, Layout
 from ..setting import Setting, arranges, check_countable, check_images, whole
 from ..techniques import Schedule, Technique
 from ..transforms.offload import ON_DEVICE, Offload
-from ..units import counted, fold, si
+from ..units import counted, fold, seconds, si
 from ..workload import Workload
 from .cures import find_cures
 from .effect import Effect, effect
@@ -43,6 +44,7 @@ class Inputs:
     """What was asked. gen and kv_len are None where the model does not generate.
 
     batch_found  "max" was asked for, and `batch` is the largest that fits
+    tpot_goal_s  and the largest whose time per output token is no longer; None where there is no such goal [s]
     """
 
     batch: int
@@ -65,6 +67,7 @@ class Inputs:
     engine: str = ""  # serving engine that launches the kernels
     profiles: tuple[str, ...] = ()  # used before those that ship; files by the path that was given
     batch_found: bool = False
+    tpot_goal_s: float | None = None
 
     @classmethod
     def of(cls, setting: Setting, **said: Any) -> Inputs:
@@ -178,6 +181,7 @@ def analyze(
     engine: str = "",
     profiles: Sequence[str | Path | Profile] = (),
     bound: bool = False,
+    tpot: float | None = None,
 ) -> Analysis:
     """The roofline of `model` on `hardware`.
 
@@ -203,6 +207,8 @@ def analyze(
                      no gaps between them
     profiles         files that `llmviewer calibrate` wrote, used before those that ship
     bound            only lower bounds: nothing is expected of measured kernels
+    tpot             with batch "max": no more than have an output token each in that time, as expected where that is
+                     known, else at the bound [s]
 
     Raises InputError, one line of text, where something given cannot be used.
     """
@@ -211,25 +217,36 @@ def analyze(
         mtp=mtp, layout=layout, offload=offload, hardware_set=hardware_set, techniques=techniques, library=library,
         engine=engine, profiles=profiles, bound=bound,
     )  # fmt: skip
-    return analyzed(setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, mtp=mtp)
+    return analyzed(setting, batch=batch, prompt=prompt, gen=gen, kv_len=kv_len, images=images, mtp=mtp, tpot=tpot)
 
 
 def analyzed(
-    setting: Setting, *, batch: int | str, prompt: int, gen: int, kv_len: int | None, images: int, mtp: bool
+    setting: Setting,
+    *,
+    batch: int | str,
+    prompt: int,
+    gen: int,
+    kv_len: int | None,
+    images: int,
+    mtp: bool,
+    tpot: float | None = None,
 ) -> Analysis:
     """What analyze() finds of a setting."""
-    given = None if isinstance(batch, str) and batch == MAX else whole("batch", batch)
+    searched = isinstance(batch, str) and batch == MAX
+    _check_goal(tpot, searched)
     prompt, gen = whole("prompt", prompt), whole("gen", gen)
     check_images(setting.model, prompt=prompt, images=whole("images", images, least=0))
     context = _context(setting.model, prompt=prompt, kv_len=kv_len)
     written = gen if context else 0
     longest = max(gen, context - prompt) if context else 0  # the step shown has to fit too
-    batch = _most(setting, prompt=prompt, gen=longest, images=images) if given is None else given
+    read = {"prompt": prompt, "images": images}
+    batch = _most(setting, gen=longest, **read) if searched else whole("batch", batch)
+    if tpot is not None:
+        batch = _within(setting, tpot, batch, gen=written, **read)
     check_countable(batch, prompt + longest)
     held = {"batch": batch, "prompt": prompt, "gen": longest, "images": images}
     asked = {**held, "gen": written or 1}
     share = int(setting.layout.share(batch))
-    read = {"prompt": prompt, "images": images}
     workloads = {"prefill": setting.prefill(Workload.prefill(batch=share, **read))}
     if context:
         workloads["decode"] = setting.step(Workload.decode(batch=share, kv_len=context, **read))
@@ -244,21 +261,18 @@ def analyzed(
     each = {name: told(name, workload) for name, workload in workloads.items()}
     phases = Phases(prefill=each["prefill"], decode=each.get("decode"))
     schedule = setting.schedule(**asked) if setting.techniques else None
-    if schedule and written and arranges(setting.techniques):
-        answer = scheduled(setting, schedule)
-    else:
-        answer = generated(setting, batch=batch, prompt=prompt, gen=written, images=images)
+    answer = _answer(setting, schedule, batch=batch, gen=written, **read)
     return Analysis(
         model=setting.model,
         hardware=setting.hardware,
         inputs=Inputs.of(
-            setting, **{**held, "gen": written or None}, kv_len=context, mtp=mtp, batch_found=given is None
+            setting, **{**held, "gen": written or None}, kv_len=context, mtp=mtp, batch_found=searched, tpot_goal_s=tpot
         ),
         phases=phases,
         memory=footprint,
         generation=answer,
         notes=(
-            *(_said(setting, batch=batch, tokens=prompt + longest) if given is None else _tight(footprint)),
+            *(_said(setting, batch=batch, tokens=prompt + longest, tpot=tpot) if searched else _tight(footprint)),
             *notes(setting, batch=batch, prompt=prompt, written=longest, images=images),
             *(() if setting.bound else unmodelled(phases)),
         ),
@@ -288,8 +302,50 @@ def _most(setting: Setting, *, prompt: int, gen: int, images: int) -> int:
     return found
 
 
-def _said(setting: Setting, *, batch: int, tokens: int) -> Iterator[str]:
+def _answer(
+    setting: Setting, schedule: Schedule | None, *, batch: int, prompt: int, gen: int, images: int
+) -> GenerationResult:
+    """The whole generation, by the passes of a schedule where techniques arrange them."""
+    if schedule and gen and arranges(setting.techniques):
+        return scheduled(setting, schedule)
+    return generated(setting, batch=batch, prompt=prompt, gen=gen, images=images)
+
+
+def _check_goal(tpot: float | None, searched: bool) -> None:
+    """Raises InputError where a time per output token is no time, or nothing is looked for that keeps to it."""
+    arguments.positive(tpot=tpot)
+    if tpot is not None and not searched:
+        raise InputError("tpot is what batch max has to keep to; give batch max, or leave tpot out")
+
+
+def _within(setting: Setting, tpot: float, most: int, *, prompt: int, gen: int, images: int) -> int:
+    """The largest batch, of `most`, whose time per output token is at most `tpot`.
+
+    Raises InputError where not one sequence's is, or there is no such time.
+    """
+    if gen < 2:
+        raise InputError("tpot is between tokens of an answer, and there are fewer than two; leave it out")
+
+    def took_s(batch: int) -> float:
+        asked = {"batch": batch, "prompt": prompt, "gen": gen, "images": images}
+        found = _answer(setting, setting.schedule(**asked) if setting.techniques else None, **asked)
+        time_s = found.tpot_s if found.expected_tpot_s is None else found.expected_tpot_s
+        assert time_s is not None  # of two tokens or more
+        return time_s
+
+    batch = bisect_right(range(1, most + 1), tpot, key=took_s)
+    if not batch:
+        raise InputError(
+            f"batch max: a token of one sequence takes {seconds(took_s(1))}, longer than tpot, {seconds(tpot)}"
+        )
+    return batch
+
+
+def _said(setting: Setting, *, batch: int, tokens: int, tpot: float | None) -> Iterator[str]:
     """That the batch was found, and of what."""
+    if tpot is not None:
+        yield f"batch max: {counted(batch, 'sequence')}: as many as fit and write a token each within {seconds(tpot)}"
+        return
     where = f"the {si(setting.hardware.capacity)}B of {'each' if setting.layout.devices > 1 else 'the'} device"
     yield (
         f"batch max: {counted(batch, 'sequence')} of {tokens} tokens: as many as have room for weights, KV cache and "
@@ -316,12 +372,12 @@ def _effect(
 
 def _context(model: Model, *, prompt: int, kv_len: int | None) -> int | None:
     """Tokens that the decode step shown attends to; None where there is none."""
-    given = None if kv_len is None else whole("kv_len", kv_len)
+    asked = None if kv_len is None else whole("kv_len", kv_len)
     if not model.generates:
-        if given:
+        if asked:
             raise InputError(f"kv_len is of a decode step, and {model.name} does not generate; leave it out")
         return None
-    if given and model.encodes and given <= prompt:
+    if asked and model.encodes and asked <= prompt:
         must = f"kv_len must be more than the {prompt} tokens of the prompt, which the encoder of {model.name} reads"
-        raise InputError(f"{must}; got {given}")
-    return given or prompt + 1
+        raise InputError(f"{must}; got {asked}")
+    return asked or prompt + 1

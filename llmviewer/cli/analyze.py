@@ -40,6 +40,7 @@ _OF_ONE: Final = {"text": "text", "json": "data", "csv": "data", "markdown": "ma
     show_default=True,
     help="Sequences at a time; max: as many as fit in memory.",
 )
+@shared.goal("--tpot", "With --batch max: the longest time per output token, as expected where that is known.")
 @shared.number("--prompt", "Tokens of each prompt.", default=1024)
 @shared.number("--gen", "Tokens generated of each sequence.", default=128)
 @shared.number("--kv-len", "Tokens that the decode step shown attends to; if not given, those of the first step.")
@@ -83,8 +84,9 @@ def analyze(
     if sides:
         from ..analyzing.disaggregation import disaggregate
 
-        if question.pop("techniques"):
-            raise InputError("--with is for one kind of device; leave out --prefill-... and --decode-...")
+        for name, alone in (("with", question.pop("techniques")), ("tpot", question.pop("tpot"))):
+            if alone:
+                raise InputError(f"--{name} is for one kind of device; leave out --prefill-... and --decode-...")
         both = {what: question.pop(what) for what in ("hardware", "layout")}
         _check_used(sides, **both)
         usual = {f"{side}_{what}": value for side in inputs.SIDES for what, value in both.items()}

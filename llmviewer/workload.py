@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, reduce
-from math import comb
 from operator import add
 
 import numpy as np
@@ -420,39 +419,6 @@ def popularity(experts: int, chosen: int, skew: float) -> tuple[float, ...]:
     if full < experts:
         found[full:] = share[full] * (rank[full] / rank[full:]) ** skew
     return tuple(found.tolist())
-
-
-@cache
-def chance_of_none(experts: int, chosen: int, run: int, groups: int = 1, reached: int = 1) -> float:
-    """How likely none of a token's experts is among `run` of them in a row, where all are alike likely: the mean over
-    all runs that they are cut into.
-
-    It chooses among the experts of as many of the `groups` as `reached` says, and takes at least one of each, as these
-    are the groups with the best ones (arXiv:2405.04434, section 2.2.2); the others are any of theirs. Of one group that
-    is the hypergeometric distribution.
-    """
-    runs = experts // run
-    return (
-        sum(_chance_of_none(experts, chosen, range(at * run, (at + 1) * run), groups, reached) for at in range(runs))
-        / runs
-    )
-
-
-def _chance_of_none(experts: int, chosen: int, run: range, groups: int, reached: int) -> float:
-    size, taken = experts // groups, min(reached, chosen)
-    ways: dict[tuple[int, int], float] = {
-        (0, 0): 1.0
-    }  # by groups taken, and how many of the run they have between them
-    for start in range(0, experts, size):
-        own = max(min(run.stop, start + size) - max(run.start, start), 0)
-        more = dict(ways)
-        for (number, inside), way in ways.items():
-            place = number + 1, inside + own
-            more[place] = more.get(place, 0.0) + way * (1 - own / size)  # its best expert is none of the run
-        ways = more
-    rest, others = taken * (size - 1), chosen - taken
-    missed = (way * comb(max(rest - inside, 0), others) for (number, inside), way in ways.items() if number == taken)
-    return sum(missed) / comb(rest, others) / comb(groups, taken)
 
 
 def _least(value: Num) -> Num:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from llmviewer.forms import evaluate
 from llmviewer.model_files import load_model
-from llmviewer.operators.collectives import AllToAll, Group
-from llmviewer.operators.elementwise import UNGROUPED, Groups, Route
-from llmviewer.parallel.experts import ExpertPlaces
+from llmviewer.operators.collectives import AllToAll
+from llmviewer.operators.elementwise import Route
+from llmviewer.operators.routing import UNGROUPED, Choice, Groups, chance_of_none
 from llmviewer.resource import link
 from llmviewer.setting import Setting
-from llmviewer.workload import Workload, chance_of_none
+from llmviewer.workload import Workload
 
 V2 = {"experts": 160, "chosen": 6, "groups": 8, "reached": 3}  # groups by their best expert
 V3 = {"experts": 256, "chosen": 8, "groups": 8, "reached": 4}  # by their two best
@@ -75,8 +75,8 @@ def test_one_group_is_a_choice_without_replacement(run, runs, chosen):
 @given(st.sampled_from([V2, V3]), st.sampled_from([1, 2, 4, 8, 16]), st.floats(0, 1))
 def test_groups_lower_what_is_sent_and_a_skew_does_so_little_by_little(router, members, skew):
     def needed(skew, groups):
-        ranks, experts = Group(name="ep", inner=8, outer=4), {name: router[name] for name in ("experts", "chosen")}
-        return ExpertPlaces(group=ranks, tensor=1, skew=skew, groups=groups, **experts).needed(members)
+        choice = Choice(experts=router["experts"], chosen=router["chosen"], groups=groups, skew=skew)
+        return choice.needed(members, of=32)
 
     own = Groups(router["groups"], router["reached"])
     assert needed(skew, own) <= needed(skew, UNGROUPED) <= 1

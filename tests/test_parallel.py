@@ -23,9 +23,9 @@ from llmviewer.operators.base import KEPT, Role, Tensor
 from llmviewer.operators.collectives import Algorithm, AllGather, AllReduce, AllToAll, Collective, Group, Send
 from llmviewer.operators.elementwise import Rope
 from llmviewer.operators.linear import ExpertsLinear, Linear, LMHead
+from llmviewer.operators.routing import Choice
 from llmviewer.operators.state_space import Scan
 from llmviewer.parallel import parallel
-from llmviewer.parallel.experts import ExpertPlaces
 from llmviewer.parallel.layout import Layout, Network, parse_layout
 from llmviewer.precision import FP16
 from llmviewer.resource import hop, link
@@ -390,14 +390,14 @@ def test_copies_that_pass_on_inside_are_counted_one_by_one(skew):
     points, one apart, hit among the shares of all in any order (systematic sampling).
     """
     shares, random = np.array(popularity(16, 2, skew)), np.random.default_rng(0)
-    places = ExpertPlaces(group=Group(name="ep", inner=4, outer=2), tensor=1, experts=16, chosen=2, skew=skew)
+    choice = Choice(experts=16, chosen=2, skew=skew)
     order = np.argsort(random.random((200_000, 16)), axis=1)
     passed = np.floor(np.cumsum(shares[order], axis=1) + random.random((200_000, 1)))
     chosen = order[np.diff(passed, axis=1, prepend=0) > 0]
     assert chosen.size == pytest.approx(400_000, rel=1e-3)
     for members in (1, 4):  # the domain of the most popular, whose rank is its first
         tokens = np.repeat(np.arange(200_000), (np.diff(passed, axis=1, prepend=0) > 0).sum(axis=1))
-        assert places.needed(members) == pytest.approx(len(set(tokens[chosen % 8 < members])) / 200_000, rel=0.04)
+        assert choice.needed(members, of=8) == pytest.approx(len(set(tokens[chosen % 8 < members])) / 200_000, rel=0.04)
 
 
 def test_tokens_do_not_travel_to_ranks_that_have_them():

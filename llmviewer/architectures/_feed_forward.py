@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from ..forms import TOKENS, distinct_experts
 from ..operators.base import Operator, Tensor
-from ..operators.elementwise import UNGROUPED, Combine, Groups, Permute, Route
+from ..operators.elementwise import Combine, Permute, Route
 from ..operators.linear import ChosenLinear, ExpertsLinear, Linear, Router
+from ..operators.routing import UNGROUPED, Groups
 from ._parts import Parts, result
 
 

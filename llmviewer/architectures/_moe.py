@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..documents import Section
-from ..operators.elementwise import UNGROUPED, Groups
+from ..operators.routing import UNGROUPED, Groups
 from ._attention import LatentAttention, SelfAttention
 from ._decoder import FeedForward, Layer, Mixer, Residual
 from ._feed_forward import Experts, Mlp

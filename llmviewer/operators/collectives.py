@@ -15,6 +15,7 @@ from typing import Final
 from ..forms import ONE, Form, total
 from ..resource import Resource, hop, link, vector
 from .base import Operator
+from .routing import Choice
 
 UP, OUT = "scale_up", "scale_out"
 
@@ -169,12 +170,27 @@ class AllToAll(Collective):
     goes once to a member; between domains it goes once, too, and is passed on inside, but where an algorithm is named,
     which sends straight.
 
-    parts   how much of the rows of its input one device holds: as much comes to the busiest member, and leaves any
-    visits  the same once for every domain that has to have it
+    choice  of the experts that members share out; None where each member has as much for each other
+    copies  rows of the input for each token
     """
 
-    parts: float = 1.0
-    visits: float = 1.0
+    choice: Choice | None = None
+    copies: float = 1.0
+
+    @property
+    def parts(self) -> float:
+        """How much of the rows of its input one device holds: as much comes to the busiest member, and leaves any."""
+        return self.group.size * self._needed(1)
+
+    @property
+    def visits(self) -> float:
+        """The same once for every domain that has to have it."""
+        return self.group.outer * self._needed(self.group.inner)
+
+    def _needed(self, members: int) -> float:
+        """Of the rows, those that so many members have to have."""
+        size = self.group.size
+        return self.choice.needed(members, of=size) / self.copies if self.choice else members / size
 
     def travel(self, members: int, *, inside: bool) -> tuple[float, float]:
         group, away = self.group, (self.group.outer - 1) / self.group.outer

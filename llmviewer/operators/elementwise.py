@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..forms import Form
 from ..resource import Resource, vector
 from .attention import Heads
 from .base import Operator, Tensor
+from .routing import UNGROUPED, Groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +99,6 @@ ACTIVATION_OPS: Final = {  # OPs of one element
     "xielu": 6,  # below zero a (exp(x) - 1 - x) + b x: exp, two subtractions, two products, add (arXiv:2411.13010)
     "situ": 11,  # b tanh(x / b) sigmoid(x), and c tanh(y / c) of what it scales: 8 and 3
 }
-
-
-class Groups(NamedTuple):
-    """How experts are grouped, alike in size and one after another, where a token chooses among those of some groups
-    (arXiv:2405.04434, section 2.2.2).
-
-    number   of groups
-    reached  of them, those that a token chooses its experts from
-    """
-
-    number: int
-    reached: int
-
-
-UNGROUPED: Final = Groups(1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

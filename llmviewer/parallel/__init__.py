@@ -8,6 +8,7 @@ from ..graph import Block, Graph, Transform
 from ..operators.base import Weight
 from ..operators.elementwise import Permute, Route
 from ..operators.linear import ExpertsLinear
+from ..operators.routing import UNGROUPED, Choice
 from ._placement import Placement
 from .context import shared_context
 from .experts import ExpertPlaces
@@ -44,10 +45,16 @@ def expert_places(block: Block, network: Network) -> ExpertPlaces:
     places = ExpertPlaces(group=network.members("ep", layout.ep, stride), tensor=layout.tp)
     for op in block.operators:
         if isinstance(op, ExpertsLinear):
-            chosen, skew = round(op.weight.active * op.weight.shape[0]), _skew(block, op.weight)
-            groups = max((op.groups for op in block.operators if isinstance(op, Route)), default=places.groups)
-            return replace(places, experts=op.weight.shape[0], chosen=chosen, groups=groups, skew=skew).check()
+            return replace(places, choice=_choice(block, op.weight)).check()
     return places
+
+
+def _choice(block: Block, experts: Weight) -> Choice:
+    """How tokens choose among the experts of a block."""
+    number = experts.shape[0]
+    groups = max((op.groups for op in block.operators if isinstance(op, Route)), default=UNGROUPED)
+    chosen = round(experts.active * number)
+    return Choice(experts=number, chosen=chosen, groups=groups, skew=_skew(block, experts))
 
 
 def _skew(block: Block, experts: Weight) -> float:

@@ -222,7 +222,7 @@ class Placement:
             case ExpertsLinear():
                 self._none_partial(op)
                 self._experts(op)
-            case Permute() if self.experts.experts:
+            case Permute() if self.experts.choice.experts:
                 self._run_whole(op)
                 self._dispatched(op)
             case LMHead():

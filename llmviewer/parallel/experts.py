@@ -13,31 +13,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import log, log1p, prod
+from typing import Final
 
 from ..errors import InputError
 from ..forms import Form, any_of, replicas, total
 from ..operators.base import Operator, Tensor, Weight
 from ..operators.collectives import AllToAll, Group
-from ..operators.elementwise import UNGROUPED, Groups, Permute
-from ..workload import chance_of_none, popularity
+from ..operators.elementwise import Permute
+from ..operators.routing import Choice
 from .layout import nearest_divisors
+
+_NONE: Final = Choice(experts=0, chosen=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertPlaces:
-    """`group` are the ranks that experts are shared out among, `tensor` those that have the same tokens.
-
-    groups  of experts that a token chooses first
-    skew    the power of their rank that popularities of experts fall with
+    """`group` are the ranks that experts are shared out among, `tensor` those that have the same tokens; `choice` is of
+    the experts of the block at hand.
     """
 
     group: Group
     tensor: int
-    experts: int = 0  # of the block at hand, and how many of them a token takes
-    chosen: int = 0
-    groups: Groups = UNGROUPED
-    skew: float = 0.0
+    choice: Choice = _NONE
 
     @property
     def degree(self) -> int:
@@ -50,20 +47,21 @@ class ExpertPlaces:
 
     def check(self) -> ExpertPlaces:
         """Itself, if experts can be shared out evenly."""
-        if self.experts % self.degree:
-            near = nearest_divisors(self.experts, self.degree)
-            raise InputError(f"ep={self.degree} does not divide the {self.experts} experts", hint=f"try ep={near}")
+        experts = self.choice.experts
+        if experts % self.degree:
+            near = nearest_divisors(experts, self.degree)
+            raise InputError(f"ep={self.degree} does not divide the {experts} experts", hint=f"try ep={near}")
         return self
 
     @cached_property
     def busiest(self) -> tuple[float, ...]:
         """The parts of all tokens that go to each of its experts."""
-        return popularity(self.experts, self.chosen, self.skew)[:: self.degree]
+        return self.choice.popularity()[:: self.degree]
 
     @property
     def load(self) -> float:
         """Copies of tokens that come to it, over those that would if all experts were alike popular."""
-        return sum(self.busiest) * self.degree / self.chosen if self.skew else 1.0
+        return sum(self.busiest) * self.degree / self.choice.chosen if self.choice.skew else 1.0
 
     @property
     def own(self) -> float:
@@ -84,35 +82,15 @@ class ExpertPlaces:
 
     def _reached(self, rows: Form) -> Form:
         """Of the experts that are reached, those that are its own."""
-        if not self.skew:
+        if not self.choice.skew:
             return rows / self.degree
         return total(c * total(any_of(q) for q in self.busiest).on(feature.stream) for feature, c in rows.terms)
 
     def _way(self, name: str, inputs: Tensor, outputs: Tensor, copies: float) -> Operator:
         """Between where tokens are and where their experts are; `copies` of each are among the inputs."""
         return AllToAll(
-            name=name,
-            inputs=(inputs,),
-            outputs=(outputs,),
-            group=self.group,
-            parts=self.degree * self.needed(1) / copies,
-            visits=self.group.outer * self.needed(self.group.inner) / copies,
-        )
-
-    def needed(self, members: int, first: int = 0) -> float:
-        """The part of all tokens that so many neighbours from a rank on need, which have any of their experts; where
-        some are more popular, the first rank has the most popular one.
-
-        That takes them one by one, as if a token chose each apart from others, to the power that makes it right where
-        all are alike popular.
-        """
-        run = self.experts // self.degree * members
-        none = chance_of_none(self.experts, self.chosen, run, *self.groups)
-        if not self.skew or not none:
-            return 1 - none
-        shares = popularity(self.experts, self.chosen, self.skew)
-        apart = prod(1 - share for at, share in enumerate(shares) if first <= at % self.degree < first + members)
-        return 1 - apart ** (log(none) / (run * log1p(-self.chosen / self.experts)))
+            name=name, inputs=(inputs,), outputs=(outputs,), group=self.group, choice=self.choice, copies=copies
+        )  # fmt: skip
 
     def dispatched(self, op: Permute) -> tuple[Permute, tuple[Operator, ...]]:
         """The copies as one rank makes them, and their way to the experts."""
@@ -120,14 +98,14 @@ class ExpertPlaces:
         if not self.travels:
             return replace(op, outputs=(out,)), ()
         copies = replace(out, name=f"{out.name}_copies", rows=op.outputs[0].rows * self.own)
-        return replace(op, outputs=(copies,)), (self._way("dispatch", copies, out, self.chosen),)
+        return replace(op, outputs=(copies,)), (self._way("dispatch", copies, out, self.choice.chosen),)
 
     def combined(self, out: Tensor) -> tuple[Operator, ...]:
         """The way back."""
         if not self.travels:
             return ()
         back = replace(out, name=f"{out.name}_back", rows=out.rows / self.load)
-        return (self._way("collect", out, back, self.chosen * self.load),)
+        return (self._way("collect", out, back, self.choice.chosen * self.load),)
 
     def returned(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the sum over a token's experts reads on one rank."""

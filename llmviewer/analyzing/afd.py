@@ -29,8 +29,8 @@ from ..operators.base import Operator, Tensor
 from ..operators.collectives import AllToAll
 from ..operators.elementwise import Combine, Permute
 from ..operators.linear import ExpertsLinear
-from ..parallel import expert_places
-from ..parallel.layout import ALONE, Layout, Network, nearest_divisors, parse_layout
+from ..parallel import expert_choice
+from ..parallel.layout import ALONE, Layout, nearest_divisors, parse_layout
 from ..roofline import Plan
 from ..setting import Setting, whole
 from ..workload import Workload
@@ -331,12 +331,12 @@ class _Crossing:
         if experts % devices:
             near = nearest_divisors(experts, devices)
             raise InputError(f"expert_devices must divide the {experts} experts; got {devices}; try {near}")
-        places = expert_places(block, Network.of(setting.hardware, setting.layout))
+        choice = expert_choice(block, first.weight)
         return cls(
             layers=block.repeat,
             there_bytes=_row_bytes(first.inputs[0]),
             back_bytes=_row_bytes(own[-1].result),
-            reached=tuple(places.needed(1, rank) for rank in range(places.degree)),
+            reached=tuple(choice.needed(1, of=devices, first=rank) for rank in range(devices)),
         )
 
 

@@ -41,9 +41,9 @@ class Choice:
         """The part of all tokens that each expert gets, in order of popularity."""
         return popularity(self.experts, self.chosen, self.skew)
 
-    def needed(self, members: int, *, of: int) -> float:
+    def needed(self, members: int, *, of: int, first: int = 0) -> float:
         """The part of all tokens that so many neighbours need, `of` all that share the experts out, as they have any of
-        the token's; of the first neighbours, where some experts are more popular, at which members take turns.
+        the token's; from the `first` of them on, where some experts are more popular, at which members take turns.
 
         That takes experts one by one, as if a token chose each apart from the others, to the power that makes it right
         where all are alike popular.
@@ -52,7 +52,7 @@ class Choice:
         none = chance_of_none(self.experts, self.chosen, run, *self.groups)
         if not self.skew or not none:
             return 1 - none
-        apart = prod(1 - share for at, share in enumerate(self.popularity()) if at % of < members)
+        apart = prod(1 - share for at, share in enumerate(self.popularity()) if first <= at % of < first + members)
         return 1 - apart ** (log(none) / (run * log1p(-self.chosen / self.experts)))
 
 

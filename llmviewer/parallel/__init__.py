@@ -26,7 +26,7 @@ def parallel(network: Network, *, decode: bool) -> Transform:
     def one(block: Block) -> Block:
         if block.stream.name == "images":  # engines run a tower whole on every rank
             return block
-        return Placement(block, network.group("tp"), expert_places(block, network)).placed()
+        return Placement(block, network.group("tp"), _places(block, network)).placed()
 
     def transform(graph: Graph) -> Graph:
         if layout.tp * layout.ep > 1:
@@ -38,18 +38,18 @@ def parallel(network: Network, *, decode: bool) -> Transform:
     return transform
 
 
-def expert_places(block: Block, network: Network) -> ExpertPlaces:
+def _places(block: Block, network: Network) -> ExpertPlaces:
     """Where the experts of a block lie."""
     layout = network.layout
     stride = 1 if layout.ep <= layout.tp else layout.cp  # beyond tensor parallelism, data parallelism comes next
     places = ExpertPlaces(group=network.members("ep", layout.ep, stride), tensor=layout.tp)
     for op in block.operators:
         if isinstance(op, ExpertsLinear):
-            return replace(places, choice=_choice(block, op.weight)).check()
+            return replace(places, choice=expert_choice(block, op.weight)).check()
     return places
 
 
-def _choice(block: Block, experts: Weight) -> Choice:
+def expert_choice(block: Block, experts: Weight) -> Choice:
     """How tokens choose among the experts of a block."""
     number = experts.shape[0]
     groups = max((op.groups for op in block.operators if isinstance(op, Route)), default=UNGROUPED)

@@ -73,7 +73,7 @@ def totals(found: Sequence[Answer], phase: str) -> list[tuple[Total, ...]]:
     """The totals of several devices: a line of heads, then one for each device."""
     each = [cards(one) for one in found]
     heads = (
-        Total("device"), Total("bound"),
+        Total("device"), Total(f"{found[0].phase_name(phase)} bound by"),
         *(Total(f"{card.label} {card.sign}" if card.sign else card.label) for card in each[0]),
     )  # fmt: skip
     lines = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -91,7 +92,8 @@ def operator_bars(analysis: Analysis, phase: str) -> go.Figure:
     total = shown.total
     ranked = sorted(pieces(shown, ""), key=lambda piece: (piece.name == "other", -piece.share))
     told = [one for one in ranked if one.share >= OTHER / 2]
-    rows = {f"{one.name} {one.share:.0%}" + f", {one.bound}" * (one.name == "other"): one for one in told}
+    bearers = Counter(one.name for one in told)
+    rows = {f"{one.name} {one.share:.0%}" + f", {one.bound}" * (bearers[one.name] > 1): one for one in told}
     hovers = {
         row: one.hover if one.expected_s is None else f"{one.hover}<br>expect {seconds(one.expected_s)}"
         for row, one in rows.items()

@@ -31,6 +31,7 @@ from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.profile import (
     FOLDER,
+    NEARNESS,
     SIBLINGS,
     TRANSFERRED,
     Entry,
@@ -42,7 +43,7 @@ from llmviewer.expectation.profile import (
 )
 from llmviewer.expectation.residual import LEAST as LEAST_POINTS
 from llmviewer.expectation.rows import Rows, read
-from llmviewer.expectation.transfer import choose, expect, sibling
+from llmviewer.expectation.transfer import choose, expect, nearness
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {
@@ -56,6 +57,7 @@ SOURCES = {
     "simumax": "SimuMax (github.com/MooreThreads/SimuMax), Apache-2.0, 2025",
 }
 LEAST = 40  # rows of a stack that ships
+DEVICES = 3  # from which intervals for others of their maker can be learned
 FEW = 50  # rows that a user measures in minutes
 TRIED = 12  # stacks of a kind that are tried with so few
 NOT_FITTED = {"llmcompass"}  # wall clock with the time of the framework in it
@@ -123,7 +125,7 @@ WEAK = """\
 - Devices of other makers than NVIDIA have one or two stacks each, so what is expected of their like is a guess with a
   wide interval.
 """
-Moved = tuple[Entry, Any, Any, bool]  # expected, measured, and whether a sibling says so
+Moved = tuple[Entry, Any, Any, str]  # expected, measured, and how near the nearest is
 AGREEING = {"gemm": 87, "attention_decode": 80, "attention_prefill": 88}
 
 
@@ -202,11 +204,14 @@ def _carried(moved: list[Moved]) -> list[str]:
         "## From siblings and from others",
         "",
         "The error on another device, where the nearest that was measured is a sibling: of the same architecture and",
-        "kind of memory (H100 and H200; A100 with PCIe and with NVLink); and where it is not. Medians over stacks with",
-        "the worst in brackets, %. Intervals of siblings are those of all types of a family, as few are so near.",
+        "kind of memory (H100 and H200; A100 with PCIe and with NVLink); another of the same maker; or of another one.",
+        "Medians over stacks with the worst in brackets, %. Intervals are learned from each apart: for siblings, and",
+        f"for types that fewer than {DEVICES} devices have, from all types of a family. Of another maker only products",
+        f"were measured on {DEVICES} devices or more. Elsewhere that is too few to learn from: intervals are those of",
+        "all without a sibling, and `in 80 %` is what such ones hold that were learned without the device.",
         "",
-        "| family | stacks | siblings | in 80 % | stacks | others | in 80 % |",
-        "|---|---|---|---|---|---|---|",
+        "| family | stacks | siblings | in 80 % | stacks | same maker | in 80 % | stacks | other maker | in 80 % |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for kind in AIMS:
         texts = [
@@ -336,8 +341,8 @@ def _ours() -> list[str]:
     return [*lines, ""]
 
 
-def _transfer(rows: Rows, entries: list[Entry]) -> tuple[Any, Any, bool] | None:
-    """Expected and measured, with what other devices say only, and whether the nearest is a sibling."""
+def _transfer(rows: Rows, entries: list[Entry]) -> tuple[Any, Any, str] | None:
+    """Expected and measured, with what other devices say only, and how near the nearest of them is."""
     kept = rows.family.kept(rows.shapes) & np.isfinite(rows.measured) & (rows.measured > 0)
     rows = rows.take(np.flatnonzero(kept)[:1500])
     others = [e for e in entries if e.device != rows.device.name]
@@ -345,7 +350,7 @@ def _transfer(rows: Rows, entries: list[Entry]) -> tuple[Any, Any, bool] | None:
     if found.source.startswith("bound"):
         return None
     nearest, *_ = choose(rows.family.name, rows.device, rows.stack, others).entries
-    return found.expected, rows.measured, sibling(nearest, rows.device)
+    return found.expected, rows.measured, nearness(nearest, rows.device)
 
 
 def _write_profiles(entries: list[Entry], sources: dict[tuple[str, str], set[str]]) -> None:
@@ -369,16 +374,27 @@ def _write_profiles(entries: list[Entry], sources: dict[tuple[str, str], set[str
 def _write_transferred(moved: list[Moved]) -> None:
     errors: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in FAMILIES}
     for name in FAMILIES:
-        for which, near in SIBLINGS.items():
-            own = [m for m in moved if m[0].family == name and m[3] == near]
+        for near in NEARNESS:
+            own = _learned([m for m in moved if m[0].family == name], near)
             parts: dict[str, list[Moved]] = defaultdict(list)
-            for m in own:
+            for m in own if near != SIBLINGS else ():  # few are so near
                 parts[m[0].stack.kind or m[0].stack.dtype].append(m)
-            parts = {"all": own} if near else {**dict(sorted(parts.items())), "all": own}  # few are so near
-            errors[name][which] = {part: plain_error(_pooled(rows)) for part, rows in parts.items() if rows}
+            told = {part: rows for part, rows in sorted(parts.items()) if _devices(rows) >= DEVICES} | {"all": own}
+            errors[name][near] = {part: plain_error(_pooled(rows)) for part, rows in told.items() if rows}
     about = "Errors of expectations for devices that nothing was fitted on: each device in turn left out.\n"
     text = yaml.safe_dump({"errors": errors}, sort_keys=False, width=120, default_flow_style=None)
     (FOLDER / TRANSFERRED).write_text(f"# {about}{text}", encoding="utf-8")
+
+
+def _learned(moved: list[Moved], near: str) -> list[Moved]:
+    """Those that tell how far off expectations are from so near: where devices are too few, all without a sibling."""
+    own = [m for m in moved if m[3] == near]
+    enough = near == SIBLINGS or _devices(own) >= DEVICES
+    return own if enough else [m for m in moved if m[3] != SIBLINGS]
+
+
+def _devices(moved: list[Moved]) -> int:
+    return len({m[0].device for m in moved})
 
 
 def _pooled(moved: list[Moved]) -> Error:
@@ -388,16 +404,30 @@ def _pooled(moved: list[Moved]) -> Error:
 
 
 def _groups(kind: tuple[str, str], moved: list[Moved]) -> Iterator[tuple[list[Moved], float]]:
-    """The stacks of a kind that come from siblings, and those from others, and how many times their intervals hold."""
-    for near in SIBLINGS.values():
-        own = [m for m in moved if _kind(m[0]) == kind and m[3] == near]
-        pool = [m for m in moved if m[0].family == kind[0] and m[3] == near] if near else own
-        yield own, _pooled(pool).covered if own else 0.0
+    """The stacks of a kind that come from as near, for each nearness, and the part that their intervals hold."""
+    of_kind = [m for m in moved if _kind(m[0]) == kind]
+    for near in NEARNESS:
+        own = [m for m in of_kind if m[3] == near]
+        pool = _learned([m for m in moved if m[0].family == kind[0]] if near == SIBLINGS else of_kind, near)
+        alone = all(m[3] == near for m in pool)
+        yield own, float("nan") if not own else _pooled(pool).covered if alone else _inside(own, pool)
+
+
+def _inside(moved: list[Moved], pool: list[Moved]) -> float:
+    """The part of times in intervals learned from the other devices of a pool, the mean over devices."""
+    parts = []
+    for device in sorted({m[0].device for m in moved}):
+        learned = _pooled([m for m in pool if m[0].device != device])
+        own = [m for m in moved if m[0].device == device]
+        expected, measured = (np.concatenate([m[i] for m in own]) for i in (1, 2))
+        low, high = learned.interval(expected)
+        parts.append(np.mean((low <= measured) & (measured <= high)))
+    return float(np.mean(parts))
 
 
 def _covered(kind: tuple[str, str], moved: list[Moved]) -> float:
     """The mean over devices."""
-    found = [(len({m[0].device for m in own}), covered) for own, covered in _groups(kind, moved)]
+    found = [(_devices(own), covered) for own, covered in _groups(kind, moved) if own]
     return sum(count * covered for count, covered in found) / sum(count for count, _ in found)
 
 
@@ -433,7 +463,8 @@ def _document(entries: list[Entry], moved: list[Moved], further: list[str]) -> s
         "  where they have no better one, count like all others.",
         "- An interval for another device weights devices equally, since the next one is drawn from devices, not",
         "  rows; `in 80 %` beside it is the mean over devices. Only four with links of their own were measured.",
-        "  Siblings have intervals of their own, since trends carry over to them.",
+        "  Siblings have intervals of their own, since trends carry over to them, and so have others of one maker. The",
+        "  single device of another maker that most families have is covered less: that is in the mean.",
         "",
         (
             "| family | stacks | held out, % | median row, % | under 20 us | over 20 us | in 80 %, % | must / aim "

@@ -305,7 +305,7 @@ def test_a_twin_of_a_type_on_the_own_device_comes_before_other_devices():
     far = replace(far, stack=asked)
     found = choose("gemm", H100, asked, [far, twin])
     assert found.source == "calibrated on h100-sxm vllm 1.0 in fp16"
-    assert found.error == transferred()["gemm", "all", True]  # as sure as from a sibling
+    assert found.error == transferred()["gemm", "all", "siblings"]  # as sure as from a sibling
     assert choose("gemm", H100, asked, [twin, replace(twin, stack=asked)]).source == "calibrated on h100-sxm vllm 1.0"
     block = replace(twin, stack=Stack(library="vllm", dtype="fp8_block"))  # scaled by other kernels: no twin of fp8
     fp8 = replace(far, stack=Stack(library="vllm", dtype="fp8"))
@@ -325,7 +325,7 @@ def test_other_libraries_that_stand_in_are_named_and_nothing_is_transferred_from
     both = [of_library("vllm"), of_library("sglang"), of_library("trtllm", "l40s")]
     found = choose("gemm", H100, asked, both)
     assert found.source == "calibrated on h100-sxm vllm 1.0 and sglang 1.0"
-    assert found.error == transferred()["gemm", "all", True]
+    assert found.error == transferred()["gemm", "all", "siblings"]
     assert choose("gemm", find("h200-sxm"), asked, both).source == "transferred from h100-sxm vllm/sglang"
 
 

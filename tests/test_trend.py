@@ -11,7 +11,7 @@ from llmviewer.expectation.device import find
 from llmviewer.expectation.families import FAMILIES, Stack
 from llmviewer.expectation.profile import Profile, read, shipped, to_yaml, transferred
 from llmviewer.expectation.rows import Rows
-from llmviewer.expectation.transfer import expect, sibling
+from llmviewer.expectation.transfer import choose, expect, sibling
 from llmviewer.expectation.trend import Trend, trend_of
 
 H100, GEMM = find("h100-sxm"), FAMILIES["gemm"]
@@ -164,6 +164,16 @@ def test_siblings_run_the_same_kernels():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_siblings_are_surer_than_others(name):
-    near, far = (transferred()[name, "all", near] for near in (True, False))
+    near, far = (transferred()[name, "all", near] for near in ("siblings", "same maker"))
     assert far.mape > near.mape
     assert far.long[1] / far.long[0] > near.long[1] / near.long[0]
+
+
+def test_intervals_are_of_devices_as_near():
+    """Those of another maker are too few for attention: theirs count all that are no siblings, and are wider."""
+    own = next(e for e in shipped() if e.family == "attention_decode" and e.device == "a100-sxm-80gb")
+    found = {name: choose("attention_decode", find(name), own.stack, [own]).error for name in ("l40s", "mi300x")}
+    known = transferred()
+    assert found["l40s"] == known["attention_decode", own.stack.kind or own.stack.dtype, "same maker"]
+    assert found["mi300x"] == known["attention_decode", own.stack.kind or own.stack.dtype, "others"]
+    assert found["mi300x"].long[1] / found["mi300x"].long[0] > 1.5 * found["l40s"].long[1] / found["l40s"].long[0]

@@ -61,8 +61,8 @@ def test_errors_are_those_of_the_profiles():
     figure = validation.errors_figure(found).figure
     dots = {trace.name: sorted(trace.x) for trace in figure.data if trace.type == "box"}
     assert dots["h100-sxm"] == sorted(entry.held_out.mape for entry in entries)
-    for name, near in (("siblings", True), ("others", False)):
-        carried = sorted(error.mape for key, error in index().errors.items() if key[-1] == near)
+    for name in ("siblings", "same maker", "others"):
+        carried = sorted(error.mape for key, error in index().errors.items() if key[-1] == name)
         assert dots[f"not measured, from {name}"] == carried
     assert len(validation.transfers()) == 1 + len(index().errors)
 

@@ -28,7 +28,7 @@ class Index:
 
     entries: tuple[Entry, ...]
     kin: Mapping[str, Kin]
-    errors: Mapping[tuple[str, str, bool], Error]
+    errors: Mapping[tuple[str, str, str], Error]
 
 
 @cache

@@ -417,20 +417,24 @@ def shipped() -> tuple[Entry, ...]:
 
 
 TRANSFERRED: Final = "transferred.yaml"
-SIBLINGS: Final = {"siblings": True, "others": False}  # as that file says it
+SIBLINGS: Final = "siblings"
+SAME_MAKER: Final = "same maker"
+OTHERS: Final = "others"
+NEARNESS: Final = (SIBLINGS, SAME_MAKER, OTHERS)  # of the nearest device that was measured, the nearest first
 
 
 @cache
-def transferred() -> Mapping[tuple[str, str, bool], Error]:
+def transferred() -> Mapping[tuple[str, str, str], Error]:
     """The error of expectations for a device that nothing was fitted on, by family, kind of attention or data type, and
-    whether they come from siblings: devices of the same architecture and kind of memory.
+    how near the nearest is that was measured: a sibling, of the same architecture and kind of memory; another of the
+    same maker; or any that is no sibling, as too few have none of their maker to be learned from alone.
     """
     path = FOLDER / TRANSFERRED
     if not path.exists():
         return {}
     families = read_yaml(path).section("errors")
     return {
-        (name, dtype, SIBLINGS[which]): read_error(families.section(name).section(which).section(dtype))
+        (name, dtype, which): read_error(families.section(name).section(which).section(dtype))
         for name in families
         for which in families.section(name)
         for dtype in families.section(name).section(which)

@@ -16,7 +16,7 @@ from .families._family import Array, Shapes
 from .formats import SIMILAR, TWINS
 from .index import index, kin
 from .kinship import apart, generation, relation, slowed
-from .profile import Entry, Error
+from .profile import NEARNESS, OTHERS, SAME_MAKER, SIBLINGS, Entry, Error
 from .residual import NEIGHBOURS, Residual
 from .sources import unknown
 
@@ -91,7 +91,7 @@ def _calibrated(of_family: Sequence[Entry], device: Device, stack: Stack) -> Cho
         if chosen := same or alike:
             first = chosen[0]
             known = found is exact or first.family == "elementwise"
-            error = first.held_out if known else _measured_error(first.family, stack, near=True)
+            error = first.held_out if known else _measured_error(first.family, stack, SIBLINGS)
             note = "" if found is exact else f" in {first.stack.dtype}"
             return Choice(entries=(first,), error=error, source=f"calibrated on {_named(first)}{note}")
     return None
@@ -113,7 +113,7 @@ def _others(of_family: Sequence[Entry], device: Device, stack: Stack) -> list[En
 
 def _carried_over(found: Sequence[Entry], device: Device, stack: Stack) -> Choice:
     near = [_launched(e, found) for e in _nearest(found, device, stack)]
-    error = _measured_error(near[0].family, stack, near=sibling(near[0], device))
+    error = _measured_error(near[0].family, stack, nearness(near[0], device))
     return Choice(entries=tuple(near), error=error, source=_told(near, device, stack))
 
 
@@ -245,10 +245,17 @@ def _same(entry: Entry, device: Device) -> bool:
     return max(relation(kin(entry.device), device)) <= 0
 
 
-def _measured_error(name: str, stack: Stack, *, near: bool) -> Error:
-    """That of transfers from siblings, or from others, of a kind of attention or a data type."""
-    known = index().errors
-    keys = [(name, of, which) for which in (near, False) for of in (stack.kind or stack.dtype, "all")]
+def nearness(entry: Entry, device: Device) -> str:
+    """How near its device is, of NEARNESS."""
+    if sibling(entry, device):
+        return SIBLINGS
+    return SAME_MAKER if kin(entry.device).vendor == device.vendor else OTHERS
+
+
+def _measured_error(name: str, stack: Stack, near: str) -> Error:
+    """That of transfers from as near, or else from further away, of a kind of attention or a data type."""
+    known, further = index().errors, NEARNESS[NEARNESS.index(near) :]
+    keys = [(name, of, which) for which in further for of in (stack.kind or stack.dtype, "all")]
     return next((known[key] for key in keys if key in known), _UNKNOWN)
 
 

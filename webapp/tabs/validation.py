@@ -53,8 +53,9 @@ def show(found: tuple[Answer, ...], _state: State) -> Component:
         *([_grid(rows)] if rows else []),
         panel(html.Details([
             html.Summary("Errors on a device that was not measured"),
-            html.P("Every device that was, predicted from all others: from siblings, of the same architecture "
-                   "and kind of memory, where there are any.", className="soft"),
+            html.P("Every device that was, predicted from all others: from siblings, of the same architecture and "
+                   "kind of memory, where there are any; else from others of the same maker, or of any.",
+                   className="soft"),
             table(validation.transfers()),
         ])),
         _upload(),

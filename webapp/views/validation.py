@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from llmviewer.analyzing.facts import finite
 from llmviewer.expectation.families import FAMILIES
 from llmviewer.expectation.index import index
-from llmviewer.expectation.profile import SIBLINGS, Entry, Error
+from llmviewer.expectation.profile import Entry, Error
 from llmviewer.reports.shown import Shown, shown
 from llmviewer.reports.trust import Dot, against, errors
 from llmviewer.units import counted, seconds
@@ -20,7 +20,6 @@ from llmviewer.units import counted, seconds
 from ..answers import Answer
 from .uploads import Measured
 
-_FROM: Final = {near: name for name, near in SIBLINGS.items()}
 _MOST_POINTS, _MOST_GROUPS = 4000, 6  # of a figure
 
 
@@ -58,7 +57,7 @@ def transfers() -> list[tuple[str, ...]]:
     ]
     for (family, part, near), error in sorted(index().errors.items()):
         numbers = (error.mape, error.median, error.mape_short, error.mape_long, error.covered)
-        lines.append((_said(family), part, _FROM[near], *map(_percent, numbers)))
+        lines.append((_said(family), part, near, *map(_percent, numbers)))
     return lines
 
 
@@ -77,8 +76,8 @@ def errors_figure(found: Sequence[Answer]) -> Shown:
         text = f"<b>{words}</b><br>{_percent(error.mape)} off, {counted(entry.rows, 'row')}"
         named.setdefault(entry.device, []).append(Dot(_said(entry.family), error.mape, text))
     for (family, part, near), error in sorted(index().errors.items()):
-        text = f"<b>{part}</b>, carried over from {_FROM[near]}<br>{_percent(error.mape)} off"
-        named.setdefault(f"not measured, from {_FROM[near]}", []).append(Dot(_said(family), error.mape, text))
+        text = f"<b>{part}</b>, carried over from {near}<br>{_percent(error.mape)} off"
+        named.setdefault(f"not measured, from {near}", []).append(Dot(_said(family), error.mape, text))
     order = [_said(name) for name in FAMILIES]
     named = {name: sorted(dots, key=lambda dot: order.index(dot.row)) for name, dots in named.items()}
     about = "of shapes that were not fitted; a dot for each library, data type and kernel"

@@ -87,30 +87,10 @@ WEAK = """\
   7 to 9 % where heads share keys, most of which XQA reads; 9 to 12 % where none do, or more than 32, which masked
   attention reads; 10 to 15 % of heads of 192 elements. With caches of 8 bits on Ada, masked attention takes some 50 ns
   a key, which its source does not explain: 16 %.
-- Decode attention of SGLang in Triton was measured on Hopper for four layouts of heads only, of 256 and 512 elements:
-  none of them says much of the others, 8 to 13 %. Two of TRT-LLM's by FlashInfer on B200 have as few: 8 and 19 %.
-- Kernels of less than 20 us on B200 were measured in steps of 2 us: that is 5 to 12 % off at most.
-- One row of vLLM's fp8 products on B200 takes 14 us longer than two rows do, for no reason that its source gives; so
-  do one to three of a hundred products of more rows.
-- Products on L40S, of 16 bits and by SGLang or vLLM of 8: the same product takes 13 to 17 % longer in one library than
-  in another that calls the same kernel. Of one row, vLLM's take up to three times as long as of a few, as if the cache
-  kept none of their weights.
-- Products of 2 to 16 rows by cuBLAS on A100 take 1.5 to 1.7 times as long as of 32 rows where K is 512 or 768 and N
-  2,048 to 4,096, and not at other sizes: no rule of shapes is known for it.
-- Experts of TRT-LLM by CUTLASS, bf16 and fp8 on Hopper: 9 to 12 % of their rows took three to four times as long as
-  the others, as kernels do that nobody tuned: whole cases of the benchmark (parallelism, routing), whatever the tokens.
-  Nothing about shapes tells which. Without those more than twice as slow the error is 10 to 11 %.
-- SGLang's Triton experts have tables of tuned tiles for some shapes on some devices, and are up to four times faster
-  there; they are expected with the tiles of all others.
-- SGLang's eager all-reduce on L40S: of three runs of the same shapes, one is 5.6 times faster than the others.
-- DeepGEMM on H800 is a small published table, of one device that no other product was measured on.
-- Products of fp8 blocks that others published of devices in no profile are 7 % off on H20 (121 of DeepGEMM, from an
-  H800), 12 % on MI300X and 21 % on MI308X (37 and 16 of AITER, from MI355X). int8 on the latter is 39 and 49 % off (32
-  and 36), too slow: its kernels reach less of MI355X's doubled rate (`tests/test_products_elsewhere.py`).
-- Decode attention by FlashAttention-2 on L40S: where a few heads go alone, a core reads as many bytes in a second from
-  memory as from the L2 cache, and the model has it read a part of what either gives to all: of long caches that outgrow
-  the L2 cache up to 2.3 times too slow. A core's own rate instead makes 4 % of its 6 %, and as many other stacks worse
-  as better.
+- Latent attention by SGLang's Triton kernel on L40S, of few numbers of heads: 10 %, and 6 % if bytes that outgrow the
+  L2 cache left it as gradually as on devices with stacked memory, which most other stacks there contradict.
+- SGLang's FlashInfer with caches of 8 bits, expected on L40S from B200: 33 %. There its cores read a third of what
+  memory gives, whose measurements do not tell what the L2 cache adds; on L40S that is several times as much.
 - Another device's element-wise kernels by PyTorch: 16 to 57 us of them are a launch by a host, which differs by as much
   from one machine to the next, and not with the device. That of the median host is taken: two thirds of the one with
   P100, and 1.5 times the one with MI100, which are 32 and 29 % off, and others 6 to 13 %. With the right launch, the

@@ -1522,3 +1522,24 @@ def test_of_two_kinds_of_device_each_has_its_own_default():
     joint, decode = found.joint, llmviewer.analyze("gpt-oss-20b", "b200")
     assert [one.phase for one in joint.faster] == ["decode"]
     assert joint.faster == tuple(one for one in decode.faster if one.phase == "decode")
+
+
+def test_a_cache_in_one_piece_loses_all_of_a_loop_that_outgrows_it():
+    """All comes from it as long as it fits, and none of 1.41 times as much; from one in two halves, some of both."""
+    decode = FAMILIES["attention_decode"]
+    for name, outgrown in (("l40s", True), ("a100-sxm-80gb", False)):
+        device = find(name)
+        keys = np.array([1.0, 1.41]) * device.l2 / (64 * 8 * 256 * 2)
+        sizes = {"batch": 64, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128, "window": 0}
+        shapes = {key: np.full(2, float(size)) for key, size in sizes.items()} | {"kv_len": keys}
+        stack = STACKS["attention_decode"]
+
+        def times(loop, useful, device=device, shapes=shapes, stack=stack):
+            features = decode.features({**shapes, "loop": np.full(2, loop)}, device, stack, "")
+            return decode.seconds(decode.usual(stack, device) | {"eta": useful, "lambda": 5.0}, features)
+
+        kept, gone = times(1.0, 2.0), times(0.0, 1.2)
+        assert kept[1] < 0.5 * gone[1]
+        found = (times(1.0, 1.2) - kept) / (gone - kept)
+        assert (found == pytest.approx([0, 1], abs=1e-6)) == outgrown
+        assert outgrown or np.all((found > 0.1) & (found < 0.9))

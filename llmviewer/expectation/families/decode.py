@@ -22,6 +22,11 @@ _TALLEST: Final = 128  # heads of the largest tile
 _THIN: Final = 64  # columns of a narrow head
 _COLUMNS: Final = 128  # and of a usual one
 _LATENT: Final = 512  # columns that keys and values of latent attention share
+# Of the part of the L2 cache that is of use, what lies between a loop's bytes all staying there and none of them. Read
+# in turn, what does not fit is gone all at once from a cache in one piece, as NVIDIA's are without stacked memory: on
+# L40S all comes from it at 1.0 of its size, none at 1.4.
+_FADING: Final = 0.6
+_FADING_IN_ONE: Final = 0.3
 
 
 class Decode(Family):
@@ -86,6 +91,8 @@ class Decode(Family):
                   "heads [ns]"),
         Parameter(name="turned_us", usual=4, low=0.1, high=60, way="waves", meaning="copies of queries and results, "
                   "to make heads that share keys rows of one [us]"),
+        Parameter(name="nearer", usual=2, low=1, high=8, absent=2, way="waves", meaning="what a core reads in a "
+                  "second from the L2 cache / from memory"),
         Parameter(name="masked_us", usual=2, low=0.01, high=30, absent=0, way="masked", meaning="more for a block of "
                   "masked attention [us]"),
         Parameter(name="summed_us", usual=2, low=0.01, high=30, absent=0, way="masked", meaning="and for adding up its "
@@ -142,6 +149,7 @@ class Decode(Family):
             "turned": (caches.shared & (b > 1) & (kv_heads > 1))[:, 0],
             "reuse": np.where(shapes["loop"] > 0, cache + queries, np.inf),
             "size": device.l2,
+            "fading": _FADING if device.stacked or device.vendor != "nvidia" else _FADING_IN_ONE,
             "ramp": -np.expm1(-cache / device.l2),
             "single": (tile.other | (("shared" not in ways) & (group <= 1)))[:, 0],
             "masked": masked,
@@ -151,9 +159,10 @@ class Decode(Family):
     def seconds(self, p: Parameters, features: Features) -> Array:
         f = features
         wide = np.minimum(1, p["kappa"] * f["filled"])
-        from_memory = f["cache"] * cold(f["reuse"], f["size"], p["eta"]) + f["queries"]
+        from_memory = f["cache"] * cold(f["reuse"], f["size"], p["eta"], f["fading"]) + f["queries"]
         memory = from_memory[:, None] / (p["beta"] * wide)
-        l2 = f["l2"] / (p["lambda"] * wide)
+        nearer = p.get("nearer", p["lambda"] / p["beta"])
+        l2 = f["l2"] / np.minimum(p["lambda"], p["beta"] * nearer * p["kappa"] * f["filled"])
         ops = ((1 - p["pad"]) * f["compute"] + p["pad"] * f["padded"]) * np.where(f["wide"], p["wide"], 1)
         compute = (ops / p["alpha"])[:, None] / np.minimum(1, f["filled"])
         resident = p.get("resident", 1.0)

@@ -177,8 +177,8 @@ def _indexed(config: Section, attention: SelfAttention) -> IndexedAttention:
 
 def _choosing(config: Section) -> list[bool]:
     """Whether each layer looks at blocks that its indexer chooses."""
-    if said := listed(config, "layer_types", ("full_attention", _SPARSE)):
-        return [kind == _SPARSE for kind in said]
+    if kinds := listed(config, "layer_types", ("full_attention", _SPARSE)):
+        return [kind == _SPARSE for kind in kinds]
     if config.get("sparse_attention_config"):
         section = config.section("sparse_attention_config")
         said = integers(section, "sparse_attention_freq")

@@ -116,6 +116,13 @@ def test_no_token_takes_more_experts_than_there_are(described):
     assert str(caught.value) == f"{path}: {said}"
 
 
+def test_groups_of_experts_are_said_as_configs_say_them(described):
+    network = "{kind: experts, experts: 64, chosen: 4, inner: 16, n_group: 8, topk_group: 2}"
+    layer = f"{{mixer: {{kind: attention, num_heads: 2, head_dim: 4}}, feed_forward: {network}}}"
+    graph = load_model(described(f"  vocab_size: 10\n  hidden_size: 8\n  layers: [{layer}]\n")).graph
+    assert [op.groups for _, op in graph if op.kind == "route"] == [(8, 2)]
+
+
 def test_the_documentation_names_every_part():
     text = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
     kinds = text[text.index("Mixers are") : text.index("Their keys are")]

@@ -30,7 +30,7 @@ from ._attention import LatentAttention, SelfAttention
 from ._decoder import FeedForward, Layer, Mixer, Residual
 from ._feed_forward import Experts, Mlp
 from ._fields import decoder
-from ._moe import at_most
+from ._moe import at_most, groups
 from ._parts import NormKind
 from ._recurrent import ChannelMix, Hyena, Kda, LightningAttention, Retention, Rwkv4, Rwkv6, Rwkv7
 from ._state_space import GatedDeltaNet, Mamba, Mamba2
@@ -51,6 +51,7 @@ _MIXERS: Final[Mapping[str, type[Any]]] = {
 }
 _FEED_FORWARD: Final[Mapping[str, type[Any]]] = {"mlp": Mlp, "experts": Experts, "channel_mix": ChannelMix}
 _MASKS: Final[Mapping[str, Callable[[int], Mask]]] = {"window": Causal, "chunk": Chunked}
+_GROUPS: Final = ("n_group", "topk_group")
 _T = TypeVar("_T")
 
 
@@ -88,8 +89,6 @@ def _part(section: Section, key: str, kinds: Mapping[str, type[Any]]) -> Any:
     if isinstance(made, SelfAttention) and made.rotary_dim > made.heads.head_dim:
         must = f"must be at most the {made.heads.head_dim} of a head; got {made.rotary_dim}"
         raise described.error("rotary_dim", must)
-    if isinstance(made, Experts):
-        at_most(described, "chosen", "experts", described.integer("chosen"))
     return made
 
 
@@ -98,7 +97,9 @@ def _made(kind: type[_T], section: Section, besides: tuple[str, ...] = ()) -> _T
     found = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     takes_heads = "heads" in found and found["heads"].type == "Heads"
     nested = [*(f.name for f in fields(Heads) if f.name != "mask"), *_MASKS] if takes_heads else []
-    section.only((*found.keys() - ({"heads"} if nested else set()), *nested, *besides))
+    grouped = {name for name, f in found.items() if f.type == "Groups"}  # said as configs say them
+    said = found.keys() - grouped - ({"heads"} if nested else set())
+    section.only((*said, *nested, *(_GROUPS if grouped else ()), *besides))
     values = {name: _value(section, f) for name, f in found.items() if not (nested and name == "heads")}
     if nested:
         values["heads"] = _heads(section)
@@ -113,6 +114,9 @@ def _value(section: Section, field: Field[Any]) -> Any:
         return section.integer(field.name, default, least=0)
     if field.name == "act":
         return section.choice("act", ACTIVATION_OPS, default)
+    if field.type == "Groups":
+        chosen = at_most(section, "chosen", "experts", section.integer("chosen"))
+        return groups(section, section.integer("experts"), chosen)
     if field.type == "Mlp | None":
         return _made(Mlp, section.section(field.name)) if section.get(field.name) is not None else None
     if field.type == "NormKind | None":

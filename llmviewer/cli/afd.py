@@ -43,10 +43,10 @@ from . import options as shared
 @inputs.expert_skew
 @shared.compared
 def afd(*, batch: str, form: str | None, output: Path | None, **question: Any) -> None:
-    """Attention-FFN disaggregation: decode steps of MODEL with attention on one kind of device, and experts on another.
+    """Decode with attention and experts on separate devices.
 
-    In every layer tokens go from ATTENTION_HARDWARE to the devices of their experts, EXPERT_HARDWARE, and back, while
-    other micro-batches are at work on both sides.
+    Attention-FFN disaggregation (AFD): in every layer tokens go from ATTENTION_HARDWARE to EXPERT_HARDWARE, which has
+    the experts, and back, while other micro-batches are at work on both sides.
     """
     from ..analyzing.afd import afd as run
     from ..reports.afd import REPORT
